@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CPU lists as the kernel, taskset and numactl write them: ``0-3,8,16-30:2``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from xlaunch.errors import UsageError
+from xlaunch.machine.topology import CPUs
+
+LARGEST_NUMBER = 1 << 20
+"""No kernel numbers CPUs or nodes as high as this; a larger number is a slip of the keyboard."""
+
+
+def parse_cpu_list(text: str, *, what: str = "CPU list") -> CPUs:
+    """The numbers that `text` names, ascending, each once. An empty text names none.
+
+    Ranges may have a stride. **Ex.:** ``"0-2,8-14:3"`` is ``(0, 1, 2, 8, 11, 14)``.
+    Raises `UsageError`, which names `what`, for anything else.
+    """
+    numbers: set[int] = set()
+    text = text.strip()
+    if not text:
+        return ()
+    for part in text.split(","):
+        interval, _, stride = part.strip().partition(":")
+        first, dash, last = interval.partition("-")
+        bounds = [first, last] if dash else [first]
+        if stride or part.endswith(":"):
+            bounds.append(stride)
+        if not all(bound.isascii() and bound.isdigit() for bound in bounds):
+            raise UsageError(
+                f"{what}: cannot read {part!r} in {text!r}; "
+                "write numbers and ranges such as 0-3,8 or 0-30:2"
+            )
+        low = int(first)
+        high = int(last) if dash else low
+        step = int(stride) if stride else 1
+        if high < low or step == 0 or high >= LARGEST_NUMBER:
+            reason = (
+                "runs backwards" if high < low else "has a stride of 0" if step == 0 else "is too large"
+            )
+            raise UsageError(f"{what}: {part!r} in {text!r} {reason}")
+        numbers.update(range(low, high + 1, step))
+    return tuple(sorted(numbers))
+
+
+def format_cpu_list(cpus: Iterable[int]) -> str:
+    """The shortest list of numbers and ranges. **Ex.:** ``(0, 1, 2, 8)`` is ``"0-2,8"``."""
+    ranges: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if ranges and cpu == ranges[-1][1] + 1:
+            ranges[-1][1] = cpu
+        else:
+            ranges.append([cpu, cpu])
+    return ",".join(f"{low}" if low == high else f"{low}-{high}" for low, high in ranges)

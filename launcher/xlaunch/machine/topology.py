@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a machine is made of: packages, dies, caches, NUMA nodes, cores - and what this process may use of it.
+
+All numbers are the kernel's. A set of logical CPUs is an ascending tuple of CPU numbers.
+The values here are made by `xlaunch.machine.sysfs` and `xlaunch.machine.limits`, and never change.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+CPUs = tuple[int, ...]
+"""Logical CPU numbers, ascending, each once. **Ex.:** ``(0, 1, 8, 9)``."""
+
+
+class Package(NamedTuple):
+    """A physical package (socket)."""
+
+    id: int | None
+    """The kernel's ``physical_package_id``; None when it is absent or -1."""
+    cpus: CPUs
+
+
+class NumaNode(NamedTuple):
+    """A NUMA node: memory, and the CPUs nearest to it."""
+
+    id: int
+    cpus: CPUs
+    """Online CPUs of the node; empty for a node that is memory only (HBM, CXL, persistent memory)."""
+    memory_bytes: int | None
+    """MemTotal of the node; None when unknown."""
+    distances: tuple[int, ...] = ()
+    """The kernel's distance to each node, in the order of `Topology.numa_nodes`; empty when unknown."""
+    local_cpus: CPUs = ()
+    """For a node without CPUs: the CPUs nearest to it."""
+
+
+class CoreKind(NamedTuple):
+    """Cores of one design, on a machine with several (hybrid x86, big.LITTLE)."""
+
+    cpus: CPUs
+    efficiency: int
+    """Rank upwards in performance, 0 the slowest; -1 when the kinds differ and nothing ranks them."""
+    attributes: tuple[tuple[str, str], ...] = ()
+    """What told the kinds apart, for display. **Ex.:** ``(("FrequencyMaxMHz", "3900"),)``."""
+
+
+class Topology(NamedTuple):
+    """The hardware as the kernel shows it, whether or not this process may use it.
+
+    Groups hold online CPUs only. Each list of groups is in the order of its lowest CPU.
+    """
+
+    architecture: str
+    """Machine name as uname has it (``x86_64``, ``aarch64``), or ``unknown``."""
+    online_cpus: CPUs
+    offline_cpus: CPUs
+    packages: tuple[Package, ...]
+    """Covers every online CPU."""
+    dies: tuple[CPUs, ...]
+    """Only when some package has more than one die; covers every online CPU then."""
+    clusters: tuple[CPUs, ...]
+    """Only when the kernel's clusters are neither the cores nor the packages."""
+    numa_nodes: tuple[NumaNode, ...]
+    """In the order of their ids; empty when the kernel shows none."""
+    l3_groups: tuple[CPUs, ...]
+    """CPUs that share one L3 cache; empty when the kernel lists no L3."""
+    l2_groups: tuple[CPUs, ...]
+    """Only when some L2 cache is not exactly one core's."""
+    cores: tuple[CPUs, ...]
+    """SMT siblings of each physical core; every CPU its own core when the siblings are not known."""
+    cores_known: bool
+    """False when the kernel does not tell which CPUs share a core."""
+    core_kinds: tuple[CoreKind, ...]
+    """Only when there is more than one kind; the slowest first."""
+    isolated_cpus: CPUs
+    """The kernel's `isolated` list (isolcpus=)."""
+
+
+class Limits(NamedTuple):
+    """What this process may use of the machine."""
+
+    allowed_cpus: CPUs
+    """Online CPUs inside both the affinity mask and every enclosing cpuset. Never empty."""
+    allowed_nodes: tuple[int, ...]
+    """Ids of the NUMA nodes whose memory may be used, among `Topology.numa_nodes`."""
+    narrowed_by: tuple[str, ...]
+    """What makes the allowed CPUs fewer than the online ones; empty when all are allowed.
+
+    **Ex.:** ``("cpuset 0-7 (cgroup v2 /sys/fs/cgroup/job)", "affinity mask 0-3")``."""
+    cpu_quota: float | None
+    """CPUs' worth of time that the tightest enclosing CPU quota grants; None without one."""
+    cpu_quota_source: str | None
+    memory_limit_bytes: int | None
+    """The tightest enclosing cgroup memory limit; None without one."""
+    memory_limit_source: str | None
+
+
+class Machine(NamedTuple):
+    """A machine and what may be used of it: all that planning looks at."""
+
+    root: str
+    """The folder that `sys` and `proc` were read under; ``/`` for this machine."""
+    topology: Topology
+    limits: Limits
+    notes: tuple[str, ...] = ()
+    """What was missing or contradictory and how it was read, one line each."""

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What will run where, and why: the value between asking and running."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from xlaunch.machine.topology import CPUs
+from xlaunch.planning.request import MemoryPolicy
+
+
+class Decision(NamedTuple):
+    """One choice that was made, for `--explain`."""
+
+    subject: str
+    """**Ex.:** ``"layout"``, ``"instance 0 memory"``, ``"SMT"``."""
+    value: str
+    reason: str
+
+
+class Instance(NamedTuple):
+    """One process to start, and its place."""
+
+    index: int
+    cpus: CPUs
+    """Its affinity mask; all allowed CPUs when the plan does not bind."""
+    ncores: int
+    """Whole cores it has (or, unbound, its share of the CPU quota in cores)."""
+    threads: int
+    """Threads that its parallel regions should use."""
+    nodes: tuple[int, ...]
+    """NUMA nodes that its CPUs belong to."""
+    packages_touched: int
+    nodes_touched: int
+    l3_touched: int
+    """Distinct packages, NUMA nodes and L3 groups under its CPUs; 1 is the least, 0: not known."""
+    memory: MemoryPolicy
+    """Never `AUTO`."""
+    memory_nodes: tuple[int, ...]
+    """The nodes that the policy names; empty for `LOCAL` and `NONE`."""
+
+
+class Plan(NamedTuple):
+    """Where every instance goes. Equal requests on equal machines give equal plans."""
+
+    instances: tuple[Instance, ...]
+    """Those to run; their indices are ascending."""
+    count: int
+    """Instances in the whole layout; more than are run when `--instance-index` selects."""
+    bound: bool
+    """False: masks stay as they are (a CPU quota without a cpuset, or a system without affinity)."""
+    allowed_cpus: CPUs
+    """The CPUs that were planned on."""
+    idle_cpus: CPUs
+    """Of those, the CPUs of cores that no instance of the layout uses."""
+    decisions: tuple[Decision, ...]
+    warnings: tuple[str, ...]
+    """What the user should know before it runs, one line each."""
