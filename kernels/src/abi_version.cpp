@@ -1,0 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "xkernels.h"
+
+int32_t xk_abi_version(void) { return XK_ABI_VERSION; }
