@@ -1,1 +1,71 @@
 # SPDX-License-Identifier: Apache-2.0
+"""The machine: its hardware, and what this process may use of it.
+
+``read_machine()`` reads this machine, ``read_machine("captured/")`` a captured tree of another.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from xlaunch.errors import UsageError
+from xlaunch.machine.topology import Limits, Machine, Package, Topology
+
+__all__ = ["read_machine"]
+
+
+def read_machine(root: str = "/") -> Machine:
+    """The machine under `root`: this one, or one whose sysfs and procfs were captured there.
+
+    Where this machine does not run Linux it is shown flat: its CPUs, each a core, in one package.
+    Raises `UsageError` when `root` holds no machine.
+    """
+    if root == "/" and not sys.platform.startswith("linux"):
+        return flat_machine(os.cpu_count() or 1, sys.platform)
+    if not os.path.isdir(root):
+        raise UsageError(
+            f"{root}: not a folder; --sysroot takes a folder that holds sys/devices/system/cpu"
+        )
+    if not os.path.isdir(os.path.join(root, "sys/devices/system/cpu")):
+        raise UsageError(
+            f"{root}: holds no sys/devices/system/cpu; "
+            "--sysroot takes the folder that sys and proc of a machine lie in"
+        )
+    # Imported here: the readers use system calls that other systems do not have.
+    from xlaunch.machine.limits import read_limits
+    from xlaunch.machine.sysfs import read_topology
+
+    topology, notes = read_topology(root)
+    return Machine(root, topology, read_limits(root, topology), notes)
+
+
+def flat_machine(cpu_count: int, platform: str) -> Machine:
+    """A machine of which only the number of CPUs is known, and where nothing can be bound."""
+    cpus = tuple(range(cpu_count))
+    topology = Topology(
+        architecture="unknown",
+        online_cpus=cpus,
+        offline_cpus=(),
+        packages=(Package(None, cpus),),
+        dies=(),
+        clusters=(),
+        numa_nodes=(),
+        l3_groups=(),
+        l2_groups=(),
+        cores=tuple((cpu,) for cpu in cpus),
+        cores_known=False,
+        core_kinds=(),
+        isolated_cpus=(),
+    )
+    limits = Limits(
+        allowed_cpus=cpus,
+        allowed_nodes=(),
+        narrowed_by=(),
+        cpu_quota=None,
+        cpu_quota_source=None,
+        memory_limit_bytes=None,
+        memory_limit_source=None,
+    )
+    note = f"on {platform} only the number of CPUs is known, and instances are not bound"
+    return Machine("/", topology, limits, (note,))

@@ -38,7 +38,11 @@ def parse_cpu_list(text: str, *, what: str = "CPU list") -> CPUs:
         step = int(stride) if stride else 1
         if high < low or step == 0 or high >= LARGEST_NUMBER:
             reason = (
-                "runs backwards" if high < low else "has a stride of 0" if step == 0 else "is too large"
+                "runs backwards"
+                if high < low
+                else "has a stride of 0"
+                if step == 0
+                else "is too large"
             )
             raise UsageError(f"{what}: {part!r} in {text!r} {reason}")
         numbers.update(range(low, high + 1, step))

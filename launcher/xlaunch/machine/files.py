@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small files of sysfs and procfs under any root, and the two ways they write a set of CPUs."""
+
+from __future__ import annotations
+
+import os
+
+from xlaunch.machine.topology import CPUs
+
+READ_BYTES = 1 << 16
+"""More than any attribute of sysfs holds, so that one read is enough for most files."""
+
+
+class Tree:
+    """The files under one root folder. What is absent or unreadable is None or empty, never an error.
+
+    `os.open` and `os.read` cost half of what `open` does, and a large machine has thousands of files.
+    """
+
+    def __init__(self, root: str) -> None:
+        self._prefix = root.rstrip("/")
+
+    def path(self, path: str) -> str:
+        """Where `path`, which begins with a slash, lies under the root."""
+        return self._prefix + path
+
+    def read(self, path: str) -> str | None:
+        """The text of a file without surrounding white space; None when there is none to read."""
+        try:
+            fd = os.open(self._prefix + path, os.O_RDONLY)
+        except OSError:
+            return None
+        try:
+            content = os.read(fd, READ_BYTES)
+            # procfs hands out a page at a time; a short sysfs attribute ends with its only line.
+            if len(content) >= 4096 or not content.endswith(b"\n"):
+                while more := os.read(fd, READ_BYTES):
+                    content += more
+        except OSError:
+            return None
+        finally:
+            os.close(fd)
+        return content.decode("utf-8", "replace").strip()
+
+    def read_start(self, path: str) -> str:
+        """The first page of a long file; ``/proc/cpuinfo`` of a large machine takes milliseconds."""
+        try:
+            fd = os.open(self._prefix + path, os.O_RDONLY)
+        except OSError:
+            return ""
+        try:
+            return os.read(fd, 4096).decode("utf-8", "replace")
+        except OSError:
+            return ""
+        finally:
+            os.close(fd)
+
+    def read_int(self, path: str) -> int | None:
+        """The number that a file holds, decimal or with 0x; None for anything else."""
+        return number(self.read(path))
+
+    def names(self, path: str) -> list[str]:
+        """What a folder holds, in no order."""
+        try:
+            return os.listdir(self._prefix + path)
+        except OSError:
+            return []
+
+    def numbered(self, path: str, prefix: str) -> list[int]:
+        """N of the entries of a folder that are called `prefix` N, ascending.
+
+        **Ex.:** ``numbered("/sys/devices/system/node", "node")`` is ``[0, 1]``.
+        """
+        start = len(prefix)
+        return sorted(
+            int(name[start:])
+            for name in self.names(path)
+            if name.startswith(prefix) and name[start:].isdecimal()
+        )
+
+
+def number(text: str | None) -> int | None:
+    """The whole number that `text` is, decimal or with 0x; None for anything else."""
+    try:
+        return int(text, 0) if text else None
+    except ValueError:
+        try:  # leading zeros, as in 0000000f, are no Python literal
+            return int(text or "", 10)
+        except ValueError:
+            return None
+
+
+def parse_list(text: str) -> CPUs:
+    """The numbers of a kernel list such as ``0-3,8,16-30:2``; the kernel's stride has a width too.
+
+    Unlike a user's list a kernel's is never refused: what cannot be read is left out.
+    """
+    numbers: set[int] = set()
+    for part in text.split(","):
+        if part.isdecimal():
+            numbers.add(int(part))
+            continue
+        interval, _, stride = part.partition(":")
+        low, _, high = interval.partition("-")
+        if not (low.isdecimal() and high.isdecimal()):
+            continue
+        width, _, step = stride.partition("/")  # "0-30:1/2" takes 1 of every 2
+        if step.isdecimal() and width.isdecimal() and int(step):
+            for start in range(int(low), int(high) + 1, int(step)):
+                numbers.update(range(start, min(start + int(width), int(high) + 1)))
+        else:
+            numbers.update(range(int(low), int(high) + 1))
+    return tuple(sorted(numbers))
+
+
+def parse_mask(text: str) -> CPUs:
+    """The bits of a kernel mask: hexadecimal words of 32 bits, the highest first, of any width.
+
+    **Ex.:** ``"1,0000000f"`` is ``(0, 1, 2, 3, 32)``.
+    """
+    value = 0
+    try:
+        for word in text.split(","):
+            value = value << 32 | int(word, 16)
+    except ValueError:
+        return ()
+    return tuple(bit for bit, digit in enumerate(reversed(f"{value:b}")) if digit == "1")

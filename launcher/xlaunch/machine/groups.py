@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Groups of CPUs that share something, from what each CPU says about itself.
+
+The kernel repeats a group in the files of each member. Here one member is asked for all, and the
+others only when two answers overlap, which on a sound machine they never do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from xlaunch.machine.files import Tree, parse_list, parse_mask
+from xlaunch.machine.topology import CPUs
+
+
+class Groups(NamedTuple):
+    """Disjoint groups of CPUs, in the order of their lowest CPU."""
+
+    groups: tuple[CPUs, ...]
+    without: CPUs
+    """CPUs that no group holds, because nothing usable is said about them."""
+    contradictory: bool
+    """Two CPUs named groups that overlap; the groups are those that most members agree on."""
+
+
+class SharingReader:
+    """Reads files that name the online CPUs with which a CPU shares something."""
+
+    def __init__(self, tree: Tree, online: CPUs) -> None:
+        self._tree = tree
+        self._online = frozenset(online)
+        self._known: dict[str, CPUs] = {}
+        self._found: dict[tuple[str, ...], str] = {}
+
+    def read(self, folder: str, cpu: int, names: tuple[str, ...]) -> CPUs | None:
+        """The online CPUs that the first usable of the files `names` in `folder` holds.
+
+        A name that ends in ``_list`` is a list, any other a mask. A file that does not name `cpu`
+        itself is of no use: some kernels leave masks of zeros. None when no file is of use.
+        """
+        # Every CPU of a machine has the same names, so the one that was found last comes first.
+        found = self._found.get(names)
+        if found is not None:
+            cpus = self._parse(folder, found)
+            if cpu in cpus:
+                return cpus
+        for name in names:
+            if name != found:
+                cpus = self._parse(folder, name)
+                if cpu in cpus:
+                    self._found[names] = name
+                    return cpus
+        return None
+
+    def _parse(self, folder: str, name: str) -> CPUs:
+        text = self._tree.read(f"{folder}/{name}")
+        if not text:
+            return ()
+        # A list and a mask can look the same ("10"), so the kind is part of what is remembered.
+        is_list = name.endswith("_list")
+        key = text if is_list else "#" + text
+        cpus = self._known.get(key)
+        if cpus is None:
+            parsed = parse_list(text) if is_list else parse_mask(text)
+            online = self._online
+            cpus = parsed if online.issuperset(parsed) else tuple(c for c in parsed if c in online)
+            self._known[key] = cpus
+        return cpus
+
+
+def gather(cpus: Iterable[int], claim: Callable[[int], CPUs | None]) -> Groups:
+    """The groups that `claim` names, which is asked for as few CPUs as possible."""
+    groups: list[CPUs] = []
+    without: list[int] = []
+    seen: set[int] = set()
+    for cpu in cpus:
+        if cpu in seen:
+            continue
+        group = claim(cpu)
+        if group is None:
+            without.append(cpu)
+        elif seen.isdisjoint(group):
+            groups.append(group)
+            seen.update(group)
+        else:
+            return _reconcile(cpus, claim)
+    return Groups(tuple(groups), tuple(cpu for cpu in without if cpu not in seen), False)
+
+
+def _reconcile(cpus: Iterable[int], claim: Callable[[int], CPUs | None]) -> Groups:
+    """Groups by the agreement of their members; who disagrees keeps what is left of its own claim."""
+    claims = {cpu: group for cpu in cpus if (group := claim(cpu)) is not None}
+    votes: dict[CPUs, int] = {}
+    for group in claims.values():
+        votes[group] = votes.get(group, 0) + 1
+    groups: list[CPUs] = []
+    seen: set[int] = set()
+    for group in sorted(votes, key=lambda group: (-votes[group] / len(group), -len(group), group)):
+        rest = tuple(cpu for cpu in group if cpu not in seen)
+        # Only a CPU that made the claim may found a group with it.
+        if any(claims.get(cpu) == group for cpu in rest):
+            groups.append(rest)
+            seen.update(rest)
+    without = tuple(cpu for cpu in cpus if cpu not in seen)
+    return Groups(tuple(sorted(groups)), without, True)

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What this process may use of a machine: affinity mask, cpusets, CPU quotas, memory limits."""
+
+from __future__ import annotations
+
+import os
+
+from xlaunch.machine.cgroups import Group, enclosing_groups
+from xlaunch.machine.cpu_list import format_cpu_list
+from xlaunch.machine.files import Tree, parse_list, parse_mask
+from xlaunch.machine.topology import CPUs, Limits, Topology
+
+UNLIMITED_BYTES = 1 << 62
+"""Version 1 writes "no limit" as the largest whole number of pages, a little below 2**63."""
+
+# What is in force comes first: the other is what was asked for, and may be empty or hold CPUs
+# that are offline.
+CPUSET_CPUS = {2: ("cpus.effective", "cpus"), 1: ("effective_cpus", "cpus")}
+CPUSET_MEMS = {2: ("mems.effective", "mems"), 1: ("effective_mems", "mems")}
+
+
+def read_limits(root: str, topology: Topology) -> Limits:
+    """What the calling process may use; in a captured tree, what the captured process might.
+
+    A limit that would leave no online CPU is left out: a captured tree can be wrong about itself,
+    a running process cannot have none.
+    """
+    tree = Tree(root)
+    allowed = topology.online_cpus
+    narrowed_by: list[str] = []
+
+    for cpus, source in _cpu_limits(tree, live=os.path.realpath(root) == "/"):
+        inside = frozenset(cpus)
+        rest = tuple(cpu for cpu in allowed if cpu in inside)
+        if rest and len(rest) < len(allowed):
+            allowed = rest
+            narrowed_by.append(f"{source[0]} {format_cpu_list(cpus)}{source[1]}")
+
+    quota, quota_source = _tightest(_cpu_quotas(tree))
+    memory, memory_source = _tightest(_memory_limits(tree))
+    return Limits(
+        allowed_cpus=allowed,
+        allowed_nodes=_allowed_nodes(tree, topology),
+        narrowed_by=tuple(narrowed_by),
+        cpu_quota=quota,
+        cpu_quota_source=quota_source,
+        memory_limit_bytes=None if memory is None else int(memory),
+        memory_limit_source=memory_source,
+    )
+
+
+def _cpu_limits(tree: Tree, *, live: bool) -> list[tuple[CPUs, tuple[str, str]]]:
+    """Each set of CPUs that confines this process, with the words before and after it."""
+    limits: list[tuple[CPUs, tuple[str, str]]] = []
+    for levels in enclosing_groups(tree, "cpuset"):
+        if found := _cpuset(tree, levels, CPUSET_CPUS):
+            cpus, group = found
+            limits.append((cpus, ("cpuset", f" ({_describe(group)})")))
+    mask = tuple(sorted(os.sched_getaffinity(0))) if live else _status_list(tree, "Cpus_allowed")
+    if mask:
+        limits.append((mask, ("affinity mask", "")))
+    return limits
+
+
+def _cpuset(
+    tree: Tree, levels: list[Group], names: dict[int, tuple[str, str]]
+) -> tuple[CPUs, Group] | None:
+    """The set in force and the group that sets it; None where no group says anything.
+
+    The kernel keeps the innermost effective set within all the outer ones, except for those that
+    a partition took out of its parents'; so the outer ones are not to be intersected. It is empty
+    where the group inherits, and absent where the controller is not enabled: the next one counts.
+    """
+    for level, group in enumerate(levels):
+        for name in names[group.version]:
+            if numbers := parse_list(tree.read(group.file("cpuset", name)) or ""):
+                return numbers, _origin(tree, levels[level:], name, numbers)
+    return None
+
+
+def _origin(tree: Tree, levels: list[Group], name: str, numbers: CPUs) -> Group:
+    """The outermost of `levels` that has the same set already, which is the one to look at."""
+    origin = levels[0]
+    for group in levels[1:]:
+        if parse_list(tree.read(group.file("cpuset", name)) or "") != numbers:
+            break
+        origin = group
+    return origin
+
+
+def _allowed_nodes(tree: Tree, topology: Topology) -> tuple[int, ...]:
+    nodes = tuple(node.id for node in topology.numa_nodes)
+    sets = [
+        found[0]
+        for levels in enclosing_groups(tree, "cpuset")
+        if (found := _cpuset(tree, levels, CPUSET_MEMS))
+    ]
+    sets.append(_status_list(tree, "Mems_allowed"))
+    for allowed in sets:
+        rest = tuple(node for node in nodes if node in allowed)
+        nodes = rest or nodes
+    return nodes
+
+
+def _status_list(tree: Tree, name: str) -> CPUs:
+    """A list of ``/proc/self/status``; old kernels have the mask only."""
+    fields: dict[str, str] = {}
+    for line in (tree.read("/proc/self/status") or "").splitlines():
+        key, _, value = line.partition(":")
+        fields[key] = value.strip()
+    return parse_list(fields.get(name + "_list", "")) or parse_mask(fields.get(name, "0"))
+
+
+def _cpu_quotas(tree: Tree) -> list[tuple[float, str]]:
+    """CPUs' worth of time by each quota on the way up, with where it is set."""
+    quotas: list[tuple[float, str]] = []
+    for levels in enclosing_groups(tree, "cpu"):
+        for group in levels:
+            if group.version == 2:
+                fields = (tree.read(group.file("cpu", "max")) or "").split()
+            else:
+                fields = [
+                    tree.read(group.file("cpu", name)) or ""
+                    for name in ("cfs_quota_us", "cfs_period_us")
+                ]
+            # "max" and -1 are no limit; a period that is missing is the kernel's 100 ms.
+            if fields and fields[0].isdecimal() and int(fields[0]):
+                period = fields[1] if len(fields) > 1 and fields[1].isdecimal() else "100000"
+                quotas.append((int(fields[0]) / (int(period) or 100000), _describe(group)))
+    return quotas
+
+
+def _memory_limits(tree: Tree) -> list[tuple[float, str]]:
+    """Bytes by each memory limit on the way up, with where it is set."""
+    limits: list[tuple[float, str]] = []
+    for levels in enclosing_groups(tree, "memory"):
+        for group in levels:
+            name = "max" if group.version == 2 else "limit_in_bytes"
+            text = tree.read(group.file("memory", name)) or ""
+            if text.isdecimal() and int(text) < UNLIMITED_BYTES:
+                limits.append((int(text), _describe(group)))
+    return limits
+
+
+def _tightest(limits: list[tuple[float, str]]) -> tuple[float | None, str | None]:
+    return min(limits, key=lambda limit: limit[0], default=(None, None))
+
+
+def _describe(group: Group) -> str:
+    return f"cgroup v{group.version} {group.folder}" if group.prefixed else f"cpuset {group.folder}"

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NUMA nodes, also those of memory alone, from ``/sys/devices/system/node``."""
+
+from __future__ import annotations
+
+from xlaunch.machine.files import Tree, parse_list, parse_mask
+from xlaunch.machine.topology import CPUs, NumaNode
+
+NODE_FOLDER = "/sys/devices/system/node"
+CPU_FOLDER = "/sys/devices/system/cpu"
+
+
+def read_numa_nodes(tree: Tree, online: CPUs) -> tuple[tuple[NumaNode, ...], list[str]]:
+    """Every node that the kernel lists, by id, and notes on what could not be read as it stands."""
+    ids = tree.numbered(NODE_FOLDER, "node")
+    notes: list[str] = []
+    cpus_of = {node: _node_cpus(tree, node, frozenset(online)) for node in ids}
+    if ids and not any(cpus_of.values()):
+        cpus_of = _cpus_by_links(tree, ids, online)
+    _settle_doubles(cpus_of, notes)
+
+    distances = {node: _distances(tree, node) for node in ids}
+    if any(distances[node] and len(distances[node]) != len(ids) for node in ids):
+        notes.append("NUMA distances do not match the number of nodes; they are ignored")
+        distances = dict.fromkeys(ids, ())
+
+    nodes = tuple(
+        NumaNode(
+            id=node,
+            cpus=cpus_of[node],
+            memory_bytes=_memory_bytes(tree, node),
+            distances=distances[node],
+            local_cpus=() if cpus_of[node] else _local_cpus(tree, node, cpus_of, distances[node]),
+        )
+        for node in ids
+    )
+    return nodes, notes
+
+
+def _node_cpus(tree: Tree, node: int, online: frozenset[int]) -> CPUs:
+    folder = f"{NODE_FOLDER}/node{node}"
+    if (text := tree.read(folder + "/cpulist")) is not None:
+        cpus = parse_list(text)
+    elif (text := tree.read(folder + "/cpumap")) is not None:
+        cpus = parse_mask(text)
+    else:
+        cpus = tuple(tree.numbered(folder, "cpu"))
+    return tuple(cpu for cpu in cpus if cpu in online)
+
+
+def _cpus_by_links(tree: Tree, ids: list[int], online: CPUs) -> dict[int, CPUs]:
+    """The other direction: a CPU's folder has a link to its node."""
+    members: dict[int, list[int]] = {node: [] for node in ids}
+    for cpu in online:
+        for node in tree.numbered(f"{CPU_FOLDER}/cpu{cpu}", "node"):
+            if node in members:
+                members[node].append(cpu)
+    return {node: tuple(cpus) for node, cpus in members.items()}
+
+
+def _settle_doubles(cpus_of: dict[int, CPUs], notes: list[str]) -> None:
+    """Leave a CPU that several nodes claim with the first of them."""
+    seen: set[int] = set()
+    for node, cpus in cpus_of.items():
+        if not seen.isdisjoint(cpus):
+            notes.append(f"NUMA node {node} claims CPUs of another node; they stay with the first")
+            cpus_of[node] = tuple(cpu for cpu in cpus if cpu not in seen)
+        seen.update(cpus)
+
+
+def _memory_bytes(tree: Tree, node: int) -> int | None:
+    text = tree.read(f"{NODE_FOLDER}/node{node}/meminfo") or ""
+    _, found, rest = text.partition("MemTotal:")
+    fields = rest.split(None, 1)
+    return int(fields[0]) * 1024 if found and fields and fields[0].isdecimal() else None
+
+
+def _distances(tree: Tree, node: int) -> tuple[int, ...]:
+    fields = (tree.read(f"{NODE_FOLDER}/node{node}/distance") or "").split()
+    return tuple(map(int, fields)) if all(field.isdecimal() for field in fields) else ()
+
+
+def _local_cpus(
+    tree: Tree, node: int, cpus_of: dict[int, CPUs], distances: tuple[int, ...]
+) -> CPUs:
+    """The CPUs nearest to a node without any, as hwloc finds them; empty when none is nearer.
+
+    The firmware's word comes first: the initiators of the best access (``access1`` are CPUs,
+    ``access0`` may be devices too), then the nodes at the smallest distance, unless all are at it.
+    """
+    for access in ("access1", "access0"):
+        nearest = tree.numbered(f"{NODE_FOLDER}/node{node}/{access}/initiators", "node")
+        if cpus := _union(cpus_of, nearest):
+            return cpus
+    if not distances:
+        return ()
+    to_others = {other: d for other, d in zip(cpus_of, distances, strict=True) if other != node}
+    own = distances[list(cpus_of).index(node)]
+    smallest = min(to_others.values(), default=0)
+    nearest = [other for other, distance in to_others.items() if distance == smallest]
+    if smallest <= own or len(nearest) == len(to_others):
+        return ()
+    return _union(cpus_of, nearest)
+
+
+def _union(cpus_of: dict[int, CPUs], nodes: list[int]) -> CPUs:
+    return tuple(sorted({cpu for node in nodes for cpu in cpus_of.get(node, ())}))
