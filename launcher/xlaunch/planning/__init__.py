@@ -1,1 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
+"""From a request and a machine to a plan: pure functions on immutable values."""
+
+from __future__ import annotations
+
+from xlaunch.planning.plan import Decision, Instance, Plan
+from xlaunch.planning.planner import plan
+from xlaunch.planning.request import (
+    MAX,
+    ECores,
+    Max,
+    MemoryPolicy,
+    Mode,
+    OnFailure,
+    Place,
+    Request,
+)
+
+__all__ = [
+    "MAX",
+    "Decision",
+    "ECores",
+    "Instance",
+    "Max",
+    "MemoryPolicy",
+    "Mode",
+    "OnFailure",
+    "Place",
+    "Plan",
+    "Request",
+    "plan",
+]

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from xlaunch.machine.topology import CPUs
-from xlaunch.planning.request import MemoryPolicy
+from xlaunch.planning.request import MemoryPolicy, Request
 
 
 class Decision(NamedTuple):
@@ -56,3 +56,32 @@ class Plan(NamedTuple):
     decisions: tuple[Decision, ...]
     warnings: tuple[str, ...]
     """What the user should know before it runs, one line each."""
+    request: Request = Request()
+    """What was asked for."""
+    cpu_quota: float | None = None
+    """The CPU quota that the instances share; None without one."""
+
+    @property
+    def tagged(self) -> bool:
+        """Each line of output comes with its instance's number."""
+        if self.request.log_dir is not None:
+            return False
+        return self.count > 1 if self.request.tag is None else self.request.tag
+
+    @property
+    def relayed(self) -> bool:
+        """Output passes through the supervisor line by line, so that lines never mix."""
+        return self.request.log_dir is None and (self.tagged or len(self.instances) > 1)
+
+    @property
+    def supervised(self) -> bool:
+        """Something needs a supervisor; otherwise the one instance replaces the launcher."""
+        request = self.request
+        return (
+            len(self.instances) != 1
+            or self.tagged
+            or request.supervise
+            or request.log_dir is not None
+            or request.timeout_s is not None
+            or request.report is not None
+        )

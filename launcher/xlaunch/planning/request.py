@@ -81,6 +81,8 @@ class Request(NamedTuple):
     """The program and its arguments, as given."""
     module: bool = False
     """The program is the name of a Python module (``-m``)."""
+    no_python: bool = False
+    """The program is an executable, whatever its name ends in."""
 
     instances: int | Max | None = None
     ncores: int | Max | None = None

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many instances of how many cores: what was asked for, or one error that says what would fit."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, NoReturn
+
+from xlaunch.errors import UsageError
+from xlaunch.planning.plan import Decision
+from xlaunch.planning.request import MAX, Mode, Request
+
+LATENCY_CORES = 4
+"""Cores an instance has in `Mode.LATENCY`."""
+
+
+class Capacity(NamedTuple):
+    """How many cores a plan may use."""
+
+    pool: int
+    """Cores of the pool."""
+    origin: str
+    """**Ex.:** ``"are allowed (cpuset 0-15)"``."""
+    node_sizes: tuple[int, ...]
+    """Cores of the pool in each NUMA node that has any; one entry when nodes are not known."""
+    quota: float | None
+    """CPUs' worth of time that a CPU quota grants; None without one."""
+    quota_source: str | None
+    bound: bool
+    """False: cores are shares of time, not places."""
+
+
+class Layout(NamedTuple):
+    """Instances by their size in cores."""
+
+    sizes: tuple[int, ...]
+    """Cores of each instance."""
+    decision: Decision
+    threads_at_most: tuple[int, ...] | None = None
+    """What the CPU quota grants each instance; None without one, or when it is not heeded."""
+    by_node: bool = False
+    """Each instance takes cores of one node, in the order of `Capacity.node_sizes`."""
+    oversubscribed: bool = False
+    """More cores than may be used: instances share them in rounds."""
+    warnings: tuple[str, ...] = ()
+
+
+def choose_layout(request: Request, capacity: Capacity) -> Layout:
+    """The layout that `request` asks for. Raises `UsageError` when it cannot be had as asked."""
+    _check_numbers(request)
+    budget = _usable_cores(request, capacity)
+    layout = _asked_layout(request, capacity, budget)
+    if capacity.quota is None or layout.oversubscribed or layout.threads_at_most:
+        return layout
+    share = max(1, quota_cores(capacity.quota) // len(layout.sizes))
+    return layout._replace(threads_at_most=(share,) * len(layout.sizes))
+
+
+def takes_everything(request: Request) -> bool:
+    """Whether one instance on all cores is what is asked for."""
+    return (
+        request.mode is None
+        and (request.instances is None or request.instances == 1)
+        and (request.ncores is None or request.ncores is MAX)
+    )
+
+
+def quota_cores(quota: float) -> int:
+    """Cores that a CPU quota keeps busy, at least one. **Ex.:** 3.5 CPUs' worth: 3 cores."""
+    return max(1, int(quota))
+
+
+def _check_numbers(request: Request) -> None:
+    for name, number in (("--instances", request.instances), ("--ncores", request.ncores)):
+        if isinstance(number, int) and number < 1:
+            raise UsageError(f"{name} {number}: must be at least 1, or max")
+        if request.mode is not None and number is not None:
+            raise UsageError(
+                f"--mode {request.mode.value} fixes the layout: leave {name} out, or --mode"
+            )
+    if request.reserve < 0:
+        raise UsageError(f"--reserve {request.reserve}: must be 0 or more cores")
+    if request.instances is MAX and request.ncores is MAX:
+        raise UsageError("--instances max and --ncores max: only one of them can be max")
+
+
+def _usable_cores(request: Request, capacity: Capacity) -> int:
+    """Cores that all instances together may use: what reserving and the quota leave of the pool."""
+    unreserved = capacity.pool - request.reserve
+    if unreserved < 1:
+        most = f"at most --reserve {capacity.pool - 1}" if capacity.pool > 1 else "leave it out"
+        raise UsageError(
+            f"--reserve {request.reserve}: nothing would be left of the {_held(capacity)}; {most}"
+        )
+    if capacity.quota is None:
+        return unreserved
+    return min(unreserved, quota_cores(capacity.quota))
+
+
+def _asked_layout(request: Request, capacity: Capacity, budget: int) -> Layout:
+    if request.mode is Mode.LATENCY:
+        return _latency_layout(budget)
+    if request.mode is Mode.THROUGHPUT:
+        return _throughput_layout(request, capacity, budget)
+    if takes_everything(request):
+        size = capacity.pool - request.reserve if capacity.bound else budget
+        return _equal_layout(1, size, "one instance on everything")
+    if isinstance(request.ncores, int):
+        if request.instances is MAX and request.ncores <= budget:
+            count = budget // request.ncores
+            return _equal_layout(count, request.ncores, f"as many as {_cores(budget)} hold")
+        count = request.instances if isinstance(request.instances, int) else 1
+        return _exact_layout(request, capacity, count, request.ncores, budget)
+    count = request.instances if isinstance(request.instances, int) else budget
+    if count <= budget:
+        return _equal_layout(count, budget // count, f"equal shares of {_cores(budget)}")
+    return _exact_layout(request, capacity, count, 1, budget)
+
+
+def _latency_layout(budget: int) -> Layout:
+    count = budget // LATENCY_CORES
+    if count:
+        reason = f"latency: {LATENCY_CORES} cores an instance"
+        return _equal_layout(count, LATENCY_CORES, reason)
+    warning = (
+        f"--mode latency gives an instance {LATENCY_CORES} cores and there "
+        f"{'is' if budget == 1 else 'are'} {budget}: one instance of {_cores(budget)}"
+    )
+    layout = _equal_layout(1, budget, f"latency: fewer than {LATENCY_CORES} cores in all")
+    return layout._replace(warnings=(warning,))
+
+
+def _throughput_layout(request: Request, capacity: Capacity, budget: int) -> Layout:
+    """One instance for each node; what is reserved comes from the largest nodes, last first."""
+    reason = "throughput: one instance for each NUMA node"
+    sizes = list(capacity.node_sizes)
+    if not capacity.bound:
+        count = min(len(sizes), budget)
+        return _equal_layout(count, budget // count, reason)
+    for _ in range(request.reserve):
+        largest = max(sizes)
+        last = max(index for index, size in enumerate(sizes) if size == largest)
+        sizes[last] -= 1
+    warnings: list[str] = []
+    if 0 in sizes:
+        warnings.append(
+            f"--reserve {request.reserve} leaves no core in {sizes.count(0)} NUMA nodes"
+        )
+    listed = [size for size in sizes if size]
+    granted = None
+    if capacity.quota is not None and budget < sum(sizes):
+        granted = tuple([max(1, budget * size // sum(sizes)) for size in sizes])
+        if budget < len(listed):
+            warnings.append(
+                f"{len(listed)} instances share a CPU quota of {_quota(capacity)}: it will hold them back"
+            )
+    value = ", ".join(map(str, listed))
+    return Layout(
+        tuple(sizes),
+        Decision("layout", f"{_instances(len(listed))} of {value} cores", reason),
+        threads_at_most=granted,
+        by_node=True,
+        warnings=tuple(warnings),
+    )
+
+
+def _exact_layout(
+    request: Request, capacity: Capacity, count: int, size: int, budget: int
+) -> Layout:
+    """`count` instances of `size` cores; more than may be used only with `--oversubscribe`."""
+    if count * size <= budget:
+        return _equal_layout(count, size, f"as asked; {_cores(budget)} may be used")
+    if not request.oversubscribe:
+        _refuse(request, capacity, count, size, budget)
+    reason = f"as asked: {count * size} threads oversubscribe {_cores(budget)}"
+    return _equal_layout(count, size, reason)._replace(oversubscribed=True)
+
+
+def _equal_layout(count: int, size: int, reason: str) -> Layout:
+    value = f"{_instances(count)} x {_cores(size)}"
+    return Layout((size,) * count, Decision("layout", value, reason))
+
+
+def _refuse(request: Request, capacity: Capacity, count: int, size: int, budget: int) -> NoReturn:
+    """Raise the error that says how much was asked for, how much there is, and what would fit."""
+    held = f"{capacity.pool} {capacity.origin}"
+    if capacity.pool == 1:
+        held = held.replace("are ", "is ", 1)
+    if request.reserve:
+        held += f", {request.reserve} of them reserved"
+    if budget < capacity.pool - request.reserve:
+        held += f", and the CPU quota of {_quota(capacity)} is worth {budget}"
+    fits = []
+    if size <= budget:
+        fits.append(f"{_instances(budget // size)} of {_cores(size)}")
+    if count <= budget:
+        fits.append(f"{count if fits else _instances(count)} of {budget // count}")
+    if not fits:
+        fits.append(f"{_instances(budget)} of 1 core, or 1 of {budget}")
+    raise UsageError(
+        f"{_instances(count)} x {_cores(size)} {'needs' if count == 1 else 'need'} "
+        f"{_cores(count * size)} and {held}: at most {', or '.join(fits)}; or --oversubscribe"
+    )
+
+
+def _held(capacity: Capacity) -> str:
+    return f"{_cores(capacity.pool)} that {capacity.origin}".replace(
+        "1 core that are", "1 core that is"
+    )
+
+
+def _quota(capacity: Capacity) -> str:
+    source = f" ({capacity.quota_source})" if capacity.quota_source else ""
+    return f"{capacity.quota:g}{source}"
+
+
+def _cores(count: int) -> str:
+    return "1 core" if count == 1 else f"{count} cores"
+
+
+def _instances(count: int) -> str:
+    return "1 instance" if count == 1 else f"{count} instances"

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which cores each instance gets: whole cores, with as few crossings as the machine allows.
+
+An instance *crosses* a level (packages, NUMA nodes, L3 groups) once for every domain of that level
+that it touches after the first: 16 cores on 8-core L3 groups touch two groups, one crossing.
+
+The method. Domains form a tree (machine, package, node, L3 group). From the leaves up, every domain
+forms as many instances as fit in it alone, and hands the cores that are left over, fewer than one
+instance's, to its parent, which combines the left-overs of its children. A domain thus holds
+floor(cores / size) instances, which no other arrangement exceeds, and filling the inner domains
+first costs the outer ones nothing: whoever is displaced from an inner domain can take the place of
+the one that moved in. So the number of instances that cross nothing is the largest possible at
+every level, and they are taken before those that cross.
+
+Exact for one instance of any size, and whenever the left-overs of a level are not shared out among
+several instances. Sharing left-overs out with the fewest pieces is bin packing: up to
+`EXACT_PIECES` of them are shared out by trying everything, more by pairing those that fill an
+instance exactly, then largest first. Only left-overs of many different sizes, as an irregular mask
+makes them, can then cost a crossing more than the best. Where domains do not nest (a NUMA node that holds
+halves of two packages), the parts in which they overlap serve as domains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from heapq import heapify, heapreplace
+from typing import NamedTuple
+
+from xlaunch.machine.topology import CPUs, Topology
+from xlaunch.planning.request import Place
+
+UNLISTED = -1
+"""The domain of the CPUs that a level does not list (an L3 that the kernel shows for some only)."""
+
+EXACT_PIECES = 6
+"""Up to this many left-overs are shared out by trying everything: a millisecond at the most."""
+
+
+class Core(NamedTuple):
+    """A physical core of the pool, and where it is."""
+
+    cpus: CPUs
+    """Its allowed siblings."""
+    domains: tuple[int, ...]
+    """The package, NUMA node, cache group and die it is in, each named by its lowest CPU.
+
+    **Ex.:** CPUs 12 and 76 of a two-package EPYC: ``(0, 0, 8, 0)``."""
+    path: tuple[int, ...] = ()
+    """The domains that divide the pool, outermost first: its way down the tree."""
+
+
+Cores = Sequence[Core]
+
+
+def locate_cores(topology: Topology, cores: Iterable[CPUs]) -> list[Core]:
+    """The cores with their domains, in the order of the tree: neighbours are side by side.
+
+    The order is by lowest CPU at each level. **Ex.:** where even CPUs are in package 0 and odd ones
+    in package 1: 0, 2, 4, 6, 1, 3, 5, 7.
+    """
+    levels = [_domain_by_cpu(groups) for groups in _levels(topology)]
+    located = [
+        Core(cpus, tuple([level.get(cpus[0], UNLISTED) for level in levels])) for cpus in cores
+    ]
+    counts = [len({core.domains[level] for core in located}) for level in range(len(levels))]
+    outermost_first = sorted(range(len(levels)), key=counts.__getitem__)
+    dividing: list[int] = []
+    parts = 1
+    for level in outermost_first:
+        parts_below = len({tuple([c.domains[i] for i in (*dividing, level)]) for c in located})
+        if parts_below > parts:
+            dividing.append(level)
+            parts = parts_below
+    located = [core._replace(path=tuple([core.domains[i] for i in dividing])) for core in located]
+    located.sort(key=_position)
+    return located
+
+
+def place_instances(cores: Cores, *, count: int, size: int, place: Place) -> list[list[Core]]:
+    """`count` disjoint instances of `size` cores each, with as few crossings as can be had.
+
+    `cores` are in the order of `locate_cores`, at least ``count * size`` of them. The instances
+    come in the order of their first cores. Compact takes the first of equally good places, scatter
+    those that load packages, then nodes, then caches as evenly as possible.
+    """
+    slots, _ = _slots_in(cores, size=size, depth=0)
+    slots.sort(key=lambda slot: (crossings(slot), _position(slot[0])))
+    if place is Place.SCATTER and count < len(slots):
+        worst = crossings(slots[count - 1])
+        better = [slot for slot in slots if crossings(slot) < worst]
+        equal = [slot for slot in slots if crossings(slot) == worst]
+        chosen = better + _spread(equal, count - len(better), among=better, depth=0)
+    else:
+        chosen = slots[:count]
+    chosen.sort(key=lambda slot: _position(slot[0]))
+    return chosen
+
+
+def crossings(cores: Cores) -> tuple[int, ...]:
+    """Domains touched after the first, per level: packages, NUMA nodes, cache groups, dies."""
+    return tuple([len(set(level)) - 1 for level in zip(*[c.domains for c in cores], strict=True)])
+
+
+def _levels(topology: Topology) -> tuple[tuple[CPUs, ...], ...]:
+    """Groups of CPUs at each level, the level whose crossings matter most first.
+
+    Without an L3 the L2 groups, clusters or dies are the innermost level that shares something.
+    """
+    caches = topology.l3_groups or topology.l2_groups or topology.clusters
+    return (
+        tuple([package.cpus for package in topology.packages]),
+        tuple([node.cpus for node in topology.numa_nodes]),
+        caches,
+        topology.dies,
+    )
+
+
+def _domain_by_cpu(groups: Iterable[CPUs]) -> dict[int, int]:
+    return {cpu: group[0] for group in groups for cpu in group}
+
+
+def _position(core: Core) -> tuple[tuple[int, ...], int]:
+    return core.path, core.cpus[0]
+
+
+def _slots_in(cores: Cores, *, size: int, depth: int) -> tuple[list[list[Core]], list[Core]]:
+    """Every instance that fits in one domain, the cheapest first, and the cores left over."""
+    if len(cores) < size:
+        return [], list(cores)
+    if not cores or depth == len(cores[0].path):
+        end = len(cores) - len(cores) % size
+        return [list(cores[i : i + size]) for i in range(0, end, size)], list(cores[end:])
+    slots: list[list[Core]] = []
+    left: list[Core] = []
+    for child in _children(cores, depth):
+        inside, outside = _slots_in(child, size=size, depth=depth + 1)
+        slots += inside
+        left += outside
+    while len(left) >= size:
+        slot = _gather(left, size=size, depth=depth)
+        taken = {core.cpus[0] for core in slot}
+        left = [core for core in left if core.cpus[0] not in taken]
+        slots.append(slot)
+    return slots, left
+
+
+def _children(cores: Cores, depth: int) -> list[list[Core]]:
+    """The cores by the domain they share down to `depth`, in the order of the tree."""
+    children: dict[tuple[int, ...], list[Core]] = {}
+    for core in cores:
+        children.setdefault(core.path[: depth + 1], []).append(core)
+    return list(children.values())
+
+
+def _gather(cores: Cores, *, size: int, depth: int) -> list[Core]:
+    """`size` of the cores that touch the fewest domains at `depth`, then at the levels below."""
+    if depth == len(cores[0].path):
+        return list(cores[:size])
+    pieces = _children(cores, depth)
+    pieces.sort(key=len, reverse=True)
+    chosen: list[list[Core]] = []
+    needed = size
+    while needed > len(pieces[0]):
+        chosen.append(pieces.pop(0))
+        needed -= len(chosen[-1])
+    # The last piece is the smallest that suffices: what it has too many is of least use to others.
+    chosen.append(min((piece for piece in pieces if len(piece) >= needed), key=len))
+    union = sorted((core for piece in chosen for core in piece), key=_position)
+    return _gather(union, size=size, depth=depth + 1)
+
+
+def _spread(
+    slots: list[list[Core]], count: int, *, among: list[list[Core]], depth: int
+) -> list[list[Core]]:
+    """`count` of the slots such that, with those in `among`, domains are evenly loaded."""
+    if count == 0 or count == len(slots) or depth == len(slots[0][0].path):
+        return slots[:count]
+    children: dict[tuple[int, ...], list[list[Core]]] = {}
+    for slot in slots:
+        children.setdefault(slot[0].path[: depth + 1], []).append(slot)
+    load: dict[tuple[int, ...], int] = {}
+    for slot in among:
+        prefix = slot[0].path[: depth + 1]
+        load[prefix] = load.get(prefix, 0) + 1
+    shares = dict.fromkeys(children, 0)
+    least_loaded = [(load.get(prefix, 0), prefix) for prefix in children]
+    heapify(least_loaded)
+    for _ in range(count):
+        while shares[least_loaded[0][1]] == len(children[least_loaded[0][1]]):
+            heapreplace(least_loaded, (len(slots) + len(among) + 1, least_loaded[0][1]))
+        amount, prefix = least_loaded[0]
+        shares[prefix] += 1
+        heapreplace(least_loaded, (amount + 1, prefix))
+    chosen: list[list[Core]] = []
+    for prefix, share in shares.items():
+        chosen += _spread(children[prefix], share, among=among, depth=depth + 1)
+    return chosen

@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From what is asked and what there is to what will run where: `plan`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from xlaunch.errors import UsageError
+from xlaunch.machine.cpu_list import format_cpu_list
+from xlaunch.machine.topology import CPUs, Machine, Topology
+from xlaunch.planning.layout import (
+    Capacity,
+    Layout,
+    choose_layout,
+    quota_cores,
+    takes_everything,
+)
+from xlaunch.planning.memory import choose_memory, memory_nodes
+from xlaunch.planning.placement import (
+    UNLISTED,
+    Core,
+    crossings,
+    locate_cores,
+    place_instances,
+)
+from xlaunch.planning.plan import Decision, Instance, Plan
+from xlaunch.planning.pool import Pool, select_pool
+from xlaunch.planning.request import ECores, Request
+
+PACKAGE, NODE, CACHE = 0, 1, 2
+"""Where `Core.domains` has them."""
+
+
+def plan(request: Request, machine: Machine, *, can_bind: bool = True) -> Plan:
+    """What runs where, and why. Equal requests on equal machines give equal plans.
+
+    `can_bind` is False on a system that has no CPU masks. Raises `UsageError`, one line, when what
+    is asked for cannot be had.
+
+    **Ex.:** two instances on 16 cores in two nodes: CPUs 0-7 with memory preferred on node 0, and
+    8-15 with memory preferred on node 1.
+    """
+    bound, quota = can_bind and _binds(request, machine), _effective_quota(machine)
+    pool = select_pool(request, machine, bound=bound)
+    cores = locate_cores(machine.topology, pool.cores)
+    by_node = _cores_by_node(machine.topology, cores)
+    capacity = Capacity(
+        pool=len(cores),
+        origin=pool.origin,
+        node_sizes=tuple([len(group) for group in by_node]),
+        quota=quota,
+        quota_source=machine.limits.cpu_quota_source,
+        bound=bound,
+    )
+    layout = choose_layout(request, capacity)
+    if bound:
+        placed = _place(request, layout, cores, by_node)
+        instances = _bound_instances(request, machine, layout, placed, len(cores))
+        used = {core.cpus[0] for slot in placed for core in slot}
+        idle = [core for core in cores if core.cpus[0] not in used]
+    else:
+        placed = []
+        instances = _unbound_instances(request, machine, layout, cores)
+        idle = []
+    idle_cpus = tuple(sorted([cpu for core in idle for cpu in core.cpus]))
+    allowed_cpus = pool.cpus if bound else machine.limits.allowed_cpus
+    decisions = [*pool.decisions]
+    decisions += _explain_siblings(request, pool) if bound else []
+    decisions += _explain_quota(machine, capacity, can_bind=can_bind)
+    decisions.append(layout.decision)
+    if bound:
+        decisions += _explain_placement(request, placed, idle)
+    decisions += [
+        Decision(f"instance {i.index} memory", *_memory_words(i, w)) for i, w in instances
+    ]
+    warnings = [*pool.warnings, *layout.warnings]
+    if not can_bind and (request.cpus is not None or request.nodes is not None):
+        warnings.append(
+            "CPUs cannot be bound on this system: --cpus and --nodes only set the counts"
+        )
+    if not layout.oversubscribed and not layout.by_node and not takes_everything(request):
+        warnings += _warn_of_crossings(cores, placed)
+    warnings += _warn_of_isolated([i for i, _ in instances], machine.topology, bound=bound)
+    return Plan(
+        instances=_selected(request, [i for i, _ in instances]),
+        count=len(instances),
+        bound=bound,
+        allowed_cpus=allowed_cpus,
+        idle_cpus=idle_cpus,
+        decisions=tuple(decisions),
+        warnings=tuple(warnings),
+    )
+
+
+def _binds(request: Request, machine: Machine) -> bool:
+    """Whether instances get masks of their own.
+
+    A CPU quota is not a place: each container with one would bind to the same lowest CPUs. So with
+    a quota only a set of CPUs of our own, the cpuset's or the user's, is divided up.
+    """
+    if _effective_quota(machine) is None or machine.limits.narrowed_by:
+        return True
+    return (
+        request.cpus is not None
+        or request.nodes is not None
+        or request.ecores in (ECores.EXCLUDE, ECores.ONLY)
+    )
+
+
+def _effective_quota(machine: Machine) -> float | None:
+    """The CPU quota, unless it grants all the time of all allowed CPUs."""
+    quota = machine.limits.cpu_quota
+    if quota is None or quota >= len(machine.limits.allowed_cpus):
+        return None
+    return quota
+
+
+def _cores_by_node(topology: Topology, cores: Sequence[Core]) -> list[list[Core]]:
+    """The cores of each NUMA node that has any, in the order of the nodes; then those of none."""
+    groups: dict[int, list[Core]] = {}
+    for core in cores:
+        groups.setdefault(core.domains[NODE], []).append(core)
+    order = [node.cpus[0] for node in topology.numa_nodes if node.cpus]
+    return [groups[node] for node in (*order, UNLISTED) if node in groups]
+
+
+def _place(
+    request: Request, layout: Layout, cores: Sequence[Core], by_node: list[list[Core]]
+) -> list[list[Core]]:
+    """The cores of each instance. Oversubscribed ones fill the machine in rounds."""
+    if layout.by_node:
+        return [
+            place_instances(group, count=1, size=size, place=request.place)[0]
+            for group, size in zip(by_node, layout.sizes, strict=True)
+            if size
+        ]
+    unreserved = len(cores) - request.reserve
+    size = min(layout.sizes[0], unreserved)
+    placed: list[list[Core]] = []
+    while len(placed) < len(layout.sizes):
+        count = min(unreserved // size, len(layout.sizes) - len(placed))
+        placed += place_instances(cores, count=count, size=size, place=request.place)
+        if request.reserve:
+            used = {core.cpus[0] for slot in placed for core in slot}
+            cores = [core for core in cores if core.cpus[0] in used]
+    return placed
+
+
+def _bound_instances(
+    request: Request, machine: Machine, layout: Layout, placed: list[list[Core]], pool_cores: int
+) -> list[tuple[Instance, str]]:
+    """The instances with masks of their own, each with the reason of its memory policy."""
+    topology = machine.topology
+    node_ids = {node.cpus[0]: node.id for node in topology.numa_nodes if node.cpus}
+    known = memory_nodes(machine)
+    sizes = [size for size in layout.sizes if size]
+    caps = layout.threads_at_most
+    if caps is not None:
+        caps = tuple([cap for cap, size in zip(caps, layout.sizes, strict=True) if size])
+    instances = []
+    for index, slot in enumerate(placed):
+        if request.smt:
+            cpus = tuple(sorted([cpu for core in slot for cpu in core.cpus]))
+        else:
+            cpus = tuple(sorted([core.cpus[0] for core in slot]))
+        threads = len(cpus) if len(slot) == sizes[index] else sizes[index]
+        if caps is not None:
+            threads = min(threads, caps[index])
+        packages, node_keys, caches = (
+            {core.domains[level] for core in slot} - {UNLISTED} for level in (PACKAGE, NODE, CACHE)
+        )
+        nodes = tuple(sorted([node_ids[key] for key in node_keys]))
+        memory = choose_memory(
+            request.memory,
+            index=index,
+            nodes=nodes,
+            everywhere=len(slot) == pool_cores,
+            known=known,
+        )
+        instances.append(
+            (
+                Instance(
+                    index=index,
+                    cpus=cpus,
+                    ncores=len(slot),
+                    threads=threads,
+                    nodes=nodes,
+                    packages_touched=len(packages),
+                    nodes_touched=len(nodes),
+                    l3_touched=len(caches) if topology.l3_groups else 0,
+                    memory=memory.policy,
+                    memory_nodes=memory.nodes,
+                ),
+                memory.reason,
+            )
+        )
+    return instances
+
+
+def _unbound_instances(
+    request: Request, machine: Machine, layout: Layout, cores: Sequence[Core]
+) -> list[tuple[Instance, str]]:
+    """Instances that may run on every allowed CPU, each with threads for its share of the time."""
+    topology, allowed = machine.topology, machine.limits.allowed_cpus
+    members = set(allowed)
+    nodes = tuple([n.id for n in topology.numa_nodes if not members.isdisjoint(n.cpus)])
+    known = memory_nodes(machine)
+    siblings = sum(len(core.cpus) for core in cores) // len(cores) if request.smt else 1
+    instances = []
+    for index, size in enumerate(layout.sizes):
+        memory = choose_memory(
+            request.memory, index=index, nodes=nodes, everywhere=True, known=known
+        )
+        threads = size * siblings
+        if layout.threads_at_most is not None:
+            threads = min(threads, layout.threads_at_most[index])
+        instances.append(
+            (
+                Instance(
+                    index=index,
+                    cpus=allowed,
+                    ncores=size,
+                    threads=max(threads, size),
+                    nodes=nodes,
+                    packages_touched=_touched(members, [p.cpus for p in topology.packages]),
+                    nodes_touched=len(nodes),
+                    l3_touched=_touched(members, topology.l3_groups),
+                    memory=memory.policy,
+                    memory_nodes=memory.nodes,
+                ),
+                memory.reason,
+            )
+        )
+    return instances
+
+
+def _touched(cpus: set[int], groups: Sequence[CPUs]) -> int:
+    return sum([not cpus.isdisjoint(group) for group in groups])
+
+
+def _selected(request: Request, instances: list[Instance]) -> tuple[Instance, ...]:
+    """Those that `--instance-index` names, or all."""
+    if request.instance_index is None:
+        return tuple(instances)
+    last = len(instances) - 1
+    held = f"the plan has instance{'s' if last else ''} {format_cpu_list(range(last + 1))}"
+    wrong = [index for index in request.instance_index if not 0 <= index <= last]
+    if wrong:
+        raise UsageError(f"--instance-index {','.join(map(str, sorted(wrong)))}: {held}")
+    if not request.instance_index:
+        raise UsageError(f"--instance-index names no instance; {held}")
+    return tuple([instances[index] for index in sorted(set(request.instance_index))])
+
+
+def _explain_siblings(request: Request, pool: Pool) -> list[Decision]:
+    second = [cpu for core in pool.cores for cpu in core[1:]]
+    if not second:
+        return []
+    cores = f"{len(pool.cores)} cores"
+    if request.smt:
+        return [Decision("SMT", "on", f"{cores} with all their allowed siblings, a thread each")]
+    reason = f"one thread for each of {cores}; siblings {format_cpu_list(second)} left out (--smt)"
+    return [Decision("SMT", "off", reason)]
+
+
+def _explain_quota(machine: Machine, capacity: Capacity, *, can_bind: bool) -> list[Decision]:
+    if not can_bind:
+        return [Decision("binding", "no", "this system has no CPU masks: threads go anywhere")]
+    if capacity.quota is None:
+        if machine.limits.cpu_quota is None:
+            return []
+        reason = "it grants all the time of all allowed CPUs"
+        return [Decision("CPU quota", f"{machine.limits.cpu_quota:g}", reason)]
+    source = f" ({capacity.quota_source})" if capacity.quota_source else ""
+    reason = f"time for {quota_cores(capacity.quota)} of {capacity.pool} cores{source}"
+    decisions = [Decision("CPU quota", f"{capacity.quota:g}", reason)]
+    if not capacity.bound:
+        reason = "a quota is not a place: other containers would bind to the same CPUs"
+        decisions.append(Decision("binding", "no", reason))
+    return decisions
+
+
+def _explain_placement(
+    request: Request, placed: list[list[Core]], idle: list[Core]
+) -> list[Decision]:
+    totals = [sum(level) for level in zip(*map(crossings, placed), strict=True)]
+    packages, nodes, caches, _ = totals
+    if packages or nodes or caches:
+        reason = f"crossings in all: packages {packages}, NUMA nodes {nodes}, caches {caches}"
+    else:
+        reason = "no instance crosses packages, NUMA nodes or caches"
+    decisions = [Decision("placement", request.place.value, reason)]
+    if idle:
+        why = f"{request.reserve} reserved" if request.reserve else "not needed by the layout"
+        cpus = format_cpu_list([cpu for core in idle for cpu in core.cpus])
+        count = f"{len(idle)} core{'s' if len(idle) > 1 else ''}"
+        decisions.append(Decision("idle", count, f"CPUs {cpus}: {why}"))
+    return decisions
+
+
+def _memory_words(instance: Instance, reason: str) -> tuple[str, str]:
+    nodes = f" {format_cpu_list(instance.memory_nodes)}" if instance.memory_nodes else ""
+    return f"{instance.memory.value}{nodes}", reason
+
+
+def _warn_of_crossings(cores: Sequence[Core], placed: list[list[Core]]) -> list[str]:
+    """Instances that span nodes, or packages, where smaller ones would not."""
+    if not placed:
+        return []
+    warnings = []
+    size, told = len(placed[0]), set()
+    for level, name in ((NODE, "NUMA nodes"), (PACKAGE, "packages")):
+        domains: dict[int, int] = {}
+        for core in cores:
+            domains[core.domains[level]] = domains.get(core.domains[level], 0) + 1
+        spanning = [i for i, slot in enumerate(placed) if crossings(slot)[level] and i not in told]
+        told.update(spanning)
+        if not spanning or size > max(domains.values()):
+            continue
+        for smaller in range(size - 1, 0, -1):
+            if sum([held // smaller for held in domains.values()]) >= len(placed):
+                which = f"instance {spanning[0]} spans"
+                if len(spanning) > 1:
+                    which = f"instances {format_cpu_list(spanning)} span"
+                warnings.append(f"{which} {name}: --ncores {smaller} would not")
+                break
+    return warnings
+
+
+def _warn_of_isolated(instances: list[Instance], topology: Topology, *, bound: bool) -> list[str]:
+    """Isolated CPUs under several threads: the kernel leaves threads where they start there."""
+    isolated = set(topology.isolated_cpus)
+    used = {cpu for i in instances if i.threads > 1 for cpu in i.cpus if cpu in isolated}
+    if not used or not bound:
+        return []
+    listed = format_cpu_list(used)
+    return [
+        f"CPUs {listed} are isolated (isolcpus): the kernel does not spread threads over them; "
+        "bind each thread to its CPU (OMP_PROC_BIND), or leave them out with --cpus"
+    ]

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which cores may be planned on: what is allowed, what was asked for, and the kinds of core."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from xlaunch.errors import UsageError
+from xlaunch.machine.cpu_list import format_cpu_list
+from xlaunch.machine.topology import CPUs, Limits, Machine, Topology
+from xlaunch.planning.plan import Decision
+from xlaunch.planning.request import ECores, Request
+
+X86 = frozenset(("x86_64", "i386", "i486", "i586", "i686", "amd64", "AMD64"))
+
+
+class Pool(NamedTuple):
+    """Whole cores to plan on."""
+
+    cores: tuple[CPUs, ...]
+    """The allowed siblings of each core; cores in the order of their lowest CPU."""
+    cpus: CPUs
+    origin: str
+    """Whose limit the number of cores is. **Ex.:** ``"are allowed (cpuset 0-15)"``."""
+    decisions: tuple[Decision, ...]
+    warnings: tuple[str, ...]
+
+
+def select_pool(request: Request, machine: Machine, *, bound: bool) -> Pool:
+    """The cores that `request` lets the plan use, of those that `machine` allows.
+
+    Efficiency cores are left out here; not from an unbound plan, which cannot keep threads off them.
+    Raises `UsageError` for CPUs and nodes that cannot be had and for a pool that comes out empty.
+    """
+    topology, limits = machine.topology, machine.limits
+    cpus = set(limits.allowed_cpus)
+    if request.cpus is not None:
+        _check_cpus(request.cpus, machine)
+        cpus &= set(request.cpus)
+    if request.nodes is not None:
+        _check_nodes(request.nodes, machine)
+        asked = set(request.nodes)
+        cpus &= {c for node in topology.numa_nodes if node.id in asked for c in node.cpus}
+    if not cpus:
+        raise UsageError(
+            f"--cpus {format_cpu_list(request.cpus or ())} and "
+            f"--nodes {format_cpu_list(request.nodes or ())} have no CPU in common"
+        )
+    decisions = [Decision("CPUs", format_cpu_list(cpus), _why_these(request, limits))]
+    warnings: list[str] = []
+    origin = _origin(request, limits)
+    if bound:
+        kept, decision, warning = _choose_kinds(request, topology, cpus)
+        if len(kept) < len(cpus):
+            origin = f"{origin}, {'only' if request.ecores is ECores.ONLY else 'without'} E-cores"
+        cpus = kept
+        decisions += decision
+        warnings += warning
+    cores = whole_cores(topology, cpus)
+    if not topology.cores_known:
+        decisions.append(
+            Decision("cores", f"{len(cores)}", "core siblings are not known: each CPU is a core")
+        )
+    return Pool(cores, tuple(sorted(cpus)), origin, tuple(decisions), tuple(warnings))
+
+
+def whole_cores(topology: Topology, cpus: Iterable[int]) -> tuple[CPUs, ...]:
+    """The part of each physical core that lies in `cpus`, by lowest CPU.
+
+    **Ex.:** siblings 0 and 8, 1 and 9; of CPUs 0, 8 and 9: ``((0, 8), (9,))``.
+    """
+    members = set(cpus)
+    cores = [tuple([cpu for cpu in core if cpu in members]) for core in topology.cores]
+    return tuple(sorted([core for core in cores if core]))
+
+
+def efficiency_cpus(topology: Topology) -> frozenset[int]:
+    """The CPUs of efficiency cores; none where there is one kind of core or nothing ranks the kinds.
+
+    On x86 these are all kinds but the fastest: Intel's hybrids have one kind of performance core,
+    and its low-power E-cores are a third, slower kind. Elsewhere (Arm) only the slowest kind is:
+    of A510, A710, A715 and X3 the A510 are the efficiency cores, and the others differ in degree.
+    """
+    kinds = topology.core_kinds
+    ranks = [kind.efficiency for kind in kinds]
+    if not kinds or min(ranks) < 0 or min(ranks) == max(ranks):
+        return frozenset()
+    if topology.architecture in X86:
+        slow = [kind for kind in kinds if kind.efficiency < max(ranks)]
+    else:
+        slow = [kind for kind in kinds if kind.efficiency == min(ranks)]
+    return frozenset([cpu for kind in slow for cpu in kind.cpus])
+
+
+def _check_cpus(asked: CPUs, machine: Machine) -> None:
+    topology, limits = machine.topology, machine.limits
+    allowed, online = set(limits.allowed_cpus), set(topology.online_cpus)
+    offline = set(topology.offline_cpus)
+    if not asked:
+        raise UsageError(f"--cpus names no CPU; allowed: {format_cpu_list(allowed)}")
+    for wrong, problem in (
+        ([c for c in asked if c not in online and c not in offline], "does not exist"),
+        ([c for c in asked if c in offline and c not in online], "is offline"),
+        ([c for c in asked if c in online and c not in allowed], "is not allowed"),
+    ):
+        if wrong:
+            by = f" by {_narrowing(limits)}" if problem == "is not allowed" else ""
+            raise UsageError(
+                f"--cpus {format_cpu_list(asked)}: {_cpus_are(wrong, problem)}{by}; "
+                f"allowed: {format_cpu_list(allowed)}"
+            )
+
+
+def _check_nodes(asked: tuple[int, ...], machine: Machine) -> None:
+    nodes = {node.id: node for node in machine.topology.numa_nodes}
+    allowed = set(machine.limits.allowed_cpus)
+    usable = [node.id for node in nodes.values() if not allowed.isdisjoint(node.cpus)]
+    advice = (
+        f"nodes to plan on: {format_cpu_list(usable)}"
+        if usable
+        else "this machine shows no NUMA nodes: leave --nodes out"
+    )
+    if not asked:
+        raise UsageError(f"--nodes names no node; {advice}")
+    for number in sorted(asked):
+        if number not in nodes:
+            problem = "does not exist"
+        elif not nodes[number].cpus:
+            problem = "has memory but no CPUs"
+        elif number not in usable:
+            problem = (
+                f"has CPUs {format_cpu_list(nodes[number].cpus)}, "
+                f"none of which is allowed by {_narrowing(machine.limits)}"
+            )
+        else:
+            continue
+        raise UsageError(f"--nodes {format_cpu_list(asked)}: node {number} {problem}; {advice}")
+
+
+def _choose_kinds(
+    request: Request, topology: Topology, cpus: set[int]
+) -> tuple[set[int], list[Decision], list[str]]:
+    """The CPUs that `--ecores` leaves, with the decision and the warning that say so."""
+    efficiency = cpus & efficiency_cpus(topology)
+    performance = cpus - efficiency
+    choice = request.ecores
+    if choice is ECores.ONLY:
+        if not efficiency:
+            raise UsageError(
+                f"--ecores only: {_no_efficiency_cores(topology)} among CPUs {format_cpu_list(cpus)}"
+            )
+        reason = f"E-cores only, as asked; CPUs {format_cpu_list(performance)} left out"
+        return efficiency, [Decision("E-cores", "only", reason)], []
+    if not efficiency:
+        if choice is None:
+            return cpus, [], []
+        reason = f"{_no_efficiency_cores(topology)} here"
+        return cpus, [Decision("E-cores", choice.value, reason)], []
+    count = len(whole_cores(topology, efficiency))
+    listed = format_cpu_list(efficiency)
+    if choice is ECores.EXCLUDE:
+        if not performance:
+            raise UsageError(
+                f"--ecores exclude: CPUs {listed} are all efficiency cores; use --ecores include"
+            )
+        return performance, [Decision("E-cores", "exclude", f"CPUs {listed} left out as asked")], []
+    if choice is ECores.INCLUDE or request.cpus is not None or not performance:
+        if choice is ECores.INCLUDE:
+            reason = "included as asked"
+        elif request.cpus is not None:
+            reason = "named by --cpus"
+        else:
+            reason = "there are no performance cores to use"
+        warning = "E-cores and performance cores are used together" if performance else ""
+        return (
+            efficiency | performance,
+            [Decision("E-cores", "include", f"CPUs {listed}: {reason}")],
+            [f"{warning}: where threads get equal shares, all wait for the slowest core"]
+            if warning
+            else [],
+        )
+    cores = "1 E-core is" if count == 1 else f"{count} E-cores are"
+    return (
+        performance,
+        [
+            Decision(
+                "E-cores",
+                "exclude",
+                f"CPUs {listed} left out: threads with equal shares would wait for the slowest",
+            )
+        ],
+        [f"{cores} left out (CPUs {listed}); use them too with --ecores include"],
+    )
+
+
+def _no_efficiency_cores(topology: Topology) -> str:
+    ranks = [kind.efficiency for kind in topology.core_kinds]
+    if ranks and min(ranks) < 0:
+        return "the kinds of core are not ranked, so no E-cores are known"
+    return "there are no E-cores"
+
+
+def _cpus_are(cpus: list[int], problem: str) -> str:
+    if len(cpus) == 1:
+        return f"CPU {cpus[0]} {problem}"
+    plural = problem.replace("does", "do", 1).replace("is ", "are ", 1)
+    return f"CPUs {format_cpu_list(cpus)} {plural}"
+
+
+def _narrowing(limits: Limits) -> str:
+    return " and ".join(limits.narrowed_by) or "what the process may use"
+
+
+def _why_these(request: Request, limits: Limits) -> str:
+    given = []
+    if request.cpus is not None:
+        given.append("--cpus")
+    if request.nodes is not None:
+        given.append(f"--nodes {format_cpu_list(request.nodes)}")
+    if given:
+        return f"given by {' and '.join(given)}"
+    if limits.narrowed_by:
+        return f"allowed by {_narrowing(limits)}"
+    return "all online CPUs are allowed"
+
+
+def _origin(request: Request, limits: Limits) -> str:
+    given = []
+    if request.cpus is not None:
+        given.append(f"--cpus {format_cpu_list(request.cpus)}")
+    if request.nodes is not None:
+        given.append(f"--nodes {format_cpu_list(request.nodes)}")
+    if given:
+        return f"are in {' and '.join(given)}"
+    if limits.narrowed_by:
+        return f"are allowed ({'; '.join(limits.narrowed_by)})"
+    return "are allowed"
