@@ -21,7 +21,7 @@ class Decision(NamedTuple):
 class Instance(NamedTuple):
     """One process to start, and its place."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
     cpus: CPUs
     """Its affinity mask; all allowed CPUs when the plan does not bind."""
     ncores: int
@@ -45,7 +45,7 @@ class Plan(NamedTuple):
 
     instances: tuple[Instance, ...]
     """Those to run; their indices are ascending."""
-    count: int
+    count: int  # type: ignore[assignment]  # hides tuple.count
     """Instances in the whole layout; more than are run when `--instance-index` selects."""
     bound: bool
     """False: masks stay as they are (a CPU quota without a cpuset, or a system without affinity)."""

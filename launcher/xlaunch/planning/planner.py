@@ -31,16 +31,16 @@ PACKAGE, NODE, CACHE = 0, 1, 2
 """Where `Core.domains` has them."""
 
 
-def plan(request: Request, machine: Machine, *, can_bind: bool = True) -> Plan:
+def plan(request: Request, machine: Machine) -> Plan:
     """What runs where, and why. Equal requests on equal machines give equal plans.
 
-    `can_bind` is False on a system that has no CPU masks. Raises `UsageError`, one line, when what
-    is asked for cannot be had.
+    Raises `UsageError`, one line, when what is asked for cannot be had.
 
     **Ex.:** two instances on 16 cores in two nodes: CPUs 0-7 with memory preferred on node 0, and
     8-15 with memory preferred on node 1.
     """
-    bound, quota = can_bind and _binds(request, machine), _effective_quota(machine)
+    can_bind, quota = _has_masks(machine), _effective_quota(machine)
+    bound = can_bind and _binds(request, machine)
     pool = select_pool(request, machine, bound=bound)
     cores = locate_cores(machine.topology, pool.cores)
     by_node = _cores_by_node(machine.topology, cores)
@@ -90,6 +90,11 @@ def plan(request: Request, machine: Machine, *, can_bind: bool = True) -> Plan:
         decisions=tuple(decisions),
         warnings=tuple(warnings),
     )
+
+
+def _has_masks(machine: Machine) -> bool:
+    """Whether the machine's system has CPU masks. Only a live system without them has no uname."""
+    return machine.root != "/" or machine.topology.architecture != "unknown"
 
 
 def _binds(request: Request, machine: Machine) -> bool:
@@ -298,9 +303,21 @@ def _explain_placement(
     return decisions
 
 
-def _memory_words(instance: Instance, reason: str) -> tuple[str, str]:
-    nodes = f" {format_cpu_list(instance.memory_nodes)}" if instance.memory_nodes else ""
-    return f"{instance.memory.value}{nodes}", reason
+def _explain_memory(instances: list[tuple[Instance, str]]) -> list[Decision]:
+    """One decision for all instances with the same policy for the same reason."""
+    alike: dict[tuple[str, str], list[Instance]] = {}
+    for instance, reason in instances:
+        alike.setdefault((instance.memory.value, reason), []).append(instance)
+    decisions = []
+    for (value, reason), members in alike.items():
+        subject = "memory"
+        if len(alike) > 1:
+            plural = "s" if len(members) > 1 else ""
+            subject = f"instance{plural} {format_cpu_list([i.index for i in members])} memory"
+        named = {i.memory_nodes for i in members}
+        nodes = next(iter(named)) if len(named) == 1 else ()
+        decisions.append(Decision(subject, f"{value} {format_cpu_list(nodes)}".rstrip(), reason))
+    return decisions
 
 
 def _warn_of_crossings(cores: Sequence[Core], placed: list[list[Core]]) -> list[str]:
@@ -334,7 +351,8 @@ def _warn_of_isolated(instances: list[Instance], topology: Topology, *, bound: b
     if not used or not bound:
         return []
     listed = format_cpu_list(used)
-    return [
+    warning = (
         f"CPUs {listed} are isolated (isolcpus): the kernel does not spread threads over them; "
         "bind each thread to its CPU (OMP_PROC_BIND), or leave them out with --cpus"
-    ]
+    )
+    return [warning]

@@ -8,11 +8,13 @@ from typing import NamedTuple
 
 from xlaunch.errors import UsageError
 from xlaunch.machine.cpu_list import format_cpu_list
-from xlaunch.machine.topology import CPUs, Limits, Machine, Topology
+from xlaunch.machine.topology import CoreKind, CPUs, Limits, Machine, Topology
 from xlaunch.planning.plan import Decision
 from xlaunch.planning.request import ECores, Request
 
 X86 = frozenset(("x86_64", "i386", "i486", "i586", "i686", "amd64", "AMD64"))
+FAVOURED = 0.9
+"""Of the highest frequency: cores above it are performance cores too."""
 
 
 class Pool(NamedTuple):
@@ -78,19 +80,33 @@ def whole_cores(topology: Topology, cpus: Iterable[int]) -> tuple[CPUs, ...]:
 def efficiency_cpus(topology: Topology) -> frozenset[int]:
     """The CPUs of efficiency cores; none where there is one kind of core or nothing ranks the kinds.
 
-    On x86 these are all kinds but the fastest: Intel's hybrids have one kind of performance core,
-    and its low-power E-cores are a third, slower kind. Elsewhere (Arm) only the slowest kind is:
-    of A510, A710, A715 and X3 the A510 are the efficiency cores, and the others differ in degree.
+    Where the kernel names Intel's core types, all but its performance cores. On other x86 all kinds
+    but the fastest, and those whose highest frequency comes within a tenth of it: favoured cores of
+    one design differ by as much. Elsewhere (Arm) only the slowest kind: of A510, A710, A715 and X3
+    the A510 are the efficiency cores, and the others differ in degree.
     """
     kinds = topology.core_kinds
     ranks = [kind.efficiency for kind in kinds]
     if not kinds or min(ranks) < 0 or min(ranks) == max(ranks):
         return frozenset()
-    if topology.architecture in X86:
-        slow = [kind for kind in kinds if kind.efficiency < max(ranks)]
+    if any(dict(kind.attributes).get("CoreType") == "IntelCore" for kind in kinds):
+        slow = [kind for kind in kinds if dict(kind.attributes).get("CoreType") != "IntelCore"]
+    elif topology.architecture in X86:
+        fastest = max(map(_highest_mhz, kinds))
+        slow = [
+            kind
+            for kind in kinds
+            if kind.efficiency < max(ranks)
+            and not (fastest and _highest_mhz(kind) > FAVOURED * fastest)
+        ]
     else:
         slow = [kind for kind in kinds if kind.efficiency == min(ranks)]
     return frozenset([cpu for kind in slow for cpu in kind.cpus])
+
+
+def _highest_mhz(kind: CoreKind) -> int:
+    """The highest frequency of a kind, 0 when it is not what tells the kinds apart."""
+    return int(dict(kind.attributes).get("FrequencyMaxMHz", "0"))
 
 
 def _check_cpus(asked: CPUs, machine: Machine) -> None:
