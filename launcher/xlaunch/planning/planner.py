@@ -70,9 +70,7 @@ def plan(request: Request, machine: Machine) -> Plan:
     decisions.append(layout.decision)
     if bound:
         decisions += _explain_placement(request, placed, idle)
-    decisions += [
-        Decision(f"instance {i.index} memory", *_memory_words(i, w)) for i, w in instances
-    ]
+    decisions += _explain_memory(instances)
     warnings = [*pool.warnings, *layout.warnings]
     if not can_bind and (request.cpus is not None or request.nodes is not None):
         warnings.append(
@@ -89,6 +87,8 @@ def plan(request: Request, machine: Machine) -> Plan:
         idle_cpus=idle_cpus,
         decisions=tuple(decisions),
         warnings=tuple(warnings),
+        request=request,
+        cpu_quota=machine.limits.cpu_quota,
     )
 
 
