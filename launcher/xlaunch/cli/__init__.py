@@ -1,1 +1,90 @@
 # SPDX-License-Identifier: Apache-2.0
+"""The command line. One file a command; each is imported only when it is called."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from xlaunch.errors import UsageError, XLaunchError
+
+COMMANDS = {"plan": "xlaunch.cli.plan", "topology": "xlaunch.cli.topology"}
+"""Commands by name, and the module whose function of that name runs them."""
+
+RESERVED = frozenset(COMMANDS) | {
+    "cache", "doctor", "env", "explain", "help", "init", "libraries", "report", "run", "version",
+}  # fmt: skip
+"""Words that a program is reached by only behind ``--`` or by a path."""
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit with its code. A user's mistake is one line, never a traceback."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    sys.exit(run(arguments))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command line; its exit code."""
+    try:
+        return _dispatch(list(arguments))
+    except XLaunchError as error:
+        say(f"error: {error}")
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+
+
+def say(text: str) -> None:
+    """Put one line of the launcher's own on standard error."""
+    line = f"xlaunch: {' '.join(text.split())}\n"
+    sys.stderr.write(line.encode(errors="backslashreplace").decode())
+    sys.stderr.flush()
+
+
+def _dispatch(arguments: list[str]) -> int:
+    word = arguments[0] if arguments else ""
+    if word in COMMANDS:
+        from importlib import import_module
+
+        command = getattr(import_module(COMMANDS[word]), word)
+        return _run_click(command, f"xlaunch {word}", arguments[1:])
+    if word == "help":
+        return _dispatch(["--help"])
+    if word == "version":
+        return _dispatch(["--version"])
+    if word in RESERVED:
+        raise UsageError(
+            f"the command {word!r} is not in this version; to run a program of that name write "
+            f"'xlaunch -- {word}' or a path"
+        )
+    from xlaunch.cli.launch import launch
+
+    return _run_click(launch, "xlaunch", arguments)
+
+
+def _run_click(command: object, name: str, arguments: list[str]) -> int:
+    import click
+
+    assert isinstance(command, click.Command)
+    try:
+        result = command.main(args=arguments, prog_name=name, standalone_mode=False)
+    except click.exceptions.Exit as error:
+        return error.exit_code
+    except click.Abort:
+        return 130
+    except click.ClickException as error:
+        say(f"error: {_explain(error)}; '{name} --help' lists the options")
+        return UsageError.exit_code
+    return result if isinstance(result, int) else 0
+
+
+def _explain(error: object) -> str:
+    import click
+
+    if isinstance(error, click.NoSuchOption):
+        near = error.possibilities
+        hint = f"; did you mean {' or '.join(sorted(near))}?" if near else ""
+        return f"there is no option {error.option_name}{hint}"
+    assert isinstance(error, click.ClickException)
+    return error.format_message().rstrip(".")

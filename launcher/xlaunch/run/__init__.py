@@ -1,1 +1,56 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Run a plan: in this process's place when nothing needs a supervisor, supervised otherwise."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from xlaunch.environment import Environment
+from xlaunch.planning.plan import Plan
+from xlaunch.run.logs import prepare_log_folder
+
+if TYPE_CHECKING:
+    from xlaunch.run.report import Report
+
+__all__ = ["check_outputs", "run_plan"]
+
+
+def check_outputs(plan: Plan) -> None:
+    """Raise `UsageError`, before anything starts, when logs or report could not be written."""
+    if plan.request.log_dir is not None:
+        prepare_log_folder(plan.request.log_dir)
+    if plan.request.report is not None:
+        from xlaunch.run.report import check_report_path
+
+        check_report_path(plan.request.report)
+
+
+def run_plan(
+    plan: Plan,
+    environment: Environment,
+    *,
+    note: Callable[[str], None],
+    table: bool = True,
+    deliver: Callable[[Report], None] | None = None,
+) -> int:
+    """Run the instances of `plan`; the exit code for this process.
+
+    Returns never when the one instance replaces this process. `note` takes lines for the user,
+    `table` puts the report on standard error at the end, `deliver` gets it as a value.
+    """
+    if sys.platform != "linux":
+        from xlaunch.run.unbound import run_unbound
+
+        report = run_unbound(plan, environment)
+        if deliver is not None:
+            deliver(report)
+        return report.exit_code
+    if not plan.supervised and deliver is None:
+        from xlaunch.run.start import replace_this_process
+
+        replace_this_process(plan, environment.program, environment.variables[0], note)
+    from xlaunch.run.supervised import run_supervised
+
+    return run_supervised(plan, environment, table=table, deliver=deliver)

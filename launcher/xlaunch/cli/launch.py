@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`xlaunch`: run a program well placed on this machine."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import click
+
+import xlaunch
+from xlaunch.cli import RESERVED, say
+from xlaunch.cli.options import (
+    CONTEXT,
+    LAYOUT,
+    MACHINE,
+    PROGRAM,
+    RUNNING,
+    request_from,
+    with_options,
+)
+from xlaunch.environment import prepare_environment
+from xlaunch.errors import UsageError
+from xlaunch.machine import read_machine
+from xlaunch.planning import plan as make_plan
+from xlaunch.run import check_outputs, run_plan
+
+
+def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        click.echo(f"xlaunch {xlaunch.__version__}")
+        ctx.exit()
+
+
+@click.command(context_settings=CONTEXT, options_metavar="[OPTIONS]", add_help_option=True)
+@with_options(
+    LAYOUT,
+    PROGRAM,
+    RUNNING,
+    MACHINE,
+    [
+        click.option("--dry-run", is_flag=True, help="Print the plan and run nothing (xlaunch plan)."),
+        click.option("--explain", is_flag=True, help="Say each decision and its reason."),
+        click.option("-v", "--verbose", is_flag=True, help="Show the plan before it runs."),
+        click.option("-q", "--quiet", is_flag=True, help="No notes, no table at the end."),
+        click.option(
+            "--version",
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_print_version,
+            help="Print the version.",
+        ),
+    ],
+)
+def launch(
+    *, dry_run: bool, explain: bool, verbose: bool, quiet: bool, sysroot: str, **options: Any
+) -> int:
+    """Run PROGRAM on this machine's CPUs: placed, supervised, explained.
+
+    \b
+    xlaunch train.py                              all cores, one thread each
+    xlaunch --instances 4 --ncores 4 infer.py     four pinned copies
+    xlaunch --mode throughput -m my.server        one copy per NUMA node
+    xlaunch plan --instances max --ncores 4       only show what would run where
+
+    PROGRAM is a Python script, run by the active environment's interpreter, or any executable.
+    Other commands: xlaunch plan, xlaunch topology. A program with the name of a command is
+    reached by -- or a path. Every option can also come from a variable: XLAUNCH_OPT_NCORES=4.
+    """
+    request = request_from(options)
+    if quiet and (verbose or explain):
+        raise UsageError("--quiet contradicts --verbose and --explain; drop one")
+    if request.module and request.no_python:
+        raise UsageError("--no-python contradicts --module: a module needs Python; drop one")
+    _refuse_command_names(request.program)
+    if dry_run:
+        from xlaunch.cli.plan import print_plan
+
+        print_plan(request, sysroot, explain=explain, as_json=False)
+        return 0
+    if sysroot != "/":
+        raise UsageError("--sysroot describes another machine; it goes with --dry-run or xlaunch plan")
+    machine = read_machine()
+    plan = make_plan(request, machine)
+    environment = prepare_environment(plan, os.environ)
+    check_outputs(plan)
+    if not quiet:
+        for warning in plan.warnings:
+            say(f"warning: {warning}")
+    if verbose or explain:
+        from xlaunch.cli.plan import describe
+
+        click.echo(describe(plan, machine, environment, explain=explain), err=True)
+    return run_plan(plan, environment, note=_note(quiet), table=not quiet)
+
+
+def _note(quiet: bool) -> Any:
+    return (lambda _: None) if quiet else (lambda text: say(f"warning: {text}"))
+
+
+def _refuse_command_names(program: tuple[str, ...]) -> None:
+    # Behind `--` click has taken the `--` away; argv still shows it.
+    import sys
+
+    word = program[0] if program else ""
+    if word in RESERVED and "--" not in sys.argv[: sys.argv.index(word)]:
+        raise UsageError(
+            f"{word!r} is a command of xlaunch: put it first, or write '-- {word}' or a path "
+            "for a program of that name"
+        )
+

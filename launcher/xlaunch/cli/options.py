@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The options of a launch: one table for `xlaunch` and `xlaunch plan`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from xlaunch.cli.parameters import Count, Duration, NumberList, Variable, WholeNumber, Word
+from xlaunch.environment.variables import OPTION_PREFIX
+from xlaunch.planning.request import ECores, MemoryPolicy, Mode, OnFailure, Place, Request
+
+Command = Callable[..., Any]
+
+CONTEXT = {
+    "allow_interspersed_args": False,
+    "auto_envvar_prefix": OPTION_PREFIX.rstrip("_"),
+    "help_option_names": ["-h", "--help"],
+    "max_content_width": 100,
+}
+"""What follows the program's name is the program's, byte for byte."""
+
+LAYOUT = [
+    click.option("--instances", type=Count(), help="Instances to run; max: as many as fit."),
+    click.option("--ncores", type=Count(), help="Physical cores for each; max: as many as fit."),
+    click.option(
+        "--mode", type=Word(Mode), help="latency: 4 cores each, over everything; throughput: one per NUMA node."
+    ),
+    click.option("--cpus", type=NumberList(), help="Use these logical CPUs only: 0-3,8."),
+    click.option("--nodes", type=NumberList(), help="Use these NUMA nodes only."),
+    click.option("--reserve", type=WholeNumber(), default=0, metavar="K", help="Cores to leave free."),
+    click.option(
+        "--instance-index", type=NumberList(), help="Of the whole layout, run these instances only."
+    ),
+    click.option(
+        "--place", type=Word(Place), default=Place.COMPACT, help="Side by side (default), or far apart."
+    ),
+    click.option("--smt", is_flag=True, help="Use every SMT sibling of a core, not just the first."),
+    click.option(
+        "--ecores",
+        type=Word(ECores),
+        help="Efficiency cores. Default: left out where there are performance cores.",
+    ),
+    click.option("--oversubscribe", is_flag=True, help="Let instances share cores if there are too few."),
+    click.option(
+        "--memory",
+        type=Word(MemoryPolicy),
+        default=MemoryPolicy.AUTO,
+        help="NUMA memory policy. Default: auto, an instance's own node first.",
+    ),
+]  # fmt: skip
+
+PROGRAM = [
+    click.option("-m", "--module", is_flag=True, help="PROGRAM is a Python module."),
+    click.option("--python", metavar="FILE", help="Interpreter for scripts and modules."),
+    click.option(
+        "--no-python", is_flag=True, help="PROGRAM is an executable, whatever its name; rarely needed."
+    ),
+    click.option("--env", type=Variable(), multiple=True, help="Set a variable for every instance."),
+]
+
+RUNNING = [
+    click.option("--log-dir", metavar="DIR", help="Write each instance's output to files in DIR."),
+    click.option(
+        "--tag/--no-tag", default=None, help="Instance number before each line. Default: if several."
+    ),
+    click.option(
+        "--on-failure",
+        type=Word(OnFailure),
+        default=OnFailure.STOP,
+        help="The first instance that fails ends the others (stop, default), or not.",
+    ),
+    click.option("--timeout", type=Duration(zero=False), help="End the run after this time: 90, 10m, 2h."),
+    click.option(
+        "--grace", type=Duration(zero=True), default="10s", help="From SIGTERM to SIGKILL. Default: 10s."
+    ),
+    click.option("--supervise", is_flag=True, help="Keep a supervisor even for a single instance."),
+    click.option("--report", metavar="FILE", help="Write a report of the run as JSON."),
+]
+
+MACHINE = [
+    click.option(
+        "--sysroot", metavar="DIR", default="/", help="Plan for the machine captured in DIR (see topology --capture)."
+    ),
+]  # fmt: skip
+
+
+def with_options(*groups: list[Callable[[Command], Command]]) -> Callable[[Command], Command]:
+    """Give a command the options of `groups`, in their order, and the program's words."""
+
+    def decorate(command: Command) -> Command:
+        command = click.argument(
+            "program", nargs=-1, type=click.UNPROCESSED, metavar="[--] PROGRAM [ARGS...]"
+        )(command)
+        for option in reversed([option for group in groups for option in group]):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+def request_from(options: dict[str, Any]) -> Request:
+    """The request that a command line makes; `options` as click gives them."""
+    words = {name: value for name, value in options.items() if name in Request._fields}
+    words["timeout_s"] = options.get("timeout")
+    words["grace_s"] = options.get("grace", Request().grace_s)
+    return Request(**words)
+
+
+def is_nested() -> bool:
+    """Whether this launcher runs inside an instance of another."""
+    return "XLAUNCH_INSTANCE_INDEX" in os.environ

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How option values are read: counts, CPU lists, durations, variables."""
+
+from __future__ import annotations
+
+import enum
+import math
+from typing import Any, Generic, TypeVar
+
+import click
+
+from xlaunch.errors import UsageError
+from xlaunch.machine.cpu_list import parse_cpu_list
+from xlaunch.planning.request import MAX
+
+SECONDS_PER_UNIT = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+E = TypeVar("E", bound=enum.Enum)
+
+
+class Count(click.ParamType):
+    """A whole number from 1, or ``max``."""
+
+    name = "N|max"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value is MAX or isinstance(value, int):
+            return value
+        if value == "max":
+            return MAX
+        if value.isascii() and value.isdigit() and 1 <= int(value[:10]):
+            return int(value[:10])
+        return self.fail(f"{value!r} is not a count; write a whole number from 1, or max", param, ctx)
+
+
+class WholeNumber(click.ParamType):
+    """A whole number from 0."""
+
+    name = "N"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, int):
+            return value
+        if value.isascii() and value.isdigit():
+            return int(value[:10])
+        return self.fail(f"{value!r} is not a whole number from 0", param, ctx)
+
+
+class NumberList(click.ParamType):
+    """Numbers and ranges, at least one: ``0-3,8``."""
+
+    name = "LIST"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, tuple):
+            return value
+        option = param.opts[-1] if param is not None else "list"
+        numbers = parse_cpu_list(value, what=option)
+        if not numbers:
+            raise UsageError(f"{option}: the list {value!r} is empty; write for example 0-3,8")
+        return numbers
+
+
+class Duration(click.ParamType):
+    """Seconds, or a number with a unit: ``90``, ``1.5s``, ``10m``, ``2h``, ``250ms``."""
+
+    name = "TIME"
+
+    def __init__(self, *, zero: bool) -> None:
+        self._zero = zero
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, float):
+            return value
+        number = value.rstrip("abcdefghijklmnopqrstuvwxyz")
+        unit = value[len(number) :] or "s"
+        try:
+            seconds = float(number) * SECONDS_PER_UNIT[unit]
+        except (ValueError, KeyError):
+            seconds = math.nan
+        if math.isfinite(seconds) and (seconds > 0 or (self._zero and seconds == 0)):
+            return seconds
+        least = "from 0" if self._zero else "above 0"
+        return self.fail(
+            f"{value!r} is not a time {least}; write seconds, or a number with ms, s, m, h or d",
+            param,
+            ctx,
+        )
+
+
+class Variable(click.ParamType):
+    """An environment variable: ``NAME=VALUE``."""
+
+    name = "NAME=VALUE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, tuple):
+            return value
+        name, equals, content = value.partition("=")
+        if not equals or not name:
+            return self.fail(f"{value!r} is not NAME=VALUE", param, ctx)
+        return name, content
+
+
+class Word(click.ParamType, Generic[E]):
+    """One of an enumeration's values."""
+
+    def __init__(self, words: type[E]) -> None:
+        self._words = words
+        self.name = "|".join(member.value for member in words)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, self._words):
+            return value
+        try:
+            return self._words(value)
+        except ValueError:
+            allowed = ", ".join(member.value for member in self._words)
+            return self.fail(f"{value!r} is not one of {allowed}", param, ctx)

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`xlaunch plan`: show what would run where, and run nothing."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import click
+
+from xlaunch.cli.options import (
+    CONTEXT,
+    LAYOUT,
+    MACHINE,
+    PROGRAM,
+    RUNNING,
+    request_from,
+    with_options,
+)
+from xlaunch.environment import Environment, prepare_environment
+from xlaunch.machine import read_machine
+from xlaunch.machine.topology import Machine
+from xlaunch.planning import plan as make_plan
+from xlaunch.planning.plan import Plan
+from xlaunch.planning.request import Request
+
+
+@click.command(context_settings=CONTEXT, options_metavar="[OPTIONS]")
+@with_options(
+    LAYOUT,
+    PROGRAM,
+    RUNNING,
+    MACHINE,
+    [
+        click.option("--explain", is_flag=True, help="Say each decision and its reason."),
+        click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON."),
+    ],
+)
+def plan(*, explain: bool, as_json: bool, sysroot: str, **options: Any) -> None:
+    """Show which instance would run on which CPUs, and run nothing.
+
+    The options are those of xlaunch; PROGRAM may be left out.
+    """
+    print_plan(request_from(options), sysroot, explain=explain, as_json=as_json)
+
+
+def print_plan(request: Request, sysroot: str, *, explain: bool, as_json: bool) -> None:
+    """Plan `request` for the machine under `sysroot` and print it on standard output."""
+    machine = read_machine(sysroot)
+    made = make_plan(request, machine)
+    environment = prepare_environment(made, os.environ) if request.program else None
+    if as_json:
+        import json
+
+        from xlaunch.planning import plan_to_dict
+
+        values = plan_to_dict(made)
+        if environment is not None:
+            values["program"] = _printable(environment.program.argv)
+            for instance, settings in zip(values["instances"], environment.settings, strict=True):
+                instance["environment"] = {setting.name: setting.value for setting in settings}
+        click.echo(json.dumps(values, indent=1))
+        return
+    click.echo(describe(made, machine, environment, explain=explain))
+
+
+def describe(plan: Plan, machine: Machine, environment: Environment | None, *, explain: bool) -> str:
+    """The plan and the environment as readable text."""
+    from xlaunch.planning import render_plan
+
+    lines = [render_plan(plan, machine, explain=explain)]
+    if environment is None:
+        return lines[0]
+    program = environment.program
+    lines.append(f"program: {' '.join(_printable(program.argv))}")
+    if explain and program.interpreter_reason is not None:
+        lines.append(f"  interpreter: {program.interpreter_reason}")
+    first = environment.settings[0]
+    for position, setting in enumerate(first):
+        values = [settings[position].value for settings in environment.settings]
+        value = setting.value if len(set(values)) == 1 else " ".join(values)
+        reason = f"  ({setting.reason})" if explain or setting.users_own else ""
+        lines.append(f"  {setting.name}={value}{reason}")
+    return "\n".join(lines)
+
+
+def _printable(words: tuple[str, ...]) -> list[str]:
+    import shlex
+
+    return [shlex.quote(word.encode(errors="backslashreplace").decode()) for word in words]

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which program is run, and by which interpreter: the program's own, not the launcher's."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from xlaunch.errors import ProgramNotExecutableError, ProgramNotFoundError, UsageError
+from xlaunch.planning.request import Request
+
+PYTHON_SUFFIXES = (".py", ".pyw", ".pyc", ".pyz")
+
+
+class Program(NamedTuple):
+    """A program that was found, as it will be executed."""
+
+    executable: str
+    """The file handed to execve; a path."""
+    argv: tuple[str, ...]
+    interpreter_reason: str | None
+    """Why this Python interpreter; None when no interpreter was chosen."""
+
+
+def resolve_program(request: Request, environment: Mapping[str, str]) -> Program:
+    """Find the program of `request` and how to run it.
+
+    A name that ends in .py (.pyw, .pyc, .pyz), or a module, is run by the active environment's
+    interpreter. Anything else is an executable, looked up as a shell would: its shebang speaks for
+    itself. Raises `ProgramNotFoundError` (127), `ProgramNotExecutableError` (126), and `UsageError`
+    for an interpreter that is not there.
+    """
+    if not request.program:
+        what = "module" if request.module else "program"
+        raise UsageError(f"no {what} given; usage: xlaunch [OPTIONS] [--] PROGRAM [ARGS...]")
+    name, *arguments = request.program
+    if not name:
+        raise ProgramNotFoundError("the program's name is empty")
+    if request.module:
+        interpreter, reason = find_interpreter(request.python, environment)
+        return Program(interpreter, (interpreter, "-m", name, *arguments), reason)
+    if name.endswith(PYTHON_SUFFIXES) and not request.no_python:
+        _check_file(name, must_execute=False)
+        interpreter, reason = find_interpreter(request.python, environment)
+        return Program(interpreter, (interpreter, name, *arguments), reason)
+    if "/" in name:
+        _check_file(name, must_execute=True)
+        return Program(name, (name, *arguments), None)
+    return Program(_search_path(name, environment), (name, *arguments), None)
+
+
+def find_interpreter(asked: str | None, environment: Mapping[str, str]) -> tuple[str, str]:
+    """The Python interpreter for scripts, and why: --python, VIRTUAL_ENV, CONDA_PREFIX, our own."""
+    if asked is not None:
+        try:
+            if "/" not in asked:
+                return _search_path(asked, environment), "--python"
+            _check_file(asked, must_execute=True)
+        except (ProgramNotFoundError, ProgramNotExecutableError) as error:
+            raise UsageError(f"--python: {error}") from None
+        return asked, "--python"
+    for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        prefix = environment.get(variable)
+        candidate = os.path.join(prefix, "bin", "python") if prefix else ""
+        if candidate and os.access(candidate, os.X_OK):
+            return candidate, f"{variable} is active"
+    return sys.executable, "the interpreter that xlaunch runs on"
+
+
+def _check_file(path: str, *, must_execute: bool) -> None:
+    try:
+        mode = os.stat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        raise ProgramNotFoundError(f"program {path!r} does not exist") from None
+    except OSError as error:
+        raise ProgramNotExecutableError(f"program {path!r}: {error.strerror}") from None
+    except ValueError:  # an embedded null byte
+        raise ProgramNotFoundError(f"program {path!r} is not a file name") from None
+    if stat.S_ISDIR(mode):
+        raise ProgramNotExecutableError(f"program {path!r} is a folder; name a file in it")
+    if must_execute and not os.access(path, os.X_OK):
+        raise ProgramNotExecutableError(
+            f"program {path!r} is not executable; chmod +x it, or name its interpreter first"
+        )
+    if not must_execute and not os.access(path, os.R_OK):
+        raise ProgramNotExecutableError(f"program {path!r} cannot be read: permission denied")
+
+
+def _search_path(name: str, environment: Mapping[str, str]) -> str:
+    refused: str | None = None
+    for folder in environment.get("PATH", os.defpath).split(os.pathsep):
+        candidate = os.path.join(folder or ".", name)
+        if not os.path.isfile(candidate):
+            continue
+        if os.access(candidate, os.X_OK):
+            return candidate
+        refused = refused or candidate
+    if refused is not None:
+        raise ProgramNotExecutableError(f"program {refused!r} is not executable")
+    if os.path.isdir(name):
+        raise ProgramNotExecutableError(f"program {name!r} is a folder; name a file in it")
+    hint = f"; to run the file in this folder write ./{name}" if os.path.isfile(name) else ""
+    raise ProgramNotFoundError(f"program {name!r} is not on PATH{hint}")

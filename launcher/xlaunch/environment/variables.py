@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which variables an instance gets, each with its reason. What the user has set stays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from xlaunch.machine.cpu_list import format_cpu_list
+from xlaunch.planning.plan import Instance, Plan
+
+OPTION_PREFIX = "XLAUNCH_OPT_"
+"""Options of this launcher come from such variables; its instances do not inherit them."""
+
+OURS = "XLAUNCH_SET"
+"""Lists what a launcher set, so that a launcher inside an instance can tell it from the user's."""
+
+_SEPARATOR = "\x1f"
+
+
+class Setting(NamedTuple):
+    """One environment variable of one instance."""
+
+    name: str
+    value: str
+    reason: str
+    users_own: bool = False
+    """It was set already, and stays."""
+
+
+def choose_settings(
+    plan: Plan, instance: Instance, inherited: Mapping[str, str], *, piped: bool
+) -> tuple[Setting, ...]:
+    """The variables that running `instance` well takes, over what it inherits.
+
+    `piped`: its output goes through a pipe or into a log file.
+    """
+    ours = _set_by_outer_launcher(inherited)
+    settings: list[Setting] = []
+
+    def choose(name: str, value: str, reason: str) -> None:
+        own = inherited.get(name)
+        if own is not None and ours.get(name) != own:
+            settings.append(Setting(name, own, f"already set; not changed to {value}", True))
+        else:
+            settings.append(Setting(name, value, reason))
+
+    threads = instance.threads
+    choose("OMP_NUM_THREADS", str(threads), "one thread for each CPU that the instance may use")
+    if plan.cpu_quota is not None:
+        reason = f"threads that spin while they wait use up the CPU quota of {plan.cpu_quota:g}"
+        choose("OMP_WAIT_POLICY", "passive", reason)
+    if piped:
+        choose("PYTHONUNBUFFERED", "1", "so that output shows as it is written")
+    return tuple(settings)
+
+
+def instance_variables(
+    plan: Plan, instance: Instance, settings: tuple[Setting, ...], inherited: Mapping[str, str]
+) -> dict[str, str]:
+    """The whole environment of an instance."""
+    variables = {
+        name: value for name, value in inherited.items() if not name.startswith(OPTION_PREFIX)
+    }
+    chosen = [setting for setting in settings if not setting.users_own]
+    variables.update((setting.name, setting.value) for setting in chosen)
+    variables[OURS] = _SEPARATOR.join(f"{setting.name}={setting.value}" for setting in chosen)
+    variables["XLAUNCH_INSTANCE_INDEX"] = str(instance.index)
+    variables["XLAUNCH_INSTANCE_COUNT"] = str(plan.count)
+    variables["XLAUNCH_INSTANCE_CPUS"] = format_cpu_list(instance.cpus)
+    variables["XLAUNCH_INSTANCE_NODES"] = format_cpu_list(instance.nodes)
+    variables.update(plan.request.env)
+    return variables
+
+
+def _set_by_outer_launcher(inherited: Mapping[str, str]) -> dict[str, str]:
+    entries = inherited.get(OURS, "").split(_SEPARATOR)
+    return dict(entry.split("=", 1) for entry in entries if "=" in entry)

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The keeper: the process with the user's PID. It passes signals on and leaves nothing behind.
+
+It forks the supervisor and from then on does two things. Signals go to the supervisor through a
+pipe, one byte each, so that none merges with another; the end of that pipe tells the supervisor
+that the keeper is gone. As the child subreaper it inherits every orphan of the run: when the
+supervisor has ended, however it ended, the keeper kills and reaps until it has no child left.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+from xlaunch.run.processes import descendants
+from xlaunch.run.syscalls import SI_KERNEL, become_subreaper
+
+PASSED_ON = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGWINCH,
+    signal.SIGTSTP,
+    signal.SIGCONT,
+)
+
+OWN_FAULT = 125
+
+
+def keep(supervise: Callable[[int, set[signal.Signals]], int]) -> int:
+    """Run `supervise` in a child, guard it, and return the exit code for this process.
+
+    `supervise` gets the descriptor that signals come from and the signal mask for instances, and
+    returns an exit code. A Ctrl-C that ended the run ends this process by SIGINT as well: that is
+    how a shell knows that a script should not go on.
+    """
+    passed_on = {number for number in PASSED_ON if signal.getsignal(number) != signal.SIG_IGN}
+    # SIGTTOU: the supervisor moves the terminal's foreground group from the background.
+    blocked = passed_on | {signal.SIGCHLD, signal.SIGTTOU}
+    become_subreaper()
+    original_mask = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+    # An ignored SIGCHLD would make the kernel reap, and exit codes vanish.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    commands_in, commands_out = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    supervisor = os.fork()
+    if supervisor == 0:
+        os.close(commands_out)
+        _run_and_exit(supervise, commands_in, {signal.Signals(n) for n in original_mask})
+    os.close(commands_in)
+    status, interrupted = _pass_signals_on(supervisor, commands_out, blocked - {signal.SIGTTOU})
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        _end_all_descendants()
+        if number == signal.SIGINT:  # its word for: the terminal's Ctrl-C ended the instance
+            _die_of_interrupt(whole_group=True)
+        name = signal.Signals(number).name
+        print(
+            f"xlaunch: the supervisor was ended by {name}; every instance was killed",
+            file=sys.stderr,
+        )
+        return OWN_FAULT
+    _end_all_descendants()
+    code = os.waitstatus_to_exitcode(status)
+    if interrupted and code == 128 + signal.SIGINT:
+        _die_of_interrupt(whole_group=False)
+    return code
+
+
+def _run_and_exit(
+    supervise: Callable[[int, set[signal.Signals]], int],
+    commands: int,
+    original_mask: set[signal.Signals],
+) -> None:
+    code = OWN_FAULT
+    try:
+        # Out of the shell's group, so that what the terminal sends arrives once, by the keeper.
+        os.setpgid(0, 0)
+        code = supervise(commands, original_mask)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+def _pass_signals_on(
+    supervisor: int, commands: int, numbers: set[signal.Signals]
+) -> tuple[int, bool]:
+    """Wait for the supervisor; its wait status, and whether the terminal sent SIGINT meanwhile."""
+    interrupted = False
+    while True:
+        info = signal.sigwaitinfo(numbers)
+        if info.si_signo != signal.SIGCHLD:
+            interrupted |= info.si_signo == signal.SIGINT and info.si_code == SI_KERNEL
+            try:
+                os.write(commands, bytes([info.si_signo]))
+            except BrokenPipeError:  # it has just ended
+                continue
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == supervisor:
+                return status, interrupted
+            if pid == 0:
+                break
+
+
+def _end_all_descendants() -> None:
+    """Kill and reap until there is nobody left. Orphans become our children, so that is the end."""
+    while True:
+        for pid in descendants(os.getpid()):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
+
+
+def _die_of_interrupt(*, whole_group: bool) -> None:
+    """End as Ctrl-C would have ended this process, and the rest of its job with it.
+
+    `whole_group`: the instance owned the terminal, so nobody else of the job has had the SIGINT.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    if whole_group:
+        os.killpg(0, signal.SIGINT)
+    else:
+        os.kill(os.getpid(), signal.SIGINT)

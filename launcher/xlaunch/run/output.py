@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Output of several instances on one stream: tagged by line, whole lines never mixed, no byte lost.
+
+A `LineTagger` turns what one instance writes into whole tagged lines; a `Sink` writes the lines of
+all instances to one destination without ever blocking the supervisor.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections import deque
+
+LINE_CAP = 64 * 1024
+"""A longer line is passed on in pieces of this many bytes, the later ones marked."""
+
+READ_SIZE = 64 * 1024
+HIGH_WATER = 1 << 20
+"""With this much unwritten output the instances' pipes are left to fill up."""
+
+ERASE_TO_END = b"\x1b[K"
+
+
+class LineTagger:
+    """Cuts a stream of bytes into whole lines and puts a tag before each.
+
+    **Ex.:** ``b"a\\nb\\n"`` of instance 3 becomes ``b"[3] a\\n[3] b\\n"``. A line beyond `LINE_CAP`
+    is cut; its further pieces start with ``[3]+``. A carriage return on its own ends an *update*
+    (a progress bar): on a terminal it is shown in place, elsewhere it is part of its line.
+    Taking the tags away gives back the bytes that came in, but for the newline after a cut piece.
+    """
+
+    def __init__(self, tag: str, *, terminal: bool) -> None:
+        self._tag = f"[{tag}] ".encode() if tag else b""
+        self._continued_tag = f"[{tag}]+ ".encode() if tag else b""
+        self._terminal = terminal
+        self._pending = b""
+        self._continued = False
+
+    def feed(self, data: bytes) -> bytes:
+        """The whole lines that `data` completes."""
+        data = self._pending + data
+        end = data.rfind(b"\n") + 1
+        if self._terminal:
+            # The last byte may be the first half of \r\n.
+            end = max(end, data.rfind(b"\r", 0, -1) + 1)
+        complete, self._pending = data[:end], data[end:]
+        out = self._tagged(complete) if complete else b""
+        if len(self._pending) >= LINE_CAP:
+            out += self._cut()
+        return out
+
+    def finish(self) -> bytes:
+        """What is left, as a whole line."""
+        rest, self._pending = self._pending, b""
+        if not rest:
+            return b""
+        return self._tagged(rest if rest.endswith(b"\n") else rest + b"\n")
+
+    def _tagged(self, lines: bytes) -> bytes:
+        out = b""
+        # Only the first line can be over the cap: the others arrived within one read.
+        while lines.find(b"\n", 0, LINE_CAP + 1) < 0 and len(lines) > LINE_CAP:
+            out += self._prefix() + lines[:LINE_CAP] + b"\n"
+            lines = lines[LINE_CAP:]
+            self._continued = True
+        out += self._prefix()
+        self._continued = False
+        body = lines[:-1].replace(b"\n", b"\n" + self._tag)
+        if self._terminal and b"\r" in body:
+            update = b"\r" + ERASE_TO_END + self._tag
+            body = re.sub(rb"\r(?![\r\n]|$)", lambda _: update, body)
+        return out + body + lines[-1:]
+
+    def _cut(self) -> bytes:
+        out = b""
+        while len(self._pending) >= LINE_CAP:
+            out += self._prefix() + self._pending[:LINE_CAP] + b"\n"
+            self._pending = self._pending[LINE_CAP:]
+            self._continued = True
+        return out
+
+    def _prefix(self) -> bytes:
+        return self._continued_tag if self._continued else self._tag
+
+
+class Sink:
+    """A destination that instances share. Holds what cannot be written yet."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self.terminal = os.isatty(descriptor)
+        self.broken = False
+        """Its reader is gone; what is added vanishes."""
+        self._waiting: deque[bytes | memoryview] = deque()
+        self._size = 0
+        self._update_shown = False
+        mode = os.fstat(descriptor).st_mode
+        # After poll() says writable, a pipe takes PIPE_BUF bytes and a terminal 256 without
+        # blocking; the supervisor must not block, or it would miss signals.
+        self._portion = 1 << 20 if stat.S_ISREG(mode) else 256 if self.terminal else 4096
+
+    @property
+    def pending(self) -> bool:
+        return self._size > 0
+
+    @property
+    def full(self) -> bool:
+        return self._size >= HIGH_WATER
+
+    def add(self, lines: bytes) -> None:
+        """Queue whole lines."""
+        if self.broken or not lines:
+            return
+        if self._update_shown:
+            lines = ERASE_TO_END + lines
+        self._update_shown = self.terminal and lines.endswith(b"\r")
+        self._waiting.append(lines)
+        self._size += len(lines)
+
+    def write_some(self) -> None:
+        """Write what fits without blocking; call it when poll() says that the descriptor is writable."""
+        data = self._waiting[0]
+        try:
+            count = os.write(self.descriptor, data[: self._portion])
+        except BlockingIOError:
+            return
+        except OSError:  # EPIPE as a rule: nobody reads on
+            self.broken = True
+            self._waiting.clear()
+            self._size = 0
+            return
+        self._size -= count
+        if count == len(data):
+            self._waiting.popleft()
+        else:
+            # A view, so that a large chunk is not copied once a portion.
+            self._waiting[0] = memoryview(data)[count:]
+
+
+def same_file(first: int, second: int) -> bool:
+    """Whether two descriptors lead to the same file, pipe or terminal."""
+    try:
+        return os.path.sameopenfile(first, second)
+    except OSError:
+        return False

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a supervised run was: for the table at its end, for `--report`, for `xlaunch.launch`."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from xlaunch.errors import UsageError
+from xlaunch.machine.cpu_list import format_cpu_list
+from xlaunch.machine.topology import CPUs
+
+SCHEMA_VERSION = 1
+
+COLUMNS = {
+    "index": "the instance's number",
+    "cpus_asked": "affinity mask that the plan gave",
+    "cpus_observed": "CPUs on which a thread of any of its processes was seen to have run (sampled)",
+    "nodes": "NUMA nodes of the mask",
+    "exit_code": "128 + n when signal n ended it; null when it was not started",
+    "wall_s": "from start to end of its own process",
+    "cpu_s": "user and system time: its process, children that it waited for, and what it left behind",
+    "utilisation": "cpu_s / (wall_s x CPUs asked)",
+    "peak_rss_bytes": "largest sampled sum over its processes, at least its process's own peak",
+    "context_switches": "voluntary and involuntary, of what cpu_s covers",
+    "migrations": "moves from CPU to CPU, all its threads that were seen; null where not counted",
+}
+"""Each column of the table and each key of an instance, and what it sums."""
+
+
+class InstanceReport(NamedTuple):
+    """One instance, once it has ended. See `COLUMNS` for what each value sums."""
+
+    index: int
+    pid: int
+    cpus_asked: CPUs
+    cpus_observed: CPUs
+    nodes: tuple[int, ...]
+    exit_code: int
+    signal: str | None
+    wall_s: float
+    cpu_s: float
+    utilisation: float
+    peak_rss_bytes: int
+    context_switches: int
+    migrations: int | None
+    leftover_processes: int
+    """Processes that it left behind and that were ended."""
+
+
+class Report(NamedTuple):
+    """A whole run."""
+
+    exit_code: int
+    reason: str
+    """Why it ended, in a few words. **Ex.:** ``"instance 1 failed with exit code 3"``."""
+    wall_s: float
+    count: int
+    instances: tuple[InstanceReport, ...]
+    warnings: tuple[str, ...]
+    argv: tuple[str, ...]
+
+
+def report_to_dict(report: Report) -> dict[str, Any]:
+    """Plain values with the keys of `--report`."""
+    instances = []
+    for instance in report.instances:
+        values = instance._asdict()
+        values["cpus_asked"] = format_cpu_list(instance.cpus_asked)
+        values["cpus_observed"] = format_cpu_list(instance.cpus_observed)
+        values["nodes"] = list(instance.nodes)
+        instances.append(values)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "argv": [argument.encode(errors="backslashreplace").decode() for argument in report.argv],
+        "exit_code": report.exit_code,
+        "reason": report.reason,
+        "wall_s": report.wall_s,
+        "count": report.count,
+        "instances": instances,
+        "warnings": list(report.warnings),
+        "columns": COLUMNS,
+    }
+
+
+def check_report_path(path: str) -> None:
+    """Raise `UsageError` when no report could be written to `path`; better now than after the run."""
+    folder = os.path.dirname(path) or "."
+    if os.path.isdir(path):
+        raise UsageError(f"--report: {path!r} is a folder; name a file")
+    if not os.path.isdir(folder):
+        raise UsageError(f"--report: the folder {folder!r} does not exist")
+    writable = path if os.path.exists(path) else folder
+    if not os.access(writable, os.W_OK):
+        raise UsageError(f"--report: no permission to write {writable!r}")
+
+
+def write_report(report: Report, path: str) -> None:
+    """Write `report` as JSON. A regular file appears whole or not at all."""
+    text = json.dumps(report_to_dict(report), indent=1) + "\n"
+    if os.path.exists(path) and not os.path.isfile(path):  # a pipe or terminal
+        with open(path, "w", encoding="utf-8") as stream:
+            stream.write(text)
+        return
+    folder, name = os.path.split(path)
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=folder or ".")
+    try:
+        umask = os.umask(0)
+        os.umask(umask)
+        os.fchmod(descriptor, 0o666 & ~umask)
+        with open(descriptor, "w", encoding="utf-8") as stream:
+            stream.write(text)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def render_report(report: Report) -> str:
+    """The table for the terminal, with a line that says what its columns sum."""
+    headings = (
+        "instance", "CPUs asked", "CPUs observed", "node", "exit", "wall s", "CPU s",
+        "used", "peak RSS MiB", "switches", "moves",
+    )  # fmt: skip
+    rows = [
+        (
+            str(instance.index),
+            format_cpu_list(instance.cpus_asked),
+            format_cpu_list(instance.cpus_observed) or "-",
+            format_cpu_list(instance.nodes) or "-",
+            instance.signal or str(instance.exit_code),
+            f"{instance.wall_s:.2f}",
+            f"{instance.cpu_s:.2f}",
+            f"{instance.utilisation:.0%}",
+            f"{instance.peak_rss_bytes / 2**20:.0f}",
+            str(instance.context_switches),
+            "-" if instance.migrations is None else str(instance.migrations),
+        )
+        for instance in report.instances
+    ]
+    lines = [f"xlaunch: {report.reason}; {report.wall_s:.2f} s"]
+    if rows:
+        lines += align(headings, rows)
+        lines.append(
+            "CPU s and switches: the process, children it waited for, processes it left; "
+            "used: CPU s / (wall x CPUs asked); peak RSS: all its processes together; "
+            "moves: CPU to CPU, all threads seen"
+        )
+    return "\n".join(lines)
+
+
+def align(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table, each column as wide as its widest cell, to the right but for lists of CPUs."""
+    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
+    left = [heading.startswith("CPUs") for heading in headings]
+    return [
+        "  ".join(
+            cell.ljust(width) if is_left else cell.rjust(width)
+            for cell, width, is_left in zip(row, widths, left, strict=True)
+        ).rstrip()
+        for row in (headings, *rows)
+    ]

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Start an instance in its place.
+
+Mask and memory policy are set in this process, which is single-threaded, inherited through fork and
+exec, and given back: the instance never runs a moment elsewhere, and nothing has to run in the
+child before its program (see sched_setaffinity(2), set_mempolicy(2)).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from xlaunch.environment import Program
+from xlaunch.errors import ProgramNotExecutableError, ProgramNotFoundError, XLaunchError
+from xlaunch.machine.cpu_list import format_cpu_list
+from xlaunch.planning.plan import Instance, Plan
+from xlaunch.planning.request import MemoryPolicy
+
+Note = Callable[[str], None]
+"""Takes one line for the user."""
+
+
+class Streams(NamedTuple):
+    """File descriptors that become an instance's standard streams."""
+
+    stdin: int
+    stdout: int
+    stderr: int
+
+
+def replace_this_process(plan: Plan, program: Program, variables: dict[str, str], note: Note) -> None:
+    """Become the plan's only instance. Returns never; raises what `execute` raises."""
+    instance = plan.instances[0]
+    _bind(instance, note, bound=plan.bound)
+    _set_memory_policy(instance, note)
+    _restore_python_signals()
+    execute(program, variables)
+
+
+@contextmanager
+def place_of(instance: Instance, note: Note, *, bound: bool) -> Iterator[None]:
+    """Within the block this process, and what it starts, is where `instance` should be."""
+    mask = os.sched_getaffinity(0)
+    policy_set = False
+    try:
+        _bind(instance, note, bound=bound)
+        policy_set = _set_memory_policy(instance, note)
+        yield
+    finally:
+        os.sched_setaffinity(0, mask)
+        if policy_set:
+            from xlaunch.run.syscalls import reset_memory_policy
+
+            reset_memory_policy()
+
+
+def fork_instance(
+    program: Program,
+    variables: dict[str, str],
+    streams: Streams,
+    *,
+    terminal: int | None,
+    signal_mask: set[signal.Signals],
+) -> int:
+    """Start `program` as a process group of its own; returns its PID.
+
+    `terminal`: descriptor of a terminal whose foreground group it becomes. `signal_mask`: the
+    signals that it starts with blocked. Raises what `execute` raises, from the child's failure.
+    """
+    from xlaunch.run.syscalls import die_with_parent
+
+    supervisor = os.getpid()
+    failure_in, failure_out = os.pipe()  # close-on-exec: its end of file is a successful exec
+    pid = os.fork()
+    if pid == 0:
+        number = errno.EPERM
+        try:
+            os.setpgid(0, 0)
+            if terminal is not None:
+                os.tcsetpgrp(terminal, os.getpid())  # SIGTTOU is blocked here
+            die_with_parent(signal.SIGKILL)
+            if os.getppid() != supervisor:
+                os._exit(137)  # it ended before the request above
+            for target, source in enumerate(streams):
+                os.dup2(source, target, inheritable=True)
+            _restore_python_signals()
+            signal.pthread_sigmask(signal.SIG_SETMASK, signal_mask)
+            _exec(program, variables)
+        except OSError as error:
+            number = error.errno or number
+        finally:
+            os.write(failure_out, number.to_bytes(4, "little"))
+            os._exit(127)
+    os.close(failure_out)
+    try:
+        failed = os.read(failure_in, 4)
+    finally:
+        os.close(failure_in)
+    if failed:
+        os.waitpid(pid, 0)
+        raise _exec_error(program, int.from_bytes(failed, "little"))
+    return pid
+
+
+def execute(program: Program, variables: dict[str, str]) -> None:
+    """Replace this process by `program`.
+
+    Raises `ProgramNotFoundError`, `ProgramNotExecutableError`, or `XLaunchError` for a lack of
+    memory and the like.
+    """
+    try:
+        _exec(program, variables)
+    except OSError as error:
+        raise _exec_error(program, error.errno or 0) from None
+
+
+def _exec(program: Program, variables: dict[str, str]) -> None:
+    try:
+        os.execve(program.executable, program.argv, variables)
+    except OSError as error:
+        if error.errno != errno.ENOEXEC:
+            raise
+        # A script without a shebang: every shell runs it, and so does execvp(3).
+        os.execve("/bin/sh", ("/bin/sh", program.executable, *program.argv[1:]), variables)
+
+
+def _exec_error(program: Program, number: int) -> XLaunchError:
+    text = f"program {program.executable!r}: {os.strerror(number)}"
+    if number == errno.ENOENT:  # the file was there: its interpreter is not
+        return ProgramNotFoundError(f"{text} (the file or the interpreter that it names)")
+    if number == errno.E2BIG:
+        return ProgramNotExecutableError(f"{text}: arguments and environment are too long")
+    return ProgramNotExecutableError(text)
+
+
+def _bind(instance: Instance, note: Note, *, bound: bool) -> None:
+    if not bound:
+        return
+    try:
+        os.sched_setaffinity(0, instance.cpus)
+    except OSError as error:
+        note(
+            f"instance {instance.index} runs unbound: the kernel refused "
+            f"CPUs {format_cpu_list(instance.cpus)} ({error.strerror})"
+        )
+
+
+def _set_memory_policy(instance: Instance, note: Note) -> bool:
+    if instance.memory is MemoryPolicy.NONE:
+        return False
+    from xlaunch.run.syscalls import set_memory_policy
+
+    try:
+        set_memory_policy(instance.memory, instance.memory_nodes)
+    except OSError as error:
+        nodes = format_cpu_list(instance.memory_nodes)
+        note(
+            f"instance {instance.index} runs without memory policy {instance.memory.value} {nodes}: "
+            f"the kernel refused it ({error.strerror})"
+        )
+        return False
+    return True
+
+
+def _restore_python_signals() -> None:
+    # Python ignores these two from its start, and what is ignored stays so through exec.
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The controlling terminal, lent to the one instance that has standard input.
+
+While it has it, the instance is the foreground process group, as if it had been started without a
+launcher. The supervisor joins that group: so it learns of a Ctrl-C that only the terminal's
+foreground group gets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import termios
+
+
+class Terminal:
+    """A terminal on descriptor 0 whose foreground group is the launcher's job."""
+
+    def __init__(self, job: int) -> None:
+        self._job = job
+        self._group: int | None = None
+
+    @classmethod
+    def find(cls, job: int) -> Terminal | None:
+        """The terminal, when standard input is one and process group `job` is in its foreground."""
+        try:
+            return cls(job) if os.tcgetpgrp(0) == job else None
+        except OSError:
+            return None
+
+    def lent_to(self, group: int) -> None:
+        """Note that `group` made itself the foreground, and join it."""
+        self._group = group
+        with contextlib.suppress(OSError):  # it has ended already
+            os.setpgid(0, group)
+
+    def lend_again(self) -> None:
+        """After SIGCONT: hand the terminal on if the shell gave it to the job (`fg`, not `bg`)."""
+        if self._group is not None and self._foreground() == self._job:
+            self._set_foreground(self._group)
+
+    def take_back(self) -> None:
+        """Give the terminal back to the job, unless somebody else has it by now."""
+        if self._group is not None and self._foreground() == self._group:
+            self._set_foreground(self._job)
+        with contextlib.suppress(OSError):
+            os.setpgid(0, 0)
+        self._group = None
+
+    @property
+    def line_by_line(self) -> bool:
+        """False while a program edits its own input line: a prompt, where Ctrl-C is a key."""
+        try:
+            return bool(termios.tcgetattr(0)[3] & termios.ICANON)
+        except termios.error:
+            return False
+
+    def _foreground(self) -> int | None:
+        try:
+            return os.tcgetpgrp(0)
+        except OSError:
+            return None
+
+    def _set_foreground(self, group: int) -> None:
+        with contextlib.suppress(OSError):
+            os.tcsetpgrp(0, group)  # SIGTTOU is blocked in this process
