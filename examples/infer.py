@@ -42,9 +42,9 @@ SKIPPED_FOLDERS = frozenset(
 )
 
 QUERIES = (
-    "How do I create a folder that is only needed for a moment?",
-    "block until a thread has finished",
-    "turn an object into JSON text",
+    "wait until a thread has finished",
+    "the middle value of some data",
+    "delete a folder and everything in it",
 )
 
 # Each left sentence means what its right one says in other words. Several right ones share a word

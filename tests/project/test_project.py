@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The project agrees with itself: versions, commands, licence lines, floors."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import xlaunch
+import xruntime
+import xtune
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+CODE = (".py", ".cpp", ".h", ".map", ".txt")
+
+
+def tracked(*folders: str) -> list[Path]:
+    """Files of ours, found without git so that a source archive passes too."""
+    return [path for folder in folders for path in sorted((ROOT / folder).rglob("*"))]
+
+
+def test_one_version() -> None:
+    versions = {module.__version__ for module in (xlaunch, xruntime, xtune)}
+    assert versions == {PROJECT["project"]["version"]}
+
+
+@pytest.mark.parametrize("package", [xlaunch, xruntime, xtune])
+def test_packages_are_typed(package) -> None:
+    assert any(Path(folder, "py.typed").is_file() for folder in package.__path__)
+
+
+def test_every_source_names_its_licence() -> None:
+    sources = [
+        path
+        for path in tracked("launcher", "tuner", "runtime_ext", "kernels", "examples", "tests")
+        if path.suffix in CODE and "__pycache__" not in path.parts
+    ]
+    assert len(sources) > 20
+    bare = [
+        str(path.relative_to(ROOT))
+        for path in sources
+        if "SPDX-License-Identifier: Apache-2.0" not in path.read_text(errors="replace")[:200]
+        # captured trees and expected texts are data
+        and (path.suffix != ".txt" or path.name == "CMakeLists.txt")
+    ]
+    assert bare == []
+
+
+def test_every_constraint_is_exact_and_covers_what_is_declared() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = [line for line in lines if line and not line.startswith("#")]
+    assert all(line.count("==") == 1 and "+" not in line for line in pins)
+    pinned = {line.split("==")[0].lower() for line in pins}
+    project = PROJECT["project"]
+    extras = project["optional-dependencies"].values()
+    declared = [*project["dependencies"], *(name for extra in extras for name in extra)]
+    names = {text.split(">")[0].split("[")[0].strip().lower() for text in declared}
+    assert names - {"xlaunch"} <= pinned
+
+
+def test_importing_everything_of_xlaunch_brings_no_torch() -> None:
+    """The contract of import-linter, seen from a running interpreter."""
+    modules = sorted(
+        ".".join(path.relative_to(ROOT / "launcher").with_suffix("").parts)
+        for path in (ROOT / "launcher" / "xlaunch").rglob("*.py")
+        if path.stem not in ("__init__", "__main__")
+    )
+    code = (
+        "import importlib, sys\n"
+        f"for name in {modules!r}: importlib.import_module(name)\n"
+        "print(sorted({'torch', 'numpy', 'optuna', 'transformers'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[]\n"

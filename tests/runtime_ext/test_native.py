@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finding and loading the native library, and what is said when that fails."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import xruntime
+from xlaunch.errors import XLaunchError
+from xruntime import KernelsUnavailableError, native, openmp_team
+
+
+@pytest.fixture(autouse=True)
+def forget_the_loaded_library() -> Iterator[None]:
+    native.library.cache_clear()
+    yield
+    native.library.cache_clear()
+
+
+def test_absent_library_is_named_with_the_way_to_get_it(monkeypatch, tmp_path) -> None:
+    monkeypatch.delenv("XRUNTIME_KERNELS", raising=False)
+    monkeypatch.setattr(xruntime, "__path__", [str(tmp_path)])
+    with pytest.raises(KernelsUnavailableError, match=r"not part of this install.*apt-get.*pip"):
+        openmp_team()
+
+
+def test_named_library_that_is_not_there(monkeypatch, tmp_path) -> None:
+    path = tmp_path / "libxkernels.so"
+    monkeypatch.setenv("XRUNTIME_KERNELS", str(path))
+    with pytest.raises(KernelsUnavailableError, match=f"XRUNTIME_KERNELS={path}.*no such file"):
+        openmp_team()
+
+
+def test_file_that_is_no_library(monkeypatch, tmp_path) -> None:
+    path = tmp_path / "libxkernels.so"
+    path.write_text("not a library")
+    monkeypatch.setenv("XRUNTIME_KERNELS", str(path))
+    with pytest.raises(KernelsUnavailableError, match="cannot be loaded"):
+        openmp_team()
+
+
+def test_library_that_is_another(monkeypatch, needs: Callable[[object, str], None]) -> None:
+    torch = pytest.importorskip("torch")
+    path = Path(torch.__file__).parent / "lib" / "libgomp.so.1"
+    needs(path.is_file(), f"{path}, which wheels of torch carry")
+    monkeypatch.setenv("XRUNTIME_KERNELS", str(path))
+    with pytest.raises(KernelsUnavailableError, match="xk_abi_version"):
+        openmp_team()
+
+
+def test_library_of_another_release(
+    monkeypatch, tmp_path, needs: Callable[[object, str], None]
+) -> None:
+    compiler = shutil.which("gcc")
+    needs(compiler, "gcc")
+    source, path = tmp_path / "other.c", tmp_path / "libxkernels.so"
+    source.write_text("int xk_abi_version(void) { return 999; }\n")
+    subprocess.run([str(compiler), "-shared", "-fPIC", source, "-o", path], check=True)
+    monkeypatch.setenv("XRUNTIME_KERNELS", str(path))
+    with pytest.raises(KernelsUnavailableError, match=r"version 999 .* needs 1"):
+        openmp_team()
+
+
+def test_errors_are_of_the_projects_one_family() -> None:
+    assert issubclass(KernelsUnavailableError, XLaunchError)
+
+
+def test_member_has_the_layout_of_the_header() -> None:
+    assert ctypes.sizeof(native.CTeamMember) == 12
+    assert [name for name, _ in native.CTeamMember._fields_] == ["openmp_id", "thread_id", "cpu"]
