@@ -161,15 +161,12 @@ def _gather(cores: Cores, *, size: int, depth: int) -> list[Core]:
     """
     if depth == len(cores[0].path):
         return list(cores[:size])
-    best: tuple[tuple[int, ...], int, list[Core]] | None = None
+    candidates = []
     for pieces in _smallest_sets(_children(cores, depth), size):
         union = sorted([core for piece in pieces for core in piece], key=_position)
-        gathered = _gather(union, size=size, depth=depth + 1)
-        rank = (crossings(gathered), len(union), gathered)
-        if best is None or rank[:2] < best[:2]:
-            best = rank
-    assert best is not None, "fewer cores than an instance needs"
-    return best[2]
+        candidates.append((len(union), _gather(union, size=size, depth=depth + 1)))
+    _, best = min(candidates, key=lambda c: (crossings(c[1]), c[0]))
+    return best
 
 
 def _smallest_sets(pieces: list[list[Core]], size: int) -> list[list[list[Core]]]:
