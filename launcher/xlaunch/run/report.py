@@ -31,6 +31,13 @@ COLUMNS = {
 """Each column of the table and each key of an instance, and what it sums."""
 
 
+FOOTNOTE = (
+    "CPU s, switches: its process, children that it waited for, processes that it left behind.",
+    "used: CPU s / (wall s x CPUs asked). peak RSS: all its processes together. moves: of all threads",
+    "from CPU to CPU. CPUs observed, peak RSS and moves are sampled.",
+)
+
+
 class InstanceReport(NamedTuple):
     """One instance, once it has ended. See `COLUMNS` for what each value sums."""
 
@@ -42,10 +49,11 @@ class InstanceReport(NamedTuple):
     exit_code: int
     signal: str | None
     wall_s: float
-    cpu_s: float
-    utilisation: float
-    peak_rss_bytes: int
-    context_switches: int
+    cpu_s: float | None
+    utilisation: float | None
+    peak_rss_bytes: int | None
+    context_switches: int | None
+    """The four are None where the system is not Linux."""
     migrations: int | None
     leftover_processes: int
     """Processes that it left behind and that were ended."""
@@ -133,23 +141,23 @@ def render_report(report: Report) -> str:
             format_cpu_list(instance.nodes) or "-",
             instance.signal or str(instance.exit_code),
             f"{instance.wall_s:.2f}",
-            f"{instance.cpu_s:.2f}",
-            f"{instance.utilisation:.0%}",
-            f"{instance.peak_rss_bytes / 2**20:.0f}",
-            str(instance.context_switches),
-            "-" if instance.migrations is None else str(instance.migrations),
+            _cell(instance.cpu_s, ".2f"),
+            _cell(instance.utilisation, ".0%"),
+            _cell(instance.peak_rss_bytes and instance.peak_rss_bytes / 2**20, ".0f"),
+            _cell(instance.context_switches, "d"),
+            _cell(instance.migrations, "d"),
         )
         for instance in report.instances
     ]
     lines = [f"xlaunch: {report.reason}; {report.wall_s:.2f} s"]
     if rows:
         lines += align(headings, rows)
-        lines.append(
-            "CPU s and switches: the process, children it waited for, processes it left; "
-            "used: CPU s / (wall x CPUs asked); peak RSS: all its processes together; "
-            "moves: CPU to CPU, all threads seen"
-        )
+        lines += FOOTNOTE
     return "\n".join(lines)
+
+
+def _cell(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
 
 
 def align(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -12,7 +12,7 @@ import os
 import select
 import signal
 import time
-from resource import struct_rusage
+from resource import RUSAGE_SELF, getrusage, struct_rusage
 from typing import NamedTuple
 
 from xlaunch.environment import Environment
@@ -51,16 +51,16 @@ EVENT_OF_SIGNAL = {
 class _Running:
     """An instance from its start on."""
 
-    def __init__(self, instance: Instance, pid: int, observer: Observer) -> None:
+    def __init__(self, instance: Instance, pid: int, started: float, observer: Observer) -> None:
         self.instance = instance
         self.pid = pid
-        self.started = time.monotonic()
+        self.started = started
         self.observation = observer.add(pid)
         self.ended: float | None = None
         self.status = 0
         self.cpu_s = 0.0
         self.context_switches = 0
-        self.own_peak_rss_bytes = 0
+        self.peak_rss_bytes = 0
         self.leftovers: set[int] = set()
 
     @property
@@ -71,6 +71,17 @@ class _Running:
     def add_usage(self, usage: struct_rusage) -> None:
         self.cpu_s += usage.ru_utime + usage.ru_stime
         self.context_switches += usage.ru_nvcsw + usage.ru_nivcsw
+
+    def note_peak_rss(self, own_bytes: int) -> None:
+        """Take the sampled peak, or its process's own (`ru_maxrss`) where that is larger.
+
+        The kernel counts the moment between fork and exec too, when the process was a copy of
+        this one: a value no larger than that says nothing, and counts only if nothing was sampled.
+        """
+        sampled = self.observation.peak_rss_bytes
+        copy_bytes = getrusage(RUSAGE_SELF).ru_maxrss * 1024
+        self.peak_rss_bytes = max(sampled, own_bytes) if own_bytes > copy_bytes else sampled
+        self.peak_rss_bytes = self.peak_rss_bytes or own_bytes
 
     def report(self) -> InstanceReport:
         assert self.ended is not None
@@ -87,7 +98,7 @@ class _Running:
             wall_s=wall,
             cpu_s=self.cpu_s,
             utilisation=self.cpu_s / (wall * ncpus) if wall > 0 else 0.0,
-            peak_rss_bytes=max(self.observation.peak_rss_bytes, self.own_peak_rss_bytes),
+            peak_rss_bytes=self.peak_rss_bytes,
             context_switches=self.context_switches,
             migrations=self.observation.migrations,
             leftover_processes=len(self.leftovers),
@@ -197,6 +208,7 @@ class Supervisor:
         try:
             streams = self._open_streams(instance, opened)
             terminal = 0 if self._terminal is not None else None
+            started = time.monotonic()
             with place_of(instance, self._warn, bound=self._plan.bound):
                 pid = fork_instance(
                     self._environment.program,
@@ -210,7 +222,7 @@ class Supervisor:
                 os.close(descriptor)
         if self._terminal is not None:
             self._terminal.lent_to(pid)
-        self._running[pid] = _Running(instance, pid, self._observer)
+        self._running[pid] = _Running(instance, pid, started, self._observer)
 
     def _open_streams(self, instance: Instance, opened: list[int]) -> Streams:
         """The instance's three streams; those that only it needs are noted in `opened`."""
@@ -382,7 +394,7 @@ class Supervisor:
         self._observer.remove(pid)
         _, running.status, usage = os.wait4(pid, 0)
         running.ended = time.monotonic()
-        running.own_peak_rss_bytes = usage.ru_maxrss * 1024
+        running.note_peak_rss(usage.ru_maxrss * 1024)
         running.add_usage(usage)
         self._ended.append(running)
         self._end_leftovers()
