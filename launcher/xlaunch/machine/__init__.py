@@ -10,6 +10,7 @@ import os
 import sys
 
 from xlaunch.errors import UsageError
+from xlaunch.machine.files import Tree
 from xlaunch.machine.topology import Limits, Machine, Package, Topology
 
 __all__ = ["read_machine"]
@@ -23,11 +24,12 @@ def read_machine(root: str = "/") -> Machine:
     """
     if root == "/" and not sys.platform.startswith("linux"):
         return flat_machine(os.cpu_count() or 1, sys.platform)
-    if not os.path.isdir(root):
+    tree = Tree(root)
+    if not tree.has_folder("/"):
         raise UsageError(
             f"{root}: not a folder; --sysroot takes a folder that holds sys/devices/system/cpu"
         )
-    if not os.path.isdir(os.path.join(root, "sys/devices/system/cpu")):
+    if not tree.has_folder("/sys/devices/system/cpu"):
         raise UsageError(
             f"{root}: holds no sys/devices/system/cpu; "
             "--sysroot takes the folder that sys and proc of a machine lie in"

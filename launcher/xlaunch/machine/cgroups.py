@@ -8,7 +8,6 @@ the two differ; what a process can see of its own groups is from the mount point
 
 from __future__ import annotations
 
-import os
 from typing import NamedTuple
 
 from xlaunch.machine.files import Tree
@@ -39,6 +38,8 @@ class Group(NamedTuple):
     folder: str
     """**Ex.:** ``/sys/fs/cgroup/batch/job1``."""
     prefixed: bool
+    mount_folder: str
+    """Where the hierarchy is mounted. **Ex.:** ``/sys/fs/cgroup``."""
 
     def file(self, controller: str, name: str) -> str:
         """The path of a controller's file."""
@@ -53,7 +54,7 @@ def enclosing_groups(tree: Tree, controller: str) -> list[list[Group]]:
     """
     paths = _own_paths(tree)
     hierarchies: list[list[Group]] = []
-    for mount in _mounts(tree):
+    for mount in mounted_hierarchies(tree):
         if mount.version == 1 and controller not in mount.controllers:
             continue
         path = paths.get("" if mount.version == 2 else controller)
@@ -69,13 +70,13 @@ def _levels(tree: Tree, mount: Mount, path: str) -> list[Group]:
     """The folders from the process's group up to the mount point."""
     below = _below_mount(path, mount.root)
     # A path from outside our view of the hierarchy leads nowhere: begin where folders exist.
-    while below and not os.path.isdir(tree.path(f"{mount.folder}/{below}")):
+    while below and not tree.has_folder(f"{mount.folder}/{below}"):
         below = below.rpartition("/")[0]
     folders = [f"{mount.folder}/{below}"] if below else []
     while below := below.rpartition("/")[0]:
         folders.append(f"{mount.folder}/{below}")
     folders.append(mount.folder)
-    return [Group(mount.version, folder, mount.prefixed) for folder in folders]
+    return [Group(mount.version, folder, mount.prefixed, mount.folder) for folder in folders]
 
 
 def _below_mount(path: str, mount_root: str) -> str:
@@ -112,7 +113,8 @@ def _own_paths(tree: Tree) -> dict[str, str]:
     return paths
 
 
-def _mounts(tree: Tree) -> list[Mount]:
+def mounted_hierarchies(tree: Tree) -> list[Mount]:
+    """Every mounted hierarchy of control groups, by the best table that there is."""
     mounts = _from_mountinfo(tree.read("/proc/self/mountinfo") or "")
     if not mounts:
         mounts = _from_mounts(tree.read("/proc/self/mounts") or tree.read("/proc/mounts") or "")

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small files of sysfs and procfs under any root, and the two ways they write a set of CPUs."""
+# ruff: noqa: PTH112, PTH208
+"""Small files of sysfs and procfs under any root, and the two ways they write a set of CPUs.
+
+Without pathlib, which takes longer to import than a small machine takes to read.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +24,9 @@ class Tree:
     def __init__(self, root: str) -> None:
         self._prefix = root.rstrip("/")
 
-    def path(self, path: str) -> str:
-        """Where `path`, which begins with a slash, lies under the root."""
-        return self._prefix + path
+    def has_folder(self, path: str) -> bool:
+        """Whether `path`, which begins with a slash, is a folder."""
+        return os.path.isdir(self._prefix + path)
 
     def read(self, path: str) -> str | None:
         """The text of a file without surrounding white space; None when there is none to read."""
@@ -77,6 +81,11 @@ class Tree:
             for name in self.names(path)
             if name.startswith(prefix) and name[start:].isdecimal()
         )
+
+
+def is_live(root: str) -> bool:
+    """Whether `root` is this machine's own, so that system calls can be asked as well."""
+    return os.path.realpath(root) == "/"
 
 
 def number(text: str | None) -> int | None:

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import os
+from typing import NamedTuple
 
 from xlaunch.machine.cgroups import Group, enclosing_groups
 from xlaunch.machine.cpu_list import format_cpu_list
-from xlaunch.machine.files import Tree, parse_list, parse_mask
+from xlaunch.machine.files import Tree, is_live, parse_list, parse_mask
 from xlaunch.machine.topology import CPUs, Limits, Topology
 
 UNLIMITED_BYTES = 1 << 62
@@ -28,13 +29,16 @@ def read_limits(root: str, topology: Topology) -> Limits:
     tree = Tree(root)
     allowed = topology.online_cpus
     narrowed_by: list[str] = []
+    narrowed_via: list[str] = []
 
-    for cpus, source in _cpu_limits(tree, live=os.path.realpath(root) == "/"):
-        inside = frozenset(cpus)
+    for limit in _cpu_limits(tree, live=is_live(root)):
+        inside = frozenset(limit.cpus)
         rest = tuple(cpu for cpu in allowed if cpu in inside)
         if rest and len(rest) < len(allowed):
             allowed = rest
-            narrowed_by.append(f"{source[0]} {format_cpu_list(cpus)}{source[1]}")
+            where = f" ({_describe(limit.group)})" if limit.group else ""
+            narrowed_by.append(f"{limit.kind} {format_cpu_list(limit.cpus)}{where}")
+            narrowed_via.append(_mount_of(limit.group) if limit.group else limit.kind)
 
     quota, quota_source = _tightest(_cpu_quotas(tree))
     memory, memory_source = _tightest(_memory_limits(tree))
@@ -46,19 +50,28 @@ def read_limits(root: str, topology: Topology) -> Limits:
         cpu_quota_source=quota_source,
         memory_limit_bytes=None if memory is None else int(memory),
         memory_limit_source=memory_source,
+        narrowed_via=tuple(narrowed_via),
     )
 
 
-def _cpu_limits(tree: Tree, *, live: bool) -> list[tuple[CPUs, tuple[str, str]]]:
-    """Each set of CPUs that confines this process, with the words before and after it."""
-    limits: list[tuple[CPUs, tuple[str, str]]] = []
-    for levels in enclosing_groups(tree, "cpuset"):
-        if found := _cpuset(tree, levels, CPUSET_CPUS):
-            cpus, group = found
-            limits.append((cpus, ("cpuset", f" ({_describe(group)})")))
+class _CPULimit(NamedTuple):
+    """A set of CPUs that confines this process."""
+
+    kind: str
+    cpus: CPUs
+    group: Group | None
+    """The control group that sets it."""
+
+
+def _cpu_limits(tree: Tree, *, live: bool) -> list[_CPULimit]:
+    limits = [
+        _CPULimit("cpuset", *found)
+        for levels in enclosing_groups(tree, "cpuset")
+        if (found := _cpuset(tree, levels, CPUSET_CPUS))
+    ]
     mask = tuple(sorted(os.sched_getaffinity(0))) if live else _status_list(tree, "Cpus_allowed")
     if mask:
-        limits.append((mask, ("affinity mask", "")))
+        limits.append(_CPULimit("affinity mask", mask, None))
     return limits
 
 
@@ -147,4 +160,9 @@ def _tightest(limits: list[tuple[float, str]]) -> tuple[float | None, str | None
 
 
 def _describe(group: Group) -> str:
-    return f"cgroup v{group.version} {group.folder}" if group.prefixed else f"cpuset {group.folder}"
+    return f"cgroup v{group.version} {group.folder}" if group.prefixed else group.folder
+
+
+def _mount_of(group: Group) -> str:
+    kind = f"cgroup v{group.version} cpuset" if group.prefixed else "cpuset"
+    return f"{kind} at {group.mount_folder}"

@@ -8,12 +8,10 @@ reading follows hwloc, and a note says so.
 
 from __future__ import annotations
 
-import os
-
 from xlaunch.machine.architecture import read_architecture
 from xlaunch.machine.caches import CacheReader
 from xlaunch.machine.core_kinds import read_core_kinds
-from xlaunch.machine.files import Tree, parse_list
+from xlaunch.machine.files import Tree, is_live, parse_list
 from xlaunch.machine.groups import Groups, SharingReader, gather
 from xlaunch.machine.nodes import read_numa_nodes
 from xlaunch.machine.topology import CPUs, NumaNode, Package, Topology
@@ -53,7 +51,7 @@ def read_topology(root: str) -> tuple[Topology, tuple[str, ...]]:
     _note_contradiction(l2, "L2 caches", notes)
 
     topology = Topology(
-        architecture=read_architecture(tree, live=os.path.realpath(root) == "/"),
+        architecture=read_architecture(tree, live=is_live(root)),
         online_cpus=online,
         offline_cpus=offline,
         packages=packages,

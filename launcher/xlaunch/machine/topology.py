@@ -94,6 +94,10 @@ class Limits(NamedTuple):
     memory_limit_bytes: int | None
     """The tightest enclosing cgroup memory limit; None without one."""
     memory_limit_source: str | None
+    narrowed_via: tuple[str, ...] = ()
+    """The same as `narrowed_by` without the names of groups, which may be private.
+
+    **Ex.:** ``("cgroup v2 cpuset at /sys/fs/cgroup", "affinity mask")``."""
 
 
 class Machine(NamedTuple):

@@ -1,0 +1,336 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A machine drawn as text: packages, nodes, L3 caches and cores, and who sits on them.
+
+Runs of cores that are alike are folded to one entry, so that 256 CPUs fit on a screen. What may
+not be used is in parentheses, and dim where there is colour; the lines below say why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from xlaunch.machine.cpu_list import format_cpu_list
+from xlaunch.machine.topology import CPUs, Machine, NumaNode
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+    from xlaunch.planning.plan import Plan
+
+WIDTH = 80
+HEADING, ALLOWED, DIM, INSTANCE = "bold cyan", "bold", "dim", "bold green"
+
+
+class Segment(NamedTuple):
+    """A piece of a line, with the rich style that it has where there is colour."""
+
+    text: str
+    style: str = ""
+
+
+Line = tuple[Segment, ...]
+
+
+class Drawing(NamedTuple):
+    """A drawn machine. ``str()`` is plain ASCII; rich's consoles print it with colour."""
+
+    lines: tuple[Line, ...]
+
+    def __str__(self) -> str:
+        """The drawing as plain text."""
+        return "\n".join("".join(segment.text for segment in line) for line in self.lines)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The drawing for rich, which is imported only when it prints."""
+        from rich.text import Text
+
+        for line in self.lines:
+            yield Text.assemble(*((s.text, s.style) for s in line), no_wrap=True, overflow="ignore")
+
+
+class _Level(NamedTuple):
+    """One way in which cores are grouped, such as packages."""
+
+    name: str
+    labels: tuple[str, ...]
+    """One for each group."""
+    group_of: dict[int, int]
+    """The group's number by CPU; a CPU may be in none."""
+
+
+def draw_machine(machine: Machine, plan: Plan | None = None, *, width: int = WIDTH) -> Drawing:
+    """The machine, with the place of each instance of `plan`."""
+    artist = _Artist(machine, plan, width)
+    return Drawing(
+        tuple(
+            line
+            for part in (artist.summary(), artist.cores(), artist.others(), artist.limits())
+            for line in part
+        )
+    )
+
+
+class _Artist:
+    """Draws one machine."""
+
+    def __init__(self, machine: Machine, plan: Plan | None, width: int) -> None:
+        self._machine = machine
+        self._topology = machine.topology
+        self._allowed = frozenset(machine.limits.allowed_cpus)
+        self._width = width
+        self._plan = plan
+        self._instances: dict[int, list[int]] = {}
+        # Where masks stay as they are, an instance has no place.
+        if plan is not None and plan.bound:
+            for instance in plan.instances:
+                for cpu in instance.cpus:
+                    self._instances.setdefault(cpu, []).append(instance.index)
+        self._kind_of = {
+            cpu: name
+            for kind, name in zip(
+                self._topology.core_kinds, _kind_names(len(self._topology.core_kinds)), strict=True
+            )
+            for cpu in kind.cpus
+        }
+
+    def summary(self) -> Iterator[Line]:
+        """What there is, counted."""
+        topology = self._topology
+        counts = (
+            (len(topology.packages), "package"),
+            (len(topology.numa_nodes), "NUMA node"),
+            (len(topology.l3_groups), "L3 cache"),
+            (len(topology.cores), "core"),
+            (len(topology.online_cpus), "CPU"),
+        )
+        words = [_count(number, noun) for number, noun in counts if number]
+        yield Segment(f"{topology.architecture}: {', '.join(words)}", HEADING), *()
+        if self._topology.core_kinds:
+            names = _kind_names(len(topology.core_kinds))
+            for kind, name in zip(topology.core_kinds, names, strict=True):
+                facts = ", ".join(f"{key} {value}" for key, value in kind.attributes)
+                yield from self._wrapped(
+                    f"{name}-cores: ", [Segment(_numbers(kind.cpus)), Segment(f"({facts})")]
+                )
+
+    def cores(self) -> Iterator[Line]:
+        """The cores, nested in what they share."""
+        topology = self._topology
+        nodes = [node for node in topology.numa_nodes if node.cpus]
+        levels = [
+            _level(
+                "package",
+                [p.cpus for p in topology.packages],
+                [_label(p.id) for p in topology.packages],
+            ),
+            _level("die", topology.dies, [""] * len(topology.dies)),
+            _level("node", [node.cpus for node in nodes], [self._node_label(n) for n in nodes]),
+            _level("L3", topology.l3_groups, [""] * len(topology.l3_groups)),
+        ]
+        # What has fewer groups lies outside: a node may hold several packages, or the reverse.
+        # A level on which every core is alone would only add lines.
+        used = [
+            level
+            for level in sorted(levels, key=lambda level: len(level.labels))
+            if level.labels and not (len(level.labels) == len(topology.cores) > 1)
+        ]
+        yield from self._nested(topology.cores, used, 0)
+
+    def _nested(self, cores: tuple[CPUs, ...], levels: list[_Level], depth: int) -> Iterator[Line]:
+        indent = "  " * depth
+        if not levels:
+            yield from self._wrapped(indent, self._runs(cores))
+            return
+        for group, members in _split(cores, levels[0]):
+            names = [f"{levels[0].name}{levels[0].labels[group]}"] if group is not None else []
+            inner = levels[1:]
+            # A level that does not divide this group shares its line.
+            while inner and len(parts := _split(members, inner[0])) == 1:
+                if (only := parts[0][0]) is not None:
+                    names.append(f"{inner[0].name}{inner[0].labels[only]}")
+                inner = inner[1:]
+            heading = indent + ", ".join(names)
+            if not names:
+                yield from self._nested(members, inner, depth)
+            elif inner:
+                yield (Segment(heading, HEADING),)
+                yield from self._nested(members, inner, depth + 1)
+            else:
+                yield from self._wrapped(heading + ": ", self._runs(members), HEADING)
+
+    def _runs(self, cores: tuple[CPUs, ...]) -> list[Segment]:
+        """Cores with runs of equal ones folded, one piece a run."""
+        runs: list[list[CPUs]] = []
+        for core in cores:
+            if runs and self._continues(runs[-1], core):
+                runs[-1].append(core)
+            else:
+                runs.append([core])
+        return [segment for run in runs for segment in self._run(run)]
+
+    def _continues(self, run: list[CPUs], core: CPUs) -> bool:
+        if self._look(run[-1]) != self._look(core):
+            return False
+        step = core[0] - run[-1][0]
+        if any(b - a != step for a, b in zip(run[-1], core, strict=True)):
+            return False
+        return len(run) < 2 or step == run[-1][0] - run[-2][0]
+
+    def _look(self, core: CPUs) -> tuple[object, ...]:
+        """All that must be equal for cores to be drawn as one run."""
+        return (
+            tuple(cpu in self._allowed for cpu in core),
+            self._kind_of.get(core[0]),
+            self._instances_on(core),
+        )
+
+    def _instances_on(self, core: CPUs) -> tuple[int, ...]:
+        return tuple(sorted({index for cpu in core for index in self._instances.get(cpu, ())}))
+
+    def _run(self, run: list[CPUs]) -> Iterator[Segment]:
+        first = run[0]
+        what = f"{self._kind_of[first[0]]}-core" if first[0] in self._kind_of else "core"
+        count = _count(len(run), what) + (f" x{len(first)}" if len(first) > 1 else "")
+        states = [cpu in self._allowed for cpu in first]
+        every = [cpu for core in run for cpu in core]
+        if len(set(states)) == 1 and every == list(range(every[0], every[-1] + 1)):
+            cpus = format_cpu_list(every) if states[0] else f"({format_cpu_list(every)})"
+        else:
+            threads = [[core[i] for core in run] for i in range(len(first))]
+            if not any(states):
+                cpus = "(" + "+".join(map(_progression, threads)) + ")"
+            else:
+                cpus = "+".join(
+                    _progression(thread) if state else f"({_progression(thread)})"
+                    for thread, state in zip(threads, states, strict=True)
+                )
+        if on := self._instances_on(first):
+            yield Segment(f"#{','.join(map(str, on))} {count} {cpus}", INSTANCE)
+        else:
+            yield Segment(f"{count} {cpus}", ALLOWED if any(states) else DIM)
+
+    def others(self) -> Iterator[Line]:
+        """Nodes without CPUs, and CPUs that no core has."""
+        for node in self._topology.numa_nodes:
+            if not node.cpus:
+                near = f", near {_numbers(node.local_cpus)}" if node.local_cpus else ""
+                yield from self._wrapped(
+                    f"node{self._node_label(node)}: ", [Segment(f"no CPUs{near}")], HEADING
+                )
+        if self._topology.offline_cpus:
+            listed = Segment(f"({_numbers(self._topology.offline_cpus)})", DIM)
+            yield from self._wrapped("offline: ", [listed])
+        if self._topology.isolated_cpus:
+            listed = Segment(f"{_numbers(self._topology.isolated_cpus)} by isolcpus=")
+            yield from self._wrapped("isolated: ", [listed])
+
+    def limits(self) -> Iterator[Line]:
+        """What limits this process, and the plan's count."""
+        limits = self._machine.limits
+        if self._plan is not None:
+            where = "marked # on their cores" if self._plan.bound else "not bound to cores"
+            yield (Segment(f"plan: {_count(len(self._plan.instances), 'instance')}, {where}"),)
+        if limits.narrowed_by:
+            allowed = Segment(f"{_numbers(limits.allowed_cpus)}", ALLOWED)
+            yield from self._wrapped("allowed: ", [allowed])
+            for reason in limits.narrowed_by:
+                yield from self._wrapped("  others (in parentheses) by ", [Segment(reason)])
+        if limits.cpu_quota is not None:
+            quota = f"{limits.cpu_quota:g} CPUs' worth of time"
+            yield from self._wrapped("CPU quota: ", _cited(quota, limits.cpu_quota_source))
+        if limits.memory_limit_bytes is not None:
+            memory = _gib(limits.memory_limit_bytes)
+            yield from self._wrapped("memory limit: ", _cited(memory, limits.memory_limit_source))
+
+    def _node_label(self, node: NumaNode) -> str:
+        memory = "" if node.memory_bytes is None else f" {_gib(node.memory_bytes)}"
+        refused = "" if node.id in self._machine.limits.allowed_nodes else " (memory not allowed)"
+        return f" {node.id}{memory}{refused}"
+
+    def _wrapped(
+        self, heading: str, segments: Iterable[Segment], style: str = ""
+    ) -> Iterator[Line]:
+        """The heading and the segments, two spaces apart, on as many lines as the width asks for."""
+        indent = " " * (len(heading) - len(heading.lstrip()) + 2)
+        line = [Segment(heading, style)]
+        used = len(heading)
+        for segment in _cut(segments, self._width - len(indent)):
+            gap = "" if len(line) == 1 else "  "
+            if len(line) > 1 and used + len(gap) + len(segment.text) > self._width:
+                yield tuple(line)
+                line, used, gap = [Segment(indent)], len(indent), ""
+            elif len(line) == 1 and used + len(segment.text) > self._width and heading.strip():
+                yield (Segment(heading.rstrip(), style),)
+                line, used = [Segment(indent)], len(indent)
+            line += [Segment(gap), segment]
+            used += len(gap) + len(segment.text)
+        yield tuple(line)
+
+
+def _cut(segments: Iterable[Segment], width: int) -> Iterator[Segment]:
+    """Segments longer than a line, cut at commas and spaces."""
+    for segment in segments:
+        text = segment.text
+        while len(text) > width:
+            at = max(
+                text.rfind(",", 0, width), text.rfind(" ", 0, width), text.rfind("/", 0, width)
+            )
+            at = width - 1 if at <= 0 else at
+            yield Segment(text[: at + 1], segment.style)
+            text = text[at + 1 :]
+        yield Segment(text, segment.style)
+
+
+def _level(name: str, groups: Iterable[CPUs], labels: list[str]) -> _Level:
+    group_of = {cpu: number for number, cpus in enumerate(groups) for cpu in cpus}
+    return _Level(name, tuple(labels), group_of)
+
+
+def _split(cores: tuple[CPUs, ...], level: _Level) -> list[tuple[int | None, tuple[CPUs, ...]]]:
+    """The cores by their group at `level`, in the order of the first core of each."""
+    members: dict[int | None, list[CPUs]] = {}
+    for core in cores:
+        members.setdefault(level.group_of.get(core[0]), []).append(core)
+    return [(group, tuple(cores)) for group, cores in members.items()]
+
+
+def _kind_names(count: int) -> tuple[str, ...]:
+    """Letters for kinds of cores, the slowest first, as vendors speak of them."""
+    if count == 2:
+        return ("E", "P")
+    if count == 3:
+        return ("LP", "E", "P")
+    return tuple(f"kind{number}" for number in range(count))
+
+
+def _progression(numbers: list[int]) -> str:
+    """Evenly spaced numbers. **Ex.:** ``0-7``, ``0-36:4``, ``5``."""
+    if len(numbers) == 1:
+        return str(numbers[0])
+    step = numbers[1] - numbers[0]
+    if step < 1 or len(numbers) == 2 < step:
+        return ",".join(map(str, numbers))
+    return f"{numbers[0]}-{numbers[-1]}" + (f":{step}" if step > 1 else "")
+
+
+def _numbers(cpus: CPUs) -> str:
+    """A list of CPUs, the shorter of the two ways."""
+    steps = {b - a for a, b in zip(cpus, cpus[1:], strict=False)}
+    return _progression(list(cpus)) if len(steps) == 1 else format_cpu_list(cpus)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _label(id_: int | None) -> str:
+    return "" if id_ is None else f" {id_}"
+
+
+def _gib(size_bytes: int) -> str:
+    return f"{size_bytes / (1 << 30):.1f} GiB"
+
+
+def _cited(fact: str, source: str | None) -> list[Segment]:
+    return [Segment(f"{fact} ({source})" if source else fact)]

@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Captured machines: an archive of the files that a machine is read from, written and unpacked.
+
+A capture lets a machine be planned for elsewhere, and turns a bug report into a test. It holds no
+serial numbers, no host name, and no names of processes: control groups, which are often named
+after what runs in them, are renamed, and of ``/proc/self/status`` only the masks are kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import lzma
+import os
+import re
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from xlaunch.errors import UsageError
+from xlaunch.machine.architecture import UNKNOWN, read_architecture
+from xlaunch.machine.cgroups import enclosing_groups, mounted_hierarchies
+from xlaunch.machine.files import Tree, is_live
+
+SUFFIXES = (".tar.xz", ".tar.gz", ".tar")
+MOST_BYTES = 1 << 30
+"""No machine has more; an archive that unpacks to more is not one."""
+
+CPU = "/sys/devices/system/cpu"
+NODE = "/sys/devices/system/node"
+SHARED_FILES = (
+    *(f"{CPU}/{name}" for name in ("online", "offline", "possible", "present", "kernel_max")),
+    *(f"{CPU}/{name}" for name in ("isolated", "nohz_full", "smt/active", "smt/control")),
+    *(f"{NODE}/{name}" for name in ("online", "possible", "has_cpu", "has_memory")),
+    *(f"/sys/devices/{name}/cpus" for name in ("cpu_core", "cpu_atom", "cpu_lowpower")),
+    "/proc/meminfo",
+)
+CPU_FILES = (
+    "online",
+    "cpu_capacity",
+    *(f"cpufreq/{name}" for name in ("cpuinfo_max_freq", "cpuinfo_min_freq", "base_frequency")),
+    *(f"cpufreq/{name}" for name in ("scaling_driver", "related_cpus")),
+    *(f"acpi_cppc/{name}" for name in ("highest_perf", "lowest_perf", "nominal_perf")),
+    *(f"acpi_cppc/{name}" for name in ("lowest_freq", "nominal_freq", "reference_perf")),
+    "regs/identification/midr_el1",
+)
+CACHE_FILES = (
+    "id",
+    "level",
+    "type",
+    "size",
+    "shared_cpu_list",
+    "shared_cpu_map",
+    "coherency_line_size",
+    "number_of_sets",
+    "ways_of_associativity",
+    "physical_line_partition",
+)
+NODE_FILES = ("cpulist", "cpumap", "meminfo", "distance")
+GROUP_FILE = re.compile(
+    r"(cpuset\.|effective_)?(cpus|mems)(\.effective|\.partition|\.exclusive)?"
+    r"|cpuset\.effective_(cpus|mems)|cpu\.max|cpu\.cfs_(quota|period)_us"
+    r"|memory\.(max|limit_in_bytes)|cgroup\.(controllers|type)"
+)
+PCI_FILES = ("class", "vendor", "device", "numa_node", "local_cpulist", "local_cpus")
+PCI_CLASSES = ("0x02", "0x03", "0x12", "0x0108")
+"""Network, display, accelerator, NVMe."""
+
+
+def write_capture(path: str, root: str = "/") -> None:
+    """Write a capture of the machine under `root` to `path`, a ``.tar.xz``, whole or not at all.
+
+    Raises `UsageError` when the name or the place will not do.
+    """
+    if not path.endswith(".tar.xz"):
+        raise UsageError(f"--capture {path}: a capture is a .tar.xz; write --capture {path}.tar.xz")
+    target = Path(path)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        with tarfile.open(temporary, "w:xz") as archive:
+            tree = Tree(root)
+            for folder in _folders(tree):
+                _add_folder(archive, folder)
+            for name, text in _files(tree, live=is_live(root)):
+                _add_file(archive, name, text)
+        temporary.replace(target)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise UsageError(f"--capture {path}: cannot write it: {error.strerror}") from None
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def unpacked(path: str) -> Iterator[str]:
+    """A temporary folder with the machine that the capture `path` holds, gone at the end.
+
+    Members that would land outside of the folder, and anything but files, folders and links, are
+    refused. Raises `UsageError` for what cannot be unpacked.
+    """
+    if not hasattr(tarfile, "data_filter"):
+        raise UsageError(f"{path}: this Python cannot unpack archives safely; unpack it by hand")
+    with tempfile.TemporaryDirectory(prefix="xlaunch-capture-") as folder:
+        try:
+            with tarfile.open(path) as archive:
+                if sum(member.size for member in archive) > MOST_BYTES:
+                    raise UsageError(f"{path}: unpacks to more than any capture of a machine")
+                archive.extractall(folder, filter="data")
+        except (tarfile.TarError, lzma.LZMAError, zlib.error, EOFError) as error:
+            raise UsageError(f"{path}: not a capture that can be unpacked: {error}") from None
+        except OSError as error:
+            reason = error.strerror or error
+            raise UsageError(f"{path}: cannot be unpacked: {reason}") from None
+        yield _root_within(folder)
+
+
+def _root_within(folder: str) -> str:
+    """The folder itself, or its only subfolder where an archive wraps the machine in one."""
+    if not (Path(folder) / "sys").is_dir():
+        inside = list(Path(folder).iterdir())
+        if len(inside) == 1 and (inside[0] / "sys").is_dir():
+            return str(inside[0])
+    return folder
+
+
+def _folders(tree: Tree) -> Iterator[str]:
+    """Folders and links whose name alone says something; links are captured as empty folders."""
+    yield CPU.lstrip("/")
+    yield from (f"{CPU}/cpu{cpu}" for cpu in tree.numbered(CPU, "cpu"))
+    for node in tree.numbered(NODE, "node"):
+        folder = f"{NODE}/node{node}"
+        yield folder
+        yield from (f"{folder}/cpu{cpu}" for cpu in tree.numbered(folder, "cpu"))
+        for access in ("access0", "access1"):
+            initiators = f"{folder}/{access}/initiators"
+            yield from (f"{initiators}/node{n}" for n in tree.numbered(initiators, "node"))
+
+
+def _files(tree: Tree, *, live: bool) -> Iterator[tuple[str, str]]:
+    """Path and text of every file of a capture."""
+    paths = (_cpu_paths(tree), _policy_paths(tree), _node_paths(tree), _pci_paths(tree))
+    for path in (*SHARED_FILES, *itertools.chain(*paths)):
+        if (text := tree.read(path)) is not None:
+            yield path, text
+    architecture = read_architecture(tree, live=live)
+    if architecture != UNKNOWN:
+        yield "/proc/sys/kernel/arch", architecture
+    yield "/proc/cpuinfo", _without_serials(tree.read("/proc/cpuinfo") or "")
+    status = (tree.read("/proc/self/status") or "").splitlines()
+    yield (
+        "/proc/self/status",
+        "\n".join(line for line in status if line.startswith(("Cpus_allowed", "Mems_allowed"))),
+    )
+    yield from _group_files(tree)
+
+
+def _cpu_paths(tree: Tree) -> Iterator[str]:
+    for cpu in tree.numbered(CPU, "cpu"):
+        folder = f"{CPU}/cpu{cpu}"
+        yield from (f"{folder}/{name}" for name in CPU_FILES)
+        for name in sorted(tree.names(folder + "/topology")):
+            if name != "ppin":  # the processor's serial number
+                yield f"{folder}/topology/{name}"
+        for index in tree.numbered(folder + "/cache", "index"):
+            yield from (f"{folder}/cache/index{index}/{name}" for name in CACHE_FILES)
+
+
+def _policy_paths(tree: Tree) -> Iterator[str]:
+    for policy in tree.numbered(CPU + "/cpufreq", "policy"):
+        for name in ("related_cpus", "cpuinfo_max_freq", "base_frequency"):
+            yield f"{CPU}/cpufreq/policy{policy}/{name}"
+
+
+def _node_paths(tree: Tree) -> Iterator[str]:
+    for node in tree.numbered(NODE, "node"):
+        folder = f"{NODE}/node{node}"
+        yield from (f"{folder}/{name}" for name in NODE_FILES)
+
+
+def _pci_paths(tree: Tree) -> Iterator[str]:
+    bus = "/sys/bus/pci/devices"
+    for device in sorted(tree.names(bus)):
+        if (tree.read(f"{bus}/{device}/class") or "").startswith(PCI_CLASSES):
+            yield from (f"{bus}/{device}/{name}" for name in PCI_FILES)
+
+
+def _without_serials(text: str) -> str:
+    """Cpuinfo with the serial number zeroed that boards with Arm processors show."""
+    return re.sub(r"(?im)^(serial\s*:\s*)\S+$", r"\g<1>0000000000000000", text)
+
+
+def _group_files(tree: Tree) -> Iterator[tuple[str, str]]:
+    """The control groups that hold this process, with generic names, and the tables of them."""
+    names: dict[str, str] = {}
+
+    def rename(path: str) -> str:
+        """``/user.slice/app-editor.scope`` as ``/group0/group1``."""
+        return "/".join(
+            names.setdefault(part, f"group{len(names)}") if part not in ("", "..") else part
+            for part in path.split("/")
+        )
+
+    lines = []
+    for line in (tree.read("/proc/self/cgroup") or "").splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        # Named hierarchies belong to service managers and limit nothing.
+        if not controllers.startswith("name="):
+            lines.append(f"{number}:{controllers}:{rename(path)}")
+    yield "/proc/self/cgroup", "\n".join(lines)
+    if (own_cpuset := tree.read("/proc/self/cpuset")) is not None:
+        yield "/proc/self/cpuset", rename(own_cpuset)
+
+    table = []
+    for id_, mount in enumerate(mounted_hierarchies(tree), start=1):
+        kind = "cgroup2" if mount.version == 2 else "cgroup"
+        # Options with a value name programs and service managers.
+        options = sorted(option for option in mount.controllers if "=" not in option)
+        if not mount.prefixed:
+            options = sorted({*options, "noprefix"})
+        place = f"{rename(mount.root)} {mount.folder}"
+        table.append(f"{id_} 0 0:{id_} {place} rw - {kind} {kind} {','.join(options) or 'rw'}")
+    yield "/proc/self/mountinfo", "\n".join(table)
+
+    seen: set[str] = set()
+    for controller in ("cpuset", "cpu", "memory"):
+        for levels in enclosing_groups(tree, controller):
+            for group in levels:
+                below = group.folder.removeprefix(group.mount_folder)
+                for name in sorted(tree.names(group.folder)):
+                    source = f"{group.folder}/{name}"
+                    if source not in seen and GROUP_FILE.fullmatch(name):
+                        seen.add(source)
+                        if (text := tree.read(source)) is not None:
+                            yield f"{group.mount_folder}{rename(below)}/{name}", text
+
+
+def _add_folder(archive: tarfile.TarFile, path: str) -> None:
+    member = tarfile.TarInfo(path.lstrip("/"))
+    member.type, member.mode = tarfile.DIRTYPE, 0o755
+    archive.addfile(member)
+
+
+def _add_file(archive: tarfile.TarFile, path: str, text: str) -> None:
+    content = text.encode() + b"\n"
+    member = tarfile.TarInfo(path.lstrip("/"))
+    member.size = len(content)
+    archive.addfile(member, io.BytesIO(content))

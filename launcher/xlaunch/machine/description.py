@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A machine as JSON: the facts in the form that captured machines are described in for tests."""
+
+from __future__ import annotations
+
+import json
+
+from xlaunch.machine.topology import CPUs, Machine, NumaNode
+
+
+def describe_machine(machine: Machine) -> dict[str, object]:
+    """The machine as plain values. Keys that say nothing about it are left out.
+
+    ``dies``, ``l2_groups``, ``clusters`` and ``core_kinds`` are there where they tell more than
+    packages and cores do, ``allowed_cpus``, ``allowed_numa_nodes`` and ``cpu_quota`` where
+    something limits this process.
+    """
+    topology, limits = machine.topology, machine.limits
+    facts: dict[str, object] = {
+        "arch": topology.architecture,
+        "online_cpus": topology.online_cpus,
+        "offline_cpus": topology.offline_cpus,
+        "packages": [{"id": package.id, "cpus": package.cpus} for package in topology.packages],
+    }
+    if topology.dies:
+        facts["dies"] = topology.dies
+    facts["numa_nodes"] = [_describe_node(node) for node in topology.numa_nodes]
+    facts["l3_groups"] = topology.l3_groups
+    if topology.l2_groups:
+        facts["l2_groups"] = topology.l2_groups
+    if topology.clusters:
+        facts["clusters"] = topology.clusters
+    facts["cores"] = topology.cores if topology.cores_known else None
+    if topology.core_kinds:
+        facts["core_kinds"] = [
+            {"cpus": kind.cpus, "efficiency": kind.efficiency, "attrs": dict(kind.attributes)}
+            for kind in topology.core_kinds
+        ]
+    if limits.allowed_cpus != topology.online_cpus:
+        facts["allowed_cpus"] = limits.allowed_cpus
+    if nodes := _narrowed_nodes(machine):
+        facts["allowed_numa_nodes"] = nodes
+    if limits.narrowed_via:
+        facts["allowed_via"] = ", ".join(limits.narrowed_via)
+    if limits.cpu_quota is not None:
+        facts["cpu_quota"] = limits.cpu_quota
+    if topology.isolated_cpus:
+        facts["isolated_cpus"] = topology.isolated_cpus
+    if machine.notes:
+        facts["notes"] = "; ".join(machine.notes)
+    return facts
+
+
+def format_json(facts: dict[str, object]) -> str:
+    """JSON with a line for each key, and for each of those that are lists of objects."""
+    lines = []
+    for key, value in facts.items():
+        if isinstance(value, list) and value:
+            text = "[\n  " + ",\n  ".join(map(json.dumps, value)) + "\n ]"
+        else:
+            text = json.dumps(value)
+        lines.append(f" {json.dumps(key)}: {text}")
+    return "{\n" + ",\n".join(lines) + "\n}"
+
+
+def _describe_node(node: NumaNode) -> dict[str, object]:
+    facts: dict[str, object] = {
+        "id": node.id,
+        "cpus": node.cpus,
+        "memory_bytes": node.memory_bytes,
+    }
+    if node.local_cpus:
+        facts["local_cpus"] = node.local_cpus
+    return facts
+
+
+def _narrowed_nodes(machine: Machine) -> CPUs:
+    """The allowed nodes, if a node that has memory is not among them.
+
+    The kernel leaves nodes without memory out of every set of nodes, which limits nobody.
+    """
+    allowed = machine.limits.allowed_nodes
+    withheld = (node for node in machine.topology.numa_nodes if node.id not in allowed)
+    return allowed if any(node.memory_bytes != 0 for node in withheld) else ()

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Machines made up from a line of text, written as the sysfs tree that Linux would show for them.
+
+They are read back by the same reader as any machine, so that a made-up machine cannot differ from
+a real one in what its numbers mean.
+"""
+
+from __future__ import annotations
+
+import os
+from math import prod
+from typing import NamedTuple
+
+from xlaunch.errors import UsageError
+from xlaunch.machine.cpu_list import format_cpu_list
+
+LEVELS = ("package", "die", "node", "l3", "core", "pu")
+OUTER_LEVELS = LEVELS[:4]
+EXAMPLE = "package:2 node:2 l3:4 core:8 pu:2"
+MOST_CPUS = 8192
+MEMORY_PER_CORE_KB = 4 << 20
+CACHES = ((1, "Data", "48K"), (1, "Instruction", "32K"), (2, "Unified", "2048K"))
+L3_SIZE = "32768K"
+
+
+class Level(NamedTuple):
+    """How many of one thing each of the next outer thing has."""
+
+    name: str
+    """One of `LEVELS`."""
+    each: int
+
+
+def parse_levels(text: str) -> tuple[Level, ...]:
+    """The levels that a text such as `EXAMPLE` names, the outermost first.
+
+    Packages, dies, nodes and L3 caches may be nested in any order, dies within packages; cores and
+    then SMT siblings (pu) are within all of them, and are one each where they are not named.
+    Raises `UsageError`, which says what levels there are.
+    """
+
+    def refuse(reason: str) -> UsageError:
+        return UsageError(
+            f"--synthetic {text!r}: {reason}; "
+            f"the levels are {', '.join(LEVELS)}, each as NAME:COUNT, as in {EXAMPLE!r}"
+        )
+
+    levels: list[Level] = []
+    for word in text.split():
+        name, colon, count = word.lower().partition(":")
+        if name not in LEVELS:
+            raise refuse(f"there is no level {name!r}")
+        if not colon or not (count.isascii() and count.isdecimal() and int(count[:9]) > 0):
+            raise refuse(f"{word!r} has no count of 1 or more")
+        if any(level.name == name for level in levels):
+            raise refuse(f"{name!r} is named twice")
+        levels.append(Level(name, int(count)))
+    if not levels:
+        raise refuse("nothing is named")
+
+    names = [level.name for level in levels]
+    for outer, inner in (("package", "die"), *((name, "core") for name in OUTER_LEVELS)):
+        if outer in names and inner in names and names.index(outer) > names.index(inner):
+            raise refuse(f"{outer!r} cannot be within {inner!r}")
+    if "pu" in names and names[-1] != "pu":
+        raise refuse(f"{names[-1]!r} cannot be within 'pu'")
+    if "core" not in names:
+        levels.insert(names.index("pu") if "pu" in names else len(levels), Level("core", 1))
+    if "pu" not in names:
+        levels.append(Level("pu", 1))
+    if prod(level.each for level in levels) > MOST_CPUS:
+        raise refuse(f"that is more than {MOST_CPUS} CPUs")
+    return tuple(levels)
+
+
+class _Shape(NamedTuple):
+    """Where each core lies. Cores are numbered in the order of the nesting."""
+
+    core_count: int
+    threads: int
+    cores_in: dict[str, int]
+    """Cores in one group of each outer level that is named."""
+
+    def groups(self, level: str) -> int:
+        """How many groups the machine has at `level`; one where it is not named."""
+        return self.core_count // self.cores_in.get(level, self.core_count)
+
+    def group_of(self, level: str, core: int) -> int:
+        """The number of the group at `level` that `core` lies in."""
+        return core // self.cores_in.get(level, self.core_count)
+
+    def cpu_list(self, first_core: int, last_core: int) -> str:
+        """The CPUs of a range of cores.
+
+        Linux on x86 numbers one thread of every core first, and then their siblings.
+        """
+        return format_cpu_list(
+            core + thread * self.core_count
+            for thread in range(self.threads)
+            for core in range(first_core, last_core + 1)
+        )
+
+    def group_list(self, level: str, core: int) -> str:
+        """The CPUs of the group at `level` that `core` lies in."""
+        size = self.cores_in.get(level, self.core_count)
+        first = core // size * size
+        return self.cpu_list(first, first + size - 1)
+
+
+def write_tree(levels: tuple[Level, ...], folder: str) -> None:
+    """Write the sysfs tree of the machine that `levels` describe below `folder`, which exists."""
+    counts = [level.each for level in levels]
+    outer = levels[:-2]
+    shape = _Shape(
+        core_count=prod(counts[:-1]),
+        threads=levels[-1].each,
+        cores_in={level.name: prod(counts[i + 1 : -1]) for i, level in enumerate(outer)},
+    )
+    cpu_folder = f"{folder}/sys/devices/system/cpu"
+    all_cpus = shape.cpu_list(0, shape.core_count - 1)
+    _write(f"{folder}/proc/sys/kernel", {"arch": "x86_64"})
+    _write(
+        cpu_folder,
+        {
+            "online": all_cpus,
+            "possible": all_cpus,
+            "present": all_cpus,
+            "offline": "",
+            "isolated": "",
+        },
+    )
+    for core in range(shape.core_count):
+        files = _core_files(shape, core)
+        for thread in range(shape.threads):
+            for name, contents in files.items():
+                _write(f"{cpu_folder}/cpu{core + thread * shape.core_count}/{name}", contents)
+    _write_nodes(shape, f"{folder}/sys/devices/system/node")
+
+
+def _core_files(shape: _Shape, core: int) -> dict[str, dict[str, str]]:
+    """The files of each CPU of a core, by folder."""
+    own = shape.cpu_list(core, core)
+    package = shape.group_list("package", core)
+    in_package = core % shape.cores_in.get("package", shape.core_count)
+    die_size = shape.cores_in.get("die", shape.core_count)
+    caches = [(level, kind, size, own) for level, kind, size in CACHES]
+    if "l3" in shape.cores_in:
+        caches.append((3, "Unified", L3_SIZE, shape.group_list("l3", core)))
+    files = {
+        "topology": {
+            "physical_package_id": str(shape.group_of("package", core)),
+            "die_id": str(in_package // die_size),
+            "core_id": str(in_package),
+            "cluster_id": str(in_package),
+            "package_cpus_list": package,
+            "core_siblings_list": package,
+            "die_cpus_list": shape.group_list("die", core) if "die" in shape.cores_in else package,
+            "cluster_cpus_list": own,
+            "core_cpus_list": own,
+            "thread_siblings_list": own,
+        },
+        "cpufreq": {"base_frequency": "2400000", "cpuinfo_max_freq": "3600000"},
+    }
+    for index, (level, kind, size, shared) in enumerate(caches):
+        files[f"cache/index{index}"] = {
+            "level": str(level),
+            "type": kind,
+            "size": size,
+            "shared_cpu_list": shared,
+        }
+    return files
+
+
+def _write_nodes(shape: _Shape, folder: str) -> None:
+    """One node where no nodes are named, as Linux does."""
+    count = shape.groups("node")
+    size = shape.core_count // count
+    _write(folder, {"online": f"0-{count - 1}" if count > 1 else "0"})
+    packages = [shape.group_of("package", node * size) for node in range(count)]
+    for node in range(count):
+        distances = (
+            10 if other == node else 12 if packages[other] == packages[node] else 32
+            for other in range(count)
+        )
+        _write(
+            f"{folder}/node{node}",
+            {
+                "cpulist": shape.cpu_list(node * size, (node + 1) * size - 1),
+                "distance": " ".join(map(str, distances)),
+                "meminfo": f"Node {node} MemTotal:       {size * MEMORY_PER_CORE_KB} kB",
+            },
+        )
+
+
+def _write(folder: str, files: dict[str, str]) -> None:
+    os.makedirs(folder, exist_ok=True)  # noqa: PTH103 - a large machine has 10,000 folders
+    for name, text in files.items():
+        fd = os.open(f"{folder}/{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        try:
+            os.write(fd, text.encode() + b"\n")
+        finally:
+            os.close(fd)
