@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the benchmarks share: interleaved rounds, quartiles, a table, a file of raw values.
+
+Every benchmark is an executable file of this folder that measures in rounds, each case once a
+round, so that a machine that is slow for a while is slow for all of them. It prints a table with
+the peer in it and, with `--json FILE`, writes every raw value.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Case(NamedTuple):
+    """One thing to measure."""
+
+    name: str
+    measure: Callable[[], float]
+    """Does it once and returns the seconds it took."""
+
+
+class Result(NamedTuple):
+    """What was seen of one case, a value a round."""
+
+    name: str
+    seconds: tuple[float, ...]
+
+
+class Quartiles(NamedTuple):
+    low: float
+    median: float
+    high: float
+
+
+def option_parser(description: str | None, *, rounds: int) -> argparse.ArgumentParser:
+    """The options that every benchmark has."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=_at_least_2, default=rounds, help=f"default {rounds}")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every raw value to FILE")
+    return parser
+
+
+def _at_least_2(text: str) -> int:
+    count = int(text)
+    if count < 2:
+        raise argparse.ArgumentTypeError("quartiles need 2 rounds at least")
+    return count
+
+
+def measure_rounds(cases: Sequence[Case], rounds: int) -> list[Result]:
+    """Measure each case once a round, after one round that is not counted."""
+    seconds: dict[str, list[float]] = {case.name: [] for case in cases}
+    for number in range(rounds + 1):
+        # Each round begins with another case, so that none always follows the same one.
+        first = number % len(cases)
+        for case in (*cases[first:], *cases[:first]):
+            taken_s = case.measure()
+            if number:
+                seconds[case.name].append(taken_s)
+    return [Result(name, tuple(values)) for name, values in seconds.items()]
+
+
+def quartiles(values: Sequence[float]) -> Quartiles:
+    """The quartiles, between neighbouring values by proportion."""
+    return Quartiles(*statistics.quantiles(values, n=4, method="inclusive"))
+
+
+def ratio(result: Result, base: Result) -> Quartiles:
+    """How many times `base` a case took: the quartiles of the quotients, round by round."""
+    return quartiles([a / b for a, b in zip(result.seconds, base.seconds, strict=True)])
+
+
+def machine_line() -> str:
+    """The machine and the interpreter, in a line."""
+    return (
+        f"{cpu_model()}, {len(os.sched_getaffinity(0))} CPUs; Linux {platform.release()};"
+        f" Python {platform.python_version()}"
+    )
+
+
+def cpu_model() -> str:
+    """What the kernel calls the processor; the architecture where it gives no name."""
+    for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.machine()
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a Markdown table: the first column to the left, numbers to the right."""
+    widths = [max(len(line[column]) for line in (header, *rows)) for column in range(len(header))]
+
+    def printed(line: Sequence[str]) -> str:
+        cells = [line[0].ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
+        return f"| {' | '.join(cells)} |"
+
+    print(printed(header))
+    rules = ["-" * (widths[0] + 2), *("-" * (width + 1) + ":" for width in widths[1:])]
+    print(f"|{'|'.join(rules)}|")
+    for row in rows:
+        print(printed(row))
+
+
+def goal_line(name: str, value: float, limit: float, unit: str) -> str:
+    """Whether a goal is met, with both numbers."""
+    verdict = "met" if value <= limit else "MISSED"
+    return f"goal {verdict}: {name}: {value:.3g} {unit}, at most {limit:.3g}"
+
+
+def write_json(
+    path: Path | None, benchmark: str, results: Sequence[Result], goals: Sequence[str]
+) -> None:
+    """Write every raw value, with what is needed to read them later, where a path is given."""
+    if path is None:
+        return
+    content = {
+        "schema": 1,
+        "benchmark": benchmark,
+        "arguments": sys.argv[1:],
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "cpu": cpu_model(),
+        "allowed_cpus": len(os.sched_getaffinity(0)),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "goals": list(goals),
+        "cases": [{"name": r.name, "seconds": r.seconds} for r in results],
+    }
+    path.write_text(json.dumps(content, indent=1) + "\n")
