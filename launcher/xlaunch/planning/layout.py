@@ -193,7 +193,8 @@ def _refuse(request: Request, capacity: Capacity, count: int, size: int, budget:
     if size <= budget:
         fits.append(f"{_instances(budget // size)} of {_cores(size)}")
     if count <= budget:
-        fits.append(f"{count if fits else _instances(count)} of {budget // count}")
+        each = budget // count
+        fits.append(f"{count} of {each}" if fits else f"{_instances(count)} of {_cores(each)}")
     if not fits:
         fits.append(f"{_instances(budget)} of 1 core, or 1 of {budget}")
     raise UsageError(

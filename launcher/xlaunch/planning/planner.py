@@ -77,7 +77,7 @@ def plan(request: Request, machine: Machine) -> Plan:
             "CPUs cannot be bound on this system: --cpus and --nodes only set the counts"
         )
     if not layout.oversubscribed and not layout.by_node and not takes_everything(request):
-        warnings += _warn_of_crossings(cores, placed)
+        warnings += _warn_of_crossings(machine.topology, cores, placed)
     warnings += _warn_of_isolated([i for i, _ in instances], machine.topology, bound=bound)
     return Plan(
         instances=_selected(request, [i for i, _ in instances]),
@@ -320,28 +320,45 @@ def _explain_memory(instances: list[tuple[Instance, str]]) -> list[Decision]:
     return decisions
 
 
-def _warn_of_crossings(cores: Sequence[Core], placed: list[list[Core]]) -> list[str]:
+def _warn_of_crossings(
+    topology: Topology, cores: Sequence[Core], placed: list[list[Core]]
+) -> list[str]:
     """Instances that span nodes, or packages, where smaller ones would not."""
     if not placed:
         return []
     warnings = []
-    size, told = len(placed[0]), set()
-    for level, name in ((NODE, "NUMA nodes"), (PACKAGE, "packages")):
-        domains: dict[int, int] = {}
-        for core in cores:
-            domains[core.domains[level]] = domains.get(core.domains[level], 0) + 1
+    size, told = len(placed[0]), set[int]()
+    for level, name, ids in (
+        (NODE, "NUMA nodes", {n.cpus[0]: n.id for n in topology.numa_nodes if n.cpus}),
+        (PACKAGE, "packages", {p.cpus[0]: p.id for p in topology.packages}),
+    ):
         spanning = [i for i, slot in enumerate(placed) if crossings(slot)[level] and i not in told]
         told.update(spanning)
-        if not spanning or size > max(domains.values()):
+        held = _sizes([core.domains[level] for core in cores])
+        if not spanning or size > max(held):
             continue
-        for smaller in range(size - 1, 0, -1):
-            if sum([held // smaller for held in domains.values()]) >= len(placed):
-                which = f"instance {spanning[0]} spans"
-                if len(spanning) > 1:
-                    which = f"instances {format_cpu_list(spanning)} span"
-                warnings.append(f"{which} {name}: --ncores {smaller} would not")
-                break
+        # From the largest size that could fit: instances of one core span nothing.
+        smaller = next(s for s in range(size - 1, 0, -1) if _fit(held, s) >= len(placed))
+        if len(spanning) > 1:
+            which = f"instances {format_cpu_list(spanning)} span {name}"
+        else:
+            spanned = {ids.get(core.domains[level]) for core in placed[spanning[0]]} - {None}
+            which = f"instance {spanning[0]} spans {name} {' and '.join(map(str, sorted(spanned)))}"
+        warnings.append(f"{which}: --ncores {smaller} would not")
     return warnings
+
+
+def _sizes(domains: list[int]) -> list[int]:
+    """How many cores each of the domains holds."""
+    counts = dict.fromkeys(domains, 0)
+    for domain in domains:
+        counts[domain] += 1
+    return list(counts.values())
+
+
+def _fit(held: list[int], size: int) -> int:
+    """Instances of `size` cores that fit into domains of so many cores without spanning any."""
+    return sum([cores // size for cores in held])
 
 
 def _warn_of_isolated(instances: list[Instance], topology: Topology, *, bound: bool) -> list[str]:

@@ -54,8 +54,10 @@ def select_pool(request: Request, machine: Machine, *, bound: bool) -> Pool:
     origin = _origin(request, limits)
     if bound:
         kept, decision, warning = _choose_kinds(request, topology, cpus)
-        if len(kept) < len(cpus):
-            origin = f"{origin}, {'only' if request.ecores is ECores.ONLY else 'without'} E-cores"
+        if len(kept) < len(cpus) and request.ecores is ECores.ONLY:
+            origin += ", counting only E-cores"
+        elif len(kept) < len(cpus):
+            origin += ", not counting E-cores (--ecores include)"
         cpus = kept
         decisions += decision
         warnings += warning

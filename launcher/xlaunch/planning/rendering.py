@@ -26,7 +26,7 @@ def render_plan(plan: Plan, machine: Machine, *, explain: bool = False) -> str:
         [_instance_cells(i, bound=plan.bound, machine=machine) for i in plan.instances]
     )
     if plan.idle_cpus:
-        lines.append(f"idle: CPUs {format_cpu_list(plan.idle_cpus)}")
+        lines.append(f"idle: {_named('CPU', plan.idle_cpus)}")
     lines += [f"warning: {warning}" for warning in plan.warnings]
     if explain:
         lines += [f"{d.subject}: {d.value} - {d.reason}" for d in plan.decisions]
@@ -92,7 +92,7 @@ def _heading(plan: Plan) -> str:
     if len(plan.instances) < plan.count:
         total = f"{len(plan.instances)} of {total}"
     how = "on" if plan.bound else "not bound, on any of"
-    return f"{total} {how} CPUs {format_cpu_list(plan.allowed_cpus)}"
+    return f"{total} {how} {_named('CPU', plan.allowed_cpus)}"
 
 
 def _instance_cells(instance: Instance, *, bound: bool, machine: Machine) -> list[str]:
@@ -108,7 +108,7 @@ def _instance_cells(instance: Instance, *, bound: bool, machine: Machine) -> lis
         memory += f" {format_cpu_list(instance.memory_nodes)}"
     return [
         f"instance {instance.index}: cores {instance.ncores}",
-        f"CPUs {format_cpu_list(instance.cpus)}" if bound else "any CPU",
+        _named("CPU", instance.cpus) if bound else "any CPU",
         _named("node", instance.nodes),
         _named("package", packages),
         _named("L3", _touched(cpus, topology.l3_groups)),
@@ -123,7 +123,9 @@ def _touched(cpus: set[int], groups: Sequence[CPUs]) -> list[int]:
 
 
 def _named(name: str, numbers: Iterable[int]) -> str:
-    return f"{name} {format_cpu_list(set(numbers)) or '-'}"
+    """**Ex.:** ``node 0``, ``nodes 0-1``, ``node -`` where none is known."""
+    distinct = set(numbers)
+    return f"{name}{'s' if len(distinct) > 1 else ''} {format_cpu_list(distinct) or '-'}"
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is planned for every captured machine, as text that was read by people.
+
+``XLAUNCH_UPDATE_GOLDEN=1 pytest tests/launcher/planning/test_golden_plans.py`` writes the files
+anew; read the difference before it is committed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launcher.planning.captures import capture_names, read_capture
+from xlaunch.errors import UsageError
+from xlaunch.machine.topology import Machine
+from xlaunch.planning import MAX, ECores, MemoryPolicy, Mode, Place, Request, plan
+from xlaunch.planning.rendering import render_plan
+
+GOLDEN = Path(__file__).with_name("golden")
+
+EXPLAINED = {
+    "": Request(),
+    "--ncores 2 --smt": Request(ncores=2, smt=True),
+}
+REQUESTS = {
+    "--instances 2": Request(instances=2),
+    "--instances 3": Request(instances=3),
+    "--instances max --ncores 4": Request(instances=MAX, ncores=4),
+    "--instances 2 --ncores 1 --place scatter": Request(instances=2, ncores=1, place=Place.SCATTER),
+    "--mode throughput --memory bind": Request(mode=Mode.THROUGHPUT, memory=MemoryPolicy.BIND),
+    "--mode latency --reserve 1": Request(mode=Mode.LATENCY, reserve=1),
+    "--memory interleave": Request(memory=MemoryPolicy.INTERLEAVE),
+    "--instances 5 --ncores 7": Request(instances=5, ncores=7),
+}
+HYBRID_REQUESTS = {
+    "--ecores include": Request(ecores=ECores.INCLUDE),
+    "--instances 2 --ecores only": Request(instances=2, ecores=ECores.ONLY),
+}
+
+
+def planned(request: Request, machine: Machine, *, explain: bool) -> str:
+    try:
+        return render_plan(plan(request, machine), machine, explain=explain)
+    except UsageError as error:
+        return f"error: {error}"
+
+
+def golden_text(machine: Machine) -> str:
+    requests = {**EXPLAINED, **REQUESTS}
+    if machine.topology.core_kinds:
+        requests |= HYBRID_REQUESTS
+    parts = [
+        f"$ xlaunch plan {options}".rstrip()
+        + "\n"
+        + planned(request, machine, explain=options in EXPLAINED)
+        for options, request in requests.items()
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def test_captures_are_there(needs: Callable[[object, str], None]) -> None:
+    needs(capture_names(), "the captured machines in ../shared/topologies")
+    assert {path.stem for path in GOLDEN.glob("*.txt")} == set(capture_names())
+
+
+@pytest.mark.parametrize("name", capture_names())
+def test_plans_of_a_captured_machine_are_as_reviewed(name: str) -> None:
+    text = golden_text(read_capture(name))
+    path = GOLDEN / f"{name}.txt"
+    if os.environ.get("XLAUNCH_UPDATE_GOLDEN"):
+        path.write_text(text)
+    assert text == path.read_text()
