@@ -342,8 +342,9 @@ def _warn_of_crossings(
         if len(spanning) > 1:
             which = f"instances {format_cpu_list(spanning)} span {name}"
         else:
-            spanned = {ids.get(core.domains[level]) for core in placed[spanning[0]]} - {None}
-            which = f"instance {spanning[0]} spans {name} {' and '.join(map(str, sorted(spanned)))}"
+            slot = placed[spanning[0]]
+            spanned = {i for i in [ids.get(c.domains[level]) for c in slot] if i is not None}
+            which = f"instance {spanning[0]} spans {name} {format_cpu_list(spanned)}".rstrip()
         warnings.append(f"{which}: --ncores {smaller} would not")
     return warnings
 
