@@ -8,14 +8,16 @@ The method. Domains form a tree (machine, package, node, L3 group). From the lea
 forms as many instances as fit in it alone and hands the cores left over, fewer than one instance's,
 to its parent, which combines the left-overs of its children. Each domain then holds as many whole
 instances as it can, floor(cores / size); and that costs nobody more, because whoever is displaced
-can have the place of the one that moved in. Those that cross least are taken first.
+can have the place of the one that moved in. Those that cross least are taken first. Where an
+instance joins three left-overs or more, cutting the domain in order is tried too.
 
-Exact for one instance, and for any number of them where the domains of a level are of one size
-(tests compare with brute force). On an irregular machine, or under an irregular mask, left-overs of
-many sizes have to be shared out among several instances: that is bin packing, done here by the best
-choice for one instance after the other, and in about one case of two hundred it costs a crossing
-more than the best. Where domains do not nest (a NUMA node of two half packages), the parts in which
-they overlap serve as domains.
+Tests compare with brute force: the crossings of one instance are the fewest there are, and so are
+those of packages on machines whose domains of a level are of one size. To share left-overs of many
+sizes out among several instances is bin packing, done here by the best choice for one instance after
+the other: an irregular machine or mask can cost a crossing more than the best (one of some hundred
+small machines made up at random), and so can, at the node or L3 level, a layout that leaves a core or
+two of every domain idle. Where domains do not nest (a NUMA node of two half packages), the parts in
+which they overlap serve as domains.
 """
 
 from __future__ import annotations
@@ -34,8 +36,8 @@ EXACT_PIECES = 6
 """Up to this many left-overs are shared out by trying everything: a millisecond at the most."""
 
 
-MOST_CHOICES = 64
-"""Ways to choose among left-overs that are tried; with more, the largest are taken first."""
+MOST_WORK = 4096
+"""Cores to choose from, times the ways to choose that are tried; beyond, the largest pieces win."""
 
 
 class Core(NamedTuple):
@@ -85,21 +87,35 @@ def place_instances(cores: Cores, *, count: int, size: int, place: Place) -> lis
     come in the order of their first cores. Compact takes the first of equally good places, scatter
     those that load packages, then nodes, then caches as evenly as possible.
     """
-    slots, _ = _slots_in(cores, size=size, depth=0)
-    slots.sort(key=lambda slot: (crossings(slot), _position(slot[0])))
-    if place is Place.SCATTER and count < len(slots):
-        worst = crossings(slots[count - 1])
-        better = [slot for slot in slots if crossings(slot) < worst]
-        equal = [slot for slot in slots if crossings(slot) == worst]
-        chosen = better + _spread(equal, count - len(better), among=better, depth=0)
-    else:
-        chosen = slots[:count]
+    chosen = _best_slots(_slots_in(cores, size, depth=0)[0], count, place)
+    # An instance that joins three left-overs may do better as a link of a chain: see _slots_in.
+    if count > 1 and any(max(crossings(slot)) > 1 for slot in chosen):
+        chained = _best_slots(_slots_in(cores, size, depth=0, chain=True)[0], count, place)
+        if _total_crossings(chained) < _total_crossings(chosen):
+            chosen = chained
     chosen.sort(key=lambda slot: _position(slot[0]))
     return chosen
 
 
+def _best_slots(slots: list[list[Core]], count: int, place: Place) -> list[list[Core]]:
+    """The `count` slots with the fewest crossings: the first ones, or those far apart."""
+    slots.sort(key=lambda slot: (crossings(slot), _position(slot[0])))
+    if place is Place.COMPACT or count == len(slots):
+        return slots[:count]
+    worst = crossings(slots[count - 1])
+    better = [slot for slot in slots if crossings(slot) < worst]
+    equal = [slot for slot in slots if crossings(slot) == worst]
+    return better + _spread(equal, count - len(better), among=better, depth=0)
+
+
+def _total_crossings(slots: list[list[Core]]) -> list[int]:
+    return [sum(level) for level in zip(*map(crossings, slots), strict=True)]
+
+
 def crossings(cores: Cores) -> tuple[int, ...]:
     """Domains touched after the first, per level: packages, NUMA nodes, cache groups, dies."""
+    if len(cores) == 1:
+        return (0,) * len(cores[0].domains)
     return tuple([len(set(level)) - 1 for level in zip(*[c.domains for c in cores], strict=True)])
 
 
@@ -125,17 +141,25 @@ def _position(core: Core) -> tuple[tuple[int, ...], int]:
     return core.path, core.cpus[0]
 
 
-def _slots_in(cores: Cores, *, size: int, depth: int) -> tuple[list[list[Core]], list[Core]]:
-    """Every instance that fits in one domain, the cheapest first, and the cores left over."""
+def _slots_in(
+    cores: Cores, size: int, *, depth: int, chain: bool = False
+) -> tuple[list[list[Core]], list[Core]]:
+    """Every instance that fits in one domain, and the cores left over.
+
+    `chain`: where it crosses less, the domain's cores are cut in order, each instance beginning
+    where the one before ended. **Ex.:** 4 x 3 on three packages of two 2-core nodes: whole first,
+    the fourth instance joins one core of each package; in a chain all instances join two nodes.
+    """
     if len(cores) < size:
         return [], list(cores)
-    if not cores or depth == len(cores[0].path):
-        end = len(cores) - len(cores) % size
-        return [list(cores[i : i + size]) for i in range(0, end, size)], list(cores[end:])
+    end = len(cores) - len(cores) % size
+    cut = [list(cores[i : i + size]) for i in range(0, end, size)]
+    if depth == len(cores[0].path):
+        return cut, list(cores[end:])
     slots: list[list[Core]] = []
     left: list[Core] = []
     for child in _children(cores, depth):
-        inside, outside = _slots_in(child, size=size, depth=depth + 1)
+        inside, outside = _slots_in(child, size, depth=depth + 1, chain=chain)
         slots += inside
         left += outside
     while len(left) >= size:
@@ -143,6 +167,8 @@ def _slots_in(cores: Cores, *, size: int, depth: int) -> tuple[list[list[Core]],
         taken = {core.cpus[0] for core in slot}
         left = [core for core in left if core.cpus[0] not in taken]
         slots.append(slot)
+    if chain and _total_crossings(cut) < _total_crossings(slots):
+        return cut, list(cores[end:])
     return slots, left
 
 
@@ -157,16 +183,40 @@ def _children(cores: Cores, depth: int) -> list[list[Core]]:
 def _gather(cores: Cores, *, size: int, depth: int) -> list[Core]:
     """`size` of the cores that touch the fewest domains at `depth`, then at the levels below.
 
-    Of equally good ones those that leave the fewest cores in the domains they touch.
+    Of equally good ones those that break up the fewest domains, then those that leave the fewest
+    cores behind in the domains they touch.
     """
     if depth == len(cores[0].path):
         return list(cores[:size])
     candidates = []
     for pieces in _smallest_sets(_children(cores, depth), size):
-        union = sorted([core for piece in pieces for core in piece], key=_position)
-        candidates.append((len(union), _gather(union, size=size, depth=depth + 1)))
-    _, best = min(candidates, key=lambda c: (crossings(c[1]), c[0]))
-    return best
+        union = _joined(pieces)
+        spare = len(union) - size
+        slot = _gather(union, size=size, depth=depth + 1)
+        broken = _broken(slot, pieces, depth)
+        candidates.append((crossings(slot), broken, spare, slot))
+        if broken < 2:
+            continue
+        for partial in (min(pieces, key=len), max(pieces, key=len)):
+            taken = _gather(partial, size=len(partial) - spare, depth=depth + 1)
+            slot = _joined([taken if piece is partial else piece for piece in pieces])
+            candidates.append((crossings(slot), 1, spare, slot))
+    return min(candidates, key=lambda candidate: candidate[:3])[3]
+
+
+def _joined(pieces: list[list[Core]]) -> list[Core]:
+    """The cores of all pieces in the order of the tree."""
+    pieces = sorted(pieces, key=lambda piece: _position(piece[0]))
+    return [core for piece in pieces for core in piece]
+
+
+def _broken(slot: Cores, pieces: list[list[Core]], depth: int) -> int:
+    """How many of the pieces the slot takes only a part of."""
+    taken: dict[tuple[int, ...], int] = {}
+    for core in slot:
+        prefix = core.path[: depth + 1]
+        taken[prefix] = taken.get(prefix, 0) + 1
+    return sum([taken.get(piece[0].path[: depth + 1], 0) < len(piece) for piece in pieces])
 
 
 def _smallest_sets(pieces: list[list[Core]], size: int) -> list[list[list[Core]]]:
@@ -193,7 +243,7 @@ def _smallest_sets(pieces: list[list[Core]], size: int) -> list[list[list[Core]]
             for choice in choices
             for taken in range(min(len(alike), fewest - len(choice)) + 1)
         ]
-        if len(choices) > MOST_CHOICES:
+        if len(choices) * sum(map(len, pieces)) > MOST_WORK:
             return sets
     sets += [c for c in choices if len(c) == fewest and sum(map(len, c)) >= size]
     return sets

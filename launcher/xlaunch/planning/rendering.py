@@ -13,6 +13,9 @@ from xlaunch.planning.request import MemoryPolicy
 SCHEMA_VERSION = 1
 """Of `plan_to_dict`: rises when a key changes its meaning or goes."""
 
+LONGEST_CELL = 28
+"""Characters that the nodes, packages or caches of an instance may take in a line."""
+
 
 def render_plan(plan: Plan, machine: Machine, *, explain: bool = False) -> str:
     """The plan as lines of text, one for each instance; ends without a newline.
@@ -109,9 +112,9 @@ def _instance_cells(instance: Instance, *, bound: bool, machine: Machine) -> lis
     return [
         f"instance {instance.index}: cores {instance.ncores}",
         _named("CPU", instance.cpus) if bound else "any CPU",
-        _named("node", instance.nodes),
-        _named("package", packages),
-        _named("L3", _touched(cpus, topology.l3_groups)),
+        _named_briefly("node", instance.nodes),
+        _named_briefly("package", packages),
+        _named_briefly("L3", _touched(cpus, topology.l3_groups)),
         f"threads {instance.threads}",
         f"memory {memory}",
     ]
@@ -126,6 +129,13 @@ def _named(name: str, numbers: Iterable[int]) -> str:
     """**Ex.:** ``node 0``, ``nodes 0-1``, ``node -`` where none is known."""
     distinct = set(numbers)
     return f"{name}{'s' if len(distinct) > 1 else ''} {format_cpu_list(distinct) or '-'}"
+
+
+def _named_briefly(name: str, numbers: Iterable[int]) -> str:
+    """The same, or how many where the list would be long. **Ex.:** ``128 packages``."""
+    distinct = set(numbers)
+    named = _named(name, distinct)
+    return named if len(named) <= LONGEST_CELL else f"{len(distinct)} {name}s"
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
