@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -20,8 +21,11 @@ RESERVED = frozenset(COMMANDS) | {
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit with its code. A user's mistake is one line, never a traceback."""
-    arguments = sys.argv[1:] if arguments is None else list(arguments)
-    sys.exit(run(arguments))
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        # Ctrl-C ends this process as it ends any other: a traceback would help nobody, and Python
+        # can lose a KeyboardInterrupt on the way.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -31,8 +35,6 @@ def run(arguments: Sequence[str]) -> int:
     except XLaunchError as error:
         say(f"error: {error}")
         return error.exit_code
-    except KeyboardInterrupt:
-        return 130
 
 
 def say(text: str) -> None:
@@ -71,8 +73,6 @@ def _run_click(command: object, name: str, arguments: list[str]) -> int:
         result = command.main(args=arguments, prog_name=name, standalone_mode=False)
     except click.exceptions.Exit as error:
         return error.exit_code
-    except click.Abort:
-        return 130
     except click.ClickException as error:
         say(f"error: {_explain(error)}; '{name} --help' lists the options")
         return UsageError.exit_code

@@ -8,6 +8,7 @@ not be used is in parentheses, and dim where there is colour; the lines below sa
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from xlaunch.machine.cpu_list import format_cpu_list
@@ -316,7 +317,7 @@ def _progression(numbers: list[int]) -> str:
 
 def _numbers(cpus: CPUs) -> str:
     """A list of CPUs, the shorter of the two ways."""
-    steps = {b - a for a, b in zip(cpus, cpus[1:], strict=False)}
+    steps = {b - a for a, b in pairwise(cpus)}
     return _progression(list(cpus)) if len(steps) == 1 else format_cpu_list(cpus)
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import tempfile
 from collections.abc import Iterator
 
 import click
@@ -63,10 +62,11 @@ def machine_of(sysroot: str | None, synthetic: str | None) -> Iterator[Machine]:
     Raises `UsageError` when they name none that can be read.
     """
     if synthetic is not None:
+        from xlaunch.machine.scratch import scratch_folder
         from xlaunch.machine.synthetic import parse_levels, write_tree
 
         levels = parse_levels(synthetic)
-        with tempfile.TemporaryDirectory(prefix="xlaunch-synthetic-") as folder:
+        with scratch_folder() as folder:
             write_tree(levels, folder)
             yield read_machine(folder)
     elif sysroot is not None and os.path.isfile(sysroot):  # noqa: PTH113 - no pathlib at start

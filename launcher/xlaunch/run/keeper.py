@@ -82,6 +82,9 @@ def _run_and_exit(
     try:
         # Out of the shell's group, so that what the terminal sends arrives once, by the keeper.
         os.setpgid(0, 0)
+        # What the group got before that, the keeper has got as well.
+        while signal.sigtimedwait(PASSED_ON, 0) is not None:
+            pass
         code = supervise(commands, original_mask)
         sys.stdout.flush()
         sys.stderr.flush()

@@ -207,14 +207,14 @@ class Supervisor:
         opened: list[int] = []
         try:
             streams = self._open_streams(instance, opened)
-            terminal = 0 if self._terminal is not None else None
+            lend = self._terminal is not None and self._terminal.belongs_to_job
             started = time.monotonic()
             with place_of(instance, self._warn, bound=self._plan.bound):
                 pid = fork_instance(
                     self._environment.program,
                     variables,
                     streams,
-                    terminal=terminal,
+                    terminal=0 if lend else None,
                     signal_mask=self._signal_mask,
                 )
         finally:

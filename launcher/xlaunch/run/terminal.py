@@ -14,7 +14,7 @@ import termios
 
 
 class Terminal:
-    """A terminal on descriptor 0 whose foreground group is the launcher's job."""
+    """A terminal on descriptor 0, and the process group of the launcher's job on it."""
 
     def __init__(self, job: int) -> None:
         self._job = job
@@ -22,21 +22,27 @@ class Terminal:
 
     @classmethod
     def find(cls, job: int) -> Terminal | None:
-        """The terminal, when standard input is one and process group `job` is in its foreground."""
+        """The controlling terminal, when standard input is it."""
         try:
-            return cls(job) if os.tcgetpgrp(0) == job else None
+            os.tcgetpgrp(0)
         except OSError:
             return None
+        return cls(job)
+
+    @property
+    def belongs_to_job(self) -> bool:
+        """Whether the job is in the foreground: not in a pipeline's or shell's background."""
+        return self._foreground() == self._job
 
     def lent_to(self, group: int) -> None:
-        """Note that `group` made itself the foreground, and join it."""
+        """Note that `group` is the instance's, and join it."""
         self._group = group
         with contextlib.suppress(OSError):  # it has ended already
             os.setpgid(0, group)
 
     def lend_again(self) -> None:
         """After SIGCONT: hand the terminal on if the shell gave it to the job (`fg`, not `bg`)."""
-        if self._group is not None and self._foreground() == self._job:
+        if self._group is not None and self.belongs_to_job:
             self._set_foreground(self._group)
 
     def take_back(self) -> None:

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Job control in a real shell on a real terminal: Ctrl-C, Ctrl-Z, fg, and who may read."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pexpect
+import pytest
+
+PROMPT = "ready> "
+# Words that a test waits for are written so that the shell's echo of its command line does not
+# show them: star""ted.
+XLAUNCH = f"{sys.executable} -m xlaunch"
+
+STUBBORN = """
+import signal, time
+signal.signal(signal.SIGINT, lambda *_: print("not yet", flush=True))
+print("started", flush=True)
+while True: time.sleep(0.05)
+"""
+
+
+@pytest.fixture
+def shell() -> Iterator[pexpect.spawn]:
+    """An interactive bash."""
+    with pexpect.spawn(
+        "bash", ["--norc", "--noprofile", "-i"], env=_environment(), timeout=20, encoding="utf-8"
+    ) as bash:
+        bash.setwinsize(40, 200)
+        bash.expect_exact(PROMPT)
+        yield bash
+        bash.sendeof()
+        bash.close(force=True)
+
+
+@pytest.fixture
+def stubborn(tmp_path: Path) -> Path:
+    """A program that outlives Ctrl-C."""
+    script = tmp_path / "stubborn.py"
+    script.write_text(STUBBORN)
+    return script
+
+
+def exit_code(shell: pexpect.spawn) -> int:
+    shell.expect_exact(PROMPT)
+    shell.sendline("echo code=$?")
+    shell.expect(r"code=(\d+)")
+    return int(shell.match.group(1))
+
+
+def test_second_ctrl_c_kills_the_one_that_has_the_terminal(shell, stubborn):
+    shell.sendline(f"{XLAUNCH} --supervise -q {stubborn}")
+    shell.expect_exact("started")
+    shell.sendintr()
+    shell.expect_exact("not yet")
+    shell.sendintr()
+    assert exit_code(shell) == 137
+
+
+def test_second_ctrl_c_kills_several(shell, stubborn):
+    shell.sendline(f"{XLAUNCH} --instances 2 --ncores 1 --oversubscribe -q {stubborn}")
+    for _ in range(2):
+        shell.expect_exact("started")
+    shell.sendintr()
+    for _ in range(2):
+        shell.expect_exact("not yet")
+    shell.sendintr()
+    assert exit_code(shell) == 137
+
+
+def test_ctrl_c_at_a_prompt_is_a_key_of_the_program(shell):
+    shell.sendline(f"{XLAUNCH} --supervise -q -- {sys.executable} -q")
+    shell.expect_exact(">>> ")
+    for _ in range(3):
+        shell.sendintr()
+        shell.expect_exact("KeyboardInterrupt")
+        shell.expect_exact(">>> ")
+    shell.sendline("6 * 7")
+    shell.expect_exact("42")
+    shell.sendline("exit(5)")
+    assert exit_code(shell) == 5
+
+
+@pytest.mark.parametrize("layout", ["--supervise", "--instances 2 --ncores 1 --oversubscribe"])
+def test_ctrl_z_suspends_and_fg_goes_on(shell, layout):
+    shell.sendline(f"{XLAUNCH} {layout} -q -- sh -c 'echo star\"\"ted; sleep 1; echo do\"\"ne'")
+    shell.expect_exact("started")
+    shell.sendcontrol("z")
+    shell.expect("Stopped")
+    shell.expect_exact(PROMPT)
+    shell.sendline("sleep 1.2; jobs; echo still here")
+    shell.expect_exact("Stopped")
+    # It slept with its program: had it gone on, it would be done by now.
+    shell.expect_exact("still here")
+    assert "done" not in shell.before
+    shell.expect_exact(PROMPT)
+    shell.sendline("fg")
+    shell.expect_exact("done")
+    assert exit_code(shell) == 0
+
+
+def test_background_job_that_reads_the_terminal_stops_and_fg_lets_it_read(shell):
+    shell.sendline(f"{XLAUNCH} --supervise -q -- sh -c 'read line; echo g\"\"ot $line' &")
+    shell.expect_exact(PROMPT)
+    shell.sendline("until jobs | grep Stop; do sleep 0.05; done")
+    shell.expect_exact("Stopped")
+    shell.expect_exact(PROMPT)
+    shell.sendline("fg")
+    shell.expect_exact("read line")
+    shell.sendline("a word")
+    shell.expect_exact("got a word")
+    assert exit_code(shell) == 0
+
+
+def test_terminal_is_the_program_s_own(shell):
+    code = "import os, sys; print(sys.stdin.isatty(), os.tcgetpgrp(0) == os.getpgrp())"
+    for supervise in ("", "--supervise"):
+        shell.sendline(f'{XLAUNCH} {supervise} -q -- {sys.executable} -c "{code}"')
+        shell.expect_exact("True True")
+        assert exit_code(shell) == 0
+
+
+def test_ctrl_c_ends_a_script_not_just_one_of_its_commands(shell, tmp_path):
+    script = tmp_path / "script.sh"
+    for layout in ("--supervise", "--instances 2 --ncores 1 --oversubscribe"):
+        script.write_text(f"{XLAUNCH} {layout} -q -- sh -c 'echo started; sleep 60'\necho went on\n")
+        shell.sendline(f"bash {script}")
+        shell.expect_exact("started")
+        shell.sendintr()
+        assert exit_code(shell) == 130
+        assert "went on" not in shell.before
+
+
+def test_terminal_is_given_back(shell):
+    shell.sendline(f"{XLAUNCH} --supervise -q true; read -p 'wo\"\"rd? ' word; echo word=$word")
+    shell.expect_exact('wo""rd? ')
+    shell.expect_exact('wo""rd? ')
+    shell.sendline("given")
+    shell.expect_exact("word=given")
+
+
+def _environment() -> dict[str, str]:
+    import os
+
+    return {**os.environ, "PS1": PROMPT, "BASH_SILENCE_DEPRECATION_WARNING": "1", "TERM": "dumb"}
