@@ -69,7 +69,7 @@ def machine_of(sysroot: str | None, synthetic: str | None) -> Iterator[Machine]:
         with scratch_folder() as folder:
             write_tree(levels, folder)
             yield read_machine(folder)
-    elif sysroot is not None and os.path.isfile(sysroot):  # noqa: PTH113 - no pathlib at start
+    elif sysroot is not None and os.path.isfile(sysroot):
         from xlaunch.machine.capture import unpacked
 
         with unpacked(sysroot) as folder:

@@ -15,7 +15,6 @@ import lzma
 import os
 import re
 import tarfile
-import tempfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +23,7 @@ from xlaunch.errors import UsageError
 from xlaunch.machine.architecture import UNKNOWN, read_architecture
 from xlaunch.machine.cgroups import enclosing_groups, mounted_hierarchies
 from xlaunch.machine.files import Tree, is_live
+from xlaunch.machine.scratch import scratch_folder
 
 SUFFIXES = (".tar.xz", ".tar.gz", ".tar")
 MOST_BYTES = 1 << 30
@@ -104,7 +104,7 @@ def unpacked(path: str) -> Iterator[str]:
     """
     if not hasattr(tarfile, "data_filter"):
         raise UsageError(f"{path}: this Python cannot unpack archives safely; unpack it by hand")
-    with tempfile.TemporaryDirectory(prefix="xlaunch-capture-") as folder:
+    with scratch_folder() as folder:
         try:
             with tarfile.open(path) as archive:
                 if sum(member.size for member in archive) > MOST_BYTES:

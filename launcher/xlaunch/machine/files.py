@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-# ruff: noqa: PTH112, PTH208
 """Small files of sysfs and procfs under any root, and the two ways they write a set of CPUs.
 
 Without pathlib, which takes longer to import than a small machine takes to read.

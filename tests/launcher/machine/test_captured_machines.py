@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Captured machines, each with its expected answer, against what is read from them.
+
+The captures lie beside the project, in ``../shared/topologies``; its README defines the answers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from xlaunch.machine import read_machine
+from xlaunch.machine.capture import unpacked
+from xlaunch.machine.description import describe_machine
+
+FOLDER = Path(__file__).resolve().parents[4] / "shared" / "topologies"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
+ABOUT_THE_CAPTURE = {
+    "name",
+    "description",
+    "origin",
+    "source",
+    "alternatives",
+    "uncertain",
+    "notes",
+}
+MAY_BE_EXTRA = {"isolated_cpus", "notes"}
+"""The answers have isolated CPUs "only where it matters"; our notes are our own."""
+
+
+def test_the_captures_are_there() -> None:
+    if not NAMES:
+        assert not os.environ.get("CI"), f"{FOLDER} is missing, and CI has to test with it"
+        pytest.skip(f"{FOLDER} is not there")
+    assert len(NAMES) >= 83
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_reads_as_expected(name: str) -> None:
+    answer = json.loads((FOLDER / f"{name}.json").read_text())
+    with unpacked(str(FOLDER / f"{name}.tar.xz")) as root:
+        found = json.loads(json.dumps(describe_machine(read_machine(root))))
+
+    keys = (answer.keys() | found.keys()) - ABOUT_THE_CAPTURE - set(answer.get("uncertain", []))
+    differences = {
+        key: {"found": found.get(key), "expected": answer.get(key)}
+        for key in keys
+        if not (key not in answer and key in MAY_BE_EXTRA)
+        and not any(
+            agrees(key, found.get(key), good, found)
+            for good in [answer.get(key), *answer.get("alternatives", {}).get(key, [])]
+        )
+    }
+    assert differences == {}
+
+
+def agrees(key: str, found: Any, good: Any, everything: dict[str, Any]) -> bool:
+    """Whether what was found is as good as an answer."""
+    if key == "numa_nodes":
+        # No nodes, or one with all CPUs, are the same.
+        whole = {"id": 0, "cpus": everything["online_cpus"]}
+        if not good and len(found) == 1:
+            return {name: found[0][name] for name in whole} == whole
+        optional = [node["id"] for node in good if node.get("optional")]
+        present = {node["id"] for node in found}
+        kept = [
+            {name: value for name, value in node.items() if name != "optional"}
+            for node in good
+            if node["id"] in present or node["id"] not in optional
+        ]
+        return bool(found == kept)
+    if key == "core_kinds":
+        # Softly: the partition into kinds, and their ranking where both have one. The attributes
+        # that told the kinds apart are for display.
+        if not found or not good:
+            return bool(found == good)
+        mine = {tuple(kind["cpus"]): kind["efficiency"] for kind in found}
+        theirs = {tuple(kind["cpus"]): kind["efficiency"] for kind in good}
+        ranked = -1 not in mine.values() and -1 not in theirs.values()
+        return mine.keys() == theirs.keys() and (not ranked or mine == theirs)
+    if key == "allowed_cpus" and good is None:
+        return found is None
+    if key == "allowed_via":
+        # Free text: the place must be named, the words are ours.
+        return found is None or good is None or place(good) in found
+    return bool(found == good)
+
+
+def place(text: str) -> str:
+    return next(word.rstrip(",") for word in text.split() if word.startswith("/"))

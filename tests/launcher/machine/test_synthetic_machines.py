@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Machines made up from text, read back by the reader of all machines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from xlaunch.errors import UsageError
+from xlaunch.machine import read_machine
+from xlaunch.machine.synthetic import Level, parse_levels, write_tree
+from xlaunch.machine.topology import NumaNode, Package, Topology
+
+GIB = 1 << 30
+
+
+def made_up(folder: Path, text: str) -> Topology:
+    write_tree(parse_levels(text), str(folder))
+    machine = read_machine(str(folder))
+    assert machine.notes == ()
+    assert machine.limits.allowed_cpus == machine.topology.online_cpus
+    return machine.topology
+
+
+def test_every_level(tmp_path: Path) -> None:
+    assert made_up(tmp_path, "package:2 die:2 node:1 l3:1 core:2 pu:2") == Topology(
+        architecture="x86_64",
+        online_cpus=tuple(range(16)),
+        offline_cpus=(),
+        packages=(Package(0, (0, 1, 2, 3, 8, 9, 10, 11)), Package(1, (4, 5, 6, 7, 12, 13, 14, 15))),
+        dies=((0, 1, 8, 9), (2, 3, 10, 11), (4, 5, 12, 13), (6, 7, 14, 15)),
+        clusters=(),
+        numa_nodes=(
+            NumaNode(0, (0, 1, 8, 9), 8 * GIB, (10, 12, 32, 32)),
+            NumaNode(1, (2, 3, 10, 11), 8 * GIB, (12, 10, 32, 32)),
+            NumaNode(2, (4, 5, 12, 13), 8 * GIB, (32, 32, 10, 12)),
+            NumaNode(3, (6, 7, 14, 15), 8 * GIB, (32, 32, 12, 10)),
+        ),
+        l3_groups=((0, 1, 8, 9), (2, 3, 10, 11), (4, 5, 12, 13), (6, 7, 14, 15)),
+        l2_groups=(),
+        cores=((0, 8), (1, 9), (2, 10), (3, 11), (4, 12), (5, 13), (6, 14), (7, 15)),
+        cores_known=True,
+        core_kinds=(),
+        isolated_cpus=(),
+    )
+
+
+def test_one_package_of_plain_cores(tmp_path: Path) -> None:
+    topology = made_up(tmp_path, "core:4")
+    assert topology.packages == (Package(0, (0, 1, 2, 3)),)
+    assert topology.cores == ((0,), (1,), (2,), (3,))
+    assert topology.l3_groups == ()
+    assert topology.numa_nodes == (NumaNode(0, (0, 1, 2, 3), 16 * GIB, (10,)),)
+
+
+def test_nodes_that_hold_packages(tmp_path: Path) -> None:
+    topology = made_up(tmp_path, "node:2 package:2 core:1 pu:2")
+    assert [node.cpus for node in topology.numa_nodes] == [(0, 1, 4, 5), (2, 3, 6, 7)]
+    assert [package.cpus for package in topology.packages] == [(0, 4), (1, 5), (2, 6), (3, 7)]
+
+
+def test_several_l3_caches_in_a_node(tmp_path: Path) -> None:
+    topology = made_up(tmp_path, "package:1 node:2 l3:2 core:2")
+    assert topology.l3_groups == ((0, 1), (2, 3), (4, 5), (6, 7))
+
+
+def test_a_thousand_cpus(tmp_path: Path) -> None:
+    topology = made_up(tmp_path, "package:2 node:4 l3:8 core:8 pu:2")
+    assert len(topology.online_cpus) == 1024
+    assert [len(package.cpus) for package in topology.packages] == [512, 512]
+    assert [len(node.cpus) for node in topology.numa_nodes] == [128] * 8
+    assert topology.l3_groups == tuple(
+        (*range(low, low + 8), *range(512 + low, 512 + low + 8)) for low in range(0, 512, 8)
+    )
+    assert topology.cores == tuple((core, core + 512) for core in range(512))
+
+
+def test_cores_and_siblings_are_one_each_where_they_are_not_named() -> None:
+    assert parse_levels("Package:2") == (Level("package", 2), Level("core", 1), Level("pu", 1))
+    assert parse_levels("package:2 pu:4")[1:] == (Level("core", 1), Level("pu", 4))
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("socket:2 core:4", "there is no level 'socket'"),
+        ("package:2 core:0", "'core:0' has no count of 1 or more"),
+        ("package core:4", "'package' has no count of 1 or more"),
+        ("core:-1", "'core:-1' has no count of 1 or more"),
+        ("core:four", "'core:four' has no count of 1 or more"),
+        ("core:2 core:2", "'core' is named twice"),
+        ("", "nothing is named"),
+        ("core:4 node:2", "'node' cannot be within 'core'"),
+        ("die:2 package:2", "'package' cannot be within 'die'"),
+        ("pu:2 core:4", "'core' cannot be within 'pu'"),
+        ("package:99 core:99", "that is more than 8192 CPUs"),
+    ],
+)
+def test_bad_text_says_what_is_wrong_and_which_levels_there_are(text: str, reason: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_levels(text)
+    assert str(caught.value) == (
+        f"--synthetic {text!r}: {reason}; the levels are package, die, node, l3, core, pu, "
+        "each as NAME:COUNT, as in 'package:2 node:2 l3:4 core:8 pu:2'"
+    )
