@@ -148,7 +148,7 @@ def _throughput_layout(request: Request, capacity: Capacity, budget: int) -> Lay
     listed = [size for size in sizes if size]
     granted = None
     if capacity.quota is not None and budget < sum(sizes):
-        granted = tuple([max(1, budget * size // sum(sizes)) for size in sizes])
+        granted = _proportional(budget, sizes)
         if budget < len(listed):
             warnings.append(
                 f"{len(listed)} instances share a CPU quota of {_quota(capacity)}: it will hold them back"
@@ -161,6 +161,18 @@ def _throughput_layout(request: Request, capacity: Capacity, budget: int) -> Lay
         by_node=True,
         warnings=tuple(warnings),
     )
+
+
+def _proportional(budget: int, sizes: list[int]) -> tuple[int, ...]:
+    """Threads in proportion to the sizes, `budget` in all; at least one each.
+
+    **Ex.:** 4 for sizes 2 and 4: floors 1 and 2, and the one left over to the larger: 1 and 3.
+    """
+    shares = [max(1, budget * size // sum(sizes)) for size in sizes]
+    for index in sorted(range(len(sizes)), key=lambda i: shares[i] - sizes[i]):
+        if sum(shares) < budget and shares[index] < sizes[index]:
+            shares[index] += 1
+    return tuple(shares)
 
 
 def _exact_layout(

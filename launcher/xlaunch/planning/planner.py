@@ -261,11 +261,20 @@ def _explain_siblings(request: Request, pool: Pool) -> list[Decision]:
     second = [cpu for core in pool.cores for cpu in core[1:]]
     if not second:
         return []
-    cores = f"{len(pool.cores)} cores"
     if request.smt:
-        return [Decision("SMT", "on", f"{cores} with all their allowed siblings, a thread each")]
-    reason = f"one thread for each of {cores}; siblings {format_cpu_list(second)} left out (--smt)"
+        reason = (
+            f"a thread for each of {len(pool.cpus)} CPUs of {_counted(len(pool.cores), 'core')}"
+        )
+        return [Decision("SMT", "on", reason)]
+    reason = (
+        f"a thread for each of {_counted(len(pool.cores), 'core')}; "
+        f"second siblings {format_cpu_list(second)} left out (--smt)"
+    )
     return [Decision("SMT", "off", reason)]
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _explain_quota(machine: Machine, capacity: Capacity, *, can_bind: bool) -> list[Decision]:
@@ -298,8 +307,7 @@ def _explain_placement(
     if idle:
         why = f"{request.reserve} reserved" if request.reserve else "not needed by the layout"
         cpus = format_cpu_list([cpu for core in idle for cpu in core.cpus])
-        count = f"{len(idle)} core{'s' if len(idle) > 1 else ''}"
-        decisions.append(Decision("idle", count, f"CPUs {cpus}: {why}"))
+        decisions.append(Decision("idle", _counted(len(idle), "core"), f"CPUs {cpus}: {why}"))
     return decisions
 
 

@@ -89,26 +89,29 @@ def efficiency_cpus(topology: Topology) -> frozenset[int]:
     """
     kinds = topology.core_kinds
     ranks = [kind.efficiency for kind in kinds]
-    if not kinds or min(ranks) < 0 or min(ranks) == max(ranks):
+    if min(ranks, default=0) < 0:
+        # Two middle designs may be equally fast; the slowest can still stand out.
+        ranks = [_number(kind, "LinuxCapacity") for kind in kinds]
+    if not kinds or min(ranks) == max(ranks) or min(ranks) < 0:
         return frozenset()
-    if any(dict(kind.attributes).get("CoreType") == "IntelCore" for kind in kinds):
-        slow = [kind for kind in kinds if dict(kind.attributes).get("CoreType") != "IntelCore"]
+    types = [dict(kind.attributes).get("CoreType") for kind in kinds]
+    if "IntelCore" in types:
+        slow = [kind.cpus for kind, name in zip(kinds, types, strict=True) if name != "IntelCore"]
     elif topology.architecture in X86:
-        fastest = max(map(_highest_mhz, kinds))
+        mhz = [_number(kind, "FrequencyMaxMHz") for kind in kinds]
         slow = [
-            kind
-            for kind in kinds
-            if kind.efficiency < max(ranks)
-            and not (fastest and _highest_mhz(kind) > FAVOURED * fastest)
+            kind.cpus
+            for kind, rank, highest in zip(kinds, ranks, mhz, strict=True)
+            if rank < max(ranks) and not 0 < FAVOURED * max(mhz) < highest
         ]
     else:
-        slow = [kind for kind in kinds if kind.efficiency == min(ranks)]
-    return frozenset([cpu for kind in slow for cpu in kind.cpus])
+        slow = [kind.cpus for kind, rank in zip(kinds, ranks, strict=True) if rank == min(ranks)]
+    return frozenset([cpu for cpus in slow for cpu in cpus])
 
 
-def _highest_mhz(kind: CoreKind) -> int:
-    """The highest frequency of a kind, 0 when it is not what tells the kinds apart."""
-    return int(dict(kind.attributes).get("FrequencyMaxMHz", "0"))
+def _number(kind: CoreKind, attribute: str) -> int:
+    """An attribute of a kind as a number; -1 when it is not what tells the kinds apart."""
+    return int(dict(kind.attributes).get(attribute, "-1"))
 
 
 def _check_cpus(asked: CPUs, machine: Machine) -> None:
@@ -213,8 +216,7 @@ def _choose_kinds(
 
 
 def _no_efficiency_cores(topology: Topology) -> str:
-    ranks = [kind.efficiency for kind in topology.core_kinds]
-    if ranks and min(ranks) < 0:
+    if len(topology.core_kinds) > 1 and not efficiency_cpus(topology):
         return "the kinds of core are not ranked, so no E-cores are known"
     return "there are no E-cores"
 
