@@ -111,10 +111,10 @@ def unpacked(path: str) -> Iterator[str]:
                     raise UsageError(f"{path}: unpacks to more than any capture of a machine")
                 archive.extractall(folder, filter="data")
         except (tarfile.TarError, lzma.LZMAError, zlib.error, EOFError) as error:
-            raise UsageError(f"{path}: not a capture that can be unpacked: {error}") from None
+            reason = str(error).partition("\n")[0].rstrip(":")
+            raise UsageError(f"{path}: not a capture that can be unpacked: {reason}") from None
         except OSError as error:
-            reason = error.strerror or error
-            raise UsageError(f"{path}: cannot be unpacked: {reason}") from None
+            raise UsageError(f"{path}: cannot be unpacked: {error.strerror or error}") from None
         yield _root_within(folder)
 
 

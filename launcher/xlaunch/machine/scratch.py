@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import tempfile
 
-MEMORY = "/dev/shm"
+MEMORY = "/dev/shm"  # noqa: S108 - the folder made there is new and private
 ENOUGH_BYTES = 1 << 28
 """Containers often have 64 MiB there, which a large machine's files can fill."""
 
