@@ -1,0 +1,506 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A machine's shape, a request, and the exact plan."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.planning.shapes import make_machine
+from xlaunch.errors import UsageError
+from xlaunch.machine import flat_machine
+from xlaunch.machine.cpu_list import format_cpu_list, parse_cpu_list
+from xlaunch.machine.topology import CoreKind, Machine
+from xlaunch.planning import MAX, ECores, MemoryPolicy, Mode, Place, Plan, Request, plan
+
+DESKTOP = make_machine(packages=(8,), nodes=(8,), l3=(8,), smt=2, adjacent_siblings=True)
+TWO_SOCKETS = make_machine(packages=(8, 8), nodes=(8, 8), l3=(8, 8), smt=2)
+EPYC = make_machine(packages=(64,), nodes=(64,), l3=(8,) * 8, smt=2)
+FOUR_SOCKETS = make_machine(packages=(6,) * 4, nodes=(6,) * 4, l3=(6,) * 4)
+CLUSTERED = make_machine(packages=(128,), nodes=(43, 43, 42), l3=(128,))
+LAPTOP = make_machine(
+    packages=(12,),
+    nodes=(12,),
+    l3=(12,),
+    kinds=(
+        CoreKind((8, 9, 10, 11), 0, (("FrequencyMaxMHz", "2500"),)),
+        CoreKind((4, 5, 6, 7), 1, (("FrequencyMaxMHz", "3800"),)),
+        CoreKind((0, 1, 2, 3), 2, (("FrequencyMaxMHz", "5000"),)),
+    ),
+)
+PHONE = LAPTOP._replace(topology=LAPTOP.topology._replace(architecture="aarch64"))
+
+
+def masks(request: Request, machine: Machine) -> list[str]:
+    """The CPUs of each instance. **Ex.:** ``["0-3", "4-7"]``."""
+    return [format_cpu_list(instance.cpus) for instance in plan(request, machine).instances]
+
+
+def threads(made: Plan) -> list[int]:
+    return [instance.threads for instance in made.instances]
+
+
+def memory(request: Request, machine: Machine) -> list[tuple[str, tuple[int, ...]]]:
+    return [(i.memory.value, i.memory_nodes) for i in plan(request, machine).instances]
+
+
+def error(request: Request, machine: Machine) -> str:
+    with pytest.raises(UsageError) as raised:
+        plan(request, machine)
+    return str(raised.value)
+
+
+class TestLayout:
+    def test_everything_is_one_instance(self) -> None:
+        made = plan(Request(), DESKTOP)
+        assert masks(Request(), DESKTOP) == ["0,2,4,6,8,10,12,14"]
+        assert (made.count, made.bound, made.idle_cpus, threads(made)) == (1, True, (), [8])
+
+    @pytest.mark.parametrize(
+        "request_",
+        [
+            Request(ncores=MAX),
+            Request(instances=1),
+            Request(instances=1, ncores=MAX),
+            Request(ncores=8),
+            Request(mode=Mode.THROUGHPUT),
+        ],
+    )
+    def test_many_ways_to_ask_for_everything(self, request_: Request) -> None:
+        assert masks(request_, DESKTOP) == masks(Request(), DESKTOP)
+
+    def test_equal_shares_leave_spare_cores_idle(self) -> None:
+        made = plan(Request(instances=3), DESKTOP)
+        assert [format_cpu_list(i.cpus) for i in made.instances] == ["0,2", "4,6", "8,10"]
+        assert made.idle_cpus == (12, 13, 14, 15)
+
+    def test_ncores_alone_is_one_instance(self) -> None:
+        assert masks(Request(ncores=3), DESKTOP) == ["0,2,4"]
+
+    def test_as_many_as_fit(self) -> None:
+        assert masks(Request(instances=MAX, ncores=3), DESKTOP) == ["0,2,4", "6,8,10"]
+        assert plan(Request(instances=MAX), TWO_SOCKETS).count == 16
+
+    def test_as_large_as_fits(self) -> None:
+        assert masks(Request(instances=2, ncores=MAX), TWO_SOCKETS) == ["0-7", "8-15"]
+
+    def test_latency(self) -> None:
+        assert masks(Request(mode=Mode.LATENCY), TWO_SOCKETS) == ["0-3", "4-7", "8-11", "12-15"]
+
+    def test_latency_on_few_cores_warns(self) -> None:
+        made = plan(Request(mode=Mode.LATENCY), make_machine(packages=(3,)))
+        assert [i.cpus for i in made.instances] == [(0, 1, 2)]
+        assert "there are 3: one instance of 3 cores" in made.warnings[0]
+
+    def test_throughput_takes_nodes_of_any_size(self) -> None:
+        assert masks(Request(mode=Mode.THROUGHPUT), CLUSTERED) == ["0-42", "43-85", "86-127"]
+
+    def test_throughput_passes_over_nodes_without_allowed_cpus(self) -> None:
+        request = Request(mode=Mode.THROUGHPUT, cpus=parse_cpu_list("0-5,100-110"))
+        assert masks(request, CLUSTERED) == ["0-5", "100-110"]
+
+    def test_throughput_reserves_from_the_largest_nodes_last_first(self) -> None:
+        request = Request(mode=Mode.THROUGHPUT, reserve=3)
+        assert masks(request, CLUSTERED) == ["0-41", "43-84", "86-126"]
+
+    def test_one_instance_of_the_whole_plan(self) -> None:
+        made = plan(Request(instances=4, instance_index=(3, 1)), TWO_SOCKETS)
+        assert [(i.index, i.cpus[0]) for i in made.instances] == [(1, 4), (3, 12)]
+        assert made.count == 4
+
+
+class TestPlacement:
+    def test_compact_stays_side_by_side(self) -> None:
+        assert masks(Request(instances=2, ncores=4), TWO_SOCKETS) == ["0-3", "4-7"]
+
+    def test_compact_stays_in_a_package_whose_cpus_alternate(self) -> None:
+        machine = alternating_packages()
+        assert masks(Request(instances=2, ncores=2), machine) == ["0,2", "4,6"]
+
+    def test_scatter_goes_far_apart(self) -> None:
+        request = Request(instances=2, ncores=4, place=Place.SCATTER)
+        assert masks(request, TWO_SOCKETS) == ["0-3", "8-11"]
+
+    def test_scatter_over_l3_groups(self) -> None:
+        request = Request(instances=3, ncores=4, place=Place.SCATTER)
+        assert masks(request, EPYC) == ["0-3", "8-11", "16-19"]
+
+    def test_scatter_spreads_over_packages_before_nodes_before_caches(self) -> None:
+        machine = make_machine(packages=(8, 8), nodes=(4,) * 4, l3=(2,) * 8)
+        request = Request(instances=6, ncores=1, place=Place.SCATTER)
+        assert masks(request, machine) == ["0", "2", "4", "8", "10", "12"]
+
+    def test_an_instance_larger_than_a_cache_group_touches_no_more_than_it_must(self) -> None:
+        assert masks(Request(instances=4, ncores=16), EPYC) == ["0-15", "16-31", "32-47", "48-63"]
+        assert [i.l3_touched for i in plan(Request(ncores=20), EPYC).instances] == [3]
+
+    def test_instances_skip_cores_rather_than_cross(self) -> None:
+        assert masks(Request(instances=2, ncores=5), EPYC) == ["0-4", "8-12"]
+
+    def test_crossing_happens_only_where_the_count_demands_it(self) -> None:
+        made = plan(Request(instances=5, ncores=4), FOUR_SOCKETS)
+        assert [i.packages_touched for i in made.instances] == [1, 2, 1, 1, 1]
+        assert made.warnings == ("instance 1 spans NUMA nodes 0-1: --ncores 3 would not",)
+
+    def test_no_domain_is_broken_up_without_need(self) -> None:
+        made = plan(Request(instances=3, ncores=8), FOUR_SOCKETS)
+        assert sum(i.packages_touched - 1 for i in made.instances) == 3
+
+    def test_nodes_larger_than_packages(self) -> None:
+        machine = make_machine(packages=(4,) * 4, nodes=(8, 8))
+        assert masks(Request(instances=2, ncores=6), machine) == ["0-5", "8-13"]
+        assert masks(Request(instances=4), machine) == ["0-3", "4-7", "8-11", "12-15"]
+
+    @pytest.mark.parametrize("level", ["dies", "clusters"])
+    def test_without_l3_other_shared_parts_count(self, level: str) -> None:
+        machine = make_machine(packages=(9,), **{level: (3, 3, 3)})
+        assert masks(Request(instances=3, ncores=2), machine) == ["0-1", "3-4", "6-7"]
+
+    def test_smt_numbering_apart_and_adjacent(self) -> None:
+        apart = make_machine(packages=(4,), smt=2)
+        adjacent = make_machine(packages=(4,), smt=2, adjacent_siblings=True)
+        assert masks(Request(instances=2), apart) == ["0-1", "2-3"]
+        assert masks(Request(instances=2, smt=True), apart) == ["0-1,4-5", "2-3,6-7"]
+        assert masks(Request(instances=2), adjacent) == ["0,2", "4,6"]
+        assert masks(Request(instances=2, smt=True), adjacent) == ["0-3", "4-7"]
+
+    def test_smt_has_a_thread_for_each_sibling(self) -> None:
+        made = plan(Request(ncores=3, smt=True), DESKTOP)
+        assert [(i.ncores, i.threads) for i in made.instances] == [(3, 6)]
+
+
+class TestPool:
+    def test_second_siblings_alone_are_used(self) -> None:
+        request = Request(instances=2, cpus=parse_cpu_list("17,19,21,23"))
+        assert masks(request, TWO_SOCKETS) == ["17,19", "21,23"]
+
+    def test_second_siblings_beside_first_ones_are_left_out(self) -> None:
+        request = Request(cpus=parse_cpu_list("0-3,16-19"))
+        assert masks(request, TWO_SOCKETS) == ["0-3"]
+
+    def test_a_cpuset_is_the_machine(self) -> None:
+        machine = make_machine(
+            packages=(8, 8), nodes=(8, 8), allowed=range(4, 12), narrowed_by=("cpuset 4-11",)
+        )
+        assert masks(Request(instances=2), machine) == ["4-7", "8-11"]
+
+    def test_nodes(self) -> None:
+        assert masks(Request(nodes=(1,), instances=2), TWO_SOCKETS) == ["8-11", "12-15"]
+
+    def test_nodes_and_cpus_meet(self) -> None:
+        request = Request(nodes=(1,), cpus=parse_cpu_list("6-9"))
+        assert masks(request, TWO_SOCKETS) == ["8-9"]
+
+    def test_reserved_cores_are_those_least_in_the_way(self) -> None:
+        made = plan(Request(instances=2, reserve=2), TWO_SOCKETS)
+        assert [format_cpu_list(i.cpus) for i in made.instances] == ["0-6", "8-14"]
+        assert made.idle_cpus == (7, 15, 23, 31)
+
+    def test_isolated_cpus_are_warned_of(self) -> None:
+        machine = make_machine(packages=(8,), isolated=(6, 7))
+        assert "CPUs 6-7 are isolated (isolcpus)" in plan(Request(), machine).warnings[0]
+        assert plan(Request(ncores=4), machine).warnings == ()
+        assert plan(Request(instances=8), machine).warnings == ()
+
+
+class TestCoreKinds:
+    def test_efficiency_cores_are_left_out_and_said_to_be(self) -> None:
+        made = plan(Request(), LAPTOP)
+        assert [i.cpus for i in made.instances] == [(0, 1, 2, 3)]
+        assert made.warnings == (
+            "8 E-cores are left out (CPUs 4-11); use them too with --ecores include",
+        )
+
+    def test_of_three_arm_designs_only_the_slowest_is_left_out(self) -> None:
+        assert masks(Request(), PHONE) == ["0-7"]
+
+    def test_unranked_arm_designs_are_told_apart_by_capacity(self) -> None:
+        kinds = tuple(
+            kind._replace(efficiency=-1, attributes=(("LinuxCapacity", capacity),))
+            for kind, capacity in zip(PHONE.topology.core_kinds, ("280", "855", "855"), strict=True)
+        )
+        phone = PHONE._replace(topology=PHONE.topology._replace(core_kinds=kinds))
+        assert masks(Request(), phone) == ["0-7"]
+
+    def test_kinds_that_nothing_ranks_are_all_used(self) -> None:
+        kinds = tuple(k._replace(efficiency=-1, attributes=()) for k in PHONE.topology.core_kinds)
+        phone = PHONE._replace(topology=PHONE.topology._replace(core_kinds=kinds))
+        assert masks(Request(), phone) == ["0-11"]
+
+    def test_favoured_cores_are_no_kind_of_their_own(self) -> None:
+        kinds = (
+            CoreKind((4, 5, 6, 7), 0, (("FrequencyMaxMHz", "4700"),)),
+            CoreKind((0, 1, 2, 3), 1, (("FrequencyMaxMHz", "5000"),)),
+        )
+        assert masks(Request(), make_machine(packages=(8,), kinds=kinds)) == ["0-7"]
+
+    def test_the_kernel_names_intel_core_types(self) -> None:
+        kinds = (
+            CoreKind((4, 5, 6, 7), 0, (("CoreType", "IntelAtom"), ("FrequencyMaxMHz", "4900"))),
+            CoreKind((0, 1, 2, 3), 1, (("CoreType", "IntelCore"), ("FrequencyMaxMHz", "5000"))),
+        )
+        assert masks(Request(), make_machine(packages=(8,), kinds=kinds)) == ["0-3"]
+
+    def test_include_and_only(self) -> None:
+        assert masks(Request(ecores=ECores.INCLUDE), LAPTOP) == ["0-11"]
+        assert masks(Request(ecores=ECores.ONLY), LAPTOP) == ["4-11"]
+
+    def test_named_cpus_are_all_used(self) -> None:
+        assert masks(Request(cpus=(2, 3, 4, 5)), LAPTOP) == ["2-5"]
+        assert masks(Request(cpus=(2, 3, 4, 5), ecores=ECores.EXCLUDE), LAPTOP) == ["2-3"]
+
+    def test_efficiency_cores_alone_are_used(self) -> None:
+        machine = LAPTOP._replace(
+            limits=LAPTOP.limits._replace(allowed_cpus=(8, 9), narrowed_by=("cpuset 8-9",))
+        )
+        assert masks(Request(), machine) == ["8-9"]
+
+    def test_nothing_left(self) -> None:
+        assert "all efficiency cores" in error(Request(cpus=(8, 9), ecores=ECores.EXCLUDE), LAPTOP)
+        assert error(Request(ecores=ECores.ONLY), DESKTOP) == (
+            "--ecores only: there are no E-cores among CPUs 0-15"
+        )
+
+
+class TestQuota:
+    def test_a_quota_binds_nothing(self) -> None:
+        machine = make_machine(packages=(8, 8), nodes=(8, 8), quota=6.5)
+        made = plan(Request(instances=2), machine)
+        assert not made.bound
+        assert [(i.cpus, i.ncores, i.threads) for i in made.instances] == [
+            (tuple(range(16)), 3, 3),
+            (tuple(range(16)), 3, 3),
+        ]
+        assert made.idle_cpus == ()
+
+    def test_less_than_a_cpu_is_one_thread(self) -> None:
+        machine = make_machine(packages=(8,), quota=0.5)
+        assert threads(plan(Request(), machine)) == [1]
+
+    def test_a_quota_of_all_cpus_limits_nothing(self) -> None:
+        machine = make_machine(packages=(8,), quota=8.0)
+        made = plan(Request(instances=2), machine)
+        assert made.bound
+        assert threads(made) == [4, 4]
+
+    def test_a_quota_inside_a_cpuset(self) -> None:
+        machine = make_machine(
+            packages=(16,), allowed=range(8), narrowed_by=("cpuset 0-7",), quota=3.5
+        )
+        everything = plan(Request(), machine)
+        assert everything.bound
+        assert [(i.cpus, i.threads) for i in everything.instances] == [(tuple(range(8)), 3)]
+        assert masks(Request(instances=3), machine) == ["0", "1", "2"]
+
+    def test_naming_cpus_asks_to_be_bound(self) -> None:
+        machine = make_machine(packages=(16,), quota=4.0)
+        made = plan(Request(cpus=tuple(range(8)), instances=2), machine)
+        assert made.bound
+        assert [i.cpus for i in made.instances] == [(0, 1), (2, 3)]
+
+    def test_threads_of_siblings_are_within_the_quota(self) -> None:
+        machine = make_machine(
+            packages=(8,), smt=2, narrowed_by=("cpuset 0-15",), allowed=range(16), quota=3.0
+        )
+        assert threads(plan(Request(smt=True), machine)) == [3]
+
+    def test_throughput_shares_the_quota_by_size(self) -> None:
+        machine = make_machine(
+            packages=(6,), nodes=(2, 4), narrowed_by=("affinity mask 0-5",), quota=4.0
+        )
+        assert threads(plan(Request(mode=Mode.THROUGHPUT), machine)) == [1, 3]
+
+    def test_more_than_the_quota_is_an_error_that_names_it(self) -> None:
+        machine = make_machine(packages=(16,), quota=3.5)
+        assert error(Request(instances=2, ncores=2), machine) == (
+            "2 instances x 2 cores need 4 cores and 16 are allowed, and the CPU quota of 3.5 "
+            "(cgroup v2 /job) is worth 3: at most 1 instance of 2 cores, or 2 of 1; "
+            "or --oversubscribe"
+        )
+        over = plan(Request(instances=2, ncores=2, oversubscribe=True), machine)
+        assert threads(over) == [2, 2]
+
+
+class TestOversubscription:
+    def test_rounds_are_each_disjoint(self) -> None:
+        machine = make_machine(packages=(4,))
+        request = Request(instances=5, ncores=2, oversubscribe=True)
+        assert masks(request, machine) == ["0-1", "2-3", "0-1", "2-3", "0-1"]
+
+    def test_an_instance_larger_than_the_machine_gets_all_of_it(self) -> None:
+        machine = make_machine(packages=(4,))
+        made = plan(Request(ncores=6, oversubscribe=True), machine)
+        assert [(i.cpus, i.ncores, i.threads) for i in made.instances] == [((0, 1, 2, 3), 4, 6)]
+
+    def test_more_instances_than_cores(self) -> None:
+        machine = make_machine(packages=(2,))
+        assert masks(Request(instances=3, oversubscribe=True), machine) == ["0", "1", "0"]
+
+    def test_what_fits_is_not_shared(self) -> None:
+        assert masks(Request(instances=2, oversubscribe=True), TWO_SOCKETS) == ["0-7", "8-15"]
+
+    def test_reserved_cores_stay_free(self) -> None:
+        machine = make_machine(packages=(2, 2), l3=(2, 2))
+        request = Request(instances=4, ncores=1, reserve=1, oversubscribe=True, place=Place.SCATTER)
+        assert len(plan(request, machine).idle_cpus) == 1
+
+
+class TestMemory:
+    def test_preferred_within_a_node_and_first_touch_across(self) -> None:
+        assert memory(Request(instances=2), TWO_SOCKETS) == [
+            ("preferred", (0,)),
+            ("preferred", (1,)),
+        ]
+        assert memory(Request(), TWO_SOCKETS) == [("none", ())]
+
+    def test_one_node_needs_nothing(self) -> None:
+        assert memory(Request(), DESKTOP) == [("none", ())]
+        assert memory(Request(memory=MemoryPolicy.INTERLEAVE), DESKTOP) == [("none", ())]
+        assert memory(Request(memory=MemoryPolicy.BIND), DESKTOP) == [("bind", (0,))]
+
+    def test_as_asked(self) -> None:
+        one = Request(nodes=(1,))
+        for policy in (MemoryPolicy.PREFERRED, MemoryPolicy.BIND, MemoryPolicy.INTERLEAVE):
+            wanted = one._replace(memory=policy, ncores=2)
+            assert memory(wanted, TWO_SOCKETS) == [(policy.value, (1,))]
+        for policy in (MemoryPolicy.LOCAL, MemoryPolicy.NONE):
+            assert memory(one._replace(memory=policy), TWO_SOCKETS) == [(policy.value, ())]
+
+    def test_interleaving_everywhere_leaves_out_memory_without_cpus(self) -> None:
+        machine = make_machine(packages=(4, 4), nodes=(4, 4), memory_only_nodes=2)
+        request = Request(memory=MemoryPolicy.INTERLEAVE)
+        assert memory(request, machine) == [("interleave", (0, 1))]
+
+    def test_nodes_that_are_not_allowed_are_never_named(self) -> None:
+        machine = make_machine(packages=(4, 4), nodes=(2,) * 4, allowed_nodes=(1, 2))
+        assert memory(Request(instances=4), machine) == [
+            ("none", ()),
+            ("preferred", (1,)),
+            ("preferred", (2,)),
+            ("none", ()),
+        ]
+        assert error(Request(instances=4, memory=MemoryPolicy.BIND), machine) == (
+            "--memory bind: instance 0 runs on NUMA node 0, which has no memory that may be used; "
+            "nodes with memory: 1-2; choose another --memory, or --nodes"
+        )
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        ("request_", "message"),
+        [
+            (
+                Request(instances=5, ncores=4),
+                (
+                    "5 instances x 4 cores need 20 cores and 16 are allowed: "
+                    "at most 4 instances of 4 cores, or 5 of 3; or --oversubscribe"
+                ),
+            ),
+            (
+                Request(instances=17),
+                (
+                    "17 instances x 1 core need 17 cores and 16 are allowed: "
+                    "at most 16 instances of 1 core; or --oversubscribe"
+                ),
+            ),
+            (
+                Request(ncores=4, nodes=(1,), reserve=6),
+                (
+                    "1 instance x 4 cores needs 4 cores and 8 are in --nodes 1, 6 of them reserved: "
+                    "at most 1 instance of 2 cores; or --oversubscribe"
+                ),
+            ),
+            (Request(instances=0), "--instances 0: must be at least 1, or max"),
+            (Request(ncores=-2), "--ncores -2: must be at least 1, or max"),
+            (Request(reserve=-1), "--reserve -1: must be 0 or more cores"),
+            (
+                Request(reserve=16),
+                (
+                    "--reserve 16: nothing would be left of the 16 cores that are allowed; "
+                    "at most --reserve 15"
+                ),
+            ),
+            (
+                Request(instances=MAX, ncores=MAX),
+                "--instances max and --ncores max: only one of them can be max",
+            ),
+            (
+                Request(mode=Mode.LATENCY, ncores=2),
+                "--mode latency fixes the layout: leave --ncores out, or --mode",
+            ),
+            (Request(cpus=()), "--cpus names no CPU; allowed: 0-31"),
+            (Request(cpus=(0, 40)), "--cpus 0,40: CPU 40 does not exist; allowed: 0-31"),
+            (Request(nodes=()), "--nodes names no node; nodes to plan on: 0-1"),
+            (Request(nodes=(2,)), "--nodes 2: node 2 does not exist; nodes to plan on: 0-1"),
+            (
+                Request(nodes=(0,), cpus=(8, 9)),
+                "--cpus 8-9 and --nodes 0 have no CPU in common",
+            ),
+            (
+                Request(instances=2, instance_index=(0, 2)),
+                "--instance-index 2: the plan has instances 0-1",
+            ),
+            (
+                Request(instance_index=()),
+                "--instance-index names no instance; the plan has instance 0",
+            ),
+        ],
+    )
+    def test_two_sockets(self, request_: Request, message: str) -> None:
+        assert error(request_, TWO_SOCKETS) == message
+
+    def test_cpus_that_cannot_be_had_are_named_with_the_limit(self) -> None:
+        machine = make_machine(
+            packages=(8,),
+            nodes=(4, 4),
+            memory_only_nodes=1,
+            allowed=(0, 1, 2, 3),
+            narrowed_by=("cpuset 0-3 (cgroup v2 /job)",),
+            offline=(8, 9),
+        )
+        assert error(Request(cpus=(2, 3, 4, 5)), machine) == (
+            "--cpus 2-5: CPUs 4-5 are not allowed by cpuset 0-3 (cgroup v2 /job); allowed: 0-3"
+        )
+        assert error(Request(cpus=(3, 8, 9)), machine) == (
+            "--cpus 3,8-9: CPUs 8-9 are offline; allowed: 0-3"
+        )
+        assert error(Request(nodes=(0, 1)), machine) == (
+            "--nodes 0-1: node 1 has CPUs 4-7, none of which is allowed by "
+            "cpuset 0-3 (cgroup v2 /job); nodes to plan on: 0"
+        )
+        assert error(Request(nodes=(2,)), machine) == (
+            "--nodes 2: node 2 has memory but no CPUs; nodes to plan on: 0"
+        )
+        assert error(Request(ncores=5), machine) == (
+            "1 instance x 5 cores needs 5 cores and 4 are allowed (cpuset 0-3 (cgroup v2 /job)): "
+            "at most 1 instance of 4 cores; or --oversubscribe"
+        )
+
+
+class TestSystemsWithoutMasks:
+    def test_instances_are_not_bound_and_share_the_cores(self) -> None:
+        made = plan(Request(instances=2), flat_machine(8, "darwin"))
+        assert not made.bound
+        assert threads(made) == [4, 4]
+        assert (
+            "this system has no CPU masks"
+            in next(d for d in made.decisions if d.value == "no").reason
+        )
+
+    def test_named_cpus_only_count(self) -> None:
+        made = plan(Request(cpus=(0, 1, 2)), flat_machine(8, "darwin"))
+        assert threads(made) == [3]
+        assert made.warnings == (
+            "CPUs cannot be bound on this system: --cpus and --nodes only set the counts",
+        )
+
+
+def alternating_packages() -> Machine:
+    """Two packages of four cores: even CPUs in one, odd CPUs in the other."""
+    machine = make_machine(packages=(4, 4))
+    packages = tuple(
+        package._replace(cpus=cpus)
+        for package, cpus in zip(
+            machine.topology.packages, ((0, 2, 4, 6), (1, 3, 5, 7)), strict=True
+        )
+    )
+    return machine._replace(topology=machine.topology._replace(packages=packages))
