@@ -25,9 +25,9 @@ def read_machine(root: str = "/") -> Machine:
     if root == "/" and not sys.platform.startswith("linux"):
         return flat_machine(os.cpu_count() or 1, sys.platform)
     tree = Tree(root)
-    if not tree.has_folder("/"):
+    if not root or not tree.has_folder("/"):
         raise UsageError(
-            f"{root}: not a folder; --sysroot takes a folder that holds sys/devices/system/cpu"
+            f"{root or repr(root)}: not a folder; --sysroot takes a folder that holds sys/devices/system/cpu"
         )
     if not tree.has_folder("/sys/devices/system/cpu"):
         raise UsageError(

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from xlaunch.errors import UsageError
 from xlaunch.machine.architecture import UNKNOWN, read_architecture
-from xlaunch.machine.cgroups import enclosing_groups, mounted_hierarchies
+from xlaunch.machine.cgroups import ControlGroups
 from xlaunch.machine.files import Tree, is_live
 from xlaunch.machine.scratch import scratch_folder
 
@@ -195,6 +195,7 @@ def _without_serials(text: str) -> str:
 
 def _group_files(tree: Tree) -> Iterator[tuple[str, str]]:
     """The control groups that hold this process, with generic names, and the tables of them."""
+    groups = ControlGroups(tree)
     names: dict[str, str] = {}
 
     def rename(path: str) -> str:
@@ -216,7 +217,7 @@ def _group_files(tree: Tree) -> Iterator[tuple[str, str]]:
         yield "/proc/self/cpuset", rename(own_cpuset)
 
     table = []
-    for id_, mount in enumerate(mounted_hierarchies(tree), start=1):
+    for id_, mount in enumerate(groups.mounts, start=1):
         kind = "cgroup2" if mount.version == 2 else "cgroup"
         # Options with a value name programs and service managers.
         options = sorted(option for option in mount.controllers if "=" not in option)
@@ -228,7 +229,7 @@ def _group_files(tree: Tree) -> Iterator[tuple[str, str]]:
 
     seen: set[str] = set()
     for controller in ("cpuset", "cpu", "memory"):
-        for levels in enclosing_groups(tree, controller):
+        for levels in groups.enclosing(controller):
             for group in levels:
                 below = group.folder.removeprefix(group.mount_folder)
                 for name in sorted(tree.names(group.folder)):

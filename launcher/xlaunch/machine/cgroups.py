@@ -46,24 +46,31 @@ class Group(NamedTuple):
         return f"{self.folder}/{controller}.{name}" if self.prefixed else f"{self.folder}/{name}"
 
 
-def enclosing_groups(tree: Tree, controller: str) -> list[list[Group]]:
-    """For each hierarchy with `controller`, the groups that hold this process, the innermost first.
+class ControlGroups:
+    """The control groups of this process; the tables are read once, for a host has many mounts."""
 
-    There is more than one hierarchy where versions 1 and 2 are mounted together. A controller sits
-    in one of them; the files of the other simply do not exist.
-    """
-    paths = _own_paths(tree)
-    hierarchies: list[list[Group]] = []
-    for mount in mounted_hierarchies(tree):
-        if mount.version == 1 and controller not in mount.controllers:
-            continue
-        path = paths.get("" if mount.version == 2 else controller)
-        if path is None:
-            continue
-        levels = _levels(tree, mount, path)
-        if levels not in hierarchies:
-            hierarchies.append(levels)
-    return hierarchies
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+        self.mounts = _mounts(tree)
+        self._paths = _own_paths(tree)
+
+    def enclosing(self, controller: str) -> list[list[Group]]:
+        """For each hierarchy with `controller`, the groups that hold this process, innermost first.
+
+        There is more than one where versions 1 and 2 are mounted together. A controller sits in
+        one of them; the files of the other simply do not exist.
+        """
+        hierarchies: list[list[Group]] = []
+        for mount in self.mounts:
+            if mount.version == 1 and controller not in mount.controllers:
+                continue
+            path = self._paths.get("" if mount.version == 2 else controller)
+            if path is None:
+                continue
+            levels = _levels(self._tree, mount, path)
+            if levels not in hierarchies:
+                hierarchies.append(levels)
+        return hierarchies
 
 
 def _levels(tree: Tree, mount: Mount, path: str) -> list[Group]:
@@ -113,7 +120,7 @@ def _own_paths(tree: Tree) -> dict[str, str]:
     return paths
 
 
-def mounted_hierarchies(tree: Tree) -> list[Mount]:
+def _mounts(tree: Tree) -> list[Mount]:
     """Every mounted hierarchy of control groups, by the best table that there is."""
     mounts = _from_mountinfo(tree.read("/proc/self/mountinfo") or "")
     if not mounts:
@@ -126,6 +133,8 @@ def _from_mountinfo(text: str) -> list[Mount]:
     mounts = []
     for line in text.splitlines():
         before, _, after = line.partition(" - ")
+        if not after.startswith(("cgroup", CPUSET_FILE_SYSTEM)):
+            continue
         left, right = before.split(), after.split()
         if len(left) >= 5 and len(right) >= 3:
             mounts.append(_mount(right[0], right[2], root=left[3], folder=left[4]))

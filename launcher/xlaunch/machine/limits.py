@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-from xlaunch.machine.cgroups import Group, enclosing_groups
+from xlaunch.machine.cgroups import ControlGroups, Group
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.machine.files import Tree, is_live, parse_list, parse_mask
 from xlaunch.machine.topology import CPUs, Limits, Topology
@@ -27,11 +27,12 @@ def read_limits(root: str, topology: Topology) -> Limits:
     a running process cannot have none.
     """
     tree = Tree(root)
+    groups = ControlGroups(tree)
     allowed = topology.online_cpus
     narrowed_by: list[str] = []
     narrowed_via: list[str] = []
 
-    for limit in _cpu_limits(tree, live=is_live(root)):
+    for limit in _cpu_limits(tree, groups, live=is_live(root)):
         inside = frozenset(limit.cpus)
         rest = tuple(cpu for cpu in allowed if cpu in inside)
         if rest and len(rest) < len(allowed):
@@ -40,11 +41,11 @@ def read_limits(root: str, topology: Topology) -> Limits:
             narrowed_by.append(f"{limit.kind} {format_cpu_list(limit.cpus)}{where}")
             narrowed_via.append(_mount_of(limit.group) if limit.group else limit.kind)
 
-    quota, quota_source = _tightest(_cpu_quotas(tree))
-    memory, memory_source = _tightest(_memory_limits(tree))
+    quota, quota_source = _tightest(_cpu_quotas(tree, groups))
+    memory, memory_source = _tightest(_memory_limits(tree, groups))
     return Limits(
         allowed_cpus=allowed,
-        allowed_nodes=_allowed_nodes(tree, topology),
+        allowed_nodes=_allowed_nodes(tree, groups, topology),
         narrowed_by=tuple(narrowed_by),
         cpu_quota=quota,
         cpu_quota_source=quota_source,
@@ -63,10 +64,10 @@ class _CPULimit(NamedTuple):
     """The control group that sets it."""
 
 
-def _cpu_limits(tree: Tree, *, live: bool) -> list[_CPULimit]:
+def _cpu_limits(tree: Tree, groups: ControlGroups, *, live: bool) -> list[_CPULimit]:
     limits = [
         _CPULimit("cpuset", *found)
-        for levels in enclosing_groups(tree, "cpuset")
+        for levels in groups.enclosing("cpuset")
         if (found := _cpuset(tree, levels, CPUSET_CPUS))
     ]
     mask = tuple(sorted(os.sched_getaffinity(0))) if live else _status_list(tree, "Cpus_allowed")
@@ -101,11 +102,11 @@ def _origin(tree: Tree, levels: list[Group], name: str, numbers: CPUs) -> Group:
     return origin
 
 
-def _allowed_nodes(tree: Tree, topology: Topology) -> tuple[int, ...]:
+def _allowed_nodes(tree: Tree, groups: ControlGroups, topology: Topology) -> tuple[int, ...]:
     nodes = tuple(node.id for node in topology.numa_nodes)
     sets = [
         found[0]
-        for levels in enclosing_groups(tree, "cpuset")
+        for levels in groups.enclosing("cpuset")
         if (found := _cpuset(tree, levels, CPUSET_MEMS))
     ]
     sets.append(_status_list(tree, "Mems_allowed"))
@@ -124,10 +125,10 @@ def _status_list(tree: Tree, name: str) -> CPUs:
     return parse_list(fields.get(name + "_list", "")) or parse_mask(fields.get(name, "0"))
 
 
-def _cpu_quotas(tree: Tree) -> list[tuple[float, str]]:
+def _cpu_quotas(tree: Tree, groups: ControlGroups) -> list[tuple[float, str]]:
     """CPUs' worth of time by each quota on the way up, with where it is set."""
     quotas: list[tuple[float, str]] = []
-    for levels in enclosing_groups(tree, "cpu"):
+    for levels in groups.enclosing("cpu"):
         for group in levels:
             if group.version == 2:
                 fields = (tree.read(group.file("cpu", "max")) or "").split()
@@ -143,10 +144,10 @@ def _cpu_quotas(tree: Tree) -> list[tuple[float, str]]:
     return quotas
 
 
-def _memory_limits(tree: Tree) -> list[tuple[float, str]]:
+def _memory_limits(tree: Tree, groups: ControlGroups) -> list[tuple[float, str]]:
     """Bytes by each memory limit on the way up, with where it is set."""
     limits: list[tuple[float, str]] = []
-    for levels in enclosing_groups(tree, "memory"):
+    for levels in groups.enclosing("memory"):
         for group in levels:
             name = "max" if group.version == 2 else "limit_in_bytes"
             text = tree.read(group.file("memory", name)) or ""

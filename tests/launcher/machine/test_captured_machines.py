@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from xlaunch.cli.machine_drawing import draw_machine
 from xlaunch.machine import read_machine
-from xlaunch.machine.capture import unpacked
+from xlaunch.machine.capture import unpacked, write_capture
 from xlaunch.machine.description import describe_machine
 
 FOLDER = Path(__file__).resolve().parents[4] / "shared" / "topologies"
@@ -43,7 +44,8 @@ def test_the_captures_are_there() -> None:
 def test_reads_as_expected(name: str) -> None:
     answer = json.loads((FOLDER / f"{name}.json").read_text())
     with unpacked(str(FOLDER / f"{name}.tar.xz")) as root:
-        found = json.loads(json.dumps(describe_machine(read_machine(root))))
+        machine = read_machine(root)
+    found = json.loads(json.dumps(describe_machine(machine)))
 
     keys = (answer.keys() | found.keys()) - ABOUT_THE_CAPTURE - set(answer.get("uncertain", []))
     differences = {
@@ -56,6 +58,30 @@ def test_reads_as_expected(name: str) -> None:
         )
     }
     assert differences == {}
+
+    drawing = str(draw_machine(machine))
+    assert drawing.isascii()
+    assert max(map(len, drawing.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "hwloc-16amd64-8n2c-cpusets",
+        "hwloc-fakeheteromemtiers",
+        "libvirt-test6",
+        "lscpu-arm-A510-A710-A715-X3",
+        "vm-x86-cg1quota",
+    ],
+)
+def test_captured_again_it_reads_the_same(name: str, tmp_path: Path) -> None:
+    if name not in NAMES:
+        pytest.skip(f"{FOLDER} has no {name}")
+    with unpacked(str(FOLDER / f"{name}.tar.xz")) as root:
+        write_capture(str(tmp_path / "again.tar.xz"), root)
+        once = describe_machine(read_machine(root))
+    with unpacked(str(tmp_path / "again.tar.xz")) as root:
+        assert describe_machine(read_machine(root)) == once
 
 
 def agrees(key: str, found: Any, good: Any, everything: dict[str, Any]) -> bool:

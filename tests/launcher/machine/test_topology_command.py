@@ -120,6 +120,7 @@ def test_capture_and_read_back_through_the_command(
     ("args", "message"),
     [
         (["--sysroot", "/nowhere"], "/nowhere: not a folder; --sysroot takes a folder that holds"),
+        (["--sysroot", ""], "'': not a folder; --sysroot takes a folder that holds"),
         (["--sysroot", "/proc"], "/proc: holds no sys/devices/system/cpu; --sysroot takes"),
         (["--sysroot", "/etc/passwd"], "/etc/passwd: not a capture that can be unpacked"),
         (["--sysroot", "/", "--synthetic", "core:1"], "--sysroot and --synthetic each name"),
