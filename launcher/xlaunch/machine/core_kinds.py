@@ -12,13 +12,12 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from xlaunch.machine.files import Tree, number, parse_list
+from xlaunch.machine.groups import sample_cores
 from xlaunch.machine.topology import CoreKind, CPUs
 
 CPU_FOLDER = "/sys/devices/system/cpu"
 INTEL_MONITORS = ("cpu_lowpower", "cpu_atom", "cpu_core")
 """``/sys/devices/NAME/cpus`` on Intel's hybrid machines, the slowest design first."""
-MANY_CORES = 64
-"""More cores than any hybrid machine has; of more only one in each cache group is looked at."""
 TURBO_SPREAD = 0.10
 """Cores of one design may differ so much in their highest frequency ("favoured" cores)."""
 
@@ -37,7 +36,7 @@ def read_core_kinds(
     tree: Tree, cores: tuple[CPUs, ...], l3_groups: tuple[CPUs, ...], online: CPUs
 ) -> tuple[CoreKind, ...]:
     """The kinds of cores, the slowest first; empty when all are of one kind."""
-    looked_at = _sample(cores, l3_groups) if len(cores) > MANY_CORES else cores
+    looked_at = sample_cores(cores, l3_groups)
     reader = _TraitReader(tree, online)
     traits = {core: reader.read(core[0]) for core in looked_at}
     if len(set(traits.values())) > 1 and len(looked_at) < len(cores):
@@ -61,15 +60,6 @@ def read_core_kinds(
         )
         for rank, trait in enumerate(ordered)
     )
-
-
-def _sample(cores: tuple[CPUs, ...], l3_groups: tuple[CPUs, ...]) -> tuple[CPUs, ...]:
-    """The first and the last core of each L3 group; without L3 caches every eighth core."""
-    if not l3_groups:
-        return (*cores[::8], cores[-1])
-    core_of = {cpu: core for core in cores for cpu in core}
-    ends = {core_of[cpu] for group in l3_groups for cpu in (group[0], group[-1])}
-    return tuple(sorted(ends))
 
 
 class _TraitReader:

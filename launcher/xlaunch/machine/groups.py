@@ -13,6 +13,9 @@ from typing import NamedTuple
 from xlaunch.machine.files import Tree, parse_list, parse_mask
 from xlaunch.machine.topology import CPUs
 
+MANY_CORES = 64
+"""Machines of more cores are regular enough to be judged by some of them."""
+
 
 class Groups(NamedTuple):
     """Disjoint groups of CPUs, in the order of their lowest CPU."""
@@ -104,3 +107,17 @@ def _reconcile(cpus: Iterable[int], claim: Callable[[int], CPUs | None]) -> Grou
             seen.update(rest)
     without = tuple(cpu for cpu in cpus if cpu not in seen)
     return Groups(tuple(sorted(groups)), without, True)
+
+
+def sample_cores(cores: tuple[CPUs, ...], l3_groups: tuple[CPUs, ...]) -> tuple[CPUs, ...]:
+    """All cores of a machine that has few; of many the first and the last of each L3 group.
+
+    To find out whether cores differ at all, before all are asked how. Without L3 caches every
+    eighth core stands for its neighbours.
+    """
+    if len(cores) <= MANY_CORES:
+        return cores
+    if not l3_groups:
+        return (*cores[::8], cores[-1])
+    core_of = {cpu: core for core in cores for cpu in core}
+    return tuple(sorted({core_of[cpu] for group in l3_groups for cpu in (group[0], group[-1])}))

@@ -12,7 +12,7 @@ from xlaunch.machine.architecture import read_architecture
 from xlaunch.machine.caches import CacheReader
 from xlaunch.machine.core_kinds import read_core_kinds
 from xlaunch.machine.files import Tree, is_live, parse_list
-from xlaunch.machine.groups import Groups, SharingReader, gather
+from xlaunch.machine.groups import Groups, SharingReader, gather, sample_cores
 from xlaunch.machine.nodes import read_numa_nodes
 from xlaunch.machine.topology import CPUs, NumaNode, Package, Topology
 
@@ -42,13 +42,16 @@ def read_topology(root: str) -> tuple[Topology, tuple[str, ...]]:
     packages = _read_packages(tree, sharing, online, nodes, notes)
     package_cpus = tuple(package.cpus for package in packages)
     dies = _read_dies(sharing, online, package_cpus, notes)
-    clusters = _read_clusters(sharing, cores, package_cpus, dies, notes)
 
     caches = CacheReader(tree, sharing, CPU_FOLDER, cores)
     l3 = caches.read_l3(online)
     l2 = caches.read_l2(online)
     _note_contradiction(l3, "L3 caches", notes)
     _note_contradiction(l2, "L2 caches", notes)
+
+    clusters = _read_clusters(
+        sharing, cores, package_cpus, dies, sample_cores(cores, l3.groups), notes
+    )
 
     topology = Topology(
         architecture=read_architecture(tree, live=is_live(root)),
@@ -187,11 +190,17 @@ def _read_clusters(
     cores: tuple[CPUs, ...],
     packages: tuple[CPUs, ...],
     dies: tuple[CPUs, ...],
+    sample: tuple[CPUs, ...],
     notes: list[str],
 ) -> tuple[CPUs, ...]:
-    """The clusters, unless they are the same as the cores, the dies or the packages."""
+    """The clusters, unless they are the same as the cores, the dies or the packages.
+
+    On x86 they mostly are the cores, so a `sample` of cores is asked first whether it is so.
+    """
     first = cores[0][0]
     if sharing.read(_topology(first), first, CLUSTER) is None:
+        return ()
+    if all(sharing.read(_topology(core[0]), core[0], CLUSTER) == core for core in sample):
         return ()
     cpus = tuple(sorted(cpu for core in cores for cpu in core))
     found = gather(cpus, lambda cpu: sharing.read(_topology(cpu), cpu, CLUSTER))

@@ -202,6 +202,19 @@ def test_clusters_unless_they_are_cores_or_packages(tmp_path: Path) -> None:
     assert clusters("package", ["0-3"] * 4) == ()
 
 
+def test_clusters_of_many_cores_are_found_by_a_few(tmp_path: Path) -> None:
+    files = lone_cores(96)
+    for cpu in range(96):
+        low = cpu // 48 * 48
+        files |= cache(cpu, 0, 3, f"{low}-{low + 47}")
+        # One half has clusters of four; the other cores are their own.
+        four = cpu // 4 * 4
+        name = f"{CPU}/cpu{cpu}/topology/cluster_cpus_list"
+        files[name] = f"{four}-{four + 3}" if cpu >= 48 else str(cpu)
+    clusters = read(tmp_path, files).clusters
+    assert clusters[47:50] == ((47,), (48, 49, 50, 51), (52, 53, 54, 55))
+
+
 # Caches
 
 
