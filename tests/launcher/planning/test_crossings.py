@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Placements have the fewest crossings there are: compared with brute force on small machines."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from launcher.planning.brute_force import add, fewest_crossings
+from launcher.planning.shapes import make_machine
+from xlaunch.machine.topology import Machine
+from xlaunch.planning import Place
+from xlaunch.planning.placement import Core, crossings, locate_cores, place_instances
+
+LARGEST = 12
+"""Cores; brute force takes milliseconds up to here."""
+
+
+def regular_machines() -> Iterator[tuple[int, int, int, int]]:
+    """Packages, nodes in each, L3 groups in each, cores in each."""
+    for shape in itertools.product((1, 2, 3), (1, 2), (1, 2), (1, 2, 3, 4)):
+        packages, nodes, l3, cores = shape
+        if 4 <= packages * nodes * l3 * cores <= LARGEST:
+            yield shape
+
+
+def total(placed: Sequence[Sequence[Core]]) -> tuple[int, ...]:
+    sums = (0,) * len(placed[0][0].domains)
+    for slot in placed:
+        sums = add(sums, crossings(slot))
+    return sums
+
+
+@pytest.mark.parametrize("place", list(Place))
+@pytest.mark.parametrize("shape", list(regular_machines()), ids=str)
+def test_every_layout_of_a_regular_machine_crosses_as_little_as_can_be(
+    shape: tuple[int, int, int, int], place: Place
+) -> None:
+    packages, nodes, l3, cores_each = shape
+    machine = make_machine(
+        packages=(nodes * l3 * cores_each,) * packages,
+        nodes=(l3 * cores_each,) * (packages * nodes),
+        l3=(cores_each,) * (packages * nodes * l3),
+    )
+    cores = locate_cores(machine.topology, machine.topology.cores)
+    for size in range(1, len(cores) + 1):
+        for count in range(1, len(cores) // size + 1):
+            placed = place_instances(cores, count=count, size=size, place=place)
+            fewest = fewest_crossings(cores, count=count, size=size)
+            assert total(placed) == fewest, f"{count} x {size}"
+
+
+@st.composite
+def partitions(draw: st.DrawFn, cores: int) -> tuple[int, ...]:
+    """Sizes of neighbouring domains that hold all cores."""
+    borders = draw(st.sets(st.integers(1, cores - 1), max_size=3)) if cores > 1 else set()
+    edges = [0, *sorted(borders), cores]
+    return tuple(high - low for low, high in itertools.pairwise(edges))
+
+
+@st.composite
+def irregular_machines(draw: st.DrawFn) -> Machine:
+    """Domains of any sizes, which need not nest, some of them unknown."""
+    cores = draw(st.integers(1, LARGEST))
+    return make_machine(
+        packages=draw(partitions(cores)),
+        nodes=draw(st.one_of(st.just(()), partitions(cores))),
+        l3=draw(st.one_of(st.just(()), partitions(cores))),
+    )
+
+
+@st.composite
+def nested_machines(draw: st.DrawFn) -> Machine:
+    """Domains of any sizes, each within one of the level above."""
+    l3 = draw(
+        st.lists(st.integers(1, 4), min_size=1, max_size=5).filter(lambda s: sum(s) <= LARGEST)
+    )
+    nodes = joined(draw, l3)
+    return make_machine(packages=joined(draw, nodes), nodes=nodes, l3=l3)
+
+
+def joined(draw: st.DrawFn, sizes: Sequence[int]) -> list[int]:
+    """Some neighbours made one."""
+    result = [sizes[0]]
+    for size in sizes[1:]:
+        if draw(st.booleans()):
+            result[-1] += size
+        else:
+            result.append(size)
+    return result
+
+
+@settings(derandomize=True, max_examples=300, deadline=None)
+@given(machine=nested_machines(), data=st.data())
+def test_one_instance_of_an_irregular_machine_crosses_as_little_as_can_be(
+    machine: Machine, data: st.DataObject
+) -> None:
+    cores = locate_cores(machine.topology, machine.topology.cores)
+    size = data.draw(st.integers(1, len(cores)), label="size")
+    placed = place_instances(cores, count=1, size=size, place=Place.COMPACT)
+    assert total(placed) == fewest_crossings(cores, count=1, size=size)
+
+
+@settings(derandomize=True, max_examples=300, deadline=None)
+@given(machine=st.one_of(nested_machines(), irregular_machines()), data=st.data())
+def test_instances_of_an_irregular_machine_cross_once_too_often_at_the_most(
+    machine: Machine, data: st.DataObject
+) -> None:
+    cores = locate_cores(machine.topology, machine.topology.cores)
+    size = data.draw(st.integers(1, len(cores)), label="size")
+    count = data.draw(st.integers(1, len(cores) // size), label="count")
+    place = data.draw(st.sampled_from(Place), label="place")
+    placed = place_instances(cores, count=count, size=size, place=place)
+    fewest = fewest_crossings(cores, count=count, size=size)
+    found = total(placed)
+    first = next((i for i in range(len(found)) if found[i] != fewest[i]), None)
+    assert first is None or found[first] == fewest[first] + 1
+
+
+@settings(derandomize=True, max_examples=300, deadline=None)
+@given(machine=st.one_of(nested_machines(), irregular_machines()), data=st.data())
+def test_scattering_adds_no_crossing(machine: Machine, data: st.DataObject) -> None:
+    cores = locate_cores(machine.topology, machine.topology.cores)
+    size = data.draw(st.integers(1, len(cores)), label="size")
+    count = data.draw(st.integers(1, len(cores) // size), label="count")
+    compact, scattered = (
+        place_instances(cores, count=count, size=size, place=place)
+        for place in (Place.COMPACT, Place.SCATTER)
+    )
+    assert total(compact) == total(scattered)

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from launcher.planning.shapes import make_machine
+from xlaunch.planning import MemoryPolicy, Request, plan
+from xlaunch.planning.rendering import numactl_line, plan_to_dict, render_plan
+
+TWO_NODES = make_machine(packages=(6, 6), nodes=(6, 6), l3=(6, 6))
+
+
+def test_a_plan_as_text() -> None:
+    made = plan(Request(instances=2, ncores=5, instance_index=(1,)), TWO_NODES)
+    assert render_plan(made, TWO_NODES).splitlines() == [
+        "1 of 2 instances on CPUs 0-11",
+        "instance 1: cores 5, CPUs 6-10, node 1, package 1, L3 1, threads 5, memory preferred 1",
+        "idle: CPUs 5,11",
+    ]
+
+
+def test_columns_are_aligned() -> None:
+    made = plan(Request(instances=3, ncores=4, memory=MemoryPolicy.NONE), TWO_NODES)
+    assert render_plan(made, TWO_NODES).splitlines()[1:4] == [
+        "instance 0: cores 4, CPUs 0-3,       node 0,    package 0,    L3 0,    threads 4, memory none",
+        "instance 1: cores 4, CPUs 4-5,10-11, nodes 0-1, packages 0-1, L3s 0-1, threads 4, memory none",
+        "instance 2: cores 4, CPUs 6-9,       node 1,    package 1,    L3 1,    threads 4, memory none",
+    ]
+
+
+def test_a_plan_that_is_not_bound_as_text() -> None:
+    machine = make_machine(packages=(8,), quota=2.5)
+    assert render_plan(plan(Request(), machine), machine, explain=True).splitlines() == [
+        "1 instance not bound, on any of CPUs 0-7",
+        "instance 0: cores 2, any CPU, node -, package 0, L3 -, threads 2, memory none",
+        "CPUs: 0-7 - all online CPUs are allowed",
+        "CPU quota: 2.5 - time for 2 of 8 cores (cgroup v2 /job)",
+        "binding: no - a quota is not a place: other containers would bind to the same CPUs",
+        "layout: 1 instance x 2 cores - one instance on everything",
+        "memory: none - no NUMA nodes to choose from: nothing to set",
+        "as numactl, 0: numactl",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("policy", "options"),
+    [
+        (MemoryPolicy.PREFERRED, "--preferred=1"),
+        (MemoryPolicy.BIND, "--membind=1"),
+        (MemoryPolicy.INTERLEAVE, "--interleave=1"),
+        (MemoryPolicy.LOCAL, "--localalloc"),
+        (MemoryPolicy.NONE, ""),
+    ],
+)
+def test_numactl_lines(policy: MemoryPolicy, options: str) -> None:
+    made = plan(Request(nodes=(1,), ncores=3, memory=policy), TWO_NODES)
+    assert numactl_line(made.instances[0], bound=True) == f"numactl -C 6-8 {options}".rstrip()
+
+
+def test_several_preferred_nodes_need_another_option() -> None:
+    made = plan(Request(memory=MemoryPolicy.PREFERRED), TWO_NODES)
+    assert numactl_line(made.instances[0], bound=True) == "numactl -C 0-11 --preferred-many=0-1"
+
+
+def test_a_plan_as_json() -> None:
+    made = plan(Request(instances=2, ncores=5), TWO_NODES)
+    read = json.loads(json.dumps(plan_to_dict(made)))
+    assert read["schema_version"] == 1
+    assert read["instance_count"] == 2
+    assert read["idle_cpus"] == [5, 11]
+    assert read["instances"][1] == {
+        "index": 1,
+        "cpus": [6, 7, 8, 9, 10],
+        "core_count": 5,
+        "thread_count": 5,
+        "numa_nodes": [1],
+        "packages_touched": 1,
+        "numa_nodes_touched": 1,
+        "l3_groups_touched": 1,
+        "memory_policy": "preferred",
+        "memory_numa_nodes": [1],
+    }
+    assert {"subject", "value", "reason"} == set(read["decisions"][0])
+
+
+def test_planning_imports_nothing_slow() -> None:
+    script = (
+        "import sys; before = set(sys.modules); import xlaunch.planning; "
+        "print(*{m.partition('.')[0] for m in set(sys.modules) - before})"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert not {"dataclasses", "json", "click", "rich", "psutil", "inspect"} & set(loaded)
