@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes.util
 import importlib.metadata
+import importlib.util
 import json
 import os
 import subprocess
@@ -93,7 +94,7 @@ def assert_one_team(answer: dict) -> None:
 
 @pytest.fixture(autouse=True)
 def ready(needs: Needs) -> None:
-    pytest.importorskip("torch", reason="needs torch")
+    needs(importlib.util.find_spec("torch"), "torch")
     try:
         library_path()
     except KernelsUnavailableError:
