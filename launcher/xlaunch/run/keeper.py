@@ -40,8 +40,9 @@ def keep(supervise: Callable[[int, set[signal.Signals]], int]) -> int:
     how a shell knows that a script should not go on.
     """
     passed_on = {number for number in PASSED_ON if signal.getsignal(number) != signal.SIG_IGN}
-    # SIGTTOU: the supervisor moves the terminal's foreground group from the background.
-    blocked = passed_on | {signal.SIGCHLD, signal.SIGTTOU}
+    # SIGTTIN, SIGTTOU: the supervisor is a member of a group that the terminal may stop, and moves
+    # the foreground from the background.
+    blocked = passed_on | {signal.SIGCHLD, signal.SIGTTIN, signal.SIGTTOU}
     become_subreaper()
     original_mask = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
     # An ignored SIGCHLD would make the kernel reap, and exit codes vanish.
@@ -54,7 +55,7 @@ def keep(supervise: Callable[[int, set[signal.Signals]], int]) -> int:
         os.close(commands_out)
         _run_and_exit(supervise, commands_in, {signal.Signals(n) for n in original_mask})
     os.close(commands_in)
-    status, interrupted = _pass_signals_on(supervisor, commands_out, blocked - {signal.SIGTTOU})
+    status, interrupted = _pass_signals_on(supervisor, commands_out, passed_on | {signal.SIGCHLD})
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         _end_all_descendants()
