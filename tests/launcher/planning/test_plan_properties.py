@@ -17,7 +17,7 @@ from xlaunch.planning import MAX, ECores, MemoryPolicy, Mode, Place, Plan, Reque
 from xlaunch.planning.pool import efficiency_cpus
 from xlaunch.planning.rendering import plan_to_dict, render_plan
 
-COUNTS = st.one_of(st.none(), st.just(MAX), st.integers(-1, 40), st.integers(1, 5))
+COUNTS = st.one_of(st.none(), st.just(MAX), st.integers(-1, 40))
 
 
 @st.composite
@@ -50,33 +50,50 @@ MACHINES = st.one_of(
 
 @st.composite
 def requests(draw: st.DrawFn, machine: Machine) -> Request:
-    """Mostly requests that can be had, with a slip now and then."""
-    known = st.sampled_from(machine.limits.allowed_cpus)
-    any_cpu = st.integers(0, max(machine.topology.online_cpus) + 2)
-    nodes = st.integers(0, len(machine.topology.numa_nodes))
-    simple = draw(st.booleans())
-    return Request(
-        instances=draw(COUNTS),
-        ncores=draw(COUNTS),
-        mode=None if simple else draw(st.one_of(st.none(), st.sampled_from(Mode))),
-        cpus=draw(
-            st.one_of(
-                st.none(),
-                st.none(),
-                st.sets(known, min_size=1).map(sorted).map(tuple),
-                st.sets(any_cpu, max_size=3).map(sorted).map(tuple),
-            )
-        ),
-        nodes=draw(st.one_of(st.none(), st.none(), st.sets(nodes, max_size=3).map(tuple))),
-        reserve=draw(st.one_of(st.just(0), st.integers(-1, 4))),
-        instance_index=None
-        if simple
-        else draw(st.one_of(st.none(), st.sets(st.integers(-1, 3), max_size=2).map(tuple))),
+    """Four of five such that they may be had, the others with slips of every sort."""
+    request = Request(
+        reserve=draw(st.sampled_from((0, 0, 0, 1, 2))),
         place=draw(st.sampled_from(Place)),
         smt=draw(st.booleans()),
-        ecores=None if simple else draw(st.one_of(st.none(), st.sampled_from(ECores))),
         oversubscribe=draw(st.booleans()),
         memory=draw(st.sampled_from(MemoryPolicy)),
+    )
+    if draw(st.integers(0, 4)) == 0:
+        return draw(wild(request, machine))
+    allowed = machine.limits.allowed_cpus
+    if draw(st.integers(0, 3)) == 0:
+        request = request._replace(mode=draw(st.sampled_from(Mode)))
+    else:
+        instances = draw(st.one_of(st.none(), st.just(MAX), st.integers(1, 6)))
+        ncores = st.one_of(st.none(), st.none(), st.integers(1, 6))
+        request = request._replace(instances=instances, ncores=draw(ncores))
+    where = draw(st.integers(0, 5))
+    if where == 0:
+        cpus = draw(st.sets(st.sampled_from(allowed), min_size=1))
+        request = request._replace(cpus=tuple(sorted(cpus)))
+    usable = [n.id for n in machine.topology.numa_nodes if not set(allowed).isdisjoint(n.cpus)]
+    if where == 1 and usable:
+        nodes = draw(st.sets(st.sampled_from(usable), min_size=1))
+        request = request._replace(nodes=tuple(sorted(nodes)))
+    if machine.topology.core_kinds:
+        request = request._replace(ecores=draw(st.sampled_from((None, *ECores))))
+    return request
+
+
+@st.composite
+def wild(draw: st.DrawFn, request: Request, machine: Machine) -> Request:
+    """The request with numbers that may be anything."""
+    any_cpu = st.integers(0, max(machine.topology.online_cpus) + 2)
+    any_node = st.integers(0, len(machine.topology.numa_nodes))
+    return request._replace(
+        instances=draw(COUNTS),
+        ncores=draw(COUNTS),
+        mode=draw(st.sampled_from((None, None, *Mode))),
+        reserve=draw(st.integers(-1, 20)),
+        cpus=draw(st.one_of(st.none(), st.sets(any_cpu, max_size=3).map(sorted).map(tuple))),
+        nodes=draw(st.one_of(st.none(), st.sets(any_node, max_size=3).map(sorted).map(tuple))),
+        instance_index=draw(st.one_of(st.none(), st.sets(st.integers(-1, 3)).map(tuple))),
+        ecores=draw(st.sampled_from((None, *ECores))),
     )
 
 
@@ -128,7 +145,7 @@ def assert_count_as_asked(request: Request, made: Plan) -> None:
         assert made.count == request.instances
     if isinstance(request.ncores, int):
         fair = [i.ncores == request.ncores for i in made.instances]
-        assert all(fair) or request.oversubscribe
+        assert all(fair) or request.oversubscribe, "K cores each, or all there are"
     sizes = {i.ncores for i in made.instances}
     assert len(sizes) == 1 or request.mode is Mode.THROUGHPUT
 
