@@ -19,11 +19,13 @@ from __future__ import annotations
 
 import argparse
 import ast
+import itertools
 import os
 import random
 import sys
 import sysconfig
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -72,21 +74,22 @@ class Sentence(NamedTuple):
     text: str
 
 
-def read_sentences() -> list[Sentence]:
+def read_sentences() -> Iterator[Sentence]:
     """Summaries of the standard library's docstrings: public names, no repeats, a fixed order.
 
     Sources are parsed, never imported, so nothing of them runs.
     """
     library = Path(sysconfig.get_path("stdlib"))
-    found: dict[str, Sentence] = {}
+    met = set()
     for path in sorted(library.rglob("*.py")):
         parts = path.relative_to(library).with_suffix("").parts
         if any(part in SKIPPED_FOLDERS or part.startswith("_") for part in parts):
             continue
         tree = ast.parse(path.read_bytes())
         for sentence in docstrings(tree, ".".join(parts)):
-            found.setdefault(sentence.text, sentence)
-    return list(found.values())
+            if sentence.text not in met:
+                met.add(sentence.text)
+                yield sentence
 
 
 def docstrings(node: ast.Module | ast.ClassDef, place: str) -> list[Sentence]:
@@ -184,7 +187,7 @@ def main() -> int:
     index = int(os.environ.get("XLAUNCH_INSTANCE_INDEX", "0"))
     count = int(os.environ.get("XLAUNCH_INSTANCE_COUNT", "1"))
 
-    every = read_sentences()[: arguments.limit]
+    every = list(itertools.islice(read_sentences(), arguments.limit))
     share = every[index::count]
     if not share:
         print(f"instance {index}: no sentences are left for it; raise --limit", file=sys.stderr)

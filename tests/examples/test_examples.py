@@ -65,9 +65,9 @@ def test_infer_instances_share_the_sentences() -> None:
 def test_infer_shares_are_disjoint_and_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))
     infer = import_module("infer")
-    every = infer.read_sentences()
+    every = list(infer.read_sentences())
     assert len(every) > 2000
-    assert every == infer.read_sentences()
+    assert every == list(infer.read_sentences())
     assert len({sentence.text for sentence in every}) == len(every)
     batches = infer.into_batches(every[1::2], 32)
     assert sorted(s for batch in batches for s in batch) == sorted(every[1::2])
