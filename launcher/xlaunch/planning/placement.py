@@ -29,6 +29,8 @@ from typing import NamedTuple
 from xlaunch.machine.topology import CPUs, Topology
 from xlaunch.planning.request import Place
 
+PACKAGE, NODE, CACHE = 0, 1, 2
+"""Where `Core.domains` and `crossings` have them."""
 UNLISTED = -1
 """The domain of the CPUs that a level does not list (an L3 that the kernel shows for some only)."""
 
@@ -75,7 +77,7 @@ def locate_cores(topology: Topology, cores: Iterable[CPUs]) -> list[Core]:
         if parts_below > parts:
             dividing.append(level)
             parts = parts_below
-    located = [core._replace(path=tuple([core.domains[i] for i in dividing])) for core in located]
+    located = [Core(c.cpus, c.domains, tuple([c.domains[i] for i in dividing])) for c in located]
     located.sort(key=_position)
     return located
 

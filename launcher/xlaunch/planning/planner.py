@@ -8,27 +8,29 @@ from collections.abc import Sequence
 from xlaunch.errors import UsageError
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.machine.topology import CPUs, Machine, Topology
-from xlaunch.planning.layout import (
-    Capacity,
-    Layout,
-    choose_layout,
-    quota_cores,
-    takes_everything,
+from xlaunch.planning.explanation import (
+    explain_memory,
+    explain_placement,
+    explain_quota,
+    explain_siblings,
+    warn_of_crossings,
+    warn_of_isolated,
 )
+from xlaunch.planning.layout import Capacity, Layout, choose_layout, takes_everything
 from xlaunch.planning.memory import choose_memory, memory_nodes
 from xlaunch.planning.placement import (
+    CACHE,
+    NODE,
+    PACKAGE,
     UNLISTED,
     Core,
     crossings,
     locate_cores,
     place_instances,
 )
-from xlaunch.planning.plan import Decision, Instance, Plan
-from xlaunch.planning.pool import Pool, select_pool
+from xlaunch.planning.plan import Instance, Plan
+from xlaunch.planning.pool import select_pool
 from xlaunch.planning.request import ECores, Request
-
-PACKAGE, NODE, CACHE = 0, 1, 2
-"""Where `Core.domains` has them."""
 
 
 def plan(request: Request, machine: Machine) -> Plan:
@@ -62,23 +64,24 @@ def plan(request: Request, machine: Machine) -> Plan:
         placed = []
         instances = _unbound_instances(request, machine, layout, cores)
         idle = []
+    crossed = [crossings(slot) for slot in placed]
     idle_cpus = tuple(sorted([cpu for core in idle for cpu in core.cpus]))
     allowed_cpus = pool.cpus if bound else machine.limits.allowed_cpus
     decisions = [*pool.decisions]
-    decisions += _explain_siblings(request, pool) if bound else []
-    decisions += _explain_quota(machine, capacity, can_bind=can_bind)
+    decisions += explain_siblings(request, pool) if bound else []
+    decisions += explain_quota(machine, capacity, can_bind=can_bind)
     decisions.append(layout.decision)
     if bound:
-        decisions += _explain_placement(request, placed, idle)
-    decisions += _explain_memory(instances)
+        decisions += explain_placement(request, crossed, idle)
+    decisions += explain_memory(instances)
     warnings = [*pool.warnings, *layout.warnings]
     if not can_bind and (request.cpus is not None or request.nodes is not None):
         warnings.append(
             "CPUs cannot be bound on this system: --cpus and --nodes only set the counts"
         )
     if not layout.oversubscribed and not layout.by_node and not takes_everything(request):
-        warnings += _warn_of_crossings(machine.topology, cores, placed)
-    warnings += _warn_of_isolated([i for i, _ in instances], machine.topology, bound=bound)
+        warnings += warn_of_crossings(request, machine.topology, cores, placed, crossed)
+    warnings += warn_of_isolated([i for i, _ in instances], machine.topology, bound=bound)
     return Plan(
         instances=_selected(request, [i for i, _ in instances]),
         count=len(instances),
@@ -255,130 +258,3 @@ def _selected(request: Request, instances: list[Instance]) -> tuple[Instance, ..
     if not request.instance_index:
         raise UsageError(f"--instance-index names no instance; {held}")
     return tuple([instances[index] for index in sorted(set(request.instance_index))])
-
-
-def _explain_siblings(request: Request, pool: Pool) -> list[Decision]:
-    second = [cpu for core in pool.cores for cpu in core[1:]]
-    if not second:
-        return []
-    if request.smt:
-        reason = (
-            f"a thread for each of {len(pool.cpus)} CPUs of {_counted(len(pool.cores), 'core')}"
-        )
-        return [Decision("SMT", "on", reason)]
-    reason = (
-        f"a thread for each of {_counted(len(pool.cores), 'core')}; "
-        f"second siblings {format_cpu_list(second)} left out (--smt)"
-    )
-    return [Decision("SMT", "off", reason)]
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
-def _explain_quota(machine: Machine, capacity: Capacity, *, can_bind: bool) -> list[Decision]:
-    if not can_bind:
-        return [Decision("binding", "no", "this system has no CPU masks: threads go anywhere")]
-    if capacity.quota is None:
-        if machine.limits.cpu_quota is None:
-            return []
-        reason = "it grants all the time of all allowed CPUs"
-        return [Decision("CPU quota", f"{machine.limits.cpu_quota:g}", reason)]
-    source = f" ({capacity.quota_source})" if capacity.quota_source else ""
-    reason = f"time for {quota_cores(capacity.quota)} of {capacity.pool} cores{source}"
-    decisions = [Decision("CPU quota", f"{capacity.quota:g}", reason)]
-    if not capacity.bound:
-        reason = "a quota is not a place: other containers would bind to the same CPUs"
-        decisions.append(Decision("binding", "no", reason))
-    return decisions
-
-
-def _explain_placement(
-    request: Request, placed: list[list[Core]], idle: list[Core]
-) -> list[Decision]:
-    totals = [sum(level) for level in zip(*map(crossings, placed), strict=True)]
-    packages, nodes, caches, _ = totals
-    if packages or nodes or caches:
-        reason = f"crossings in all: packages {packages}, NUMA nodes {nodes}, caches {caches}"
-    else:
-        reason = "no instance crosses packages, NUMA nodes or caches"
-    decisions = [Decision("placement", request.place.value, reason)]
-    if idle:
-        why = f"{request.reserve} reserved" if request.reserve else "not needed by the layout"
-        cpus = format_cpu_list([cpu for core in idle for cpu in core.cpus])
-        decisions.append(Decision("idle", _counted(len(idle), "core"), f"CPUs {cpus}: {why}"))
-    return decisions
-
-
-def _explain_memory(instances: list[tuple[Instance, str]]) -> list[Decision]:
-    """One decision for all instances with the same policy for the same reason."""
-    alike: dict[tuple[str, str], list[Instance]] = {}
-    for instance, reason in instances:
-        alike.setdefault((instance.memory.value, reason), []).append(instance)
-    decisions = []
-    for (value, reason), members in alike.items():
-        subject = "memory"
-        if len(alike) > 1:
-            plural = "s" if len(members) > 1 else ""
-            subject = f"instance{plural} {format_cpu_list([i.index for i in members])} memory"
-        named = {i.memory_nodes for i in members}
-        nodes = next(iter(named)) if len(named) == 1 else ()
-        decisions.append(Decision(subject, f"{value} {format_cpu_list(nodes)}".rstrip(), reason))
-    return decisions
-
-
-def _warn_of_crossings(
-    topology: Topology, cores: Sequence[Core], placed: list[list[Core]]
-) -> list[str]:
-    """Instances that span nodes, or packages, where smaller ones would not."""
-    if not placed:
-        return []
-    warnings = []
-    size, told = len(placed[0]), set[int]()
-    for level, name, ids in (
-        (NODE, "NUMA nodes", {n.cpus[0]: n.id for n in topology.numa_nodes if n.cpus}),
-        (PACKAGE, "packages", {p.cpus[0]: p.id for p in topology.packages}),
-    ):
-        spanning = [i for i, slot in enumerate(placed) if crossings(slot)[level] and i not in told]
-        told.update(spanning)
-        held = _sizes([core.domains[level] for core in cores])
-        if not spanning or size > max(held):
-            continue
-        # From the largest size that could fit: instances of one core span nothing.
-        smaller = next(s for s in range(size - 1, 0, -1) if _fit(held, s) >= len(placed))
-        if len(spanning) > 1:
-            which = f"instances {format_cpu_list(spanning)} span {name}"
-        else:
-            slot = placed[spanning[0]]
-            spanned = {i for i in [ids.get(c.domains[level]) for c in slot] if i is not None}
-            which = f"instance {spanning[0]} spans {name} {format_cpu_list(spanned)}".rstrip()
-        warnings.append(f"{which}: --ncores {smaller} would not")
-    return warnings
-
-
-def _sizes(domains: list[int]) -> list[int]:
-    """How many cores each of the domains holds."""
-    counts = dict.fromkeys(domains, 0)
-    for domain in domains:
-        counts[domain] += 1
-    return list(counts.values())
-
-
-def _fit(held: list[int], size: int) -> int:
-    """Instances of `size` cores that fit into domains of so many cores without spanning any."""
-    return sum([cores // size for cores in held])
-
-
-def _warn_of_isolated(instances: list[Instance], topology: Topology, *, bound: bool) -> list[str]:
-    """Isolated CPUs under several threads: the kernel leaves threads where they start there."""
-    isolated = set(topology.isolated_cpus)
-    used = {cpu for i in instances if i.threads > 1 for cpu in i.cpus if cpu in isolated}
-    if not used or not bound:
-        return []
-    listed = format_cpu_list(used)
-    warning = (
-        f"CPUs {listed} are isolated (isolcpus): the kernel does not spread threads over them; "
-        "bind each thread to its CPU (OMP_PROC_BIND), or leave them out with --cpus"
-    )
-    return [warning]

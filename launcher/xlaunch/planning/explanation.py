@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why a plan is as it is: the decisions that `--explain` prints, and what to warn of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from xlaunch.machine.cpu_list import format_cpu_list
+from xlaunch.machine.topology import Machine, Topology
+from xlaunch.planning.layout import Capacity, quota_cores
+from xlaunch.planning.placement import NODE, PACKAGE, Core
+from xlaunch.planning.plan import Decision, Instance
+from xlaunch.planning.pool import Pool
+from xlaunch.planning.request import MAX, Request
+
+
+def explain_siblings(request: Request, pool: Pool) -> list[Decision]:
+    """What becomes of the second siblings; nothing to say where there are none."""
+    second = [cpu for core in pool.cores for cpu in core[1:]]
+    if not second:
+        return []
+    if request.smt:
+        reason = (
+            f"a thread for each of {len(pool.cpus)} CPUs of {_counted(len(pool.cores), 'core')}"
+        )
+        return [Decision("SMT", "on", reason)]
+    reason = (
+        f"a thread for each of {_counted(len(pool.cores), 'core')}; "
+        f"second siblings {format_cpu_list(second)} left out (--smt)"
+    )
+    return [Decision("SMT", "off", reason)]
+
+
+def explain_quota(machine: Machine, capacity: Capacity, *, can_bind: bool) -> list[Decision]:
+    """What a CPU quota grants, and why the plan does not bind when it does not."""
+    if not can_bind:
+        return [Decision("binding", "no", "this system has no CPU masks: threads go anywhere")]
+    if capacity.quota is None:
+        if machine.limits.cpu_quota is None:
+            return []
+        reason = "it grants all the time of all allowed CPUs"
+        return [Decision("CPU quota", f"{machine.limits.cpu_quota:g}", reason)]
+    source = f" ({capacity.quota_source})" if capacity.quota_source else ""
+    reason = f"time for {quota_cores(capacity.quota)} of {capacity.pool} cores{source}"
+    decisions = [Decision("CPU quota", f"{capacity.quota:g}", reason)]
+    if not capacity.bound:
+        reason = "a quota is not a place: other containers would bind to the same CPUs"
+        decisions.append(Decision("binding", "no", reason))
+    return decisions
+
+
+def explain_placement(
+    request: Request, crossed: list[tuple[int, ...]], idle: list[Core]
+) -> list[Decision]:
+    """How many crossings all instances have together, and which cores stay idle."""
+    totals = [sum(level) for level in zip(*crossed, strict=True)]
+    packages, nodes, caches, _ = totals
+    if packages or nodes or caches:
+        reason = f"crossings in all: packages {packages}, NUMA nodes {nodes}, caches {caches}"
+    else:
+        reason = "no instance crosses packages, NUMA nodes or caches"
+    decisions = [Decision("placement", request.place.value, reason)]
+    if idle:
+        why = f"{request.reserve} reserved" if request.reserve else "not needed by the layout"
+        cpus = format_cpu_list([cpu for core in idle for cpu in core.cpus])
+        decisions.append(Decision("idle", _counted(len(idle), "core"), f"CPUs {cpus}: {why}"))
+    return decisions
+
+
+def explain_memory(instances: list[tuple[Instance, str]]) -> list[Decision]:
+    """One decision for all instances with the same policy for the same reason."""
+    alike: dict[tuple[str, str], list[Instance]] = {}
+    for instance, reason in instances:
+        alike.setdefault((instance.memory.value, reason), []).append(instance)
+    decisions = []
+    for (value, reason), members in alike.items():
+        subject = "memory"
+        if len(alike) > 1:
+            plural = "s" if len(members) > 1 else ""
+            subject = f"instance{plural} {format_cpu_list([i.index for i in members])} memory"
+        named = {i.memory_nodes for i in members}
+        nodes = next(iter(named)) if len(named) == 1 else ()
+        decisions.append(Decision(subject, f"{value} {format_cpu_list(nodes)}".rstrip(), reason))
+    return decisions
+
+
+def warn_of_crossings(
+    request: Request,
+    topology: Topology,
+    cores: Sequence[Core],
+    placed: list[list[Core]],
+    crossed: list[tuple[int, ...]],
+) -> list[str]:
+    """Instances that span nodes, or packages, where smaller ones would not."""
+    if not placed:
+        return []
+    warnings = []
+    size, told = len(placed[0]), set[int]()
+    for level, name, ids in (
+        (NODE, "NUMA nodes", {n.cpus[0]: n.id for n in topology.numa_nodes if n.cpus}),
+        (PACKAGE, "packages", {p.cpus[0]: p.id for p in topology.packages}),
+    ):
+        spanning = [i for i, levels in enumerate(crossed) if levels[level] and i not in told]
+        told.update(spanning)
+        held = _sizes([core.domains[level] for core in cores])
+        if not spanning or size > max(held):
+            continue
+        # From the largest size that could fit: instances of one core span nothing.
+        smaller = next(s for s in range(size - 1, 0, -1) if _fit(held, s) >= len(placed))
+        if len(spanning) > 1:
+            which = f"instances {format_cpu_list(spanning)} span {name}"
+        else:
+            slot = placed[spanning[0]]
+            spanned = {i for i in [ids.get(c.domains[level]) for c in slot] if i is not None}
+            which = f"instance {spanning[0]} spans {name} {format_cpu_list(spanned)}".rstrip()
+        # Where the count follows from the size, a smaller size alone would bring more instances.
+        fixed = request.mode is None and request.instances is not MAX
+        count = "" if fixed else f"--instances {len(placed)} "
+        warnings.append(f"{which}: {count}--ncores {smaller} would not")
+    return warnings
+
+
+def _sizes(domains: list[int]) -> list[int]:
+    """How many cores each of the domains holds."""
+    counts = dict.fromkeys(domains, 0)
+    for domain in domains:
+        counts[domain] += 1
+    return list(counts.values())
+
+
+def _fit(held: list[int], size: int) -> int:
+    """Instances of `size` cores that fit into domains of so many cores without spanning any."""
+    return sum([cores // size for cores in held])
+
+
+def warn_of_isolated(instances: list[Instance], topology: Topology, *, bound: bool) -> list[str]:
+    """Isolated CPUs under several threads: the kernel leaves threads where they start there."""
+    isolated = set(topology.isolated_cpus)
+    used = {cpu for i in instances if i.threads > 1 for cpu in i.cpus if cpu in isolated}
+    if not used or not bound:
+        return []
+    listed = format_cpu_list(used)
+    warning = (
+        f"CPUs {listed} are isolated (isolcpus): the kernel does not spread threads over them; "
+        "bind each thread to its CPU (OMP_PROC_BIND), or leave them out with --cpus"
+    )
+    return [warning]
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
