@@ -175,6 +175,18 @@ def test_evenly_spaced_cpus_and_four_kinds(tmp_path: Path) -> None:
     assert "kind0-cores: 0,4" in drawn(machine._replace(topology=topology))
 
 
+def test_cores_numbered_unevenly_are_several_runs(tmp_path: Path) -> None:
+    files = cpus(
+        "0-1,3-6,20",
+        core_cpus_list={cpu: str(cpu) for cpu in (0, 1, 3, 4, 5, 6, 20)},
+        package_cpus_list={cpu: "0-20" for cpu in (0, 1, 3, 4, 5, 6, 20)},
+    )
+    assert drawn(read_machine(write_files(tmp_path, files))) == golden("""
+        unknown: 1 package, 7 cores, 7 CPUs
+        package: 2 cores 0-1  4 cores 3-6  1 core 20
+    """)
+
+
 def test_colour_is_bright_for_what_is_allowed_and_dim_for_the_rest(tmp_path: Path) -> None:
     from rich.console import Console
 

@@ -155,6 +155,19 @@ def test_v2_without_an_effective_file_the_set_that_was_asked_for(tmp_path: Path)
     assert found.allowed_cpus == (6, 7)
 
 
+def test_v2_what_is_in_force_rather_than_what_was_asked_for(tmp_path: Path) -> None:
+    found = limits(
+        tmp_path,
+        V2,
+        {
+            "proc/self/cgroup": "0::/a",
+            "sys/fs/cgroup/a/cpuset.cpus": "0-7",
+            "sys/fs/cgroup/a/cpuset.cpus.effective": "4-5",
+        },
+    )
+    assert found.allowed_cpus == (4, 5)
+
+
 def test_v2_a_partition_owns_what_its_parent_lost(tmp_path: Path) -> None:
     found = limits(
         tmp_path,
@@ -302,6 +315,7 @@ def test_a_path_that_leads_nowhere_begins_at_the_mount(tmp_path: Path, path: str
         V2,
         {
             "proc/self/cgroup": f"0::{path}",
+            "sys/fs/other/cpuset.cpus.effective": "5",
             "sys/fs/cgroup/cpuset.cpus.effective": "0",
         },
     )
