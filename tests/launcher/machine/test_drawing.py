@@ -179,7 +179,7 @@ def test_cores_numbered_unevenly_are_several_runs(tmp_path: Path) -> None:
     files = cpus(
         "0-1,3-6,20",
         core_cpus_list={cpu: str(cpu) for cpu in (0, 1, 3, 4, 5, 6, 20)},
-        package_cpus_list={cpu: "0-20" for cpu in (0, 1, 3, 4, 5, 6, 20)},
+        package_cpus_list=dict.fromkeys((0, 1, 3, 4, 5, 6, 20), "0-20"),
     )
     assert drawn(read_machine(write_files(tmp_path, files))) == golden("""
         unknown: 1 package, 7 cores, 7 CPUs
