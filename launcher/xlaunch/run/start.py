@@ -8,11 +8,11 @@ child before its program (see sched_setaffinity(2), set_mempolicy(2)).
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 from xlaunch.environment import Program
@@ -42,7 +42,7 @@ def replace_this_process(plan: Plan, program: Program, variables: dict[str, str]
     execute(program, variables)
 
 
-@contextmanager
+@contextlib.contextmanager
 def place_of(instance: Instance, note: Note, *, bound: bool) -> Iterator[None]:
     """Within the block this process, and what it starts, is where `instance` should be."""
     mask = os.sched_getaffinity(0)
@@ -64,28 +64,30 @@ def fork_instance(
     variables: dict[str, str],
     streams: Streams,
     *,
-    terminal: int | None,
+    before_exec: Callable[[int], None],
     signal_mask: set[signal.Signals],
 ) -> int:
     """Start `program` as a process group of its own; returns its PID.
 
-    `terminal`: descriptor of a terminal whose foreground group it becomes. `signal_mask`: the
-    signals that it starts with blocked. Raises what `execute` raises, from the child's failure.
+    `before_exec` is called here, with the PID of the new group, before the program runs.
+    `signal_mask`: the signals that it starts with blocked. Raises what `execute` raises, from the
+    child's failure.
     """
     from xlaunch.run.syscalls import die_with_parent
 
     supervisor = os.getpid()
     failure_in, failure_out = os.pipe()  # close-on-exec: its end of file is a successful exec
+    go_in, go_out = os.pipe()
     pid = os.fork()
     if pid == 0:
         number = errno.EPERM
         try:
             os.setpgid(0, 0)
-            if terminal is not None:
-                os.tcsetpgrp(terminal, os.getpid())  # SIGTTOU is blocked here
             die_with_parent(signal.SIGKILL)
             if os.getppid() != supervisor:
                 os._exit(137)  # it ended before the request above
+            os.close(go_out)
+            os.read(go_in, 1)
             for target, source in enumerate(streams):
                 os.dup2(source, target, inheritable=True)
             _restore_python_signals()
@@ -97,6 +99,11 @@ def fork_instance(
             os.write(failure_out, number.to_bytes(4, "little"))
             os._exit(127)
     os.close(failure_out)
+    os.close(go_in)
+    with contextlib.suppress(OSError):
+        os.setpgid(pid, pid)  # whoever comes first, parent or child
+    before_exec(pid)
+    os.close(go_out)
     try:
         failed = os.read(failure_in, 4)
     finally:

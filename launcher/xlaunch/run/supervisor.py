@@ -207,22 +207,23 @@ class Supervisor:
         opened: list[int] = []
         try:
             streams = self._open_streams(instance, opened)
-            lend = self._terminal is not None and self._terminal.belongs_to_job
             started = time.monotonic()
             with place_of(instance, self._warn, bound=self._plan.bound):
                 pid = fork_instance(
                     self._environment.program,
                     variables,
                     streams,
-                    terminal=0 if lend else None,
+                    before_exec=self._lend_terminal,
                     signal_mask=self._signal_mask,
                 )
         finally:
             for descriptor in opened:
                 os.close(descriptor)
-        if self._terminal is not None:
-            self._terminal.lent_to(pid)
         self._running[pid] = _Running(instance, pid, started, self._observer)
+
+    def _lend_terminal(self, group: int) -> None:
+        if self._terminal is not None:
+            self._terminal.lend_to(group)
 
     def _open_streams(self, instance: Instance, opened: list[int]) -> Streams:
         """The instance's three streams; those that only it needs are noted in `opened`."""

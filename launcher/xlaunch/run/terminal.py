@@ -29,20 +29,19 @@ class Terminal:
             return None
         return cls(job)
 
-    @property
-    def belongs_to_job(self) -> bool:
-        """Whether the job is in the foreground: not in a pipeline's or shell's background."""
-        return self._foreground() == self._job
+    def lend_to(self, group: int) -> None:
+        """Hand the terminal on to the instance's group, and join that.
 
-    def lent_to(self, group: int) -> None:
-        """Note that `group` is the instance's, and join it."""
+        A job in the shell's background has nothing to hand on, until the shell's `fg`.
+        """
         self._group = group
+        self.lend_again()
         with contextlib.suppress(OSError):  # it has ended already
             os.setpgid(0, group)
 
     def lend_again(self) -> None:
         """After SIGCONT: hand the terminal on if the shell gave it to the job (`fg`, not `bg`)."""
-        if self._group is not None and self.belongs_to_job:
+        if self._group is not None and self._foreground() == self._job:
             self._set_foreground(self._group)
 
     def take_back(self) -> None:

@@ -8,10 +8,13 @@ import os
 import re
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from launcher.run.launching import children_of, wait_until
 from xlaunch.run.output import LINE_CAP, LineTagger
 
 XLAUNCH = [sys.executable, "-m", "xlaunch"]
@@ -129,15 +132,26 @@ def test_reader_that_leaves_ends_the_instances_as_sigpipe_would():
     assert b"BrokenPipeError" in errors
 
 
+def waits_for_pipe(pid: int) -> bool:
+    """Whether a process sleeps in write() and has not written for a while."""
+    before = Path(f"/proc/{pid}/io").read_text()
+    time.sleep(0.1)
+    return before == Path(f"/proc/{pid}/io").read_text()
+
+
 def test_slow_reader_does_not_make_the_supervisor_deaf():
     """Nobody reads its output, and it still ends its instances when told to."""
     code = "while True: print('x' * 1000)"
     command = [*XLAUNCH, "--instances", "2", "-q", "--", sys.executable, "-c", code]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as run:
-        run.stdout.readline()  # both write by now, and fill every buffer on the way
+        run.stdout.readline()  # nothing more, so that every buffer on the way fills up
+        (supervisor,) = children_of(run.pid)
+        for instance in children_of(supervisor):
+            wait_until(lambda pid=instance: waits_for_pipe(pid), f"{instance} to be held up")
         run.terminate()
         rest = run.stdout.read()
     assert run.returncode == 143
+    assert len(rest) > 100_000
     assert rest.endswith(b"\n")
 
 
