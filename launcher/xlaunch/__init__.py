@@ -1,11 +1,64 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run a workload as fast as its CPUs allow.
 
-    machine = xlaunch.read_machine()
-    plan = xlaunch.plan(xlaunch.Request(program=("infer.py",), instances=2), machine)
-    report = xlaunch.launch(plan)
+>>> machine = xlaunch.read_machine()
+>>> plan = xlaunch.plan(xlaunch.Request(program=("infer.py",), instances=2), machine)
+>>> report = xlaunch.launch(plan)
+
+The command line is a thin user of these three. What they take and return are immutable values:
+`Machine`, `Request`, `Plan`, `Report`.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from xlaunch.errors import UsageError, XLaunchError
+    from xlaunch.machine import read_machine
+    from xlaunch.machine.topology import Machine
+    from xlaunch.planning import MAX, Plan, Request, plan
+    from xlaunch.run.library import launch
+    from xlaunch.run.report import Report
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "MAX",
+    "Machine",
+    "Plan",
+    "Report",
+    "Request",
+    "UsageError",
+    "XLaunchError",
+    "launch",
+    "plan",
+    "read_machine",
+]
+
+_HOMES = {
+    "MAX": "xlaunch.planning",
+    "Machine": "xlaunch.machine.topology",
+    "Plan": "xlaunch.planning",
+    "Report": "xlaunch.run.report",
+    "Request": "xlaunch.planning",
+    "UsageError": "xlaunch.errors",
+    "XLaunchError": "xlaunch.errors",
+    "launch": "xlaunch.run.library",
+    "plan": "xlaunch.planning",
+    "read_machine": "xlaunch.machine",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Imported when first asked for: `xlaunch --version` needs none of it.
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

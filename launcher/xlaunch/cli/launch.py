@@ -39,7 +39,9 @@ def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None
     RUNNING,
     MACHINE,
     [
-        click.option("--dry-run", is_flag=True, help="Print the plan and run nothing (xlaunch plan)."),
+        click.option(
+            "--dry-run", is_flag=True, help="Print the plan and run nothing (xlaunch plan)."
+        ),
         click.option("--explain", is_flag=True, help="Say each decision and its reason."),
         click.option("-v", "--verbose", is_flag=True, help="Show the plan before it runs."),
         click.option("-q", "--quiet", is_flag=True, help="No notes, no table at the end."),
@@ -80,7 +82,9 @@ def launch(
         print_plan(request, sysroot, explain=explain, as_json=False)
         return 0
     if sysroot != "/":
-        raise UsageError("--sysroot describes another machine; it goes with --dry-run or xlaunch plan")
+        raise UsageError(
+            "--sysroot describes another machine; it goes with --dry-run or xlaunch plan"
+        )
     machine = read_machine()
     plan = make_plan(request, machine)
     environment = prepare_environment(plan, os.environ)
@@ -109,4 +113,3 @@ def _refuse_command_names(program: tuple[str, ...]) -> None:
             f"{word!r} is a command of xlaunch: put it first, or write '-- {word}' or a path "
             "for a program of that name"
         )
-

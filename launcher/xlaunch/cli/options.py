@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
@@ -57,15 +57,21 @@ PROGRAM = [
     click.option("-m", "--module", is_flag=True, help="PROGRAM is a Python module."),
     click.option("--python", metavar="FILE", help="Interpreter for scripts and modules."),
     click.option(
-        "--no-python", is_flag=True, help="PROGRAM is an executable, whatever its name; rarely needed."
+        "--no-python",
+        is_flag=True,
+        help="PROGRAM is an executable, whatever its name; rarely needed.",
     ),
-    click.option("--env", type=Variable(), multiple=True, help="Set a variable for every instance."),
+    click.option(
+        "--env", type=Variable(), multiple=True, help="Set a variable for every instance."
+    ),
 ]
 
 RUNNING = [
     click.option("--log-dir", metavar="DIR", help="Write each instance's output to files in DIR."),
     click.option(
-        "--tag/--no-tag", default=None, help="Instance number before each line. Default: if several."
+        "--tag/--no-tag",
+        default=None,
+        help="Instance number before each line. Default: if several.",
     ),
     click.option(
         "--on-failure",
@@ -73,9 +79,14 @@ RUNNING = [
         default=OnFailure.STOP,
         help="The first instance that fails ends the others (stop, default), or not.",
     ),
-    click.option("--timeout", type=Duration(zero=False), help="End the run after this time: 90, 10m, 2h."),
     click.option(
-        "--grace", type=Duration(zero=True), default="10s", help="From SIGTERM to SIGKILL. Default: 10s."
+        "--timeout", type=Duration(zero=False), help="End the run after this time: 90, 10m, 2h."
+    ),
+    click.option(
+        "--grace",
+        type=Duration(zero=True),
+        default="10s",
+        help="From SIGTERM to SIGKILL. Default: 10s.",
     ),
     click.option("--supervise", is_flag=True, help="Keep a supervisor even for a single instance."),
     click.option("--report", metavar="FILE", help="Write a report of the run as JSON."),
@@ -88,7 +99,7 @@ MACHINE = [
 ]  # fmt: skip
 
 
-def with_options(*groups: list[Callable[[Command], Command]]) -> Callable[[Command], Command]:
+def with_options(*groups: Sequence[Callable[[Command], Command]]) -> Callable[[Command], Command]:
     """Give a command the options of `groups`, in their order, and the program's words."""
 
     def decorate(command: Command) -> Command:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import enum
 import math
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import click
 
@@ -17,8 +17,13 @@ SECONDS_PER_UNIT = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 E = TypeVar("E", bound=enum.Enum)
 
+if TYPE_CHECKING:
+    _ParamType = click.ParamType[Any]
+else:
+    _ParamType = click.ParamType  # not subscriptable before click 8.4
 
-class Count(click.ParamType):
+
+class Count(_ParamType):
     """A whole number from 1, or ``max``."""
 
     name = "N|max"
@@ -28,12 +33,14 @@ class Count(click.ParamType):
             return value
         if value == "max":
             return MAX
-        if value.isascii() and value.isdigit() and 1 <= int(value[:10]):
+        if value.isascii() and value.isdigit() and int(value[:10]) > 0:
             return int(value[:10])
-        return self.fail(f"{value!r} is not a count; write a whole number from 1, or max", param, ctx)
+        return self.fail(
+            f"{value!r} is not a count; write a whole number from 1, or max", param, ctx
+        )
 
 
-class WholeNumber(click.ParamType):
+class WholeNumber(_ParamType):
     """A whole number from 0."""
 
     name = "N"
@@ -46,7 +53,7 @@ class WholeNumber(click.ParamType):
         return self.fail(f"{value!r} is not a whole number from 0", param, ctx)
 
 
-class NumberList(click.ParamType):
+class NumberList(_ParamType):
     """Numbers and ranges, at least one: ``0-3,8``."""
 
     name = "LIST"
@@ -61,7 +68,7 @@ class NumberList(click.ParamType):
         return numbers
 
 
-class Duration(click.ParamType):
+class Duration(_ParamType):
     """Seconds, or a number with a unit: ``90``, ``1.5s``, ``10m``, ``2h``, ``250ms``."""
 
     name = "TIME"
@@ -88,7 +95,7 @@ class Duration(click.ParamType):
         )
 
 
-class Variable(click.ParamType):
+class Variable(_ParamType):
     """An environment variable: ``NAME=VALUE``."""
 
     name = "NAME=VALUE"
@@ -102,7 +109,7 @@ class Variable(click.ParamType):
         return name, content
 
 
-class Word(click.ParamType, Generic[E]):
+class Word(_ParamType, Generic[E]):
     """One of an enumeration's values."""
 
     def __init__(self, words: type[E]) -> None:

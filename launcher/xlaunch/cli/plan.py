@@ -21,6 +21,7 @@ from xlaunch.environment import Environment, prepare_environment
 from xlaunch.machine import read_machine
 from xlaunch.machine.topology import Machine
 from xlaunch.planning import plan as make_plan
+from xlaunch.planning import plan_to_dict, render_plan
 from xlaunch.planning.plan import Plan
 from xlaunch.planning.request import Request
 
@@ -52,8 +53,6 @@ def print_plan(request: Request, sysroot: str, *, explain: bool, as_json: bool) 
     if as_json:
         import json
 
-        from xlaunch.planning import plan_to_dict
-
         values = plan_to_dict(made)
         if environment is not None:
             values["program"] = _printable(environment.program.argv)
@@ -64,10 +63,10 @@ def print_plan(request: Request, sysroot: str, *, explain: bool, as_json: bool) 
     click.echo(describe(made, machine, environment, explain=explain))
 
 
-def describe(plan: Plan, machine: Machine, environment: Environment | None, *, explain: bool) -> str:
+def describe(
+    plan: Plan, machine: Machine, environment: Environment | None, *, explain: bool
+) -> str:
     """The plan and the environment as readable text."""
-    from xlaunch.planning import render_plan
-
     lines = [render_plan(plan, machine, explain=explain)]
     if environment is None:
         return lines[0]

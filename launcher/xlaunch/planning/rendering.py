@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from typing import Any
+
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.machine.topology import CPUs, Machine
 from xlaunch.planning.plan import Instance, Plan
@@ -39,7 +41,7 @@ def render_plan(plan: Plan, machine: Machine, *, explain: bool = False) -> str:
     return "\n".join(lines)
 
 
-def plan_to_dict(plan: Plan) -> dict[str, object]:
+def plan_to_dict(plan: Plan) -> dict[str, Any]:
     """The plan as plain lists, dicts, strings and numbers. CPU and node numbers are the kernel's."""
     return {
         "schema_version": SCHEMA_VERSION,

@@ -89,7 +89,7 @@ def _run_and_exit(
         code = supervise(commands, original_mask)
         sys.stdout.flush()
         sys.stderr.flush()
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - a forked child: nothing may unwind into its parent's code
         sys.excepthook(*sys.exc_info())
         sys.stderr.flush()
     finally:

@@ -20,7 +20,9 @@ def prepare_log_folder(folder: str) -> None:
     try:
         os.makedirs(folder, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"--log-dir: cannot make the folder {folder!r}: {error.strerror}") from None
+        raise UsageError(
+            f"--log-dir: cannot make the folder {folder!r}: {error.strerror}"
+        ) from None
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UsageError(f"--log-dir: no permission to write in {folder!r}")
 

@@ -19,7 +19,7 @@ COLUMNS = {
     "index": "the instance's number",
     "cpus_asked": "affinity mask that the plan gave",
     "cpus_observed": "CPUs on which a thread of any of its processes was seen to have run (sampled)",
-    "nodes": "NUMA nodes of the mask",
+    "numa_nodes": "NUMA nodes of the mask",
     "exit_code": "128 + n when signal n ended it; null when it was not started",
     "wall_s": "from start to end of its own process",
     "cpu_s": "user and system time: its process, children that it waited for, and what it left behind",
@@ -41,11 +41,11 @@ FOOTNOTE = (
 class InstanceReport(NamedTuple):
     """One instance, once it has ended. See `COLUMNS` for what each value sums."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
     pid: int
     cpus_asked: CPUs
     cpus_observed: CPUs
-    nodes: tuple[int, ...]
+    numa_nodes: tuple[int, ...]
     exit_code: int
     signal: str | None
     wall_s: float
@@ -66,7 +66,7 @@ class Report(NamedTuple):
     reason: str
     """Why it ended, in a few words. **Ex.:** ``"instance 1 failed with exit code 3"``."""
     wall_s: float
-    count: int
+    count: int  # type: ignore[assignment]  # hides tuple.count
     instances: tuple[InstanceReport, ...]
     warnings: tuple[str, ...]
     argv: tuple[str, ...]
@@ -77,10 +77,9 @@ def report_to_dict(report: Report) -> dict[str, Any]:
     instances = []
     for instance in report.instances:
         values = instance._asdict()
-        values["cpus_asked"] = format_cpu_list(instance.cpus_asked)
-        values["cpus_observed"] = format_cpu_list(instance.cpus_observed)
-        values["nodes"] = list(instance.nodes)
-        instances.append(values)
+        instances.append(
+            {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
+        )
     return {
         "schema_version": SCHEMA_VERSION,
         "argv": [argument.encode(errors="backslashreplace").decode() for argument in report.argv],
@@ -138,7 +137,7 @@ def render_report(report: Report) -> str:
             str(instance.index),
             format_cpu_list(instance.cpus_asked),
             format_cpu_list(instance.cpus_observed) or "-",
-            format_cpu_list(instance.nodes) or "-",
+            format_cpu_list(instance.numa_nodes) or "-",
             instance.signal or str(instance.exit_code),
             f"{instance.wall_s:.2f}",
             _cell(instance.cpu_s, ".2f"),

@@ -33,7 +33,9 @@ class Streams(NamedTuple):
     stderr: int
 
 
-def replace_this_process(plan: Plan, program: Program, variables: dict[str, str], note: Note) -> None:
+def replace_this_process(
+    plan: Plan, program: Program, variables: dict[str, str], note: Note
+) -> None:
     """Become the plan's only instance. Returns never; raises what `execute` raises."""
     instance = plan.instances[0]
     _bind(instance, note, bound=plan.bound)
@@ -66,12 +68,11 @@ def fork_instance(
     *,
     before_exec: Callable[[int], None],
     signal_mask: set[signal.Signals],
-) -> int:
-    """Start `program` as a process group of its own; returns its PID.
+) -> tuple[int, int]:
+    """Start `program` as a process group of its own: its PID, and a descriptor for `exec_failure`.
 
     `before_exec` is called here, with the PID of the new group, before the program runs.
-    `signal_mask`: the signals that it starts with blocked. Raises what `execute` raises, from the
-    child's failure.
+    `signal_mask`: the signals that it starts with blocked.
     """
     from xlaunch.run.syscalls import die_with_parent
 
@@ -104,14 +105,17 @@ def fork_instance(
         os.setpgid(pid, pid)  # whoever comes first, parent or child
     before_exec(pid)
     os.close(go_out)
+    # Not waited for: Ctrl-Z may stop the child before its exec.
+    return pid, failure_in
+
+
+def exec_failure(program: Program, descriptor: int) -> XLaunchError | None:
+    """Why a child that has ended never became `program`; None when it did. Closes `descriptor`."""
     try:
-        failed = os.read(failure_in, 4)
+        failed = os.read(descriptor, 4)
     finally:
-        os.close(failure_in)
-    if failed:
-        os.waitpid(pid, 0)
-        raise _exec_error(program, int.from_bytes(failed, "little"))
-    return pid
+        os.close(descriptor)
+    return _exec_error(program, int.from_bytes(failed, "little")) if failed else None
 
 
 def execute(program: Program, variables: dict[str, str]) -> None:

@@ -16,7 +16,6 @@ from resource import RUSAGE_SELF, getrusage, struct_rusage
 from typing import NamedTuple
 
 from xlaunch.environment import Environment
-from xlaunch.errors import XLaunchError
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.planning.plan import Instance, Plan
 from xlaunch.planning.request import OnFailure
@@ -25,12 +24,13 @@ from xlaunch.run.observe import Observer
 from xlaunch.run.output import READ_SIZE, LineTagger, Sink, same_file
 from xlaunch.run.processes import children, descendants, environment_value, process_group
 from xlaunch.run.report import InstanceReport, Report
-from xlaunch.run.start import Streams, fork_instance, place_of
+from xlaunch.run.start import Streams, exec_failure, fork_instance, place_of
 from xlaunch.run.states import Action, Event, State, Target, act
 from xlaunch.run.syscalls import SI_KERNEL, SignalInfo, SignalQueue, become_subreaper
 from xlaunch.run.terminal import Terminal
 
 TIMED_OUT = 124
+OWN_FAULT = 125
 LEFTOVER_INTERVAL_S = 0.05
 DRAIN_AFTER_KILL_S = 1.0
 """How long output may take to be written once everything was killed."""
@@ -51,9 +51,12 @@ EVENT_OF_SIGNAL = {
 class _Running:
     """An instance from its start on."""
 
-    def __init__(self, instance: Instance, pid: int, started: float, observer: Observer) -> None:
+    def __init__(
+        self, instance: Instance, pid: int, exec_result: int, started: float, observer: Observer
+    ) -> None:
         self.instance = instance
         self.pid = pid
+        self.exec_result = exec_result
         self.started = started
         self.observation = observer.add(pid)
         self.ended: float | None = None
@@ -92,7 +95,7 @@ class _Running:
             pid=self.pid,
             cpus_asked=self.instance.cpus,
             cpus_observed=tuple(sorted(self.observation.cpus)),
-            nodes=self.instance.nodes,
+            numa_nodes=self.instance.nodes,
             exit_code=self.exit_code,
             signal=signal_name(os.WTERMSIG(self.status)) if os.WIFSIGNALED(self.status) else None,
             wall_s=wall,
@@ -197,10 +200,9 @@ class Supervisor:
         ):
             try:
                 self._start(instance, variables)
-            except (XLaunchError, OSError) as error:
-                text = str(error)
-                code = error.exit_code if isinstance(error, XLaunchError) else 125
-                self._fail(code, f"instance {instance.index} could not be started: {text}")
+            except OSError as error:  # no more processes or descriptors to be had
+                self._fail(OWN_FAULT, f"instance {instance.index} could not be started")
+                self.say(f"error: instance {instance.index}: {error}")
                 return
 
     def _start(self, instance: Instance, variables: dict[str, str]) -> None:
@@ -209,7 +211,7 @@ class Supervisor:
             streams = self._open_streams(instance, opened)
             started = time.monotonic()
             with place_of(instance, self._warn, bound=self._plan.bound):
-                pid = fork_instance(
+                pid, exec_result = fork_instance(
                     self._environment.program,
                     variables,
                     streams,
@@ -219,7 +221,7 @@ class Supervisor:
         finally:
             for descriptor in opened:
                 os.close(descriptor)
-        self._running[pid] = _Running(instance, pid, started, self._observer)
+        self._running[pid] = _Running(instance, pid, exec_result, started, self._observer)
 
     def _lend_terminal(self, group: int) -> None:
         if self._terminal is not None:
@@ -399,10 +401,19 @@ class Supervisor:
         running.add_usage(usage)
         self._ended.append(running)
         self._end_leftovers()
+        failure = exec_failure(self._environment.program, running.exec_result)
+        if failure is not None:
+            running.status = failure.exit_code << 8
+            index = running.instance.index
+            self._fail(failure.exit_code, f"instance {index} could not be started")
+            self.say(f"error: instance {index}: {failure}")
+            return
         if running.exit_code == 0:
             self._handle(Event.INSTANCE_DONE)
             return
-        interrupted = os.WIFSIGNALED(running.status) and os.WTERMSIG(running.status) == signal.SIGINT
+        interrupted = (
+            os.WIFSIGNALED(running.status) and os.WTERMSIG(running.status) == signal.SIGINT
+        )
         self.ended_by_ctrl_c = interrupted and self._first_ctrl_c is not None
         stop = self._request.on_failure is OnFailure.STOP
         self._fail(
@@ -449,7 +460,9 @@ class Supervisor:
                         os.kill(pid, signal.SIGTERM)
                         os.kill(pid, signal.SIGCONT)
         self._leftover_deadlines = {
-            pid: at for pid, at in self._leftover_deadlines.items() if os.path.exists(f"/proc/{pid}")
+            pid: at
+            for pid, at in self._leftover_deadlines.items()
+            if os.path.exists(f"/proc/{pid}")
         }
 
     def _note_stop(self, pid: int, number: int) -> None:
@@ -459,7 +472,9 @@ class Supervisor:
             self._handle(Event.INSTANCE_SUSPENDED)
         elif number in (signal.SIGTTIN, signal.SIGTTOU):
             index = self._running[pid].instance.index
-            self.say(f"instance {index} is stopped: it uses the terminal, which none of several has")
+            self.say(
+                f"instance {index} is stopped: it uses the terminal, which none of several has"
+            )
 
     def _fail(self, code: int, reason: str, event: Event = Event.INSTANCE_FAILED) -> None:
         if self._reason is None:

@@ -51,7 +51,7 @@ class _Child:
             pid=self.process.pid,
             cpus_asked=(),
             cpus_observed=(),
-            nodes=(),
+            numa_nodes=(),
             exit_code=self.exit_code,
             signal=signal.Signals(-code).name if code < 0 else None,
             wall_s=wall,
