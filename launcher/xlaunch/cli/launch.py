@@ -18,6 +18,7 @@ from xlaunch.cli.options import (
     RUNNING,
     request_from,
     with_options,
+    with_program,
 )
 from xlaunch.environment import prepare_environment
 from xlaunch.errors import UsageError
@@ -32,7 +33,8 @@ def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None
         ctx.exit()
 
 
-@click.command(context_settings=CONTEXT, options_metavar="[OPTIONS]", add_help_option=True)
+@click.command(context_settings=CONTEXT)
+@with_program
 @with_options(
     LAYOUT,
     PROGRAM,
@@ -56,7 +58,14 @@ def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None
     ],
 )
 def launch(
-    *, dry_run: bool, explain: bool, verbose: bool, quiet: bool, sysroot: str, **options: Any
+    *,
+    dry_run: bool,
+    explain: bool,
+    verbose: bool,
+    quiet: bool,
+    sysroot: str | None,
+    synthetic: str | None,
+    **options: Any,
 ) -> int:
     """Run PROGRAM on this machine's CPUs: placed, supervised, explained.
 
@@ -78,13 +87,14 @@ def launch(
     _refuse_command_names(request.program)
     if dry_run:
         from xlaunch.cli.plan import print_plan
+        from xlaunch.cli.topology import machine_of
 
-        print_plan(request, sysroot, explain=explain, as_json=False)
+        with machine_of(sysroot, synthetic) as machine:
+            print_plan(request, machine, explain=explain, as_json=False)
         return 0
-    if sysroot != "/":
-        raise UsageError(
-            "--sysroot describes another machine; it goes with --dry-run or xlaunch plan"
-        )
+    if sysroot is not None or synthetic is not None:
+        option = "--synthetic" if sysroot is None else "--sysroot"
+        raise UsageError(f"{option} names another machine; it goes with --dry-run or xlaunch plan")
     machine = read_machine()
     plan = make_plan(request, machine)
     environment = prepare_environment(plan, os.environ)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -94,23 +93,34 @@ RUNNING = [
 
 MACHINE = [
     click.option(
-        "--sysroot", metavar="DIR", default="/", help="Plan for the machine captured in DIR (see topology --capture)."
+        "--sysroot",
+        metavar="DIR",
+        help="Another machine: its sys and proc in DIR, or a capture (see topology --capture).",
     ),
-]  # fmt: skip
+    click.option(
+        "--synthetic",
+        metavar="TEXT",
+        help='A made-up machine: "package:2 node:2 l3:4 core:8 pu:2", each count per one of the '
+        "level before.",
+    ),
+]
 
 
 def with_options(*groups: Sequence[Callable[[Command], Command]]) -> Callable[[Command], Command]:
-    """Give a command the options of `groups`, in their order, and the program's words."""
+    """Give a command the options of `groups`, in their order."""
 
     def decorate(command: Command) -> Command:
-        command = click.argument(
-            "program", nargs=-1, type=click.UNPROCESSED, metavar="[--] PROGRAM [ARGS...]"
-        )(command)
         for option in reversed([option for group in groups for option in group]):
             command = option(command)
         return command
 
     return decorate
+
+
+def with_program(command: Command) -> Command:
+    """Give a command the program's words: all that follows the options."""
+    metavar = "[--] PROGRAM [ARGS...]"
+    return click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar=metavar)(command)
 
 
 def request_from(options: dict[str, Any]) -> Request:
@@ -119,8 +129,3 @@ def request_from(options: dict[str, Any]) -> Request:
     words["timeout_s"] = options.get("timeout")
     words["grace_s"] = options.get("grace", Request().grace_s)
     return Request(**words)
-
-
-def is_nested() -> bool:
-    """Whether this launcher runs inside an instance of another."""
-    return "XLAUNCH_INSTANCE_INDEX" in os.environ

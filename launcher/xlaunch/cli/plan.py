@@ -16,9 +16,10 @@ from xlaunch.cli.options import (
     RUNNING,
     request_from,
     with_options,
+    with_program,
 )
+from xlaunch.cli.topology import machine_of
 from xlaunch.environment import Environment, prepare_environment
-from xlaunch.machine import read_machine
 from xlaunch.machine.topology import Machine
 from xlaunch.planning import plan as make_plan
 from xlaunch.planning import plan_to_dict, render_plan
@@ -26,7 +27,8 @@ from xlaunch.planning.plan import Plan
 from xlaunch.planning.request import Request
 
 
-@click.command(context_settings=CONTEXT, options_metavar="[OPTIONS]")
+@click.command(context_settings=CONTEXT)
+@with_program
 @with_options(
     LAYOUT,
     PROGRAM,
@@ -37,17 +39,19 @@ from xlaunch.planning.request import Request
         click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON."),
     ],
 )
-def plan(*, explain: bool, as_json: bool, sysroot: str, **options: Any) -> None:
+def plan(
+    *, explain: bool, as_json: bool, sysroot: str | None, synthetic: str | None, **options: Any
+) -> None:
     """Show which instance would run on which CPUs, and run nothing.
 
     The options are those of xlaunch; PROGRAM may be left out.
     """
-    print_plan(request_from(options), sysroot, explain=explain, as_json=as_json)
+    with machine_of(sysroot, synthetic) as machine:
+        print_plan(request_from(options), machine, explain=explain, as_json=as_json)
 
 
-def print_plan(request: Request, sysroot: str, *, explain: bool, as_json: bool) -> None:
-    """Plan `request` for the machine under `sysroot` and print it on standard output."""
-    machine = read_machine(sysroot)
+def print_plan(request: Request, machine: Machine, *, explain: bool, as_json: bool) -> None:
+    """Plan `request` for `machine` and print the plan on standard output."""
     made = make_plan(request, machine)
     environment = prepare_environment(made, os.environ) if request.program else None
     if as_json:

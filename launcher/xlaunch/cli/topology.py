@@ -7,51 +7,56 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import click
 
 from xlaunch.cli.machine_drawing import Drawing, draw_machine
+from xlaunch.cli.options import CONTEXT, LAYOUT, MACHINE, request_from, with_options
 from xlaunch.errors import UsageError
 from xlaunch.machine import read_machine
 from xlaunch.machine.topology import Machine
+from xlaunch.planning import Request
+from xlaunch.planning import plan as make_plan
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--json", "as_json", is_flag=True, help="Print the facts as JSON.")
-@click.option(
-    "--sysroot",
-    metavar="DIR",
-    help="Show the machine whose sys and proc lie in DIR, or in a capture (.tar.xz).",
-)
-@click.option(
-    "--synthetic",
-    metavar="TEXT",
-    help='Make a machine up, such as "package:2 node:2 l3:4 core:8 pu:2": each count is per '
-    "thing of the level before it.",
-)
-@click.option(
-    "--capture",
-    metavar="FILE",
-    help="Write what this machine is read from to FILE (.tar.xz), for --sysroot elsewhere.",
+@click.command(context_settings=CONTEXT)
+@with_options(
+    [
+        click.option("--json", "as_json", is_flag=True, help="Print the facts as JSON."),
+        click.option(
+            "--capture",
+            metavar="FILE",
+            help="Write what this machine is read from to FILE (.tar.xz), for --sysroot elsewhere.",
+        ),
+    ],
+    MACHINE,
+    LAYOUT,
 )
 def topology(
-    *, as_json: bool, sysroot: str | None, synthetic: str | None, capture: str | None
+    *, as_json: bool, sysroot: str | None, synthetic: str | None, capture: str | None, **layout: Any
 ) -> None:
-    """Show packages, NUMA nodes, L3 caches and cores, and which of them may be used here."""
-    if sysroot is not None and synthetic is not None:
-        raise UsageError("--sysroot and --synthetic each name a machine; give one of them")
+    """Show packages, NUMA nodes, L3 caches and cores, and which of them may be used here.
+
+    With --instances, --ncores or another layout option: also which instance would sit where.
+    """
+    request = request_from(layout)
     if capture is not None:
-        if as_json or sysroot is not None or synthetic is not None:
+        if as_json or sysroot is not None or synthetic is not None or request != Request():
             raise UsageError("--capture writes this machine to a file; give it alone")
         _capture(capture)
         return
     with machine_of(sysroot, synthetic) as machine:
         if as_json:
+            if request != Request():
+                raise UsageError("--json shows the machine alone; for a plan: xlaunch plan --json")
             from xlaunch.machine.description import describe_machine, format_json
 
             click.echo(format_json(describe_machine(machine)))
         else:
-            show(draw_machine(machine), machine.notes)
+            made = make_plan(request, machine) if request != Request() else None
+            notes = (*machine.notes, *(made.warnings if made is not None else ()))
+            show(draw_machine(machine, made), notes)
 
 
 @contextlib.contextmanager
@@ -61,6 +66,8 @@ def machine_of(sysroot: str | None, synthetic: str | None) -> Iterator[Machine]:
     What had to be unpacked or made up lies in a temporary folder, which is gone at the end.
     Raises `UsageError` when they name none that can be read.
     """
+    if sysroot is not None and synthetic is not None:
+        raise UsageError("--sysroot and --synthetic each name a machine; give one of them")
     if synthetic is not None:
         from xlaunch.machine.scratch import scratch_folder
         from xlaunch.machine.synthetic import parse_levels, write_tree

@@ -41,7 +41,8 @@ def choose_settings(
     def choose(name: str, value: str, reason: str) -> None:
         own = inherited.get(name)
         if own is not None and ours.get(name) != own:
-            settings.append(Setting(name, own, f"already set; not changed to {value}", True))
+            reason = "already set" if own == value else f"already set; not changed to {value}"
+            settings.append(Setting(name, own, reason, users_own=True))
         else:
             settings.append(Setting(name, value, reason))
 

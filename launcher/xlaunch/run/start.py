@@ -13,13 +13,16 @@ import errno
 import os
 import signal
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from xlaunch.environment import Program
 from xlaunch.errors import ProgramNotExecutableError, ProgramNotFoundError, XLaunchError
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.planning.plan import Instance, Plan
 from xlaunch.planning.request import MemoryPolicy
+
+if TYPE_CHECKING:
+    from xlaunch.run.syscalls import InheritedPolicy
 
 Note = Callable[[str], None]
 """Takes one line for the user."""
@@ -38,27 +41,27 @@ def replace_this_process(
 ) -> None:
     """Become the plan's only instance. Returns never; raises what `execute` raises."""
     instance = plan.instances[0]
-    _bind(instance, note, bound=plan.bound)
-    _set_memory_policy(instance, note)
+    _bind(plan, instance, note)
+    _set_memory_policy(plan, instance, note)
     _restore_python_signals()
     execute(program, variables)
 
 
 @contextlib.contextmanager
-def place_of(instance: Instance, note: Note, *, bound: bool) -> Iterator[None]:
+def place_of(plan: Plan, instance: Instance, note: Note) -> Iterator[None]:
     """Within the block this process, and what it starts, is where `instance` should be."""
     mask = os.sched_getaffinity(0)
-    policy_set = False
+    policy = None
     try:
-        _bind(instance, note, bound=bound)
-        policy_set = _set_memory_policy(instance, note)
+        _bind(plan, instance, note)
+        policy = _set_memory_policy(plan, instance, note)
         yield
     finally:
         os.sched_setaffinity(0, mask)
-        if policy_set:
-            from xlaunch.run.syscalls import reset_memory_policy
+        if policy is not None:
+            from xlaunch.run.syscalls import restore_memory_policy
 
-            reset_memory_policy()
+            restore_memory_policy(policy)
 
 
 def fork_instance(
@@ -149,8 +152,8 @@ def _exec_error(program: Program, number: int) -> XLaunchError:
     return ProgramNotExecutableError(text)
 
 
-def _bind(instance: Instance, note: Note, *, bound: bool) -> None:
-    if not bound:
+def _bind(plan: Plan, instance: Instance, note: Note) -> None:
+    if not plan.bound:
         return
     try:
         os.sched_setaffinity(0, instance.cpus)
@@ -161,12 +164,19 @@ def _bind(instance: Instance, note: Note, *, bound: bool) -> None:
         )
 
 
-def _set_memory_policy(instance: Instance, note: Note) -> bool:
+def _set_memory_policy(plan: Plan, instance: Instance, note: Note) -> InheritedPolicy | None:
+    """Set the instance's policy; the one that was there, or None when it still is."""
     if instance.memory is MemoryPolicy.NONE:
-        return False
-    from xlaunch.run.syscalls import set_memory_policy
+        return None
+    from xlaunch.run.syscalls import MPOL_DEFAULT, read_memory_policy, set_memory_policy
 
     try:
+        inherited = read_memory_policy()
+        if plan.request.memory is MemoryPolicy.AUTO and inherited.mode != MPOL_DEFAULT:
+            note(
+                "the memory policy that was inherited (numactl?) stays; --memory preferred overrides"
+            )
+            return None
         set_memory_policy(instance.memory, instance.memory_nodes)
     except OSError as error:
         nodes = format_cpu_list(instance.memory_nodes)
@@ -174,8 +184,8 @@ def _set_memory_policy(instance: Instance, note: Note) -> bool:
             f"instance {instance.index} runs without memory policy {instance.memory.value} {nodes}: "
             f"the kernel refused it ({error.strerror})"
         )
-        return False
-    return True
+        return None
+    return inherited
 
 
 def _restore_python_signals() -> None:

@@ -210,7 +210,7 @@ class Supervisor:
         try:
             streams = self._open_streams(instance, opened)
             started = time.monotonic()
-            with place_of(instance, self._warn, bound=self._plan.bound):
+            with place_of(self._plan, instance, self._warn):
                 pid, exec_result = fork_instance(
                     self._environment.program,
                     variables,
@@ -482,8 +482,9 @@ class Supervisor:
         self._handle(event)
 
     def _warn(self, text: str) -> None:
-        self._warnings.append(text)
-        self.say(text)
+        if text not in self._warnings:
+            self._warnings.append(text)
+            self.say(f"warning: {text}")
 
     # Output.
 

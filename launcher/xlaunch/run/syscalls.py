@@ -7,6 +7,7 @@ Every function raises OSError with the call's errno, as `os` does.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import signal
 import struct
@@ -17,6 +18,8 @@ from xlaunch.planning.request import MemoryPolicy
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
+_BITS = 8 * ctypes.sizeof(ctypes.c_ulong)
+
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 SFD_CLOEXEC = 0o2000000
@@ -25,19 +28,22 @@ SFD_NONBLOCK = 0o4000
 SI_KERNEL = 0x80
 """`si_code` of a signal that the kernel sent itself: for SIGINT, the terminal's Ctrl-C."""
 
-_SET_MEMPOLICY = {
-    "x86_64": 238,
-    "aarch64": 237,
-    "riscv64": 237,
-    "loongarch64": 237,
-    "ppc64le": 261,
-    "ppc64": 261,
-    "s390x": 270,
-    "i686": 276,
-    "i386": 276,
-    "armv7l": 321,
+_MEMPOLICY_CALLS = {
+    "x86_64": (238, 239),
+    "aarch64": (237, 236),
+    "riscv64": (237, 236),
+    "loongarch64": (237, 236),
+    "ppc64le": (261, 260),
+    "ppc64": (261, 260),
+    "s390x": (270, 269),
+    "i686": (276, 275),
+    "i386": (276, 275),
+    "armv7l": (321, 320),
 }
-"""The system call's number by machine (each architecture's own table)."""
+"""The numbers of set_mempolicy and get_mempolicy by machine (each architecture's own table)."""
+
+MPOL_DEFAULT = 0
+_MPOL_PREFERRED_MANY = 5
 
 _POLICY_MODES = {
     MemoryPolicy.PREFERRED: 1,
@@ -47,7 +53,15 @@ _POLICY_MODES = {
 }
 """`MPOL_*` of linux/mempolicy.h."""
 
-_DEFAULT_POLICY = 0
+_MOST_NODES = 1024
+"""Room for any kernel's node mask (CONFIG_NODES_SHIFT is 10 at most)."""
+
+
+class InheritedPolicy(NamedTuple):
+    """A NUMA memory policy as the kernel has it: mode with flags, and nodes."""
+
+    mode: int
+    nodes: tuple[int, ...]
 
 
 def become_subreaper() -> None:
@@ -63,32 +77,45 @@ def die_with_parent(number: signal.Signals) -> None:
     _prctl(PR_SET_PDEATHSIG, int(number))
 
 
-def set_memory_policy(policy: MemoryPolicy, nodes: Iterable[int]) -> None:
+def set_memory_policy(policy: MemoryPolicy, nodes: tuple[int, ...]) -> None:
     """Set this thread's NUMA memory policy; children and programs executed inherit it.
 
     `policy` is neither AUTO nor NONE. Refused in many containers (EPERM), absent from some
     kernels (ENOSYS). See set_mempolicy(2).
     """
-    _set_mempolicy(_POLICY_MODES[policy], () if policy is MemoryPolicy.LOCAL else tuple(nodes))
+    mode = _POLICY_MODES[policy]
+    if policy is MemoryPolicy.PREFERRED and len(nodes) > 1:
+        mode = _MPOL_PREFERRED_MANY  # Linux 5.15; plain MPOL_PREFERRED heeds the first node only
+    restore_memory_policy(InheritedPolicy(mode, () if policy is MemoryPolicy.LOCAL else nodes))
 
 
-def reset_memory_policy() -> None:
-    """Give this thread the kernel's default policy again."""
-    _set_mempolicy(_DEFAULT_POLICY, ())
+def read_memory_policy() -> InheritedPolicy:
+    """The NUMA memory policy of this thread. Raises OSError as `set_memory_policy` does."""
+    mode = ctypes.c_int(0)
+    mask = (ctypes.c_ulong * (_MOST_NODES // _BITS))()
+    size = ctypes.c_ulong(_MOST_NODES)
+    number = _mempolicy_call(1)
+    _check(_libc.syscall(number, ctypes.byref(mode), mask, size, None, ctypes.c_ulong(0)))
+    nodes = tuple(n for n in range(_MOST_NODES) if mask[n // _BITS] >> (n % _BITS) & 1)
+    return InheritedPolicy(mode.value, nodes)
 
 
-def _set_mempolicy(mode: int, nodes: tuple[int, ...]) -> None:
-    number = _SET_MEMPOLICY.get(os.uname().machine)
-    if number is None:
-        raise OSError(38, f"set_mempolicy is not known on {os.uname().machine}")
-    bits = 8 * ctypes.sizeof(ctypes.c_ulong)
-    words = max(nodes, default=0) // bits + 1
+def restore_memory_policy(policy: InheritedPolicy) -> None:
+    """Set a policy that `read_memory_policy` returned."""
+    words = max(policy.nodes, default=0) // _BITS + 1
     mask = (ctypes.c_ulong * words)()
-    for node in nodes:
-        mask[node // bits] |= 1 << (node % bits)
+    for node in policy.nodes:
+        mask[node // _BITS] |= 1 << (node % _BITS)
     # The kernel reads one bit less than it is told (mm/mempolicy.c, get_nodes): hence the + 1.
-    pointer = mask if nodes else None
-    _check(_libc.syscall(number, mode, pointer, ctypes.c_ulong(words * bits + 1 if nodes else 0)))
+    size = ctypes.c_ulong(words * _BITS + 1 if policy.nodes else 0)
+    _check(_libc.syscall(_mempolicy_call(0), policy.mode, mask if policy.nodes else None, size))
+
+
+def _mempolicy_call(position: int) -> int:
+    numbers = _MEMPOLICY_CALLS.get(os.uname().machine)
+    if numbers is None:
+        raise OSError(errno.ENOSYS, f"memory policy calls are not known on {os.uname().machine}")
+    return numbers[position]
 
 
 class SignalInfo(NamedTuple):
