@@ -70,7 +70,10 @@ def _run_click(command: object, name: str, arguments: list[str]) -> int:
 
     assert isinstance(command, click.Command)
     try:
-        result = command.main(args=arguments, prog_name=name, standalone_mode=False)
+        # The arguments are the context's object: click does not tell commands where `--` was.
+        result = command.main(
+            args=arguments, prog_name=name, standalone_mode=False, obj=tuple(arguments)
+        )
     except click.exceptions.Exit as error:
         return error.exit_code
     except click.ClickException as error:

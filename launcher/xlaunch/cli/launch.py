@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -24,6 +25,7 @@ from xlaunch.environment import prepare_environment
 from xlaunch.errors import UsageError
 from xlaunch.machine import read_machine
 from xlaunch.planning import plan as make_plan
+from xlaunch.planning.request import Request
 from xlaunch.run import check_outputs, run_plan
 
 
@@ -84,7 +86,7 @@ def launch(
         raise UsageError("--quiet contradicts --verbose and --explain; drop one")
     if request.module and request.no_python:
         raise UsageError("--no-python contradicts --module: a module needs Python; drop one")
-    _refuse_command_names(request.program)
+    _refuse_command_names(request, click.get_current_context().obj)
     if dry_run:
         from xlaunch.cli.plan import print_plan
         from xlaunch.cli.topology import machine_of
@@ -113,12 +115,12 @@ def _note(quiet: bool) -> Any:
     return (lambda _: None) if quiet else (lambda text: say(f"warning: {text}"))
 
 
-def _refuse_command_names(program: tuple[str, ...]) -> None:
-    # Behind `--` click has taken the `--` away; argv still shows it.
-    import sys
-
-    word = program[0] if program else ""
-    if word in RESERVED and "--" not in sys.argv[: sys.argv.index(word)]:
+def _refuse_command_names(request: Request, arguments: Sequence[str]) -> None:
+    # Behind `--` click has taken the `--` away; `arguments`, which the program's words end, show it.
+    if request.module or not request.program:
+        return
+    word = request.program[0]
+    if word in RESERVED and "--" not in arguments[: -len(request.program)][-1:]:
         raise UsageError(
             f"{word!r} is a command of xlaunch: put it first, or write '-- {word}' or a path "
             "for a program of that name"
