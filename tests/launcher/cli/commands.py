@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command as a user types it, and a program that tells what it was started with."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+SHOW = Path(__file__).with_name("show.py")
+XLAUNCH = (sys.executable, "-m", "xlaunch")
+PATIENCE_S = 60.0
+"""How long a launch may take. Never waited for in full unless the test fails."""
+
+Word = str | bytes | Path
+
+_SET_BY_A_SHELL = ("VIRTUAL_ENV", "CONDA_PREFIX", "OMP_NUM_THREADS", "PYTHONUNBUFFERED", "XLAUNCH_")
+
+
+def clean_environment(**more: str) -> dict[str, str]:
+    """This process's environment without what would change a launch, and with `more`."""
+    kept = {n: v for n, v in os.environ.items() if not n.startswith(_SET_BY_A_SHELL)}
+    return kept | more
+
+
+def xlaunch(*words: Word, env: dict[str, str] | None = None, **options: Any) -> Done:
+    """Run the command to its end. `options` go to subprocess.run."""
+    return run((*XLAUNCH, *words), env=env, **options)
+
+
+def run(words: Sequence[Word], *, env: dict[str, str] | None = None, **options: Any) -> Done:
+    """Run any command to its end, in a clean environment unless `env` is given."""
+    if "input" not in options:
+        options.setdefault("stdin", subprocess.DEVNULL)
+    options.setdefault("stdout", subprocess.PIPE)
+    options.setdefault("stderr", subprocess.PIPE)
+    done = subprocess.run(
+        words,
+        env=clean_environment() if env is None else env,
+        timeout=PATIENCE_S,
+        check=False,
+        **options,
+    )
+    return Done(done.returncode, done.stdout or b"", (done.stderr or b"").decode(errors="replace"))
+
+
+class Done(NamedTuple):
+    """How a command ended."""
+
+    code: int
+    out: bytes
+    err: str
+
+    def shown(self) -> list[dict[str, Any]]:
+        """What each instance of the program `SHOW` told, by instance."""
+        assert self.code == 0, self.err
+        told = [json.loads(line) for line in self.out.splitlines()]
+        return sorted(told, key=lambda one: int(one["env"]["XLAUNCH_INSTANCE_INDEX"]))
+
+    def only(self) -> dict[str, Any]:
+        """What the only instance of `SHOW` told."""
+        (one,) = self.shown()
+        return one
+
+    def refused(self, code: int = 2) -> str:
+        """The one line of an error, after its prefix; nothing else may have been printed."""
+        assert (self.code, self.out) == (code, b""), self
+        return one_error_line(self.err)
+
+
+def one_error_line(err: str) -> str:
+    """The text of the error line that `err` must be."""
+    prefix = "xlaunch: error: "
+    assert err.startswith(prefix), err
+    assert err.endswith("\n"), err
+    assert len(err.splitlines()) == 1, err
+    return err.removeprefix(prefix).rstrip("\n")
+
+
+def show(*words: Word, options: Sequence[Word] = (), **more: Any) -> dict[str, Any]:
+    """What `SHOW` tells when it is launched with `options` and given `words`."""
+    return xlaunch(*options, SHOW, *words, **more).only()
+
+
+def arguments_of(told: dict[str, Any]) -> list[bytes]:
+    """The program's arguments, its own name left out."""
+    return [bytes.fromhex(word) for word in told["argv"]]
+
+
+def program(path: Path, text: str) -> Path:
+    """Write an executable file."""
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+def allowed_cpus() -> list[int]:
+    return sorted(os.sched_getaffinity(0))
+
+
+def two_cpus(needs: Any) -> list[int]:
+    """The first two CPUs that may be used here; the test is skipped without two."""
+    cpus = allowed_cpus()
+    needs(len(cpus) > 1, "two CPUs")
+    return cpus[:2]
+
+
+@pytest.fixture
+def no_program_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the command line, this process runs on alone."""
+
+    def refuse(*_: object, **__: object) -> None:
+        pytest.fail("something was started")
+
+    for owner, name in ((os, "execve"), (os, "fork"), (subprocess, "Popen")):
+        monkeypatch.setattr(owner, name, refuse)

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A program for the tests: tells, as one line of JSON, what it was started with."""
+
+import json
+import os
+import signal
+import sys
+
+print(
+    json.dumps(
+        {
+            "argv": [os.fsencode(word).hex() for word in sys.argv[1:]],
+            "name": sys.argv[0],
+            "python": sys.orig_argv[0],
+            "env": dict(os.environ),
+            "cpus": sorted(os.sched_getaffinity(0)),
+            "stdin": os.readlink("/proc/self/fd/0"),
+            "stdin_text": "" if sys.stdin.isatty() else sys.stdin.read(),
+            "pid": os.getpid(),
+            "parent": os.getppid(),
+            "descriptors": sorted(int(name) for name in os.listdir("/proc/self/fd"))[:-1],
+            "sigint_ignored": signal.getsignal(signal.SIGINT) == signal.SIG_IGN,
+            "blocked": [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])],
+        }
+    ),
+    flush=True,
+)
