@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -25,7 +28,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         # Ctrl-C ends this process as it ends any other: a traceback would help nobody, and Python
         # can lose a KeyboardInterrupt on the way.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+    _prepare_streams()
+    code = run(sys.argv[1:] if arguments is None else arguments)
+    _flush_streams()
+    sys.exit(code)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -35,13 +41,45 @@ def run(arguments: Sequence[str]) -> int:
     except XLaunchError as error:
         say(f"error: {error}")
         return error.exit_code
+    except OSError as error:  # of this process itself: standard output on a full disk, as a rule
+        say(f"error: {error}")
+        return XLaunchError.exit_code
 
 
 def say(text: str) -> None:
     """Put one line of the launcher's own on standard error."""
     line = f"xlaunch: {' '.join(text.split())}\n"
-    sys.stderr.write(line.encode(errors="backslashreplace").decode())
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):  # nobody can be told
+        sys.stderr.write(line.encode(errors="backslashreplace").decode())
+        sys.stderr.flush()
+
+
+def _prepare_streams() -> None:
+    """Put /dev/null where a standard stream is closed, or the next pipe opened would become one.
+
+    What a stream's encoding lacks is written escaped: file names may hold anything.
+    """
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # takes the lowest free number
+    # Python has none where it found one closed.
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _flush_streams() -> None:
+    """Write what is left. What cannot be written was said to be so, and is dropped."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            # Python would try once more at its end, complain, and exit with a code of its own.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _dispatch(arguments: list[str]) -> int:
