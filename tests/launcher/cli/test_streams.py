@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Standard streams: whose they are, also when they are closed, full or without a reader."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.cli.commands import SHOW, XLAUNCH, run, show, xlaunch
+
+SEVERAL = ("--instances", "2", "--ncores", "1", "--oversubscribe", "-q", "--no-tag")
+IN_PLACE_AND_SUPERVISED = pytest.mark.parametrize(
+    "options", [(), ("--supervise", "-q")], ids=["in place", "supervised"]
+)
+
+
+@IN_PLACE_AND_SUPERVISED
+def test_one_instance_has_our_standard_input(options: tuple[str, ...]):
+    assert show(options=options, input=b"typed")["stdin_text"] == "typed"
+
+
+def test_several_instances_have_none():
+    for told in xlaunch(*SEVERAL, SHOW, input=b"typed").shown():
+        assert (told["stdin"], told["stdin_text"]) == ("/dev/null", "")
+
+
+def test_one_of_several_alone_has_standard_input():
+    told = xlaunch(*SEVERAL, "--instance-index", "1", SHOW, input=b"typed").only()
+    assert told["stdin_text"] == "typed"
+
+
+@pytest.mark.parametrize("options", [(), ("--supervise", "-q"), SEVERAL])
+def test_program_has_the_standard_descriptors_and_no_other(options: tuple[str, ...]):
+    for told in xlaunch(*options, SHOW).shown():
+        assert told["descriptors"] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("options", [(), ("--supervise", "-q"), SEVERAL])
+def test_program_starts_with_no_signal_blocked_or_ignored(options: tuple[str, ...]):
+    for told in xlaunch(*options, SHOW).shown():
+        assert (told["blocked"], told["sigint_ignored"]) == ([], False)
+
+
+@IN_PLACE_AND_SUPERVISED
+def test_writer_without_reader_ends_quietly(options: tuple[str, ...]):
+    """Python ignores SIGPIPE; a program that inherited that would complain, or never end."""
+    done = xlaunch(*options, "bash", "-c", "yes | head -1; echo ${PIPESTATUS[0]}")
+    assert (done.code, done.out, done.err) == (0, b"y\n141\n", "")
+
+
+@IN_PLACE_AND_SUPERVISED
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_do_no_harm(tmp_path: Path, closed: str, options: tuple[str, ...]):
+    proof = tmp_path / "proof"
+    line = f'"$@" {closed}'
+    command = ("sh", "-c", f"echo ran >> {proof}; echo out; echo err >&2; exit 3")
+    done = run(("sh", "-c", line, "sh", *XLAUNCH, *options, *command))
+    assert (done.code, proof.read_text()) == (3, "ran\n")
+    assert done.out == (b"" if ">&- " in f"{closed} " and closed != "2>&-" else b"out\n")
+
+
+def test_closed_streams_of_several(tmp_path: Path):
+    command = ("sh", "-c", f"echo out; echo err >&2; cat; echo ran >> {tmp_path}/proof")
+    done = run(("sh", "-c", '"$@" <&- >&- 2>&-', "sh", *XLAUNCH, *SEVERAL, *command))
+    assert (done.code, (tmp_path / "proof").read_text()) == (0, "ran\nran\n")
+
+
+@pytest.mark.parametrize("words", [("plan",), ("--version",), ("topology", "--json")])
+def test_full_disk_under_standard_output_is_one_line(words: tuple[str, ...]):
+    with open("/dev/full", "wb") as full:
+        done = xlaunch(*words, stdout=full)
+    assert done.code == 125
+    assert "No space left on device" in done.refused(125)
+
+
+def test_error_that_cannot_be_printed_keeps_its_exit_code():
+    with open("/dev/full", "wb") as full:
+        assert xlaunch("no-such-program", stderr=full).code == 127
+    assert run(("sh", "-c", '"$@" 2>&-', "sh", *XLAUNCH, "no-such-program")).code == 127
+
+
+def test_reader_that_has_enough_of_a_plan_gets_no_complaint():
+    line = '"$@" | true; exit ${PIPESTATUS[1]}'
+    done = run(("bash", "-c", line, "bash", *XLAUNCH, "plan", "--explain"))
+    assert (done.code, done.err) == (0, "")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "ascii:strict"])
+def test_any_name_can_be_printed_anywhere(encoding: str):
+    env = {**os.environ, "PYTHONIOENCODING": encoding}
+    name = b"\xff-\xc3\xbc-\xe2\x82\xac.py"
+    assert "does not exist" in xlaunch(name, env=env).refused(127)
+    done = xlaunch("plan", "--", "echo", name, env=env)
+    assert (done.code, done.err) == (0, "")
+
+
+def test_launcher_leaves_its_own_process_group_and_mask_alone():
+    """What starts the launcher is as it was: mask, and still the group it was in."""
+    code = (
+        "import os, subprocess, sys; before = os.sched_getaffinity(0), os.getpgrp();"
+        "subprocess.run(sys.argv[1:], check=True);"
+        "assert (os.sched_getaffinity(0), os.getpgrp()) == before"
+    )
+    one_cpu = ("--ncores", "1", "-q", "--supervise", "true")
+    subprocess.run([sys.executable, "-c", code, *XLAUNCH, *one_cpu], check=True)
