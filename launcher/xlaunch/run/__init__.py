@@ -18,13 +18,16 @@ __all__ = ["check_outputs", "run_plan"]
 
 
 def check_outputs(plan: Plan) -> None:
-    """Raise `UsageError`, before anything starts, when logs or report could not be written."""
-    if plan.request.log_dir is not None:
-        prepare_log_folder(plan.request.log_dir)
+    """Raise `UsageError`, before anything starts, when logs or report could not be written.
+
+    The folder for logs is made, and only when nothing else is wrong. A report may lie in it.
+    """
     if plan.request.report is not None:
         from xlaunch.run.report import check_report_path
 
-        check_report_path(plan.request.report)
+        check_report_path(plan.request.report, log_folder=plan.request.log_dir)
+    if plan.request.log_dir is not None:
+        prepare_log_folder(plan.request.log_dir)
 
 
 def run_plan(

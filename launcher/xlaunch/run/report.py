@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -93,37 +94,58 @@ def report_to_dict(report: Report) -> dict[str, Any]:
     }
 
 
-def check_report_path(path: str) -> None:
-    """Raise `UsageError` when no report could be written to `path`; better now than after the run."""
+def check_report_path(path: str, *, log_folder: str | None) -> None:
+    """Raise `UsageError` when no report could be written to `path`; better now than after the run.
+
+    `log_folder` is about to be made, with the folders that it lies in.
+    """
     folder = os.path.dirname(path) or "."
+    if not path:
+        raise UsageError("--report: the file's name is empty")
     if os.path.isdir(path):
         raise UsageError(f"--report: {path!r} is a folder; name a file")
     if not os.path.isdir(folder):
+        if log_folder is not None and _lies_in(log_folder, folder):
+            return
         raise UsageError(f"--report: the folder {folder!r} does not exist")
     writable = path if os.path.exists(path) else folder
     if not os.access(writable, os.W_OK):
         raise UsageError(f"--report: no permission to write {writable!r}")
 
 
+def _lies_in(path: str, folder: str) -> bool:
+    folder = os.path.abspath(folder)
+    return os.path.commonpath((os.path.abspath(path), folder)) == folder
+
+
 def write_report(report: Report, path: str) -> None:
     """Write `report` as JSON. A regular file appears whole or not at all."""
     text = json.dumps(report_to_dict(report), indent=1) + "\n"
-    if os.path.exists(path) and not os.path.isfile(path):  # a pipe or terminal
-        with open(path, "w", encoding="utf-8") as stream:
+    if _leads_elsewhere(path):
+        with open(path, "a", encoding="utf-8") as stream:
             stream.write(text)
         return
-    folder, name = os.path.split(path)
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=folder or ".")
+    folder, name = os.path.split(os.path.realpath(path))
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=folder)
     try:
         umask = os.umask(0)
         os.umask(umask)
         os.fchmod(descriptor, 0o666 & ~umask)
         with open(descriptor, "w", encoding="utf-8") as stream:
             stream.write(text)
-        os.replace(temporary, path)
+        os.replace(temporary, os.path.join(folder, name))
     except BaseException:
         os.unlink(temporary)
         raise
+
+
+def _leads_elsewhere(path: str) -> bool:
+    """Whether `path` is a pipe, a terminal, or a name such as /dev/stdout: nothing to be replaced."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        return True
+    folder, name = os.path.split(path)
+    place = os.path.join(os.path.realpath(folder), name)
+    return re.fullmatch("/dev/std(out|err)|/proc/[0-9]+/fd/[0-9]+", place) is not None
 
 
 def render_report(report: Report) -> str:
