@@ -52,7 +52,16 @@ def read_limits(root: str, topology: Topology) -> Limits:
         memory_limit_bytes=None if memory is None else int(memory),
         memory_limit_source=memory_source,
         narrowed_via=tuple(narrowed_via),
+        memory_total_bytes=_memory_total(tree),
     )
+
+
+def _memory_total(tree: Tree) -> int | None:
+    for line in tree.read_start("/proc/meminfo").splitlines():
+        name, _, rest = line.partition(":")
+        if name == "MemTotal" and rest.split()[0].isdigit():
+            return int(rest.split()[0]) * 1024
+    return None
 
 
 class _CPULimit(NamedTuple):

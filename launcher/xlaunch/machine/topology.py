@@ -94,6 +94,8 @@ class Limits(NamedTuple):
     memory_limit_bytes: int | None
     """The tightest enclosing cgroup memory limit; None without one."""
     memory_limit_source: str | None
+    memory_total_bytes: int | None = None
+    """MemTotal of the machine; None when unknown. Nodes may add up to less: hot-plugged memory."""
     narrowed_via: tuple[str, ...] = ()
     """The same as `narrowed_by` without the names of groups, which may be private.
 

@@ -133,6 +133,16 @@ def _fit(held: list[int], size: int) -> int:
     return sum([cores // size for cores in held])
 
 
+def explain_memory_share(machine: Machine, share_bytes: int | None) -> list[Decision]:
+    """What each instance should stay within, where a memory limit is tighter than the machine."""
+    limit, total = machine.limits.memory_limit_bytes, machine.limits.memory_total_bytes
+    if share_bytes is None or limit is None or (total is not None and limit >= total):
+        return []
+    source = f" ({machine.limits.memory_limit_source})" if machine.limits.memory_limit_source else ""
+    reason = f"an equal part of the memory limit of {limit / 2**30:.1f} GiB{source}"
+    return [Decision("memory share", f"{share_bytes / 2**30:.1f} GiB", reason)]
+
+
 def warn_of_isolated(instances: list[Instance], topology: Topology, *, bound: bool) -> list[str]:
     """Isolated CPUs under several threads: the kernel leaves threads where they start there."""
     isolated = set(topology.isolated_cpus)

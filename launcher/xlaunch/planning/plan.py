@@ -60,6 +60,8 @@ class Plan(NamedTuple):
     """What was asked for."""
     cpu_quota: float | None = None
     """The CPU quota that the instances share; None without one."""
+    memory_share_bytes: int | None = None
+    """An equal part of the memory (limit or machine) for each instance; None when unknown."""
 
     @property
     def tagged(self) -> bool:

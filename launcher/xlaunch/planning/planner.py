@@ -10,6 +10,7 @@ from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.machine.topology import CPUs, Machine, Topology
 from xlaunch.planning.explanation import (
     explain_memory,
+    explain_memory_share,
     explain_placement,
     explain_quota,
     explain_siblings,
@@ -74,6 +75,8 @@ def plan(request: Request, machine: Machine) -> Plan:
     if bound:
         decisions += explain_placement(request, crossed, idle)
     decisions += explain_memory(instances)
+    share = _memory_share(machine, len(instances))
+    decisions += explain_memory_share(machine, share)
     warnings = [*pool.warnings, *layout.warnings]
     if not can_bind and (request.cpus is not None or request.nodes is not None):
         warnings.append(
@@ -91,8 +94,16 @@ def plan(request: Request, machine: Machine) -> Plan:
         decisions=tuple(decisions),
         warnings=tuple(warnings),
         request=request,
-        cpu_quota=machine.limits.cpu_quota,
+        cpu_quota=quota,
+        memory_share_bytes=share,
     )
+
+
+def _memory_share(machine: Machine, count: int) -> int | None:
+    """An equal part of the memory that all instances may use together."""
+    bounds = (machine.limits.memory_total_bytes, machine.limits.memory_limit_bytes)
+    known = [size for size in bounds if size is not None]
+    return min(known) // count if known and count else None
 
 
 def _has_masks(machine: Machine) -> bool:
