@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`xlaunch plan` and `--dry-run` show what a launch would do, and do nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import xlaunch as xlaunch_package
+from launcher.cli.commands import program, xlaunch
+from launcher.machine.trees import CPU, write_files
+
+TWO = ("--instances", "2", "--ncores", "1", "--oversubscribe")
+
+
+@pytest.fixture
+def other_machine(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A tree of a machine with three CPUs."""
+    root = tmp_path_factory.mktemp("machine")
+    return write_files(root, {f"{CPU}/online": "0-2", f"{CPU}/cpu0/": ""})
+
+
+def test_dry_run_is_plan(other_machine: str):
+    for options in (
+        (),
+        TWO,
+        (*TWO, "--explain"),
+        ("--sysroot", other_machine, "--instances", "3"),
+        ("--timeout", "1h", "--tag", "--on-failure", "continue", "--supervise", "--env", "A=1"),
+    ):
+        words = (*options, "echo", "a b")
+        dry, planned = xlaunch("--dry-run", *words), xlaunch("plan", *words)
+        assert dry == planned
+        assert (dry.code, dry.err) == (0, "")
+        assert "program: echo 'a b'" in dry.out.decode()
+
+
+@pytest.mark.parametrize("words", [("plan",), ("--dry-run",)])
+def test_nothing_is_started_and_nothing_is_written(tmp_path: Path, words: tuple[str, ...]):
+    script = program(tmp_path / "script", "#!/bin/sh\ntouch ran\n")
+    outputs = ("--log-dir", "logs", "--report", "report.json")
+    done = xlaunch(*words, *TWO, *outputs, script, cwd=tmp_path)
+    assert (done.code, done.err) == (0, "")
+    assert [path.name for path in tmp_path.iterdir()] == ["script"]
+
+
+def test_plan_needs_no_program():
+    out = xlaunch("plan", *TWO).out.decode()
+    assert "instance 0: " in out
+    assert "instance 1: " in out
+    assert "program" not in out
+
+
+def test_program_of_a_plan_must_be_there():
+    for words in (("plan",), ("--dry-run",)):
+        xlaunch(*words, "no-such-program").refused(127)
+        xlaunch(*words, "/").refused(126)
+    xlaunch("--dry-run", "--python", "no-such-python", "x.py").refused(127)
+
+
+def test_plan_as_values():
+    done = xlaunch("plan", "--json", *TWO, "echo", "a b")
+    values = json.loads(done.out)
+    assert [one["index"] for one in values["instances"]] == [0, 1]
+    assert values["instance_count"] == 2
+    assert values["program"] == ["echo", "a b"]
+    assert done.err == ""
+
+
+def test_explain_gives_a_reason_for_every_decision():
+    brief, full = (xlaunch("plan", *more, "true").out.decode() for more in ((), ("--explain",)))
+    assert len(full.splitlines()) > len(brief.splitlines())
+    values = json.loads(xlaunch("plan", "--json", "true").out)
+    for decision in values["decisions"]:
+        assert decision["reason"] in " ".join(full.split())
+
+
+def test_other_machines_are_for_plans_only(other_machine: str):
+    out = xlaunch("plan", "--sysroot", other_machine, "--instances", "3").out.decode()
+    assert "instance 2: " in out
+    assert "--dry-run" in xlaunch("--sysroot", other_machine, "true").refused()
+
+
+def test_sysroot_that_holds_no_machine(tmp_path: Path):
+    for root in (tmp_path, tmp_path / "gone", "", "/dev/null"):
+        assert "sysroot" in xlaunch("plan", "--sysroot", root).refused()
+
+
+def test_selected_instances_of_a_plan():
+    out = xlaunch("plan", *TWO, "--instance-index", "1").out.decode()
+    assert "instance 0: " not in out
+    assert "instance 1: " in out
+
+
+def test_help_and_version():
+    for words in (("--help",), ("-h",), ("help",)):
+        done = xlaunch(*words)
+        assert (done.code, done.err) == (0, "")
+        assert done.out.startswith(b"Usage: xlaunch [OPTIONS]")
+    for words in (("--version",), ("version",), ("--version", "no-such-program")):
+        assert xlaunch(*words) == (0, f"xlaunch {xlaunch_package.__version__}\n".encode(), "")
+    for command in ("plan", "topology"):
+        done = xlaunch(command, "--help")
+        assert (done.code, done.err) == (0, "")
+        assert f"Usage: xlaunch {command}".encode() in done.out
