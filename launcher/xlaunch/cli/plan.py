@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from typing import Any
 
 import click
@@ -75,7 +76,7 @@ def describe(
     if environment is None:
         return lines[0]
     program = environment.program
-    lines.append(f"program: {' '.join(_printable(program.argv))}")
+    lines.append(f"program: {shlex.join(_printable(program.argv))}")
     if explain and program.interpreter_reason is not None:
         lines.append(f"  interpreter: {program.interpreter_reason}")
     first = environment.settings[0]
@@ -88,6 +89,5 @@ def describe(
 
 
 def _printable(words: tuple[str, ...]) -> list[str]:
-    import shlex
-
-    return [shlex.quote(word.encode(errors="backslashreplace").decode()) for word in words]
+    """The words as valid text: bytes that are none are written escaped."""
+    return [word.encode(errors="backslashreplace").decode() for word in words]
