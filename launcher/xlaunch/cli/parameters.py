@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import click
 
 from xlaunch.errors import UsageError
-from xlaunch.machine.cpu_list import parse_cpu_list
+from xlaunch.machine.cpu_list import LARGEST_NUMBER, parse_cpu_list
 from xlaunch.planning.request import MAX
 
 SECONDS_PER_UNIT = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -33,10 +33,13 @@ class Count(_ParamType):
             return value
         if value == "max":
             return MAX
-        if value.isascii() and value.isdigit() and int(value[:10]) > 0:
-            return int(value[:10])
+        number = _whole_number(value)
+        if number:
+            return number
         return self.fail(
-            f"{value!r} is not a count; write a whole number from 1, or max", param, ctx
+            f"{value!r} is not a count; write a whole number from 1 to {LARGEST_NUMBER}, or max",
+            param,
+            ctx,
         )
 
 
@@ -48,9 +51,20 @@ class WholeNumber(_ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if isinstance(value, int):
             return value
-        if value.isascii() and value.isdigit():
-            return int(value[:10])
-        return self.fail(f"{value!r} is not a whole number from 0", param, ctx)
+        number = _whole_number(value)
+        if number is not None:
+            return number
+        return self.fail(f"{value!r} is not a whole number from 0 to {LARGEST_NUMBER}", param, ctx)
+
+
+def _whole_number(text: str) -> int | None:
+    """The number that `text` writes in plain digits; None for anything else and what is too large."""
+    if not (text.isascii() and text.isdigit()):
+        return None
+    digits = text.lstrip("0") or "0"
+    # Python refuses to read thousands of digits.
+    number = int(digits) if len(digits) <= len(str(LARGEST_NUMBER)) else LARGEST_NUMBER + 1
+    return number if number <= LARGEST_NUMBER else None
 
 
 class NumberList(_ParamType):

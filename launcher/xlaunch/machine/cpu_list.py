@@ -33,9 +33,9 @@ def parse_cpu_list(text: str, *, what: str = "CPU list") -> CPUs:
                 f"{what}: cannot read {part!r} in {text!r}; "
                 "write numbers and ranges such as 0-3,8 or 0-30:2"
             )
-        low = int(first)
-        high = int(last) if dash else low
-        step = int(stride) if stride else 1
+        low = _number(first)
+        high = _number(last) if dash else low
+        step = _number(stride) if stride else 1
         if high < low or step == 0 or high >= LARGEST_NUMBER:
             reason = (
                 "runs backwards"
@@ -47,6 +47,12 @@ def parse_cpu_list(text: str, *, what: str = "CPU list") -> CPUs:
             raise UsageError(f"{what}: {part!r} in {text!r} {reason}")
         numbers.update(range(low, high + 1, step))
     return tuple(sorted(numbers))
+
+
+def _number(digits: str) -> int:
+    """`digits` as a number; any longer one as `LARGEST_NUMBER`: Python does not read thousands."""
+    digits = digits.lstrip("0") or "0"
+    return int(digits) if len(digits) <= len(str(LARGEST_NUMBER)) else LARGEST_NUMBER
 
 
 def format_cpu_list(cpus: Iterable[int]) -> str:
