@@ -123,6 +123,12 @@ def write_json(
     path: Path | None, benchmark: str, results: Sequence[Result], goals: Sequence[str]
 ) -> None:
     """Write every raw value, with what is needed to read them later, where a path is given."""
+    cases = [{"name": r.name, "seconds": r.seconds} for r in results]
+    write_raw(path, benchmark, {"goals": list(goals), "cases": cases})
+
+
+def write_raw(path: Path | None, benchmark: str, values: dict[str, object]) -> None:
+    """Write `values` after what is needed to read them later, where a path is given."""
     if path is None:
         return
     content = {
@@ -134,7 +140,6 @@ def write_json(
         "allowed_cpus": len(os.sched_getaffinity(0)),
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "goals": list(goals),
-        "cases": [{"name": r.name, "seconds": r.seconds} for r in results],
+        **values,
     }
     path.write_text(json.dumps(content, indent=1) + "\n")

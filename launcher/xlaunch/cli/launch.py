@@ -13,6 +13,7 @@ import xlaunch
 from xlaunch.cli import RESERVED, say
 from xlaunch.cli.options import (
     CONTEXT,
+    ENVIRONMENT,
     LAYOUT,
     MACHINE,
     PROGRAM,
@@ -40,6 +41,7 @@ def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None
 @with_options(
     LAYOUT,
     PROGRAM,
+    ENVIRONMENT,
     RUNNING,
     MACHINE,
     [

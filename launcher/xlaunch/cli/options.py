@@ -10,7 +10,7 @@ import click
 
 from xlaunch.cli.parameters import Count, Duration, NumberList, Variable, WholeNumber, Word
 from xlaunch.environment.variables import OPTION_PREFIX
-from xlaunch.planning.request import ECores, MemoryPolicy, Mode, OnFailure, Place, Request
+from xlaunch.planning.request import ECores, HugePages, MemoryPolicy, Mode, OnFailure, Place, Request
 
 Command = Callable[..., Any]
 
@@ -63,6 +63,24 @@ PROGRAM = [
     click.option(
         "--env", type=Variable(), multiple=True, help="Set a variable for every instance."
     ),
+]
+
+ENVIRONMENT = [
+    click.option(
+        "--allocator",
+        default="auto",
+        metavar="NAME|FILE",
+        help="Allocator profile: auto, glibc, glibc-tuned, glibc-frugal, jemalloc, tcmalloc, "
+        "mimalloc, or a library.",
+    ),
+    click.option(
+        "--thp",
+        type=Word(HugePages),
+        default=HugePages.AUTO,
+        help="Huge pages. Default: auto, the allocator asks where the system leaves it to programs.",
+    ),
+    click.option("--cache-dir", metavar="DIR", help="Where compile caches go, by hardware."),
+    click.option("--no-cache", is_flag=True, help="Leave compile caches where they are."),
 ]
 
 RUNNING = [

@@ -11,6 +11,7 @@ import click
 
 from xlaunch.cli.options import (
     CONTEXT,
+    ENVIRONMENT,
     LAYOUT,
     MACHINE,
     PROGRAM,
@@ -33,6 +34,7 @@ from xlaunch.planning.request import Request
 @with_options(
     LAYOUT,
     PROGRAM,
+    ENVIRONMENT,
     RUNNING,
     MACHINE,
     [

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from xlaunch.machine.cpu_list import format_cpu_list
@@ -28,19 +28,35 @@ class Setting(NamedTuple):
     """It was set already, and stays."""
 
 
+class Proposal(NamedTuple):
+    """A variable that one concern wants set; a value of the user's own wins over it."""
+
+    name: str
+    value: str
+    reason: str
+    merged: bool = False
+    """The value holds the user's own already, and replaces it."""
+
+
 def choose_settings(
-    plan: Plan, instance: Instance, inherited: Mapping[str, str], *, piped: bool
+    plan: Plan,
+    instance: Instance,
+    inherited: Mapping[str, str],
+    proposals: Sequence[Proposal],
+    *,
+    piped: bool,
 ) -> tuple[Setting, ...]:
     """The variables that running `instance` well takes, over what it inherits.
 
-    `piped`: its output goes through a pipe or into a log file.
+    `proposals` come from the concerns that treat all instances alike. `piped`: its output goes
+    through a pipe or into a log file.
     """
     ours = _set_by_outer_launcher(inherited)
     settings: list[Setting] = []
 
-    def choose(name: str, value: str, reason: str) -> None:
+    def choose(name: str, value: str, reason: str, *, merged: bool = False) -> None:
         own = inherited.get(name)
-        if own is not None and ours.get(name) != own:
+        if not merged and own is not None and ours.get(name) != own:
             reason = "already set" if own == value else f"already set; not changed to {value}"
             settings.append(Setting(name, own, reason, users_own=True))
         else:
@@ -53,6 +69,8 @@ def choose_settings(
         choose("OMP_WAIT_POLICY", "passive", reason)
     if piped:
         choose("PYTHONUNBUFFERED", "1", "so that output shows as it is written")
+    for proposal in proposals:
+        choose(proposal.name, proposal.value, proposal.reason, merged=proposal.merged)
     return tuple(settings)
 
 

@@ -67,6 +67,19 @@ class MemoryPolicy(enum.Enum):
     """Leave the inherited policy as it is."""
 
 
+class HugePages(enum.Enum):
+    """Transparent huge pages under a program's memory."""
+
+    AUTO = "auto"
+    """The allocator asks for them where the system leaves that to programs."""
+    ALWAYS = "always"
+    """Allocator and torch ask for them wherever they can."""
+    MADVISE = "madvise"
+    """Only the program itself asks."""
+    NEVER = "never"
+    """None, for this program and all it starts (PR_SET_THP_DISABLE)."""
+
+
 class OnFailure(enum.Enum):
     """What the first instance that fails means for the others."""
 
@@ -103,6 +116,13 @@ class Request(NamedTuple):
     """Let instances share cores when more are asked for than there are."""
     memory: MemoryPolicy = MemoryPolicy.AUTO
 
+    allocator: str = "auto"
+    """An allocator profile, or the path of a library to preload."""
+    thp: HugePages = HugePages.AUTO
+    cache_dir: str | None = None
+    """Where compile caches go; None: below XDG_CACHE_HOME."""
+    no_cache: bool = False
+    """Leave compile caches where their libraries put them."""
     env: tuple[tuple[str, str], ...] = ()
     """Variables for every instance, over everything else."""
     python: str | None = None

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The work that benchmarks measure: ResNet-50, BERT-base, and a model served from many threads.
+
+    python benchmarks/workloads.py resnet50 --batch 64 --dtype bfloat16 --seconds 5
+    python benchmarks/workloads.py bert --batch 64 --dtype bfloat16
+    python benchmarks/workloads.py served --clients 16
+
+Random weights and inputs: it measures speed and recognises nothing. Prints one line of JSON with
+the rate (images or sequences per second), and memory at the peak and at rest after the work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+SEQUENCE_LENGTH = 128
+
+
+def resnet50(batch: int, dtype: torch.dtype) -> Callable[[], object]:
+    """One forward pass of ResNet-50 on a batch of 224 x 224 images, channels last."""
+    import resnet50 as example
+
+    model = example.resnet50().eval().to(dtype).to(memory_format=torch.channels_last)
+    images = torch.randn(batch, 3, 224, 224).to(dtype).to(memory_format=torch.channels_last)
+    return lambda: model(images)
+
+
+def bert(batch: int, dtype: torch.dtype) -> Callable[[], object]:
+    """One forward pass of BERT-base on a batch of sequences of 128 tokens."""
+    from transformers import BertConfig, BertModel
+
+    model = BertModel(BertConfig()).eval().to(dtype)
+    tokens = torch.randint(0, 30000, (batch, SEQUENCE_LENGTH))
+    return lambda: model(input_ids=tokens)
+
+
+def rate_of(step: Callable[[], object], items: int, seconds: float) -> float:
+    """Items per second, after a warm-up of a fifth of the time and two steps at least."""
+    _run(step, seconds / 5, least=2)
+    steps, taken_s = _run(step, seconds, least=3)
+    return steps * items / taken_s
+
+
+def served_rate(step: Callable[[], object], clients: int, threads: int, seconds: float) -> float:
+    """Items per second over all of `clients` threads that call a model of batch 1."""
+    counts = [0] * clients
+    begin = threading.Barrier(clients + 1)
+    stop = threading.Event()
+
+    def serve(index: int) -> None:
+        torch.set_num_threads(threads)
+        with torch.inference_mode():
+            for _ in range(2):
+                step()
+            begin.wait()
+            while not stop.is_set():
+                step()
+                counts[index] += 1
+
+    workers = [threading.Thread(target=serve, args=(index,)) for index in range(clients)]
+    for worker in workers:
+        worker.start()
+    begin.wait()
+    started = time.perf_counter()
+    stop.wait(seconds)
+    done, taken_s = sum(counts), time.perf_counter() - started
+    stop.set()
+    for worker in workers:
+        worker.join()
+    return done / taken_s
+
+
+def _run(step: Callable[[], object], seconds: float, least: int) -> tuple[int, float]:
+    steps = 0
+    started = time.perf_counter()
+    while steps < least or time.perf_counter() - started < seconds:
+        step()
+        steps += 1
+    return steps, time.perf_counter() - started
+
+
+def memory_mib() -> tuple[float, float]:
+    """Resident memory in MiB: the peak so far, and now."""
+    status = Path("/proc/self/status").read_text()
+    kib = {line.split(":")[0]: line.split()[1] for line in status.splitlines() if "kB" in line}
+    return int(kib["VmHWM"]) / 1024, int(kib["VmRSS"]) / 1024
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("work", choices=["resnet50", "bert", "served"])
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--dtype", choices=DTYPES, default="float32")
+    parser.add_argument("--clients", type=int, default=16, help="threads that call (served)")
+    parser.add_argument("--seconds", type=float, default=5.0)
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    dtype = DTYPES[options.dtype]
+    with torch.inference_mode():
+        if options.work == "served":
+            share = max(1, torch.get_num_threads() // options.clients)
+            rate = served_rate(resnet50(1, dtype), options.clients, share, options.seconds)
+        else:
+            build = {"resnet50": resnet50, "bert": bert}[options.work]
+            rate = rate_of(build(options.batch, dtype), options.batch, options.seconds)
+    gc.collect()
+    peak, resting = memory_mib()
+    values = {"rate": rate, "peak_mib": peak, "resting_mib": resting}
+    print(json.dumps(values | {"threads": torch.get_num_threads(), "torch": torch.__version__}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

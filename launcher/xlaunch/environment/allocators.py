@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory allocator profiles: how memory that a program frees is kept for its next allocation.
+
+A tensor library allocates and frees large blocks all the time. An allocator that hands each of them
+back to the kernel pays for it in page faults, in zeroing, and on a machine of many cores in
+interrupts to every core that runs a thread of the process: a factor of 2 to 3 on 64 CPUs. So what
+counts is less which allocator than how it is told to behave. benchmarks/allocators measures the
+table below.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from xlaunch.environment.variables import Proposal
+from xlaunch.errors import UsageError
+
+AUTO = "auto"
+TUNABLES = "GLIBC_TUNABLES"
+
+MOST_KEPT_BYTES = 64 << 30
+TUNABLES_SINCE = (2, 26)
+"""The glibc that brought GLIBC_TUNABLES."""
+
+SHARE_KEPT = 2
+"""Of its share of the memory, an instance may keep one part in so many for reuse."""
+
+
+class AllocatorProfile(NamedTuple):
+    """One way to allocate. Adding one is adding a row to `PROFILES`."""
+
+    name: str
+    library: str | None
+    """What must be preloaded, as `xlaunch.environment.libraries` names it; None: glibc's own."""
+    variables: tuple[tuple[str, str], ...]
+    """Settings; `{keep}` stands for the bytes that may be kept, `{keep_kib}` for the same in KiB."""
+    reason: str
+    source: str
+
+
+PROFILES = {
+    profile.name: profile
+    for profile in (
+        AllocatorProfile(
+            "glibc",
+            None,
+            (),
+            "glibc as it is: large blocks go back to the kernel at once",
+            "mallopt(3)",
+        ),
+        AllocatorProfile(
+            "glibc-tuned",
+            None,
+            (
+                (
+                    TUNABLES,
+                    "glibc.malloc.mmap_max=0:glibc.malloc.mmap_threshold=4294967296:"
+                    "glibc.malloc.trim_threshold={keep}:glibc.malloc.top_pad=67108864:"
+                    "glibc.malloc.arena_max=1",
+                ),
+            ),
+            "freed blocks are kept and reused, up to {keep_gib:.0f} GiB; one arena, because the "
+            "others fall back to mmap above 64 MiB",
+            "glibc manual, Memory Allocation Tunables; malloc/arena.c, HEAP_MAX_SIZE",
+        ),
+        AllocatorProfile(
+            "glibc-frugal",
+            None,
+            (
+                (
+                    TUNABLES,
+                    "glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=268435456:"
+                    "glibc.malloc.arena_max=2",
+                ),
+            ),
+            "blocks up to 32 MiB are kept, 256 MiB in all; larger ones go back at once",
+            "glibc manual, Memory Allocation Tunables",
+        ),
+        AllocatorProfile(
+            "jemalloc",
+            "jemalloc",
+            (
+                (
+                    "MALLOC_CONF",
+                    "oversize_threshold:1,background_thread:true,metadata_thp:auto,"
+                    "dirty_decay_ms:30000,muzzy_decay_ms:30000",
+                ),
+            ),
+            "freed pages are kept for 30 s; without the settings large ones go back at once",
+            "jemalloc(3): opt.oversize_threshold, opt.dirty_decay_ms",
+        ),
+        AllocatorProfile(
+            "tcmalloc",
+            "tcmalloc",
+            (("TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD", "1099511627776"),),
+            "keeps freed spans and returns them slowly",
+            "gperftools, docs/tcmalloc.html",
+        ),
+        AllocatorProfile(
+            "mimalloc",
+            "mimalloc",
+            (
+                ("MIMALLOC_ALLOW_DECOMMIT", "0"),
+                ("MIMALLOC_PURGE_DELAY", "-1"),
+                ("MIMALLOC_RESERVE_OS_MEMORY", "{keep_kib}"),
+            ),
+            "a reserved region of {keep_gib:.0f} GiB from which large blocks are reused",
+            "mimalloc's options; the second is 2.1's name for what the first is in 2.0",
+        ),
+    )
+}
+
+
+def choose_profile(asked: str, *, glibc: tuple[int, int] | None) -> AllocatorProfile:
+    """The profile that `--allocator` names; `auto` is the fastest that needs nothing installed.
+
+    A path is a profile of its own: the settings of the allocator that its name tells, if any.
+    Raises `UsageError` for a name that is none.
+    """
+    has_tunables = glibc is not None and glibc >= TUNABLES_SINCE
+    if asked == AUTO:
+        return PROFILES["glibc-tuned" if has_tunables else "glibc"]
+    if "/" in asked:
+        known = [row for row in PROFILES.values() if row.library and row.library in asked]
+        reason = "the library that was named"
+        row = known[0] if known else PROFILES["glibc"]
+        return row._replace(name=asked, library=asked, reason=reason)
+    if asked not in PROFILES:
+        raise UsageError(
+            f"--allocator: {asked!r} is no allocator profile; there are auto, "
+            f"{', '.join(PROFILES)}, or the path of a library"
+        )
+    if asked.startswith("glibc-") and not has_tunables:
+        raise UsageError(f"--allocator: {asked} needs glibc 2.26, and programs do not run on it here")
+    return PROFILES[asked]
+
+
+def allocator_settings(
+    profile: AllocatorProfile,
+    inherited: Mapping[str, str],
+    *,
+    memory_share_bytes: int | None,
+    huge_pages: bool,
+) -> tuple[Proposal, ...]:
+    """The variables of `profile`, scaled to the instance's memory.
+
+    The user's own GLIBC_TUNABLES win name by name. `huge_pages`: let glibc ask for them.
+    """
+    keep = MOST_KEPT_BYTES
+    if memory_share_bytes is not None:
+        keep = min(keep, memory_share_bytes // SHARE_KEPT)
+    words = {"keep": keep, "keep_kib": keep >> 10, "keep_gib": keep / 2**30}
+    reason = f"allocator {profile.name}: {profile.reason.format(**words)}"
+    proposals = []
+    for name, template in profile.variables:
+        value = template.format(**words)
+        if name == TUNABLES:
+            if huge_pages:
+                value += ":glibc.malloc.hugetlb=1"
+            value = merge_tunables(inherited.get(TUNABLES, ""), value)
+        proposals.append(Proposal(name, value, reason, merged=name == TUNABLES))
+    return tuple(proposals)
+
+
+def merge_tunables(users: str, ours: str) -> str:
+    """Both lists of ``name=value``, separated by colons; of two with one name the user's stays."""
+    entries = dict(entry.partition("=")[::2] for entry in ours.split(":") if entry)
+    entries.update(entry.partition("=")[::2] for entry in users.split(":") if entry)
+    return ":".join(f"{name}={value}" for name, value in entries.items())
+
+
+def glibc_version() -> tuple[int, int] | None:
+    """The version of the glibc that this system's programs run on; None on another C library."""
+    try:
+        name, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
+        major, minor = version.split(".")[:2]
+    except (ValueError, OSError, AttributeError):
+        return None
+    return (int(major), int(minor)) if name == "glibc" else None

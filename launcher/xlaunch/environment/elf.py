@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an ELF file says of itself: for which machine it is, its soname, what it needs.
+
+Read by hand, a few hundred bytes a file: see elf(5).
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from typing import NamedTuple
+
+PT_LOAD, PT_DYNAMIC = 1, 2
+DT_NEEDED, DT_STRTAB, DT_SONAME = 1, 5, 14
+ET_DYN = 3
+
+MOST_HEADERS = 256
+"""Program headers of a file that is believed; real libraries have about ten."""
+MOST_DYNAMIC_BYTES = 1 << 16
+LONGEST_NAME = 256
+
+MACHINES = {
+    3: "x86", 8: "MIPS", 20: "PowerPC", 21: "PowerPC64", 22: "s390x", 40: "Arm", 62: "x86-64",
+    183: "AArch64", 243: "RISC-V", 258: "LoongArch",
+}  # fmt: skip
+"""Names of e_machine, from elf.h."""
+
+
+class ElfError(Exception):
+    """A file is no ELF file, or not a whole one. The text goes on after the file's name."""
+
+
+class Target(NamedTuple):
+    """For what a file was built. Only files of equal targets can share a process."""
+
+    bits: int
+    byte_order: str
+    """``"<"`` or ``">"``, as struct has it."""
+    machine: int
+
+    def __str__(self) -> str:
+        """**Ex.:** ``"64-bit x86-64"``."""
+        return f"{self.bits}-bit {MACHINES.get(self.machine, f'machine {self.machine}')}"
+
+
+class Elf(NamedTuple):
+    """A shared library or program."""
+
+    target: Target
+    shared: bool
+    """It can be mapped anywhere: a library, or a position-independent program."""
+    soname: str | None
+    needed: tuple[str, ...]
+    """Sonames of the libraries that it is linked to."""
+
+
+def read_target(path: str) -> Target:
+    """For what the file was built; reads 20 bytes. Raises `ElfError`."""
+    with _Reader(path) as reader:
+        return _target(reader.at(0, 20))
+
+
+def read_elf(path: str) -> Elf:
+    """What the file says of itself. Raises `ElfError`, also for a file that is cut short."""
+    with _Reader(path) as reader:
+        header = reader.at(0, 64)
+        target = _target(header)
+        try:
+            return _read(reader, header, target)
+        except struct.error:
+            raise ElfError("is cut short") from None
+
+
+class _Reader:
+    """A file that is read here and there."""
+
+    def __init__(self, path: str) -> None:
+        try:
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except (OSError, ValueError) as error:
+            raise ElfError(f"cannot be read ({_reason(error)})") from None
+        self.size = os.fstat(self._fd).st_size
+
+    def __enter__(self) -> _Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+    def at(self, offset: int, length: int) -> bytes:
+        """The bytes there; fewer at the end of the file."""
+        if offset > self.size:
+            return b""
+        try:
+            return os.pread(self._fd, length, offset)
+        except OSError as error:
+            raise ElfError(f"cannot be read ({_reason(error)})") from None
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
+
+
+def _target(header: bytes) -> Target:
+    if header[:4] != b"\x7fELF" or len(header) < 20:
+        raise ElfError("is no ELF file")
+    bits = {1: 32, 2: 64}.get(header[4])
+    order = {1: "<", 2: ">"}.get(header[5])
+    if bits is None or order is None:
+        raise ElfError("is no ELF file that is known here")
+    return Target(bits, order, struct.unpack_from(f"{order}H", header, 18)[0])
+
+
+def _read(reader: _Reader, header: bytes, target: Target) -> Elf:
+    order, wide = target.byte_order, target.bits == 64
+    (kind,) = struct.unpack_from(f"{order}H", header, 16)
+    if wide:
+        (start,) = struct.unpack_from(f"{order}Q", header, 32)
+        size, count = struct.unpack_from(f"{order}HH", header, 54)
+    else:
+        (start,) = struct.unpack_from(f"{order}I", header, 28)
+        size, count = struct.unpack_from(f"{order}HH", header, 42)
+    if size != (56 if wide else 32) or not 0 < count <= MOST_HEADERS:
+        raise ElfError("has no program headers that make sense")
+    loaded: list[tuple[int, int, int]] = []  # virtual address, offset in the file, bytes
+    dynamic = (0, 0)
+    headers = reader.at(start, size * count)
+    for index in range(count):
+        if wide:
+            segment, _, offset, address, _, length = struct.unpack_from(
+                f"{order}IIQQQQ", headers, index * size
+            )
+        else:
+            segment, offset, address, _, length = struct.unpack_from(
+                f"{order}IIIII", headers, index * size
+            )
+        if segment == PT_LOAD:
+            if offset + length > reader.size:
+                raise ElfError("is cut short")
+            loaded.append((address, offset, length))
+        elif segment == PT_DYNAMIC:
+            dynamic = offset, min(length, MOST_DYNAMIC_BYTES)
+    soname, needed = _names(reader, target, dynamic, loaded)
+    return Elf(target, kind == ET_DYN, soname, needed)
+
+
+def _names(
+    reader: _Reader, target: Target, dynamic: tuple[int, int], loaded: list[tuple[int, int, int]]
+) -> tuple[str | None, tuple[str, ...]]:
+    entry = struct.Struct(f"{target.byte_order}{'qQ' if target.bits == 64 else 'iI'}")
+    content = reader.at(*dynamic)
+    entries = list(entry.iter_unpack(content[: len(content) // entry.size * entry.size]))
+    table = next((value for tag, value in entries if tag == DT_STRTAB), None)
+    if table is None:
+        return None, ()
+    strings = next((o + table - a for a, o, n in loaded if a <= table < a + n), None)
+    if strings is None:
+        raise ElfError("has a string table outside of it")
+
+    def name(offset: int) -> str:
+        return reader.at(strings + offset, LONGEST_NAME).split(b"\0")[0].decode("utf-8", "replace")
+
+    soname = next((name(value) for tag, value in entries if tag == DT_SONAME), None)
+    return soname, tuple([name(value) for tag, value in entries if tag == DT_NEEDED])

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Transparent huge pages for a program's memory, asked for without touching the system's settings.
+
+Where the system's mode is `madvise` (most distributions), nobody gets huge pages who does not ask.
+glibc asks when told by a tunable, torch by a variable of its own, jemalloc in its configuration.
+Writing /sys/kernel/mm is the administrator's business.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from xlaunch.environment.variables import Proposal
+from xlaunch.planning.request import HugePages
+
+SYSTEM_MODE_FILE = "/sys/kernel/mm/transparent_hugepage/enabled"
+HUGETLB_SINCE = (2, 35)
+"""The glibc that brought glibc.malloc.hugetlb."""
+
+
+class SystemMode(enum.Enum):
+    """What the kernel does about huge pages (Documentation/admin-guide/mm/transhuge.rst)."""
+
+    ALWAYS = "always"
+    MADVISE = "madvise"
+    NEVER = "never"
+    UNKNOWN = "unknown"
+
+
+def system_mode(path: str = SYSTEM_MODE_FILE) -> SystemMode:
+    """The mode in brackets: ``always [madvise] never``."""
+    try:
+        with open(path, encoding="ascii") as file:
+            text = file.read()
+        return SystemMode(text.partition("[")[2].partition("]")[0])
+    except (OSError, ValueError):
+        return SystemMode.UNKNOWN
+
+
+def glibc_asks(asked: HugePages, mode: SystemMode, glibc: tuple[int, int] | None) -> bool:
+    """Whether glibc's malloc is to ask for huge pages."""
+    if glibc is None or glibc < HUGETLB_SINCE or mode is not SystemMode.MADVISE:
+        return False
+    return asked in (HugePages.AUTO, HugePages.ALWAYS)
+
+
+def page_settings(asked: HugePages) -> tuple[Proposal, ...]:
+    """Variables by which libraries ask for huge pages themselves."""
+    if asked is not HugePages.ALWAYS:
+        return ()
+    reason = "--thp always: torch asks for huge pages under its tensors"
+    return (Proposal("THP_MEM_ALLOC_ENABLE", "1", reason),)
+
+
+def page_warning(asked: HugePages, mode: SystemMode) -> str | None:
+    """What the user should know when the system does not allow what was asked."""
+    if asked is HugePages.ALWAYS and mode is SystemMode.NEVER:
+        return (
+            "--thp always has no effect: the system's mode is never; "
+            f"the administrator can write madvise to {SYSTEM_MODE_FILE}"
+        )
+    return None

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The environment that a program's packages are installed in, by its interpreter. Nothing is run."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+
+from xlaunch.environment.program import Program
+
+
+def interpreter_of(program: Program, environment: Mapping[str, str]) -> str | None:
+    """The Python interpreter that runs `program`; None when it is no Python program.
+
+    Found for scripts and modules, for ``python`` itself, and by the first line of a script such as
+    those that pip installs.
+    """
+    if program.interpreter_reason is not None or _is_python(program.executable):
+        return program.executable
+    try:
+        with open(program.executable, "rb") as stream:
+            line = stream.read(256).split(b"\n")[0]
+    except OSError:
+        return None
+    words = os.fsdecode(line[2:]).split() if line.startswith(b"#!") else []
+    if words and os.path.basename(words[0]) == "env":
+        names = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
+        folders = environment.get("PATH", os.defpath).split(os.pathsep)
+        candidates = [os.path.join(folder or ".", name) for name in names[:1] for folder in folders]
+        words = [path for path in candidates if os.access(path, os.X_OK)]
+    return words[0] if words and _is_python(words[0]) else None
+
+
+def prefix_of(interpreter: str) -> str:
+    """The folder that `interpreter` calls sys.prefix. **Ex.:** ``/opt/venv/bin/python``: ``/opt/venv``.
+
+    A virtual environment is told by its pyvenv.cfg, as site.py does it; else links are followed.
+    """
+    near = os.path.dirname(os.path.dirname(os.path.abspath(interpreter)))
+    if os.path.isfile(os.path.join(near, "pyvenv.cfg")) or os.path.isdir(
+        os.path.join(near, "conda-meta")
+    ):
+        return near
+    return os.path.dirname(os.path.dirname(os.path.realpath(interpreter)))
+
+
+def base_of(prefix: str) -> str | None:
+    """The installation that a virtual environment was made from; None when it is none."""
+    home = _venv_settings(prefix).get("home")
+    return os.path.dirname(home) if home else None
+
+
+def site_folders(prefix: str, interpreter: str | None = None) -> tuple[str, ...]:
+    """The folders that hold the installed packages of `prefix`, those that exist."""
+    settings = _venv_settings(prefix)
+    version = settings.get("version_info") or settings.get("version")
+    if version:
+        pythons = ["python" + ".".join(version.split(".")[:2])]
+    else:
+        pythons = _versions(prefix, interpreter)
+    folders = [
+        os.path.join(prefix, library, python, "site-packages")
+        for library in ("lib", "lib64")
+        for python in pythons
+    ]
+    if prefix == "/usr":  # Debian's layout; others put what pip installs under /usr/local as well
+        folders += [f"/usr/local/lib/{p}/{n}-packages" for p in pythons for n in ("dist", "site")]
+        folders.append("/usr/lib/python3/dist-packages")
+    if settings.get("include-system-site-packages", "").lower() == "true":
+        base = base_of(prefix)
+        if base is not None:
+            return (*_existing(folders), *site_folders(base, interpreter))
+    return _existing(folders)
+
+
+def _existing(folders: list[str]) -> tuple[str, ...]:
+    found: dict[tuple[int, int], str] = {}
+    for folder in folders:
+        try:
+            status = os.stat(folder)
+        except OSError:
+            continue
+        found.setdefault((status.st_dev, status.st_ino), folder)  # lib64 is often a link to lib
+    return tuple(found.values())
+
+
+def _versions(prefix: str, interpreter: str | None) -> list[str]:
+    """Names of folders such as ``python3.13``: the interpreter's, or all there are."""
+    name = os.path.basename(os.path.realpath(interpreter)) if interpreter else ""
+    if name.startswith("python3.") and name[8:].isdigit():
+        return [name]
+    try:
+        names = os.listdir(os.path.join(prefix, "lib"))
+    except OSError:
+        return []
+    return sorted([n for n in names if n.startswith("python3.")], reverse=True)
+
+
+def _venv_settings(prefix: str) -> dict[str, str]:
+    try:
+        with open(os.path.join(prefix, "pyvenv.cfg"), encoding="utf-8", errors="replace") as stream:
+            lines = stream.read(4096).splitlines()
+    except OSError:
+        return {}
+    pairs = [line.partition("=") for line in lines]
+    return {key.strip().lower(): value.strip() for key, _, value in pairs}
+
+
+def _is_python(path: str) -> bool:
+    name = os.path.basename(path)
+    return name.startswith(("python", "pypy")) or path == sys.executable
