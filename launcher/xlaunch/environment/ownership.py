@@ -73,9 +73,11 @@ def _private_group(gid: int) -> bool:
         user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)
     except KeyError:
         return False
-    return user.pw_gid == gid and group.gr_name == user.pw_name and not {*group.gr_mem} - {
-        user.pw_name
-    }
+    return (
+        user.pw_gid == gid
+        and group.gr_name == user.pw_name
+        and not {*group.gr_mem} - {user.pw_name}
+    )
 
 
 def _user(uid: int) -> str:

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Preload libraries: the list for LD_PRELOAD, and the proof that a library can be on it.
+
+The loader does not fail when it cannot preload a library: it prints a line and goes on without.
+So each library is tried once in a child of the program's interpreter, and what came out is kept by
+the identity of both files: a plain start pays for it only the first time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+PATIENCE_S = 60.0
+"""A child that has not ended by then is killed; a loaded machine takes a second at most."""
+MOST_KEPT = 64
+"""Proofs in the file; the oldest are forgotten first."""
+
+_CHILD = """
+import sys
+with open("/proc/self/maps", "rb") as maps:
+    sys.stdout.buffer.write(maps.read())
+"""
+
+
+class Proof(NamedTuple):
+    """Whether a library was seen to be preloaded."""
+
+    refusal: str | None
+    """Why it cannot be preloaded; None: it can."""
+    note: str | None = None
+    """What the user should know: why the next launch has to try again."""
+
+
+def preload_list(inherited: str | None, libraries: Sequence[str]) -> str:
+    """The value of LD_PRELOAD: what is inherited as it is, and behind it `libraries` not on it yet.
+
+    **Ex.:** ``preload_list("/a/libx.so", ["/b/liby.so", "/a/libx.so"])``: ``/a/libx.so:/b/liby.so``.
+    """
+    value = (inherited or "").strip(": ")
+    for library in libraries:
+        if not any(_same(entry, library) for entry in preloaded(value)):
+            value = f"{value}:{library}" if value else library
+    return value
+
+
+def preloaded(value: str | None) -> list[str]:
+    """The entries of LD_PRELOAD, which colons or spaces separate, see ld.so(8)."""
+    return [entry for entry in re.split("[: ]", value or "") if entry]
+
+
+def _same(entry: str, library: str) -> bool:
+    if "/" in entry:
+        return os.path.realpath(entry) == os.path.realpath(library)
+    # A bare soname: the loader finds the file. libx.so.4 and libx.so.4.5.10 are one library.
+    names = (os.path.basename(library), os.path.basename(os.path.realpath(library)))
+    return any(name == entry or name.startswith(f"{entry}.") for name in names)
+
+
+def prove_preload(
+    library: str, interpreter: str, environment: Mapping[str, str] | None = None
+) -> Proof:
+    """Whether `interpreter` starts with `library` preloaded, by a child that has looked.
+
+    `environment` is what the program will inherit (None: `os.environ`); the answer is kept below
+    its XDG_CACHE_HOME or HOME. `library` and `interpreter` are paths.
+    """
+    environment = os.environ if environment is None else environment
+    try:
+        key = _key(library, interpreter, environment)
+    except (OSError, ValueError) as error:
+        return Proof(f"cannot be looked at ({getattr(error, 'strerror', None) or error})")
+    folder, note = _private_folder(environment)
+    kept = _read(folder) if folder is not None else {}
+    if key in kept:
+        return Proof(kept[key], None)
+    refusal, sure = _try(library, interpreter, environment)
+    if sure and folder is not None:
+        kept = {**dict(list(kept.items())[1 - MOST_KEPT :]), key: refusal}
+        note = _write(folder, kept)
+    return Proof(refusal, note)
+
+
+def _try(library: str, interpreter: str, environment: Mapping[str, str]) -> tuple[str | None, bool]:
+    """Why the library cannot be preloaded, or None; and whether the same would come out again."""
+    import subprocess
+
+    variables = {name: environment[name] for name in _KEPT_VARIABLES if name in environment}
+    variables |= {"LD_PRELOAD": library, "LC_ALL": "C"}
+    try:
+        done = subprocess.run(
+            (interpreter, "-I", "-S", "-c", _CHILD),
+            env=variables,
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"{interpreter} with it preloaded did not end within {PATIENCE_S:g} s", False
+    except OSError as error:
+        return f"{interpreter} cannot be started to try it ({error.strerror})", False
+    complaint = " ".join(done.stderr.decode(errors="replace").split())
+    if done.returncode != 0:
+        how = f"ends with {done.returncode}" if done.returncode > 0 else "is killed"
+        said = f": {complaint[:300]}" if complaint else ""
+        return f"{interpreter} {how} when it is preloaded{said}", done.returncode > 0
+    if complaint:
+        return f"preloading it says: {complaint[:300]}", True
+    mapped = os.fsencode(os.path.realpath(library))
+    if not any(line.endswith(b" " + mapped) for line in done.stdout.splitlines()):
+        return f"{interpreter} starts without it, though it is in LD_PRELOAD", True
+    return None, True
+
+
+_KEPT_VARIABLES = ("PATH", "HOME", "LD_LIBRARY_PATH")
+"""What the child sees of the environment: enough for the loader, and for an interpreter that is a
+script. Settings of the user's own (MALLOC_CONF) would be complained about as if the library were
+wrong."""
+
+
+def _key(library: str, interpreter: str, environment: Mapping[str, str]) -> str:
+    """The identity of what is tried: both files, and where the loader looks."""
+    parts = []
+    for path in (library, interpreter):
+        real = os.path.realpath(path)
+        status = os.stat(real)
+        parts.append(f"{real} {status.st_size} {status.st_mtime_ns} {status.st_ino}")
+    parts += [interpreter, environment.get("LD_LIBRARY_PATH", "")]
+    return "\n".join(parts)
+
+
+# What was proven, kept in a file.
+
+
+def _private_folder(environment: Mapping[str, str]) -> tuple[str | None, str | None]:
+    """A folder of ours that nobody else can write, made if need be; or None and why."""
+    base = environment.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(base):  # the specification: relative paths are to be ignored
+        home = environment.get("HOME", "")
+        if not os.path.isabs(home):
+            return None, _not_kept("HOME is not set")
+        base = os.path.join(home, ".cache")
+    folder = os.path.join(base, "xlaunch")
+    try:
+        os.makedirs(base, mode=0o700, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder, 0o700)
+        status = os.lstat(folder)
+    except (OSError, ValueError) as error:
+        return None, _not_kept(f"{folder}: {getattr(error, 'strerror', None) or error}")
+    if not stat.S_ISDIR(status.st_mode):
+        return None, _not_kept(f"{folder} is no folder")
+    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        return None, _not_kept(f"{folder} can be written by others")
+    return folder, None
+
+
+def _not_kept(reason: str) -> str:
+    return f"whether a library can be preloaded is tried at every launch: {reason}"
+
+
+def _read(folder: str) -> dict[str, str | None]:
+    """The proofs in the file; none when there is no file or it is damaged."""
+    import json
+
+    try:
+        with open(os.path.join(folder, "preloads.json"), encoding="utf-8") as stream:
+            kept = json.load(stream)
+    except (OSError, ValueError, RecursionError):
+        return {}
+    if not isinstance(kept, dict):
+        return {}
+    return {key: value for key, value in kept.items() if value is None or isinstance(value, str)}
+
+
+def _write(folder: str, kept: dict[str, str | None]) -> str | None:
+    """Replace the file in one step. A note when that cannot be done."""
+    import json
+    import tempfile
+
+    path = os.path.join(folder, "preloads.json")
+    scratch = None
+    try:
+        descriptor, scratch = tempfile.mkstemp(dir=folder, prefix="preloads-")
+        with open(descriptor, "w", encoding="utf-8") as stream:
+            json.dump(kept, stream, indent=1)
+        os.replace(scratch, path)
+    except (OSError, ValueError) as error:
+        if scratch is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(scratch)
+        return _not_kept(f"{path}: {getattr(error, 'strerror', None) or error}")
+    return None
