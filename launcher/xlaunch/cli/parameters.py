@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import click
 
 from xlaunch.errors import UsageError
-from xlaunch.machine.cpu_list import LARGEST_NUMBER, parse_cpu_list
+from xlaunch.machine.cpu_list import LARGEST_NUMBER, parse_cpu_list, read_digits
 from xlaunch.planning.request import MAX
 
 SECONDS_PER_UNIT = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -61,9 +61,7 @@ def _whole_number(text: str) -> int | None:
     """The number that `text` writes in plain digits; None for anything else and what is too large."""
     if not (text.isascii() and text.isdigit()):
         return None
-    digits = text.lstrip("0") or "0"
-    # Python refuses to read thousands of digits.
-    number = int(digits) if len(digits) <= len(str(LARGEST_NUMBER)) else LARGEST_NUMBER + 1
+    number = read_digits(text)
     return number if number <= LARGEST_NUMBER else None
 
 

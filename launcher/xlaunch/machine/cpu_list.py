@@ -33,9 +33,9 @@ def parse_cpu_list(text: str, *, what: str = "CPU list") -> CPUs:
                 f"{what}: cannot read {part!r} in {text!r}; "
                 "write numbers and ranges such as 0-3,8 or 0-30:2"
             )
-        low = _number(first)
-        high = _number(last) if dash else low
-        step = _number(stride) if stride else 1
+        low = read_digits(first)
+        high = read_digits(last) if dash else low
+        step = read_digits(stride) if stride else 1
         if high < low or step == 0 or high >= LARGEST_NUMBER:
             reason = (
                 "runs backwards"
@@ -49,10 +49,14 @@ def parse_cpu_list(text: str, *, what: str = "CPU list") -> CPUs:
     return tuple(sorted(numbers))
 
 
-def _number(digits: str) -> int:
-    """`digits` as a number; any longer one as `LARGEST_NUMBER`: Python does not read thousands."""
+def read_digits(digits: str) -> int:
+    """The number that `digits` write; of a number beyond `LARGEST_NUMBER` only that it is larger.
+
+    Python refuses to read thousands of digits.
+    """
     digits = digits.lstrip("0") or "0"
-    return int(digits) if len(digits) <= len(str(LARGEST_NUMBER)) else LARGEST_NUMBER
+    longest = len(str(LARGEST_NUMBER))
+    return min(int(digits), LARGEST_NUMBER + 1) if len(digits) <= longest else LARGEST_NUMBER + 1
 
 
 def format_cpu_list(cpus: Iterable[int]) -> str:

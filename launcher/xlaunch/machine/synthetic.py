@@ -12,7 +12,7 @@ from math import prod
 from typing import NamedTuple
 
 from xlaunch.errors import UsageError
-from xlaunch.machine.cpu_list import format_cpu_list
+from xlaunch.machine.cpu_list import format_cpu_list, read_digits
 
 LEVELS = ("package", "die", "node", "l3", "core", "pu")
 OUTER_LEVELS = LEVELS[:4]
@@ -50,11 +50,11 @@ def parse_levels(text: str) -> tuple[Level, ...]:
         name, colon, count = word.lower().partition(":")
         if name not in LEVELS:
             raise refuse(f"there is no level {name!r}")
-        if not colon or not (count.isascii() and count.isdecimal() and int(count[:9]) > 0):
+        if not colon or not (count.isascii() and count.isdecimal() and read_digits(count) > 0):
             raise refuse(f"{word!r} has no count of 1 or more")
         if any(level.name == name for level in levels):
             raise refuse(f"{name!r} is named twice")
-        levels.append(Level(name, int(count)))
+        levels.append(Level(name, read_digits(count)))
     if not levels:
         raise refuse("nothing is named")
 
