@@ -104,7 +104,7 @@ def launch(
     environment = prepare_environment(plan, os.environ)
     check_outputs(plan)
     if not quiet:
-        for warning in plan.warnings:
+        for warning in (*plan.warnings, *environment.warnings):
             say(f"warning: {warning}")
     if verbose or explain:
         from xlaunch.cli.plan import describe

@@ -74,6 +74,12 @@ ENVIRONMENT = [
         "mimalloc, or a library.",
     ),
     click.option(
+        "--omp",
+        default="auto",
+        metavar="NAME|FILE",
+        help="OpenMP runtime and how it waits: auto, gnu, intel, llvm, none, or a library.",
+    ),
+    click.option(
         "--thp",
         type=Word(HugePages),
         default=HugePages.AUTO,

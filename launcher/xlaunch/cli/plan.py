@@ -62,6 +62,7 @@ def print_plan(request: Request, machine: Machine, *, explain: bool, as_json: bo
 
         values = plan_to_dict(made)
         if environment is not None:
+            values["warnings"] += environment.warnings
             values["program"] = _printable(environment.program.argv)
             for instance, settings in zip(values["instances"], environment.settings, strict=True):
                 instance["environment"] = {setting.name: setting.value for setting in settings}
@@ -77,6 +78,7 @@ def describe(
     lines = [render_plan(plan, machine, explain=explain)]
     if environment is None:
         return lines[0]
+    lines += [f"warning: {warning}" for warning in environment.warnings]
     program = environment.program
     lines.append(f"program: {shlex.join(_printable(program.argv))}")
     if explain and program.interpreter_reason is not None:

@@ -8,8 +8,11 @@ from typing import NamedTuple
 
 from xlaunch.environment.allocators import allocator_settings, choose_profile, glibc_version
 from xlaunch.environment.caches import cache_settings
+from xlaunch.environment.openmp import choose_openmp
 from xlaunch.environment.pages import glibc_asks, page_settings, page_warning, system_mode
+from xlaunch.environment.prefix import interpreter_of, prefix_of
 from xlaunch.environment.program import Program, resolve_program
+from xlaunch.environment.threads import Installed, find_installed, thread_settings
 from xlaunch.environment.variables import Setting, choose_settings, instance_variables
 from xlaunch.planning.plan import Plan
 
@@ -34,26 +37,54 @@ def prepare_environment(plan: Plan, inherited: Mapping[str, str]) -> Environment
     """
     request = plan.request
     program = resolve_program(request, inherited)
+    warnings: list[str] = []
+    given = {**inherited, **dict(request.env)}
+    interpreter = interpreter_of(program, inherited)
+    prefix = None if interpreter is None else prefix_of(interpreter)
     mode, glibc = system_mode(), glibc_version()
     profile = choose_profile(request.allocator, glibc=glibc)
+    openmp = choose_openmp(request.omp, plan, program, given)
+    warnings += openmp.warnings
     proposals = [
+        *openmp.proposals,
         *allocator_settings(
             profile,
-            inherited,
+            given,
             memory_share_bytes=plan.memory_share_bytes,
             huge_pages=glibc_asks(request.thp, mode, glibc),
         ),
         *page_settings(request.thp),
     ]
     if profile.library is not None:
-        from xlaunch.environment.preload import preload_for
+        from xlaunch.environment.preload import require_library, with_preload
 
-        proposals.append(preload_for(profile, program, inherited))
+        library, notes = require_library(
+            f"--allocator {request.allocator}",
+            profile.library,
+            prefix=prefix,
+            interpreter=interpreter or program.executable,
+            environment=given,
+        )
+        warnings += notes
+        proposals = with_preload(proposals, given, library.path, f"allocator {profile.name}")
+    if openmp.preload is not None:
+        from xlaunch.environment.preload import with_preload
+
+        proposals = with_preload(proposals, given, openmp.preload.path, openmp.reason)
     if not request.no_cache:
         proposals += cache_settings(request.cache_dir, inherited)
+    installed = Installed()
+    if interpreter is not None and prefix is not None:
+        installed = find_installed(prefix, interpreter)
     piped = plan.relayed or request.log_dir is not None
     settings = tuple(
-        choose_settings(plan, instance, inherited, proposals, piped=piped)
+        choose_settings(
+            plan,
+            instance,
+            inherited,
+            [*proposals, *thread_settings(instance.threads, installed, given)],
+            piped=piped,
+        )
         for instance in plan.instances
     )
     variables = tuple(
@@ -61,4 +92,6 @@ def prepare_environment(plan: Plan, inherited: Mapping[str, str]) -> Environment
         for instance, chosen in zip(plan.instances, settings, strict=True)
     )
     warning = page_warning(request.thp, mode)
-    return Environment(program, settings, variables, () if warning is None else (warning,))
+    if warning is not None:
+        warnings.append(warning)
+    return Environment(program, settings, variables, tuple(warnings))

@@ -293,7 +293,9 @@ def _listed(folder: str) -> list[str]:
 
 def _version(name: str, path: str) -> str | None:
     """The version by the text in the file, the package that it came in, its name or its folder."""
-    kind = _KINDS[name]
+    kind = _KINDS.get(name)
+    if kind is None:
+        return None
     if kind.version is not None:
         match = re.search(kind.version, _content(path))
         if match:

@@ -74,6 +74,21 @@ def site_folders(prefix: str, interpreter: str | None = None) -> tuple[str, ...]
     return _existing(folders)
 
 
+def python_version(prefix: str, interpreter: str | None = None) -> tuple[int, int] | None:
+    """Major and minor version of the Python of `prefix`; None where several would do."""
+    settings = _venv_settings(prefix)
+    version = settings.get("version_info") or settings.get("version")
+    names = [f"python{version}"] if version else _versions(prefix, interpreter)
+    found = {tuple(name.removeprefix("python").split(".")[:2]) for name in names}
+    if len(found) != 1:
+        return None
+    try:
+        major, minor = map(int, found.pop())
+    except ValueError:
+        return None
+    return major, minor
+
+
 def _existing(folders: list[str]) -> tuple[str, ...]:
     found: dict[tuple[int, int], str] = {}
     for folder in folders:

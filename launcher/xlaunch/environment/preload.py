@@ -13,8 +13,15 @@ import os
 import re
 import stat
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from xlaunch.environment.variables import Proposal
+from xlaunch.errors import UsageError
+
+if TYPE_CHECKING:
+    from xlaunch.environment.libraries import Library
+
+VARIABLE = "LD_PRELOAD"
 PATIENCE_S = 60.0
 """A child that has not ended by then is killed; a loaded machine takes a second at most."""
 MOST_KEPT = 64
@@ -59,6 +66,75 @@ def _same(entry: str, library: str) -> bool:
     # A bare soname: the loader finds the file. libx.so.4 and libx.so.4.5.10 are one library.
     names = (os.path.basename(library), os.path.basename(os.path.realpath(library)))
     return any(name == entry or name.startswith(f"{entry}.") for name in names)
+
+
+def with_preload(
+    proposals: Sequence[Proposal], environment: Mapping[str, str], library: str, reason: str
+) -> list[Proposal]:
+    """`proposals` with `library` on the one for LD_PRELOAD, which begins with what is inherited."""
+    before = [proposal for proposal in proposals if proposal.name == VARIABLE]
+    value = before[-1].value if before else environment.get(VARIABLE)
+    reasons = "; ".join([*(proposal.reason for proposal in before), reason])
+    others = [proposal for proposal in proposals if proposal.name != VARIABLE]
+    return [*others, Proposal(VARIABLE, preload_list(value, [library]), reasons, merged=True)]
+
+
+def require_library(
+    option: str,
+    wanted: str,
+    *,
+    prefix: str | None,
+    interpreter: str,
+    environment: Mapping[str, str],
+) -> tuple[Library, tuple[str, ...]]:
+    """The first library `wanted`, a name or a path, that was seen to be preloaded; and notes.
+
+    `option` is what asked for it. `prefix` is the program's environment, None when it has none;
+    `interpreter` the program that must take the library: a Python, or any executable. Raises
+    `UsageError` that says where it was looked for, what was refused, and how to install it.
+    """
+    import sys
+
+    from xlaunch.environment.libraries import (
+        find_libraries,
+        how_to_install,
+        inspect_library,
+        kind_of,
+        program_target,
+    )
+
+    if not sys.platform.startswith("linux"):
+        raise UsageError(f"{option}: libraries can be preloaded on Linux only")
+    if "/" in wanted:
+        target = program_target(prefix, interpreter)
+        path = os.path.abspath(wanted)
+        found: tuple[Library, ...] = (
+            inspect_library(kind_of(path) or "", path, target, origin="named by the user"),
+        )
+    else:
+        found = find_libraries((wanted,), prefix, environment, interpreter=interpreter)
+    # Only a Python can be told to look at itself. Any other program is stood in for by ours.
+    prover = interpreter if prefix is not None else sys.executable
+    refused = []
+    for library in found:
+        reason = library.refusal
+        if reason is None:
+            proof = prove_preload(library.path, prover, environment)
+            if proof.refusal is None:
+                return library, () if proof.note is None else (proof.note,)
+            reason = proof.refusal
+        refused.append(f"{library.path}: {reason}")
+    if "/" in wanted:
+        raise UsageError(f"{option}: {'; '.join(refused)}")
+    looked = _where_it_was_looked_for(prefix, environment)
+    what = f"refused: {'; '.join(refused)}" if refused else f"no such library in {looked}"
+    raise UsageError(f"{option}: {what}. To install it: {how_to_install(wanted)}")
+
+
+def _where_it_was_looked_for(prefix: str | None, environment: Mapping[str, str]) -> str:
+    from xlaunch.environment.libraries import places
+
+    return ", ".join([*(place.place for place in places(prefix, environment)), "/etc/ld.so.cache"])
 
 
 def prove_preload(

@@ -52,11 +52,12 @@ def choose_settings(
     through a pipe or into a log file.
     """
     ours = _set_by_outer_launcher(inherited)
+    asked = dict(plan.request.env)
     settings: list[Setting] = []
 
     def choose(name: str, value: str, reason: str, *, merged: bool = False) -> None:
-        own = inherited.get(name)
-        if not merged and own is not None and ours.get(name) != own:
+        own = asked.get(name, inherited.get(name))
+        if not merged and own is not None and (name in asked or ours.get(name) != own):
             reason = "already set" if own == value else f"already set; not changed to {value}"
             settings.append(Setting(name, own, reason, users_own=True))
         else:
@@ -64,9 +65,6 @@ def choose_settings(
 
     threads = instance.threads
     choose("OMP_NUM_THREADS", str(threads), "one thread for each CPU that the instance may use")
-    if plan.cpu_quota is not None:
-        reason = f"threads that spin while they wait use up the CPU quota of {plan.cpu_quota:g}"
-        choose("OMP_WAIT_POLICY", "passive", reason)
     if piped:
         choose("PYTHONUNBUFFERED", "1", "so that output shows as it is written")
     for proposal in proposals:
@@ -88,7 +86,9 @@ def instance_variables(
     variables["XLAUNCH_INSTANCE_COUNT"] = str(plan.count)
     variables["XLAUNCH_INSTANCE_CPUS"] = format_cpu_list(instance.cpus)
     variables["XLAUNCH_INSTANCE_NODES"] = format_cpu_list(instance.nodes)
-    variables.update(plan.request.env)
+    # What was made of a value of the user's (LD_PRELOAD) holds that value.
+    names = {setting.name for setting in chosen}
+    variables.update((name, value) for name, value in plan.request.env if name not in names)
     return variables
 
 

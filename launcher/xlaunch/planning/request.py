@@ -118,6 +118,8 @@ class Request(NamedTuple):
 
     allocator: str = "auto"
     """An allocator profile, or the path of a library to preload."""
+    omp: str = "auto"
+    """An OpenMP profile, or the path of a runtime to preload."""
     thp: HugePages = HugePages.AUTO
     cache_dir: str | None = None
     """Where compile caches go; None: below XDG_CACHE_HOME."""

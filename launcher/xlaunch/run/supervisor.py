@@ -140,7 +140,7 @@ class Supervisor:
         self._first_ctrl_c: float | None = None
         self._exit_code = 0
         self._reason: str | None = None
-        self._warnings = list(plan.warnings)
+        self._warnings = [*plan.warnings, *environment.warnings]
         self._terminal = self._find_terminal()
         self._poll = select.poll()
         self._stdout, self._stderr = self._open_sinks()

@@ -107,7 +107,7 @@ def run_unbound(plan: Plan, environment: Environment) -> Report:
         wall_s=time.monotonic() - started,
         count=plan.count,
         instances=tuple(child.report() for child in children),
-        warnings=plan.warnings,
+        warnings=(*plan.warnings, *environment.warnings),
         argv=environment.program.argv,
     )
 

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""OpenMP profiles: which runtime the program's threads belong to, and how they wait.
+
+torch's wheels carry GNU's runtime, libgomp. Intel's and LLVM's have its entry points as well, so
+either of them, preloaded, takes its place: every library in the process then uses one runtime and
+one team of threads. libgomp stays mapped, and idle.
+
+What no profile sets, and why:
+
+- OMP_PROC_BIND, GOMP_CPU_AFFINITY, KMP_AFFINITY: with them a runtime shrinks the main thread to one
+  CPU when it is loaded, and loader workers that are forked later inherit that (pytorch issues 99625,
+  91989, 101850). Instances are confined by their mask instead.
+- OMP_SCHEDULE: applies to loops that ask for it (``schedule(runtime)``), and torch's do not.
+- OMP_DYNAMIC: off is every runtime's default; on, libgomp takes threads away by the load average.
+- KMP_DUPLICATE_LIB_OK: hides a second runtime instead of avoiding it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from xlaunch.environment.program import Program
+from xlaunch.environment.variables import Proposal
+from xlaunch.errors import UsageError
+from xlaunch.planning.plan import Plan
+
+if TYPE_CHECKING:
+    from xlaunch.environment.libraries import Library
+
+AUTO = "auto"
+
+
+class OpenMPProfile(NamedTuple):
+    """One way to run OpenMP. Adding one is adding a row to `PROFILES`."""
+
+    name: str
+    library: str | None
+    """What must be preloaded, as `xlaunch.environment.libraries` names it; None: nothing."""
+    settings: tuple[tuple[str, str], ...]
+    """Variables while each thread has a CPU of its own."""
+    passive: tuple[tuple[str, str], ...]
+    """Variables where waiting threads must not spin: under a CPU quota, or with shared CPUs."""
+    reason: str
+    source: str
+
+
+PASSIVE = (("OMP_WAIT_POLICY", "passive"),)
+"""Every runtime knows it: libgomp then never spins, Intel's and LLVM's have a block time of 0."""
+
+PROFILES = {
+    profile.name: profile
+    for profile in (
+        OpenMPProfile(
+            AUTO,
+            None,
+            (),
+            PASSIVE,
+            "the program's own runtime, waiting in its own way: another has to be seen to be faster "
+            "first",
+            "to be measured by benchmarks/openmp",
+        ),
+        OpenMPProfile(
+            "none",
+            None,
+            (),
+            (),
+            "nothing is set but the number of threads",
+            "asked for",
+        ),
+        OpenMPProfile(
+            "gnu",
+            "gnu",
+            (),
+            PASSIVE,
+            "one libgomp for all libraries of the process; it spins about 3 ms before it sleeps",
+            "libgomp/env.c: GOMP_SPINCOUNT is 300,000 unless set, 0 when passive",
+        ),
+        OpenMPProfile(
+            "intel",
+            "intel",
+            (("KMP_BLOCKTIME", "1"),),
+            (*PASSIVE, ("KMP_BLOCKTIME", "0")),
+            "Intel's runtime; it spins 1 ms before it sleeps, not 200 as by default, so that waiting "
+            "threads do not slow down the others",
+            "Intel Extension for PyTorch's launcher; openmp/runtime/src/kmp_settings.cpp",
+        ),
+        OpenMPProfile(
+            "llvm",
+            "llvm",
+            (("KMP_BLOCKTIME", "1"),),
+            (*PASSIVE, ("KMP_BLOCKTIME", "0")),
+            "LLVM's runtime; it spins 1 ms before it sleeps, not 200 as by default",
+            "as for Intel's, from which it descends; openmp/docs/design/Runtimes.rst",
+        ),
+    )
+}
+
+
+class OpenMPChoice(NamedTuple):
+    """What a profile comes to for one program."""
+
+    proposals: tuple[Proposal, ...]
+    preload: Library | None
+    """The runtime to preload; None: the program's own, or the user's."""
+    reason: str
+    """Why it is preloaded."""
+    warnings: tuple[str, ...] = ()
+
+
+def choose_openmp(
+    asked: str, plan: Plan, program: Program, environment: Mapping[str, str]
+) -> OpenMPChoice:
+    """The variables and the runtime that `--omp` `asked` asks for.
+
+    `environment` is what the program inherits; a runtime that its LD_PRELOAD names stays the only
+    one. Raises `UsageError` when a runtime was asked for that cannot be had.
+    """
+    profile = PROFILES.get(asked)
+    if profile is None and "/" not in asked:
+        raise UsageError(
+            f"--omp: {asked!r} is no OpenMP profile; there are {', '.join(PROFILES)}, or the path "
+            "of a runtime"
+        )
+    library: Library | None = None
+    warnings: tuple[str, ...] = ()
+    if profile is None or profile.library is not None:
+        profile, library, warnings = _runtime(asked, program, environment)
+    why_passive = _why_passive(plan)
+    if why_passive is None:
+        variables, reason = profile.settings, f"OpenMP {profile.name}: {profile.reason}"
+    else:
+        variables, reason = profile.passive, why_passive
+    proposals = tuple([Proposal(name, value, reason) for name, value in variables])
+    why = ""
+    if library is not None:
+        version = f" {library.version}" if library.version else ""
+        why = f"OpenMP {profile.name}{version}: {library.origin}"
+    return OpenMPChoice(proposals, library, why, warnings)
+
+
+def _why_passive(plan: Plan) -> str | None:
+    """Why threads that wait should sleep at once; None where they may spin."""
+    if plan.cpu_quota is not None:
+        return f"threads that spin while they wait use up the CPU quota of {plan.cpu_quota:g}"
+    instances = plan.instances
+    cpus = {cpu for instance in instances for cpu in instance.cpus}
+    wanted = [len(instance.cpus) if plan.bound else instance.threads for instance in instances]
+    unseen = len(instances) < plan.count and plan.request.oversubscribe
+    if unseen or sum(wanted) > len(cpus):
+        return "CPUs are shared: a thread that spins keeps others from what it waits for"
+    return None
+
+
+def _runtime(
+    asked: str, program: Program, environment: Mapping[str, str]
+) -> tuple[OpenMPProfile, Library | None, tuple[str, ...]]:
+    """The profile, the library to preload for it, and what the user should know."""
+    from xlaunch.environment.libraries import OPENMP, kind_of
+    from xlaunch.environment.prefix import interpreter_of, prefix_of
+    from xlaunch.environment.preload import preloaded, require_library
+
+    interpreter = interpreter_of(program, environment)
+    prefix = None if interpreter is None else prefix_of(interpreter)
+    kind = _kind_of_file(asked) if "/" in asked else PROFILES[asked].library
+    profile = PROFILES[kind] if kind is not None else PROFILES[AUTO]
+    for entry in preloaded(environment.get("LD_PRELOAD")):
+        present = kind_of(entry)
+        if present not in OPENMP or present is None:
+            continue
+        if present == kind and "/" not in asked:
+            return profile, None, ()
+        if "/" in asked and _same_file(entry, asked):
+            return profile, None, ()
+        warning = (
+            f"--omp {asked}: LD_PRELOAD names {entry} already, which stays: two OpenMP runtimes in "
+            "one process get in each other's way"
+        )
+        return PROFILES[present], None, (warning,)
+    own = program_runtime(prefix, interpreter) if prefix is not None else None
+    if own is not None and own != kind and own != "gnu":
+        raise UsageError(
+            f"--omp {asked}: torch in {prefix} is linked to the {own} runtime, whose place no other "
+            f"can take; use --omp {own} or auto"
+        )
+    library, notes = require_library(
+        f"--omp {asked}",
+        asked if "/" in asked else str(kind),
+        prefix=prefix,
+        interpreter=interpreter or program.executable,
+        environment=environment,
+    )
+    return profile._replace(name=asked), library, notes
+
+
+def program_runtime(prefix: str, interpreter: str | None = None) -> str | None:
+    """The OpenMP runtime that the torch in `prefix` is linked to; None without torch, or any.
+
+    Told by the names in libtorch_cpu.so, of which only these are read.
+    """
+    from xlaunch.environment.elf import ElfError, read_elf
+    from xlaunch.environment.libraries import OPENMP, kind_of
+    from xlaunch.environment.prefix import site_folders
+
+    for site in site_folders(prefix, interpreter):
+        try:
+            needed = read_elf(f"{site}/torch/lib/libtorch_cpu.so").needed
+        except ElfError:
+            continue
+        return next((kind for kind in map(kind_of, needed) if kind in OPENMP), None)
+    return None
+
+
+def _kind_of_file(path: str) -> str | None:
+    """Which runtime a file is, by its soname or its name. Raises `UsageError` when it is none."""
+    import os
+
+    from xlaunch.environment.elf import ElfError, read_elf
+    from xlaunch.environment.libraries import OPENMP, kind_of
+
+    try:
+        soname = read_elf(path).soname
+        with open(path, "rb") as stream:
+            is_runtime = b"\0omp_get_max_threads\0" in stream.read(1 << 26)
+    except ElfError as error:
+        raise UsageError(f"--omp: {path} {error}") from None
+    except OSError as error:
+        raise UsageError(f"--omp: {path} cannot be read ({error.strerror})") from None
+    if not is_runtime:
+        raise UsageError(f"--omp: {path} is no OpenMP runtime: it has no omp_get_max_threads")
+    kinds = (kind_of(soname or ""), kind_of(os.path.realpath(path)), kind_of(path))
+    return next((kind for kind in kinds if kind in OPENMP), None)
+
+
+def _same_file(one: str, other: str) -> bool:
+    import os
+
+    return os.path.realpath(one) == os.path.realpath(other)
