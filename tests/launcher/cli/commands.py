@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pytest
-
 SHOW = Path(__file__).with_name("show.py")
 XLAUNCH = (sys.executable, "-m", "xlaunch")
 PATIENCE_S = 60.0
@@ -109,14 +107,3 @@ def two_cpus(needs: Any) -> list[int]:
     cpus = allowed_cpus()
     needs(len(cpus) > 1, "two CPUs")
     return cpus[:2]
-
-
-@pytest.fixture
-def no_program_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the command line, this process runs on alone."""
-
-    def refuse(*_: object, **__: object) -> None:
-        pytest.fail("something was started")
-
-    for owner, name in ((os, "execve"), (os, "fork"), (subprocess, "Popen")):
-        monkeypatch.setattr(owner, name, refuse)

@@ -3,6 +3,38 @@
 
 from __future__ import annotations
 
-from launcher.cli.commands import no_program_starts
+import os
+import subprocess
+from collections.abc import Iterator
+from typing import Any
 
-__all__ = ["no_program_starts"]
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What launches keep between runs is not the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture
+def no_program_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the command line, this process runs on alone.
+
+    Only an interpreter that tries whether a library can be preloaded is let through.
+    """
+
+    def refuse(*_: object, **__: object) -> None:
+        pytest.fail("something was started")
+
+    class Trial(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, *words: Any, **options: Any) -> None:
+            if "LD_PRELOAD" not in (options.get("env") or {}):
+                refuse()
+            super().__init__(*words, **options)
+
+    monkeypatch.setattr(os, "execve", refuse)
+    monkeypatch.setattr(os, "fork", refuse)
+    monkeypatch.setattr(subprocess, "Popen", Trial)

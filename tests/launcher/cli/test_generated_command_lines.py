@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever is typed: an exit code that is documented, one line at most, and never a traceback."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import string
+from collections.abc import Iterator
+from unittest import mock
+
+import click
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from launcher.cli.commands import SHOW, one_error_line
+from xlaunch.cli import run
+from xlaunch.cli.launch import launch
+from xlaunch.cli.parameters import Count, Duration, NumberList, Variable, WholeNumber
+from xlaunch.cli.plan import plan
+from xlaunch.cli.topology import topology
+from xlaunch.errors import UsageError
+from xlaunch.machine.cpu_list import format_cpu_list, parse_cpu_list
+
+pytestmark = pytest.mark.usefixtures("no_program_starts")
+
+COMMAND_LINES = settings(
+    max_examples=1000,
+    deadline=None,
+    # The fixture only forbids; it holds nothing that an example could change.
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+VALUES_ALONE = settings(COMMAND_LINES, max_examples=300)
+MISSING = "no-such-program-anywhere"
+
+# What a command line can hold: any bytes but zero, seen as Python shows them.
+JUNK = st.binary(max_size=12).map(lambda data: os.fsdecode(data.replace(b"\0", b"")))
+DIGITS = st.text("0123456789", min_size=1, max_size=8)
+LISTS = st.text("0123456789,-: ", max_size=8)
+TIMES = st.builds(str.__add__, st.text("0123456789.-e", max_size=6), st.sampled_from(("", "s", "m", "ms", "d", "x")))  # fmt: skip
+NAMES = st.text(string.ascii_letters + "_", min_size=1, max_size=4)
+VALUES = st.one_of(
+    JUNK,
+    DIGITS,
+    LISTS,
+    TIMES,
+    st.integers(-2, 5).map(str),
+    st.builds("{}={}".format, NAMES, JUNK),
+    st.sampled_from(
+        ("max", "latency", "throughput", "scatter", "include", "only", "bind", "interleave", "none",
+         "continue", "stop", "auto", "1", "0", "0-1", "core:4", "package:2 core:2 pu:2", "/", ".",
+         "--", "-", "")
+    ),
+)  # fmt: skip
+
+
+def options_of(command: click.Command) -> list[str]:
+    return sorted(
+        name
+        for parameter in command.params
+        if isinstance(parameter, click.Option)
+        for name in (*parameter.opts, *parameter.secondary_opts)
+    )
+
+
+def words(command: click.Command, *, without: frozenset[str] = frozenset()) -> st.SearchStrategy:
+    """Command lines of real options with fitting and unfitting values, and of slips."""
+    option = st.sampled_from([name for name in options_of(command) if name not in without])
+    slip = st.builds(lambda name, cut: name[:cut], option, st.integers(1, 12))
+    pieces = st.one_of(
+        option.map(lambda name: (name,)),
+        st.tuples(option, VALUES),
+        st.builds("{}={}".format, option, VALUES).map(lambda word: (word,)),
+        st.one_of(slip, JUNK.map("--{}".format)).map(lambda word: (word,)),
+    )
+    return st.lists(pieces, max_size=5).map(lambda parts: tuple(w for part in parts for w in part))
+
+
+@contextlib.contextmanager
+def variables(values: dict[str, str]) -> Iterator[None]:
+    with mock.patch.dict(os.environ, values):
+        yield
+
+
+def outcome(command_line: tuple[str, ...]) -> tuple[int, str, str]:
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = run(command_line)
+    return code, out.getvalue(), err.getvalue()
+
+
+def check(command_line: tuple[str, ...], allowed: tuple[int, ...]) -> None:
+    code, out, err = outcome(command_line)
+    assert type(code) is int
+    assert code in allowed, err
+    if code == 0:
+        assert out
+        assert "Traceback" not in err
+    else:
+        assert out == ""
+        one_error_line(err)
+
+
+@COMMAND_LINES
+@given(words(launch), JUNK)
+@example(("--report", "", "--log-dir", ""), "")
+@example(("--version",), "x")
+def test_launches_of_nothing(options: tuple[str, ...], argument: str):
+    check(("--dry-run", *options, "--", MISSING, argument), (0, 2, 126, 127))
+
+
+# Options that would leave files even where the program is missing are not among these.
+@COMMAND_LINES
+@given(words(launch, without=frozenset(("--log-dir", "--cache-dir", "-m", "--module"))))
+def test_launches_of_a_missing_program(options: tuple[str, ...]):
+    with variables({"PATH": "/no/such/folder"}):  # a value may become the program: `ed`
+        check((*options, MISSING), (0, 2, 126, 127))
+
+
+@COMMAND_LINES
+@given(words(plan), st.sampled_from(((), ("true",), (MISSING,), ("-m", "json"), ("--", str(SHOW)))))
+def test_plans(options: tuple[str, ...], program: tuple[str, ...]):
+    check(("plan", *options, *program), (0, 2, 126, 127))
+
+
+@settings(COMMAND_LINES, max_examples=150)
+@given(words(topology, without=frozenset(("--capture",))))
+def test_topologies(options: tuple[str, ...]):
+    check(("topology", *options), (0, 2))
+
+
+@settings(COMMAND_LINES, max_examples=300)
+@given(
+    st.dictionaries(
+        st.sampled_from(
+            [
+                "XLAUNCH_OPT_" + option.lstrip("-").replace("-", "_").upper()
+                for option in options_of(plan)
+                if option.startswith("--")
+            ]
+        ),
+        VALUES,
+        max_size=3,
+    )
+)
+def test_options_from_variables(values: dict[str, str]):
+    with variables(values):
+        check(("plan", "true"), (0, 2))
+
+
+@settings(COMMAND_LINES, max_examples=200)
+@given(
+    st.dictionaries(
+        st.sampled_from(
+            ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "OMP_NUM_THREADS", "XLAUNCH_SET", "HOME",
+             "XDG_CACHE_HOME", "GLIBC_TUNABLES", "LD_PRELOAD", "XLAUNCH_INSTANCE_INDEX",
+             "PYTHONUNBUFFERED", "TMPDIR")
+        ),
+        JUNK,
+        max_size=4,
+    )
+)  # fmt: skip
+def test_inherited_variables_of_any_content(values: dict[str, str]):
+    with variables(values):
+        check(("plan", "--explain", str(SHOW)), (0, 2, 126, 127))
+
+
+# Values, one kind each
+
+
+def convert(kind: click.ParamType, text: str) -> object:
+    """The value, or None where it was refused as a user's mistake."""
+    try:
+        return kind.convert(text, None, None)
+    except (click.BadParameter, UsageError):
+        return None
+
+
+@VALUES_ALONE
+@given(st.one_of(JUNK, DIGITS))
+def test_counts(text: str):
+    count, whole = convert(Count(), text), convert(WholeNumber(), text)
+    if text.isascii() and text.isdigit() and int(text) <= 1 << 20:
+        assert whole == int(text)
+        assert count == (int(text) or None)
+    else:
+        assert whole is None
+        assert count is None
+
+
+@VALUES_ALONE
+@given(st.one_of(JUNK, LISTS))
+def test_lists(text: str):
+    numbers = convert(NumberList(), text)
+    if numbers is not None:
+        assert numbers == tuple(sorted(set(numbers)))
+        assert parse_cpu_list(format_cpu_list(numbers)) == numbers
+
+
+@VALUES_ALONE
+@given(st.one_of(JUNK, TIMES))
+def test_durations(text: str):
+    positive, any_time = convert(Duration(zero=False), text), convert(Duration(zero=True), text)
+    assert positive == any_time or (positive is None and any_time == 0)
+    assert any_time is None or 0 <= any_time < float("inf")
+
+
+@VALUES_ALONE
+@given(st.one_of(JUNK, st.builds("{}={}".format, NAMES, JUNK)))
+def test_variables(text: str):
+    variable = convert(Variable(), text)
+    if variable is None:
+        assert "=" not in text[1:]
+    else:
+        assert "=".join(variable) == text
