@@ -16,12 +16,15 @@ from xlaunch.cli.options import (
     ENVIRONMENT,
     LAYOUT,
     MACHINE,
+    PRESETS,
     PROGRAM,
     RUNNING,
+    OneCallOption,
     request_from,
     with_options,
     with_program,
 )
+from xlaunch.cli.presets.command import LayeredCommand
 from xlaunch.environment import prepare_environment
 from xlaunch.errors import UsageError
 from xlaunch.machine import read_machine
@@ -36,19 +39,25 @@ def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None
         ctx.exit()
 
 
-@click.command(context_settings=CONTEXT)
+@click.command(cls=LayeredCommand, context_settings=CONTEXT)
 @with_program
 @with_options(
     LAYOUT,
     PROGRAM,
     ENVIRONMENT,
     RUNNING,
+    PRESETS,
     MACHINE,
     [
         click.option(
-            "--dry-run", is_flag=True, help="Print the plan and run nothing (xlaunch plan)."
+            "--dry-run",
+            cls=OneCallOption,
+            is_flag=True,
+            help="Print the plan and run nothing (xlaunch plan).",
         ),
-        click.option("--explain", is_flag=True, help="Say each decision and its reason."),
+        click.option(
+            "--explain", cls=OneCallOption, is_flag=True, help="Say each decision and its reason."
+        ),
         click.option("-v", "--verbose", is_flag=True, help="Show the plan before it runs."),
         click.option("-q", "--quiet", is_flag=True, help="No notes, no table at the end."),
         click.option(
@@ -67,6 +76,7 @@ def launch(
     explain: bool,
     verbose: bool,
     quiet: bool,
+    save_preset: str | None,
     sysroot: str | None,
     synthetic: str | None,
     **options: Any,
@@ -89,6 +99,8 @@ def launch(
     if request.module and request.no_python:
         raise UsageError("--no-python contradicts --module: a module needs Python; drop one")
     _refuse_command_names(request, click.get_current_context().obj)
+    if save_preset is not None and not request.program:
+        return 0
     if dry_run:
         from xlaunch.cli.plan import print_plan
         from xlaunch.cli.topology import machine_of

@@ -10,9 +10,23 @@ import click
 
 from xlaunch.cli.parameters import Count, Duration, NumberList, Variable, WholeNumber, Word
 from xlaunch.environment.variables import OPTION_PREFIX
-from xlaunch.planning.request import ECores, HugePages, MemoryPolicy, Mode, OnFailure, Place, Request
+from xlaunch.planning.request import (
+    MAX,
+    ECores,
+    HugePages,
+    MemoryPolicy,
+    Mode,
+    OnFailure,
+    Place,
+    Request,
+)
 
 Command = Callable[..., Any]
+
+
+class OneCallOption(click.Option):
+    """An option of one call, which neither presets nor other files hold. **Ex.:** ``--dry-run``."""
+
 
 CONTEXT = {
     "allow_interspersed_args": False,
@@ -115,19 +129,73 @@ RUNNING = [
     click.option("--report", metavar="FILE", help="Write a report of the run as JSON."),
 ]
 
+PRESETS = [
+    click.option(
+        "--preset",
+        cls=OneCallOption,
+        expose_value=False,
+        metavar="FILE",
+        help="Take options from a TOML file, here or in ~/.config/xlaunch/presets; flags win.",
+    ),
+    click.option(
+        "--save-preset",
+        cls=OneCallOption,
+        metavar="FILE",
+        help="Write the options that are not defaults to FILE, for --preset.",
+    ),
+    click.option(
+        "--isolated",
+        cls=OneCallOption,
+        is_flag=True,
+        expose_value=False,
+        help="Read neither the project's [tool.xlaunch] nor ~/.config/xlaunch/config.toml.",
+    ),
+]
+
 MACHINE = [
     click.option(
         "--sysroot",
+        cls=OneCallOption,
         metavar="DIR",
         help="Another machine: its sys and proc in DIR, or a capture (see topology --capture).",
     ),
     click.option(
         "--synthetic",
+        cls=OneCallOption,
         metavar="TEXT",
         help='A made-up machine: "package:2 node:2 l3:4 core:8 pu:2", each count per one of the '
         "level before.",
     ),
 ]
+
+PER_LAUNCH = (LAYOUT, RUNNING)
+"""Where instances go, and what becomes of them: an instance's own launches decide it anew."""
+
+
+def _both(one: Any, other: Any) -> bool:
+    return one not in (None, False) and other not in (None, False)
+
+
+def _both_max(one: Any, other: Any) -> bool:
+    return one is MAX and other is MAX
+
+
+CONTRADICTIONS: dict[tuple[str, str], Callable[[Any, Any], bool]] = {
+    ("mode", "instances"): _both,
+    ("mode", "ncores"): _both,
+    ("instances", "ncores"): _both_max,
+    ("module", "no_python"): _both,
+    ("cache_dir", "no_cache"): _both,
+    ("quiet", "verbose"): _both,
+    ("quiet", "explain"): _both,
+}
+"""Options that cannot be had together, and whether two values of theirs are such a case."""
+
+
+def names_of(*groups: Sequence[Callable[[Command], Command]]) -> frozenset[str]:
+    """The names of the values that the options of `groups` give."""
+    command = click.command()(with_options(*groups)(lambda: None))
+    return frozenset([option.name for option in command.params if option.name])
 
 
 def with_options(*groups: Sequence[Callable[[Command], Command]]) -> Callable[[Command], Command]:

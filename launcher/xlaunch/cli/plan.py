@@ -14,12 +14,15 @@ from xlaunch.cli.options import (
     ENVIRONMENT,
     LAYOUT,
     MACHINE,
+    PRESETS,
     PROGRAM,
     RUNNING,
+    OneCallOption,
     request_from,
     with_options,
     with_program,
 )
+from xlaunch.cli.presets.command import LayeredCommand, explain_options
 from xlaunch.cli.topology import machine_of
 from xlaunch.environment import Environment, prepare_environment
 from xlaunch.machine.topology import Machine
@@ -29,17 +32,22 @@ from xlaunch.planning.plan import Plan
 from xlaunch.planning.request import Request
 
 
-@click.command(context_settings=CONTEXT)
+@click.command(cls=LayeredCommand, context_settings=CONTEXT)
 @with_program
 @with_options(
     LAYOUT,
     PROGRAM,
     ENVIRONMENT,
     RUNNING,
+    PRESETS,
     MACHINE,
     [
-        click.option("--explain", is_flag=True, help="Say each decision and its reason."),
-        click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON."),
+        click.option(
+            "--explain", cls=OneCallOption, is_flag=True, help="Say each decision and its reason."
+        ),
+        click.option(
+            "--json", "as_json", cls=OneCallOption, is_flag=True, help="Print the plan as JSON."
+        ),
     ],
 )
 def plan(
@@ -76,8 +84,10 @@ def describe(
 ) -> str:
     """The plan and the environment as readable text."""
     lines = [render_plan(plan, machine, explain=explain)]
+    if explain:
+        lines += explain_options(click.get_current_context())
     if environment is None:
-        return lines[0]
+        return "\n".join(lines)
     lines += [f"warning: {warning}" for warning in environment.warnings]
     program = environment.program
     lines.append(f"program: {shlex.join(_printable(program.argv))}")
