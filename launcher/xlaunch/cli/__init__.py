@@ -13,11 +13,15 @@ from typing import NoReturn
 
 from xlaunch.errors import UsageError, XLaunchError
 
-COMMANDS = {"plan": "xlaunch.cli.plan", "topology": "xlaunch.cli.topology"}
+COMMANDS = {
+    "libraries": "xlaunch.cli.libraries",
+    "plan": "xlaunch.cli.plan",
+    "topology": "xlaunch.cli.topology",
+}
 """Commands by name, and the module whose function of that name runs them."""
 
 RESERVED = frozenset(COMMANDS) | {
-    "cache", "doctor", "env", "explain", "help", "init", "libraries", "report", "run", "version",
+    "cache", "doctor", "env", "explain", "help", "init", "report", "run", "version",
 }  # fmt: skip
 """Words that a program is reached by only behind ``--`` or by a path."""
 

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`xlaunch libraries`: which allocators and OpenMP runtimes there are, and which would be used."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import click
+
+from xlaunch.cli.options import CONTEXT
+from xlaunch.environment.libraries import NAMES, Library, find_libraries, how_to_install, places
+from xlaunch.environment.prefix import prefix_of
+from xlaunch.environment.preload import preloaded, prove_preload
+from xlaunch.environment.program import find_interpreter
+
+
+class Judged(NamedTuple):
+    """A library with what became of it."""
+
+    library: Library
+    chosen: bool
+    """It is what a profile of its name preloads."""
+    verdict: str
+    """Why it is used, or not."""
+
+
+@click.command(context_settings=CONTEXT)
+@click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
+@click.option("--python", metavar="FILE", help="The interpreter that libraries are for.")
+def libraries(*, as_json: bool, python: str | None) -> None:
+    """Show the allocators and OpenMP runtimes that can be preloaded, and why others cannot.
+
+    They are looked for with the active environment's interpreter first (or --python's), then with
+    conda, in LD_LIBRARY_PATH, and on the system. The first of its kind that can be used is what
+    --allocator and --omp take.
+    """
+    interpreter, reason = find_interpreter(python, os.environ)
+    prefix = prefix_of(interpreter)
+    found = find_libraries(NAMES, prefix, os.environ, interpreter=interpreter)
+    judged, notes = judge(found, interpreter)
+    if as_json:
+        import json
+
+        click.echo(json.dumps(_to_dict(interpreter, prefix, judged), indent=1))
+    else:
+        lines = [f"for {interpreter} ({reason})", *_table(judged), *_absent(judged)]
+        inherited = preloaded(os.environ.get("LD_PRELOAD"))
+        if inherited:
+            lines.append(f"LD_PRELOAD: {' '.join(inherited)} (stays)")
+        click.echo("\n".join(lines))
+    for note in notes:
+        click.echo(f"note: {note}", err=True)
+
+
+def judge(found: Sequence[Library], interpreter: str) -> tuple[tuple[Judged, ...], tuple[str, ...]]:
+    """Which of the libraries are used, which are not and why; and notes, each once."""
+    judged: list[Judged] = []
+    notes: dict[str, None] = {}
+    taken: set[str] = set()
+    for library in found:
+        refusal = library.refusal
+        if refusal is None:
+            proof = prove_preload(library.path, interpreter)
+            refusal = proof.refusal
+            if proof.note is not None:
+                notes[proof.note] = None
+        if refusal is not None:
+            judged.append(Judged(library, False, f"refused: {refusal}"))
+        elif library.name in taken:
+            judged.append(Judged(library, False, "usable; another comes first"))
+        else:
+            taken.add(library.name)
+            judged.append(Judged(library, True, "chosen: the first that works"))
+    return tuple(judged), tuple(notes)
+
+
+def _table(judged: Iterable[Judged]) -> list[str]:
+    rows = [("name", "version", "where", "file", "verdict")] + [
+        (
+            entry.library.name,
+            entry.library.version or "-",
+            entry.library.origin,
+            entry.library.path,
+            entry.verdict,
+        )
+        for entry in judged
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join([*(c.ljust(w) for c, w in zip(row[:-1], widths, strict=False)), row[-1]])
+        for row in rows
+    ]
+
+
+def _absent(judged: Sequence[Judged]) -> list[str]:
+    usable = {entry.library.name for entry in judged if entry.chosen}
+    return [
+        f"{name}: none that can be used; to install it: {how_to_install(name)}"
+        for name in NAMES
+        if name not in usable
+    ]
+
+
+def _to_dict(interpreter: str, prefix: str, judged: Sequence[Judged]) -> dict[str, Any]:
+    return {
+        "schema_version": 1,
+        "interpreter": interpreter,
+        "prefix": prefix,
+        "libraries": [
+            {
+                "name": entry.library.name,
+                "path": entry.library.path,
+                "version": entry.library.version,
+                "origin": entry.library.origin,
+                "chosen": entry.chosen,
+                "verdict": entry.verdict,
+            }
+            for entry in judged
+        ],
+        "searched": [place._asdict() for place in places(prefix, os.environ)],
+    }
