@@ -14,6 +14,8 @@ from typing import NoReturn
 from xlaunch.errors import UsageError, XLaunchError
 
 COMMANDS = {
+    "env": "xlaunch.cli.env",
+    "init": "xlaunch.cli.init",
     "libraries": "xlaunch.cli.libraries",
     "plan": "xlaunch.cli.plan",
     "topology": "xlaunch.cli.topology",
@@ -21,7 +23,7 @@ COMMANDS = {
 """Commands by name, and the module whose function of that name runs them."""
 
 RESERVED = frozenset(COMMANDS) | {
-    "cache", "doctor", "env", "explain", "help", "init", "report", "run", "version",
+    "cache", "doctor", "explain", "help", "report", "run", "version",
 }  # fmt: skip
 """Words that a program is reached by only behind ``--`` or by a path."""
 

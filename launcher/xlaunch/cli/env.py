@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`xlaunch env`: the environment of one instance, for a shell, a systemd unit, a container."""
+
+from __future__ import annotations
+
+import enum
+import os
+import re
+import shlex
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import click
+
+from xlaunch.cli import say
+from xlaunch.cli.options import (
+    CONTEXT,
+    ENVIRONMENT,
+    LAYOUT,
+    MACHINE,
+    PRESETS,
+    PROGRAM,
+    RUNNING,
+    OneCallOption,
+    request_from,
+    with_options,
+    with_program,
+)
+from xlaunch.cli.parameters import Word
+from xlaunch.cli.presets.command import LayeredCommand
+from xlaunch.cli.topology import machine_of
+from xlaunch.environment import prepare_environment
+from xlaunch.environment.program import find_interpreter
+from xlaunch.environment.variables import Setting
+from xlaunch.errors import UsageError
+from xlaunch.machine.cpu_list import format_cpu_list
+from xlaunch.planning import plan as make_plan
+from xlaunch.planning.plan import Instance, Plan
+from xlaunch.planning.request import MemoryPolicy
+
+SCHEMA_VERSION = 1
+"""Of ``--format json``: rises when a key changes its meaning or goes."""
+
+
+class Format(enum.Enum):
+    """For whom the environment is written."""
+
+    SH = "sh"
+    """**Ex.:** ``export OMP_NUM_THREADS=4``"""
+    SYSTEMD = "systemd"
+    """**Ex.:** ``Environment="OMP_NUM_THREADS=4"``, ``CPUAffinity=0-3``"""
+    DOCKER = "docker"
+    """**Ex.:** ``--env OMP_NUM_THREADS=4 --cpuset-cpus 0-3``"""
+    JSON = "json"
+
+
+class Surroundings(NamedTuple):
+    """One instance, and what it is started with."""
+
+    plan: Plan
+    instance: Instance
+    settings: tuple[Setting, ...]
+    changed: dict[str, str]
+    """Variables that are not inherited, or not with this value."""
+    removed: tuple[str, ...]
+    """Inherited variables that it does not get."""
+
+    @property
+    def alone(self) -> dict[str, str]:
+        """What it needs where nothing is inherited: also the user's own settings that matter."""
+        return {setting.name: setting.value for setting in self.settings} | self.changed
+
+
+@click.command(cls=LayeredCommand, context_settings=CONTEXT)
+@with_program
+@with_options(
+    [
+        click.option(
+            "--format",
+            "format_",
+            cls=OneCallOption,
+            type=Word(Format),
+            default=Format.SH,
+            help="sh (default): export lines; systemd: lines for a unit; docker: flags; json.",
+        ),
+    ],
+    LAYOUT,
+    PROGRAM,
+    ENVIRONMENT,
+    RUNNING,
+    PRESETS,
+    MACHINE,
+)
+def env(*, format_: Format, sysroot: str | None, synthetic: str | None, **options: Any) -> None:
+    """Print the environment of an instance, beyond what it inherits; run nothing.
+
+    \b
+    eval "$(xlaunch env --ncores 4)"
+    xlaunch env --ncores 4 --format systemd > worker.service.d/place.conf
+    eval "docker run $(xlaunch env --ncores 4 --format docker) image python serve.py"
+
+    The options are those of xlaunch. Without PROGRAM it is that of a Python program. Of several
+    instances --instance-index chooses one.
+    """
+    request = request_from(options)
+    if not request.program:
+        interpreter, _ = find_interpreter(request.python, os.environ)
+        request = request._replace(program=(interpreter,), module=False)
+    with machine_of(sysroot, synthetic) as machine:
+        plan = make_plan(request, machine)
+    if len(plan.instances) != 1:
+        indices = format_cpu_list([instance.index for instance in plan.instances])
+        raise UsageError(
+            f"each of {len(plan.instances)} instances has an environment of its own; choose one: "
+            f"--instance-index {plan.instances[0].index} (of {indices})"
+        )
+    found = _surroundings(plan, os.environ)
+    writer = {
+        Format.SH: _sh,
+        Format.SYSTEMD: _systemd,
+        Format.DOCKER: _docker,
+        Format.JSON: _json,
+    }[format_]
+    # Bytes: a variable's value may be no text.
+    click.echo(os.fsencode(writer(found)))
+
+
+def _surroundings(plan: Plan, inherited: Mapping[str, str]) -> Surroundings:
+    environment = prepare_environment(plan, inherited)
+    for warning in (*plan.warnings, *environment.warnings):
+        say(f"warning: {warning}")
+    variables = environment.variables[0]
+    return Surroundings(
+        plan=plan,
+        instance=plan.instances[0],
+        settings=environment.settings[0],
+        changed={n: value for n, value in variables.items() if inherited.get(n) != value},
+        removed=tuple([name for name in inherited if name not in variables]),
+    )
+
+
+def _sh(found: Surroundings) -> str:
+    """Lines for ``eval`` in any shell of the Bourne family."""
+    for name in found.changed:
+        _check_name(name, "a shell")
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in found.changed.items()]
+    names = [name for name in found.removed if _NAME.fullmatch(name)]
+    return "\n".join([*lines, *(f"unset {name}" for name in names)])
+
+
+def _systemd(found: Surroundings) -> str:
+    """Lines for the [Service] section of a unit."""
+    lines = []
+    for name, value in found.alone.items():
+        if not _is_text(value):
+            raise UsageError(f"the value of {name} cannot be in a unit: systemd takes UTF-8 only")
+        _check_name(name, "systemd")
+        lines.append(f'Environment="{_systemd_quoted(f"{name}={value}")}"')
+    instance = found.instance
+    if found.plan.bound:
+        lines.append(f"CPUAffinity={format_cpu_list(instance.cpus)}")
+    policy = instance.memory
+    if policy is MemoryPolicy.PREFERRED and len(instance.memory_nodes) > 1:
+        # The kernel's MPOL_PREFERRED takes one node; its policy for several is not in systemd.
+        say("warning: systemd prefers one NUMA node at most; memory policy left out")
+    elif policy is not MemoryPolicy.NONE:
+        lines.append(f"NUMAPolicy={policy.value}")
+        if instance.memory_nodes:
+            lines.append(f"NUMAMask={format_cpu_list(instance.memory_nodes)}")
+    return "\n".join(lines)
+
+
+def _docker(found: Surroundings) -> str:
+    """Flags of ``docker run`` and ``podman run``, in one line for ``eval``."""
+    words = []
+    for name, value in found.alone.items():
+        words += ["--env", f"{name}={value}"]
+    instance = found.instance
+    if found.plan.bound:
+        words += ["--cpuset-cpus", format_cpu_list(instance.cpus)]
+    if instance.memory is MemoryPolicy.BIND:
+        words += ["--cpuset-mems", format_cpu_list(instance.memory_nodes)]
+    elif instance.memory is MemoryPolicy.INTERLEAVE:
+        say("warning: docker has no flag for interleaved memory; policy left out")
+    return shlex.join(words)
+
+
+def _json(found: Surroundings) -> str:
+    import json
+
+    instance = found.instance
+    facts = {
+        "schema_version": SCHEMA_VERSION,
+        "instance_index": instance.index,
+        "instance_count": found.plan.count,
+        "bound": found.plan.bound,
+        "cpus": list(instance.cpus),
+        "memory_policy": instance.memory.value,
+        "memory_numa_nodes": list(instance.memory_nodes),
+        "environment": found.alone,
+        "changed": list(found.changed),
+        "removed": list(found.removed),
+        "reasons": {setting.name: setting.reason for setting in found.settings},
+    }
+    return json.dumps(facts, indent=1)
+
+
+_NAME = re.compile("[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+
+
+def _check_name(name: str, whose: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"{whose} cannot have a variable of the name {name!r}; "
+            "--format json and docker can, or leave --env out"
+        )
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _systemd_quoted(text: str) -> str:
+    """See systemd.syntax(7) on quoting, and systemd.unit(5) on specifiers, which begin with %."""
+    special = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "%": "%%"}
+    return "".join([special.get(char) or _systemd_escaped(char) for char in text])
+
+
+def _systemd_escaped(char: str) -> str:
+    return char if ord(char) >= 32 and char != "\x7f" else f"\\x{ord(char):02x}"
