@@ -69,7 +69,9 @@ def test_file_that_is_cut_short_is_told_at_every_length(tmp_path: Path):
     assert read_elf(str(path)).soname == "libx.so.2"
 
 
-@pytest.mark.parametrize("text", [b"", b"INPUT(-lx)\n", b"#!/bin/sh\n" * 20, b"\x7fELF" + b"\7" * 90])
+@pytest.mark.parametrize(
+    "text", [b"", b"INPUT(-lx)\n", b"#!/bin/sh\n" * 20, b"\x7fELF" + b"\7" * 90]
+)
 def test_what_is_no_elf_file(tmp_path: Path, text: bytes):
     path = tmp_path / "lib.so"
     path.write_bytes(text)

@@ -1,0 +1,364 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which files are found for a library, in which order, and why some are refused."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from launcher.environment.made_up import AARCH64, X86_64, elf_bytes, environment, library
+from xlaunch.environment import libraries
+from xlaunch.environment.libraries import (
+    NAMES,
+    Library,
+    find_libraries,
+    find_library,
+    kind_of,
+    places,
+)
+from xlaunch.errors import UsageError
+
+OTHER = AARCH64 if os.uname().machine == "x86_64" else X86_64
+
+
+@pytest.fixture(autouse=True)
+def folders_that_only_we_can_write(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A system without any library."""
+    path = tmp_path / "root"
+    (path / "usr/lib").mkdir(parents=True)
+    return path
+
+
+@pytest.fixture
+def prefix(tmp_path: Path) -> Path:
+    path = tmp_path / "prefix"
+    environment(path)
+    return path
+
+
+def find(name: str, prefix: Path | None, root: Path, **variables: str) -> list[Library]:
+    place = None if prefix is None else str(prefix)
+    return list(find_libraries((name,), place, variables, root=str(root)))
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("jemalloc", "libjemalloc.so.2"),
+        ("jemalloc", "libjemalloc.so"),
+        ("tcmalloc", "libtcmalloc.so.4"),
+        ("tcmalloc", "libtcmalloc_minimal.so.4"),
+        ("tcmalloc", "libtcmalloc_minimal.so.4.5.10"),
+        ("tcmalloc", "libtcmalloc.so"),
+        ("mimalloc", "libmimalloc.so.2"),
+        ("mimalloc", "libmimalloc.so.2.0"),
+        ("mimalloc", "libmimalloc.so.3"),
+        ("intel", "libiomp5.so"),
+        ("llvm", "libomp.so.5"),
+        ("llvm", "libomp.so"),
+        ("gnu", "libgomp.so.1"),
+        ("gnu", "libgomp.so.1.0.0"),
+    ],
+)
+def test_names_that_distributions_use(root: Path, name: str, file: str):
+    path = library(root / "usr/lib/x86_64-linux-gnu" / file)
+    (found,) = find(name, None, root)
+    assert found == Library(name, str(path), found.version, "a system folder", None)
+    assert kind_of(file) == name
+    for other in set(NAMES) - {name}:
+        assert find(other, None, root) == []
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "libjemalloc.so.1", "libjemalloc_pic.a", "libtcmalloc_minimal_debug.so.4",
+        "libtcmalloc_and_profiler.so.4", "libmimalloc-secure.so.2", "libiomp5_db.so",
+        "libompd.so", "libomptarget.so", "libgomp-plugin-nvptx.so.1", "libgomp.spec", "xlibomp.so",
+    ],
+)  # fmt: skip
+def test_names_that_are_others(root: Path, file: str):
+    library(root / "usr/lib" / file)
+    assert find_libraries(NAMES, None, {}, root=str(root)) == ()
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [
+        "usr/local/lib", "usr/local/lib/x86_64-linux-gnu", "usr/local/lib64", "usr/lib64",
+        "usr/lib/aarch64-linux-gnu", "usr/lib/riscv64-linux-gnu", "lib/arm-linux-gnueabihf", "lib",
+        "usr/lib/x86_64-linux-musl", "usr/lib/llvm-14/lib", "opt/intel/oneapi/compiler/latest/lib",
+    ],
+)  # fmt: skip
+def test_system_folders(root: Path, folder: str):
+    path = library(root / folder / "libomp.so.5")
+    assert [found.path for found in find("llvm", None, root)] == [str(path)]
+
+
+def test_order_of_places(tmp_path: Path, root: Path, prefix: Path):
+    site = next(prefix.glob("lib/python*/site-packages"))
+    expected = [
+        ("the program's prefix", prefix / "lib"),
+        ("a package's lib folder", site / "torch/lib"),
+        ("a wheel's .libs", site / "some.libs"),
+        ("conda", tmp_path / "conda/lib"),
+        ("what the program's environment was made from", tmp_path / "prefix-base/lib"),
+        ("LD_LIBRARY_PATH", tmp_path / "first"),
+        ("LD_LIBRARY_PATH", tmp_path / "second"),
+        ("a system folder", root / "usr/local/lib"),
+        ("a system folder", root / "usr/lib"),
+    ]
+    for _, folder in expected:
+        library(folder / "libomp.so.5")
+    found = find(
+        "llvm",
+        prefix,
+        root,
+        CONDA_PREFIX=str(tmp_path / "conda"),
+        LD_LIBRARY_PATH=f":{tmp_path}/first:relative;{tmp_path}/second:",
+    )
+    assert [(one.origin, Path(one.path).parent) for one in found] == expected
+
+
+def test_loader_s_cache_comes_before_system_folders(root: Path, monkeypatch: pytest.MonkeyPatch):
+    cached = library(root / "somewhere/libomp.so.5")
+    listed = library(root / "usr/lib/libomp.so.5")
+    entries = (("libc.so.6", "/usr/lib/libc.so.6"), ("libomp.so.5", "/somewhere/libomp.so.5"))
+
+    def read(path: str) -> tuple[libraries.Library, ...]:
+        assert path == f"{root}/etc/ld.so.cache"
+        return tuple(map(CachedLibrary._make, entries))
+
+    from xlaunch.environment.loader_cache import CachedLibrary
+
+    monkeypatch.setattr(libraries, "read_loader_cache", read)
+    found = [(one.origin, one.path) for one in find("llvm", None, root)]
+    assert found == [("the loader's cache", str(cached)), ("a system folder", str(listed))]
+
+
+def test_prefix_of_conda_s_is_told_as_such(root: Path, prefix: Path):
+    (prefix / "conda-meta").mkdir()
+    library(prefix / "lib/libiomp5.so")
+    assert [one.origin for one in find("intel", prefix, root)] == ["conda"]
+
+
+def test_entry_of_ld_library_path_is_never_relative(
+    tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+):
+    library(tmp_path / "here/libomp.so.5")
+    monkeypatch.chdir(tmp_path / "here")
+    assert find("llvm", None, root, LD_LIBRARY_PATH=":.:../here") == []
+
+
+def test_links_are_resolved_and_the_same_file_is_told_once(root: Path):
+    path = library(root / "usr/lib/libtcmalloc_minimal.so.4.5.10")
+    for link in ("libtcmalloc_minimal.so.4", "libtcmalloc.so"):
+        (path.parent / link).symlink_to(path.name)
+    (root / "usr/local/lib").mkdir(parents=True)
+    (root / "usr/local/lib/libtcmalloc.so.4").symlink_to(path)
+    assert [one.path for one in find("tcmalloc", None, root)] == [str(path)]
+
+
+def test_link_that_leads_nowhere_is_no_library(root: Path):
+    (root / "usr/lib/libomp.so.5").symlink_to("gone")
+    assert find("llvm", None, root) == []
+
+
+def test_tcmalloc_without_its_profiler_comes_first(root: Path):
+    for name in ("libtcmalloc.so.4", "libtcmalloc_minimal.so.4"):
+        library(root / "usr/lib" / name)
+    assert find("tcmalloc", None, root)[0].path.endswith("libtcmalloc_minimal.so.4")
+
+
+def test_names_keep_the_order_they_are_asked_in(root: Path):
+    for file in ("libomp.so.5", "libjemalloc.so.2", "libgomp.so.1"):
+        library(root / "usr/lib" / file)
+    for names in (("gnu", "llvm", "jemalloc"), ("jemalloc", "gnu", "llvm")):
+        found = find_libraries(names, None, {}, root=str(root))
+        assert [one.name for one in found] == list(names)
+
+
+def test_name_that_is_none(root: Path):
+    with pytest.raises(UsageError, match=r"no library 'hoard'.*jemalloc"):
+        find("hoard", None, root)
+
+
+# Refused
+
+
+def refusal(path: Path, root: Path, name: str = "llvm", prefix: Path | None = None) -> str:
+    (found,) = find(name, prefix, root)
+    assert found.path == str(path)
+    assert find_library(name, None if prefix is None else str(prefix), {}, root=str(root)) is None
+    return found.refusal or ""
+
+
+def test_library_of_another_machine(root: Path):
+    path = library(root / "usr/lib/libomp.so.5", machine=OTHER)
+    assert refusal(path, root).startswith("built for 64-bit")
+
+
+def test_library_of_another_word_size(root: Path):
+    path = library(root / "usr/lib/libomp.so.5", bits=32)
+    assert "built for 32-bit" in refusal(path, root)
+
+
+def test_library_of_another_byte_order(root: Path):
+    path = library(root / "usr/lib/libomp.so.5", order=">")
+    assert "built for" in refusal(path, root)
+
+
+def test_the_machine_is_the_interpreter_s_and_not_ours(root: Path, tmp_path: Path):
+    foreign = library(root / "usr/lib/one-linux-gnu/libomp.so.5", machine=OTHER)
+    ours = library(root / "usr/lib/two-linux-gnu/libomp.so.5")
+    interpreter = tmp_path / "interpreter"
+    interpreter.write_bytes(elf_bytes(machine=OTHER))
+    found = find_libraries(("llvm",), None, {}, interpreter=str(interpreter), root=str(root))
+    assert [(one.path, one.refusal is None) for one in found] == [
+        (str(foreign), True),
+        (str(ours), False),
+    ]
+    prefix = tmp_path / "foreign"
+    (prefix / "bin").mkdir(parents=True)
+    (prefix / "bin/python").symlink_to(interpreter)
+    best = find_library("llvm", str(prefix), {}, root=str(root))
+    assert best is not None
+    assert best.path == str(foreign)
+
+
+def test_interpreter_that_is_a_script_is_taken_to_be_like_ours(root: Path, tmp_path: Path):
+    shim = tmp_path / "python"
+    shim.write_text("#!/bin/sh\nexec python\n")
+    library(root / "usr/lib/libomp.so.5")
+    assert find_library("llvm", None, {}, interpreter=str(shim), root=str(root)) is not None
+
+
+def test_program_by_a_library_s_name(root: Path):
+    path = library(root / "usr/lib/libomp.so.5", kind=2)
+    assert refusal(path, root) == "a program, not a library"
+
+
+@pytest.mark.parametrize("content", [b"", b"INPUT(libomp.so.5)", elf_bytes()[:90]])
+def test_file_that_is_broken(root: Path, content: bytes):
+    path = root / "usr/lib/libomp.so.5"
+    path.write_bytes(content)
+    assert "is no ELF file" in (text := refusal(path, root)) or "is cut short" in text
+
+
+def test_folder_by_a_library_s_name(root: Path):
+    path = root / "usr/lib/libomp.so.5"
+    path.mkdir()
+    assert "cannot be read" in refusal(path, root)
+
+
+@pytest.mark.parametrize("name", ["with space", "with:colon", "$LIB"])
+def test_path_that_ld_preload_cannot_hold(root: Path, tmp_path: Path, name: str):
+    path = library(tmp_path / name / "lib/libomp.so.5")
+    (root / "usr/lib/libomp.so.5").symlink_to(path)
+    assert "LD_PRELOAD cannot hold" in refusal(path, root)
+
+
+def test_private_copy_of_a_wheel_is_refused_by_its_soname(root: Path, prefix: Path):
+    site = next(prefix.glob("lib/python*/site-packages"))
+    path = library(site / "scikit_learn.libs/libgomp-e985bcbb.so.1.0.0")
+    assert "private copy" in refusal(path, root, "gnu", prefix)
+    # torch's wheels carry theirs under the plain name, which every library then finds.
+    plain = library(site / "torch/lib/libgomp.so.1")
+    assert [one.path for one in find("gnu", prefix, root)] == [str(plain), str(path)]
+
+
+def test_library_that_another_user_can_change_is_passed_over(root: Path, prefix: Path):
+    unsafe = library(prefix / "lib/libomp.so.5")
+    safe = library(root / "usr/lib/libomp.so.5")
+    unsafe.parent.chmod(0o777)
+    first, second = find("llvm", prefix, root)
+    assert (first.path, first.refusal) == (str(safe), None)
+    assert second.refusal == f"every user may write {unsafe.parent}"
+    unsafe.parent.chmod(0o755)
+    assert find("llvm", prefix, root)[0].path == str(unsafe)
+
+
+# Versions
+
+
+def version(name: str, root: Path, prefix: Path | None = None) -> str | None:
+    (found,) = find(name, prefix, root)
+    return found.version
+
+
+def test_version_in_the_file(root: Path):
+    text = b"\0005.3.0-0-g54eaed1d8b56b1aa528be3bdd1877e59c56fa90c\0"
+    library(root / "usr/lib/libjemalloc.so.2", text=text)
+    library(root / "usr/lib/libtcmalloc_minimal.so.4.5.10", text=b"\0gperftools 2.10\0")
+    assert version("jemalloc", root) == "5.3.0"
+    assert version("tcmalloc", root) == "2.10"
+
+
+def test_version_by_name_or_folder(root: Path):
+    library(root / "usr/lib/libmimalloc.so.2.0")
+    library(root / "usr/lib/llvm-18/lib/libomp.so.5")
+    library(root / "usr/lib/libgomp.so.1")
+    assert version("mimalloc", root) == "2.0"
+    assert version("llvm", root) == "18"
+    assert version("gnu", root) is None
+
+
+def test_version_of_the_package_that_it_came_in(root: Path, prefix: Path):
+    library(prefix / "lib/libiomp5.so")
+    assert version("intel", root, prefix) is None
+    site = next(prefix.glob("lib/python*/site-packages"))
+    (site / "intel_openmp-2026.2.0.dist-info").mkdir()
+    (site / "intel_openmp_extra-9.dist-info").mkdir()
+    assert version("intel", root, prefix) == "2026.2.0"
+
+
+def test_version_of_conda_s_package(root: Path, prefix: Path):
+    (prefix / "conda-meta").mkdir()
+    (prefix / "conda-meta/llvm-openmp-20.1.8-h4922eb0_1.json").write_text("{}")
+    (prefix / "conda-meta/llvm-openmp-devel-9.9-0.json").write_text("{}")
+    library(prefix / "lib/libomp.so")
+    assert version("llvm", root, prefix) == "20.1.8"
+
+
+# What is really there
+
+
+@pytest.mark.parametrize(
+    ("name", "package"),
+    [
+        ("jemalloc", "libjemalloc2"),
+        ("tcmalloc", "libtcmalloc-minimal4"),
+        ("mimalloc", "libmimalloc2.0"),
+        ("llvm", "libomp5"),
+        ("gnu", "libgomp1"),
+    ],
+)
+def test_real_library_of_the_system_is_found(name: str, package: str, needs):
+    found = find_library(name, None, {})
+    needs(found, f"Debian's {package}")
+    assert found.refusal is None
+    assert os.path.realpath(found.path) == found.path
+    assert found.version
+
+
+def test_real_runtime_that_pip_installed_is_found(needs):
+    import sys
+
+    found = find_library("intel", sys.prefix, {})
+    needs(found, "pip's intel-openmp")
+    assert Path(found.path).is_relative_to(Path(sys.prefix).resolve())
+    assert found.origin == "the program's prefix"
+    assert found.version
+
+
+def test_places_exist_and_are_told_once():
+    told = [place.place for place in places("/usr", {"LD_LIBRARY_PATH": "/usr/lib:/absent"})]
+    assert len({os.path.realpath(folder) for folder in told}) == len(told)
+    assert all(map(os.path.isdir, told))

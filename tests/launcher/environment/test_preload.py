@@ -1,0 +1,356 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LD_PRELOAD: the list, and the proof by a real child that a library can be on it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.environment.made_up import library
+from xlaunch.environment import preload
+from xlaunch.environment.libraries import find_library
+from xlaunch.environment.preload import (
+    Proof,
+    preload_list,
+    preloaded,
+    prove_preload,
+    require_library,
+    with_preload,
+)
+from xlaunch.environment.variables import Proposal
+from xlaunch.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("inherited", "ours", "expected"),
+    [
+        (None, [], ""),
+        ("", ["/a/libx.so"], "/a/libx.so"),
+        (None, ["/a/libx.so", "/b/liby.so"], "/a/libx.so:/b/liby.so"),
+        ("/u/libz.so", ["/a/libx.so"], "/u/libz.so:/a/libx.so"),
+        ("/u/libz.so  libw.so", ["/a/libx.so"], "/u/libz.so  libw.so:/a/libx.so"),
+        (" /u/libz.so: ", ["/a/libx.so"], "/u/libz.so:/a/libx.so"),
+        ("/a/libx.so", ["/a/libx.so"], "/a/libx.so"),
+        ("/a/../a/libx.so", ["/a/libx.so"], "/a/../a/libx.so"),
+        ("/u/libz.so /a/libx.so", ["/a/libx.so", "/a/libx.so"], "/u/libz.so /a/libx.so"),
+        ("libx.so.4", ["/a/libx.so.4.5.10"], "libx.so.4"),
+        ("libx.so.4", ["/a/libx.so.40"], "libx.so.4:/a/libx.so.40"),
+        ("/u/gone.so", ["/a/libx.so"], "/u/gone.so:/a/libx.so"),
+    ],
+)
+def test_what_is_inherited_stays_and_nothing_comes_twice(inherited, ours, expected: str):
+    assert preload_list(inherited, ours) == expected
+    assert preload_list(expected, ours) == expected
+
+
+def test_link_to_a_library_is_the_library(tmp_path: Path):
+    path = library(tmp_path / "libx.so.1.2")
+    (tmp_path / "libx.so").symlink_to(path)
+    assert preload_list(f"{tmp_path}/libx.so", [str(path)]) == f"{tmp_path}/libx.so"
+
+
+def test_entries_are_separated_by_colons_or_spaces():
+    assert preloaded(" a.so:b.so  c.so:") == ["a.so", "b.so", "c.so"]
+    assert preloaded(None) == []
+
+
+def test_several_concerns_share_one_variable():
+    first = with_preload([], {"LD_PRELOAD": "/u/z.so"}, "/a/x.so", "because of x")
+    second = with_preload([*first, Proposal("A", "1", "")], {}, "/b/y.so", "because of y")
+    assert second == [
+        Proposal("A", "1", ""),
+        Proposal(
+            "LD_PRELOAD", "/u/z.so:/a/x.so:/b/y.so", "because of x; because of y", merged=True
+        ),
+    ]
+
+
+# The proof
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> dict[str, str]:
+    """An environment whose cache is empty."""
+    return {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PATH": os.environ["PATH"]}
+
+
+@pytest.fixture
+def good(needs) -> str:
+    """A library that can be preloaded."""
+    found = find_library("gnu", None, {}) or find_library("gnu", sys.prefix, {})
+    needs(found, "libgomp.so.1")
+    return found.path
+
+
+@pytest.fixture
+def compile_library(tmp_path: Path, needs):
+    """Make a library of C code."""
+    compiler = shutil.which("gcc")
+    needs(compiler, "gcc")
+
+    def compile_it(code: str) -> str:
+        source, path = tmp_path / "code.c", tmp_path / "libcode.so"
+        source.write_text(code)
+        subprocess.run([compiler, "-shared", "-fPIC", source, "-o", path], check=True)
+        return str(path)
+
+    return compile_it
+
+
+@pytest.fixture
+def starts(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Every child that is started."""
+    started: list[object] = []
+    run = subprocess.run
+
+    def counted(*words, **options):
+        started.append(words)
+        return run(*words, **options)
+
+    monkeypatch.setattr(subprocess, "run", counted)
+    return started
+
+
+@pytest.mark.parametrize("name", ["jemalloc", "tcmalloc", "mimalloc", "intel", "llvm", "gnu"])
+def test_real_library_is_proven(name: str, home, needs):
+    found = find_library(name, sys.prefix, os.environ)
+    needs(found, f"{name}, of Debian or of pip")
+    assert prove_preload(found.path, sys.executable, home) == Proof(None, None)
+
+
+def test_settings_of_the_user_s_do_not_speak_against_a_library(home, needs):
+    found = find_library("jemalloc", None, {})
+    needs(found, "Debian's libjemalloc2")
+    home["MALLOC_CONF"] = "no_such_option:true"  # jemalloc would complain
+    assert prove_preload(found.path, sys.executable, home).refusal is None
+
+
+def test_what_the_loader_says_is_the_refusal(tmp_path: Path, home):
+    path = tmp_path / "libx.so"
+    path.write_bytes(b"not a library")
+    assert "cannot be preloaded" in (prove_preload(str(path), sys.executable, home).refusal or "")
+
+
+def test_library_that_is_not_there(tmp_path: Path, home):
+    proof = prove_preload(str(tmp_path / "absent.so"), sys.executable, home)
+    assert proof.refusal == "cannot be looked at (No such file or directory)"
+
+
+def test_library_that_complains(compile_library, home):
+    path = compile_library(
+        "#include <stdio.h>\n"
+        '__attribute__((constructor)) void f(void) { fputs("bad page size\\n", stderr); }'
+    )
+    assert prove_preload(path, sys.executable, home).refusal == (
+        "preloading it says: bad page size"
+    )
+
+
+@pytest.mark.parametrize("code", ["_exit(7)", "*(volatile int *)0 = 0"])
+def test_library_that_ends_the_program(compile_library, home, code: str):
+    path = compile_library(
+        "#include <unistd.h>\n__attribute__((constructor)) void f(void) { %s; }" % code
+    )
+    assert "when it is preloaded" in (prove_preload(path, sys.executable, home).refusal or "")
+
+
+def test_library_that_needs_another_which_is_absent(compile_library, tmp_path: Path, home):
+    path = compile_library("int getpid(void); int f(void) { return getpid(); }")
+    data = Path(path).read_bytes().replace(b"libc.so.6\0", b"libq.so.6\0")
+    Path(path).write_bytes(data)
+    assert "libq.so.6" in (prove_preload(path, sys.executable, home).refusal or "")
+
+
+def test_interpreter_that_drops_it(good: str, tmp_path: Path, home):
+    deaf = tmp_path / "python"
+    deaf.write_text(f'#!/bin/sh\nunset LD_PRELOAD\nexec {sys.executable} "$@"\n')
+    deaf.chmod(0o755)
+    assert "starts without it" in (prove_preload(good, str(deaf), home).refusal or "")
+
+
+def test_interpreter_that_cannot_be_started(good: str, tmp_path: Path, home):
+    (tmp_path / "python").write_text("")
+    assert "cannot be started" in (prove_preload(good, f"{tmp_path}/python", home).refusal or "")
+
+
+def test_child_that_hangs_is_ended(good: str, tmp_path: Path, home, monkeypatch, starts):
+    slow = tmp_path / "python"
+    slow.write_text("#!/bin/sh\nexec sleep 600\n")
+    slow.chmod(0o755)
+    monkeypatch.setattr(preload, "PATIENCE_S", 0.2)
+    for _ in range(2):  # not kept: it may have been the machine's fault
+        assert "did not end" in (prove_preload(good, str(slow), home).refusal or "")
+    assert len(starts) == 2
+
+
+# What was proven is kept
+
+
+def kept(home: dict[str, str]) -> Path:
+    return Path(home["XDG_CACHE_HOME"]) / "xlaunch" / "preloads.json"
+
+
+def test_proof_is_made_once(good: str, home, starts):
+    for _ in range(3):
+        assert prove_preload(good, sys.executable, home) == Proof(None, None)
+    assert len(starts) == 1
+    assert kept(home).parent.stat().st_mode & 0o777 == 0o700
+    assert kept(home).stat().st_mode & 0o077 == 0
+    assert [path.name for path in kept(home).parent.iterdir()] == ["preloads.json"]
+
+
+def test_refusal_is_kept_as_well(tmp_path: Path, home, starts):
+    path = tmp_path / "libx.so"
+    path.write_bytes(b"not a library")
+    first = prove_preload(str(path), sys.executable, home)
+    assert prove_preload(str(path), sys.executable, home) == first
+    assert first.refusal
+    assert len(starts) == 1
+
+
+@pytest.mark.parametrize("change", ["time", "size", "inode", "interpreter", "LD_LIBRARY_PATH"])
+def test_proof_is_of_these_very_files(good: str, tmp_path: Path, home, starts, change: str):
+    path, interpreter = tmp_path / "libx.so", sys.executable
+    shutil.copy2(good, path)
+    times = path.stat().st_mtime_ns, path.stat().st_mtime_ns
+    assert prove_preload(str(path), interpreter, home).refusal is None
+    if change == "time":
+        os.utime(path, ns=(times[0] + 1, times[1] + 1))
+    elif change == "size":
+        with path.open("ab") as stream:
+            stream.write(b"\0")
+        os.utime(path, ns=times)
+    elif change == "inode":
+        shutil.copy2(path, tmp_path / "new")
+        (tmp_path / "new").replace(path)
+    elif change == "interpreter":
+        script = tmp_path / "python"
+        script.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+        script.chmod(0o755)
+        interpreter = str(script)
+    else:
+        home["LD_LIBRARY_PATH"] = str(tmp_path)
+    assert prove_preload(str(path), interpreter, home).refusal is None
+    assert len(starts) == 2
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"7", b'{"x": 3}', b"\xff\xfe\0", b"[" * 100_000]
+)
+def test_damaged_file_is_ignored_and_replaced(good: str, home, starts, content: bytes):
+    kept(home).parent.mkdir(parents=True, mode=0o700)
+    kept(home).write_bytes(content)
+    for _ in range(2):
+        assert prove_preload(good, sys.executable, home) == Proof(None, None)
+    assert len(starts) == 1
+    assert list(json.loads(kept(home).read_text()).values()) == [None]
+
+
+def test_other_proofs_stay_and_the_oldest_go(good: str, home):
+    kept(home).parent.mkdir(parents=True, mode=0o700)
+    kept(home).write_text(json.dumps({f"old {n}": None for n in range(preload.MOST_KEPT + 10)}))
+    prove_preload(good, sys.executable, home)
+    names = list(json.loads(kept(home).read_text()))
+    assert len(names) == preload.MOST_KEPT
+    assert names[-2] == f"old {preload.MOST_KEPT + 9}"
+    assert good in names[-1]
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {},
+        {"HOME": ""},
+        {"HOME": "relative", "XDG_CACHE_HOME": "relative"},
+        {"HOME": "/proc/no-such-folder"},
+        {"XDG_CACHE_HOME": "/dev/null"},
+    ],
+)
+def test_without_a_home_it_is_tried_every_time_with_a_note(good: str, starts, variables):
+    for _ in range(2):
+        refusal, note = prove_preload(good, sys.executable, variables)
+        assert refusal is None
+        assert (note or "").startswith(
+            "whether a library can be preloaded is tried at every launch"
+        )
+    assert len(starts) == 2
+
+
+def test_file_that_cannot_be_replaced_is_a_note(good: str, home):
+    (kept(home) / "in the way").mkdir(parents=True)
+    kept(home).parent.chmod(0o700)
+    refusal, note = prove_preload(good, sys.executable, home)
+    assert refusal is None
+    assert "preloads.json: Is a directory" in (note or "")
+    assert [path.name for path in kept(home).parent.iterdir()] == ["preloads.json"]
+
+
+def test_folder_that_others_can_write_is_not_believed(good: str, home, starts):
+    kept(home).parent.mkdir(parents=True)
+    prove_preload(good, sys.executable, home)
+    kept(home).parent.chmod(0o777)
+    assert "can be written by others" in (prove_preload(good, sys.executable, home).note or "")
+    assert len(starts) == 2
+
+
+def test_folder_that_is_a_link_is_not_believed(good: str, home, tmp_path: Path):
+    (tmp_path / "elsewhere").mkdir()
+    kept(home).parent.parent.mkdir()
+    kept(home).parent.symlink_to(tmp_path / "elsewhere")
+    assert "is no folder" in (prove_preload(good, sys.executable, home).note or "")
+
+
+def test_home_is_used_without_xdg(good: str, tmp_path: Path):
+    assert prove_preload(good, sys.executable, {"HOME": str(tmp_path)}).note is None
+    assert (tmp_path / ".cache/xlaunch/preloads.json").is_file()
+
+
+# What a profile asks for
+
+
+def require(wanted: str, home, prefix: str | None = sys.prefix):
+    return require_library(
+        "--omp x", wanted, prefix=prefix, interpreter=sys.executable, environment=home
+    )
+
+
+def test_first_library_that_is_proven_is_taken(tmp_path: Path, good: str, home):
+    tmp_path.chmod(0o755)
+    # Read, it is a library; loaded, it is not: it has no code.
+    library(tmp_path / "lib" / "libgomp.so.1")
+    home["LD_LIBRARY_PATH"] = f"{tmp_path}/lib"
+    found, notes = require("gnu", home, None)
+    assert found.path == find_library("gnu", None, {}).path
+    assert notes == ()
+
+
+def test_library_that_is_nowhere(home, monkeypatch: pytest.MonkeyPatch):
+    from xlaunch.environment import libraries
+
+    monkeypatch.setattr(libraries, "_system_folders", lambda _: ["/usr/lib"])
+    monkeypatch.setattr(libraries, "read_loader_cache", lambda _: ())
+    with pytest.raises(UsageError) as error:
+        require_library(
+            "--omp intel", "intel", prefix=None, interpreter=sys.executable, environment=home
+        )
+    text = str(error.value)
+    assert text.startswith("--omp intel: no such library in /usr/lib, /etc/ld.so.cache.")
+    assert text.endswith("To install it: pip install intel-openmp (x86-64 only)")
+
+
+def test_named_file_that_is_refused(tmp_path: Path, home):
+    with pytest.raises(UsageError, match=r"--omp x: .*/libgomp.so.1: .* cannot be read"):
+        require(f"{tmp_path}/libgomp.so.1", home)
+    tmp_path.chmod(0o755)
+    path = library(tmp_path / "libgomp.so.1")
+    with pytest.raises(UsageError, match="libgomp.so.1: .*preload"):
+        require(str(path), home)
+    path.chmod(0o666)
+    with pytest.raises(UsageError, match="every user may write"):
+        require(str(path), home)
