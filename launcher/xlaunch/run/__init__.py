@@ -44,12 +44,10 @@ def run_plan(
     `table` puts the report on standard error at the end, `deliver` gets it as a value.
     """
     if sys.platform != "linux":
-        from xlaunch.run.unbound import run_unbound
+        from xlaunch.run.unbound import UNBOUND, run_unbound
 
-        report = run_unbound(plan, environment)
-        if deliver is not None:
-            deliver(report)
-        return report.exit_code
+        note(UNBOUND)
+        return run_unbound(plan, environment, table=table, deliver=deliver)
     if not plan.supervised and deliver is None:
         from xlaunch.run.start import replace_this_process
 

@@ -35,7 +35,9 @@ def launch(
     if sys.platform != "linux":
         from xlaunch.run.unbound import run_unbound
 
-        return run_unbound(plan, prepared)
+        reports: list[Report] = []
+        run_unbound(plan, prepared, table=table, deliver=reports.append)
+        return reports[0]
     task = pickle.dumps((plan, prepared, table))
     report_in, report_out = os.pipe()
     task_in, task_out = os.pipe()

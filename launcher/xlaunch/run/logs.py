@@ -34,6 +34,7 @@ def open_logs(folder: str, index: int) -> tuple[int, int]:
         path = log_path(folder, index, stream)
         if os.path.exists(path):
             os.replace(path, f"{path}.1")
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        # Python opens close-on-exec; Windows alone has a text mode.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
         descriptors.append(os.open(path, flags, 0o666))
     return descriptors[0], descriptors[1]

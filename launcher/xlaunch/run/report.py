@@ -6,11 +6,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
+import sys
 import tempfile
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from xlaunch.errors import UsageError
+from xlaunch.errors import UsageError, XLaunchError
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.machine.topology import CPUs
 
@@ -118,6 +120,21 @@ def _lies_in(path: str, folder: str) -> bool:
     return os.path.commonpath((os.path.abspath(path), folder)) == folder
 
 
+def write_report_or_tell(report: Report, path: str | None) -> int:
+    """Write `report` where it was asked for; the exit code of the run.
+
+    When that fails it is said on standard error, and a run that ended well is at fault (125).
+    """
+    if path is None:
+        return report.exit_code
+    try:
+        write_report(report, path)
+    except OSError as error:
+        print(f"xlaunch: --report: {error}", file=sys.stderr)
+        return report.exit_code or XLaunchError.exit_code
+    return report.exit_code
+
+
 def write_report(report: Report, path: str) -> None:
     """Write `report` as JSON. A regular file appears whole or not at all."""
     text = json.dumps(report_to_dict(report), indent=1) + "\n"
@@ -130,7 +147,7 @@ def write_report(report: Report, path: str) -> None:
     try:
         umask = os.umask(0)
         os.umask(umask)
-        os.fchmod(descriptor, 0o666 & ~umask)
+        os.chmod(temporary, 0o666 & ~umask)
         with open(descriptor, "w", encoding="utf-8") as stream:
             stream.write(text)
         os.replace(temporary, os.path.join(folder, name))
@@ -175,6 +192,14 @@ def render_report(report: Report) -> str:
         lines += align(headings, rows)
         lines += FOOTNOTE
     return "\n".join(lines)
+
+
+def signal_name(number: int) -> str:
+    """**Ex.:** ``"SIGSEGV"``; real-time signals by number."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _cell(value: float | None, form: str) -> str:

@@ -118,7 +118,7 @@ def exec_failure(program: Program, descriptor: int) -> XLaunchError | None:
         failed = os.read(descriptor, 4)
     finally:
         os.close(descriptor)
-    return _exec_error(program, int.from_bytes(failed, "little")) if failed else None
+    return exec_error(program, int.from_bytes(failed, "little")) if failed else None
 
 
 def execute(program: Program, variables: dict[str, str]) -> None:
@@ -130,7 +130,7 @@ def execute(program: Program, variables: dict[str, str]) -> None:
     try:
         _exec(program, variables)
     except OSError as error:
-        raise _exec_error(program, error.errno or 0) from None
+        raise exec_error(program, error.errno or 0) from None
 
 
 def _exec(program: Program, variables: dict[str, str]) -> None:
@@ -143,7 +143,8 @@ def _exec(program: Program, variables: dict[str, str]) -> None:
         os.execve("/bin/sh", ("/bin/sh", program.executable, *program.argv[1:]), variables)
 
 
-def _exec_error(program: Program, number: int) -> XLaunchError:
+def exec_error(program: Program, number: int) -> XLaunchError:
+    """What to tell the user when `program` could not be executed for the reason `number` (errno)."""
     text = f"program {program.executable!r}: {os.strerror(number)}"
     if number == errno.ENOENT:  # the file was there: its interpreter is not
         return ProgramNotFoundError(f"{text} (the file or the interpreter that it names)")

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Callable
 
 from xlaunch.environment import Environment
 from xlaunch.planning.plan import Plan
 from xlaunch.run.keeper import keep
-from xlaunch.run.report import Report, render_report, write_report
+from xlaunch.run.report import Report, render_report, write_report_or_tell
 from xlaunch.run.supervisor import Supervisor
 
 
@@ -32,13 +31,7 @@ def run_supervised(
         supervisor.flush()
         if deliver is not None:
             deliver(report)
-        code = report.exit_code
-        if plan.request.report is not None:
-            try:
-                write_report(report, plan.request.report)
-            except OSError as error:
-                print(f"xlaunch: --report: {error}", file=sys.stderr)
-                code = code or 125
+        code = write_report_or_tell(report, plan.request.report)
         if supervisor.ended_by_ctrl_c:
             # Told to the keeper by example, see keeper.keep().
             signal.signal(signal.SIGINT, signal.SIG_DFL)

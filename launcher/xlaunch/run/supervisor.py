@@ -23,7 +23,7 @@ from xlaunch.run.logs import open_logs
 from xlaunch.run.observe import Observer
 from xlaunch.run.output import READ_SIZE, LineTagger, Sink, same_file
 from xlaunch.run.processes import children, descendants, environment_value, process_group
-from xlaunch.run.report import InstanceReport, Report
+from xlaunch.run.report import InstanceReport, Report, signal_name
 from xlaunch.run.start import Streams, exec_failure, fork_instance, place_of
 from xlaunch.run.states import Action, Event, State, Target, act
 from xlaunch.run.syscalls import SI_KERNEL, SignalInfo, SignalQueue, become_subreaper
@@ -564,14 +564,6 @@ class Supervisor:
             warnings=tuple(self._warnings),
             argv=self._environment.program.argv,
         )
-
-
-def signal_name(number: int) -> str:
-    """**Ex.:** ``"SIGSEGV"``; real-time signals by number."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _describe_failure(running: _Running) -> str:

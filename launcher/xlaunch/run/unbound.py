@@ -2,30 +2,46 @@
 """Run a plan where there is no Linux: no binding, no supervisor processes, what Python offers.
 
 On macOS and Windows the launcher still sets thread counts and variables, runs the instances, ends
-the others after a failure, and returns the same exit codes. It says that nothing is bound.
+the others after a failure, and returns the same exit codes. It says that nothing is bound. What an
+instance leaves running is not looked for.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import IO
 
-from xlaunch.environment import Environment
+from xlaunch.environment import Environment, Program
 from xlaunch.errors import XLaunchError
 from xlaunch.planning.plan import Instance, Plan
 from xlaunch.planning.request import OnFailure
 from xlaunch.run.logs import open_logs
 from xlaunch.run.output import READ_SIZE, LineTagger
-from xlaunch.run.report import InstanceReport, Report
+from xlaunch.run.report import (
+    InstanceReport,
+    Report,
+    render_report,
+    signal_name,
+    write_report_or_tell,
+)
+from xlaunch.run.start import exec_error
 
 POLL_S = 0.05
+DRAIN_S = 0.2
+"""How long nothing may come from a pipe whose instance has ended, before it is left."""
 TIMED_OUT = 124
+OWN_FAULT = 125
+
+UNBOUND = f"instances are not bound to CPUs: on {sys.platform} only their thread counts are set"
 
 
 class _Child:
@@ -36,15 +52,21 @@ class _Child:
         self.process = process
         self.started = time.monotonic()
         self.ended: float | None = None
-        self.relays: list[threading.Thread] = []
+        self.relays: list[_Relay] = []
 
     @property
     def exit_code(self) -> int:
         code = self.process.returncode
         return code if code >= 0 else 128 - code
 
+    def describe_failure(self) -> str:
+        code = self.process.returncode
+        if code < 0:
+            return f"instance {self.instance.index} was ended by {signal_name(-code)}"
+        return f"instance {self.instance.index} failed with exit code {code}"
+
     def report(self) -> InstanceReport:
-        wall = (self.ended or time.monotonic()) - self.started
+        assert self.ended is not None
         code = self.process.returncode
         return InstanceReport(
             index=self.instance.index,
@@ -53,8 +75,8 @@ class _Child:
             cpus_observed=(),
             numa_nodes=(),
             exit_code=self.exit_code,
-            signal=signal.Signals(-code).name if code < 0 else None,
-            wall_s=wall,
+            signal=signal_name(-code) if code < 0 else None,
+            wall_s=self.ended - self.started,
             cpu_s=None,
             utilisation=None,
             peak_rss_bytes=None,
@@ -64,125 +86,227 @@ class _Child:
         )
 
 
-def run_unbound(plan: Plan, environment: Environment) -> Report:
-    """Run the instances of `plan` side by side and wait for all of them."""
-    request = plan.request
-    started = time.monotonic()
-    deadline = None if request.timeout_s is None else started + request.timeout_s
-    children: list[_Child] = []
-    failure: tuple[int, str] | None = None
-    try:
-        with _terminate_becomes_interrupt():
-            for instance, variables in zip(plan.instances, environment.variables, strict=True):
-                children.append(_start(plan, environment, instance, variables))
-            while any(child.ended is None for child in children):
-                time.sleep(POLL_S)
-                for child in children:
-                    if child.ended is not None or child.process.poll() is None:
-                        continue
-                    child.ended = time.monotonic()
-                    if child.exit_code != 0 and failure is None:
-                        index = child.instance.index
-                        text = f"instance {index} failed with exit code {child.exit_code}"
-                        failure = child.exit_code, text
-                        if request.on_failure is OnFailure.STOP:
-                            _end(children, request.grace_s)
-                if deadline is not None and time.monotonic() > deadline:
-                    deadline = None
-                    failure = failure or (TIMED_OUT, f"timeout after {request.timeout_s:g} s")
-                    _end(children, request.grace_s)
-    except KeyboardInterrupt:
-        failure = failure or (128 + signal.SIGINT, "interrupted")
-        _end(children, request.grace_s)
-    except OSError as error:
-        _end(children, request.grace_s)
-        raise XLaunchError(f"cannot start {environment.program.executable!r}: {error}") from None
-    for child in children:
-        for relay in child.relays:
-            relay.join()
-    code, reason = failure or (0, f"{len(children)} instances ended well")
-    return Report(
-        exit_code=code,
-        reason=reason,
-        wall_s=time.monotonic() - started,
-        count=plan.count,
-        instances=tuple(child.report() for child in children),
-        warnings=(*plan.warnings, *environment.warnings),
-        argv=environment.program.argv,
-    )
+class _Relay(threading.Thread):
+    """Passes one stream of one instance on, by whole lines."""
 
+    def __init__(self, source: IO[bytes], target: int, tag: str, lock: threading.Lock) -> None:
+        super().__init__(daemon=True)
+        self._source = source
+        self._target = target
+        self._tagger = LineTagger(tag, terminal=False)
+        self._lock = lock
+        self._reads = 0
+        self._reading = False
 
-def _start(
-    plan: Plan, environment: Environment, instance: Instance, variables: dict[str, str]
-) -> _Child:
-    stdin = None if len(plan.instances) == 1 else subprocess.DEVNULL
-    outputs: tuple[int | None, int | None] = (None, None)
-    opened: tuple[int, ...] = ()
-    if plan.request.log_dir is not None:
-        opened = outputs = open_logs(plan.request.log_dir, instance.index)
-    elif plan.relayed:
-        outputs = (subprocess.PIPE, subprocess.PIPE)
-    try:
-        child = _Child(
-            instance,
-            subprocess.Popen(
-                environment.program.argv,
-                executable=environment.program.executable,
-                env=variables,
-                stdin=stdin,
-                stdout=outputs[0],
-                stderr=outputs[1],
-            ),
-        )
-    finally:
-        for descriptor in opened:
-            os.close(descriptor)
-    tag = str(instance.index) if plan.tagged else ""
-    lock = threading.Lock()
-    for source, target in ((child.process.stdout, 1), (child.process.stderr, 2)):
-        if source is not None:
-            relay = threading.Thread(target=_relay, args=(source, target, tag, lock), daemon=True)
-            relay.start()
-            child.relays.append(relay)
-    return child
+    def run(self) -> None:
+        data = b"more"
+        while data:
+            self._reading = True
+            data = os.read(self._source.fileno(), READ_SIZE)
+            self._reading = False
+            self._reads += 1
+            self._write(self._tagger.feed(data) if data else self._tagger.finish())
 
+    def drain(self) -> None:
+        """Wait for the end of the stream, but not for a stranger who only holds it open."""
+        while self.is_alive():
+            reads = self._reads
+            self.join(DRAIN_S)
+            if self._reading and self._reads == reads:
+                self._write(self._tagger.finish())
+                return
 
-def _relay(source: IO[bytes], target: int, tag: str, lock: threading.Lock) -> None:
-    tagger = LineTagger(tag, terminal=False)
-    while True:
-        data = os.read(source.fileno(), READ_SIZE)
-        lines = memoryview(tagger.feed(data) if data else tagger.finish())
-        with lock, contextlib.suppress(OSError):
+    def _write(self, data: bytes) -> None:
+        lines = memoryview(data)
+        with self._lock, contextlib.suppress(OSError):  # nobody reads on
             while lines:
-                lines = lines[os.write(target, lines) :]
-        if not data:
-            return
+                lines = lines[os.write(self._target, lines) :]
 
 
-def _end(children: list[_Child], grace_s: float) -> None:
-    """Ask every child that still runs to end; kill what is left after the grace period."""
-    running = [child for child in children if child.process.poll() is None]
-    for child in running:
-        child.process.terminate()
-    deadline = time.monotonic() + grace_s
-    for child in running:
+class _Run:
+    """The instances of one plan, from start to end. Use once."""
+
+    def __init__(self, plan: Plan, environment: Environment) -> None:
+        self._plan = plan
+        self._request = plan.request
+        self._environment = environment
+        self._children: list[_Child] = []
+        self._locks = {1: threading.Lock(), 2: threading.Lock()}
+        self._told: list[int] = []
+        """Signals to this process that are still to be handled."""
+        self._kill_at: float | None = None
+        """Set once everything was asked to end."""
+        self._failure: tuple[int, str] | None = None
+
+    def run(self) -> Report:
+        started = time.monotonic()
+        timeout_s = self._request.timeout_s
+        timeout_at = None if timeout_s is None else started + timeout_s
+        with _signals_noted(self._told):
+            self._start_all()
+            while self._running():
+                time.sleep(POLL_S)
+                self._look_for_ends()
+                while self._told:
+                    self._handle(self._told.pop(0))
+                now = time.monotonic()
+                if timeout_at is not None and now >= timeout_at and self._running():
+                    timeout_at = None
+                    self._fail(TIMED_OUT, f"timeout after {timeout_s:g} s")
+                    self._end()
+                if self._kill_at is not None and now >= self._kill_at:
+                    self._kill()
+        for child in self._children:
+            for relay in child.relays:
+                relay.drain()
+        count = len(self._children)
+        ended_well = f"{count} instance{'' if count == 1 else 's'} ended well"
+        code, reason = self._failure or (0, ended_well)
+        return Report(
+            exit_code=code,
+            reason=reason,
+            wall_s=time.monotonic() - started,
+            count=self._plan.count,
+            instances=tuple(child.report() for child in self._children),
+            warnings=(*self._plan.warnings, UNBOUND),
+            argv=self._environment.program.argv,
+        )
+
+    def _start_all(self) -> None:
+        for instance, variables in zip(
+            self._plan.instances, self._environment.variables, strict=True
+        ):
+            try:
+                self._start(instance, variables)
+            except (XLaunchError, OSError) as error:
+                code = error.exit_code if isinstance(error, XLaunchError) else OWN_FAULT
+                print(f"xlaunch: error: instance {instance.index}: {error}", file=sys.stderr)
+                self._fail(code, f"instance {instance.index} could not be started")
+                self._end()
+                return
+
+    def _start(self, instance: Instance, variables: dict[str, str]) -> None:
+        stdin = None if len(self._plan.instances) == 1 else subprocess.DEVNULL
+        outputs: tuple[int | None, int | None] = (None, None)
+        opened: tuple[int, ...] = ()
+        if self._request.log_dir is not None:
+            opened = outputs = open_logs(self._request.log_dir, instance.index)
+        elif self._plan.relayed:
+            outputs = (subprocess.PIPE, subprocess.PIPE)
         try:
-            child.process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
+            process = _open_process(
+                self._environment.program, variables, stdin=stdin, outputs=outputs
+            )
+        finally:
+            for descriptor in opened:
+                os.close(descriptor)
+        child = _Child(instance, process)
+        self._children.append(child)
+        tag = str(instance.index) if self._plan.tagged else ""
+        for source, target in ((process.stdout, 1), (process.stderr, 2)):
+            if source is not None:
+                relay = _Relay(source, target, tag, self._locks[target])
+                relay.start()
+                child.relays.append(relay)
+
+    def _running(self) -> list[_Child]:
+        return [child for child in self._children if child.ended is None]
+
+    def _look_for_ends(self) -> None:
+        for child in self._running():
+            if child.process.poll() is None:
+                continue
+            child.ended = time.monotonic()
+            if child.exit_code != 0:
+                self._fail(child.exit_code, child.describe_failure())
+                if self._request.on_failure is OnFailure.STOP:
+                    self._end()
+
+    def _handle(self, number: int) -> None:
+        """The first signal asks everything to end, the second one ends it."""
+        if self._kill_at is not None:
+            self._kill()
+            return
+        self._fail(128 + number, f"{signal_name(number)} sent to the launcher")
+        # What the terminal sends goes to the instances as well; they may take their time with it.
+        told_by_terminal = number == signal.SIGINT and any(map(os.isatty, (0, 1, 2)))
+        self._end(ask=not told_by_terminal)
+
+    def _fail(self, code: int, reason: str) -> None:
+        self._failure = self._failure or (code, reason)
+
+    def _end(self, *, ask: bool = True) -> None:
+        """Ask what still runs to end, and give it the grace period."""
+        if self._kill_at is not None:
+            return
+        self._kill_at = time.monotonic() + self._request.grace_s
+        if ask:
+            for child in self._running():
+                child.process.terminate()
+
+    def _kill(self) -> None:
+        for child in self._running():
             child.process.kill()
-            child.process.wait()
-        child.ended = time.monotonic()
+
+
+def run_unbound(
+    plan: Plan,
+    environment: Environment,
+    *,
+    table: bool,
+    deliver: Callable[[Report], None] | None,
+) -> int:
+    """Run the instances of `plan` side by side; the exit code of the first failure, or 0."""
+    report = _Run(plan, environment).run()
+    if table:
+        print(render_report(report), file=sys.stderr)
+    if deliver is not None:
+        deliver(report)
+    return write_report_or_tell(report, plan.request.report)
+
+
+def _open_process(
+    program: Program,
+    variables: dict[str, str],
+    *,
+    stdin: int | None,
+    outputs: tuple[int | None, int | None],
+) -> subprocess.Popen[bytes]:
+    """Start `program`. Raises what `execute` raises."""
+
+    def start(executable: str, argv: tuple[str, ...]) -> subprocess.Popen[bytes]:
+        stdout, stderr = outputs
+        return subprocess.Popen(
+            argv, executable=executable, env=variables, stdin=stdin, stdout=stdout, stderr=stderr
+        )
+
+    try:
+        return start(program.executable, program.argv)
+    except OSError as error:
+        if error.errno != errno.ENOEXEC or os.name != "posix":
+            raise exec_error(program, error.errno or 0) from None
+    # A script without a shebang, as on Linux.
+    return start("/bin/sh", ("/bin/sh", program.executable, *program.argv[1:]))
 
 
 @contextlib.contextmanager
-def _terminate_becomes_interrupt() -> Iterator[None]:
-    """SIGTERM ends the run as Ctrl-C does, within the block."""
+def _signals_noted(told: list[int]) -> Iterator[None]:
+    """Within the block, signals that would end this process are added to `told` instead."""
 
-    def interrupt(number: int, _: object) -> None:
-        raise KeyboardInterrupt
+    def note(number: int, _: FrameType | None) -> None:
+        told.append(number)
 
-    previous = signal.signal(signal.SIGTERM, interrupt)
+    if threading.current_thread() is not threading.main_thread():
+        yield  # a library call: signals are the program's own business
+        return
+    names = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    previous = {number: signal.getsignal(number) for number in numbers}
+    noted = [number for number in numbers if previous[number] != signal.SIG_IGN]
+    for number in noted:
+        signal.signal(number, note)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number in noted:
+            signal.signal(number, previous[number])

@@ -7,6 +7,7 @@ Nothing is imported for this, and next to nothing done, where there is no such f
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any, NamedTuple
 
 from xlaunch.errors import UsageError
@@ -132,6 +133,8 @@ def _user_layers() -> list[Layer]:
 
 def _is_foreign(path: str, notes: list[str]) -> bool:
     """Whether another user could choose what runs here: in a shared folder above, say /tmp."""
+    if sys.platform == "win32":
+        return False  # files have no owner's number there
     # In a user namespace the owner of / is what root looks like.
     trusted = {0, os.geteuid(), os.stat("/").st_uid}
     others = {os.stat(path).st_uid, os.lstat(path).st_uid} - trusted
