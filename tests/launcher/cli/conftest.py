@@ -19,6 +19,14 @@ def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def private_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test reads what the user has set for every launch."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        yield
+
+
 @pytest.fixture
 def no_program_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the command line, this process runs on alone.

@@ -170,7 +170,8 @@ def _parse(data: bytes, shown: str) -> dict[str, Any]:
     import tomllib
 
     try:
-        return tomllib.loads(data.decode())
+        # With a last line that ends, an error in it has a number.
+        return tomllib.loads(data.decode() + "\n")
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         raise UsageError(f"{shown}, line {line}: not UTF-8, so not TOML") from None

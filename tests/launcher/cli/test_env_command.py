@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`xlaunch env`: read by a real shell, by systemd, by docker, it is what an instance gets."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.cli.commands import AWKWARD, SHOW, XLAUNCH, clean_environment, xlaunch
+
+VALUES = [value for value in AWKWARD if len(value) < 1000]
+WRITTEN_BY_SHELLS = {"_", "SHLVL", "PWD", "OLDPWD"}
+MACHINE = "package:2 node:2 l3:4 core:4 pu:2"
+SHELLS = [path for path in map(shutil.which, ("sh", "dash", "bash")) if path]
+
+
+def in_shell(script: str, *words: str | bytes, shell: str = "sh", **env: str) -> bytes:
+    """What a shell prints; ``"$@"`` is xlaunch with `words`."""
+    command = (shell, "-c", script, shell, *XLAUNCH, *words)
+    done = subprocess.run(command, env=clean_environment(**env), capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b""), done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_shell_gets_every_value_unchanged(shell: str):
+    options = [word for n, value in enumerate(VALUES) for word in ("--env", b"V%d=" % n + value)]
+    script = f'eval "$("$@")"; exec {sys.executable} {SHOW}'
+    told = json.loads(in_shell(script, "env", *options, shell=shell))
+    for number, value in enumerate(VALUES):
+        assert os.fsencode(told["env"][f"V{number}"]) == value
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        ("--ncores", "1"),
+        ("--env", "OMP_NUM_THREADS=7", "--allocator", "glibc-frugal"),
+        ("--no-cache", "--env", "PATH=/nowhere"),
+    ],
+    ids=" ".join,
+)
+def test_shell_has_the_environment_that_an_instance_has(options: tuple[str, ...]):
+    env = {"XLAUNCH_OPT_GRACE": "5", "MKL_NUM_THREADS": "3"}
+    python = sys.executable
+    script = f'eval "$("$@")"; exec {python} {SHOW}'
+    told = json.loads(in_shell(script, "env", *options, python, **env))["env"]
+    real = xlaunch(*options, python, SHOW, env=clean_environment(**env)).only()["env"]
+    for name in WRITTEN_BY_SHELLS:
+        told.pop(name, None)
+        real.pop(name, None)
+    assert told == real
+
+
+def test_second_time_in_the_same_shell_sets_what_has_changed():
+    first, second = (f'"$@" --ncores 1 --env A={n}' for n in (1, 2))
+    script = f'eval "$({first})"; eval "$({second})"; echo $A $OMP_NUM_THREADS'
+    assert in_shell(script, "env") == b"2 1\n"
+
+
+@pytest.mark.parametrize("form", ["sh", "systemd"])
+def test_name_that_cannot_be_had_is_refused(form: str):
+    message = xlaunch("env", "--format", form, "--env", "A-B=1").refused()
+    assert "cannot have a variable of the name 'A-B'" in message
+
+
+def test_several_instances_need_a_choice():
+    options = ("--synthetic", MACHINE, "--instances", "4")
+    message = xlaunch("env", *options).refused()
+    assert message == (
+        "each of 4 instances has an environment of its own; choose one: --instance-index 0 (of 0-3)"
+    )
+    done = xlaunch("env", *options, "--instance-index", "2")
+    assert b"export XLAUNCH_INSTANCE_INDEX=2\n" in done.out
+    assert "4 instances" not in done.err
+    assert "choose one" in xlaunch("env", *options, "--instance-index", "1,2").refused()
+
+
+def test_program_of_python_is_the_default(tmp_path: Path):
+    with_program = xlaunch("env", "--ncores", "1", sys.executable)
+    assert xlaunch("env", "--ncores", "1") == with_program
+    assert xlaunch("env", "--ncores", "1", "-m") == with_program
+    assert "is not on PATH" in xlaunch("env", "no-such-program").refused(127)
+
+
+def test_presets_hold_for_it(tmp_path: Path):
+    (tmp_path / "best.toml").write_text("env = { A = 'b c' }")
+    done = xlaunch("env", "--preset", "best", cwd=tmp_path)
+    assert b"export A='b c'\n" in done.out
+
+
+# systemd
+
+
+def systemd_lines(*options: str | bytes) -> list[str]:
+    done = xlaunch("env", "--format", "systemd", *options)
+    assert done.code == 0, done.err
+    return done.out.decode().splitlines()
+
+
+def unquoted(line: str) -> str:
+    """What systemd makes of ``Environment="..."``, by systemd.syntax(7) and systemd.unit(5)."""
+    text = line.removeprefix('Environment="').removesuffix('"')
+    assert len(text) == len(line) - len('Environment=""'), line
+    read, rest = "", iter(text)
+    for char in rest:
+        if char == "\\":
+            code = next(rest)
+            known = {"n": "\n", "t": "\t", "\\": "\\", '"': '"'}
+            read += chr(int(next(rest) + next(rest), 16)) if code == "x" else known[code]
+        elif char == "%":
+            assert next(rest) == "%"
+            read += "%"
+        else:
+            assert char != '"'
+            read += char
+    return read
+
+
+TEXTS = [value.decode() for value in VALUES if not value.startswith(b"\xff")]
+
+
+def test_systemd_quoting_keeps_every_value():
+    options = [f"--env=V{number}={value}" for number, value in enumerate(TEXTS)]
+    lines = systemd_lines(*options)
+    told = dict(unquoted(ln).split("=", 1) for ln in lines if ln.startswith("Environment="))
+    assert {f"V{number}": value for number, value in enumerate(TEXTS)}.items() <= told.items()
+
+
+def test_systemd_reads_every_value_unchanged(tmp_path: Path):
+    """By systemd itself: with this variable it dumps the unit that it verifies."""
+    verify = shutil.which("systemd-analyze")
+    if not verify:
+        pytest.skip("systemd-analyze is not here; its quoting rules are tested without it")
+    options = [f"--env=V{number}={value}" for number, value in enumerate(TEXTS)]
+    lines = systemd_lines("--memory", "bind", "--ncores", "2", "--synthetic", MACHINE, *options)
+    unit = tmp_path / "unit.service"
+    unit.write_text("\n".join(["[Service]", "ExecStart=/bin/true", *lines, ""]))
+    plain = subprocess.run((verify, "verify", unit), capture_output=True, text=True, check=False)
+    assert "unit.service" not in plain.stderr
+    env = os.environ | {"SYSTEMD_LOG_LEVEL": "debug"}
+    done = subprocess.run((verify, "verify", unit), env=env, capture_output=True, check=False)
+    for number, value in enumerate(TEXTS):
+        assert f"\t\tEnvironment: V{number}={value}\n".encode() in done.stdout + done.stderr
+
+
+def test_systemd_gets_the_place():
+    options = ("--synthetic", MACHINE, "--instances", "4", "--instance-index", "1")
+    bound = systemd_lines(*options, "--memory", "bind")
+    assert bound[-3:] == ["CPUAffinity=16-31", "NUMAPolicy=bind", "NUMAMask=1"]
+    assert systemd_lines(*options)[-2:] == ["NUMAPolicy=preferred", "NUMAMask=1"]
+    assert systemd_lines(*options, "--memory", "none")[-1] == "CPUAffinity=16-31"
+    assert systemd_lines(*options, "--memory", "local")[-1] == "NUMAPolicy=local"
+
+
+def test_systemd_has_no_preference_for_several_nodes():
+    options = ("--synthetic", MACHINE, "--cpus", "0-31", "--memory", "preferred")
+    done = xlaunch("env", "--format", "systemd", *options)
+    assert b"NUMAPolicy" not in done.out
+    assert "warning: systemd prefers one NUMA node at most" in done.err
+
+
+def test_systemd_takes_utf_8_only():
+    message = xlaunch("env", "--format", "systemd", "--env", b"A=\xff").refused()
+    assert message == "the value of A cannot be in a unit: systemd takes UTF-8 only"
+
+
+def test_unit_gets_what_the_user_has_set_in_this_shell():
+    """A unit inherits nothing of it."""
+    env = clean_environment(OMP_NUM_THREADS="3")
+    done = xlaunch("env", "--format", "systemd", env=env)
+    assert b'Environment="OMP_NUM_THREADS=3"\n' in done.out
+    assert b"OMP_NUM_THREADS" not in xlaunch("env", env=env).out
+
+
+# docker
+
+
+def docker_words(*options: str | bytes) -> list[bytes]:
+    """What a program named docker gets."""
+    script = """docker() { printf '%s\\0' "$@"; }; eval "docker run $("$@") image" """
+    return in_shell(script, "env", "--format", "docker", *options).split(b"\0")[:-1]
+
+
+def test_docker_gets_every_value_unchanged():
+    options = [word for n, value in enumerate(VALUES) for word in ("--env", b"V%d=" % n + value)]
+    words = docker_words(*options, "--env", "A-B=1")
+    assert (words[0], words[-1]) == (b"run", b"image")
+    told = [word for flag, word in itertools.pairwise(words) if flag == b"--env"]
+    assert {b"V%d=" % n + value for n, value in enumerate(VALUES)} < set(told)
+    assert b"A-B=1" in told
+
+
+def test_docker_gets_the_place():
+    options = ("--synthetic", MACHINE, "--instances", "4", "--instance-index", "1")
+    assert docker_words(*options)[-3:-1] == [b"--cpuset-cpus", b"16-31"]
+    bound = docker_words(*options, "--memory", "bind")[-5:-1]
+    assert bound == [b"--cpuset-cpus", b"16-31", b"--cpuset-mems", b"1"]
+    done = xlaunch("env", "--format", "docker", *options, "--memory", "interleave")
+    assert "warning: docker has no flag for interleaved memory" in done.err
+
+
+# JSON
+
+
+def test_json_tells_all():
+    env = clean_environment(OMP_NUM_THREADS="3", XLAUNCH_OPT_GRACE="5")
+    done = xlaunch("env", "--format", "json", "--env", b"A=\xff", "--env", "A-B=1", env=env)
+    facts: dict[str, Any] = json.loads(done.out)
+    assert facts["schema_version"] == 1
+    assert (facts["instance_index"], facts["instance_count"]) == (0, 1)
+    assert facts["environment"]["OMP_NUM_THREADS"] == "3"
+    assert facts["reasons"]["OMP_NUM_THREADS"].startswith("already set")
+    assert os.fsencode(facts["environment"]["A"]) == b"\xff"
+    assert facts["environment"]["A-B"] == "1"
+    assert facts["removed"] == ["XLAUNCH_OPT_GRACE"]
+    assert "OMP_NUM_THREADS" not in facts["changed"]
+    assert set(facts["changed"]) < set(facts["environment"])

@@ -1,0 +1,434 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where options come from: the levels and their order, the files, and what is wrong with them."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.cli.commands import clean_environment, one_error_line, xlaunch
+from launcher.cli.settings import Home, home, typed
+from xlaunch.cli import run
+from xlaunch.planning.request import MAX, MemoryPolicy, Mode, OnFailure
+
+__all__ = ["home"]
+
+LEVELS = ("command line", "variable", "preset", "project", "user")
+"""The strongest first; the sixth is the default."""
+
+# Option, its value at each level as TOML and as the request has it, and the default.
+TABLE: list[tuple[str, list[str], list[Any], Any]] = [
+    ("ncores", ["5", "4", "3", "2", "1"], [5, 4, 3, 2, 1], None),
+    (
+        "on-failure",
+        ['"continue"', '"stop"', '"continue"', '"stop"', '"continue"'],
+        [OnFailure.CONTINUE, OnFailure.STOP] * 2 + [OnFailure.CONTINUE],
+        OnFailure.STOP,
+    ),
+    ("cpus", ['"5"', '"0-4"', '"3"', '"2"', '"1"'], [(5,), (0, 1, 2, 3, 4), (3,), (2,), (1,)], None),
+    ("timeout", ["5", '"4m"', "2.5", '"2h"', "1"], [5.0, 240.0, 2.5, 7200.0, 1.0], None),
+    ("log-dir", ['"e"', '"d"', '"c"', '"b"', '"a"'], list("edcba"), None),
+    ("smt", ["false", "true"] * 2 + ["false"], [False, True] * 2 + [False], False),
+    ("tag", ["true", "false"] * 2 + ["true"], [True, False] * 2 + [True], None),
+]  # fmt: skip
+FIELDS = {"timeout": "timeout_s"}
+
+
+@pytest.mark.parametrize(("option", "texts", "values", "default"), TABLE, ids=[r[0] for r in TABLE])
+def test_strongest_level_that_says_something_wins(
+    home: Home,
+    monkeypatch: pytest.MonkeyPatch,
+    option: str,
+    texts: list,
+    values: list,
+    default: Any,
+):
+    field = FIELDS.get(option, option.replace("-", "_"))
+    for present in itertools.product((False, True), repeat=len(LEVELS)):
+        words: list[str] = []
+        monkeypatch.delenv(f"XLAUNCH_OPT_{option.replace('-', '_').upper()}", raising=False)
+        for level, text, there in zip(LEVELS, texts, present, strict=True):
+            bare = text.strip('"')
+            if level == "command line":
+                flag = {"true": f"--{option}", "false": f"--no-{option}"}.get(bare)
+                words += [flag or f"--{option}={bare}"] if there else []
+            elif level == "variable":
+                if there:
+                    name = f"XLAUNCH_OPT_{option.replace('-', '_').upper()}"
+                    monkeypatch.setenv(name, bare)
+            else:
+                home.write(level, f"{option} = {text}" if there else "")
+        found = typed("--preset", "best.toml", *words, "program")
+        winner = next((index for index, there in enumerate(present) if there), None)
+        assert getattr(found.request, field) == (default if winner is None else values[winner])
+        origins = [
+            "command line",
+            f"XLAUNCH_OPT_{option.replace('-', '_').upper()}",
+            "preset best.toml",
+            f"project {home.project}",
+            f"user {home.user}",
+        ]
+        source = found.sources.by_option.get(option.replace("-", "_"))
+        assert (source and source.origin) == (None if winner is None else origins[winner])
+
+
+def test_precedence_as_a_user_sees_it(home: Home):
+    """The same by a real command: each level sets one option more, and the one above overrides it."""
+    home.write("user", "grace = 1\nsmt = true\nreserve = 1\nplace = 'scatter'\nlog_dir = 'user'")
+    home.write("project", "smt = false\nreserve = 2\nplace = 'compact'\nlog_dir = 'project'")
+    home.write("preset", "reserve = 3\nplace = 'scatter'\nlog_dir = 'preset'")
+    env = clean_environment(XLAUNCH_OPT_PLACE="compact", XLAUNCH_OPT_LOG_DIR="variable")
+    options = ("--preset", "best.toml", "--log-dir", "flag", "--synthetic", "core:8", "--explain")
+    done = xlaunch("plan", *options, env=env, cwd=home.here)
+    assert (done.code, done.err) == (0, "")
+    lines = [line for line in done.out.decode().splitlines() if line.startswith("option ")]
+    assert lines == [
+        "option reserve 3: preset best.toml",
+        "option place compact: XLAUNCH_OPT_PLACE",
+        f"option smt false: project {home.project}",
+        "option log-dir flag: command line",
+        f"option grace 1: user {home.user}",
+    ]
+
+
+def test_variables_of_all_levels_come_together(home: Home, monkeypatch: pytest.MonkeyPatch):
+    home.write("user", "env = { A = 'user', U = 'user' }")
+    home.write("project", "[tool.xlaunch.env]\nA = 'project'\nB = 2")
+    home.write("preset", "env = ['A=preset', 'C=x=y']")
+    found = typed("--preset", "best", "--env", "C=flag", "program")
+    assert dict(found.request.env) == {"A": "preset", "U": "user", "B": "2", "C": "flag"}
+    assert {name: source.origin for name, source in found.sources.by_variable.items()} == {
+        "A": "preset best.toml",
+        "U": f"user {home.user}",
+        "B": f"project {home.project}",
+        "C": "command line",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ('cpus = "0-2,5"', {"cpus": (0, 1, 2, 5)}),
+        ("cpus = [5, 0, 1, 2]", {"cpus": (0, 1, 2, 5)}),
+        ('cpus = [5, "0-2"]', {"cpus": (0, 1, 2, 5)}),
+        ("nodes = 1", {"nodes": (1,)}),
+        ('instances = "max"', {"instances": MAX}),
+        ('instances = "3"', {"instances": 3}),
+        ("log-dir = 'a b'", {"log_dir": "a b"}),
+        ("log_dir = 'a b'", {"log_dir": "a b"}),
+        ("timeout = 1.5", {"timeout_s": 1.5}),
+        ("timeout = '250ms'", {"timeout_s": 0.25}),
+        ("env = {}", {"env": ()}),
+        ("[env]\nA = ''\n'b c' = 7", {"env": (("A", ""), ("b c", "7"))}),
+        ("mode = 'latency'\nmemory = 'bind'", {"mode": Mode.LATENCY, "memory": MemoryPolicy.BIND}),
+        ("tag = false", {"tag": False}),
+        ("", {}),
+    ],
+)
+def test_what_a_file_may_write(home: Home, text: str, value: dict[str, Any]):
+    home.write("preset", text)
+    request = typed("--preset", "best", "program").request
+    assert request == typed("program").request._replace(**value)
+
+
+# Which files
+
+
+@pytest.mark.parametrize("name", ["best", "best.toml", "./best", "../down/best.toml"])
+def test_preset_here(home: Home, name: str):
+    home.write("preset", "ncores = 3")
+    (home.presets / "best.toml").write_text("ncores = 4")
+    assert typed("--preset", name, "program").request.ncores == 3
+
+
+@pytest.mark.parametrize("name", ["best", "best.toml"])
+def test_preset_of_the_user(home: Home, name: str):
+    (home.here / "best").mkdir()
+    (home.presets / "best.toml").write_text("ncores = 4")
+    found = typed("--preset", name, "program")
+    assert found.request.ncores == 4
+    assert found.sources.by_option["ncores"].origin == f"preset {home.presets}/best.toml"
+
+
+def test_preset_that_is_not_there_names_the_nearest(home: Home):
+    (home.presets / "best.toml").write_text("")
+    done = xlaunch("--preset", "bset", "true", cwd=home.here)
+    assert done.refused().endswith("; did you mean best?")
+    assert "no such file" in xlaunch("--preset", "./bset", "true", cwd=home.here).refused()
+    assert "is a folder" in xlaunch("--preset", "..", "true", cwd=home.here).refused()
+    assert "empty" in xlaunch("--preset", "", "true", cwd=home.here).refused()
+
+
+def test_preset_may_be_named_by_a_variable_or_come_through_a_pipe(home: Home):
+    home.write("preset", "ncores = 1")
+    env = clean_environment(XLAUNCH_OPT_PRESET="best")
+    done = xlaunch("plan", "--explain", env=env, cwd=home.here)
+    assert b"ncores 1: preset best.toml" in done.out
+    done = xlaunch("plan", "--explain", "--preset", "/dev/stdin", input=b"ncores = 1")
+    assert b"ncores 1: preset /dev/stdin" in done.out
+
+
+def test_settings_are_in_the_home_where_no_variable_says_otherwise(home: Home, tmp_path: Path):
+    folder = tmp_path / ".config" / "xlaunch"
+    folder.mkdir(parents=True)
+    (folder / "config.toml").write_text("ncores = 1")
+    for base in ("", "relative/folder"):
+        env = clean_environment(HOME=str(tmp_path), XDG_CONFIG_HOME=base)
+        done = xlaunch("plan", "--explain", env=env, cwd=home.here)
+        assert b"ncores 1: user ~/.config/xlaunch/config.toml" in done.out
+
+
+def test_project_is_the_nearest_that_says_something(home: Home):
+    home.write("project", "ncores = 2")
+    (home.here.parent / "pyproject.toml").write_text("[tool.other]\nname = 'xlaunch'")
+    assert typed("program").request.ncores == 2
+    (home.here / "pyproject.toml").write_text("[tool.xlaunch]\nreserve = 1")
+    found = typed("program")
+    assert (found.request.ncores, found.request.reserve) == (None, 1)
+    assert found.sources.by_option["reserve"].origin == "project pyproject.toml"
+
+
+def test_project_ends_with_the_repository(home: Home):
+    (home.project.parents[1] / "pyproject.toml").write_text("[tool.xlaunch]\nncores = 2")
+    assert typed("program").request.ncores is None
+    (home.project.parent / ".git").rmdir()
+    assert typed("program").request.ncores == 2
+
+
+def test_isolated_reads_the_preset_alone(home: Home):
+    home.write("user", "this is no TOML")
+    home.write("project", "no-such = 'option'")
+    home.write("preset", "ncores = 3")
+    for words in (("--preset", "best", "--isolated"), ("--isolated", "--preset", "best")):
+        assert typed(*words, "program").request.ncores == 3
+
+
+def test_project_file_of_another_user_is_not_read(home: Home, monkeypatch: pytest.MonkeyPatch):
+    home.write("project", "env = { LD_PRELOAD = '/tmp/theirs.so' }")
+    owner = 12345
+    if os.geteuid() == 0:
+        os.chown(home.project, owner, owner)
+    else:
+        owner = os.geteuid()
+        monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    found = typed("program")
+    assert found.request.env == ()
+    (note,) = found.sources.notes
+    assert note.startswith(f"{home.project} belongs to user {owner} and is not read")
+
+
+def test_help_and_version_work_whatever_files_say(home: Home):
+    home.write("user", "this is no TOML")
+    for option in ("--help", "--version"):
+        assert xlaunch(option, cwd=home.here, env=dict(os.environ)).code == 0
+
+
+def test_folder_that_is_gone_has_no_project(tmp_path: Path):
+    command = f"mkdir gone && cd gone && rmdir ../gone && exec {sys.executable} -m xlaunch plan"
+    assert subprocess.run(["sh", "-c", command], cwd=tmp_path, check=False).returncode == 0
+
+
+def test_no_parser_is_loaded_where_no_file_has_options(home: Home):
+    (home.here / "pyproject.toml").write_text("[project]\nname = 'other'")
+    code = (
+        "import sys; from xlaunch.cli.launch import launch\n"
+        "launch.make_context('xlaunch', ['--ncores', '1', 'program'])\n"
+        "print('tomllib' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    assert done.stdout == b"False\n"
+
+
+# What contradicts
+
+
+@pytest.mark.parametrize(
+    ("preset", "words", "kept", "note"),
+    [
+        (
+            "mode = 'latency'",
+            ["--instances", "2"],
+            {"instances": 2},
+            "mode latency (preset best.toml) gives way to instances 2 (command line)",
+        ),
+        (
+            "instances = 4\nncores = 4",
+            ["--mode", "throughput"],
+            {"mode": Mode.THROUGHPUT},
+            "instances 4 (preset best.toml) gives way to mode throughput (command line)",
+        ),
+        (
+            "instances = 'max'",
+            ["--ncores", "max"],
+            {"ncores": MAX},
+            "instances max (preset best.toml) gives way to ncores max (command line)",
+        ),
+        ("instances = 'max'", ["--ncores", "2"], {"instances": MAX, "ncores": 2}, None),
+        ("instances = 4\nncores = 2", ["--instances", "2"], {"instances": 2, "ncores": 2}, None),
+        ("no-python = true", ["-m"], {"module": True}, "no-python true (preset best.toml) gives"),
+        ("smt = true", ["--no-smt"], {"smt": False}, None),
+        ("tag = true", ["--no-tag"], {"tag": False}, None),
+        ("no-cache = true", ["--cache"], {"no_cache": False}, None),
+    ],
+)
+def test_flag_wins_over_what_contradicts_it(
+    home: Home, preset: str, words: list[str], kept: dict[str, Any], note: str | None
+):
+    home.write("preset", preset)
+    found = typed("--preset", "best.toml", *words, "program")
+    assert found.request == typed("program").request._replace(**kept)
+    assert len(found.sources.notes) >= (note is not None)
+    assert note is None or found.sources.notes[0].startswith(note)
+
+
+def test_dropped_value_is_said_and_the_rest_runs(home: Home):
+    home.write("preset", "mode = 'latency'\nenv = { A = 'preset' }")
+    words = ("--preset", "best.toml", "--instances", "1", "sh", "-c", "echo $A")
+    done = xlaunch(*words, cwd=home.here)
+    assert (done.code, done.out) == (0, b"preset\n")
+    assert done.err == (
+        "xlaunch: note: mode latency (preset best.toml) gives way to instances 1 (command line)\n"
+    )
+    assert xlaunch("-q", *words, cwd=home.here).err == ""
+
+
+def test_variable_gives_way_to_a_flag(monkeypatch: pytest.MonkeyPatch, home: Home):
+    monkeypatch.setenv("XLAUNCH_OPT_MODE", "latency")
+    found = typed("--ncores", "2", "program")
+    assert (found.request.mode, found.request.ncores) == (None, 2)
+    assert "XLAUNCH_OPT_MODE" in found.sources.notes[0]
+
+
+def test_contradiction_within_one_file_is_refused_and_the_file_named(home: Home):
+    home.write("preset", "mode = 'latency'\ninstances = 2")
+    message = xlaunch("--preset", "best", "true", cwd=home.here).refused()
+    assert message.startswith("--mode latency fixes the layout: leave --instances out")
+    assert "(instances 2: preset best.toml; mode latency: preset best.toml)" in message
+
+
+def test_error_of_the_plan_says_which_file_is_to_blame(home: Home):
+    home.write("preset", "cpus = '999999'")
+    message = xlaunch("--preset", "best", "true", cwd=home.here).refused()
+    assert message.endswith("(cpus 999999: preset best.toml)")
+
+
+# Within an instance
+
+
+def test_instance_takes_no_layout_and_no_outputs_from_standing_files(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+):
+    text = "instances = 2\nlog-dir = 'logs'\npython = 'py'\nenv = { A = 'x' }"
+    home.write("project", text)
+    monkeypatch.setenv("XLAUNCH_INSTANCE_INDEX", "0")
+    found = typed("program")
+    plain = typed("--isolated", "program").request
+    assert found.request == plain._replace(python="py", env=(("A", "x"),))
+    (note,) = found.sources.notes
+    assert "instances, log-dir left out: this is inside an instance" in note
+
+
+def test_instance_takes_all_of_a_preset_that_it_names(home: Home, monkeypatch: pytest.MonkeyPatch):
+    home.write("preset", "instances = 2\nlog-dir = 'logs'")
+    monkeypatch.setenv("XLAUNCH_INSTANCE_INDEX", "0")
+    request = typed("--preset", "best", "program").request
+    assert (request.instances, request.log_dir) == (2, "logs")
+
+
+def test_launch_in_a_launch_does_not_multiply(home: Home):
+    home.write("project", "instances = 1\nsupervise = true\nreport = 'report.json'")
+    inner = (sys.executable, "-m", "xlaunch", "plan", "--explain")
+    done = xlaunch("-q", *inner, cwd=home.here)
+    assert done.code == 0
+    assert b"option" not in done.out
+    assert "instances, supervise, report left out: this is inside an instance" in done.err
+
+
+# What is wrong with a file
+
+BAD: list[tuple[str | bytes, str]] = [
+    ("ncores = ", "best.toml is not TOML: Invalid value (at line 1, column 10)"),
+    ("ncores = 1\nncores = 2", "Cannot overwrite a value (at line 2"),
+    ("smt = true\n\xff".encode("latin-1"), "best.toml, line 2: not UTF-8, so not TOML"),
+    ("[" * 5000, "best.toml"),
+    ("a = 1" + " " * (1 << 20), "best.toml holds more than 1 MiB"),
+    (f"ncores = {'9' * 5000}", "best.toml"),
+    ("ncores = 99999999999999999999", "best.toml: ncores: the number is too large"),
+    ("ncoers = 1", "best.toml: there is no option 'ncoers'; did you mean ncores?"),
+    ("log_dri = 'x'", "there is no option 'log_dri'; did you mean log-dir?"),
+    ("qwertyuiop = 1", "there is no option 'qwertyuiop'; 'xlaunch --help' lists the options"),
+    ("log-dir = 'a'\nlog_dir = 'b'", "best.toml: log_dir is there twice"),
+    ("dry-run = true", "best.toml: dry-run is for the command line; no file may hold it"),
+    ("preset = 'other'", "preset is for the command line"),
+    ("version = true", "version is for the command line"),
+    ("program = ['x']", "there is no option 'program'"),
+    ("ncores = 0", "best.toml: ncores: '0' is not a count; write a whole number from 1"),
+    ("ncores = -1", "ncores: '-1' is not a count"),
+    ("ncores = 2.0", "ncores: '2.0' is not a count"),
+    ("ncores = true", "best.toml: ncores: must be N|max, in quotes unless it is a number, not true"),
+    ("ncores = [1, 2]", "best.toml: ncores: must be N|max, in quotes unless it is a number, not a"),
+    ("ncores = { a = 1 }", "not a table"),
+    ("ncores = 1979-05-27", "not a date or a time"),
+    ("mode = 'fast'", "mode: 'fast' is not one of latency, throughput"),
+    ("mode = 4", "mode: '4' is not one of"),
+    ("smt = 1", "best.toml: smt: must be true or false, not a number"),
+    ("smt = 'yes'", "smt: must be true or false, not text"),
+    ("tag = 'no'", "tag: must be true or false"),
+    ("python = 3", "best.toml: python: must be text in quotes, not a number"),
+    ("log-dir = ['a']", "log-dir: must be text in quotes, not a list"),
+    ('log-dir = "a\\u0000b"', "holds a null character"),
+    ("cpus = '3-0'", "best.toml: cpus: '3-0' in '3-0' runs backwards"),
+    ("cpus = []", "cpus: the list '' is empty"),
+    ("cpus = [0, [1]]", "cpus: must be LIST, in quotes unless it is a number, not a list"),
+    ("cpus = [-1]", "cpus: cannot read '-1'"),
+    ("timeout = 0", "timeout: '0' is not a time above 0"),
+    ("timeout = inf", "timeout: 'inf' is not a time"),
+    ("timeout = nan", "timeout: 'nan' is not a time"),
+    ("env = 'A=1'", "best.toml: env: must be a table such as { NAME = \"value\" }, not text"),
+    ("env = ['A']", "env: 'A' is not NAME=VALUE"),
+    ("[env]\nA = true", "env: A: write the value in quotes, not as true without quotes"),
+    ("[env]\nA = 1.5", "env: A: write the value in quotes, not as a number"),
+    ("[env]\n'A=B' = '1'", "env: 'A=B' cannot be the name of a variable"),
+    ("[env]\n'' = '1'", "env: '' cannot be the name of a variable"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("content", "expected"), BAD, ids=[str(row[0])[:24] for row in BAD])
+def test_bad_preset_is_one_line_that_names_file_and_key(
+    home: Home, capsys: pytest.CaptureFixture[str], content: str | bytes, expected: str
+):
+    data = content if isinstance(content, bytes) else content.encode()
+    (home.here / "best.toml").write_bytes(data)
+    assert run(["--preset", "best.toml", "true"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert expected in one_error_line(captured.err)
+
+
+def test_bad_standing_files_name_themselves(home: Home):
+    home.write("user", "ncoers = 1")
+    message = xlaunch("true", cwd=home.here).refused()
+    assert message.startswith(f"{home.user}: there is no option 'ncoers'")
+    home.write("project", "ncores = 0")
+    message = xlaunch("true", cwd=home.here).refused()
+    assert message.startswith(f"{home.project}, [tool.xlaunch]: ncores: '0' is not a count")
+    home.project.write_text("[tool]\nxlaunch = 1")
+    message = xlaunch("true", cwd=home.here).refused()
+    assert message == f"{home.project}: tool.xlaunch must be a table: [tool.xlaunch]"
+    home.project.write_text("[tool.xlaunch]\n[")
+    assert str(home.project) in xlaunch("true", cwd=home.here).refused()
+
+
+def test_file_that_cannot_be_read(home: Home):
+    home.user.mkdir()
+    message = xlaunch("true", cwd=home.here).refused()
+    assert message == f"{home.user} cannot be read: Is a directory"
+    (home.here / "best.toml").symlink_to("nowhere")
+    message = xlaunch("--isolated", "--preset", "best", "true", cwd=home.here).refused()
+    assert message == "best.toml cannot be read: No such file or directory"
