@@ -114,7 +114,7 @@ def launch(
         raise UsageError(f"{option} names another machine; it goes with --dry-run or xlaunch plan")
     machine = read_machine()
     plan = make_plan(request, machine)
-    environment = prepare_environment(plan, os.environ)
+    environment = prepare_environment(plan, os.environ, make_folders=True)
     check_outputs(plan)
     if not quiet:
         for warning in (*plan.warnings, *environment.warnings):

@@ -29,10 +29,13 @@ class Environment(NamedTuple):
     """What the user should know before it runs, one line each."""
 
 
-def prepare_environment(plan: Plan, inherited: Mapping[str, str]) -> Environment:
+def prepare_environment(
+    plan: Plan, inherited: Mapping[str, str], *, make_folders: bool = False
+) -> Environment:
     """Find the program of `plan` and choose the variables of every instance.
 
-    `inherited` is the environment to start from, as a rule `os.environ`.
+    `inherited` is the environment to start from, as a rule `os.environ`. `make_folders`: make those
+    that variables name, as a launch needs it and a plan does not.
     Raises what `resolve_program` raises, and `UsageError` for a profile that cannot be had.
     """
     request = plan.request
@@ -72,7 +75,9 @@ def prepare_environment(plan: Plan, inherited: Mapping[str, str]) -> Environment
 
         proposals = with_preload(proposals, given, openmp.preload.path, openmp.reason)
     if not request.no_cache:
-        proposals += cache_settings(request.cache_dir, inherited)
+        caches, warning = cache_settings(request.cache_dir, given, make=make_folders)
+        proposals += caches
+        warnings += [warning] if warning is not None else []
     installed = Installed()
     if interpreter is not None and prefix is not None:
         installed = find_installed(prefix, interpreter)
@@ -92,6 +97,5 @@ def prepare_environment(plan: Plan, inherited: Mapping[str, str]) -> Environment
         for instance, chosen in zip(plan.instances, settings, strict=True)
     )
     warning = page_warning(request.thp, mode)
-    if warning is not None:
-        warnings.append(warning)
+    warnings += [warning] if warning is not None else []
     return Environment(program, settings, variables, tuple(warnings))

@@ -35,7 +35,7 @@ class AllocatorProfile(NamedTuple):
     library: str | None
     """What must be preloaded, as `xlaunch.environment.libraries` names it; None: glibc's own."""
     variables: tuple[tuple[str, str], ...]
-    """Settings; `{keep}` stands for the bytes that may be kept, `{keep_kib}` for the same in KiB."""
+    """Settings; `{keep}` stands for the bytes that may be kept, `{keep_mib}` for the same in MiB."""
     reason: str
     source: str
 
@@ -85,10 +85,11 @@ PROFILES = {
                 (
                     "MALLOC_CONF",
                     "oversize_threshold:1,background_thread:true,metadata_thp:auto,"
-                    "dirty_decay_ms:30000,muzzy_decay_ms:30000",
+                    "dirty_decay_ms:-1,muzzy_decay_ms:-1",
                 ),
             ),
-            "freed pages are kept for 30 s; without the settings large ones go back at once",
+            "freed pages are kept; with any decay time large ones go back at once, because the decay "
+            "limit starts at nothing",
             "jemalloc(3): opt.oversize_threshold, opt.dirty_decay_ms",
         ),
         AllocatorProfile(
@@ -104,7 +105,7 @@ PROFILES = {
             (
                 ("MIMALLOC_ALLOW_DECOMMIT", "0"),
                 ("MIMALLOC_PURGE_DELAY", "-1"),
-                ("MIMALLOC_RESERVE_OS_MEMORY", "{keep_kib}"),
+                ("MIMALLOC_RESERVE_OS_MEMORY", "{keep_mib}MiB"),
             ),
             "a reserved region of {keep_gib:.0f} GiB from which large blocks are reused",
             "mimalloc's options; the second is 2.1's name for what the first is in 2.0",
@@ -133,7 +134,9 @@ def choose_profile(asked: str, *, glibc: tuple[int, int] | None) -> AllocatorPro
             f"{', '.join(PROFILES)}, or the path of a library"
         )
     if asked.startswith("glibc-") and not has_tunables:
-        raise UsageError(f"--allocator: {asked} needs glibc 2.26, and programs do not run on it here")
+        raise UsageError(
+            f"--allocator: {asked} needs glibc 2.26, and programs do not run on it here"
+        )
     return PROFILES[asked]
 
 
@@ -151,7 +154,7 @@ def allocator_settings(
     keep = MOST_KEPT_BYTES
     if memory_share_bytes is not None:
         keep = min(keep, memory_share_bytes // SHARE_KEPT)
-    words = {"keep": keep, "keep_kib": keep >> 10, "keep_gib": keep / 2**30}
+    words = {"keep": keep, "keep_mib": keep >> 20, "keep_gib": keep / 2**30}
     reason = f"allocator {profile.name}: {profile.reason.format(**words)}"
     proposals = []
     for name, template in profile.variables:

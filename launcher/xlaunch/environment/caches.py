@@ -10,11 +10,11 @@ for the hardware, which lasts over a reboot and can be measured, pruned and ship
 from __future__ import annotations
 
 import os
-import stat
 import sys
 import zlib
 from collections.abc import Mapping
 
+from xlaunch.environment.ownership import writable_by_others
 from xlaunch.environment.variables import Proposal
 from xlaunch.errors import UsageError
 
@@ -29,43 +29,43 @@ LOCATIONS = (
 )
 """Variable, its folder below ours, and where the variable is described."""
 
+NOT_MADE_BY_THEIR_LIBRARY = tuple(row for row in LOCATIONS if row[0] == "NEO_CACHE_DIR")
+
 SWITCHES = (("SYCL_CACHE_PERSISTENT", "1", "SYCL keeps nothing between runs unless told to"),)
 
 
 def cache_settings(
-    asked: str | None, inherited: Mapping[str, str]
-) -> tuple[Proposal, ...]:
-    """The variables that move every compile cache below one folder.
+    asked: str | None, inherited: Mapping[str, str], *, make: bool
+) -> tuple[tuple[Proposal, ...], str | None]:
+    """The variables that move every compile cache below one folder, or a warning why none is moved.
 
-    `asked`: `--cache-dir`; None: below XDG_CACHE_HOME. Without a home every cache stays where its
-    library puts it.
+    `asked`: `--cache-dir`, for which a failure is a `UsageError`; None: below XDG_CACHE_HOME.
+    `make`: make the folder, for this user only.
     """
     base = asked or default_folder(inherited)
     if base is None:
-        return ()
+        return (), "compile caches stay where they are: there is no home folder"
     folder = os.path.join(os.path.abspath(base), hardware_key())
+    refusal = _make(folder) if make else None
+    if refusal is None and os.path.exists(folder):
+        refusal = writable_by_others(folder)
+    if refusal is not None:
+        if asked is not None:
+            raise UsageError(f"--cache-dir {asked}: {refusal}")
+        return (), f"compile caches stay where they are: {refusal}"
     reason = "compiled code is kept in one private folder for this hardware"
     moved = [Proposal(name, os.path.join(folder, sub), reason) for name, sub, _ in LOCATIONS]
-    return (*moved, *(Proposal(name, value, why) for name, value, why in SWITCHES))
+    return (*moved, *(Proposal(name, value, why) for name, value, why in SWITCHES)), None
 
 
-def make_cache_folders(settings: Mapping[str, str], *, asked: bool) -> str | None:
-    """Make the folders that `settings` name, for this user only; a warning when that fails.
-
-    With `asked` (`--cache-dir`) a failure is a `UsageError`. Some libraries do not make them.
-    """
-    for name, _, _ in LOCATIONS:
-        path = settings.get(name)
-        if path is None:
-            continue
-        try:
-            os.makedirs(path, mode=0o700, exist_ok=True)
-            _refuse_foreign(os.path.dirname(path))
-        except OSError as error:
-            text = f"{os.path.dirname(path)!r}: {error.strerror or error}"
-            if asked:
-                raise UsageError(f"--cache-dir: {text}") from None
-            return f"compile caches stay at their defaults: {text}"
+def _make(folder: str) -> str | None:
+    """Make a folder and those that libraries do not make themselves; why that failed."""
+    try:
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        for _, sub, _ in NOT_MADE_BY_THEIR_LIBRARY:
+            os.makedirs(os.path.join(folder, sub), mode=0o700, exist_ok=True)
+    except OSError as error:
+        return f"{folder}: {error.strerror}"
     return None
 
 
@@ -103,14 +103,3 @@ _IDENTITY = frozenset(
     )
 )
 """Lines of /proc/cpuinfo that tell kinds of processors apart, over the architectures."""
-
-
-def _refuse_foreign(folder: str) -> None:
-    """Raise PermissionError when somebody else could put code into `folder`."""
-    if sys.platform == "win32":
-        return  # owner and mode say nothing there
-    status = os.stat(folder)
-    if status.st_uid not in (os.getuid(), 0):
-        raise PermissionError(1, "belongs to another user, who could put code into it")
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise PermissionError(1, "can be written by other users, who could put code into it")

@@ -138,7 +138,9 @@ def explain_memory_share(machine: Machine, share_bytes: int | None) -> list[Deci
     limit, total = machine.limits.memory_limit_bytes, machine.limits.memory_total_bytes
     if share_bytes is None or limit is None or (total is not None and limit >= total):
         return []
-    source = f" ({machine.limits.memory_limit_source})" if machine.limits.memory_limit_source else ""
+    source = (
+        f" ({machine.limits.memory_limit_source})" if machine.limits.memory_limit_source else ""
+    )
     reason = f"an equal part of the memory limit of {limit / 2**30:.1f} GiB{source}"
     return [Decision("memory share", f"{share_bytes / 2**30:.1f} GiB", reason)]
 

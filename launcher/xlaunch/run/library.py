@@ -30,7 +30,8 @@ def launch(
     standard error as the command line does. A failed instance is not an error here: see
     `Report.exit_code`. Raises `XLaunchError` when the run could not be started or was killed.
     """
-    prepared = prepare_environment(plan, os.environ if environment is None else environment)
+    inherited = os.environ if environment is None else environment
+    prepared = prepare_environment(plan, inherited, make_folders=True)
     check_outputs(plan)
     if sys.platform != "linux":
         from xlaunch.run.unbound import run_unbound

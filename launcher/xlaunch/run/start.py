@@ -19,7 +19,7 @@ from xlaunch.environment import Program
 from xlaunch.errors import ProgramNotExecutableError, ProgramNotFoundError, XLaunchError
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.planning.plan import Instance, Plan
-from xlaunch.planning.request import MemoryPolicy
+from xlaunch.planning.request import HugePages, MemoryPolicy
 
 if TYPE_CHECKING:
     from xlaunch.run.syscalls import InheritedPolicy
@@ -43,6 +43,7 @@ def replace_this_process(
     instance = plan.instances[0]
     _bind(plan, instance, note)
     _set_memory_policy(plan, instance, note)
+    _forbid_huge_pages(plan, forbid=True)
     _restore_python_signals()
     execute(program, variables)
 
@@ -55,8 +56,10 @@ def place_of(plan: Plan, instance: Instance, note: Note) -> Iterator[None]:
     try:
         _bind(plan, instance, note)
         policy = _set_memory_policy(plan, instance, note)
+        _forbid_huge_pages(plan, forbid=True)
         yield
     finally:
+        _forbid_huge_pages(plan, forbid=False)
         os.sched_setaffinity(0, mask)
         if policy is not None:
             from xlaunch.run.syscalls import restore_memory_policy
@@ -187,6 +190,13 @@ def _set_memory_policy(plan: Plan, instance: Instance, note: Note) -> InheritedP
         )
         return None
     return inherited
+
+
+def _forbid_huge_pages(plan: Plan, *, forbid: bool) -> None:
+    if plan.request.thp is HugePages.NEVER:
+        from xlaunch.run.syscalls import forbid_huge_pages
+
+        forbid_huge_pages(forbid)
 
 
 def _restore_python_signals() -> None:

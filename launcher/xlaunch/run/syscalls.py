@@ -22,6 +22,7 @@ _BITS = 8 * ctypes.sizeof(ctypes.c_ulong)
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+PR_SET_THP_DISABLE = 41
 SFD_CLOEXEC = 0o2000000
 SFD_NONBLOCK = 0o4000
 
@@ -75,6 +76,11 @@ def die_with_parent(number: signal.Signals) -> None:
     Kept through exec (not of a set-uid program), not inherited by children: see prctl(2).
     """
     _prctl(PR_SET_PDEATHSIG, int(number))
+
+
+def forbid_huge_pages(forbid: bool) -> None:
+    """Give this process and all that it starts no transparent huge pages (PR_SET_THP_DISABLE)."""
+    _prctl(PR_SET_THP_DISABLE, int(forbid))
 
 
 def set_memory_policy(policy: MemoryPolicy, nodes: tuple[int, ...]) -> None:
