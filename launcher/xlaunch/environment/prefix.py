@@ -59,6 +59,14 @@ def site_folders(prefix: str, interpreter: str | None = None) -> tuple[str, ...]
         pythons = ["python" + ".".join(version.split(".")[:2])]
     else:
         pythons = _versions(prefix, interpreter)
+    folders = _packages_below(prefix, pythons)
+    if settings.get("include-system-site-packages", "").lower() == "true":
+        base = base_of(prefix)
+        folders += _packages_below(base, pythons) if base is not None else []
+    return _existing(folders)
+
+
+def _packages_below(prefix: str, pythons: list[str]) -> list[str]:
     folders = [
         os.path.join(prefix, library, python, "site-packages")
         for library in ("lib", "lib64")
@@ -67,11 +75,7 @@ def site_folders(prefix: str, interpreter: str | None = None) -> tuple[str, ...]
     if prefix == "/usr":  # Debian's layout; others put what pip installs under /usr/local as well
         folders += [f"/usr/local/lib/{p}/{n}-packages" for p in pythons for n in ("dist", "site")]
         folders.append("/usr/lib/python3/dist-packages")
-    if settings.get("include-system-site-packages", "").lower() == "true":
-        base = base_of(prefix)
-        if base is not None:
-            return (*_existing(folders), *site_folders(base, interpreter))
-    return _existing(folders)
+    return folders
 
 
 def python_version(prefix: str, interpreter: str | None = None) -> tuple[int, int] | None:

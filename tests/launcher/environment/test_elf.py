@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import subprocess
@@ -63,7 +64,7 @@ def test_file_that_is_cut_short_is_told_at_every_length(tmp_path: Path):
     path = tmp_path / "lib.so"
     for length in range(len(content)):
         path.write_bytes(content[:length])
-        with pytest.raises(ElfError, match="is no ELF file|is cut short|program headers"):
+        with pytest.raises(ElfError, match=r"is no ELF file|is cut short|program headers"):
             read_elf(str(path))
     path.write_bytes(content)
     assert read_elf(str(path)).soname == "libx.so.2"
@@ -100,7 +101,5 @@ def test_damage_is_no_traceback(tmp_path_factory, changes, bits, order):
         content[position % len(content)] = value
     path = tmp_path_factory.getbasetemp() / "damaged.so"
     path.write_bytes(content)
-    try:
+    with contextlib.suppress(ElfError):
         read_elf(str(path))
-    except ElfError as error:
-        assert str(error)

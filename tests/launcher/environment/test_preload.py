@@ -155,7 +155,9 @@ def test_library_that_complains(compile_library, home):
 @pytest.mark.parametrize("code", ["_exit(7)", "*(volatile int *)0 = 0"])
 def test_library_that_ends_the_program(compile_library, home, code: str):
     path = compile_library(
-        "#include <unistd.h>\n__attribute__((constructor)) void f(void) { %s; }" % code
+        "#include <unistd.h>\n__attribute__((constructor)) void f(void) { CODE; }".replace(
+            "CODE", code
+        )
     )
     assert "when it is preloaded" in (prove_preload(path, sys.executable, home).refusal or "")
 
@@ -349,7 +351,7 @@ def test_named_file_that_is_refused(tmp_path: Path, home):
         require(f"{tmp_path}/libgomp.so.1", home)
     tmp_path.chmod(0o755)
     path = library(tmp_path / "libgomp.so.1")
-    with pytest.raises(UsageError, match="libgomp.so.1: .*preload"):
+    with pytest.raises(UsageError, match=r"libgomp.so.1: .*preload"):
         require(str(path), home)
     path.chmod(0o666)
     with pytest.raises(UsageError, match="every user may write"):

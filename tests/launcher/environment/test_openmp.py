@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""OpenMP profiles: what they set, what the user's own settings do to them, and what torch sees."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from launcher.cli.commands import clean_environment, show, two_cpus, xlaunch
+from launcher.environment.made_up import environment, library
+from xlaunch.environment.libraries import OPENMP, find_library
+from xlaunch.environment.openmp import PROFILES, choose_openmp, program_runtime
+from xlaunch.environment.program import Program
+from xlaunch.errors import UsageError
+from xlaunch.machine.topology import CPUs
+from xlaunch.planning.plan import Instance, Plan
+from xlaunch.planning.request import MemoryPolicy, Request
+
+PROGRAM = Path(__file__).with_name("openmp_program.py")
+SHRINKING = {"OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"}
+
+
+def plan_of(*cpus: CPUs, threads: int | None = None, quota: float | None = None, **more) -> Plan:
+    """A plan whose instances have these CPUs."""
+    instances = tuple(
+        Instance(index, mine, len(mine), threads or len(mine), (0,), 1, 1, 1, MemoryPolicy.NONE, ())
+        for index, mine in enumerate(cpus)
+    )
+    everything = tuple(sorted({cpu for mine in cpus for cpu in mine}))
+    options = {"count": len(cpus), "bound": True, "cpu_quota": quota} | more
+    return Plan(
+        instances, allowed_cpus=everything, idle_cpus=(), decisions=(), warnings=(), **options
+    )
+
+
+ROOMY = plan_of((0, 1), (2, 3))
+
+
+def python_in(prefix: str) -> Program:
+    executable = f"{prefix}/bin/python"
+    return Program(executable, (executable, "x.py"), "--python")
+
+
+def chosen(asked: str, plan: Plan = ROOMY, **variables: str) -> dict[str, str]:
+    variables.setdefault("XDG_CACHE_HOME", "/dev/null")
+    choice = choose_openmp(asked, plan, python_in(sys.prefix), variables)
+    return {proposal.name: proposal.value for proposal in choice.proposals}
+
+
+@pytest.fixture
+def runtime(needs):
+    """The file of a runtime, by the profile's name."""
+
+    def find(name: str) -> str:
+        found = find_library(name, sys.prefix, os.environ)
+        needs(found, f"the {name} runtime: Debian's libomp5, pip's intel-openmp, torch")
+        return found.path
+
+    return find
+
+
+def test_no_profile_can_shrink_the_main_thread():
+    for profile in PROFILES.values():
+        names = {name for name, _ in (*profile.settings, *profile.passive)}
+        assert names.isdisjoint(SHRINKING), profile.name
+        assert profile.reason, profile.name
+        assert profile.source, profile.name
+
+
+def test_auto_leaves_the_program_s_runtime_alone():
+    choice = choose_openmp("auto", ROOMY, python_in(sys.prefix), {})
+    assert (choice.proposals, choice.preload, choice.warnings) == ((), None, ())
+    assert PROFILES["auto"].source == "to be measured by benchmarks/openmp"
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        plan_of((0, 1), quota=1.5),
+        plan_of((0, 1), (0, 1)),
+        plan_of((0, 1), (1, 2)),
+        plan_of((0, 1), (0, 1), bound=False),
+        plan_of((0, 1), threads=3, bound=False),
+        plan_of((0, 1), count=4, request=Request(oversubscribe=True)),
+    ],
+    ids=["quota", "same CPUs", "a shared CPU", "unbound", "more threads", "others not seen"],
+)
+@pytest.mark.parametrize("asked", ["auto", "gnu", "intel", "llvm"])
+def test_waiting_is_passive_where_spinning_costs_others(plan: Plan, asked: str, runtime):
+    if asked != "auto":
+        runtime(asked)
+    variables = chosen(asked, plan)
+    assert variables["OMP_WAIT_POLICY"] == "passive"
+    assert variables.get("KMP_BLOCKTIME") == ("0" if asked in ("intel", "llvm") else None)
+    assert chosen("none", plan) == {}
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        ROOMY,
+        plan_of((0, 1), threads=1, bound=False),
+        plan_of((0, 1), (2, 3), threads=1, bound=False),
+    ],
+)
+def test_waiting_may_spin_where_each_thread_has_a_cpu(plan: Plan, runtime):
+    runtime("intel")
+    assert chosen("auto", plan) == {}
+    assert chosen("intel", plan) == {"KMP_BLOCKTIME": "1"}
+
+
+@pytest.mark.parametrize("name", ["", "Intel", "gomp", "libiomp5.so"])
+def test_name_that_is_no_profile(name: str):
+    message = xlaunch("--omp", name, "true").refused()
+    assert message.startswith(f"--omp: {name!r} is no OpenMP profile; there are auto, none, gnu,")
+
+
+def test_runtime_that_is_not_there_is_an_error_that_helps(tmp_path: Path, monkeypatch):
+    from xlaunch.environment import libraries
+
+    monkeypatch.setattr(libraries, "_system_folders", lambda _: [])
+    monkeypatch.setattr(libraries, "read_loader_cache", lambda _: ())
+    environment(tmp_path)
+    with pytest.raises(UsageError) as error:
+        choose_openmp("intel", ROOMY, python_in(str(tmp_path)), {})
+    assert str(error.value) == (
+        f"--omp intel: no such library in {tmp_path}/lib, /etc/ld.so.cache. "
+        "To install it: pip install intel-openmp (x86-64 only)"
+    )
+
+
+def test_runtime_of_the_user_s_stays_the_only_one(runtime):
+    present = runtime("intel")
+    choice = choose_openmp("llvm", ROOMY, python_in(sys.prefix), {"LD_PRELOAD": f"x.so:{present}"})
+    assert choice.preload is None
+    assert [proposal.name for proposal in choice.proposals] == ["KMP_BLOCKTIME"]
+    (warning,) = choice.warnings
+    assert f"LD_PRELOAD names {present} already, which stays" in warning
+    for asked in ("intel", present):
+        same = choose_openmp(asked, ROOMY, python_in(sys.prefix), {"LD_PRELOAD": present})
+        assert (same.preload, same.warnings) == (None, ())
+        assert [proposal.name for proposal in same.proposals] == ["KMP_BLOCKTIME"]
+
+
+@pytest.mark.parametrize("soname", ["libiomp5.so", "libomp.so.5", "libgomp.so.1", "libm.so.6"])
+def test_runtime_that_torch_is_linked_to(tmp_path: Path, soname: str):
+    site = environment(tmp_path)
+    assert program_runtime(str(tmp_path)) is None
+    library(site / "torch/lib/libtorch_cpu.so", needed=["libc.so.6", soname])
+    own = {"libiomp5.so": "intel", "libomp.so.5": "llvm", "libgomp.so.1": "gnu"}.get(soname)
+    assert program_runtime(str(tmp_path)) == own
+    if own in (None, "gnu"):
+        return
+    for asked in set(OPENMP) - {own}:
+        with pytest.raises(UsageError, match=f"linked to the {own} runtime.*--omp {own} or auto"):
+            choose_openmp(asked, ROOMY, python_in(str(tmp_path)), {})
+
+
+def test_path_of_a_runtime_has_that_runtime_s_settings(runtime, tmp_path: Path):
+    path = tmp_path / "renamed.so"
+    tmp_path.chmod(0o755)
+    path.symlink_to(runtime("llvm"))
+    choice = choose_openmp(str(path), ROOMY, python_in(sys.prefix), {"XDG_CACHE_HOME": "/dev/null"})
+    assert choice.preload is not None
+    assert choice.preload.path == os.path.realpath(path)
+    assert [proposal.name for proposal in choice.proposals] == ["KMP_BLOCKTIME"]
+
+
+def test_path_of_something_else_is_refused(tmp_path: Path):
+    paths = (sys.executable, f"{tmp_path}/absent.so", str(PROGRAM))
+    told = [xlaunch("--omp", path, "true").refused() for path in paths]
+    assert "is no OpenMP runtime" in told[0]
+    assert "No such file" in told[1]
+    assert "is no ELF file" in told[2]
+
+
+# Through the command line
+
+
+def test_settings_and_preload_reach_the_program(runtime):
+    path = runtime("llvm")
+    told = show(options=("--omp", "llvm"))["env"]
+    assert (told["LD_PRELOAD"], told["KMP_BLOCKTIME"]) == (path, "1")
+    plain = show()["env"]
+    assert not {"LD_PRELOAD", "KMP_BLOCKTIME", "OMP_WAIT_POLICY"} & set(plain)
+
+
+def test_user_s_settings_win_and_the_preload_is_added_to(runtime, needs):
+    path = runtime("llvm")
+    jemalloc = find_library("jemalloc", None, {})
+    needs(jemalloc, "Debian's libjemalloc2")
+    expected = ("7", f"{jemalloc.path}:{path}")
+    variables = {"KMP_BLOCKTIME": "7", "LD_PRELOAD": jemalloc.path}
+    inherited = show(options=("--omp", "llvm"), env=clean_environment(**variables))["env"]
+    given = [word for pair in variables.items() for word in ("--env", "=".join(pair))]
+    by_option = show(options=("--omp", "llvm", *given))["env"]
+    for told in (inherited, by_option):
+        assert (told["KMP_BLOCKTIME"], told["LD_PRELOAD"]) == expected
+
+
+def test_preload_is_not_repeated_by_a_launch_within_a_launch(runtime):
+    path = runtime("llvm")
+    told = show(options=("--omp", "llvm", "--", sys.executable, "-m", "xlaunch", "--omp", "llvm"))
+    assert told["env"]["LD_PRELOAD"] == path
+
+
+def test_plan_shows_what_is_set_and_why(runtime):
+    path = runtime("llvm")
+    command = ("plan", "--omp", "llvm")
+    made = json.loads(xlaunch(*command, "--json", "true").out)
+    (instance,) = made["instances"]
+    assert instance["environment"]["LD_PRELOAD"] == path
+    assert instance["environment"]["KMP_BLOCKTIME"] == "1"
+    text = xlaunch(*command, "--explain", "true").out.decode()
+    assert f"LD_PRELOAD={path}  (OpenMP llvm" in text
+    assert "KMP_BLOCKTIME=1  (OpenMP llvm: " in text
+
+
+def test_warning_reaches_the_user(runtime):
+    env = clean_environment(LD_PRELOAD=runtime("intel"))
+    warning = "LD_PRELOAD names"
+    assert warning in xlaunch("--omp", "llvm", "true", env=env).err
+    assert xlaunch("--omp", "llvm", "-q", "true", env=env).err == ""
+    assert warning in xlaunch("plan", "--omp", "llvm", "true", env=env).out.decode()
+    made = json.loads(xlaunch("plan", "--omp", "llvm", "--json", "true", env=env).out)
+    assert [warning in line for line in made["warnings"]] == [True]
+
+
+# What torch makes of it
+
+
+@pytest.mark.parametrize("profile", ["auto", "gnu", "intel", "llvm"])
+def test_torch_runs_on_the_runtime_with_all_threads_and_the_whole_mask(
+    profile: str, runtime, needs
+):
+    needs(find_spec("torch"), "torch")
+    cpus = two_cpus(needs)
+    path = runtime("gnu" if profile == "auto" else profile)
+    words = ("--omp", profile, "--cpus", ",".join(map(str, cpus)), "-q", PROGRAM)
+    env = clean_environment(OPENBLAS_NUM_THREADS="1")  # its threads would be counted as well
+    done = xlaunch(*words, env=env)
+    assert done.code == 0, done.err
+    assert json.loads(done.out) == {
+        "runtime": path,
+        "threads": 2,
+        "started": 1,
+        "after_import": cpus,
+        "mask": cpus,
+        "forked": cpus,
+        "spawned": cpus,
+    }
+
+
+@pytest.mark.parametrize("profile", ["gnu", "intel", "llvm"])
+def test_libraries_with_a_copy_of_their_own_share_the_runtime(profile: str, runtime, needs):
+    needs(find_spec("torch") and find_spec("sklearn"), "torch and scikit-learn")
+    two_cpus(needs)
+    path = runtime(profile)
+    env = clean_environment(OPENBLAS_NUM_THREADS="1")
+    done = xlaunch("--omp", profile, "-q", PROGRAM, "sklearn first", env=env)
+    assert done.code == 0, done.err
+    told = json.loads(done.out)
+    # With two runtimes there would be two teams.
+    assert (told["runtime"], told["started"]) == (path, told["threads"] - 1)

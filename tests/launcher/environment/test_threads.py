@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Thread variables beyond OpenMP's: only for what is installed, only where they do no harm."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from launcher.cli.commands import clean_environment, show, two_cpus, xlaunch
+from launcher.environment.made_up import environment
+from xlaunch.environment.threads import VARIABLES, Installed, find_installed, thread_settings
+
+
+def settings(*packages: str, python=(3, 13), threads: int = 4, **variables: str) -> dict[str, str]:
+    installed = Installed(frozenset(packages), python)
+    return {p.name: p.value for p in thread_settings(threads, installed, variables)}
+
+
+@pytest.mark.parametrize(
+    ("package", "names"),
+    [
+        ("numexpr", {"NUMEXPR_MAX_THREADS"}),
+        ("tokenizers", {"RAYON_NUM_THREADS"}),
+        ("polars", {"POLARS_MAX_THREADS"}),
+        ("tensorflow", {"TF_NUM_INTRAOP_THREADS"}),
+        ("tensorflow-cpu", {"TF_NUM_INTRAOP_THREADS"}),
+        ("joblib", {"LOKY_MAX_CPU_COUNT"}),
+        ("numpy", set()),
+        ("torch", set()),
+    ],
+)
+def test_variables_of_what_is_installed(package: str, names: set[str]):
+    assert settings(package, python=(3, 12)) == dict.fromkeys(names, "4")
+
+
+def test_nothing_is_set_for_what_is_not_installed():
+    assert settings(python=(3, 12)) == {}
+
+
+@pytest.mark.parametrize(
+    ("python", "is_set"), [((3, 12), False), ((3, 13), True), ((3, 14), True), (None, True)]
+)
+def test_python_s_own_count_since_it_has_one(python, is_set: bool):
+    assert ("PYTHON_CPU_COUNT" in settings(python=python)) is is_set
+
+
+def test_accelerate_is_apple_s(monkeypatch: pytest.MonkeyPatch):
+    assert "VECLIB_MAXIMUM_THREADS" not in settings()
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert settings()["VECLIB_MAXIMUM_THREADS"] == "4"
+
+
+@pytest.mark.parametrize("value", ["1", "8"])
+def test_value_that_contradicts_openmp_s_is_shown(value: str):
+    assert settings("numpy", python=(3, 12), OPENBLAS_NUM_THREADS=value) == {
+        "OPENBLAS_NUM_THREADS": "4"  # a proposal, over which the user's own wins
+    }
+    assert settings("numpy", python=(3, 12), OPENBLAS_NUM_THREADS="4") == {}
+    env = clean_environment(OPENBLAS_NUM_THREADS=value, OMP_NUM_THREADS="2")
+    text = xlaunch("plan", "--explain", Path(__file__), env=env).out.decode()
+    assert f"OPENBLAS_NUM_THREADS={value}  (already set" in text
+    assert show(env=env)["env"]["OPENBLAS_NUM_THREADS"] == value
+
+
+def test_every_row_says_why_and_where_from():
+    for row in VARIABLES:
+        assert row.reason, row.name
+        assert row.source, row.name
+        assert row.packages or row.since_python or row.platform, row.name
+
+
+@pytest.mark.parametrize(
+    "folder",
+    ["polars-1.2.dist-info", "Polars-1.2.dist-info", "polars-1.2-py3.13.egg-info"],
+)
+def test_packages_are_told_by_their_folders_names(tmp_path: Path, folder: str):
+    site = environment(tmp_path, "tensorflow_cpu-2.0", "unheard_of-1")
+    (site / folder).mkdir()
+    (site / "numexpr").mkdir()  # what is left after an uninstall
+    found = find_installed(str(tmp_path), f"{tmp_path}/bin/python")
+    assert found == Installed(frozenset({"polars", "tensorflow-cpu"}), (3, 13))
+
+
+def test_environment_that_lets_the_system_s_packages_in(tmp_path: Path):
+    base = tmp_path / "prefix-base"
+    (base / "lib/python3.13/site-packages/polars-1.dist-info").mkdir(parents=True)
+    environment(tmp_path / "prefix")
+    prefix, python = str(tmp_path / "prefix"), str(tmp_path / "prefix/bin/python")
+    assert find_installed(prefix, python).packages == frozenset()
+    with open(f"{prefix}/pyvenv.cfg", "a") as stream:
+        stream.write("include-system-site-packages = true\n")
+    assert find_installed(prefix, python).packages == {"polars"}
+
+
+def test_prefix_of_the_program_counts_and_not_ours(tmp_path: Path):
+    environment(tmp_path, "polars-1.0")
+    env = clean_environment(VIRTUAL_ENV=str(tmp_path))
+    made = json.loads(xlaunch("plan", "--json", __file__, env=env).out)
+    variables = made["instances"][0]["environment"]
+    assert "POLARS_MAX_THREADS" in variables
+    assert "PYTHON_CPU_COUNT" in variables  # its Python is a 3.13
+    assert "LOKY_MAX_CPU_COUNT" not in variables
+
+
+def test_values_are_each_instance_s_own(tmp_path: Path, needs):
+    two_cpus(needs)
+    environment(tmp_path, "polars-1.0")
+    env = clean_environment(VIRTUAL_ENV=str(tmp_path))
+    layout = ("--instances", "2", "--ncores", "1")
+    made = json.loads(xlaunch("plan", "--json", *layout, __file__, env=env).out)
+    told = [one["environment"]["POLARS_MAX_THREADS"] for one in made["instances"]]
+    assert told == ["1", "1"]
+
+
+def test_program_without_python_gets_what_is_harmless():
+    env = json.loads(xlaunch("plan", "--json", "true").out)["instances"][0]["environment"]
+    names = {row.name for row in VARIABLES} & set(env)
+    assert names == {"PYTHON_CPU_COUNT"}
+
+
+def test_joblib_gives_each_worker_its_share(tmp_path: Path, needs):
+    needs(find_spec("joblib"), "joblib (of scikit-learn)")
+    cpus = two_cpus(needs)
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, joblib\n"
+        "def ask():\n"
+        "    return {n: os.environ.get(n) for n in ('OPENBLAS_NUM_THREADS', 'MKL_NUM_THREADS')}\n"
+        "if __name__ == '__main__':\n"
+        "    print(joblib.cpu_count(), joblib.Parallel(n_jobs=2)([joblib.delayed(ask)()])[0])\n"
+    )
+    # Of 2 CPUs each of 2 workers has 1, which it would not have with the variables set.
+    out = xlaunch("--cpus", ",".join(map(str, cpus)), script).out.decode()
+    assert out == "2 {'OPENBLAS_NUM_THREADS': '1', 'MKL_NUM_THREADS': '1'}\n"
+
+
+def test_plain_launch_searches_for_no_library(tmp_path: Path):
+    code = (
+        "import os, sys\n"
+        "from xlaunch.environment import prepare_environment\n"
+        "from xlaunch.machine import read_machine\n"
+        "from xlaunch.planning import Request, plan\n"
+        f"made = plan(Request(program=({__file__!r},)), read_machine())\n"
+        "prepare_environment(made, os.environ)\n"
+        "costly = {'elf', 'libraries', 'loader_cache', 'preload'}\n"
+        "print(sorted(n for n in costly if f'xlaunch.environment.{n}' in sys.modules))\n"
+    )
+    import subprocess
+
+    home = str(Path(find_spec("xlaunch").origin).parents[1])
+    env = clean_environment(PYTHONPATH=home)
+    done = subprocess.run(
+        (sys.executable, "-c", code), env=env, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"
