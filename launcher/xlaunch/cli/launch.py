@@ -90,7 +90,7 @@ def launch(
     xlaunch plan --instances max --ncores 4       only show what would run where
 
     PROGRAM is a Python script, run by the active environment's interpreter, or any executable.
-    Other commands: xlaunch plan, topology, env, init. A program with the name of a command is
+    Other commands: xlaunch plan, topology, libraries, env, init. A program with the name of a command is
     reached by -- or a path. Every option can also come from a variable, XLAUNCH_OPT_NCORES=4, or
     from a file (--preset), and a flag that is set there is taken back by its opposite: --no-smt.
     """

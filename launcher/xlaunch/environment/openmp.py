@@ -45,6 +45,10 @@ class OpenMPProfile(NamedTuple):
     source: str
 
 
+BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+"""Variables of the user's that shrink the main thread; the last one under Intel's and LLVM's."""
+_BINDS_NOTHING = ("false", "none", "disabled")
+
 PASSIVE = (("OMP_WAIT_POLICY", "passive"),)
 """Every runtime knows it: libgomp then never spins, Intel's and LLVM's have a block time of 0."""
 
@@ -126,6 +130,7 @@ def choose_openmp(
     warnings: tuple[str, ...] = ()
     if profile is None or profile.library is not None:
         profile, library, warnings = _runtime(asked, program, environment)
+    warnings += _warn_of_binding(profile, environment)
     why_passive = _why_passive(plan)
     if why_passive is None:
         variables, reason = profile.settings, f"OpenMP {profile.name}: {profile.reason}"
@@ -150,6 +155,20 @@ def _why_passive(plan: Plan) -> str | None:
     if unseen or sum(wanted) > len(cpus):
         return "CPUs are shared: a thread that spins keeps others from what it waits for"
     return None
+
+
+def _warn_of_binding(profile: OpenMPProfile, environment: Mapping[str, str]) -> tuple[str, ...]:
+    if profile is PROFILES["none"] or environment.get("OMP_PROC_BIND", "").lower() == "false":
+        return ()
+    names = BINDING if profile.library in ("intel", "llvm") else BINDING[:-1]
+    for name in names:
+        value = environment.get(name, "")
+        if value and not any(word in value.lower() for word in _BINDS_NOTHING):
+            return (
+                f"{name}={value} is set and stays: it shrinks a program's main thread to one place, "
+                "and with it every process that the program starts",
+            )
+    return ()
 
 
 def _runtime(

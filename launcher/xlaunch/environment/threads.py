@@ -8,7 +8,6 @@ dist-info folders, or where it can do no harm.
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -135,7 +134,7 @@ def find_installed(prefix: str, interpreter: str) -> Installed:
             continue
         for name in names:
             if name.endswith(("-info", ".egg-link")):  # .dist-info, .egg-info
-                package = re.sub("[-_.]+", "-", name.partition("-")[0]).lower()
+                package = name.partition("-")[0].replace("_", "-").replace(".", "-").lower()
                 if package in _PACKAGES:
                     found.add(package)
     return Installed(frozenset(found), python_version(prefix, interpreter))

@@ -179,6 +179,41 @@ def test_path_of_something_else_is_refused(tmp_path: Path):
     assert "is no ELF file" in told[2]
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "under"),
+    [
+        ("OMP_PROC_BIND", "close", ["auto", "gnu", "intel", "llvm"]),
+        ("OMP_PROC_BIND", "TRUE", ["auto", "gnu", "intel", "llvm"]),
+        ("OMP_PROC_BIND", "false", []),
+        ("OMP_PLACES", "cores", ["auto", "gnu", "intel", "llvm"]),
+        ("GOMP_CPU_AFFINITY", "0-3", ["auto", "gnu", "intel", "llvm"]),
+        ("KMP_AFFINITY", "granularity=fine,compact,1,0", ["intel", "llvm"]),
+        ("KMP_AFFINITY", "verbose,none", []),
+        ("KMP_AFFINITY", "disabled", []),
+    ],
+)
+def test_user_s_binding_stays_and_is_warned_of(name: str, value: str, under: list[str], runtime):
+    warned = []
+    for asked in PROFILES:
+        if PROFILES[asked].library is not None:
+            runtime(asked)
+        environment = {name: value, "HOME": os.environ.get("HOME", "")}
+        choice = choose_openmp(asked, ROOMY, python_in(sys.prefix), environment)
+        assert name not in [proposal.name for proposal in choice.proposals]
+        if any(f"{name}={value} is set and stays" in warning for warning in choice.warnings):
+            warned.append(asked)
+    assert warned == under
+
+
+def test_binding_does_what_the_warning_says(needs):
+    needs(find_spec("torch"), "torch")
+    two_cpus(needs)
+    done = xlaunch(PROGRAM, env=clean_environment(OMP_PROC_BIND="close"))
+    assert "OMP_PROC_BIND=close is set and stays" in done.err
+    told = json.loads(done.out)
+    assert len(told["mask"]) == len(told["forked"]) == len(told["spawned"]) == 1
+
+
 # Through the command line
 
 
