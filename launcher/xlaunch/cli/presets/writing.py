@@ -125,7 +125,7 @@ def write_whole(path: str, text: str, *, option: str = "") -> None:
     try:
         umask = os.umask(0)
         os.umask(umask)
-        os.fchmod(descriptor, 0o666 & ~umask)
+        os.chmod(temporary, 0o666 & ~umask)
         with open(descriptor, "wb") as stream:
             stream.write(data)
         os.replace(temporary, os.path.join(folder, name))
