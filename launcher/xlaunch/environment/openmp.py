@@ -150,9 +150,8 @@ def _why_passive(plan: Plan) -> str | None:
         return f"threads that spin while they wait use up the CPU quota of {plan.cpu_quota:g}"
     instances = plan.instances
     cpus = {cpu for instance in instances for cpu in instance.cpus}
-    wanted = [len(instance.cpus) if plan.bound else instance.threads for instance in instances]
     unseen = len(instances) < plan.count and plan.request.oversubscribe
-    if unseen or sum(wanted) > len(cpus):
+    if unseen or sum([instance.threads for instance in instances]) > len(cpus):
         return "CPUs are shared: a thread that spins keeps others from what it waits for"
     return None
 

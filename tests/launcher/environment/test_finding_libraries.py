@@ -157,13 +157,13 @@ def test_entry_of_ld_library_path_is_never_relative(
     assert find("llvm", None, root, LD_LIBRARY_PATH=":.:../here") == []
 
 
-def test_links_are_resolved_and_the_same_file_is_told_once(root: Path):
+def test_links_are_resolved_and_the_same_file_is_told_once(root: Path, prefix: Path):
     path = library(root / "usr/lib/libtcmalloc_minimal.so.4.5.10")
     for link in ("libtcmalloc_minimal.so.4", "libtcmalloc.so"):
         (path.parent / link).symlink_to(path.name)
-    (root / "usr/local/lib").mkdir(parents=True)
-    (root / "usr/local/lib/libtcmalloc.so.4").symlink_to(path)
-    assert [one.path for one in find("tcmalloc", None, root)] == [str(path)]
+    (prefix / "lib/libtcmalloc.so.4").symlink_to(path)
+    found = [(one.path, one.origin) for one in find("tcmalloc", prefix, root)]
+    assert found == [(str(path), "the program's prefix")]
 
 
 def test_link_that_leads_nowhere_is_no_library(root: Path):
@@ -283,6 +283,13 @@ def test_library_that_another_user_can_change_is_passed_over(root: Path, prefix:
     assert second.refusal == f"every user may write {unsafe.parent}"
     unsafe.parent.chmod(0o755)
     assert find("llvm", prefix, root)[0].path == str(unsafe)
+
+
+def test_folder_of_a_link_must_be_safe_as_well(root: Path, tmp_path: Path):
+    path = library(tmp_path / "safe/libomp.so.5")
+    (root / "usr/lib/libomp.so.5").symlink_to(path)
+    (root / "usr/lib").chmod(0o777)
+    assert refusal(path, root) == f"every user may write {root}/usr/lib"
 
 
 # Versions
