@@ -32,6 +32,8 @@ from xlaunch.run.terminal import Terminal
 TIMED_OUT = 124
 OWN_FAULT = 125
 LEFTOVER_INTERVAL_S = 0.05
+PROMPT_S = 0.1
+"""A prompt leaves its input line on Ctrl-C and is back on the next within this time."""
 DRAIN_AFTER_KILL_S = 1.0
 """How long output may take to be written once everything was killed."""
 
@@ -138,6 +140,8 @@ class Supervisor:
         self._timeout_at: float | None = None
         self._killed_at: float | None = None
         self._first_ctrl_c: float | None = None
+        self._second_ctrl_c_at: float | None = None
+        """When a second Ctrl-C is one, unless the program shows a prompt by then."""
         self._exit_code = 0
         self._reason: str | None = None
         self._warnings = [*plan.warnings, *environment.warnings]
@@ -277,7 +281,8 @@ class Supervisor:
 
     def _poll_timeout_ms(self) -> float:
         deadlines = [self._observer.due] if self._running else []
-        deadlines += [at for at in (self._timeout_at, self._grace_at) if at is not None]
+        set_times = (self._timeout_at, self._grace_at, self._second_ctrl_c_at)
+        deadlines += [at for at in set_times if at is not None]
         now = time.monotonic()
         if self._ended and (self._leftover_deadlines or not self._running):
             deadlines.append(now + LEFTOVER_INTERVAL_S)
@@ -291,6 +296,8 @@ class Supervisor:
         if self._grace_at is not None and now >= self._grace_at:
             self._grace_at = None
             self._handle(Event.GRACE_OVER)
+        if self._second_ctrl_c_at is not None and now >= self._second_ctrl_c_at:
+            self._take_second_ctrl_c()
         if self._running and now >= self._observer.due:
             self._observer.look()
         if self._leftover_deadlines:
@@ -321,7 +328,15 @@ class Supervisor:
         if not self._terminal.line_by_line:
             self._first_ctrl_c = None
         elif first is not None and now - first <= self._request.grace_s:
+            self._second_ctrl_c_at = self._second_ctrl_c_at or now + PROMPT_S
+
+    def _take_second_ctrl_c(self) -> None:
+        assert self._terminal is not None
+        self._second_ctrl_c_at = None
+        if self._terminal.line_by_line:
             self._handle(Event.SECOND_CTRL_C)
+        else:
+            self._first_ctrl_c = None
 
     def _handle_outer_signal(self, number: signal.Signals) -> None:
         if number == signal.SIGCONT and self._terminal is not None:
