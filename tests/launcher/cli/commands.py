@@ -16,6 +16,38 @@ XLAUNCH = (sys.executable, "-m", "xlaunch")
 PATIENCE_S = 60.0
 """How long a launch may take. Never waited for in full unless the test fails."""
 
+
+AWKWARD = [
+    b"",
+    b" ",
+    b"two words",
+    b"tab\tand\nnewlines\n\n",
+    b"'single' \"double\" `back`",
+    b"* ? [a-z] {a,b} ~ !",
+    b"$HOME ${HOME} $(id) $? %s %(x)s",
+    b"back\\slash \\n \\",
+    b"a=b; c & d | e > f # g",
+    b"\xff\xfe not utf-8 \x80",
+    "ünïcödé 🐍".encode(),
+    b"\x01\x1b[31m\x7f",
+    b"-",
+    b"--",
+    b"--",
+    b"--instances",
+    b"7",
+    b"-m",
+    b"--help",
+    b"--version",
+    b"--dry-run",
+    b"--ncores=max",
+    b"-q",
+    b"plan",
+    b"{instance}",
+    b"@file",
+    b"x" * 100_000,
+]
+"""Arguments that something on the way might change."""
+
 Word = str | bytes | Path
 
 _SET_BY_A_SHELL = ("VIRTUAL_ENV", "CONDA_PREFIX", "OMP_NUM_THREADS", "PYTHONUNBUFFERED", "XLAUNCH_")

@@ -9,38 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli.commands import SHOW, arguments_of, clean_environment, program, show, xlaunch
+from launcher.cli.commands import (
+    AWKWARD,
+    SHOW,
+    arguments_of,
+    clean_environment,
+    program,
+    show,
+    xlaunch,
+)
 from xlaunch.cli import RESERVED
-
-AWKWARD = [
-    b"",
-    b" ",
-    b"two words",
-    b"tab\tand\nnewlines\n\n",
-    b"'single' \"double\" `back`",
-    b"* ? [a-z] {a,b} ~ !",
-    b"$HOME ${HOME} $(id) $? %s %(x)s",
-    b"back\\slash \\n \\",
-    b"a=b; c & d | e > f # g",
-    b"\xff\xfe not utf-8 \x80",
-    "ünïcödé 🐍".encode(),
-    b"\x01\x1b[31m\x7f",
-    b"-",
-    b"--",
-    b"--",
-    b"--instances",
-    b"7",
-    b"-m",
-    b"--help",
-    b"--version",
-    b"--dry-run",
-    b"--ncores=max",
-    b"-q",
-    b"plan",
-    b"{instance}",
-    b"@file",
-    b"x" * 100_000,
-]
 
 
 @pytest.mark.parametrize("options", [(), ("--supervise", "-q")], ids=["in place", "supervised"])
