@@ -16,7 +16,10 @@ def writable_by_others(path: str) -> str | None:
     Looked at: the file, every folder above it, and the same for each symbolic link on the way. A
     folder that all may write is no danger where it is sticky and what is in it is not another's.
     The owner of ``/`` counts as root: that is what root looks like from inside a user namespace.
+    Windows has access lists instead, which are not looked at.
     """
+    if not hasattr(os, "geteuid"):
+        return None
     try:
         trusted = {0, os.geteuid(), os.stat("/").st_uid}
         return _check(os.path.abspath(path), trusted, [_MOST_LINKS])
