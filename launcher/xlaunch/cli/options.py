@@ -77,6 +77,11 @@ PROGRAM = [
     click.option(
         "--env", type=Variable(), multiple=True, help="Set a variable for every instance."
     ),
+    click.option(
+        "--substitute",
+        is_flag=True,
+        help="Replace {index}, {count}, {cpus}, {ncores}, {node}, {8000+index} in ARGS, as in --env.",
+    ),
 ]
 
 ENVIRONMENT = [

@@ -72,8 +72,12 @@ def print_plan(request: Request, machine: Machine, *, explain: bool, as_json: bo
         if environment is not None:
             values["warnings"] += environment.warnings
             values["program"] = _printable(environment.program.argv)
-            for instance, settings in zip(values["instances"], environment.settings, strict=True):
+            for instance, program, settings in zip(
+                values["instances"], environment.programs, environment.settings, strict=True
+            ):
                 instance["environment"] = {setting.name: setting.value for setting in settings}
+                if program != environment.program:
+                    instance["program"] = _printable(program.argv)
         click.echo(json.dumps(values, indent=1))
         return
     click.echo(describe(made, machine, environment, explain=explain))
@@ -91,6 +95,11 @@ def describe(
     lines += [f"warning: {warning}" for warning in environment.warnings]
     program = environment.program
     lines.append(f"program: {shlex.join(_printable(program.argv))}")
+    if any(own != program for own in environment.programs):
+        lines += [
+            f"  of instance {instance.index}: {shlex.join(_printable(own.argv))}"
+            for instance, own in zip(plan.instances, environment.programs, strict=True)
+        ]
     if explain and program.interpreter_reason is not None:
         lines.append(f"  interpreter: {program.interpreter_reason}")
     first = environment.settings[0]

@@ -12,6 +12,7 @@ from xlaunch.environment.openmp import choose_openmp
 from xlaunch.environment.pages import glibc_asks, page_settings, page_warning, system_mode
 from xlaunch.environment.prefix import interpreter_of, prefix_of
 from xlaunch.environment.program import Program, resolve_program
+from xlaunch.environment.substitution import own_program, with_own_variables
 from xlaunch.environment.threads import Installed, find_installed, thread_settings
 from xlaunch.environment.variables import Setting, choose_settings, instance_variables
 from xlaunch.planning.plan import Plan
@@ -20,9 +21,11 @@ __all__ = ["Environment", "Program", "Setting", "prepare_environment"]
 
 
 class Environment(NamedTuple):
-    """What the instances of a plan are started with; two tuples run parallel to its instances."""
+    """What the instances of a plan are started with; three tuples run parallel to its instances."""
 
     program: Program
+    """As it was written, before any `--substitute`."""
+    programs: tuple[Program, ...]
     settings: tuple[tuple[Setting, ...], ...]
     variables: tuple[dict[str, str], ...]
     warnings: tuple[str, ...] = ()
@@ -82,20 +85,15 @@ def prepare_environment(
     if interpreter is not None and prefix is not None:
         installed = find_installed(prefix, interpreter)
     piped = plan.relayed or request.log_dir is not None
-    settings = tuple(
-        choose_settings(
-            plan,
-            instance,
-            inherited,
-            [*proposals, *thread_settings(instance.threads, installed, given)],
-            piped=piped,
-        )
-        for instance in plan.instances
-    )
-    variables = tuple(
-        instance_variables(plan, instance, chosen, inherited)
-        for instance, chosen in zip(plan.instances, settings, strict=True)
-    )
+    programs, settings, variables = [], [], []
+    for instance in plan.instances:
+        own = with_own_variables(plan, instance)
+        known = {**inherited, **dict(own.request.env)}
+        threads = thread_settings(instance.threads, installed, known)
+        chosen = choose_settings(own, instance, inherited, [*proposals, *threads], piped=piped)
+        programs.append(own_program(program, plan, instance))
+        settings.append(chosen)
+        variables.append(instance_variables(own, instance, chosen, inherited))
     warning = page_warning(request.thp, mode)
     warnings += [warning] if warning is not None else []
-    return Environment(program, settings, variables, tuple(warnings))
+    return Environment(program, tuple(programs), tuple(settings), tuple(variables), tuple(warnings))

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from xlaunch.environment.substitution import substitute, words_of
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.planning.plan import Instance, Plan
 
@@ -68,7 +69,10 @@ def choose_settings(
     if piped:
         choose("PYTHONUNBUFFERED", "1", "so that output shows as it is written")
     for proposal in proposals:
-        choose(proposal.name, proposal.value, proposal.reason, merged=proposal.merged)
+        value = proposal.value
+        if proposal.merged and proposal.name in asked:
+            value = substitute(value, words_of(plan, instance))
+        choose(proposal.name, value, proposal.reason, merged=proposal.merged)
     return tuple(settings)
 
 

@@ -126,7 +126,9 @@ class Request(NamedTuple):
     no_cache: bool = False
     """Leave compile caches where their libraries put them."""
     env: tuple[tuple[str, str], ...] = ()
-    """Variables for every instance, over everything else."""
+    """Variables for every instance, over everything else; ``{index}`` and the like are replaced."""
+    substitute: bool = False
+    """Replace ``{index}`` and the like in the program's arguments, as in `env`."""
     python: str | None = None
     """The Python interpreter for scripts and modules; None: the active environment's."""
     log_dir: str | None = None

@@ -51,7 +51,7 @@ def run_plan(
     if not plan.supervised and deliver is None:
         from xlaunch.run.start import replace_this_process
 
-        replace_this_process(plan, environment.program, environment.variables[0], note)
+        replace_this_process(plan, environment.programs[0], environment.variables[0], note)
     from xlaunch.run.supervised import run_supervised
 
     return run_supervised(plan, environment, table=table, deliver=deliver)

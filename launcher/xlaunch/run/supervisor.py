@@ -199,25 +199,25 @@ class Supervisor:
         return stdout, stdout if same_file(1, 2) else Sink(2)
 
     def _start_all(self) -> None:
-        for instance, variables in zip(
-            self._plan.instances, self._environment.variables, strict=True
-        ):
+        for position, instance in enumerate(self._plan.instances):
             try:
-                self._start(instance, variables)
+                self._start(position)
             except OSError as error:  # no more processes or descriptors to be had
                 self._fail(OWN_FAULT, f"instance {instance.index} could not be started")
                 self.say(f"error: instance {instance.index}: {error}")
                 return
 
-    def _start(self, instance: Instance, variables: dict[str, str]) -> None:
+    def _start(self, position: int) -> None:
+        """Start the instance at `position` of the plan."""
+        instance = self._plan.instances[position]
         opened: list[int] = []
         try:
             streams = self._open_streams(instance, opened)
             started = time.monotonic()
             with place_of(self._plan, instance, self._warn):
                 pid, exec_result = fork_instance(
-                    self._environment.program,
-                    variables,
+                    self._environment.programs[position],
+                    self._environment.variables[position],
                     streams,
                     before_exec=self._lend_terminal,
                     signal_mask=self._signal_mask,

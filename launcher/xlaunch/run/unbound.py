@@ -173,11 +173,12 @@ class _Run:
         )
 
     def _start_all(self) -> None:
-        for instance, variables in zip(
-            self._plan.instances, self._environment.variables, strict=True
+        environment = self._environment
+        for instance, program, variables in zip(
+            self._plan.instances, environment.programs, environment.variables, strict=True
         ):
             try:
-                self._start(instance, variables)
+                self._start(instance, program, variables)
             except (XLaunchError, OSError) as error:
                 code = error.exit_code if isinstance(error, XLaunchError) else OWN_FAULT
                 print(f"xlaunch: error: instance {instance.index}: {error}", file=sys.stderr)
@@ -185,7 +186,7 @@ class _Run:
                 self._end()
                 return
 
-    def _start(self, instance: Instance, variables: dict[str, str]) -> None:
+    def _start(self, instance: Instance, program: Program, variables: dict[str, str]) -> None:
         stdin = None if len(self._plan.instances) == 1 else subprocess.DEVNULL
         outputs: tuple[int | None, int | None] = (None, None)
         opened: tuple[int, ...] = ()
@@ -194,9 +195,7 @@ class _Run:
         elif self._plan.relayed:
             outputs = (subprocess.PIPE, subprocess.PIPE)
         try:
-            process = _open_process(
-                self._environment.program, variables, stdin=stdin, outputs=outputs
-            )
+            process = _open_process(program, variables, stdin=stdin, outputs=outputs)
         finally:
             for descriptor in opened:
                 os.close(descriptor)
