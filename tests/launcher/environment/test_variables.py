@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which variables an instance gets: each with a reason, and never over the user's own."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.planning.shapes import make_machine
+from xlaunch.environment.variables import (
+    OURS,
+    Proposal,
+    Setting,
+    choose_settings,
+    instance_variables,
+)
+from xlaunch.planning import Plan, Request, plan
+
+OMP = "OMP_NUM_THREADS"
+VARIABLE = "XLAUNCH_INSTANCE_"
+WANTED = Proposal("CACHE", "ours", "kept in one place")
+
+
+def planned(**request: object) -> Plan:
+    """Two instances on eight cores of two nodes."""
+    machine = make_machine(packages=(8,), nodes=(4, 4))
+    return plan(Request(program=("x",), instances=2, **request), machine)
+
+
+def chosen(
+    inherited: dict[str, str], made: Plan | None = None, *, piped: bool = False
+) -> dict[str, Setting]:
+    made = made or planned()
+    settings = choose_settings(made, made.instances[0], inherited, [WANTED], piped=piped)
+    return {setting.name: setting for setting in settings}
+
+
+def variables(
+    inherited: dict[str, str], made: Plan | None = None, index: int = 0
+) -> dict[str, str]:
+    made = made or planned()
+    instance = made.instances[index]
+    settings = choose_settings(made, instance, inherited, [WANTED], piped=False)
+    return instance_variables(made, instance, settings, inherited)
+
+
+def test_threads_of_the_instance():
+    assert chosen({})[OMP][:2] == (OMP, "4")
+    assert chosen({})["CACHE"] == ("CACHE", "ours", "kept in one place", False)
+
+
+@pytest.mark.parametrize("own", ["7", "4", "", "junk"])
+def test_user_s_own_stays(own: str):
+    setting = chosen({OMP: own})[OMP]
+    assert (setting.value, setting.users_own) == (own, True)
+    assert "already set" in setting.reason
+    assert ("not changed to 4" in setting.reason) == (own != "4")
+    assert variables({OMP: own})[OMP] == own
+
+
+def test_output_through_a_pipe_is_not_held_back():
+    assert "PYTHONUNBUFFERED" not in chosen({})
+    assert chosen({}, piped=True)["PYTHONUNBUFFERED"].value == "1"
+    assert chosen({"PYTHONUNBUFFERED": ""}, piped=True)["PYTHONUNBUFFERED"].users_own
+
+
+def test_instance_knows_its_place():
+    made = planned()
+    for index, cpus in enumerate(("0-3", "4-7")):
+        got = variables({}, made, index)
+        assert {name: got[VARIABLE + name] for name in ("INDEX", "COUNT", "CPUS", "NODES")} == {
+            "INDEX": str(index),
+            "COUNT": "2",
+            "CPUS": cpus,
+            "NODES": str(index),
+        }
+
+
+def test_asked_variables_come_over_everything():
+    made = planned(env=((OMP, "3"), ("XLAUNCH_INSTANCE_INDEX", "mine"), ("A", "1"), ("A", "2")))
+    got = variables({OMP: "7", "A": "0"}, made)
+    assert (got[OMP], got["XLAUNCH_INSTANCE_INDEX"], got["A"]) == ("3", "mine", "2")
+    assert chosen({}, made)[OMP].value == "3"
+
+
+def test_options_of_this_launch_are_not_inherited():
+    got = variables({"XLAUNCH_OPT_NCORES": "1", "XLAUNCH_OPTICS": "kept", "HOME": "/root"})
+    assert "XLAUNCH_OPT_NCORES" not in got
+    assert (got["XLAUNCH_OPTICS"], got["HOME"]) == ("kept", "/root")
+
+
+def test_launcher_inside_chooses_anew_what_the_outer_one_chose():
+    outer = variables({})
+    assert outer[OMP] == "4"
+    assert not chosen(outer)[OMP].users_own
+    assert not chosen(outer)["CACHE"].users_own
+
+
+def test_launcher_inside_keeps_what_the_user_chose():
+    for inherited in ({OMP: "4"}, {OMP: "7"}):
+        assert chosen(variables(inherited))[OMP].users_own
+    made = planned(env=((OMP, "3"),))
+    assert chosen(variables({}, made))[OMP].users_own
+    changed_between = variables({}) | {OMP: "5"}
+    assert chosen(changed_between)[OMP] == (OMP, "5", "already set; not changed to 4", True)
+
+
+@given(st.text(alphabet="=\x1f:,A1 ", max_size=12) | st.text(max_size=8))
+def test_damaged_list_of_what_is_ours_is_the_user_s_problem_only(text: str):
+    """Whatever it says, a choice is made, and a value of the user's is lost only if it is named."""
+    setting = chosen({OURS: text, OMP: "7"})[OMP]
+    assert setting.users_own == (f"{OMP}=7" not in text.split("\x1f"))
