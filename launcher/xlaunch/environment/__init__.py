@@ -62,7 +62,11 @@ def prepare_environment(
         *page_settings(request.thp),
     ]
     if profile.library is not None:
-        from xlaunch.environment.preload import require_library, with_preload
+        from xlaunch.environment.preload import (
+            refuse_second_allocator,
+            require_library,
+            with_preload,
+        )
 
         library, notes = require_library(
             f"--allocator {request.allocator}",
@@ -72,6 +76,7 @@ def prepare_environment(
             environment=given,
         )
         warnings += notes
+        refuse_second_allocator(library.path, given)
         proposals = with_preload(proposals, given, library.path, f"allocator {profile.name}")
     if openmp.preload is not None:
         from xlaunch.environment.preload import with_preload

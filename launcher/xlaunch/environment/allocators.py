@@ -40,6 +40,11 @@ class AllocatorProfile(NamedTuple):
     source: str
 
 
+_KEEP_ALL = (
+    "glibc.malloc.mmap_max=0:glibc.malloc.mmap_threshold=4294967296:"
+    "glibc.malloc.trim_threshold={keep}:glibc.malloc.top_pad=67108864"
+)
+
 PROFILES = {
     profile.name: profile
     for profile in (
@@ -53,17 +58,17 @@ PROFILES = {
         AllocatorProfile(
             "glibc-tuned",
             None,
-            (
-                (
-                    TUNABLES,
-                    "glibc.malloc.mmap_max=0:glibc.malloc.mmap_threshold=4294967296:"
-                    "glibc.malloc.trim_threshold={keep}:glibc.malloc.top_pad=67108864:"
-                    "glibc.malloc.arena_max=1",
-                ),
-            ),
-            "freed blocks are kept and reused, up to {keep_gib:.0f} GiB; one arena, because the "
-            "others fall back to mmap above 64 MiB",
-            "glibc manual, Memory Allocation Tunables; malloc/arena.c, HEAP_MAX_SIZE",
+            ((TUNABLES, _KEEP_ALL),),
+            "freed blocks are kept and reused, up to {keep_gib:.0f} GiB",
+            "glibc manual, Memory Allocation Tunables",
+        ),
+        AllocatorProfile(
+            "glibc-one-arena",
+            None,
+            ((TUNABLES, f"{_KEEP_ALL}:glibc.malloc.arena_max=1"),),
+            "as glibc-tuned, for work in threads with blocks above 64 MiB: the arenas of threads hand "
+            "those back to the kernel, the one arena keeps them, and threads wait for each other",
+            "malloc/arena.c, HEAP_MAX_SIZE",
         ),
         AllocatorProfile(
             "glibc-frugal",

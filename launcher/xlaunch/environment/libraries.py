@@ -72,6 +72,7 @@ _KINDS = {
 NAMES = tuple(_KINDS)
 """Every library that can be asked for."""
 OPENMP = ("intel", "llvm", "gnu")
+ALLOCATORS = ("jemalloc", "tcmalloc", "mimalloc")
 
 _PRIVATE_COPY = re.compile(r"-[0-9a-f]{6,}\.so")
 _MULTIARCH = re.compile(r"[a-z0-9_]+-linux-[a-z0-9_]+")

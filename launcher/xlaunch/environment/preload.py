@@ -79,6 +79,18 @@ def with_preload(
     return [*others, Proposal(VARIABLE, preload_list(value, [library]), reasons, merged=True)]
 
 
+def refuse_second_allocator(library: str, environment: Mapping[str, str]) -> None:
+    """Raise `UsageError` when LD_PRELOAD names another allocator: only one can serve a process."""
+    from xlaunch.environment.libraries import ALLOCATORS, kind_of
+
+    for entry in preloaded(environment.get(VARIABLE)):
+        if kind_of(entry) in ALLOCATORS and not _same(entry, library):
+            raise UsageError(
+                f"--allocator: LD_PRELOAD already names the allocator {entry}; "
+                "take it out of LD_PRELOAD, or leave --allocator out"
+            )
+
+
 def require_library(
     option: str,
     wanted: str,

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Allocator profiles at work: pages that were freed are there again, or are not, as the row says."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from xlaunch.environment.allocators import (
+    PROFILES,
+    allocator_settings,
+    choose_profile,
+    glibc_version,
+    merge_tunables,
+)
+from xlaunch.environment.libraries import find_library
+from xlaunch.errors import UsageError
+
+ROUNDS = """
+import ctypes, resource, sys, threading
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+libc.malloc.argtypes = [ctypes.c_size_t]
+libc.free.argtypes = [ctypes.c_void_p]
+libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+
+def work():
+    for _ in range(20):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        blocks = [libc.malloc(mib << 20) for mib in (100, 30, 7, 1)]
+        for block, mib in zip(blocks, (100, 30, 7, 1)):
+            libc.memset(block, 1, mib << 20)
+        for block in blocks:
+            libc.free(block)
+        after = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    print(after - before)
+
+if sys.argv[1] == "thread":
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+else:
+    work()
+"""
+PAGES = (138 << 20) // os.sysconf("SC_PAGE_SIZE")
+"""Of the 138 MiB that each round touches."""
+LARGE_PAGES = (100 << 20) // os.sysconf("SC_PAGE_SIZE")
+"""Of its one block above 32 MiB."""
+
+
+def faults_of_last_round(profile: str, *, thread: bool = False) -> int:
+    """Page faults of the twentieth time that the same blocks are allocated, written and freed."""
+    # Huge pages would hide 512 faults in one.
+    command = [
+        sys.executable,
+        "-m",
+        "xlaunch",
+        "-q",
+        "--allocator",
+        profile,
+        "--thp",
+        "never",
+        "--",
+    ]
+    where = "thread" if thread else "main"
+    done = subprocess.run(
+        [*command, sys.executable, "-c", ROUNDS, where], capture_output=True, text=True, check=True
+    )
+    return int(done.stdout)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _glibc() -> None:
+    if glibc_version() is None:
+        pytest.skip("the C library here is not glibc")
+
+
+def test_glibc_as_it_is_gives_large_blocks_back():
+    # Its threshold follows the blocks that were freed, up to 32 MiB (M_MMAP_THRESHOLD, mallopt(3)).
+    assert faults_of_last_round("glibc") > 0.9 * LARGE_PAGES
+
+
+@pytest.mark.parametrize("profile", ["auto", "glibc-tuned", "glibc-one-arena"])
+def test_tuned_glibc_has_the_pages_again(profile):
+    assert faults_of_last_round(profile) < 0.01 * PAGES
+
+
+def test_frugal_glibc_keeps_small_blocks_and_returns_large_ones():
+    assert 0.9 * LARGE_PAGES < faults_of_last_round("glibc-frugal") < 1.1 * LARGE_PAGES
+
+
+def test_arenas_of_threads_are_why_there_is_a_profile_with_one():
+    assert faults_of_last_round("glibc-tuned", thread=True) > 0.5 * PAGES
+    assert faults_of_last_round("glibc-one-arena", thread=True) < 0.01 * PAGES
+
+
+@pytest.mark.parametrize("profile", ["jemalloc", "tcmalloc", "mimalloc"])
+def test_preloaded_allocator_has_the_pages_again(profile: str, needs: Callable[..., None]):
+    needs(find_library(profile, sys.prefix, os.environ), f"the library of {profile}")
+    assert faults_of_last_round(profile) < 0.05 * PAGES
+
+
+def test_share_of_memory_bounds_what_is_kept():
+    (tunables,) = allocator_settings(
+        PROFILES["glibc-tuned"], {}, memory_share_bytes=8 << 30, huge_pages=False
+    )
+    assert f"trim_threshold={4 << 30}:" in f"{tunables.value}:"
+    (unknown,) = allocator_settings(
+        PROFILES["glibc-tuned"], {}, memory_share_bytes=None, huge_pages=True
+    )
+    assert f"trim_threshold={64 << 30}:" in f"{unknown.value}:"
+    assert unknown.value.endswith("glibc.malloc.hugetlb=1")
+
+
+def test_users_tunables_win_name_by_name():
+    merged = merge_tunables("a.b=1:c.d=2", "c.d=3:e.f=4")
+    assert dict(entry.split("=") for entry in merged.split(":")) == {
+        "a.b": "1",
+        "c.d": "2",
+        "e.f": "4",
+    }
+    inherited = {"GLIBC_TUNABLES": "glibc.malloc.mmap_max=65536"}
+    (tunables,) = allocator_settings(
+        PROFILES["glibc-tuned"], inherited, memory_share_bytes=None, huge_pages=False
+    )
+    assert "glibc.malloc.mmap_max=65536" in tunables.value.split(":")
+    assert "glibc.malloc.mmap_max=0" not in tunables.value.split(":")
+
+
+@pytest.mark.parametrize(
+    ("asked", "glibc", "chosen"),
+    [
+        ("auto", (2, 36), "glibc-tuned"),
+        ("auto", (2, 17), "glibc"),
+        ("auto", None, "glibc"),
+        ("tcmalloc", None, "tcmalloc"),
+        ("/opt/lib/libjemalloc.so.2", (2, 36), "/opt/lib/libjemalloc.so.2"),
+    ],
+)
+def test_which_profile(asked, glibc, chosen):
+    assert choose_profile(asked, glibc=glibc).name == chosen
+
+
+def test_path_gets_the_settings_of_the_allocator_that_it_names():
+    assert choose_profile("/x/libjemalloc.so.2", glibc=(2, 36)).variables == (
+        PROFILES["jemalloc"].variables
+    )
+    assert choose_profile("/x/libother.so", glibc=(2, 36)).variables == ()
+
+
+@pytest.mark.parametrize("asked", ["jemaloc", "", "glibc-tuned"])
+def test_profile_that_cannot_be_had(asked):
+    with pytest.raises(UsageError, match="--allocator"):
+        choose_profile(asked, glibc=None)
+
+
+def test_second_allocator_is_refused(needs: Callable[..., None]):
+    theirs = find_library("jemalloc", sys.prefix, os.environ)
+    needs(theirs, "libjemalloc2")
+    needs(find_library("tcmalloc", sys.prefix, os.environ), "libtcmalloc-minimal4")
+    assert theirs is not None
+    done = subprocess.run(
+        [sys.executable, "-m", "xlaunch", "--allocator", "tcmalloc", "true"],
+        env={**os.environ, "LD_PRELOAD": theirs.path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("xlaunch: error: --allocator: LD_PRELOAD already names")
+    assert done.stderr.count("\n") == 1
