@@ -14,7 +14,7 @@ import signal
 import sys
 from collections.abc import Callable
 
-from xlaunch.run.processes import descendants
+from xlaunch.run.processes import children, descendants
 from xlaunch.run.syscalls import SI_KERNEL, become_subreaper
 
 PASSED_ON = (
@@ -43,6 +43,8 @@ def keep(supervise: Callable[[int, set[signal.Signals]], int]) -> int:
     # SIGTTIN, SIGTTOU: the supervisor is a member of a group that the terminal may stop, and moves
     # the foreground from the background.
     blocked = passed_on | {signal.SIGCHLD, signal.SIGTTIN, signal.SIGTTOU}
+    # A shell that started something and then became this process (`exec xlaunch`) has left it here.
+    strangers = set(children(os.getpid()))
     become_subreaper()
     original_mask = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
     # An ignored SIGCHLD would make the kernel reap, and exit codes vanish.
@@ -58,7 +60,7 @@ def keep(supervise: Callable[[int, set[signal.Signals]], int]) -> int:
     status, interrupted = _pass_signals_on(supervisor, commands_out, passed_on | {signal.SIGCHLD})
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
-        _end_all_descendants()
+        _end_all_descendants(strangers)
         if number == signal.SIGINT:  # its word for: the terminal's Ctrl-C ended the instance
             _die_of_interrupt(whole_group=True)
         name = signal.Signals(number).name
@@ -67,7 +69,7 @@ def keep(supervise: Callable[[int, set[signal.Signals]], int]) -> int:
             file=sys.stderr,
         )
         return OWN_FAULT
-    _end_all_descendants()
+    _end_all_descendants(strangers)
     code = os.waitstatus_to_exitcode(status)
     if interrupted and code == 128 + signal.SIGINT:
         _die_of_interrupt(whole_group=False)
@@ -120,18 +122,18 @@ def _pass_signals_on(
                 break
 
 
-def _end_all_descendants() -> None:
-    """Kill and reap until there is nobody left. Orphans become our children, so that is the end."""
-    while True:
-        for pid in descendants(os.getpid()):
+def _end_all_descendants(strangers: set[int]) -> None:
+    """Kill and reap until there is nobody left but `strangers` and what descends from them.
+
+    Orphans become our children, so that is the end.
+    """
+    while ours := [pid for pid in children(os.getpid()) if pid not in strangers]:
+        for pid in [process for child in ours for process in (child, *descendants(child))]:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
-        try:
-            os.waitpid(-1, 0)
-        except ChildProcessError:
-            return
+        os.waitpid(ours[0], 0)
 
 
 def _die_of_interrupt(*, whole_group: bool) -> None:
