@@ -138,7 +138,7 @@ def write_report_or_tell(report: Report, path: str | None) -> int:
 def write_report(report: Report, path: str) -> None:
     """Write `report` as JSON. A regular file appears whole or not at all."""
     text = json.dumps(report_to_dict(report), indent=1) + "\n"
-    if _leads_elsewhere(path):
+    if leads_elsewhere(path):
         with open(path, "a", encoding="utf-8") as stream:
             stream.write(text)
         return
@@ -156,7 +156,7 @@ def write_report(report: Report, path: str) -> None:
         raise
 
 
-def _leads_elsewhere(path: str) -> bool:
+def leads_elsewhere(path: str) -> bool:
     """Whether `path` is a pipe, a terminal, or a name such as /dev/stdout: nothing to be replaced."""
     if os.path.exists(path) and not os.path.isfile(path):
         return True

@@ -4,14 +4,17 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 from collections.abc import Callable
 
 from xlaunch.environment import Environment
 from xlaunch.planning.plan import Plan
 from xlaunch.run.keeper import keep
-from xlaunch.run.report import Report, render_report, write_report_or_tell
+from xlaunch.run.report import Report, leads_elsewhere, render_report, write_report_or_tell
 from xlaunch.run.supervisor import Supervisor
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 def run_supervised(
@@ -31,7 +34,7 @@ def run_supervised(
         supervisor.flush()
         if deliver is not None:
             deliver(report)
-        code = write_report_or_tell(report, plan.request.report)
+        code = _write_report(report, plan.request.report, commands)
         if supervisor.ended_by_ctrl_c:
             # Told to the keeper by example, see keeper.keep().
             signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -40,3 +43,28 @@ def run_supervised(
         return code
 
     return keep(supervise)
+
+
+def _write_report(report: Report, path: str | None, commands: int) -> int:
+    """Write the report, if one was asked for; the exit code of the run.
+
+    A pipe that nobody reads would hold this process up for ever: a signal ends the wait.
+    """
+    if path is None or not leads_elsewhere(path):
+        return write_report_or_tell(report, path)
+    import threading
+
+    codes: list[int] = []
+    writer = threading.Thread(
+        target=lambda: codes.append(write_report_or_tell(report, path)), daemon=True
+    )
+    writer.start()
+    while not codes and writer.is_alive():
+        writer.join(0.05)
+        if select.select([commands], [], [], 0)[0]:
+            numbers = os.read(commands, 1)
+            if not numbers:
+                return report.exit_code  # the keeper is gone, and nobody is told
+            if numbers[0] in ENDING:
+                return report.exit_code or 128 + numbers[0]
+    return codes[0]
