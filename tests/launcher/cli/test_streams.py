@@ -10,7 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli.commands import SHOW, XLAUNCH, run, show, xlaunch
+from launcher.cli.commands import (
+    PATIENCE_S,
+    SHOW,
+    XLAUNCH,
+    clean_environment,
+    run,
+    show,
+    xlaunch,
+)
+from launcher.run.launching import is_alive
 
 SEVERAL = ("--instances", "2", "--ncores", "1", "--oversubscribe", "-q", "--no-tag")
 IN_PLACE_AND_SUPERVISED = pytest.mark.parametrize(
@@ -107,3 +116,22 @@ def test_launcher_leaves_its_own_process_group_and_mask_alone():
     )
     one_cpu = ("--ncores", "1", "-q", "--supervise", "true")
     subprocess.run([sys.executable, "-c", code, *XLAUNCH, *one_cpu], check=True)
+
+
+def test_what_a_shell_left_running_before_it_became_the_launcher_lives_on(tmp_path: Path):
+    """`server & exec xlaunch ...`: the server is not the launcher's to end."""
+    line = 'cat & echo $!; exec 0<&- 1>&-; exec "$@"'
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    command = (*XLAUNCH, "--supervise", "-q", "--", "sh", "-c", "sleep 600 & exit 3")
+    with subprocess.Popen(
+        ("bash", "-c", line.replace("cat", f"sh -c 'cat {fifo} >&2'"), "bash", *command),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=clean_environment(),
+    ) as launcher:
+        server = int(launcher.stdout.readline())
+        assert launcher.wait(PATIENCE_S) == 3
+        assert is_alive(server)
+        fifo.write_text("it still serves")
+        assert launcher.stderr.read() == b"it still serves"
