@@ -158,6 +158,13 @@ def embed(
     return torch.cat(vectors), time.perf_counter() - start
 
 
+def wait_for_others() -> None:
+    """Wait until every instance is warm, where a launcher holds them for it; then all measure at once."""
+    if barrier := os.environ.get("XLAUNCH_BARRIER"):
+        with open(barrier) as file:
+            file.read()
+
+
 def retrieval_check(encoder: Encoder) -> int:
     """How many of PARAPHRASES find their partner first among all the right-hand sentences."""
     questions = encoder.encode([left for left, _ in PARAPHRASES])
@@ -195,6 +202,7 @@ def main() -> int:
     batches = into_batches(share, arguments.batch)
     encoder = Encoder()
     encoder.encode([sentence.text for sentence in batches[0]])  # warm-up
+    wait_for_others()
     vectors, elapsed_s = embed(encoder, batches, arguments.seconds)
     embedded = [sentence for batch in batches for sentence in batch][: len(vectors)]
     print(

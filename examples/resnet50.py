@@ -106,6 +106,13 @@ def measure(model: nn.Module, images: torch.Tensor, seconds: float) -> list[floa
             return latencies_s
 
 
+def wait_for_others() -> None:
+    """Wait until every instance is warm, where a launcher holds them for it; then all measure at once."""
+    if barrier := os.environ.get("XLAUNCH_BARRIER"):
+        with open(barrier) as file:
+            file.read()
+
+
 def percentile(values: list[float], percent: int) -> float:
     """The value that `percent` per cent lie at or below, between neighbours by proportion."""
     if len(values) == 1:
@@ -148,6 +155,7 @@ def main() -> int:
         print(f"wrong output: shape {tuple(logits.shape)} or not finite", file=sys.stderr)
         return 1
     measure(run, images, min(1.0, arguments.seconds / 5))  # warm-up
+    wait_for_others()
     latencies_s = measure(run, images, arguments.seconds)
 
     rate = arguments.batch * len(latencies_s) / sum(latencies_s)

@@ -8,7 +8,15 @@ from typing import Any
 
 import click
 
-from xlaunch.cli.parameters import Count, Duration, NumberList, Variable, WholeNumber, Word
+from xlaunch.cli.parameters import (
+    Count,
+    Duration,
+    MetricName,
+    NumberList,
+    Variable,
+    WholeNumber,
+    Word,
+)
 from xlaunch.environment.variables import OPTION_PREFIX
 from xlaunch.planning.request import (
     MAX,
@@ -131,6 +139,12 @@ RUNNING = [
         help="From SIGTERM to SIGKILL. Default: 10s.",
     ),
     click.option("--supervise", is_flag=True, help="Keep a supervisor even for a single instance."),
+    click.option(
+        "--metric",
+        type=MetricName(),
+        multiple=True,
+        help="Report on a number that instances print: 'sentences/s', or a regular expression.",
+    ),
     click.option("--report", metavar="FILE", help="Write a report of the run as JSON."),
 ]
 

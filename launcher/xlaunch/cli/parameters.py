@@ -121,6 +121,22 @@ class Variable(_ParamType):
         return name, content
 
 
+class MetricName(_ParamType):
+    """A metric: a name as it is printed, or a regular expression with a group."""
+
+    name = "NAME|REGEX"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        from xlaunch.run.metric_lines import parse_metric
+
+        parse_metric(value)
+        return value
+
+    def split_envvar_value(self, rv: str) -> list[str]:
+        """One a line: names hold spaces."""
+        return rv.splitlines()
+
+
 class Word(_ParamType, Generic[E]):
     """One of an enumeration's values."""
 

@@ -72,8 +72,10 @@ class Plan(NamedTuple):
 
     @property
     def relayed(self) -> bool:
-        """Output passes through the supervisor line by line, so that lines never mix."""
-        return self.request.log_dir is None and (self.tagged or len(self.instances) > 1)
+        """Output passes through the supervisor: lines never mix, and it may read along."""
+        if self.request.log_dir is not None:
+            return False
+        return self.tagged or len(self.instances) > 1 or bool(self.request.metric)
 
     @property
     def supervised(self) -> bool:
@@ -86,4 +88,5 @@ class Plan(NamedTuple):
             or request.log_dir is not None
             or request.timeout_s is not None
             or request.report is not None
+            or bool(request.metric)
         )

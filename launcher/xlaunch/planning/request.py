@@ -140,5 +140,7 @@ class Request(NamedTuple):
     """Between SIGTERM and SIGKILL."""
     supervise: bool = False
     """Keep a supervisor even where one instance could replace the launcher."""
+    metric: tuple[str, ...] = ()
+    """Numbers in the instances' output to report on; see `xlaunch.run.metric_lines`."""
     report: str | None = None
     """Write the report of the run to this file as JSON."""

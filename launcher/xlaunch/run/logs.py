@@ -27,12 +27,15 @@ def prepare_log_folder(folder: str) -> None:
         raise UsageError(f"--log-dir: no permission to write in {folder!r}")
 
 
-def open_logs(folder: str, index: int) -> tuple[int, int]:
-    """Open an instance's two files, new; those of an earlier run are kept with `.1` at the end."""
+def open_logs(folder: str, index: int, *, new: bool = True) -> tuple[int, int]:
+    """Open an instance's two files, new; those of an earlier run are kept with `.1` at the end.
+
+    Not new: what is there is added to.
+    """
     descriptors = []
     for stream in STREAMS:
         path = log_path(folder, index, stream)
-        if os.path.exists(path):
+        if new and os.path.exists(path):
             os.replace(path, f"{path}.1")
         # Python opens close-on-exec; Windows alone has a text mode.
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)

@@ -85,11 +85,25 @@ class LineTagger:
         return self._continued_tag if self._continued else self._tag
 
 
-class Sink:
-    """A destination that instances share. Holds what cannot be written yet."""
+class Verbatim:
+    """Passes bytes on as they are: for the only instance, which nothing can mix with."""
 
-    def __init__(self, descriptor: int) -> None:
+    def feed(self, data: bytes) -> bytes:
+        """`data`."""
+        return data
+
+    def finish(self) -> bytes:
+        """Nothing: nothing was held back."""
+        return b""
+
+
+class Sink:
+    """A destination for output. Holds what cannot be written yet."""
+
+    def __init__(self, descriptor: int, *, shared: bool = True) -> None:
+        """`shared`: by instances, so that on a terminal one's update gives way to another's line."""
         self.descriptor = descriptor
+        self._shared = shared
         self.terminal = os.isatty(descriptor)
         self.broken = False
         """Its reader is gone; what is added vanishes."""
@@ -110,12 +124,12 @@ class Sink:
         return self._size >= HIGH_WATER
 
     def add(self, lines: bytes) -> None:
-        """Queue whole lines."""
+        """Queue output; whole lines where several share this."""
         if self.broken or not lines:
             return
         if self._update_shown:
             lines = ERASE_TO_END + lines
-        self._update_shown = self.terminal and lines.endswith(b"\r")
+        self._update_shown = self._shared and self.terminal and lines.endswith(b"\r")
         self._waiting.append(lines)
         self._size += len(lines)
 

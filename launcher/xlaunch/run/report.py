@@ -10,11 +10,14 @@ import signal
 import sys
 import tempfile
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xlaunch.errors import UsageError, XLaunchError
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.machine.topology import CPUs
+
+if TYPE_CHECKING:
+    from xlaunch.run.metrics import InstanceMetric, MetricTotal
 
 SCHEMA_VERSION = 1
 
@@ -29,6 +32,7 @@ COLUMNS = {
     "utilisation": "cpu_s / (wall_s x CPUs asked)",
     "peak_rss_bytes": "largest sampled sum over its processes, at least its process's own peak",
     "context_switches": "voluntary and involuntary, of what cpu_s covers",
+    "metrics": "of each --metric: values in all, the last, and the mean over the window of its total",
     "migrations": "moves from CPU to CPU, all its threads that were seen; null where not counted",
 }
 """Each column of the table and each key of an instance, and what it sums."""
@@ -60,6 +64,7 @@ class InstanceReport(NamedTuple):
     migrations: int | None
     leftover_processes: int
     """Processes that it left behind and that were ended."""
+    metrics: tuple[InstanceMetric, ...] = ()
 
 
 class Report(NamedTuple):
@@ -73,6 +78,8 @@ class Report(NamedTuple):
     instances: tuple[InstanceReport, ...]
     warnings: tuple[str, ...]
     argv: tuple[str, ...]
+    metrics: tuple[MetricTotal, ...] = ()
+    """Of each `--metric`, over all instances."""
 
 
 def report_to_dict(report: Report) -> dict[str, Any]:
@@ -80,9 +87,9 @@ def report_to_dict(report: Report) -> dict[str, Any]:
     instances = []
     for instance in report.instances:
         values = instance._asdict()
-        instances.append(
-            {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
-        )
+        values |= {name: list(v) for name, v in values.items() if isinstance(v, tuple)}
+        values["metrics"] = [metric._asdict() for metric in instance.metrics]
+        instances.append(values)
     return {
         "schema_version": SCHEMA_VERSION,
         "argv": [argument.encode(errors="backslashreplace").decode() for argument in report.argv],
@@ -91,6 +98,7 @@ def report_to_dict(report: Report) -> dict[str, Any]:
         "wall_s": report.wall_s,
         "count": report.count,
         "instances": instances,
+        "metrics": [{**total._asdict(), "notes": list(total.notes)} for total in report.metrics],
         "warnings": list(report.warnings),
         "columns": COLUMNS,
     }
@@ -191,6 +199,8 @@ def render_report(report: Report) -> str:
     if rows:
         lines += align(headings, rows)
         lines += FOOTNOTE
+    if report.metrics:
+        lines += ["", *render_metrics(report)]
     return "\n".join(lines)
 
 
@@ -202,6 +212,45 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
+def render_metrics(report: Report) -> list[str]:
+    """A table of the metrics of each instance, and a line for each metric over all."""
+    rows = [
+        (
+            metric.name,
+            str(instance.index),
+            str(metric.count),
+            _cell(metric.last, ".4g"),
+            _cell(metric.mean, ".4g"),
+        )
+        for position in range(len(report.metrics))
+        for instance in report.instances
+        for metric in instance.metrics[position : position + 1]
+    ]
+    lines = align(("metric", "instance", "values", "last", "mean"), rows) if rows else []
+    return [*lines, *map(describe_total, report.metrics)]
+
+
+def describe_total(total: MetricTotal) -> str:
+    """One metric over all instances. **Ex.:** ``sentences/s: 246.1 in total, over 9.8 s``."""
+    if not total.count:
+        return f"{total.name}: no value"
+    unit = f" {total.unit}" if total.unit is not None and total.unit != total.name else ""
+    parts = [
+        f"{label}{value:.4g}{unit}{rest}"
+        for label, value, rest in (
+            ("", total.sum, " in total"),
+            ("mean ", total.mean, ""),
+            ("p50 ", total.p50, ""),
+            ("p90 ", total.p90, ""),
+            ("p99 ", total.p99, ""),
+        )
+        if value is not None
+    ]
+    if total.window_s is not None:
+        parts.append(f"over the {total.window_s:.2f} s in which all ran")
+    return f"{total.name}: {', '.join(parts)}" + "".join(f"; {note}" for note in total.notes)
+
+
 def _cell(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
@@ -209,7 +258,7 @@ def _cell(value: float | None, form: str) -> str:
 def align(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Lines of a table, each column as wide as its widest cell, to the right but for lists of CPUs."""
     widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
-    left = [heading.startswith("CPUs") for heading in headings]
+    left = [heading.startswith(("CPUs", "metric")) for heading in headings]
     return [
         "  ".join(
             cell.ljust(width) if is_left else cell.rjust(width)

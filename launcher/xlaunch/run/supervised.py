@@ -25,10 +25,16 @@ def run_supervised(
     deliver: Callable[[Report], None] | None,
 ) -> int:
     """Run `plan` under a keeper and a supervisor; the exit code of the first failure, or 0."""
+    folder, problem = _folder_for(plan)
 
     def supervise(commands: int, signal_mask: set[signal.Signals]) -> int:
-        supervisor = Supervisor(plan, environment, commands, signal_mask)
-        report = supervisor.run()
+        supervisor = Supervisor(plan, environment, commands, signal_mask, folder=folder)
+        if problem is not None:
+            supervisor.warn(problem)
+        try:
+            report = supervisor.run()
+        finally:
+            _remove(folder)
         if table:
             supervisor.say_block(render_report(report))
         supervisor.flush()
@@ -42,7 +48,10 @@ def run_supervised(
             os.kill(os.getpid(), signal.SIGINT)
         return code
 
-    return keep(supervise)
+    try:
+        return keep(supervise)
+    finally:
+        _remove(folder)  # where the supervisor was killed
 
 
 def _write_report(report: Report, path: str | None, commands: int) -> int:
@@ -68,3 +77,22 @@ def _write_report(report: Report, path: str | None, commands: int) -> int:
             if numbers[0] in ENDING:
                 return report.exit_code or 128 + numbers[0]
     return codes[0]
+
+
+def _folder_for(plan: Plan) -> tuple[str | None, str | None]:
+    """A private folder for FIFOs if the plan measures; a line for the user where there is none."""
+    if not plan.request.metric:
+        return None, None
+    from xlaunch.run.measuring import make_folder
+
+    try:
+        return make_folder(), None
+    except OSError as error:
+        return None, f"no start barrier: cannot make a folder for it ({error})"
+
+
+def _remove(folder: str | None) -> None:
+    if folder is not None:
+        from xlaunch.run.measuring import remove_folder
+
+        remove_folder(folder)

@@ -12,26 +12,31 @@ import os
 import select
 import signal
 import time
-from resource import RUSAGE_SELF, getrusage, struct_rusage
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from xlaunch.environment import Environment
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.planning.plan import Instance, Plan
 from xlaunch.planning.request import OnFailure
-from xlaunch.run.logs import open_logs
+from xlaunch.run.logs import STREAMS, open_logs
 from xlaunch.run.observe import Observer
-from xlaunch.run.output import READ_SIZE, LineTagger, Sink, same_file
+from xlaunch.run.output import READ_SIZE, LineTagger, Sink, Verbatim, same_file
 from xlaunch.run.processes import children, descendants, environment_value, process_group
-from xlaunch.run.report import InstanceReport, Report, signal_name
+from xlaunch.run.report import Report
+from xlaunch.run.running import Running, report_of
 from xlaunch.run.start import Streams, exec_failure, fork_instance, place_of
 from xlaunch.run.states import Action, Event, State, Target, act
 from xlaunch.run.syscalls import SI_KERNEL, SignalInfo, SignalQueue, become_subreaper
 from xlaunch.run.terminal import Terminal
 
+if TYPE_CHECKING:
+    from xlaunch.run.measuring import Measuring
+
 TIMED_OUT = 124
 OWN_FAULT = 125
 LEFTOVER_INTERVAL_S = 0.05
+PIPE_BYTES = 1 << 20
+"""What a pipe holds at most, unless an administrator allows more."""
 PROMPT_S = 0.1
 """A prompt leaves its input line on Ctrl-C and is back on the next within this time."""
 DRAIN_AFTER_KILL_S = 1.0
@@ -50,70 +55,13 @@ EVENT_OF_SIGNAL = {
 }
 
 
-class _Running:
-    """An instance from its start on."""
-
-    def __init__(
-        self, instance: Instance, pid: int, exec_result: int, started: float, observer: Observer
-    ) -> None:
-        self.instance = instance
-        self.pid = pid
-        self.exec_result = exec_result
-        self.started = started
-        self.observation = observer.add(pid)
-        self.ended: float | None = None
-        self.status = 0
-        self.cpu_s = 0.0
-        self.context_switches = 0
-        self.peak_rss_bytes = 0
-        self.leftovers: set[int] = set()
-
-    @property
-    def exit_code(self) -> int:
-        code = os.waitstatus_to_exitcode(self.status)
-        return code if code >= 0 else 128 - code
-
-    def add_usage(self, usage: struct_rusage) -> None:
-        self.cpu_s += usage.ru_utime + usage.ru_stime
-        self.context_switches += usage.ru_nvcsw + usage.ru_nivcsw
-
-    def note_peak_rss(self, own_bytes: int) -> None:
-        """Take the sampled peak, or its process's own (`ru_maxrss`) where that is larger.
-
-        The kernel counts the moment between fork and exec too, when the process was a copy of
-        this one: a value no larger than that says nothing, and counts only if nothing was sampled.
-        """
-        sampled = self.observation.peak_rss_bytes
-        copy_bytes = getrusage(RUSAGE_SELF).ru_maxrss * 1024
-        self.peak_rss_bytes = max(sampled, own_bytes) if own_bytes > copy_bytes else sampled
-        self.peak_rss_bytes = self.peak_rss_bytes or own_bytes
-
-    def report(self) -> InstanceReport:
-        assert self.ended is not None
-        wall = self.ended - self.started
-        ncpus = len(self.instance.cpus)
-        return InstanceReport(
-            index=self.instance.index,
-            pid=self.pid,
-            cpus_asked=self.instance.cpus,
-            cpus_observed=tuple(sorted(self.observation.cpus)),
-            numa_nodes=self.instance.nodes,
-            exit_code=self.exit_code,
-            signal=signal_name(os.WTERMSIG(self.status)) if os.WIFSIGNALED(self.status) else None,
-            wall_s=wall,
-            cpu_s=self.cpu_s,
-            utilisation=self.cpu_s / (wall * ncpus) if wall > 0 else 0.0,
-            peak_rss_bytes=self.peak_rss_bytes,
-            context_switches=self.context_switches,
-            migrations=self.observation.migrations,
-            leftover_processes=len(self.leftovers),
-        )
-
-
 class _Source(NamedTuple):
     """One output stream of one instance, on its way to a sink."""
 
-    tagger: LineTagger
+    index: int  # type: ignore[assignment]  # hides tuple.index
+    stream: str
+    """``out`` or ``err``."""
+    tagger: LineTagger | Verbatim
     sink: Sink
 
 
@@ -121,8 +69,15 @@ class Supervisor:
     """Runs the instances of one plan. Use once."""
 
     def __init__(
-        self, plan: Plan, environment: Environment, commands: int, mask: set[signal.Signals]
+        self,
+        plan: Plan,
+        environment: Environment,
+        commands: int,
+        mask: set[signal.Signals],
+        *,
+        folder: str | None = None,
     ) -> None:
+        """`folder`: a private one for FIFOs, where measuring wants them."""
         self._plan = plan
         self._request = plan.request
         self._environment = environment
@@ -133,8 +88,8 @@ class Supervisor:
         self._started = time.monotonic()
         self._signals = SignalQueue({*EVENT_OF_SIGNAL, signal.SIGCHLD})
         self._observer = Observer()
-        self._running: dict[int, _Running] = {}
-        self._ended: list[_Running] = []
+        self._running: dict[int, Running] = {}
+        self._ended: list[Running] = []
         self._leftover_deadlines: dict[int, float] = {}
         self._grace_at: float | None = None
         self._timeout_at: float | None = None
@@ -149,6 +104,7 @@ class Supervisor:
         self._poll = select.poll()
         self._stdout, self._stderr = self._open_sinks()
         self._sources: dict[int, _Source] = {}
+        self._measuring = self._prepare_measuring(folder)
         self.ended_by_ctrl_c = False
         """The instance had the terminal, and Ctrl-C there ended it."""
 
@@ -166,6 +122,8 @@ class Supervisor:
             self._wait()
             self._check_clock()
         self._close_sources()
+        if self._measuring is not None:
+            self._measuring.finish()
         if self._terminal is not None:
             self._terminal.take_back()
         return self._make_report()
@@ -195,8 +153,18 @@ class Supervisor:
         return Terminal.find(os.getpgid(self._keeper))
 
     def _open_sinks(self) -> tuple[Sink, Sink]:
-        stdout = Sink(1)
-        return stdout, stdout if same_file(1, 2) else Sink(2)
+        shared = len(self._plan.instances) > 1 or self._plan.tagged
+        stdout = Sink(1, shared=shared)
+        return stdout, stdout if same_file(1, 2) else Sink(2, shared=shared)
+
+    def _prepare_measuring(self, folder: str | None) -> Measuring | None:
+        if not self._request.metric:
+            return None
+        from xlaunch.run.measuring import Measuring
+        from xlaunch.run.metric_lines import parse_metric
+
+        metrics = tuple([parse_metric(text) for text in dict.fromkeys(self._request.metric)])
+        return Measuring(self._plan, metrics, folder, self._poll, self.warn)
 
     def _start_all(self) -> None:
         for position, instance in enumerate(self._plan.instances):
@@ -210,14 +178,17 @@ class Supervisor:
     def _start(self, position: int) -> None:
         """Start the instance at `position` of the plan."""
         instance = self._plan.instances[position]
+        variables = self._environment.variables[position]
+        if self._measuring is not None:
+            variables = variables | self._measuring.variables(instance.index)
         opened: list[int] = []
         try:
             streams = self._open_streams(instance, opened)
             started = time.monotonic()
-            with place_of(self._plan, instance, self._warn):
+            with place_of(self._plan, instance, self.warn):
                 pid, exec_result = fork_instance(
                     self._environment.programs[position],
-                    self._environment.variables[position],
+                    variables,
                     streams,
                     before_exec=self._lend_terminal,
                     signal_mask=self._signal_mask,
@@ -225,7 +196,9 @@ class Supervisor:
         finally:
             for descriptor in opened:
                 os.close(descriptor)
-        self._running[pid] = _Running(instance, pid, exec_result, started, self._observer)
+        self._running[pid] = Running(instance, position, pid, exec_result, started, self._observer)
+        if self._measuring is not None:
+            self._measuring.started(instance.index)
 
     def _lend_terminal(self, group: int) -> None:
         if self._terminal is not None:
@@ -244,16 +217,22 @@ class Supervisor:
             return Streams(stdin, *outputs)
         if not self._plan.relayed:
             return Streams(stdin, 1, 2)
-        tag = str(instance.index) if self._plan.tagged else ""
         ends = []
-        for sink in (self._stdout, self._stderr):
+        for stream, sink in zip(STREAMS, (self._stdout, self._stderr), strict=True):
             reader, writer = os.pipe()
             opened.append(writer)
             ends.append(writer)
             os.set_blocking(reader, False)
-            self._sources[reader] = _Source(LineTagger(tag, terminal=sink.terminal), sink)
+            tagger = self._tagger(instance, sink)
+            self._sources[reader] = _Source(instance.index, stream, tagger, sink)
             self._poll.register(reader, select.POLLIN)
         return Streams(stdin, *ends)
+
+    def _tagger(self, instance: Instance, sink: Sink) -> LineTagger | Verbatim:
+        if len(self._plan.instances) == 1 and not self._plan.tagged:
+            return Verbatim()
+        tag = str(instance.index) if self._plan.tagged else ""
+        return LineTagger(tag, terminal=sink.terminal)
 
     # Waiting, and what is waited for.
 
@@ -274,6 +253,10 @@ class Supervisor:
                     self._handle_signal(info)
             elif descriptor in self._sources:
                 self._read_source(descriptor)
+            elif self._measuring is not None and self._measuring.owns(descriptor):
+                self._measuring.read(descriptor)
+            elif descriptor not in (self._stdout.descriptor, self._stderr.descriptor):
+                pass  # closed while the events before it were handled
             elif events & select.POLLNVAL:
                 self._poll.unregister(descriptor)
             else:
@@ -283,6 +266,8 @@ class Supervisor:
         deadlines = [self._observer.due] if self._running else []
         set_times = (self._timeout_at, self._grace_at, self._second_ctrl_c_at)
         deadlines += [at for at in set_times if at is not None]
+        if self._running and self._measuring is not None:
+            deadlines.append(self._measuring.due)
         now = time.monotonic()
         if self._ended and (self._leftover_deadlines or not self._running):
             deadlines.append(now + LEFTOVER_INTERVAL_S)
@@ -302,6 +287,8 @@ class Supervisor:
             self._observer.look()
         if self._leftover_deadlines:
             self._end_leftovers()
+        if self._running and self._measuring is not None:
+            self._measuring.look()
 
     def _read_commands(self) -> None:
         numbers = os.read(self._commands, 64)
@@ -355,6 +342,8 @@ class Supervisor:
     def _handle(self, event: Event) -> None:
         action = act(self._state, event)
         self._state = action.next
+        if self._measuring is not None and self._state in (State.ENDING, State.KILLING):
+            self._measuring.release()
         if action.start_grace and self._grace_at is None:
             self._grace_at = time.monotonic() + self._request.grace_s
         self._signal(action)
@@ -415,6 +404,9 @@ class Supervisor:
         running.note_peak_rss(usage.ru_maxrss * 1024)
         running.add_usage(usage)
         self._ended.append(running)
+        if self._measuring is not None:
+            self._drain_sources(running.instance.index)
+            self._measuring.ended(running.instance.index)
         self._end_leftovers()
         failure = exec_failure(self._environment.program, running.exec_result)
         if failure is not None:
@@ -433,7 +425,7 @@ class Supervisor:
         stop = self._request.on_failure is OnFailure.STOP
         self._fail(
             running.exit_code,
-            _describe_failure(running),
+            running.describe_failure(),
             Event.INSTANCE_FAILED if stop else Event.INSTANCE_DONE,
         )
 
@@ -444,7 +436,7 @@ class Supervisor:
         if owner is not None:
             owner.add_usage(usage)
 
-    def _owner(self, pid: int) -> _Running | None:
+    def _owner(self, pid: int) -> Running | None:
         """The instance that an orphan comes from: by what is known, its group, its environment."""
         known = [*self._running.values(), *self._ended]
         group = process_group(pid)
@@ -496,7 +488,8 @@ class Supervisor:
             self._exit_code, self._reason = code, reason
         self._handle(event)
 
-    def _warn(self, text: str) -> None:
+    def warn(self, text: str) -> None:
+        """Say a warning, once, and put it in the report."""
         if text not in self._warnings:
             self._warnings.append(text)
             self.say(f"warning: {text}")
@@ -509,12 +502,26 @@ class Supervisor:
             data = os.read(descriptor, READ_SIZE)
         except BlockingIOError:
             return
-        self._put(source.sink, source.tagger.feed(data) if data else source.tagger.finish())
+        self._put(source.sink, self._taken(source, data) if data else source.tagger.finish())
         if not data or source.sink.broken:
             # With no reader left, the instance gets the SIGPIPE that it would get without us.
             self._close_source(descriptor)
         elif source.sink.full:
             self._watch_sources_of(source.sink, readable=False)
+
+    def _taken(self, source: _Source, data: bytes) -> bytes:
+        """What of `data` is to be passed on now; whoever measures has seen it."""
+        if self._measuring is not None:
+            self._measuring.feed(source.index, source.stream, data)
+        return source.tagger.feed(data)
+
+    def _drain_sources(self, index: int) -> None:
+        """Read what an instance that has ended left in its pipes; at most what they can hold."""
+        for descriptor, source in list(self._sources.items()):
+            if source.index == index:
+                for _ in range(PIPE_BYTES // READ_SIZE):
+                    if descriptor in self._sources:
+                        self._read_source(descriptor)
 
     def _put(self, sink: Sink, lines: bytes) -> None:
         sink.add(lines)
@@ -546,7 +553,7 @@ class Supervisor:
         for descriptor, source in self._sources.items():
             with contextlib.suppress(BlockingIOError):
                 while data := os.read(descriptor, READ_SIZE):
-                    source.sink.add(source.tagger.feed(data))
+                    source.sink.add(self._taken(source, data))
                     self.flush()
             source.sink.add(source.tagger.finish())
             os.close(descriptor)
@@ -561,8 +568,11 @@ class Supervisor:
     # The end.
 
     def _make_report(self) -> Report:
-        ended = sorted(self._ended, key=lambda running: running.instance.index)
-        reports = tuple(running.report() for running in ended)
+        metrics, totals = ({}, ()) if self._measuring is None else self._measuring.results()
+        runs: dict[int, list[Running]] = {}
+        for running in self._ended:
+            runs.setdefault(running.instance.index, []).append(running)
+        reports = tuple(report_of(runs[index], metrics.get(index, ())) for index in sorted(runs))
         for report in reports:
             outside = set(report.cpus_observed) - set(report.cpus_asked)
             if outside and self._plan.bound:
@@ -572,20 +582,14 @@ class Supervisor:
                 )
         return Report(
             exit_code=self._exit_code,
-            reason=self._reason or f"{_count(len(ended), 'instance')} ended well",
+            reason=self._reason or f"{_count(len(reports), 'instance')} ended well",
             wall_s=time.monotonic() - self._started,
             count=self._plan.count,
             instances=reports,
+            metrics=totals,
             warnings=tuple(self._warnings),
             argv=self._environment.program.argv,
         )
-
-
-def _describe_failure(running: _Running) -> str:
-    index = running.instance.index
-    if os.WIFSIGNALED(running.status):
-        return f"instance {index} was ended by {signal_name(os.WTERMSIG(running.status))}"
-    return f"instance {index} failed with exit code {running.exit_code}"
 
 
 def _count(number: int, noun: str) -> str:

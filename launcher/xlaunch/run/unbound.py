@@ -168,7 +168,7 @@ class _Run:
             wall_s=time.monotonic() - started,
             count=self._plan.count,
             instances=tuple(child.report() for child in self._children),
-            warnings=(*self._plan.warnings, UNBOUND),
+            warnings=(*self._plan.warnings, UNBOUND, *left_out(self._plan)),
             argv=self._environment.program.argv,
         )
 
@@ -248,6 +248,11 @@ class _Run:
             child.process.kill()
 
 
+def left_out(plan: Plan) -> list[str]:
+    """A line for each thing that was asked for and is not to be had here."""
+    return [f"--metric is not read on {sys.platform}"] if plan.request.metric else []
+
+
 def run_unbound(
     plan: Plan,
     environment: Environment,
@@ -256,6 +261,8 @@ def run_unbound(
     deliver: Callable[[Report], None] | None,
 ) -> int:
     """Run the instances of `plan` side by side; the exit code of the first failure, or 0."""
+    for text in left_out(plan) if table else ():
+        print(f"xlaunch: warning: {text}", file=sys.stderr)
     report = _Run(plan, environment).run()
     if table:
         print(render_report(report), file=sys.stderr)

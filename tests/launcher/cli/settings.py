@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 
 from xlaunch.cli.launch import launch
 from xlaunch.cli.options import CONTEXT, request_from
-from xlaunch.cli.parameters import Count, Duration, NumberList, Variable, WholeNumber, Word
+from xlaunch.cli.parameters import (
+    Count,
+    Duration,
+    MetricName,
+    NumberList,
+    Variable,
+    WholeNumber,
+    Word,
+)
 from xlaunch.cli.presets.command import Sources, file_options, sources_of
 from xlaunch.planning.request import MAX, Request
 
@@ -88,6 +96,8 @@ def values_of(option: click.Option) -> st.SearchStrategy[Any]:
         value = st.sets(st.integers(0, 2000), min_size=1).map(lambda found: tuple(sorted(found)))
     elif isinstance(kind, Duration):
         value = st.floats(1e-9, 1e15)
+    elif isinstance(kind, MetricName):
+        value = st.sampled_from(["sentences/s", "latency:total", 'it\'s ([0-9.]+) "ms"', "µs"])
     elif isinstance(kind, Word):
         value = st.sampled_from(list(kind._words))
     else:

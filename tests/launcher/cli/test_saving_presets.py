@@ -65,7 +65,8 @@ def test_every_option_is_saved_by_the_command_line(home: Home, option: Any):
                 return
             words = [f"--{name}" if value else f"--{opposite}"]
         elif option.multiple:
-            words = [f"--{name}={key}={content}" for key, content in value]
+            items = value if option.name != "env" else ["=".join(pair) for pair in value]
+            words = [f"--{name}={item}" for item in items]
         else:
             text = preset_text(launch, {option.name: value}, use="x")
             (written,) = tomllib.loads(text).values()

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers that a program prints: which metric is meant, and its value on a line.
+
+sentences/s                 123.4 sentences/s    sentences/s: 123.4    {"sentences/s": 1.2e3}
+loss                        step 12 loss 0.25    loss=0.25
+'took ([0-9.]+) s a batch'  a regular expression, by its parenthesis; its group is the number
+latency:total               the kind said first: rate, latency or value
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from xlaunch.errors import UsageError
+
+LONGEST_LINE = 4096
+"""Characters of a line that are looked at."""
+
+SECONDS_PER_UNIT = {
+    "ns": 1e-9,
+    "us": 1e-6, "µs": 1e-6, "μs": 1e-6,
+    "ms": 1e-3, "msec": 1e-3,
+    "s": 1.0, "sec": 1.0, "secs": 1.0, "second": 1.0, "seconds": 1.0,
+}  # fmt: skip
+"""Units of time as they are printed. Two characters look like the Greek mu."""
+
+_NUMBER = r"[-+]?(?:[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?|[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
+# Not the beginning of something longer: 1.2k, 12,34, 3x.
+_NUMBER_ENDS = r"(?!\w|[.,][0-9])"
+_UNIT = "|".join(sorted(SECONDS_PER_UNIT, key=len, reverse=True))
+_THOUSANDS_OR_NOT = re.compile(_NUMBER)
+_UNIT_AFTER = re.compile(rf"\s?({_UNIT})(?!\w|/)")
+_COLOURS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+
+_RATE = re.compile(
+    r"(/|\bper[ _]|_per_)(s|secs?|seconds?|min|minutes?|h|hours?)\b"
+    r"|\b(fps|qps|rps|tps|throughput)\b"
+)
+_TIME_WORDS = frozenset(("latency", "duration", "time", "elapsed"))
+
+
+class Kind(enum.Enum):
+    """What several values of a metric come to together."""
+
+    RATE = "rate"
+    """Work per time. Instances add up. **Ex.:** ``sentences/s``, ``fps``, ``throughput``."""
+    TIME = "latency"
+    """How long something took: percentiles. **Ex.:** ``ms``, ``latency``, ``step_time``, ``s/it``."""
+    VALUE = "value"
+    """Anything else: the mean. **Ex.:** ``loss``, ``accuracy``."""
+
+
+class Value(NamedTuple):
+    """One number that was printed."""
+
+    number: float
+    unit: str | None
+    """The unit of time that came with it, if one did."""
+
+
+class Metric(NamedTuple):
+    """What to look for on lines."""
+
+    name: str
+    """As it was asked for, without the kind."""
+    kind: Kind
+    patterns: tuple[re.Pattern[str], ...]
+    """In this order; the first that is found counts. The number is the first group."""
+    named: bool
+    """It was asked for by name, not by a regular expression."""
+
+    def read(self, line: str) -> Value | None:
+        """Its value on `line`; None where it has none."""
+        if self.named and self.name not in line:
+            return None
+        for pattern in self.patterns:
+            found = pattern.search(line)
+            if found is not None:
+                start, end = found.span(1)
+                return _value(line[start:end], self._unit(line[end:])) if start >= 0 else None
+        return None
+
+    def read_report(self, line: str) -> Value | None:
+        """Its value on a line that was reported: ``NAME VALUE``; None where it has none."""
+        name, _, number = line.strip().rpartition(" ")
+        if self.named and name.rstrip(" :=") == self.name:
+            return _value(number, self.name if self.name in SECONDS_PER_UNIT else None)
+        return self.read(line)
+
+    def _unit(self, rest: str) -> str | None:
+        if self.kind is not Kind.TIME:
+            return None
+        if self.name in SECONDS_PER_UNIT:
+            return self.name
+        found = _UNIT_AFTER.match(rest)
+        return found[1] if found else None
+
+
+def parse_metric(text: str) -> Metric:
+    """The metric that `--metric` asks for. Raises `UsageError`."""
+    kind, name = _kind_said(text)
+    if not name.strip():
+        raise UsageError(f"--metric {text!r}: name what to look for, such as 'sentences/s'")
+    if not re.search(r"(?<!\\)\(", name):
+        return Metric(name, kind or kind_of(name), tuple(_patterns(name)), named=True)
+    try:
+        pattern = re.compile(name)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise UsageError(
+            f"--metric {text!r}: with a parenthesis it is a regular expression, and not a valid "
+            f"one: {error}"
+        ) from None
+    if not pattern.groups:
+        raise UsageError(f"--metric {text!r}: put a group around the number: ([0-9.]+)")
+    return Metric(name, kind or kind_of(name), (pattern,), named=False)
+
+
+def kind_of(name: str) -> Kind:
+    """The kind that a name, or the text of a regular expression, speaks of.
+
+    Something per time is a rate; a unit of time, or a word such as latency, makes a time.
+    """
+    text = re.sub(r"\\.", " ", name).lower()
+    if _RATE.search(text):
+        return Kind.RATE
+    words = set(re.findall("[a-zµμ]+", text))
+    return Kind.TIME if words & (_TIME_WORDS | SECONDS_PER_UNIT.keys()) else Kind.VALUE
+
+
+def convert(value: Value, unit: str | None) -> float:
+    """The number in `unit`. A number without a unit is taken to be in it."""
+    if unit is None or value.unit is None or value.unit == unit:
+        return value.number
+    return value.number * SECONDS_PER_UNIT[value.unit] / SECONDS_PER_UNIT[unit]
+
+
+class LineSplitter:
+    """Cuts a stream of bytes into lines of text; a carriage return ends one too."""
+
+    def __init__(self) -> None:
+        self._pending = b""
+
+    def feed(self, data: bytes) -> Iterator[str]:
+        """The lines that `data` completes, without colours and ends."""
+        *lines, rest = (self._pending + data).replace(b"\r", b"\n").split(b"\n")
+        # Of a line without an end only its beginning will be looked at.
+        self._pending = rest[: 4 * LONGEST_LINE]
+        for line in lines:
+            if line:
+                yield _text(line)
+
+    def finish(self) -> Iterator[str]:
+        """What is left, as a line."""
+        return self.feed(b"\n")
+
+
+def _text(line: bytes) -> str:
+    text = line[: 4 * LONGEST_LINE].decode(errors="replace")[:LONGEST_LINE]
+    return _COLOURS.sub("", text) if "\x1b" in text else text
+
+
+def _kind_said(text: str) -> tuple[Kind | None, str]:
+    before, colon, after = text.partition(":")
+    for kind in Kind:
+        if colon and before == kind.value:
+            return kind, after
+    return None, text
+
+
+def _patterns(name: str) -> Iterator[re.Pattern[str]]:
+    """Where the number stands: behind a colon first; else before a unit, and behind any other name."""
+    quoted = re.escape(name)
+    starts = r"(?<![\w/.-])" if re.match(r"\w", name) else ""
+    ends = r"(?![\w/])" if re.search(r"\w$", name) else ""
+    number = rf"({_NUMBER})(?:\s?(?:{_UNIT})(?![\w])|{_NUMBER_ENDS})"
+    before = rf"(?<![\w.,+-])({_NUMBER})\s*{quoted}{ends}"
+    behind = rf"{starts}{quoted}\s+{number}"
+    is_unit = "/" in name or name in SECONDS_PER_UNIT or name in ("fps", "qps", "rps", "tps", "%")
+    yield re.compile(rf"{starts}{quoted}[\"']?\s*[:=]\s*[\"']?{number}")
+    for pattern in (before, behind) if is_unit else (behind, before):
+        yield re.compile(pattern)
+
+
+def _value(text: str, unit: str | None) -> Value | None:
+    text = text.strip()
+    if not _THOUSANDS_OR_NOT.fullmatch(text):
+        return None
+    number = float(text.replace(",", ""))
+    return Value(number, unit) if math.isfinite(number) else None
