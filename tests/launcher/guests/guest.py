@@ -70,14 +70,14 @@ class Guest:
         self._receive(BOOT_TIMEOUT_S)
 
     def xlaunch(self, *arguments: str, check: bool = True, group: str = "") -> Outcome:
-        """Run ``xlaunch ARGUMENTS``, in the control group whose folder is `group`; with `check` it must succeed."""
+        """Run ``xlaunch ARGUMENTS``; see `python`."""
         return self.python("-m", "xlaunch", *arguments, check=check, group=group)
 
     def python(self, *arguments: str, check: bool = True, group: str = "") -> Outcome:
-        """Run Python with `arguments`."""
+        """Run Python, in the control group whose folder is `group`; with `check` it must succeed."""
         answer = self._ask(
             run=[PYTHON, *arguments],
-            env={"PYTHONPATH": PACKAGES, "PATH": "/bin"},
+            env={"PYTHONPATH": PACKAGES, "PATH": "/bin", "HOME": "/tmp"},
             group=group,
             timeout_s=ANSWER_TIMEOUT_S - 10,
         )
@@ -118,9 +118,13 @@ class Guest:
         return folder
 
     def remove_groups(self) -> None:
-        """Remove all groups that were made. They must be empty."""
+        """Remove all groups that were made, with whoever is in them."""
         while self._groups:
-            self._ask(remove=self._groups.pop())
+            folder = self._groups.pop()
+            self.write(f"{folder}/cgroup.kill", "1")
+            while "populated 1" in self.read(f"{folder}/cgroup.events"):
+                pass  # each answer takes its time
+            self._ask(remove=folder)
 
     def make_folder(self, path: str) -> None:
         """Make a folder, if it is not there."""
@@ -133,7 +137,6 @@ class Guest:
     def _ask(self, **request: Any) -> dict[str, Any]:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(request).encode() + b"\n")
-        self._process.stdin.flush()
         answer = self._receive(ANSWER_TIMEOUT_S)
         if "error" in answer:
             raise GuestError(f"{request}: {answer['error']}")
@@ -150,6 +153,7 @@ class Guest:
             if not data:
                 what = "the guest ended" if ready else f"no answer within {timeout_s:g} s"
                 end = self._console.read_text(errors="replace")[-3000:]
+                self._process.terminate()  # a late answer would be taken for the next one
                 raise GuestError(f"{what}; the end of {self._console}:\n{end}")
             self._pending += data
         line, _, self._pending = self._pending.partition(b"\n")
@@ -175,7 +179,7 @@ def boot(shape: Shape, *, kernel: Path, initramfs: Path, folder: Path) -> Iterat
     )
     with (folder / "qemu.log").open("wb") as errors:
         process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
+            command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
         )
     with process:
         try:

@@ -4,8 +4,9 @@
     killing.py GROUP VICTIMS OCCUPANT_OPTIONS...
 
 VICTIMS: keeper, supervisor, or both as keeper,supervisor. The launch lives in the control group
-GROUP, where the kernel counts its processes whatever they do. It is killed when that count first
-reaches 1, then 2, and so on until it is complete. Prints one line of JSON for each launch.
+GROUP, where the kernel counts its processes whatever they do. One launch is killed when that count
+first reaches 1, the next at 2, and so on; the last when every instance has written its line.
+Prints one line of JSON for each launch, and ends with the first that leaves somebody behind.
 """
 
 import json
@@ -13,26 +14,31 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 INSTANCES = 3
-PATIENCE_S = 30
+PATIENCE_S = 20
 
 group, victims, occupant = sys.argv[1], sys.argv[2].split(","), sys.argv[3:]
 program = os.path.join(os.path.dirname(__file__), "occupant.py")
-code = (
+entering = (
     f"open('{group}/cgroup.procs', 'w').write('0')\n"
     "import sys, xlaunch.cli\n"
     "xlaunch.cli.main(sys.argv[1:])"
 )
-command = [sys.executable, "-c", code, "--instances", str(INSTANCES), "--ncores", "1"]
-command += ["--", sys.executable, program, "--stay", "600", *occupant]
+options = ["--instances", str(INSTANCES), "--ncores", "1"]
+instance = ["--", sys.executable, program, "--stay", "600", *occupant]
 complete = 2 + INSTANCES * (2 if "--daemon" in occupant else 1)
 
 
 def members():
     with open(f"{group}/cgroup.procs") as file:
         return [int(line) for line in file]
+
+
+def lines(folder):
+    return sum(os.path.getsize(entry) > 0 for entry in os.scandir(folder) if "out" in entry.name)
 
 
 def child_of(pid):
@@ -57,16 +63,23 @@ def wait_until(condition):
     return True
 
 
-for count in range(1 if victims == ["keeper"] else 2, complete + 1):
-    launch = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    reached = wait_until(lambda wanted=count: len(members()) >= wanted)
+for count in range(1 if victims == ["keeper"] else 2, complete + 2):
+    # Into files: of a broken pipe the instances would end by themselves.
+    logs = tempfile.mkdtemp()
+    launch = subprocess.Popen(
+        [sys.executable, "-c", entering, *options, "--log-dir", logs, *instance],
+        stderr=subprocess.DEVNULL,
+    )
+    if count <= complete:
+        reached = wait_until(lambda wanted=count: len(members()) >= wanted)
+    else:
+        reached = wait_until(lambda folder=logs: lines(folder) == INSTANCES)
     pids = {"keeper": launch.pid, "supervisor": child_of(launch.pid) if count > 1 else None}
     for victim in victims:
         os.kill(pids[victim], signal.SIGKILL)
-    code = launch.wait()
-    wait_until(lambda: not members())
+    wait_until(lambda process=launch: process.poll() is not None and not members())
     left = [name(pid) for pid in members()]
-    print(json.dumps({"count": count, "reached": reached, "code": code, "left": left}), flush=True)
-    for pid in members():
-        os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not members())
+    moment = {"count": count, "reached": reached, "code": launch.returncode, "left": left}
+    print(json.dumps(moment), flush=True)
+    if left:
+        break
