@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import sys
 import threading
 import time
@@ -26,6 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 SEQUENCE_LENGTH = 128
+INDEX = os.environ.get("XLAUNCH_INSTANCE_INDEX", "0")
+COUNT = int(os.environ.get("XLAUNCH_INSTANCE_COUNT", "1"))
 
 
 def resnet50(batch: int, dtype: torch.dtype) -> Callable[[], object]:
@@ -46,9 +49,12 @@ def bert(batch: int, dtype: torch.dtype) -> Callable[[], object]:
     return lambda: model(input_ids=tokens)
 
 
-def rate_of(step: Callable[[], object], items: int, seconds: float) -> float:
-    """Items per second, after a warm-up of a fifth of the time and two steps at least."""
+def rate_of(
+    step: Callable[[], object], items: int, seconds: float, meet: Callable[[], None]
+) -> float:
+    """Items per second, after a warm-up of a fifth of the time, two steps at least, and `meet`."""
     _run(step, seconds / 5, least=2)
+    meet()
     steps, taken_s = _run(step, seconds, least=3)
     return steps * items / taken_s
 
@@ -91,6 +97,15 @@ def _run(step: Callable[[], object], seconds: float, least: int) -> tuple[int, f
     return steps, time.perf_counter() - started
 
 
+def meet(folder: Path | None) -> None:
+    """Wait until every instance is here, so that all measure at the same time."""
+    if folder is None:
+        return
+    (folder / f"{INDEX}.ready").touch()
+    while sum(path.suffix == ".ready" for path in folder.iterdir()) < COUNT:
+        time.sleep(0.01)
+
+
 def memory_mib() -> tuple[float, float]:
     """Resident memory in MiB: the peak so far, and now."""
     status = Path("/proc/self/status").read_text()
@@ -107,6 +122,7 @@ def main() -> int:
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
     parser.add_argument("--clients", type=int, default=16, help="threads that call (served)")
     parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--result", type=Path, help="folder for each instance's line, and to meet in")
     options = parser.parse_args()
     torch.manual_seed(0)
     dtype = DTYPES[options.dtype]
@@ -116,11 +132,15 @@ def main() -> int:
             rate = served_rate(resnet50(1, dtype), options.clients, share, options.seconds)
         else:
             build = {"resnet50": resnet50, "bert": bert}[options.work]
-            rate = rate_of(build(options.batch, dtype), options.batch, options.seconds)
+            step = build(options.batch, dtype)
+            rate = rate_of(step, options.batch, options.seconds, lambda: meet(options.result))
     gc.collect()
     peak, resting = memory_mib()
     values = {"rate": rate, "peak_mib": peak, "resting_mib": resting}
-    print(json.dumps(values | {"threads": torch.get_num_threads(), "torch": torch.__version__}))
+    line = json.dumps(values | {"threads": torch.get_num_threads(), "torch": torch.__version__})
+    print(line)
+    if options.result is not None:
+        (options.result / f"{INDEX}.json").write_text(line)
     return 0
 
 

@@ -246,7 +246,9 @@ class _Artist:
 
     def _node_label(self, node: NumaNode) -> str:
         memory = "" if node.memory_bytes is None else f" {_gib(node.memory_bytes)}"
-        refused = "" if node.id in self._machine.limits.allowed_nodes else " (memory not allowed)"
+        # The kernel leaves a node that has no memory out of what is allowed; nothing forbids it.
+        allowed = node.id in self._machine.limits.allowed_nodes or node.memory_bytes == 0
+        refused = "" if allowed else " (memory not allowed)"
         return f" {node.id}{memory}{refused}"
 
     def _wrapped(

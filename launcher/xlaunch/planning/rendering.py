@@ -48,6 +48,8 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "bound": plan.bound,
         "allowed_cpus": list(plan.allowed_cpus),
         "idle_cpus": list(plan.idle_cpus),
+        "cpu_quota": plan.cpu_quota,
+        "memory_share_bytes": plan.memory_share_bytes,
         "instances": [
             {
                 "index": instance.index,

@@ -19,6 +19,8 @@ from xlaunch.run.processes import (
 FIRST_INTERVAL_S = 0.02
 LONGEST_INTERVAL_S = 2.0
 SHARE_OF_ONE_CPU = 0.005
+"""What looking may cost, until that would mean not to look for `LONGEST_PAUSE_S`."""
+LONGEST_PAUSE_S = 10.0
 
 
 class Observation:
@@ -99,4 +101,4 @@ class Observer:
             observation.look()
         cost = time.thread_time() - spent
         self._interval = min(1.5 * self._interval, LONGEST_INTERVAL_S)
-        self.due = started + max(self._interval, cost / SHARE_OF_ONE_CPU)
+        self.due = started + min(max(self._interval, cost / SHARE_OF_ONE_CPU), LONGEST_PAUSE_S)
