@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every test of the launcher starts from."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def signals_reach_launches() -> Iterator[None]:
+    """Launches do not ignore a signal because these tests run under nohup or behind a shell's `&`.
+
+    What is ignored stays so through exec; what is handled, however little, is not.
+    """
+    ignored = [
+        number
+        for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
+        if signal.getsignal(number) is signal.SIG_IGN
+    ]
+    for number in ignored:
+        signal.signal(number, lambda *_: None)
+    yield
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
