@@ -29,7 +29,7 @@ from xlaunch.environment import prepare_environment
 from xlaunch.errors import UsageError
 from xlaunch.machine import read_machine
 from xlaunch.planning import plan as make_plan
-from xlaunch.planning.request import Request
+from xlaunch.planning.request import OnFailure, Request
 from xlaunch.run import check_outputs, run_plan
 
 
@@ -119,6 +119,8 @@ def launch(
     if not quiet:
         for warning in (*plan.warnings, *environment.warnings):
             say(f"warning: {warning}")
+        if request.max_restarts is not None and request.on_failure is not OnFailure.RESTART:
+            say("warning: --max-restarts does nothing without --on-failure restart")
     if verbose or explain:
         from xlaunch.cli.plan import describe
 

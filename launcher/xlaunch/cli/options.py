@@ -127,7 +127,12 @@ RUNNING = [
         "--on-failure",
         type=Word(OnFailure),
         default=OnFailure.STOP,
-        help="The first instance that fails ends the others (stop, default), or not.",
+        help="An instance that fails ends the others (stop, default), or not, or is started anew.",
+    ),
+    click.option(
+        "--max-restarts",
+        type=Count(),
+        help="With --on-failure restart: times for each instance. Default: 3; max: no limit.",
     ),
     click.option(
         "--timeout", type=Duration(zero=False), help="End the run after this time: 90, 10m, 2h."

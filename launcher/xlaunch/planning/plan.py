@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from xlaunch.machine.topology import CPUs
-from xlaunch.planning.request import MemoryPolicy, Request
+from xlaunch.planning.request import MemoryPolicy, OnFailure, Request
 
 
 class Decision(NamedTuple):
@@ -89,4 +89,5 @@ class Plan(NamedTuple):
             or request.timeout_s is not None
             or request.report is not None
             or bool(request.metric)
+            or request.on_failure is OnFailure.RESTART
         )

@@ -84,7 +84,11 @@ class OnFailure(enum.Enum):
     """What the first instance that fails means for the others."""
 
     STOP = "stop"
+    """The others end too."""
     CONTINUE = "continue"
+    """Nothing; the exit code tells."""
+    RESTART = "restart"
+    """It is started anew in its place; when it has failed too often, as `STOP`."""
 
 
 class Request(NamedTuple):
@@ -135,6 +139,8 @@ class Request(NamedTuple):
     tag: bool | None = None
     """Put each instance's number before its lines; None: when there are several instances."""
     on_failure: OnFailure = OnFailure.STOP
+    max_restarts: int | Max | None = None
+    """Of each instance, with `OnFailure.RESTART`; None: 3."""
     timeout_s: float | None = None
     grace_s: float = 10.0
     """Between SIGTERM and SIGKILL."""

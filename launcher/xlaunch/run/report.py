@@ -33,6 +33,7 @@ COLUMNS = {
     "peak_rss_bytes": "largest sampled sum over its processes, at least its process's own peak",
     "context_switches": "voluntary and involuntary, of what cpu_s covers",
     "metrics": "of each --metric: values in all, the last, and the mean over the window of its total",
+    "restarts": "times it was started anew after a failure; all that is summed is of all its runs",
     "migrations": "moves from CPU to CPU, all its threads that were seen; null where not counted",
 }
 """Each column of the table and each key of an instance, and what it sums."""
@@ -65,6 +66,8 @@ class InstanceReport(NamedTuple):
     leftover_processes: int
     """Processes that it left behind and that were ended."""
     metrics: tuple[InstanceMetric, ...] = ()
+    restarts: int = 0
+    """Times it was started anew. Exit code and PID are the last run's, the rest is of all."""
 
 
 class Report(NamedTuple):
@@ -175,11 +178,11 @@ def leads_elsewhere(path: str) -> bool:
 
 def render_report(report: Report) -> str:
     """The table for the terminal, with a line that says what its columns sum."""
-    headings = (
+    headings: tuple[str, ...] = (
         "instance", "CPUs asked", "CPUs observed", "node", "exit", "wall s", "CPU s",
         "used", "peak RSS MiB", "switches", "moves",
     )  # fmt: skip
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             str(instance.index),
             format_cpu_list(instance.cpus_asked),
@@ -196,6 +199,12 @@ def render_report(report: Report) -> str:
         for instance in report.instances
     ]
     lines = [f"xlaunch: {report.reason}; {report.wall_s:.2f} s"]
+    if any(instance.restarts for instance in report.instances):
+        headings = (*headings, "restarts")
+        rows = [
+            (*row, str(instance.restarts))
+            for row, instance in zip(rows, report.instances, strict=True)
+        ]
     if rows:
         lines += align(headings, rows)
         lines += FOOTNOTE

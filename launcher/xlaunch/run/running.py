@@ -99,4 +99,5 @@ def report_of(runs: Sequence[Running], metrics: tuple[InstanceMetric, ...]) -> I
         migrations=sum(moved) if moved else None,
         leftover_processes=sum(len(run.leftovers) for run in runs),
         metrics=metrics,
+        restarts=len(runs) - 1,
     )

@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 class State(enum.Enum):
     RUNNING = "running"
+    WAITING = "waiting"
+    """No instance runs, and some are to be started anew (`--on-failure restart`)."""
     STOPPED = "stopped"
     """Suspended by SIGTSTP, until SIGCONT."""
     SIGNALLED = "signalled"
@@ -40,6 +42,9 @@ class Event(enum.Enum):
     INSTANCE_SUSPENDED = "instance suspended in its terminal"
     INSTANCE_DONE = "instance ended with 0"
     INSTANCE_FAILED = "instance failed"
+    INSTANCE_RESTARTS = "instance failed and is to be started anew"
+    ALL_WAIT = "no instance runs any more, some are to be started anew"
+    RESTART_DUE = "the wait of an instance that is to be started anew is over"
     TIMEOUT = "--timeout is over"
     GRACE_OVER = "--grace is over"
     KEEPER_GONE = "keeper gone"
@@ -76,6 +81,7 @@ def _end(number: signal.Signals, target: Target = Target.PROCESSES) -> Action:
 
 
 _NOTHING = Target.NOBODY
+_GIVE_UP = Action(Target.NOBODY, None, State.ENDING, start_grace=True)
 _KILL = Action(Target.EVERYTHING, signal.SIGKILL, State.KILLING)
 _GROUPS, _PROCESSES = Target.GROUPS, Target.PROCESSES
 S = State
@@ -99,7 +105,23 @@ TABLE: dict[tuple[State, Event], Action] = {
     # Under --on-failure continue a failure is handled as INSTANCE_DONE is.
     (S.RUNNING, E.INSTANCE_FAILED): _end(signal.SIGTERM),
     (S.RUNNING, E.TIMEOUT): _end(signal.SIGTERM),
-    #
+    (S.RUNNING, E.INSTANCE_RESTARTS): Action(_NOTHING, None, S.RUNNING),
+    (S.RUNNING, E.ALL_WAIT): Action(_NOTHING, None, S.WAITING),
+    (S.RUNNING, E.RESTART_DUE): Action(_NOTHING, None, S.RUNNING),
+    # Nobody is there to be signalled. What would have ended the instances ends the run: nothing is
+    # started anew from ENDING on.
+    (S.WAITING, E.INTERRUPT): _GIVE_UP,
+    (S.WAITING, E.TERMINATE): _GIVE_UP,
+    (S.WAITING, E.HANGUP): _GIVE_UP,
+    (S.WAITING, E.QUIT): _GIVE_UP,
+    (S.WAITING, E.USER_1): Action(_NOTHING, None, S.WAITING),
+    (S.WAITING, E.USER_2): Action(_NOTHING, None, S.WAITING),
+    (S.WAITING, E.WINDOW): Action(_NOTHING, None, S.WAITING),
+    (S.WAITING, E.SUSPEND): Action(_NOTHING, None, S.STOPPED, stop_keeper=True),
+    (S.WAITING, E.RESUME): Action(_NOTHING, None, S.WAITING),
+    (S.WAITING, E.RESTART_DUE): Action(_NOTHING, None, S.RUNNING),
+    (S.WAITING, E.TIMEOUT): _GIVE_UP,
+    # While it is suspended nothing is started: a restart that is due waits for SIGCONT.
     (S.STOPPED, E.INTERRUPT): _end(signal.SIGINT, _GROUPS),
     (S.STOPPED, E.TERMINATE): _end(signal.SIGTERM),
     (S.STOPPED, E.HANGUP): Action(_GROUPS, signal.SIGHUP, S.SIGNALLED, continue_groups=True),
@@ -110,9 +132,11 @@ TABLE: dict[tuple[State, Event], Action] = {
     (S.STOPPED, E.RESUME): _tell(_GROUPS, signal.SIGCONT, S.RUNNING),
     (S.STOPPED, E.INSTANCE_DONE): Action(_NOTHING, None, S.STOPPED),
     (S.STOPPED, E.INSTANCE_FAILED): _end(signal.SIGTERM),
+    (S.STOPPED, E.INSTANCE_RESTARTS): Action(_NOTHING, None, S.STOPPED),
     (S.STOPPED, E.TIMEOUT): _end(signal.SIGTERM),
     # A program may take SIGHUP for "reload" and SIGQUIT for "print your stacks". Only when one of
-    # the instances ends of it are the others held to end as well; they were told already.
+    # the instances ends of it are the others held to end as well; they were told already. An
+    # instance that fails now was told to, and is not started anew.
     (S.SIGNALLED, E.INTERRUPT): _end(signal.SIGINT, _GROUPS),
     (S.SIGNALLED, E.TERMINATE): _end(signal.SIGTERM),
     (S.SIGNALLED, E.HANGUP): _tell(_GROUPS, signal.SIGHUP, S.SIGNALLED),
@@ -126,6 +150,8 @@ TABLE: dict[tuple[State, Event], Action] = {
     (S.SIGNALLED, E.SECOND_CTRL_C): _KILL,
     (S.SIGNALLED, E.INSTANCE_DONE): Action(_NOTHING, None, S.ENDING, start_grace=True),
     (S.SIGNALLED, E.INSTANCE_FAILED): Action(_NOTHING, None, S.ENDING, start_grace=True),
+    (S.SIGNALLED, E.ALL_WAIT): _GIVE_UP,
+    (S.SIGNALLED, E.RESTART_DUE): Action(_NOTHING, None, S.SIGNALLED),
     (S.SIGNALLED, E.TIMEOUT): _end(signal.SIGTERM),
     # A second Ctrl-C does not wait; any other signal is passed on and the clock goes on.
     (S.ENDING, E.INTERRUPT): _KILL,

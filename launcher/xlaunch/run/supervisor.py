@@ -17,15 +17,16 @@ from typing import TYPE_CHECKING, NamedTuple
 from xlaunch.environment import Environment
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.planning.plan import Instance, Plan
-from xlaunch.planning.request import OnFailure
+from xlaunch.planning.request import MAX, OnFailure
 from xlaunch.run.logs import STREAMS, open_logs
 from xlaunch.run.observe import Observer
 from xlaunch.run.output import READ_SIZE, LineTagger, Sink, Verbatim, same_file
 from xlaunch.run.processes import children, descendants, environment_value, process_group
 from xlaunch.run.report import Report
+from xlaunch.run.restarts import Restarts
 from xlaunch.run.running import Running, report_of
 from xlaunch.run.start import Streams, exec_failure, fork_instance, place_of
-from xlaunch.run.states import Action, Event, State, Target, act
+from xlaunch.run.states import TABLE, Action, Event, State, Target, act
 from xlaunch.run.syscalls import SI_KERNEL, SignalInfo, SignalQueue, become_subreaper
 from xlaunch.run.terminal import Terminal
 
@@ -53,6 +54,8 @@ EVENT_OF_SIGNAL = {
     signal.SIGTSTP: Event.SUSPEND,
     signal.SIGCONT: Event.RESUME,
 }
+
+SIGNAL_OF_EVENT = {event: number for number, event in EVENT_OF_SIGNAL.items()}
 
 
 class _Source(NamedTuple):
@@ -90,6 +93,8 @@ class Supervisor:
         self._observer = Observer()
         self._running: dict[int, Running] = {}
         self._ended: list[Running] = []
+        self._restarts = Restarts(plan.request.max_restarts)
+        self._last_signal = signal.SIGTERM
         self._leftover_deadlines: dict[int, float] = {}
         self._grace_at: float | None = None
         self._timeout_at: float | None = None
@@ -167,13 +172,19 @@ class Supervisor:
         return Measuring(self._plan, metrics, folder, self._poll, self.warn)
 
     def _start_all(self) -> None:
-        for position, instance in enumerate(self._plan.instances):
-            try:
-                self._start(position)
-            except OSError as error:  # no more processes or descriptors to be had
-                self._fail(OWN_FAULT, f"instance {instance.index} could not be started")
-                self.say(f"error: instance {instance.index}: {error}")
+        for position in range(len(self._plan.instances)):
+            if not self._try_to_start(position):
                 return
+
+    def _try_to_start(self, position: int) -> bool:
+        try:
+            self._start(position)
+            return True
+        except OSError as error:  # no more processes or descriptors to be had
+            index = self._plan.instances[position].index
+            self._fail(OWN_FAULT, f"instance {index} could not be started")
+            self.say(f"error: instance {index}: {error}")
+            return False
 
     def _start(self, position: int) -> None:
         """Start the instance at `position` of the plan."""
@@ -212,7 +223,8 @@ class Supervisor:
             stdin = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
             opened.append(stdin)
         if self._request.log_dir is not None:
-            outputs = open_logs(self._request.log_dir, instance.index)
+            first = all(run.instance.index != instance.index for run in self._ended)
+            outputs = open_logs(self._request.log_dir, instance.index, new=first)
             opened.extend(outputs)
             return Streams(stdin, *outputs)
         if not self._plan.relayed:
@@ -237,7 +249,7 @@ class Supervisor:
     # Waiting, and what is waited for.
 
     def _finished(self) -> bool:
-        if self._running:
+        if self._running or self._restarts.waiting:
             return False
         if children(os.getpid()):
             self._end_leftovers()
@@ -268,8 +280,11 @@ class Supervisor:
         deadlines += [at for at in set_times if at is not None]
         if self._running and self._measuring is not None:
             deadlines.append(self._measuring.due)
+        if (self._state, Event.RESTART_DUE) in TABLE:
+            deadlines.append(self._restarts.next_at)
         now = time.monotonic()
-        if self._ended and (self._leftover_deadlines or not self._running):
+        at_end = not self._running and not self._restarts.waiting
+        if self._ended and (self._leftover_deadlines or at_end):
             deadlines.append(now + LEFTOVER_INTERVAL_S)
         return max(0.0, 1000 * (min(deadlines, default=now + 1.0) - now))
 
@@ -289,6 +304,8 @@ class Supervisor:
             self._end_leftovers()
         if self._running and self._measuring is not None:
             self._measuring.look()
+        if now >= self._restarts.next_at and (self._state, Event.RESTART_DUE) in TABLE:
+            self._restart_those_due(now)
 
     def _read_commands(self) -> None:
         numbers = os.read(self._commands, 64)
@@ -328,7 +345,7 @@ class Supervisor:
     def _handle_outer_signal(self, number: signal.Signals) -> None:
         if number == signal.SIGCONT and self._terminal is not None:
             self._terminal.lend_again()
-        before = self._state
+        before, self._last_signal = self._state, number
         self._handle(EVENT_OF_SIGNAL[number])
         if self._state is State.ENDING and before is not State.ENDING and self._running:
             again = "; Ctrl-C again: now" if number == signal.SIGINT else ""
@@ -339,7 +356,8 @@ class Supervisor:
 
     # The state table.
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, event: Event, cause: Event | None = None) -> None:
+        """Do what the table says. `cause`: what brought `event` about."""
         action = act(self._state, event)
         self._state = action.next
         if self._measuring is not None and self._state in (State.ENDING, State.KILLING):
@@ -349,6 +367,10 @@ class Supervisor:
         self._signal(action)
         if action.stop_keeper:
             os.kill(self._keeper, signal.SIGSTOP)
+        if self._state in (State.ENDING, State.KILLING):
+            self._drop_restarts(cause or event)
+        elif self._restarts.waiting and not self._running and event is not Event.ALL_WAIT:
+            self._handle(Event.ALL_WAIT, cause=event)
 
     def _signal(self, action: Action) -> None:
         if action.target is Target.EVERYTHING:
@@ -422,12 +444,63 @@ class Supervisor:
             os.WIFSIGNALED(running.status) and os.WTERMSIG(running.status) == signal.SIGINT
         )
         self.ended_by_ctrl_c = interrupted and self._first_ctrl_c is not None
-        stop = self._request.on_failure is OnFailure.STOP
+        if self._let_wait_for_restart(running):
+            return
+        restarts = self._restarts.count(running.position)
+        after = f" after {_count(restarts, 'restart')}" if restarts else ""
+        stop = self._request.on_failure is not OnFailure.CONTINUE
         self._fail(
             running.exit_code,
-            running.describe_failure(),
+            f"{running.describe_failure()}{after}",
             Event.INSTANCE_FAILED if stop else Event.INSTANCE_DONE,
         )
+
+    # Starting anew.
+
+    def _let_wait_for_restart(self, running: Running) -> bool:
+        """Grant an instance that has failed a restart, if it may have one."""
+        if (self._state, Event.INSTANCE_RESTARTS) not in TABLE or self._told_by_ctrl_c():
+            return False
+        if self._request.on_failure is not OnFailure.RESTART:
+            return False
+        now = time.monotonic()
+        restart = self._restarts.grant(running.position, ran_s=running.wall_s, now=now)
+        if restart is None:
+            return False
+        most = "" if self._restarts.most is MAX else f" of {self._restarts.most}"
+        self.say(
+            f"{running.describe_failure()}; restart {restart.number}{most} in {restart.delay_s:g} s"
+        )
+        if self._terminal is not None:
+            self._terminal.take_back()  # a Ctrl-C in the meantime is for the launcher
+        self._handle(Event.INSTANCE_RESTARTS)
+        return True
+
+    def _told_by_ctrl_c(self) -> bool:
+        """Whether Ctrl-C in the instance's terminal is what it may have ended of."""
+        return self._first_ctrl_c is not None and (
+            time.monotonic() - self._first_ctrl_c <= self._request.grace_s
+        )
+
+    def _restart_those_due(self, now: float) -> None:
+        for position in self._restarts.due(now):
+            left = {pid for run in self._ended if run.position == position for pid in run.leftovers}
+            if left & self._leftover_deadlines.keys():
+                # They may hold what it needs, such as a port.
+                self._restarts.postpone(position, now + LEFTOVER_INTERVAL_S)
+                continue
+            self._restarts.take(position)
+            if not self._try_to_start(position):
+                return
+            self._handle(Event.RESTART_DUE)
+
+    def _drop_restarts(self, cause: Event) -> None:
+        dropped = self._restarts.cancel()
+        if dropped and self._reason is None:
+            index = self._plan.instances[dropped[0]].index
+            number = SIGNAL_OF_EVENT.get(cause, self._last_signal)
+            self._exit_code = 128 + number
+            self._reason = f"{number.name} came while instance {index} waited for its restart"
 
     def _reap_orphan(self, pid: int) -> None:
         owner = self._owner(pid)

@@ -218,7 +218,7 @@ class _Run:
             child.ended = time.monotonic()
             if child.exit_code != 0:
                 self._fail(child.exit_code, child.describe_failure())
-                if self._request.on_failure is OnFailure.STOP:
+                if self._request.on_failure is not OnFailure.CONTINUE:
                     self._end()
 
     def _handle(self, number: int) -> None:
@@ -250,7 +250,10 @@ class _Run:
 
 def left_out(plan: Plan) -> list[str]:
     """A line for each thing that was asked for and is not to be had here."""
-    return [f"--metric is not read on {sys.platform}"] if plan.request.metric else []
+    lines = [f"--metric is not read on {sys.platform}"] if plan.request.metric else []
+    if plan.request.on_failure is OnFailure.RESTART:
+        lines.append(f"--on-failure restart means stop on {sys.platform}")
+    return lines
 
 
 def run_unbound(

@@ -151,6 +151,38 @@ def test_ctrl_c_ends_a_script_not_just_one_of_its_commands(shell, tmp_path):
         assert "went on" not in shell.before
 
 
+def test_ctrl_c_ends_the_wait_for_a_restart(shell):
+    shell.sendline(f"{XLAUNCH} --on-failure restart --max-restarts max -- sh -c 'exit 3'")
+    shell.expect_exact("restart 1 in 1 s")
+    shell.sendintr()
+    shell.expect_exact("SIGINT came while instance 0 waited for its restart")
+    assert exit_code(shell) == 130
+
+
+def test_ctrl_c_is_no_failure_to_restart_after(shell):
+    code = "import signal; print('star' + 'ted', flush=True); signal.pause()"
+    shell.sendline(f'{XLAUNCH} --on-failure restart -q -- {sys.executable} -c "{code}"')
+    shell.expect_exact("started")
+    shell.sendintr()
+    shell.expect_exact(PROMPT)
+    assert "restart 1" not in shell.before
+    shell.sendline("echo code=$?")
+    shell.expect_exact("code=130")
+
+
+def test_instance_that_is_started_anew_has_the_terminal(shell, tmp_path):
+    once = f"test -e {tmp_path}/once || {{ touch {tmp_path}/once; exit 3; }}"
+    shell.sendline(
+        f"{XLAUNCH} --on-failure restart -q -- "
+        f'sh -c \'{once}; echo a""sk; read line; echo g""ot $line\''
+    )
+    shell.expect_exact("restart 1 of 3")
+    shell.expect_exact("ask")
+    shell.sendline("a word")
+    shell.expect_exact("got a word")
+    assert exit_code(shell) == 0
+
+
 def test_terminal_is_given_back(shell):
     shell.sendline(f"{XLAUNCH} --supervise -q true; read -p 'wo\"\"rd? ' word; echo word=$word")
     shell.expect_exact('wo""rd? ')
