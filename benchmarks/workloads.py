@@ -122,7 +122,9 @@ def main() -> int:
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
     parser.add_argument("--clients", type=int, default=16, help="threads that call (served)")
     parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--result", type=Path, help="folder for each instance's line, and to meet in")
+    parser.add_argument(
+        "--result", type=Path, help="folder for each instance's line, and to meet in"
+    )
     options = parser.parse_args()
     torch.manual_seed(0)
     dtype = DTYPES[options.dtype]

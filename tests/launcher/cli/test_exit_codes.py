@@ -19,13 +19,13 @@ HOW = pytest.mark.parametrize(
 
 
 @HOW
-@pytest.mark.parametrize("code", [0, 1, 2, 125, 255])
+@pytest.mark.parametrize("code", [0, 2, 125])
 def test_program_s_own(options: tuple[str, ...], code: int):
     assert xlaunch(*options, "sh", "-c", f"exit {code}").code == code
 
 
 @HOW
-@pytest.mark.parametrize("name", ["TERM", "KILL", "INT", "SEGV", "RTMIN+3"])
+@pytest.mark.parametrize("name", ["TERM", "KILL", "SEGV", "RTMIN+3"])
 def test_signal(options: tuple[str, ...], name: str):
     """128 + n as a shell tells it; in place there is nobody in between to say so."""
     number = int(run(("bash", "-c", f"kill -l {name}")).out)

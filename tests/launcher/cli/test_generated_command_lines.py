@@ -120,14 +120,14 @@ def test_launches_of_nothing(options: tuple[str, ...], argument: str):
 
 
 # Options that would leave files even where the program is missing are not among these.
-@COMMAND_LINES
+@settings(COMMAND_LINES, max_examples=400)
 @given(words(launch, without=frozenset(("--log-dir", "--cache-dir", "-m", "--module"))))
 def test_launches_of_a_missing_program(options: tuple[str, ...]):
     with variables({"PATH": "/no/such/folder"}):  # a value may become the program: `ed`
         check((*options, MISSING), (0, 2, 126, 127))
 
 
-@COMMAND_LINES
+@settings(COMMAND_LINES, max_examples=400)
 @given(words(plan), st.sampled_from(((), ("true",), (MISSING,), ("-m", "json"), ("--", str(SHOW)))))
 def test_plans(options: tuple[str, ...], program: tuple[str, ...]):
     check(("plan", *options, *program), (0, 2, 126, 127))

@@ -89,8 +89,7 @@ def test_launcher_says_that_nothing_is_bound(launch: Launch, system: str):
     assert "not bound" not in launch("-q", "true").err
 
 
-@pytest.mark.parametrize("options", [("-q",), SEVERAL])
-def test_exit_codes(launch: Launch, tmp_path: Path, options: tuple[str, ...]):
+def test_exit_codes(launch: Launch, tmp_path: Path):
     plain = program(tmp_path / "plain", "#!/no/such/interpreter\n")
     for words, code in (
         (("true",), 0),
@@ -104,7 +103,7 @@ def test_exit_codes(launch: Launch, tmp_path: Path, options: tuple[str, ...]):
         (("--ncores", "0", "true"), 2),
         (("--nocores", "1", "true"), 2),
     ):
-        done = launch(*options, *words)
+        done = launch(*SEVERAL, *words)
         assert done.code == code, (words, done)
         assert "Traceback" not in done.err
 

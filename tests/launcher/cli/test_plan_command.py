@@ -24,8 +24,6 @@ def other_machine(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_dry_run_is_plan(other_machine: str):
     for options in (
-        (),
-        TWO,
         (*TWO, "--explain"),
         ("--sysroot", other_machine, "--instances", "3"),
         ("--timeout", "1h", "--tag", "--on-failure", "continue", "--supervise", "--env", "A=1"),
