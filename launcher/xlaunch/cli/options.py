@@ -124,6 +124,11 @@ RUNNING = [
         help="Instance number before each line. Default: if several.",
     ),
     click.option(
+        "--pty",
+        is_flag=True,
+        help="Let instances write to a pseudo-terminal: progress bars, colours.",
+    ),
+    click.option(
         "--on-failure",
         type=Word(OnFailure),
         default=OnFailure.STOP,
@@ -210,6 +215,7 @@ CONTRADICTIONS: dict[tuple[str, str], Callable[[Any, Any], bool]] = {
     ("instances", "ncores"): _both_max,
     ("module", "no_python"): _both,
     ("cache_dir", "no_cache"): _both,
+    ("pty", "log_dir"): _both,
     ("quiet", "verbose"): _both,
     ("quiet", "explain"): _both,
 }

@@ -89,7 +89,7 @@ def prepare_environment(
     installed = Installed()
     if interpreter is not None and prefix is not None:
         installed = find_installed(prefix, interpreter)
-    piped = plan.relayed or request.log_dir is not None
+    piped = (plan.relayed and not request.pty) or request.log_dir is not None
     programs, settings, variables = [], [], []
     for instance in plan.instances:
         own = with_own_variables(plan, instance)

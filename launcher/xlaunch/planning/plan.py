@@ -75,7 +75,8 @@ class Plan(NamedTuple):
         """Output passes through the supervisor: lines never mix, and it may read along."""
         if self.request.log_dir is not None:
             return False
-        return self.tagged or len(self.instances) > 1 or bool(self.request.metric)
+        reads_along = self.request.pty or bool(self.request.metric)
+        return self.tagged or len(self.instances) > 1 or reads_along
 
     @property
     def supervised(self) -> bool:
@@ -89,5 +90,6 @@ class Plan(NamedTuple):
             or request.timeout_s is not None
             or request.report is not None
             or bool(request.metric)
+            or request.pty
             or request.on_failure is OnFailure.RESTART
         )

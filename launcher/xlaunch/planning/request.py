@@ -146,6 +146,8 @@ class Request(NamedTuple):
     """Between SIGTERM and SIGKILL."""
     supervise: bool = False
     """Keep a supervisor even where one instance could replace the launcher."""
+    pty: bool = False
+    """Instances write to pseudo-terminals."""
     metric: tuple[str, ...] = ()
     """Numbers in the instances' output to report on; see `xlaunch.run.metric_lines`."""
     report: str | None = None

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from xlaunch.environment import Environment
+from xlaunch.errors import UsageError
 from xlaunch.planning.plan import Plan
 from xlaunch.run.logs import prepare_log_folder
 
@@ -22,6 +24,8 @@ def check_outputs(plan: Plan) -> None:
 
     The folder for logs is made, and only when nothing else is wrong. A report may lie in it.
     """
+    if plan.request.pty and plan.request.log_dir is not None:
+        raise UsageError("--pty contradicts --log-dir: a log file is no terminal; drop one")
     if plan.request.report is not None:
         from xlaunch.run.report import check_report_path
 
@@ -48,6 +52,8 @@ def run_plan(
 
         note(UNBOUND)
         return run_unbound(plan, environment, table=table, deliver=deliver)
+    if plan.request.pty and _has_terminal(plan):
+        plan = plan._replace(request=plan.request._replace(pty=False))
     if not plan.supervised and deliver is None:
         from xlaunch.run.start import replace_this_process
 
@@ -55,3 +61,9 @@ def run_plan(
     from xlaunch.run.supervised import run_supervised
 
     return run_supervised(plan, environment, table=table, deliver=deliver)
+
+
+def _has_terminal(plan: Plan) -> bool:
+    """Whether the plan's only instance writes to the real terminal itself, untouched by us."""
+    alone = len(plan.instances) == 1 and not plan.tagged and not plan.request.metric
+    return alone and os.isatty(1) and os.isatty(2)

@@ -7,6 +7,7 @@ all instances to one destination without ever blocking the supervisor.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -151,6 +152,18 @@ class Sink:
         else:
             # A view, so that a large chunk is not copied once a portion.
             self._waiting[0] = memoryview(data)[count:]
+
+
+def read_available(descriptor: int) -> bytes | None:
+    """Some of what a pipe or pseudo-terminal holds; empty at its end, None when it holds nothing now."""
+    try:
+        return os.read(descriptor, READ_SIZE)
+    except BlockingIOError:
+        return None
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        return b""  # a pseudo-terminal's way to say that nobody has it open
 
 
 def same_file(first: int, second: int) -> bool:

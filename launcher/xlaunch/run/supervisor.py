@@ -20,7 +20,7 @@ from xlaunch.planning.plan import Instance, Plan
 from xlaunch.planning.request import MAX, OnFailure
 from xlaunch.run.logs import STREAMS, open_logs
 from xlaunch.run.observe import Observer
-from xlaunch.run.output import READ_SIZE, LineTagger, Sink, Verbatim, same_file
+from xlaunch.run.output import READ_SIZE, LineTagger, Sink, Verbatim, read_available, same_file
 from xlaunch.run.processes import children, descendants, environment_value, process_group
 from xlaunch.run.report import Report
 from xlaunch.run.restarts import Restarts
@@ -231,7 +231,7 @@ class Supervisor:
             return Streams(stdin, 1, 2)
         ends = []
         for stream, sink in zip(STREAMS, (self._stdout, self._stderr), strict=True):
-            reader, writer = os.pipe()
+            reader, writer = self._open_channel()
             opened.append(writer)
             ends.append(writer)
             os.set_blocking(reader, False)
@@ -239,6 +239,20 @@ class Supervisor:
             self._sources[reader] = _Source(instance.index, stream, tagger, sink)
             self._poll.register(reader, select.POLLIN)
         return Streams(stdin, *ends)
+
+    def _open_channel(self) -> tuple[int, int]:
+        """What a stream of an instance is relayed through: the end to read, and the instance's."""
+        if not self._request.pty:
+            return os.pipe()
+        from xlaunch.run.pseudo_terminal import open_pseudo_terminal
+
+        return open_pseudo_terminal()
+
+    def _resize_terminals(self) -> None:
+        if self._request.pty:
+            from xlaunch.run.pseudo_terminal import resize
+
+            resize(self._sources)
 
     def _tagger(self, instance: Instance, sink: Sink) -> LineTagger | Verbatim:
         if len(self._plan.instances) == 1 and not self._plan.tagged:
@@ -323,6 +337,9 @@ class Supervisor:
             self._handle_outer_signal(number)
         elif number == signal.SIGINT and info.code == SI_KERNEL:
             self._note_ctrl_c()
+        elif number == signal.SIGWINCH and info.code == SI_KERNEL and self._request.pty:
+            # The instance may have looked at the size before it was passed on: tell it again.
+            self._handle(Event.WINDOW)
         # All else reached us as a member of the instance's group, which has had it as well.
 
     def _note_ctrl_c(self) -> None:
@@ -359,9 +376,9 @@ class Supervisor:
     def _handle(self, event: Event, cause: Event | None = None) -> None:
         """Do what the table says. `cause`: what brought `event` about."""
         action = act(self._state, event)
+        if event is Event.WINDOW:
+            self._resize_terminals()
         self._state = action.next
-        if self._measuring is not None and self._state in (State.ENDING, State.KILLING):
-            self._measuring.release()
         if action.start_grace and self._grace_at is None:
             self._grace_at = time.monotonic() + self._request.grace_s
         self._signal(action)
@@ -369,6 +386,8 @@ class Supervisor:
             os.kill(self._keeper, signal.SIGSTOP)
         if self._state in (State.ENDING, State.KILLING):
             self._drop_restarts(cause or event)
+            if self._measuring is not None:
+                self._measuring.release()  # once they were told
         elif self._restarts.waiting and not self._running and event is not Event.ALL_WAIT:
             self._handle(Event.ALL_WAIT, cause=event)
 
@@ -571,9 +590,8 @@ class Supervisor:
 
     def _read_source(self, descriptor: int) -> None:
         source = self._sources[descriptor]
-        try:
-            data = os.read(descriptor, READ_SIZE)
-        except BlockingIOError:
+        data = read_available(descriptor)
+        if data is None:
             return
         self._put(source.sink, self._taken(source, data) if data else source.tagger.finish())
         if not data or source.sink.broken:
@@ -624,10 +642,9 @@ class Supervisor:
     def _close_sources(self) -> None:
         """Take what the last processes wrote; a stranger that holds a pipe open is not waited for."""
         for descriptor, source in self._sources.items():
-            with contextlib.suppress(BlockingIOError):
-                while data := os.read(descriptor, READ_SIZE):
-                    source.sink.add(self._taken(source, data))
-                    self.flush()
+            while data := read_available(descriptor):
+                source.sink.add(self._taken(source, data))
+                self.flush()
             source.sink.add(source.tagger.finish())
             os.close(descriptor)
         self._sources.clear()

@@ -251,6 +251,8 @@ class _Run:
 def left_out(plan: Plan) -> list[str]:
     """A line for each thing that was asked for and is not to be had here."""
     lines = [f"--metric is not read on {sys.platform}"] if plan.request.metric else []
+    if plan.request.pty:
+        lines.append(f"--pty: there are no pseudo-terminals on {sys.platform}")
     if plan.request.on_failure is OnFailure.RESTART:
         lines.append(f"--on-failure restart means stop on {sys.platform}")
     return lines
