@@ -11,6 +11,7 @@ from collections.abc import Callable
 from xlaunch.environment import Environment
 from xlaunch.planning.plan import Plan
 from xlaunch.run.keeper import keep
+from xlaunch.run.occupancy import describe_occupancy
 from xlaunch.run.report import Report, leads_elsewhere, render_report, write_report_or_tell
 from xlaunch.run.supervisor import Supervisor
 
@@ -25,12 +26,14 @@ def run_supervised(
     deliver: Callable[[Report], None] | None,
 ) -> int:
     """Run `plan` under a keeper and a supervisor; the exit code of the first failure, or 0."""
+    busy = describe_occupancy({cpu for instance in plan.instances for cpu in instance.cpus})
     folder, problem = _folder_for(plan)
 
     def supervise(commands: int, signal_mask: set[signal.Signals]) -> int:
         supervisor = Supervisor(plan, environment, commands, signal_mask, folder=folder)
-        if problem is not None:
-            supervisor.warn(problem)
+        for text in (problem, busy):
+            if text is not None:
+                supervisor.warn(text, aloud=table)
         try:
             report = supervisor.run()
         finally:

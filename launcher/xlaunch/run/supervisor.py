@@ -580,11 +580,12 @@ class Supervisor:
             self._exit_code, self._reason = code, reason
         self._handle(event)
 
-    def warn(self, text: str) -> None:
-        """Say a warning, once, and put it in the report."""
+    def warn(self, text: str, *, aloud: bool = True) -> None:
+        """Put a warning in the report, and say it, once."""
         if text not in self._warnings:
             self._warnings.append(text)
-            self.say(f"warning: {text}")
+            if aloud:
+                self.say(f"warning: {text}")
 
     # Output.
 

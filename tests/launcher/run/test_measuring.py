@@ -120,7 +120,7 @@ for step in range(4):
     ]
     assert (total["name"], total["kind"], total["sum"]) == ("x/s", "rate", 300)
     assert f"x/s: 300 in total, over the {total['window_s']:.2f} s in which all ran\n" in err
-    assert report["warnings"] == []
+    assert not any("--metric" in warning for warning in report["warnings"])
 
 
 def test_log_files_are_read_along(measure: Start):
@@ -197,7 +197,7 @@ def test_metric_that_is_never_printed_is_told(measure: Start):
     assert code == 0
     line = "--metric 'x/s': no line has it; the last lines with numbers: 7 y/s"
     assert f"xlaunch: warning: {line}\n" in err
-    assert run.report()["warnings"] == [line]
+    assert line in run.report()["warnings"]
 
 
 # The start barrier

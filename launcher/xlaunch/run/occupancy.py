@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CPUs that others keep busy before a run begins: which, how much, and by whom.
+
+An instance that shares a core with a stranger is slow, and a parallel region is as slow as its
+slowest thread. Only a supervised run looks, and only where the kernel counts more than this one
+process as runnable: an idle machine is not looked at longer, and a launch in place never waits.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from xlaunch.machine.cpu_list import format_cpu_list
+from xlaunch.run.processes import TICKS_PER_SECOND, read_file, read_status
+
+SAMPLE_S = 0.1
+"""Ten ticks of most kernels: a share is known to a tenth."""
+
+BUSY_SHARE = 0.5
+OCCUPANT_SHARE = 0.2
+"""Of a CPU, that a process must use to be named."""
+
+MOST_NAMED = 3
+
+
+class Occupant(NamedTuple):
+    """A process that keeps a CPU busy."""
+
+    pid: int
+    name: str
+
+
+def describe_occupancy(
+    cpus: Iterable[int], *, root: str = "/proc", sleep: Callable[[float], None] = time.sleep
+) -> str | None:
+    """A line about those of `cpus` that others keep busy; None when none of them is.
+
+    Takes `SAMPLE_S` when anything else runs on the machine, twice that when a CPU is busy.
+    """
+    if not _anything_runs(root):
+        return None
+    before = _times(root)
+    sleep(SAMPLE_S)
+    shares = _busy_shares(before, _times(root))
+    busy = {cpu: shares[cpu] for cpu in cpus if shares.get(cpu, 0.0) >= BUSY_SHARE}
+    if not busy:
+        return None
+    occupants = _find_occupants(busy.keys(), root, sleep)
+    named = [f"{occupant.name} (PID {occupant.pid})" for occupant in occupants[:MOST_NAMED]]
+    if len(occupants) > MOST_NAMED:
+        named.append(f"{len(occupants) - MOST_NAMED} more")
+    one = len(busy) == 1
+    share = sum(busy.values()) / len(busy)
+    return (
+        f"CPU{'' if one else 's'} {format_cpu_list(busy)} {'is' if one else 'are'} busy with "
+        f"other work ({share:.0%}{'' if one else ' on average'}): "
+        f"{', '.join(named) or 'of processes that are not seen from here'}; "
+        "--cpus takes others"
+    )
+
+
+def _anything_runs(root: str) -> bool:
+    """Whether the kernel counts a runnable thread besides this one (see proc_loadavg(5))."""
+    fields = (read_file(f"{root}/loadavg") or b"").split()
+    runnable = fields[3].partition(b"/")[0] if len(fields) > 3 else b""
+    return not runnable.isdigit() or int(runnable) > 1
+
+
+def _times(root: str) -> dict[int, tuple[int, int]]:
+    """Of each CPU the ticks that it worked, and all ticks, since boot (see proc_stat(5))."""
+    found = {}
+    for line in (read_file(f"{root}/stat") or b"").split(b"\n"):
+        name, *fields = line.split()[:9] or [b""]
+        if not name.startswith(b"cpu") or not name[3:].isdigit():
+            continue
+        ticks = [int(field) for field in fields]
+        idle = sum(ticks[3:5])  # idle, and idle with input or output pending
+        found[int(name[3:])] = (sum(ticks) - idle, sum(ticks))
+    return found
+
+
+def _busy_shares(
+    before: dict[int, tuple[int, int]], after: dict[int, tuple[int, int]]
+) -> dict[int, float]:
+    shares = {}
+    for cpu, (work, total) in after.items():
+        earlier_work, earlier_total = before.get(cpu, (work, total))
+        if total > earlier_total:
+            shares[cpu] = (work - earlier_work) / (total - earlier_total)
+    return shares
+
+
+def _find_occupants(
+    busy: Iterable[int], root: str, sleep: Callable[[float], None]
+) -> list[Occupant]:
+    """The processes that use those CPUs, those that use most first."""
+    members = set(busy)
+    before = _process_ticks(root)
+    sleep(SAMPLE_S)
+    least = OCCUPANT_SHARE * SAMPLE_S * TICKS_PER_SECOND
+    used = {pid: ticks - before.get(pid, ticks) for pid, ticks in _process_ticks(root).items()}
+    found = []
+    for pid in sorted(used, key=lambda pid: (-used[pid], pid)):
+        if used[pid] < least:
+            break
+        if pid != os.getpid() and not members.isdisjoint(_last_cpus(root, pid)):
+            name = (read_file(f"{root}/{pid}/comm") or b"?").strip().decode(errors="replace")
+            found.append(Occupant(pid, name))
+    return found
+
+
+def _process_ticks(root: str) -> dict[int, int]:
+    found = {}
+    for name in os.listdir(root):
+        status = read_status(f"{root}/{name}") if name.isdigit() else None
+        if status is not None:
+            found[int(name)] = status.cpu_ticks
+    return found
+
+
+def _last_cpus(root: str, pid: int) -> set[int]:
+    """Where the threads of a process ran last."""
+    try:
+        tasks = os.listdir(f"{root}/{pid}/task")
+    except OSError:
+        return set()
+    found = [read_status(f"{root}/{pid}/task/{task}") for task in tasks]
+    return {status.last_cpu for status in found if status is not None}
