@@ -140,10 +140,16 @@ def _exec(program: Program, variables: dict[str, str]) -> None:
     try:
         os.execve(program.executable, program.argv, variables)
     except OSError as error:
-        if error.errno != errno.ENOEXEC:
+        if error.errno != errno.ENOEXEC or _is_elf(program.executable):
             raise
         # A script without a shebang: every shell runs it, and so does execvp(3).
         os.execve("/bin/sh", ("/bin/sh", program.executable, *program.argv[1:]), variables)
+
+
+def _is_elf(path: str) -> bool:
+    """Whether a file is a binary, of another machine then: no shell can run it."""
+    with open(path, "rb") as file:
+        return file.read(4) == b"\x7fELF"
 
 
 def exec_error(program: Program, number: int) -> XLaunchError:
