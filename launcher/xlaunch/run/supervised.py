@@ -30,10 +30,12 @@ def run_supervised(
     folder, problem = _folder_for(plan)
 
     def supervise(commands: int, signal_mask: set[signal.Signals]) -> int:
-        supervisor = Supervisor(plan, environment, commands, signal_mask, folder=folder)
+        supervisor = Supervisor(
+            plan, environment, commands, signal_mask, folder=folder, quiet=not table
+        )
         for text in (problem, busy):
             if text is not None:
-                supervisor.warn(text, aloud=table)
+                supervisor.warn(text)
         try:
             report = supervisor.run()
         finally:

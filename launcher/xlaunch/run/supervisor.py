@@ -12,16 +12,16 @@ import os
 import select
 import signal
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from xlaunch.environment import Environment
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.planning.plan import Instance, Plan
 from xlaunch.planning.request import MAX, OnFailure
-from xlaunch.run.logs import STREAMS, open_logs
+from xlaunch.run.logs import open_logs
 from xlaunch.run.observe import Observer
-from xlaunch.run.output import READ_SIZE, LineTagger, Sink, Verbatim, read_available, same_file
 from xlaunch.run.processes import children, descendants, environment_value, process_group
+from xlaunch.run.relay import Relay
 from xlaunch.run.report import Report
 from xlaunch.run.restarts import Restarts
 from xlaunch.run.running import Running, report_of
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 TIMED_OUT = 124
 OWN_FAULT = 125
 LEFTOVER_INTERVAL_S = 0.05
-PIPE_BYTES = 1 << 20
-"""What a pipe holds at most, unless an administrator allows more."""
 PROMPT_S = 0.1
 """A prompt leaves its input line on Ctrl-C and is back on the next within this time."""
 DRAIN_AFTER_KILL_S = 1.0
@@ -58,16 +56,6 @@ EVENT_OF_SIGNAL = {
 SIGNAL_OF_EVENT = {event: number for number, event in EVENT_OF_SIGNAL.items()}
 
 
-class _Source(NamedTuple):
-    """One output stream of one instance, on its way to a sink."""
-
-    index: int  # type: ignore[assignment]  # hides tuple.index
-    stream: str
-    """``out`` or ``err``."""
-    tagger: LineTagger | Verbatim
-    sink: Sink
-
-
 class Supervisor:
     """Runs the instances of one plan. Use once."""
 
@@ -79,9 +67,11 @@ class Supervisor:
         mask: set[signal.Signals],
         *,
         folder: str | None = None,
+        quiet: bool = False,
     ) -> None:
-        """`folder`: a private one for FIFOs, where measuring wants them."""
+        """`folder`: a private one for FIFOs, where measuring wants them. `quiet`: say no warnings."""
         self._plan = plan
+        self._quiet = quiet
         self._request = plan.request
         self._environment = environment
         self._commands = commands
@@ -107,9 +97,10 @@ class Supervisor:
         self._warnings = [*plan.warnings, *environment.warnings]
         self._terminal = self._find_terminal()
         self._poll = select.poll()
-        self._stdout, self._stderr = self._open_sinks()
-        self._sources: dict[int, _Source] = {}
+        self._relay = Relay(plan, self._poll)
         self._measuring = self._prepare_measuring(folder)
+        if self._measuring is not None:
+            self._relay.seen = self._measuring.feed
         self.ended_by_ctrl_c = False
         """The instance had the terminal, and Ctrl-C there ended it."""
 
@@ -126,7 +117,7 @@ class Supervisor:
         while not self._finished():
             self._wait()
             self._check_clock()
-        self._close_sources()
+        self._relay.finish(self._output_is_given_up)
         if self._measuring is not None:
             self._measuring.finish()
         if self._terminal is not None:
@@ -139,16 +130,11 @@ class Supervisor:
 
     def say_block(self, text: str) -> None:
         """Put lines on standard error that nothing else comes between."""
-        self._put(self._stderr, f"{text}\n".encode(errors="backslashreplace"))
+        self._relay.say(text)
 
     def flush(self) -> None:
         """Write what waits for the destinations, as long as somebody reads."""
-        for sink in {self._stdout, self._stderr}:
-            while sink.pending and not sink.broken:
-                if self._output_is_given_up():
-                    return
-                if select.select([], [sink.descriptor], [], 0.1)[1]:
-                    sink.write_some()
+        self._relay.flush(self._output_is_given_up)
 
     # Starting.
 
@@ -156,11 +142,6 @@ class Supervisor:
         if len(self._plan.instances) != 1:
             return None
         return Terminal.find(os.getpgid(self._keeper))
-
-    def _open_sinks(self) -> tuple[Sink, Sink]:
-        shared = len(self._plan.instances) > 1 or self._plan.tagged
-        stdout = Sink(1, shared=shared)
-        return stdout, stdout if same_file(1, 2) else Sink(2, shared=shared)
 
     def _prepare_measuring(self, folder: str | None) -> Measuring | None:
         if not self._request.metric:
@@ -229,36 +210,9 @@ class Supervisor:
             return Streams(stdin, *outputs)
         if not self._plan.relayed:
             return Streams(stdin, 1, 2)
-        ends = []
-        for stream, sink in zip(STREAMS, (self._stdout, self._stderr), strict=True):
-            reader, writer = self._open_channel()
-            opened.append(writer)
-            ends.append(writer)
-            os.set_blocking(reader, False)
-            tagger = self._tagger(instance, sink)
-            self._sources[reader] = _Source(instance.index, stream, tagger, sink)
-            self._poll.register(reader, select.POLLIN)
-        return Streams(stdin, *ends)
-
-    def _open_channel(self) -> tuple[int, int]:
-        """What a stream of an instance is relayed through: the end to read, and the instance's."""
-        if not self._request.pty:
-            return os.pipe()
-        from xlaunch.run.pseudo_terminal import open_pseudo_terminal
-
-        return open_pseudo_terminal()
-
-    def _resize_terminals(self) -> None:
-        if self._request.pty:
-            from xlaunch.run.pseudo_terminal import resize
-
-            resize(self._sources)
-
-    def _tagger(self, instance: Instance, sink: Sink) -> LineTagger | Verbatim:
-        if len(self._plan.instances) == 1 and not self._plan.tagged:
-            return Verbatim()
-        tag = str(instance.index) if self._plan.tagged else ""
-        return LineTagger(tag, terminal=sink.terminal)
+        outputs = self._relay.open(instance)
+        opened.extend(outputs)
+        return Streams(stdin, *outputs)
 
     # Waiting, and what is waited for.
 
@@ -277,16 +231,10 @@ class Supervisor:
             elif descriptor == self._signals.descriptor:
                 for info in self._signals.read():
                     self._handle_signal(info)
-            elif descriptor in self._sources:
-                self._read_source(descriptor)
             elif self._measuring is not None and self._measuring.owns(descriptor):
                 self._measuring.read(descriptor)
-            elif descriptor not in (self._stdout.descriptor, self._stderr.descriptor):
-                pass  # closed while the events before it were handled
-            elif events & select.POLLNVAL:
-                self._poll.unregister(descriptor)
             else:
-                self._write_sink(descriptor)
+                self._relay.handle(descriptor, events)
 
     def _poll_timeout_ms(self) -> float:
         deadlines = [self._observer.due] if self._running else []
@@ -377,7 +325,7 @@ class Supervisor:
         """Do what the table says. `cause`: what brought `event` about."""
         action = act(self._state, event)
         if event is Event.WINDOW:
-            self._resize_terminals()
+            self._relay.resize_terminals()
         self._state = action.next
         if action.start_grace and self._grace_at is None:
             self._grace_at = time.monotonic() + self._request.grace_s
@@ -446,7 +394,7 @@ class Supervisor:
         running.add_usage(usage)
         self._ended.append(running)
         if self._measuring is not None:
-            self._drain_sources(running.instance.index)
+            self._relay.drain(running.instance.index)
             self._measuring.ended(running.instance.index)
         self._end_leftovers()
         failure = exec_failure(self._environment.program, running.exec_result)
@@ -580,83 +528,19 @@ class Supervisor:
             self._exit_code, self._reason = code, reason
         self._handle(event)
 
-    def warn(self, text: str, *, aloud: bool = True) -> None:
+    def warn(self, text: str) -> None:
         """Put a warning in the report, and say it, once."""
         if text not in self._warnings:
             self._warnings.append(text)
-            if aloud:
+            if not self._quiet:
                 self.say(f"warning: {text}")
 
-    # Output.
-
-    def _read_source(self, descriptor: int) -> None:
-        source = self._sources[descriptor]
-        data = read_available(descriptor)
-        if data is None:
-            return
-        self._put(source.sink, self._taken(source, data) if data else source.tagger.finish())
-        if not data or source.sink.broken:
-            # With no reader left, the instance gets the SIGPIPE that it would get without us.
-            self._close_source(descriptor)
-        elif source.sink.full:
-            self._watch_sources_of(source.sink, readable=False)
-
-    def _taken(self, source: _Source, data: bytes) -> bytes:
-        """What of `data` is to be passed on now; whoever measures has seen it."""
-        if self._measuring is not None:
-            self._measuring.feed(source.index, source.stream, data)
-        return source.tagger.feed(data)
-
-    def _drain_sources(self, index: int) -> None:
-        """Read what an instance that has ended left in its pipes; at most what they can hold."""
-        for descriptor, source in list(self._sources.items()):
-            if source.index == index:
-                for _ in range(PIPE_BYTES // READ_SIZE):
-                    if descriptor in self._sources:
-                        self._read_source(descriptor)
-
-    def _put(self, sink: Sink, lines: bytes) -> None:
-        sink.add(lines)
-        if sink.pending:
-            self._poll.register(sink.descriptor, select.POLLOUT)
-
-    def _write_sink(self, descriptor: int) -> None:
-        sink = self._stdout if descriptor == self._stdout.descriptor else self._stderr
-        was_full = sink.full
-        if sink.pending:
-            sink.write_some()
-        if not sink.pending:
-            self._poll.unregister(descriptor)
-        if was_full and not sink.full:
-            self._watch_sources_of(sink, readable=True)
-
-    def _watch_sources_of(self, sink: Sink, *, readable: bool) -> None:
-        for descriptor, source in self._sources.items():
-            if source.sink is sink:
-                self._poll.register(descriptor, select.POLLIN if readable else 0)
-
-    def _close_source(self, descriptor: int) -> None:
-        self._poll.unregister(descriptor)
-        os.close(descriptor)
-        del self._sources[descriptor]
-
-    def _close_sources(self) -> None:
-        """Take what the last processes wrote; a stranger that holds a pipe open is not waited for."""
-        for descriptor, source in self._sources.items():
-            while data := read_available(descriptor):
-                source.sink.add(self._taken(source, data))
-                self.flush()
-            source.sink.add(source.tagger.finish())
-            os.close(descriptor)
-        self._sources.clear()
-        self.flush()
+    # The end.
 
     def _output_is_given_up(self) -> bool:
         return self._killed_at is not None and (
             time.monotonic() > self._killed_at + DRAIN_AFTER_KILL_S
         )
-
-    # The end.
 
     def _make_report(self) -> Report:
         metrics, totals = ({}, ()) if self._measuring is None else self._measuring.results()
@@ -667,7 +551,7 @@ class Supervisor:
         for report in reports:
             outside = set(report.cpus_observed) - set(report.cpus_asked)
             if outside and self._plan.bound:
-                self._warnings.append(
+                self.warn(
                     f"instance {report.index} also ran on CPUs {format_cpu_list(outside)}: "
                     "the program changed its own affinity"
                 )

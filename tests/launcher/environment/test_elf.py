@@ -86,7 +86,7 @@ def test_what_cannot_be_read(tmp_path: Path):
         read_elf(str(tmp_path / "absent"))
     with pytest.raises(ElfError, match="directory"):
         read_elf(str(tmp_path))
-    with pytest.raises(ElfError, match="null (byte|character)"):
+    with pytest.raises(ElfError, match=r"null (byte|character)"):
         read_elf("a\0b")
 
 
