@@ -27,8 +27,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 SEQUENCE_LENGTH = 128
-INDEX = os.environ.get("XLAUNCH_INSTANCE_INDEX", "0")
-COUNT = int(os.environ.get("XLAUNCH_INSTANCE_COUNT", "1"))
 
 
 def resnet50(batch: int, dtype: torch.dtype) -> Callable[[], object]:
@@ -49,9 +47,7 @@ def bert(batch: int, dtype: torch.dtype) -> Callable[[], object]:
     return lambda: model(input_ids=tokens)
 
 
-def rate_of(
-    step: Callable[[], object], items: int, seconds: float, meet: Callable[[], None]
-) -> float:
+def rate_of(step: Callable[[], object], items: int, seconds: float) -> float:
     """Items per second, after a warm-up of a fifth of the time, two steps at least, and `meet`."""
     _run(step, seconds / 5, least=2)
     meet()
@@ -97,13 +93,11 @@ def _run(step: Callable[[], object], seconds: float, least: int) -> tuple[int, f
     return steps, time.perf_counter() - started
 
 
-def meet(folder: Path | None) -> None:
+def meet() -> None:
     """Wait until every instance is here, so that all measure at the same time."""
-    if folder is None:
-        return
-    (folder / f"{INDEX}.ready").touch()
-    while sum(path.suffix == ".ready" for path in folder.iterdir()) < COUNT:
-        time.sleep(0.01)
+    barrier = os.environ.get("XLAUNCH_BARRIER")
+    if barrier is not None:
+        Path(barrier).read_bytes()
 
 
 def memory_mib() -> tuple[float, float]:
@@ -122,9 +116,6 @@ def main() -> int:
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
     parser.add_argument("--clients", type=int, default=16, help="threads that call (served)")
     parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument(
-        "--result", type=Path, help="folder for each instance's line, and to meet in"
-    )
     options = parser.parse_args()
     torch.manual_seed(0)
     dtype = DTYPES[options.dtype]
@@ -135,14 +126,12 @@ def main() -> int:
         else:
             build = {"resnet50": resnet50, "bert": bert}[options.work]
             step = build(options.batch, dtype)
-            rate = rate_of(step, options.batch, options.seconds, lambda: meet(options.result))
+            rate = rate_of(step, options.batch, options.seconds)
     gc.collect()
     peak, resting = memory_mib()
     values = {"rate": rate, "peak_mib": peak, "resting_mib": resting}
     line = json.dumps(values | {"threads": torch.get_num_threads(), "torch": torch.__version__})
     print(line)
-    if options.result is not None:
-        (options.result / f"{INDEX}.json").write_text(line)
     return 0
 
 
