@@ -8,3 +8,19 @@ from xlaunch.errors import XLaunchError
 
 class KernelsUnavailableError(XLaunchError):
     """The native library is absent, cannot be loaded, or is of another version."""
+
+
+class AffinityRefusedError(XLaunchError):
+    """The kernel refuses to let a thread run on the CPUs that were asked for."""
+
+
+class SecondRuntimeError(XLaunchError):
+    """Two OpenMP runtimes with threads of their own are active in this process."""
+
+
+class ClosedError(XLaunchError, RuntimeError):
+    """Work was handed to something that was closed."""
+
+
+class LostInForkError(XLaunchError, RuntimeError):
+    """A result is waited for in a forked child, and the worker that makes it is in the parent."""
