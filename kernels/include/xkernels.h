@@ -27,7 +27,7 @@ extern "C" {
 #define XK_INVALID_ARGUMENT (-1) /* an argument breaks the contract; nothing was done */
 #define XK_REFUSED (-2)          /* the system refused, and errno tells why */
 #define XK_CLOSED (-3)           /* the mailbox is closed, and empty */
-#define XK_INTERRUPTED (-4)      /* a signal arrived; handle it and call again */
+#define XK_INTERRUPTED (-4)      /* a signal was handled while it slept: call again */
 #define XK_TIMED_OUT (-5)        /* the time is over */
 
 /* Returns the XK_ABI_VERSION that the library was built with. It changes when a function, or the
@@ -58,9 +58,9 @@ XK_API int32_t xk_openmp_team(xk_team_member* members, int32_t capacity);
  * Every host thread has a team of its own, and each of these acts on the caller's alone. A CPU set
  * is an array of `count` distinct CPU numbers, count >= 1.
  *
- * A runtime starts workers when it needs them, and a new worker inherits the mask of its host thread.
- * So a host thread keeps the whole set: were it pinned to one CPU, the workers that the runtime
- * starts later (oneDNN and MKL ask for teams of other sizes) would all run on that CPU. */
+ * A runtime starts workers when it needs them, and a new worker inherits the mask of its host
+ * thread. So a host thread keeps the whole set: were it pinned to one CPU, the workers that the
+ * runtime starts later (oneDNN and MKL ask for teams of other sizes) would all run on that CPU. */
 
 /* Returns how many threads the calling thread's next parallel region asks for, at least 1. */
 XK_API int32_t xk_team_size(void);
@@ -70,31 +70,38 @@ XK_API int32_t xk_team_size(void);
 XK_API int32_t xk_team_resize(int32_t size);
 
 /* Confines the calling thread, then each worker of its team, to all of `cpus`.
- * Returns the team's number of threads, XK_INVALID_ARGUMENT, or XK_REFUSED when the kernel refuses
- * the mask (errno is EINVAL when none of the CPUs is allowed); then no mask has changed. */
+ * Returns the team's number of threads; XK_INVALID_ARGUMENT; or XK_REFUSED when the kernel refuses
+ * (errno is EINVAL when one of the CPUs is offline, is not there, or is not allowed here; the
+ * kernel alone would leave such a CPU out and say nothing). Refused, no mask has changed. */
 XK_API int32_t xk_team_confine(const int32_t* cpus, int32_t count);
 
-/* The same, and each worker i >= 1 of the team is pinned to cpus[i % count] alone. The calling thread
- * keeps all of `cpus`. */
+/* The same, and each worker i >= 1 of the team is pinned to cpus[i % count] alone. The calling
+ * thread keeps all of `cpus`. */
 XK_API int32_t xk_team_pin(const int32_t* cpus, int32_t count);
 
 /* Reads the affinity mask of a thread of this process (0: the calling one), ascending.
  * Returns the number n of CPUs in it and writes the first min(n, capacity); XK_INVALID_ARGUMENT; or
- * XK_REFUSED (errno is ESRCH when there is no such thread). */
+ * XK_REFUSED (errno is ESRCH when this process has no such thread). */
 XK_API int32_t xk_thread_cpus(int32_t thread_id, int32_t* cpus, int32_t capacity);
 
 /* ---- A mailbox: hands work from any number of submitters to one worker ----
  *
  * It counts; the items themselves stay with the caller, in a queue that is filled before
  * xk_mailbox_post. Item number t, its ticket, is the t-th post, t >= 1; the worker takes items in
- * that order. Who waits spins for spin_us microseconds (0: not at all), then sleeps on a futex.
- * Whoever calls from Python releases the interpreter's lock around the waiting functions. */
+ * that order. Several submitters put and post under one lock of theirs, so that the queue has the
+ * order of the tickets, and so that an item whose post was refused can be taken back.
+ *
+ * Who waits spins for spin_us microseconds (0: not at all), then sleeps on a futex. A spinning
+ * thread offers its CPU to others after the first two microseconds. Whoever calls from Python
+ * releases the interpreter's lock around the waiting functions (next and await), and keeps it
+ * around the others: they return at once. */
 typedef struct xk_mailbox xk_mailbox;
 
 /* Returns an empty mailbox, or NULL when there is no memory. */
 XK_API xk_mailbox* xk_mailbox_create(void);
 
-/* Ends its life. No other call on it may be running or come later. */
+/* Ends its life; NULL is none. No other call on it may be running or come later: the worker has got
+ * XK_CLOSED and every xk_mailbox_await has returned. */
 XK_API void xk_mailbox_destroy(xk_mailbox* mailbox);
 
 /* Submitter: one item more. Wakes the worker if it sleeps. Returns the item's ticket, or XK_CLOSED.
@@ -102,20 +109,29 @@ XK_API void xk_mailbox_destroy(xk_mailbox* mailbox);
 XK_API int64_t xk_mailbox_post(xk_mailbox* mailbox);
 
 /* Worker: says that the items up to ticket `done` are done (waking who awaits them), then waits for
- * another. Returns how many items were posted so far, which is more than `done`; XK_CLOSED when there
- * is none and will be none; or XK_INTERRUPTED.
+ * another. Returns how many items were posted so far, which is more than `done`; XK_CLOSED when
+ * there is none and will be none; XK_INTERRUPTED, and the same call can be made again; or
+ * XK_INVALID_ARGUMENT when `done` is less than it was before or more than was posted.
  *
  * When an item was there only after waiting and grace_us > 0, it spins up to grace_us more until a
- * submitter is inside xk_mailbox_await: a submitter from Python holds the interpreter's lock until
- * then, and a worker that asked for the lock too early would be put to sleep. */
-XK_API int64_t xk_mailbox_next(xk_mailbox* mailbox, int64_t done, int32_t spin_us, int32_t grace_us);
+ * submitter is inside xk_mailbox_await for a ticket beyond `done`: a submitter from Python holds
+ * the interpreter's lock until then, and a worker that asked for the lock too early would be put to
+ * sleep. */
+XK_API int64_t xk_mailbox_next(xk_mailbox* mailbox, int64_t done, int32_t spin_us,
+                               int32_t grace_us);
 
-/* Submitter: waits until item `ticket` is done. Returns 0, XK_TIMED_OUT after timeout_us (below 0: no
- * limit), or XK_INTERRUPTED. The worker's writes before it said so are visible afterwards. */
+/* Submitter: waits until item `ticket`, which was posted, is done. Returns 0; XK_TIMED_OUT after
+ * timeout_us (0: at once; below 0: no limit); XK_INTERRUPTED; or XK_INVALID_ARGUMENT, also for a
+ * ticket that is not posted yet. The worker's writes before it said so are visible afterwards.
+ *
+ * Only a sleep is interrupted: a signal that arrives while it spins, or in the instant before it
+ * sleeps, goes unnoticed until the item is done. A thread that must see signals soon (Python's main
+ * thread) waits in slices of a bounded timeout_us. */
 XK_API int32_t xk_mailbox_await(xk_mailbox* mailbox, int64_t ticket, int64_t timeout_us,
                                 int32_t spin_us);
 
-/* Takes no more posts. The worker still gets what was posted before, then XK_CLOSED. */
+/* Takes no more posts. The worker still gets what was posted before, then XK_CLOSED. May be called
+ * again. */
 XK_API void xk_mailbox_close(xk_mailbox* mailbox);
 
 #ifdef __cplusplus

@@ -3,6 +3,12 @@
 
 The library is built with the package where GCC is at hand. XRUNTIME_KERNELS=PATH names another one,
 for instance a build with sanitizers.
+
+Its functions are reached in two ways. `library()` releases the interpreter's lock around each call:
+that is for functions that wait or run a parallel region. `quick_library()` keeps it: that is for
+functions that return at once. There releasing the lock would cost more than the call, and worse, it
+would let another thread have it: a submitter that posts an item would be stopped between the post
+and the await by the very worker it woke.
 """
 
 from __future__ import annotations
@@ -25,6 +31,18 @@ _HOW_TO_GET_IT = (
     "Install GCC (Debian and Ubuntu: apt-get install g++), then xlaunch again,"
     " from its sources: pip install --force-reinstall --no-deps ."
 )
+
+
+INVALID_ARGUMENT = -1
+"""XK_INVALID_ARGUMENT: an argument breaks the contract; nothing was done."""
+REFUSED = -2
+"""XK_REFUSED: the system refused; `ctypes.get_errno()` tells why."""
+CLOSED = -3
+"""XK_CLOSED: the mailbox is closed, and empty."""
+INTERRUPTED = -4
+"""XK_INTERRUPTED: a signal was handled in the meantime; call again."""
+TIMED_OUT = -5
+"""XK_TIMED_OUT: the time is over."""
 
 
 class CTeamMember(ctypes.Structure):
@@ -58,19 +76,60 @@ def library_path() -> Path:
     )
 
 
+_CPUS = ctypes.POINTER(ctypes.c_int32)
+_MAILBOX = ctypes.c_void_p
+
+_Signature = tuple[type | None, tuple[type, ...]]
+
+# What waits, and what runs a parallel region, which may have to start threads.
+_WAITING: dict[str, _Signature] = {
+    "xk_openmp_team": (ctypes.c_int32, (ctypes.POINTER(CTeamMember), ctypes.c_int32)),
+    "xk_team_confine": (ctypes.c_int32, (_CPUS, ctypes.c_int32)),
+    "xk_team_pin": (ctypes.c_int32, (_CPUS, ctypes.c_int32)),
+    "xk_thread_cpus": (ctypes.c_int32, (ctypes.c_int32, _CPUS, ctypes.c_int32)),
+    "xk_mailbox_next": (
+        ctypes.c_int64,
+        (_MAILBOX, ctypes.c_int64, ctypes.c_int32, ctypes.c_int32),
+    ),
+    "xk_mailbox_await": (
+        ctypes.c_int32,
+        (_MAILBOX, ctypes.c_int64, ctypes.c_int64, ctypes.c_int32),
+    ),
+}
+_QUICK: dict[str, _Signature] = {
+    "xk_abi_version": (ctypes.c_int32, ()),
+    "xk_team_size": (ctypes.c_int32, ()),
+    "xk_team_resize": (ctypes.c_int32, (ctypes.c_int32,)),
+    "xk_mailbox_create": (_MAILBOX, ()),
+    "xk_mailbox_destroy": (None, (_MAILBOX,)),
+    "xk_mailbox_post": (ctypes.c_int64, (_MAILBOX,)),
+    "xk_mailbox_close": (None, (_MAILBOX,)),
+}
+
+
+def _declare(loaded: ctypes.CDLL, signatures: dict[str, _Signature]) -> None:
+    for name, (result, arguments) in signatures.items():
+        function = getattr(loaded, name)
+        function.restype = result
+        function.argtypes = arguments
+
+
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The loaded library, its functions declared.
+    """The loaded library; its functions that wait or run a parallel region, declared.
 
     It calls OpenMP in whichever runtime torch calls: libgomp.so.1 under its plain name, or one that
-    is preloaded over it. Raises KernelsUnavailableError.
+    is preloaded over it. Where a function promises errno, `ctypes.get_errno()` has it.
+    Raises KernelsUnavailableError.
     """
     path = library_path()
     try:
-        loaded = ctypes.CDLL(str(path))
+        loaded = ctypes.CDLL(str(path), use_errno=True)
         loaded.xk_abi_version.argtypes = ()
         loaded.xk_abi_version.restype = ctypes.c_int32
         version = loaded.xk_abi_version()
+        if version == ABI_VERSION:
+            _declare(loaded, _WAITING)
     except (OSError, AttributeError) as error:
         raise KernelsUnavailableError(f"{path} cannot be loaded: {error}") from error
     if version != ABI_VERSION:
@@ -78,6 +137,20 @@ def library() -> ctypes.CDLL:
             f"{path} has version {version} of its interface and this xruntime needs {ABI_VERSION}:"
             f" they come from different releases. {_HOW_TO_GET_IT}"
         )
-    loaded.xk_openmp_team.argtypes = (ctypes.POINTER(CTeamMember), ctypes.c_int32)
-    loaded.xk_openmp_team.restype = ctypes.c_int32
+    return loaded
+
+
+@functools.cache
+def quick_library() -> ctypes.PyDLL:
+    """The same library; its functions that return at once, declared, the interpreter's lock kept.
+
+    Raises KernelsUnavailableError.
+    """
+    library()  # checks the version
+    path = library_path()
+    try:
+        loaded = ctypes.PyDLL(str(path))
+        _declare(loaded, _QUICK)
+    except (OSError, AttributeError) as error:
+        raise KernelsUnavailableError(f"{path} cannot be loaded: {error}") from error
     return loaded

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The calling thread's OpenMP team: who is in it, how large it is, where it may run.
+//
+// No region here has a num_threads clause: like torch's own regions, it takes the calling thread's
+// count, so that the team met here is the one that torch's operators run on.
+#include <omp.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstddef>
+
+#include "xkernels.h"
+
+static_assert(sizeof(xk_team_member) == 12, "callers in other languages rely on this layout");
+
+namespace {
+
+// gettid() by number: glibc has a wrapper only since 2.30.
+int32_t thread_id() { return static_cast<int32_t>(syscall(SYS_gettid)); }
+
+// An affinity mask. It has room for every CPU that Linux can be built for (8,192 of them on
+// x86-64), unlike cpu_set_t, and needs no memory from the heap.
+class CpuMask {
+ public:
+  static constexpr int32_t kCapacity = 16384;
+
+  // Takes distinct CPU numbers; false where they are none.
+  bool assign(const int32_t* cpus, int32_t count) {
+    if (cpus == nullptr || count < 1) return false;
+    CPU_ZERO_S(sizeof(words_), words());
+    for (int32_t i = 0; i < count; ++i) {
+      if (cpus[i] < 0 || cpus[i] >= kCapacity || has(cpus[i])) return false;
+      CPU_SET_S(static_cast<size_t>(cpus[i]), sizeof(words_), words());
+    }
+    return true;
+  }
+
+  // Reads a thread's mask (0: the calling one); 0, or the errno.
+  int read(int32_t thread) {
+    return sched_getaffinity(thread, sizeof(words_), words()) == 0 ? 0 : errno;
+  }
+
+  // Makes this the calling thread's mask; 0, or the errno.
+  int bind() const { return sched_setaffinity(0, sizeof(words_), words()) == 0 ? 0 : errno; }
+
+  // The same, and EINVAL unless every CPU of it is granted: the kernel drops those that are
+  // offline or outside the cpuset and calls it a success as long as one is left.
+  int bind_whole() const {
+    if (const int error = bind()) return error;
+    CpuMask granted;
+    if (const int error = granted.read(0)) return error;
+    return CPU_EQUAL_S(sizeof(words_), granted.words(), words()) ? 0 : EINVAL;
+  }
+
+  bool has(int32_t cpu) const {
+    return CPU_ISSET_S(static_cast<size_t>(cpu), sizeof(words_), words());
+  }
+
+ private:
+  cpu_set_t* words() { return reinterpret_cast<cpu_set_t*>(words_); }
+  const cpu_set_t* words() const { return reinterpret_cast<const cpu_set_t*>(words_); }
+
+  alignas(cpu_set_t) unsigned char words_[kCapacity / 8];
+};
+
+// Confines the calling thread to all of `cpus`, and then each worker: to all of them, or, pinned,
+// to one. All masks change, or none does.
+//
+// The calling thread comes first, so that the workers which the region has to start are born
+// where they belong: their stacks are first touched there.
+int32_t place(const int32_t* cpus, int32_t count, bool pinned) {
+  CpuMask whole;
+  if (!whole.assign(cpus, count)) return XK_INVALID_ARGUMENT;
+  CpuMask before;
+  int refusal = before.read(0);
+  if (refusal == 0) {
+    refusal = whole.bind_whole();
+    if (refusal != 0) before.bind();
+  }
+  if (refusal != 0) {
+    errno = refusal;
+    return XK_REFUSED;
+  }
+
+  int32_t size = 1;
+#pragma omp parallel default(none) shared(cpus, count, pinned, whole, size, refusal)
+  {
+    const int32_t id = omp_get_thread_num();
+    CpuMask workers_before;
+    if (id == 0) {
+      size = omp_get_num_threads();
+    } else {
+      CpuMask one;
+      if (pinned) one.assign(&cpus[id % count], 1);
+      int error = workers_before.read(0);
+      if (error == 0) error = (pinned ? one : whole).bind_whole();
+      if (error != 0) {
+#pragma omp atomic write
+        refusal = error;
+      }
+    }
+    // Refused only where the cpuset shrank since the calling thread was granted the whole set.
+#pragma omp barrier
+    if (refusal != 0 && id != 0) workers_before.bind();
+  }
+  if (refusal != 0) {
+    before.bind();
+    errno = refusal;
+    return XK_REFUSED;
+  }
+  return size;
+}
+
+}  // namespace
+
+int32_t xk_openmp_team(xk_team_member* members, int32_t capacity) {
+  if (capacity < 0 || (members == nullptr && capacity > 0)) return XK_INVALID_ARGUMENT;
+  int32_t size = 1;
+#pragma omp parallel default(none) shared(members, capacity, size)
+  {
+    const int32_t id = omp_get_thread_num();
+    if (id == 0) size = omp_get_num_threads();
+    if (id < capacity) members[id] = {id, thread_id(), sched_getcpu()};
+  }
+  return size;
+}
+
+int32_t xk_team_size(void) { return omp_get_max_threads(); }
+
+int32_t xk_team_resize(int32_t size) {
+  if (size < 1) return XK_INVALID_ARGUMENT;
+  const int32_t before = omp_get_max_threads();
+  omp_set_num_threads(size);
+  return before;
+}
+
+int32_t xk_team_confine(const int32_t* cpus, int32_t count) { return place(cpus, count, false); }
+
+int32_t xk_team_pin(const int32_t* cpus, int32_t count) { return place(cpus, count, true); }
+
+int32_t xk_thread_cpus(int32_t thread, int32_t* cpus, int32_t capacity) {
+  if (thread < 0 || capacity < 0 || (cpus == nullptr && capacity > 0)) return XK_INVALID_ARGUMENT;
+  // Signal 0 asks whether the thread is one of this process; the mask of any other can be read,
+  // too.
+  if (thread != 0 && syscall(SYS_tgkill, getpid(), thread, 0) != 0) return XK_REFUSED;
+  CpuMask mask;
+  if (const int error = mask.read(thread)) {
+    errno = error;
+    return XK_REFUSED;
+  }
+  int32_t found = 0;
+  for (int32_t cpu = 0; cpu < CpuMask::kCapacity; ++cpu) {
+    if (!mask.has(cpu)) continue;
+    if (found < capacity) cpus[found] = cpu;
+    ++found;
+  }
+  return found;
+}
