@@ -24,3 +24,19 @@ class ClosedError(XLaunchError, RuntimeError):
 
 class LostInForkError(XLaunchError, RuntimeError):
     """A result is waited for in a forked child, and the worker that makes it is in the parent."""
+
+
+class HintError(XLaunchError, TypeError):
+    """A hint holds something that is neither a dimension nor None, nor a nest of these."""
+
+
+class BatchError(XLaunchError, ValueError):
+    """A call cannot be split over streams, or what the streams returned cannot be joined."""
+
+
+class StreamCountError(XLaunchError, ValueError):
+    """A number of streams that cannot be had on this pool or with this module."""
+
+
+class InterpreterLockWarning(UserWarning):
+    """Streams wait for each other, because what they run holds the interpreter's lock."""
