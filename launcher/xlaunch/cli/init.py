@@ -14,7 +14,7 @@ from xlaunch.cli.presets.files import SUFFIX
 from xlaunch.cli.presets.writing import comment, options_text, write_whole
 from xlaunch.cli.topology import machine_of
 from xlaunch.errors import UsageError
-from xlaunch.machine.cpu_list import format_cpu_list
+from xlaunch.machine.cpu_list import name_numbers
 from xlaunch.machine.topology import Machine
 from xlaunch.planning import MAX, Mode, Request
 from xlaunch.planning import plan as make_plan
@@ -87,7 +87,7 @@ def describe(machine: Machine) -> Iterator[str]:
     listed = ", ".join([_counted(number, noun) for number, noun in counts if number])
     yield f"This machine: {listed} ({topology.architecture})."
     narrowed = f" by {', '.join(limits.narrowed_by)}" if limits.narrowed_by else ""
-    yield f"Allowed here{narrowed}: CPUs {format_cpu_list(limits.allowed_cpus)}."
+    yield f"Allowed here{narrowed}: {name_numbers('CPU', limits.allowed_cpus)}."
     if limits.cpu_quota is not None:
         yield f"CPU quota: {limits.cpu_quota:g} CPUs' worth of time."
     for size, what in (
@@ -150,7 +150,7 @@ def _numbers(plan: Plan) -> str:
     if plan.count > 1 and crossing:
         parts.append(f"{crossing} of them over several L3 caches")
     if plan.idle_cpus:
-        parts.append(f"CPUs {format_cpu_list(plan.idle_cpus)} idle")
+        parts.append(f"{name_numbers('CPU', plan.idle_cpus)} idle")
     return ", ".join(parts)
 
 

@@ -68,3 +68,9 @@ def format_cpu_list(cpus: Iterable[int]) -> str:
         else:
             ranges.append([cpu, cpu])
     return ",".join(f"{low}" if low == high else f"{low}-{high}" for low, high in ranges)
+
+
+def name_numbers(noun: str, numbers: Iterable[int]) -> str:
+    """The list behind its noun. **Ex.:** ``CPU 2``, ``CPUs 0-3``, ``CPU -`` where there is none."""
+    distinct = set(numbers)
+    return f"{noun}{'s' if len(distinct) > 1 else ''} {format_cpu_list(distinct) or '-'}"

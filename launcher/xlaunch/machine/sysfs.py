@@ -104,8 +104,10 @@ def _read_cores(
     )
     known = bool(found.groups or by_id)
     if without:
-        what = f"CPUs {_shorten(without)}" if known else "any CPU"
-        notes.append(f"the SMT siblings of {what} are not known; each counts as a core")
+        one = known and len(without) == 1
+        what = f"CPU{'' if one else 's'} {_shorten(without)}" if known else "any CPU"
+        counts = "it counts" if one else "each counts"
+        notes.append(f"the SMT siblings of {what} are not known; {counts} as a core")
     singles = tuple((cpu,) for cpu in without)
     return tuple(sorted((*found.groups, *by_id, *singles))), known
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from xlaunch.machine.cpu_list import format_cpu_list
+from xlaunch.machine.cpu_list import format_cpu_list, name_numbers
 from xlaunch.machine.topology import Machine, Topology
 from xlaunch.planning.layout import Capacity, quota_cores
 from xlaunch.planning.placement import NODE, PACKAGE, Core
@@ -24,10 +24,12 @@ def explain_siblings(request: Request, pool: Pool) -> list[Decision]:
             f"a thread for each of {len(pool.cpus)} CPUs of {_counted(len(pool.cores), 'core')}"
         )
         return [Decision("SMT", "on", reason)]
-    reason = (
-        f"a thread for each of {_counted(len(pool.cores), 'core')}; "
-        f"second siblings {format_cpu_list(second)} left out (--smt)"
+    threads = (
+        "one thread for 1 core"
+        if len(pool.cores) == 1
+        else f"a thread for each of {len(pool.cores)} cores"
     )
+    reason = f"{threads}; {name_numbers('second sibling', second)} left out (--smt)"
     return [Decision("SMT", "off", reason)]
 
 
@@ -41,7 +43,7 @@ def explain_quota(machine: Machine, capacity: Capacity, *, can_bind: bool) -> li
         reason = "it grants all the time of all allowed CPUs"
         return [Decision("CPU quota", f"{machine.limits.cpu_quota:g}", reason)]
     source = f" ({capacity.quota_source})" if capacity.quota_source else ""
-    reason = f"time for {quota_cores(capacity.quota)} of {capacity.pool} cores{source}"
+    reason = f"time for {quota_cores(capacity.quota)} of {_counted(capacity.pool, 'core')}{source}"
     decisions = [Decision("CPU quota", f"{capacity.quota:g}", reason)]
     if not capacity.bound:
         reason = "a quota is not a place: other containers would bind to the same CPUs"
@@ -56,14 +58,16 @@ def explain_placement(
     totals = [sum(level) for level in zip(*crossed, strict=True)]
     packages, nodes, caches, _ = totals
     if packages or nodes or caches:
-        reason = f"crossings in all: packages {packages}, NUMA nodes {nodes}, caches {caches}"
+        reason = (
+            f"crossings in all: {packages} of packages, {nodes} of NUMA nodes, {caches} of caches"
+        )
     else:
         reason = "no instance crosses packages, NUMA nodes or caches"
     decisions = [Decision("placement", request.place.value, reason)]
     if idle:
         why = f"{request.reserve} reserved" if request.reserve else "not needed by the layout"
-        cpus = format_cpu_list([cpu for core in idle for cpu in core.cpus])
-        decisions.append(Decision("idle", _counted(len(idle), "core"), f"CPUs {cpus}: {why}"))
+        cpus = name_numbers("CPU", [cpu for core in idle for cpu in core.cpus])
+        decisions.append(Decision("idle", _counted(len(idle), "core"), f"{cpus}: {why}"))
     return decisions
 
 
@@ -151,10 +155,10 @@ def warn_of_isolated(instances: list[Instance], topology: Topology, *, bound: bo
     used = {cpu for i in instances if i.threads > 1 for cpu in i.cpus if cpu in isolated}
     if not used or not bound:
         return []
-    listed = format_cpu_list(used)
+    are, them = ("is", "it") if len(used) == 1 else ("are", "them")
     warning = (
-        f"CPUs {listed} are isolated (isolcpus): the kernel does not spread threads over them; "
-        "bind each thread to its CPU (OMP_PROC_BIND), or leave them out with --cpus"
+        f"{name_numbers('CPU', used)} {are} isolated (isolcpus): the kernel does not spread threads "
+        f"over {them}; bind each thread to its CPU (OMP_PROC_BIND), or leave {them} out with --cpus"
     )
     return [warning]
 

@@ -107,7 +107,8 @@ def _asked_layout(request: Request, capacity: Capacity, budget: int) -> Layout:
     if isinstance(request.ncores, int):
         if request.instances is MAX and request.ncores <= budget:
             count = budget // request.ncores
-            return _equal_layout(count, request.ncores, f"as many as {_cores(budget)} hold")
+            holds = "holds" if budget == 1 else "hold"
+            return _equal_layout(count, request.ncores, f"as many as {_cores(budget)} {holds}")
         count = request.instances if isinstance(request.instances, int) else 1
         return _exact_layout(request, capacity, count, request.ncores, budget)
     count = request.instances if isinstance(request.instances, int) else budget
@@ -142,9 +143,9 @@ def _throughput_layout(request: Request, capacity: Capacity, budget: int) -> Lay
         sizes[last] -= 1
     warnings: list[str] = []
     if 0 in sizes:
-        warnings.append(
-            f"--reserve {request.reserve} leaves no core in {sizes.count(0)} NUMA nodes"
-        )
+        empty = sizes.count(0)
+        nodes = "1 NUMA node" if empty == 1 else f"{empty} NUMA nodes"
+        warnings.append(f"--reserve {request.reserve} leaves no core in {nodes}")
     listed = [size for size in sizes if size]
     granted = None
     if capacity.quota is not None and budget < sum(sizes):
@@ -153,10 +154,12 @@ def _throughput_layout(request: Request, capacity: Capacity, budget: int) -> Lay
             warnings.append(
                 f"{len(listed)} instances share a CPU quota of {_quota(capacity)}: it will hold them back"
             )
-    value = ", ".join(map(str, listed))
+    value = f"{_instances(len(listed))} of {', '.join(map(str, listed))} cores"
+    if len(set(listed)) == 1:
+        value = f"{_instances(len(listed))} x {_cores(listed[0])}"
     return Layout(
         tuple(sizes),
-        Decision("layout", f"{_instances(len(listed))} of {value} cores", reason),
+        Decision("layout", value, reason),
         threads_at_most=granted,
         by_node=True,
         warnings=tuple(warnings),
@@ -208,7 +211,9 @@ def _refuse(request: Request, capacity: Capacity, count: int, size: int, budget:
         each = budget // count
         fits.append(f"{count} of {each}" if fits else f"{_instances(count)} of {_cores(each)}")
     if not fits:
-        fits.append(f"{_instances(budget)} of 1 core, or 1 of {budget}")
+        fits.append(f"{_instances(budget)} of 1 core")
+        if budget > 1:
+            fits.append(f"1 of {budget}")
     raise UsageError(
         f"{_instances(count)} x {_cores(size)} {'needs' if count == 1 else 'need'} "
         f"{_cores(count * size)} and {held}: at most {', or '.join(fits)}; or --oversubscribe"

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from xlaunch.errors import UsageError
-from xlaunch.machine.cpu_list import format_cpu_list
+from xlaunch.machine.cpu_list import format_cpu_list, name_numbers
 from xlaunch.machine.topology import Machine
 from xlaunch.planning.request import MemoryPolicy
 
@@ -65,8 +65,9 @@ def choose_memory(
     if wanted is MemoryPolicy.BIND and known.usable:
         if own:
             return Memory(wanted, own, "as asked")
+        has = "have" if len(nodes) > 1 else "has"
         raise UsageError(
-            f"--memory bind: instance {index} runs on NUMA node {format_cpu_list(nodes)}, which has "
+            f"--memory bind: instance {index} runs on {name_numbers('NUMA node', nodes)}, which {has} "
             f"no memory that may be used; nodes with memory: {format_cpu_list(known.usable)}; "
             "choose another --memory, or --nodes"
         )
@@ -79,7 +80,8 @@ def choose_memory(
     if wanted is MemoryPolicy.PREFERRED and own:
         return Memory(wanted, own, "as asked")
     if not own:
-        return Memory(MemoryPolicy.NONE, (), "its NUMA node has no memory that may be used")
+        node = "NUMA nodes have" if len(nodes) > 1 else "NUMA node has"
+        return Memory(MemoryPolicy.NONE, (), f"its {node} no memory that may be used")
     if len(nodes) > 1:
         return Memory(MemoryPolicy.NONE, (), f"spans {len(nodes)} NUMA nodes: first touch decides")
     return Memory(MemoryPolicy.PREFERRED, own, "lies within one NUMA node")

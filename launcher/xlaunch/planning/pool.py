@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from xlaunch.errors import UsageError
-from xlaunch.machine.cpu_list import format_cpu_list
+from xlaunch.machine.cpu_list import format_cpu_list, name_numbers
 from xlaunch.machine.topology import CoreKind, CPUs, Limits, Machine, Topology
 from xlaunch.planning.plan import Decision
 from xlaunch.planning.request import ECores, Request
@@ -150,9 +150,10 @@ def _check_nodes(asked: tuple[int, ...], machine: Machine) -> None:
         elif not nodes[number].cpus:
             problem = "has memory but no CPUs"
         elif number not in usable:
+            cpus = nodes[number].cpus
+            none = "which is not" if len(cpus) == 1 else "none of which is"
             problem = (
-                f"has CPUs {format_cpu_list(nodes[number].cpus)}, "
-                f"none of which is allowed by {_narrowing(machine.limits)}"
+                f"has {name_numbers('CPU', cpus)}, {none} allowed by {_narrowing(machine.limits)}"
             )
         else:
             continue
@@ -168,10 +169,12 @@ def _choose_kinds(
     choice = request.ecores
     if choice is ECores.ONLY:
         if not efficiency:
+            among = "on" if len(cpus) == 1 else "among"
             raise UsageError(
-                f"--ecores only: {_no_efficiency_cores(topology)} among CPUs {format_cpu_list(cpus)}"
+                f"--ecores only: {_no_efficiency_cores(topology)} {among} {name_numbers('CPU', cpus)}"
             )
-        reason = f"E-cores only, as asked; CPUs {format_cpu_list(performance)} left out"
+        left_out = f"; {name_numbers('CPU', performance)} left out" if performance else ""
+        reason = f"E-cores only, as asked{left_out}"
         return efficiency, [Decision("E-cores", "only", reason)], []
     if not efficiency:
         if choice is None:
@@ -179,13 +182,12 @@ def _choose_kinds(
         reason = f"{_no_efficiency_cores(topology)} here"
         return cpus, [Decision("E-cores", choice.value, reason)], []
     count = len(whole_cores(topology, efficiency))
-    listed = format_cpu_list(efficiency)
+    listed = name_numbers("CPU", efficiency)
     if choice is ECores.EXCLUDE:
         if not performance:
-            raise UsageError(
-                f"--ecores exclude: CPUs {listed} are all efficiency cores; use --ecores include"
-            )
-        return performance, [Decision("E-cores", "exclude", f"CPUs {listed} left out as asked")], []
+            are = "is an efficiency core" if len(efficiency) == 1 else "are all efficiency cores"
+            raise UsageError(f"--ecores exclude: {listed} {are}; use --ecores include")
+        return performance, [Decision("E-cores", "exclude", f"{listed} left out as asked")], []
     if choice is ECores.INCLUDE or request.cpus is not None or not performance:
         if choice is ECores.INCLUDE:
             reason = "included as asked"
@@ -196,22 +198,22 @@ def _choose_kinds(
         warning = "E-cores and performance cores are used together" if performance else ""
         return (
             efficiency | performance,
-            [Decision("E-cores", "include", f"CPUs {listed}: {reason}")],
+            [Decision("E-cores", "include", f"{listed}: {reason}")],
             [f"{warning}: where threads get equal shares, all wait for the slowest core"]
             if warning
             else [],
         )
-    cores = "1 E-core is" if count == 1 else f"{count} E-cores are"
+    cores, them = ("1 E-core is", "it") if count == 1 else (f"{count} E-cores are", "them")
     return (
         performance,
         [
             Decision(
                 "E-cores",
                 "exclude",
-                f"CPUs {listed} left out: threads with equal shares would wait for the slowest",
+                f"{listed} left out: threads with equal shares would wait for the slowest",
             )
         ],
-        [f"{cores} left out (CPUs {listed}); use them too with --ecores include"],
+        [f"{cores} left out ({listed}); use {them} too with --ecores include"],
     )
 
 

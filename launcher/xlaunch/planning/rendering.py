@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from xlaunch.machine.cpu_list import format_cpu_list
+from xlaunch.machine.cpu_list import format_cpu_list, name_numbers
 from xlaunch.machine.topology import CPUs, Machine
 from xlaunch.planning.plan import Instance, Plan
 from xlaunch.planning.request import MemoryPolicy
@@ -30,7 +30,7 @@ def render_plan(plan: Plan, machine: Machine, *, explain: bool = False) -> str:
         [_instance_cells(i, bound=plan.bound, machine=machine) for i in plan.instances]
     )
     if plan.idle_cpus:
-        lines.append(f"idle: {_named('CPU', plan.idle_cpus)}")
+        lines.append(f"idle: {name_numbers('CPU', plan.idle_cpus)}")
     lines += [f"warning: {warning}" for warning in plan.warnings]
     if explain:
         lines += [f"{d.subject}: {d.value} - {d.reason}" for d in plan.decisions]
@@ -98,7 +98,7 @@ def _heading(plan: Plan) -> str:
     if len(plan.instances) < plan.count:
         total = f"{len(plan.instances)} of {total}"
     how = "on" if plan.bound else "not bound, on any of"
-    return f"{total} {how} {_named('CPU', plan.allowed_cpus)}"
+    return f"{total} {how} {name_numbers('CPU', plan.allowed_cpus)}"
 
 
 def _instance_cells(instance: Instance, *, bound: bool, machine: Machine) -> list[str]:
@@ -114,7 +114,7 @@ def _instance_cells(instance: Instance, *, bound: bool, machine: Machine) -> lis
         memory += f" {format_cpu_list(instance.memory_nodes)}"
     return [
         f"instance {instance.index}: cores {instance.ncores}",
-        _named("CPU", instance.cpus) if bound else "any CPU",
+        name_numbers("CPU", instance.cpus) if bound else "any CPU",
         _named_briefly("node", instance.nodes),
         _named_briefly("package", packages),
         _named_briefly("L3", _touched(cpus, topology.l3_groups)),
@@ -128,16 +128,10 @@ def _touched(cpus: set[int], groups: Sequence[CPUs]) -> list[int]:
     return [index for index, group in enumerate(groups) if not cpus.isdisjoint(group)]
 
 
-def _named(name: str, numbers: Iterable[int]) -> str:
-    """**Ex.:** ``node 0``, ``nodes 0-1``, ``node -`` where none is known."""
-    distinct = set(numbers)
-    return f"{name}{'s' if len(distinct) > 1 else ''} {format_cpu_list(distinct) or '-'}"
-
-
 def _named_briefly(name: str, numbers: Iterable[int]) -> str:
-    """The same, or how many where the list would be long. **Ex.:** ``128 packages``."""
+    """**Ex.:** ``nodes 0-1``; where the list would be long how many there are, ``128 packages``."""
     distinct = set(numbers)
-    named = _named(name, distinct)
+    named = name_numbers(name, distinct)
     return named if len(named) <= LONGEST_CELL else f"{len(distinct)} {name}s"
 
 

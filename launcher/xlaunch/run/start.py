@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from xlaunch.environment import Program
 from xlaunch.errors import ProgramNotExecutableError, ProgramNotFoundError, XLaunchError
-from xlaunch.machine.cpu_list import format_cpu_list
+from xlaunch.machine.cpu_list import format_cpu_list, name_numbers
 from xlaunch.planning.plan import Instance, Plan
 from xlaunch.planning.request import HugePages, MemoryPolicy
 
@@ -170,7 +170,7 @@ def _bind(plan: Plan, instance: Instance, note: Note) -> None:
     except OSError as error:
         note(
             f"instance {instance.index} runs unbound: the kernel refused "
-            f"CPUs {format_cpu_list(instance.cpus)} ({error.strerror})"
+            f"{name_numbers('CPU', instance.cpus)} ({error.strerror})"
         )
 
 

@@ -15,7 +15,7 @@ import time
 from typing import TYPE_CHECKING
 
 from xlaunch.environment import Environment
-from xlaunch.machine.cpu_list import format_cpu_list
+from xlaunch.machine.cpu_list import name_numbers
 from xlaunch.planning.plan import Instance, Plan
 from xlaunch.planning.request import MAX, OnFailure
 from xlaunch.run.logs import open_logs
@@ -552,7 +552,7 @@ class Supervisor:
             outside = set(report.cpus_observed) - set(report.cpus_asked)
             if outside and self._plan.bound:
                 self.warn(
-                    f"instance {report.index} also ran on CPUs {format_cpu_list(outside)}: "
+                    f"instance {report.index} also ran on {name_numbers('CPU', outside)}: "
                     "the program changed its own affinity"
                 )
         return Report(
