@@ -20,6 +20,7 @@ from xlaunch.cli.options import (
     PROGRAM,
     RUNNING,
     OneCallOption,
+    refuse_contradictions,
     request_from,
     with_options,
     with_program,
@@ -95,10 +96,7 @@ def launch(
     from a file (--preset), and a flag that is set there is taken back by its opposite: --no-smt.
     """
     request = request_from(options)
-    if quiet and (verbose or explain):
-        raise UsageError("--quiet contradicts --verbose and --explain; drop one")
-    if request.module and request.no_python:
-        raise UsageError("--no-python contradicts --module: a module needs Python; drop one")
+    refuse_contradictions(click.get_current_context())
     _refuse_command_names(request, click.get_current_context().obj)
     if save_preset is not None and not request.program:
         return 0

@@ -18,6 +18,7 @@ from xlaunch.cli.parameters import (
     Word,
 )
 from xlaunch.environment.variables import OPTION_PREFIX
+from xlaunch.errors import UsageError
 from xlaunch.planning.request import (
     MAX,
     ECores,
@@ -220,6 +221,15 @@ CONTRADICTIONS: dict[tuple[str, str], Callable[[Any, Any], bool]] = {
     ("quiet", "explain"): _both,
 }
 """Options that cannot be had together, and whether two values of theirs are such a case."""
+
+
+def refuse_contradictions(ctx: click.Context) -> None:
+    """Raise `UsageError` for two flags that were both asked for and cannot both be had."""
+    options = ctx.params
+    if options["quiet"] and (options["verbose"] or options["explain"]):
+        raise UsageError("--quiet contradicts --verbose and --explain; drop one")
+    if options["module"] and options["no_python"]:
+        raise UsageError("--no-python contradicts --module: a module needs Python; drop one")
 
 
 def names_of(*groups: Sequence[Callable[[Command], Command]]) -> frozenset[str]:

@@ -18,6 +18,7 @@ from xlaunch.cli.options import (
     PROGRAM,
     RUNNING,
     OneCallOption,
+    refuse_contradictions,
     request_from,
     with_options,
     with_program,
@@ -48,6 +49,17 @@ from xlaunch.planning.request import Request
         click.option(
             "--json", "as_json", cls=OneCallOption, is_flag=True, help="Print the plan as JSON."
         ),
+        click.option(
+            "--dry-run",
+            cls=OneCallOption,
+            is_flag=True,
+            expose_value=False,
+            help="Changes nothing: a plan is a dry run.",
+        ),
+        click.option(
+            "-v", "--verbose", is_flag=True, help="Changes nothing: the plan is shown anyway."
+        ),
+        click.option("-q", "--quiet", is_flag=True, help="No notes on what files say."),
     ],
 )
 def plan(
@@ -55,8 +67,9 @@ def plan(
 ) -> None:
     """Show which instance would run on which CPUs, and run nothing.
 
-    The options are those of xlaunch; PROGRAM may be left out.
+    The options are those of xlaunch, which shows the same with --dry-run; PROGRAM may be left out.
     """
+    refuse_contradictions(click.get_current_context())
     with machine_of(sysroot, synthetic) as machine:
         print_plan(request_from(options), machine, explain=explain, as_json=as_json)
 

@@ -35,6 +35,22 @@ def test_dry_run_is_plan(other_machine: str):
         assert "program: echo 'a b'" in dry.out.decode()
 
 
+@pytest.mark.parametrize("words", [("-v",), ("--verbose",), ("-q",), ("--quiet", "--dry-run")])
+def test_a_plan_takes_the_flags_that_ask_for_one(words: tuple[str, ...]):
+    planned = xlaunch("plan", *TWO, "true")
+    assert planned.code == 0
+    assert xlaunch("plan", *words, *TWO, "true") == planned
+    assert xlaunch("--dry-run", *words, *TWO, "true") == planned
+
+
+def test_quiet_plan_has_no_notes(tmp_path: Path):
+    (tmp_path / "lat.toml").write_text('mode = "latency"\n')
+    words = ("--preset", "lat.toml", *TWO, "true")
+    told, quiet = (xlaunch("plan", *more, *words, cwd=tmp_path) for more in ((), ("-q",)))
+    assert "gives way to" in told.err
+    assert quiet == told._replace(err="")
+
+
 @pytest.mark.parametrize("words", [("plan",), ("--dry-run",)])
 def test_nothing_is_started_and_nothing_is_written(tmp_path: Path, words: tuple[str, ...]):
     script = program(tmp_path / "script", "#!/bin/sh\ntouch ran\n")
