@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from xlaunch.cli.parameters import (
+    CacheFolder,
     Count,
     Duration,
     MetricName,
@@ -113,7 +114,12 @@ ENVIRONMENT = [
         default=HugePages.AUTO,
         help="Huge pages. Default: auto, the allocator asks where the system leaves it to programs.",
     ),
-    click.option("--cache-dir", metavar="DIR", help="Where compile caches go, by hardware."),
+    click.option(
+        "--cache-dir",
+        type=CacheFolder(),
+        metavar="DIR",
+        help="Where compile caches go, by hardware.",
+    ),
     click.option("--no-cache", is_flag=True, help="Leave compile caches where they are."),
 ]
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import click
 
+from xlaunch.environment.caches import NAMELESS
 from xlaunch.errors import UsageError
 from xlaunch.machine.cpu_list import LARGEST_NUMBER, parse_cpu_list, read_digits
 from xlaunch.planning.request import MAX
@@ -105,6 +106,15 @@ class Duration(_ParamType):
             param,
             ctx,
         )
+
+
+class CacheFolder(click.types.StringParamType):
+    """The name of a folder. An empty one is refused, not taken for the default."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not value:
+            raise UsageError(NAMELESS)
+        return super().convert(value, param, ctx)
 
 
 class Variable(_ParamType):

@@ -31,6 +31,11 @@ LOCATIONS = (
 
 NOT_MADE_BY_THEIR_LIBRARY = tuple(row for row in LOCATIONS if row[0] == "NEO_CACHE_DIR")
 
+NAMELESS = (
+    "--cache-dir: the folder's name is empty; name a folder, leave the option out for the one below "
+    "XDG_CACHE_HOME, or use --no-cache to have none"
+)
+
 SWITCHES = (("SYCL_CACHE_PERSISTENT", "1", "SYCL keeps nothing between runs unless told to"),)
 
 
@@ -42,6 +47,8 @@ def cache_settings(
     `asked`: `--cache-dir`, for which a failure is a `UsageError`; None: below XDG_CACHE_HOME.
     `make`: make the folder, for this user only.
     """
+    if asked == "":
+        raise UsageError(NAMELESS)
     base = asked or default_folder(inherited)
     if base is None:
         return (), "compile caches stay where they are: there is no home folder"

@@ -49,6 +49,7 @@ WRONG_VALUES = [
         ("--python", value)
         for value in ("", "/no/such/python", "no-such-python", "/", "/etc/passwd")
     ),
+    ("--cache-dir", ""),
 ]
 
 UNHAVABLE = [
@@ -121,6 +122,13 @@ def test_wrong_value(refused, option: str, value: str):
     for command in ((), ("plan",), ("--dry-run",)):
         for words in ((option, value), (f"{option}={value}",)):
             assert option in refused((*command, *words, str(SHOW)))
+
+
+def test_empty_name_of_a_folder_is_no_default(refused):
+    assert refused(("--cache-dir", "", "true")) == (
+        "--cache-dir: the folder's name is empty; name a folder, leave the option out for the one "
+        "below XDG_CACHE_HOME, or use --no-cache to have none"
+    )
 
 
 @pytest.mark.parametrize("words", UNHAVABLE, ids=label)

@@ -104,6 +104,12 @@ def test_folder_that_others_can_write_is_refused(tmp_path):
         cache_settings(str(tmp_path), {}, make=True)
 
 
+def test_folder_without_a_name_is_refused(tmp_path):
+    with pytest.raises(UsageError, match=r"--cache-dir: the folder's name is empty.*--no-cache"):
+        cache_settings("", {"XDG_CACHE_HOME": str(tmp_path)}, make=True)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_file_in_place_of_the_folder(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="--cache-dir"):
