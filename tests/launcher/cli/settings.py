@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from xlaunch.cli.launch import launch
 from xlaunch.cli.options import CONTEXT, request_from
 from xlaunch.cli.parameters import (
+    CacheFolder,
     Count,
     Duration,
     MetricName,
@@ -98,6 +99,8 @@ def values_of(option: click.Option) -> st.SearchStrategy[Any]:
         value = st.floats(1e-9, 1e15)
     elif isinstance(kind, MetricName):
         value = st.sampled_from(["sentences/s", "latency:total", 'it\'s ([0-9.]+) "ms"', "µs"])
+    elif isinstance(kind, CacheFolder):
+        value = TEXTS.filter(bool)
     elif isinstance(kind, Word):
         value = st.sampled_from(list(kind._words))
     else:
