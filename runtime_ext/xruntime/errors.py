@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from xlaunch.errors import XLaunchError
+from xlaunch.errors import UsageError, XLaunchError
 
 
 class KernelsUnavailableError(XLaunchError):
@@ -40,3 +40,7 @@ class StreamCountError(XLaunchError, ValueError):
 
 class InterpreterLockWarning(UserWarning):
     """Streams wait for each other, because what they run holds the interpreter's lock."""
+
+
+class CPUPoolError(UsageError, ValueError):
+    """CPUs that cannot be had, or a question that a pool of CPUs cannot answer."""

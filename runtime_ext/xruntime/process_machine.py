@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The machine that the process runs on and what it may use of it, read once a process."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import sys
+
+from xlaunch.machine.topology import Machine
+from xruntime.errors import CPUPoolError
+
+OPENMP_RUNTIMES = ("libgomp", "libiomp5", "libomp.", "libomp-", "libomp5")
+"""How the files of OpenMP runtimes begin, those too that a wheel carries under a name of its own."""
+
+
+def process_machine() -> Machine:
+    """The machine, with the CPUs that the process may use, as they are when this is first called.
+
+    They are those of the main thread's affinity mask, whichever thread asks, or of all of OpenMP's
+    places where OpenMP shrank that mask to one of them. A forked process finds out anew.
+    Raises `CPUPoolError` on systems other than Linux.
+    """
+    return _machine_of(os.getpid())
+
+
+@functools.cache
+def _machine_of(process_id: int) -> Machine:
+    if not sys.platform.startswith("linux"):
+        raise CPUPoolError(
+            f"pools of CPUs need Linux: on {sys.platform} threads cannot be confined to CPUs"
+        )
+    from xlaunch.machine import read_machine
+
+    mask = _mask_of(process_id)
+    if mask == os.sched_getaffinity(0):
+        return read_machine()
+    # The launcher reads the mask of the thread that asks; this one is given the process'.
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1, initializer=os.sched_setaffinity, initargs=(0, mask)) as reader:
+        return reader.submit(read_machine).result()
+
+
+def _mask_of(process_id: int) -> set[int]:
+    """The main thread's affinity mask, or all of OpenMP's places where it was shrunk to one."""
+    mask = os.sched_getaffinity(process_id)
+    if len(mask) == os.sysconf("SC_NPROCESSORS_ONLN"):
+        return mask
+    places = _openmp_places()
+    return mask.union(*places) if mask in places else mask
+
+
+def _openmp_places() -> list[set[int]]:
+    """The CPUs of each place that an OpenMP runtime in this process binds its threads to.
+
+    libgomp binds the main thread while it is loaded, Intel's and LLVM's when they first run a
+    parallel region; their lists of places keep the mask that they found. They are not asked unless
+    a variable makes them bind, because asking Intel's and LLVM's is what initialises them.
+    """
+    from xlaunch.environment.openmp import BINDING
+
+    if not any(os.environ.get(name) for name in BINDING):
+        return []
+    places: list[set[int]] = []
+    for path in _mapped_openmp_runtimes():
+        try:
+            runtime = ctypes.CDLL(path, mode=os.RTLD_NOLOAD)
+            for place in range(runtime.omp_get_num_places()):
+                cpus = (ctypes.c_int * runtime.omp_get_place_num_procs(place))()
+                runtime.omp_get_place_proc_ids(place, cpus)
+                places.append(set(cpus))
+        except (OSError, AttributeError):
+            # Older than places (OpenMP 4.5), or its file was deleted since: it says nothing.
+            continue
+    return places
+
+
+def _mapped_openmp_runtimes() -> list[str]:
+    """The paths of the OpenMP runtimes in this process."""
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
+        fields = [line.rstrip("\n").split(maxsplit=5) for line in maps]
+    paths = {field[5] for field in fields if len(field) == 6}
+    return sorted(p for p in paths if os.path.basename(p).startswith(OPENMP_RUNTIMES))
