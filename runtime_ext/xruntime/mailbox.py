@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The hand-over of work from any thread to one worker, which waits without the interpreter's lock."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+from xruntime.native import library, quick_library
+
+SPIN_US: Final = 50 if len(os.sched_getaffinity(0)) > 1 else 0
+"""How long who waits spins before it sleeps, in microseconds.
+
+Waking a sleeper costs about as much on a virtual machine; where there is one CPU, who spins keeps the
+other from working.
+"""
+
+GRACE_US: Final = 20
+"""How long a worker that has an item waits for its submitter to let go of the interpreter's lock."""
+
+CLOSED: Final = -3
+INTERRUPTED: Final = -4
+"""XK_CLOSED and XK_INTERRUPTED of xkernels.h."""
+
+
+class Mailbox:
+    """Counts the items that were handed to one worker, and those it has done.
+
+    It holds no items: a queue beside it does. Item number t, its ticket, is the t-th post, t >= 1.
+    See xkernels.h, whose functions these are. Raises KernelsUnavailableError where the native library
+    is absent, MemoryError when there is no room.
+    """
+
+    __slots__ = ("_await", "_close", "_destroy", "_handle", "_next", "_post")
+
+    def __init__(self) -> None:
+        waiting, quick = library(), quick_library()
+        self._handle = quick.xk_mailbox_create()
+        if not self._handle:
+            raise MemoryError("there is no memory for a mailbox")
+        self._await = waiting.xk_mailbox_await
+        self._next = waiting.xk_mailbox_next
+        self._post = quick.xk_mailbox_post
+        self._close = quick.xk_mailbox_close
+        self._destroy = quick.xk_mailbox_destroy
+
+    def post(self) -> int:
+        """One item more; returns its ticket, or CLOSED."""
+        ticket: int = self._post(self._handle)
+        return ticket
+
+    def next(self, done: int) -> int:
+        """The worker says that items up to `done` are done, and waits for another.
+
+        Returns how many were posted so far, more than `done`; CLOSED when none will be; INTERRUPTED.
+        """
+        posted: int = self._next(self._handle, done, SPIN_US, GRACE_US)
+        return posted
+
+    def wait(self, ticket: int, timeout_us: int) -> bool:
+        """Whether item `ticket` is done, or was within `timeout_us`; a signal ends the wait early."""
+        result: int = self._await(self._handle, ticket, timeout_us, SPIN_US)
+        return result == 0
+
+    def close(self) -> None:
+        """Take no more posts; the worker still gets those that were made."""
+        self._close(self._handle)
+
+    def __del__(self) -> None:
+        # Whoever waits on a mailbox holds a reference to it, so nobody does.
+        handle = getattr(self, "_handle", None)
+        if handle:
+            self._destroy(handle)

@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A host thread of its own, confined to a pool of CPUs, that does what it is handed, in order.
+
+Life: started in __init__, which returns when the thread is confined or raises what went wrong;
+ended by close(), by the last reference going away, or at the interpreter's exit. What was handed
+over is done first. After fork() a child's first submission starts a thread anew.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextvars
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, NamedTuple, TypeVar
+
+from xruntime.errors import ClosedError, LostInForkError
+from xruntime.mailbox import CLOSED, INTERRUPTED, Mailbox
+from xruntime.modes import Modes, ThreadModes, current_modes
+from xruntime.threads import confine_team, resize_team
+
+T = TypeVar("T")
+
+
+NATIVE_WAIT_US = 1000
+"""How long a result is waited for without Python's own lock, which costs more to be woken by."""
+
+
+class Submission(NamedTuple):
+    """One call, with all that belongs to it; nothing of it is kept elsewhere."""
+
+    future: TaskFuture[Any]
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    modes: Modes
+    context: contextvars.Context
+    after: Callable[[], object] | None = None
+    """What the worker calls next, when the future has what came of the call."""
+
+
+def submission_of(
+    function: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Submission:
+    """A call with a future of its own, the calling thread's modes and a copy of its context."""
+    future: TaskFuture[T] = TaskFuture()
+    return Submission(future, function, args, kwargs, current_modes(), contextvars.copy_context())
+
+
+class TaskFuture(Future[T]):
+    """A concurrent.futures.Future whose result is waited for without the interpreter's lock."""
+
+    line: _Line | None = None
+    """Where its call is queued; None until it is."""
+
+    ticket = 0
+
+    def result(self, timeout: float | None = None) -> T:
+        """The call's result, or its exception raised.
+
+        Raises TimeoutError after `timeout` seconds, CancelledError, and LostInForkError in a forked
+        child that inherited the future.
+        """
+        if self.done() or self._wait(timeout):
+            return super().result(0)
+        return super().result(_left(timeout))
+
+    get = result
+    """The name that Intel's extension for PyTorch gave it."""
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """The call's exception, or None. Raises as `result` does."""
+        if self.done() or self._wait(timeout):
+            return super().exception(0)
+        return super().exception(_left(timeout))
+
+    def _wait(self, timeout_s: float | None) -> bool:
+        """Wait a short while; whether the result is there."""
+        line = self.line
+        if line is None:
+            return False
+        if line.lost:
+            raise LostInForkError(
+                f"process {os.getpid()} waits for a result of its parent's worker: fork() does not"
+                " copy threads. Submit again in this process"
+            )
+        if line.thread is threading.current_thread():
+            raise RuntimeError(
+                "a task waits for the result of a later task of its own worker, which would never"
+                " come. Call the function directly, or use another Task"
+            )
+        # Not to the end: it would not hear of cancel().
+        wait_us = NATIVE_WAIT_US
+        if timeout_s is not None:
+            wait_us = min(wait_us, max(0, int(timeout_s * 1e6)))
+        return line.mailbox.wait(self.ticket, wait_us)
+
+
+def _left(timeout_s: float | None) -> float | None:
+    return None if timeout_s is None else max(0.0, timeout_s - NATIVE_WAIT_US / 1e6)
+
+
+class _Line:
+    """What the submitters and the thread of a worker share. The thread holds it, not the Worker."""
+
+    def __init__(self, cpus: tuple[int, ...], threads: int, pin_workers: bool) -> None:
+        self.cpus = cpus
+        self.threads = threads
+        self.pin_workers = pin_workers
+        self.mailbox = Mailbox()
+        self.submissions: deque[Submission] = deque()
+        self.order = threading.Lock()
+        """Held while a submission is queued, so that queue and tickets agree."""
+        self.lost = False
+        """This is a child of fork(), and the thread is the parent's."""
+        self.started: Future[None] = Future()
+        self.thread = threading.Thread(target=_serve, args=(self,), daemon=True)
+
+
+class Worker:
+    """Runs calls one after another on its own thread, whose team has `threads` threads on `cpus`.
+
+    `cpus` are CPU numbers, all of them allowed; `threads` is at least 1. Raises AffinityRefusedError,
+    SecondRuntimeError or KernelsUnavailableError when the thread cannot be set up.
+    """
+
+    def __init__(
+        self, cpus: Sequence[int], threads: int, *, name: str, pin_workers: bool = False
+    ) -> None:
+        self.cpus = tuple(cpus)
+        self.threads = threads
+        self.pin_workers = pin_workers
+        self.name = name
+        self._closed = False
+        self._begin()
+
+    def submit(
+        self, function: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> TaskFuture[T]:
+        """Hand over a call, with the calling thread's modes and context. Raises ClosedError."""
+        call = submission_of(function, args, kwargs)
+        self.put(call)
+        return call.future
+
+    def put(self, call: Submission) -> None:
+        """Hand over a call that was made before. Raises ClosedError."""
+        line = self._line
+        if line.lost:
+            line = self._begin_again(line)
+        with line.order:
+            line.submissions.append(call)
+            ticket = line.mailbox.post()
+            if ticket == CLOSED:
+                line.submissions.pop()
+        if ticket == CLOSED:
+            raise ClosedError(f"{self.name} is closed and takes no more work")
+        future = call.future
+        # In this order, for a thread that waits reads them in the other.
+        future.ticket, future.line = ticket, line
+
+    @property
+    def pending(self) -> int:
+        """How many submissions no thread has begun."""
+        return len(self._line.submissions)
+
+    def close(self, *, wait: bool = True, cancel_pending: bool = False) -> None:
+        """Take no more work; with `wait`, return when what was handed over is done.
+
+        `cancel_pending` cancels what has not begun. Closing again does nothing.
+        """
+        self._closed = True
+        line = self._line
+        if line.lost:
+            return
+        if cancel_pending:
+            for submission in tuple(line.submissions):
+                submission.future.cancel()
+        line.mailbox.close()
+        if wait and line.thread is not threading.current_thread():
+            line.thread.join()
+
+    def _begin(self) -> None:
+        line = _Line(self.cpus, self.threads, self.pin_workers)
+        line.thread.name = self.name
+        # Before the thread, which looks for itself there when it ends.
+        _lines.add(line)
+        line.thread.start()
+        line.started.result()
+        self._line = line
+        weakref.finalize(self, line.mailbox.close)
+
+    def _begin_again(self, lost: _Line) -> _Line:
+        with _beginning:
+            if self._closed:
+                raise ClosedError(f"{self.name} is closed and takes no more work")
+            if self._line is lost:
+                self._begin()
+            return self._line
+
+
+def _serve(line: _Line) -> None:
+    """The thread: set itself up, then do what comes until the mailbox is closed."""
+    try:
+        resize_team(line.threads)
+        confine_team(line.cpus, pin_workers=line.pin_workers)
+    except BaseException as error:  # noqa: BLE001 - it is raised where the worker was wanted
+        line.started.set_exception(error)
+        return
+    line.started.set_result(None)
+    mailbox, submissions, modes = line.mailbox, line.submissions, ThreadModes()
+    done = 0
+    while (posted := mailbox.next(done)) != CLOSED:
+        if posted != INTERRUPTED:
+            _do(submissions.popleft(), modes)
+            done += 1
+
+
+def _do(call: Submission, modes: ThreadModes) -> None:
+    future, function, args, kwargs, wanted, context, after = call
+    if future.set_running_or_notify_cancel():
+        try:
+            modes.take(wanted)
+            result = context.run(function, *args, **kwargs)
+        except BaseException as error:  # noqa: BLE001 - it belongs to who waits for the result
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+    if after is not None:
+        after()
+    # An exception's traceback holds this frame, which would hold it and the arguments.
+    del future, call, args, kwargs
+
+
+_lines: weakref.WeakSet[_Line] = weakref.WeakSet()
+_beginning = threading.Lock()
+
+
+@atexit.register
+def _finish_all() -> None:
+    # Daemon threads, for otherwise the interpreter would wait for them before it calls this.
+    lines = [line for line in _lines if not line.lost]
+    for line in lines:
+        line.mailbox.close()
+    for line in lines:
+        line.thread.join()
+
+
+def _forget_threads() -> None:
+    global _beginning  # noqa: PLW0603 - it may have been held by a thread that is not here
+    _beginning = threading.Lock()
+    for line in tuple(_lines):
+        line.lost = True
+
+
+os.register_at_fork(after_in_child=_forget_threads)
