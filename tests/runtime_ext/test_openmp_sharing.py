@@ -6,8 +6,6 @@ Each case is a process of its own, since a runtime is chosen once, at its start.
 
 from __future__ import annotations
 
-import ctypes.util
-import importlib.metadata
 import importlib.util
 import json
 import os
@@ -17,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.runtime_ext.runtimes import intel_runtime, llvm_runtime
 
 from xruntime import KernelsUnavailableError
 from xruntime.native import library_path
@@ -53,16 +52,6 @@ for count in (3, 5, 2):
 mapped = sorted(set(re.findall(r"/\\S*/lib(?:gomp|iomp5|omp)[-.]\\S*", open("/proc/self/maps").read())))
 print(json.dumps({"rounds": rounds, "mapped": mapped}))
 """
-
-
-def intel_runtime() -> Path | None:
-    """libiomp5.so of PyPI's intel-openmp, where that is installed."""
-    try:
-        files = importlib.metadata.files("intel-openmp") or []
-    except importlib.metadata.PackageNotFoundError:
-        return None
-    found = [Path(file.locate()).resolve() for file in files if file.name == "libiomp5.so"]
-    return next((path for path in found if path.is_file()), None)
 
 
 def probe(order: str, preload: str | None = None) -> dict:
@@ -113,14 +102,14 @@ def test_libgomp_is_mapped_once_and_shared(order: str) -> None:
 def test_team_is_shared_under_a_preloaded_libiomp5(order: str, needs: Needs) -> None:
     runtime = intel_runtime()
     needs(runtime, "libiomp5.so (PyPI's intel-openmp)")
-    answer = probe(order, preload=str(runtime))
-    assert str(runtime) in answer["mapped"]
+    answer = probe(order, preload=runtime)
+    assert runtime in answer["mapped"]
     assert_one_team(answer)
 
 
 @pytest.mark.parametrize("order", ["library first", "torch first"])
 def test_team_is_shared_under_a_preloaded_libomp(order: str, needs: Needs) -> None:
-    runtime = ctypes.util.find_library("omp")
+    runtime = llvm_runtime()
     needs(runtime, "libomp.so.5 (Debian's libomp5)")
     answer = probe(order, preload=runtime)
     assert any(Path(path).name.startswith("libomp") for path in answer["mapped"])

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""pin: the calling thread and its team on a pool, and everything as before afterwards."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+import torch
+from tests.runtime_ext.threads.teams import Team, read_team
+
+from xruntime import openmp_team
+from xruntime.cpu_pool import CPUPool
+from xruntime.pinning import pin
+
+
+def test_block_runs_on_the_pool_and_is_undone(two: CPUPool, second: CPUPool) -> None:
+    before = read_team()
+    with pin(second) as pool:
+        assert pool is second
+        assert read_team() == Team(1, [second.core_ids])
+    assert read_team() == before
+
+
+def test_every_worker_is_confined_to_the_pool(two: CPUPool) -> None:
+    with pin(two):
+        assert read_team() == Team(2, [two.core_ids, two.core_ids])
+
+
+def test_workers_on_a_cpu_each_leave_the_host_thread_its_mask(two: CPUPool) -> None:
+    with pin(two, pin_workers=True):
+        assert read_team() == Team(2, [two.core_ids, [two.core_ids[1]]])
+
+
+def test_workers_that_are_started_later_do_not_collapse_on_one_cpu(two: CPUPool) -> None:
+    with pin(two, pin_workers=True):
+        torch.set_num_threads(1)
+        read_team()
+        # libgomp has ended the worker; the next ones inherit the host thread's mask.
+        torch.set_num_threads(4)
+        masks = read_team().masks
+        torch.set_num_threads(2)
+    assert len(masks) == 4
+    assert [mask for mask in masks[2:] if mask != two.core_ids] == []
+
+
+def test_nested_pins_each_hold_for_their_block(
+    first: CPUPool, second: CPUPool, two: CPUPool
+) -> None:
+    before = read_team()
+    with pin(first):
+        with pin(two, pin_workers=True):
+            outer = read_team()
+            with pin(second):
+                assert read_team() == Team(1, [second.core_ids])
+            # Each worker is on its own CPU again, not just somewhere in the pool.
+            assert read_team() == outer == Team(2, [two.core_ids, [two.core_ids[1]]])
+        assert read_team() == Team(1, [first.core_ids])
+    assert read_team() == before
+
+
+def test_same_object_inside_itself(second: CPUPool) -> None:
+    pinned = pin(second)
+    before = read_team()
+    with pinned:
+        with pinned:
+            assert read_team() == Team(1, [second.core_ids])
+        assert read_team() == Team(1, [second.core_ids])
+    assert read_team() == before
+
+
+def test_decorator_gives_the_same_result_and_name(second: CPUPool) -> None:
+    model = torch.nn.Linear(64, 64)
+    batch = torch.randn(32, 64)
+
+    @pin(second)
+    def run(batch: torch.Tensor) -> torch.Tensor:
+        """Runs the model."""
+        assert os.sched_getaffinity(0) == set(second.core_ids)
+        return model(batch)
+
+    assert run.__name__ == "run"
+    assert run.__doc__ == "Runs the model."
+    torch.testing.assert_close(run(batch), model(batch))
+
+
+def test_one_decorator_used_by_many_threads_at_once(first: CPUPool, second: CPUPool) -> None:
+    inside = threading.Barrier(8)
+    teams: list[Team] = []
+    after: list[tuple[set[int], int]] = []
+    before = os.sched_getaffinity(0), torch.get_num_threads()
+    pins = [pin(first), pin(second)]
+
+    def work(index: int) -> None:
+        pinned = pins[index % 2]
+
+        @pinned
+        def run() -> None:
+            inside.wait()
+            teams.append(read_team())
+            assert os.sched_getaffinity(0) == set(pinned.pool.core_ids)
+            inside.wait()
+
+        run()
+        after.append((os.sched_getaffinity(0), torch.get_num_threads()))
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    expected = [Team(1, [first.core_ids])] * 4 + [Team(1, [second.core_ids])] * 4
+    assert sorted(teams) == sorted(expected)
+    assert after == [before] * 8
+
+
+def test_exception_passes_and_all_is_restored(second: CPUPool) -> None:
+    before = read_team()
+    with pytest.raises(ZeroDivisionError), pin(second):
+        _ = 1 // 0
+    assert read_team() == before
+
+
+def test_counts_that_the_block_changes_are_restored(two: CPUPool) -> None:
+    before = read_team()
+    with pin(two):
+        torch.set_num_threads(5)
+        assert len(openmp_team().members) == 5
+    assert read_team() == before
+    torch.set_num_threads(before.torch_threads)  # the block's own call leaks into new threads
+
+
+def test_threads_that_the_block_starts_are_on_the_pool(second: CPUPool) -> None:
+    masks: list[set[int]] = []
+    with pin(second):
+        thread = threading.Thread(target=lambda: masks.append(os.sched_getaffinity(0)))
+        thread.start()
+        thread.join()
+    assert masks == [set(second.core_ids)]
+
+
+def test_anything_but_a_pool_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"CPUPool\('0-3'\), and this is \[0, 1\]"):
+        pin([0, 1])  # type: ignore[arg-type]

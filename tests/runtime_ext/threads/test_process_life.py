@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Forks, data loaders and the interpreter's end, each in a process of its own: nothing hangs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+LIMIT_S = 100
+
+PREAMBLE = """
+import os, signal, sys, threading, time
+import torch
+from xruntime.cpu_pool import CPUPool
+from xruntime.errors import LostInForkError
+from xruntime.pinning import pin
+from xruntime.task import Task
+
+cpus = sorted(os.sched_getaffinity(0))[:2]
+pool = CPUPool(cpus)
+
+def mask():
+    return sorted(os.sched_getaffinity(0))
+
+def in_child(act):
+    pid = os.fork()
+    if pid == 0:
+        code = 70
+        try:
+            act()
+            code = 0
+        finally:
+            sys.stdout.flush()
+            os._exit(code)
+    assert os.waitpid(pid, 0)[1] == 0
+"""
+
+
+def run(script: str, *, code: int = 0) -> list[str]:
+    """Run a script after PREAMBLE; its lines of output."""
+    done = subprocess.run(
+        [sys.executable, "-c", PREAMBLE + textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_interpreter_ends_with_tasks_open_and_finishes_their_work() -> None:
+    lines = run("""
+        task = Task(lambda x: (time.sleep(0.01), print("did", x, flush=True)), pool)
+        for x in range(5):
+            task(x)
+        print("end of the script", flush=True)
+    """)
+    assert sorted(lines) == sorted(["end of the script", *(f"did {x}" for x in range(5))])
+    assert lines[-1] == "did 4"
+
+
+def test_interpreter_ends_by_an_exception_with_tasks_open() -> None:
+    run("task = Task(torch.add, pool); task(torch.ones(1), 1); raise SystemExit(7)", code=7)
+
+
+def test_interpreter_ends_with_an_idle_task() -> None:
+    run("task = Task(torch.add, pool)")
+
+
+def test_sys_exit_in_a_thread_that_waits() -> None:
+    lines = run("""
+        task = Task(time.sleep, pool)
+        waiter = threading.Thread(target=lambda: print(task.run_sync(0.2)))
+        waiter.start()
+    """)
+    assert lines == ["None"]
+
+
+def test_ctrl_c_interrupts_a_wait() -> None:
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            PREAMBLE
+            + textwrap.dedent("""
+            release = threading.Event()
+            task = Task(lambda: (print("runs", flush=True), release.wait(60)), pool)
+            try:
+                task.run_sync()
+            except KeyboardInterrupt:
+                print("interrupted", flush=True)
+                release.set()
+            """),
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "runs\n"
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=LIMIT_S)[0] == "interrupted\n"
+        assert process.returncode == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_forked_child_uses_a_task_of_its_parent() -> None:
+    lines = run("""
+        task = Task(lambda x: (x + 1, os.getpid(), mask()), pool)
+        parent = task.run_sync(1)
+        def child():
+            result, pid, cpus_there = task.run_sync(41)
+            assert pid == os.getpid() != parent[1]
+            assert cpus_there == parent[2] == cpus
+            print(result)
+        in_child(child)
+        assert task.run_sync(1) == parent
+    """)
+    assert lines == ["42"]
+
+
+def test_forked_child_is_told_that_a_result_will_not_come() -> None:
+    lines = run("""
+        release = threading.Event()
+        task = Task(lambda: release.wait(60), pool)
+        future = task()
+        def child():
+            try:
+                future.result()
+            except LostInForkError as error:
+                print(error)
+        in_child(child)
+        release.set()
+        assert future.result()
+    """)
+    assert len(lines) == 1
+    assert "fork() does not copy threads. Submit again" in lines[0]
+
+
+def test_fork_while_many_threads_submit() -> None:
+    run("""
+        tasks = [Task(int, pool) for _ in range(4)]
+        stop = threading.Event()
+        def submit(task):
+            while not stop.is_set():
+                task.run_sync()
+        threads = [threading.Thread(target=submit, args=(task,)) for task in tasks]
+        for thread in threads:
+            thread.start()
+        for _ in range(20):
+            in_child(lambda: [task.run_sync() for task in tasks])
+        stop.set()
+        for thread in threads:
+            thread.join()
+    """)
+
+
+def test_forked_child_may_end_by_exit_handlers() -> None:
+    lines = run("""
+        task = Task(int, pool)
+        task.run_sync()
+        pid = os.fork()
+        print("both", flush=True)
+        if pid:
+            assert os.waitpid(pid, 0)[1] == 0
+    """)
+    assert lines == ["both", "both"]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_data_loader_workers_have_all_cpus(method: str, tmp_path) -> None:
+    """Workers started while pins and tasks are about run where the process may, not on a pool."""
+    script = tmp_path / "loader.py"
+    script.write_text(
+        PREAMBLE
+        + textwrap.dedent(f"""
+        class Masks(torch.utils.data.Dataset):
+            def __len__(self):
+                return 4
+            def __getitem__(self, index):
+                return torch.tensor(mask())
+
+        if __name__ == "__main__":
+            before = mask()
+            with Task(torch.add, CPUPool(cpus[1:])) as task, pin(CPUPool(cpus[1:])):
+                torch.ones(1 << 17).add_(1)
+            task = Task(lambda x: x.sum().item(), pool)
+            loader = torch.utils.data.DataLoader(
+                Masks(), num_workers=2, multiprocessing_context={method!r}
+            )
+            for seen in loader:
+                assert seen[0].tolist() == before, seen
+                task.run_sync(torch.ones(1 << 17))
+        """)
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        env=os.environ | {"PYTHONWARNINGS": "ignore"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
