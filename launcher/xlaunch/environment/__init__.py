@@ -14,7 +14,13 @@ from xlaunch.environment.prefix import interpreter_of, prefix_of
 from xlaunch.environment.program import Program, resolve_program
 from xlaunch.environment.substitution import own_program, with_own_variables
 from xlaunch.environment.threads import Installed, find_installed, thread_settings
-from xlaunch.environment.variables import Setting, choose_settings, instance_variables
+from xlaunch.environment.variables import (
+    Outside,
+    Setting,
+    choose_settings,
+    instance_variables,
+    split_inherited,
+)
 from xlaunch.planning.plan import Plan
 
 __all__ = ["Environment", "Program", "Setting", "prepare_environment"]
@@ -38,10 +44,14 @@ def prepare_environment(
     """Find the program of `plan` and choose the variables of every instance.
 
     `inherited` is the environment to start from, as a rule `os.environ`. `make_folders`: make those
-    that variables name, as a launch needs it and a plan does not.
+    that variables name, as a launch needs it and a plan does not. What a launcher outside has set is
+    chosen anew.
     Raises what `resolve_program` raises, and `UsageError` for a profile that cannot be had.
     """
     request = plan.request
+    outside = split_inherited(inherited)
+    inherited = outside.users_own
+    plan = plan._replace(memory_share_bytes=_share_inside(plan, outside))
     program = resolve_program(request, inherited)
     warnings: list[str] = []
     given = {**inherited, **dict(request.env)}
@@ -49,7 +59,7 @@ def prepare_environment(
     prefix = None if interpreter is None else prefix_of(interpreter)
     mode, glibc = system_mode(), glibc_version()
     profile = choose_profile(request.allocator, glibc=glibc)
-    openmp = choose_openmp(request.omp, plan, program, given)
+    openmp = choose_openmp(request.omp, plan, program, given, outside=outside.chosen)
     warnings += openmp.warnings
     proposals = [
         *openmp.proposals,
@@ -90,6 +100,8 @@ def prepare_environment(
     if interpreter is not None and prefix is not None:
         installed = find_installed(prefix, interpreter)
     piped = (plan.relayed and not request.pty) or request.log_dir is not None
+    # One instance that is not relayed writes to where this process writes.
+    piped |= "PYTHONUNBUFFERED" in outside.chosen and not request.pty
     programs, settings, variables = [], [], []
     for instance in plan.instances:
         own = with_own_variables(plan, instance)
@@ -102,3 +114,11 @@ def prepare_environment(
     warning = page_warning(request.thp, mode)
     warnings += [warning] if warning is not None else []
     return Environment(program, tuple(programs), tuple(settings), tuple(variables), tuple(warnings))
+
+
+def _share_inside(plan: Plan, outside: Outside) -> int | None:
+    """Each instance's memory: an equal part of the machine's, and of that of an instance around."""
+    if outside.memory_share_bytes is None:
+        return plan.memory_share_bytes
+    share = outside.memory_share_bytes // plan.count
+    return share if plan.memory_share_bytes is None else min(share, plan.memory_share_bytes)

@@ -113,12 +113,17 @@ class OpenMPChoice(NamedTuple):
 
 
 def choose_openmp(
-    asked: str, plan: Plan, program: Program, environment: Mapping[str, str]
+    asked: str,
+    plan: Plan,
+    program: Program,
+    environment: Mapping[str, str],
+    *,
+    outside: Mapping[str, str] | None = None,
 ) -> OpenMPChoice:
     """The variables and the runtime that `--omp` `asked` asks for.
 
     `environment` is what the program inherits; a runtime that its LD_PRELOAD names stays the only
-    one. Raises `UsageError` when a runtime was asked for that cannot be had.
+    one. `outside`: what a launcher outside of this one has set. Raises `UsageError` when a runtime was asked for that cannot be had.
     """
     profile = PROFILES.get(asked)
     if profile is None and "/" not in asked:
@@ -131,7 +136,7 @@ def choose_openmp(
     if profile is None or profile.library is not None:
         profile, library, warnings = _runtime(asked, program, environment)
     warnings += _warn_of_binding(profile, environment)
-    why_passive = _why_passive(plan)
+    why_passive = _why_passive(plan, outside or {})
     if why_passive is None:
         variables, reason = profile.settings, f"OpenMP {profile.name}: {profile.reason}"
     else:
@@ -144,7 +149,7 @@ def choose_openmp(
     return OpenMPChoice(proposals, library, why, warnings)
 
 
-def _why_passive(plan: Plan) -> str | None:
+def _why_passive(plan: Plan, outside: Mapping[str, str]) -> str | None:
     """Why threads that wait should sleep at once; None where they may spin."""
     if plan.cpu_quota is not None:
         return f"threads that spin while they wait use up the CPU quota of {plan.cpu_quota:g}"
@@ -153,6 +158,8 @@ def _why_passive(plan: Plan) -> str | None:
     unseen = len(instances) < plan.count and plan.request.oversubscribe
     if unseen or sum([instance.threads for instance in instances]) > len(cpus):
         return "CPUs are shared: a thread that spins keeps others from what it waits for"
+    if dict(PASSIVE).items() <= outside.items():
+        return "the launcher outside lets instances share these CPUs, or has a CPU quota"
     return None
 
 

@@ -14,9 +14,18 @@ OPTION_PREFIX = "XLAUNCH_OPT_"
 """Options of this launcher come from such variables; its instances do not inherit them."""
 
 OURS = "XLAUNCH_SET"
-"""Lists what a launcher set, so that a launcher inside an instance can tell it from the user's."""
+"""Lists what a launcher set, so that a launcher inside an instance can tell it from the user's.
+
+**Ex.:** ``OMP_NUM_THREADS=4``; with what was there before where ours is made of it, an LD_PRELOAD of
+``/a/mine.so`` and jemalloc: ``LD_PRELOAD=/a/mine.so:/b/libjemalloc.so`` `_BEFORE` ``/a/mine.so``."""
+
+MEMORY = "XLAUNCH_INSTANCE_MEMORY_BYTES"
+"""An instance's equal share of the memory, which a launcher inside it divides further."""
 
 _SEPARATOR = "\x1f"
+_BEFORE = "\x1e"
+_MOST_DIGITS = 20
+"""Of a number of bytes; a longer one says nothing."""
 
 
 class Setting(NamedTuple):
@@ -39,6 +48,39 @@ class Proposal(NamedTuple):
     """The value holds the user's own already, and replaces it."""
 
 
+class Outside(NamedTuple):
+    """The environment that a launcher starts from, and what one outside of it has left there."""
+
+    users_own: dict[str, str]
+    """Without what the launcher outside set, unless it was changed since."""
+    chosen: dict[str, str]
+    """What it set and nobody changed."""
+    memory_share_bytes: int | None
+    """What the instance that this launcher runs in has of the memory; None: not known, or in none."""
+
+
+def split_inherited(inherited: Mapping[str, str]) -> Outside:
+    """Tell the user's own variables from those that a launcher outside set.
+
+    A variable counts as set by it while it has the very value that `OURS` lists. Where that value
+    was made of one of the user's, as LD_PRELOAD and GLIBC_TUNABLES are, the user's comes back.
+    """
+    users_own, chosen = dict(inherited), dict[str, str]()
+    digits = users_own.get(MEMORY, "") if OURS in users_own else ""
+    known = digits.isascii() and digits.isdigit() and len(digits) <= _MOST_DIGITS
+    for entry in users_own.pop(OURS, "").split(_SEPARATOR):
+        name, equals, values = entry.partition("=")
+        value, made_of_another, before = values.partition(_BEFORE)
+        if not equals or users_own.get(name) != value:
+            continue
+        chosen[name] = value
+        if made_of_another:
+            users_own[name] = before
+        else:
+            del users_own[name]
+    return Outside(users_own, chosen, int(digits) if known else None)
+
+
 def choose_settings(
     plan: Plan,
     instance: Instance,
@@ -49,16 +91,15 @@ def choose_settings(
 ) -> tuple[Setting, ...]:
     """The variables that running `instance` well takes, over what it inherits.
 
-    `proposals` come from the concerns that treat all instances alike. `piped`: its output goes
-    through a pipe or into a log file.
+    `inherited` is the user's own (see `split_inherited`). `proposals` come from the concerns that
+    treat all instances alike. `piped`: its output goes through a pipe or into a log file.
     """
-    ours = _set_by_outer_launcher(inherited)
     asked = dict(plan.request.env)
     settings: list[Setting] = []
 
     def choose(name: str, value: str, reason: str, *, merged: bool = False) -> None:
         own = asked.get(name, inherited.get(name))
-        if not merged and own is not None and (name in asked or ours.get(name) != own):
+        if not merged and own is not None:
             reason = "already set" if own == value else f"already set; not changed to {value}"
             settings.append(Setting(name, own, reason, users_own=True))
         else:
@@ -79,23 +120,31 @@ def choose_settings(
 def instance_variables(
     plan: Plan, instance: Instance, settings: tuple[Setting, ...], inherited: Mapping[str, str]
 ) -> dict[str, str]:
-    """The whole environment of an instance."""
+    """The whole environment of an instance. `inherited` is the user's own."""
     variables = {
         name: value for name, value in inherited.items() if not name.startswith(OPTION_PREFIX)
     }
+    asked = dict(plan.request.env)
     chosen = [setting for setting in settings if not setting.users_own]
     variables.update((setting.name, setting.value) for setting in chosen)
-    variables[OURS] = _SEPARATOR.join(f"{setting.name}={setting.value}" for setting in chosen)
+    before = {**inherited, **asked}
+    entries = [_entry(setting, before.get(setting.name)) for setting in chosen]
+    variables[OURS] = _SEPARATOR.join([entry for entry in entries if entry is not None])
     variables["XLAUNCH_INSTANCE_INDEX"] = str(instance.index)
     variables["XLAUNCH_INSTANCE_COUNT"] = str(plan.count)
     variables["XLAUNCH_INSTANCE_CPUS"] = format_cpu_list(instance.cpus)
     variables["XLAUNCH_INSTANCE_NODES"] = format_cpu_list(instance.nodes)
+    if plan.memory_share_bytes is not None:
+        variables[MEMORY] = str(plan.memory_share_bytes)
     # What was made of a value of the user's (LD_PRELOAD) holds that value.
     names = {setting.name for setting in chosen}
-    variables.update((name, value) for name, value in plan.request.env if name not in names)
+    variables.update((name, value) for name, value in asked.items() if name not in names)
     return variables
 
 
-def _set_by_outer_launcher(inherited: Mapping[str, str]) -> dict[str, str]:
-    entries = inherited.get(OURS, "").split(_SEPARATOR)
-    return dict(entry.split("=", 1) for entry in entries if "=" in entry)
+def _entry(setting: Setting, before: str | None) -> str | None:
+    """`setting` as `OURS` lists it; None where its separators stand in the values themselves."""
+    parts = [f"{setting.name}={setting.value}", *([] if before is None else [before])]
+    if any(mark in part for part in parts for mark in (_SEPARATOR, _BEFORE)):
+        return None
+    return _BEFORE.join(parts)

@@ -9,11 +9,13 @@ from hypothesis import strategies as st
 
 from launcher.planning.shapes import make_machine
 from xlaunch.environment.variables import (
+    MEMORY,
     OURS,
     Proposal,
     Setting,
     choose_settings,
     instance_variables,
+    split_inherited,
 )
 from xlaunch.planning import Plan, Request, plan
 
@@ -31,18 +33,21 @@ def planned(**request: object) -> Plan:
 def chosen(
     inherited: dict[str, str], made: Plan | None = None, *, piped: bool = False
 ) -> dict[str, Setting]:
-    made = made or planned()
-    settings = choose_settings(made, made.instances[0], inherited, [WANTED], piped=piped)
+    made, own = made or planned(), split_inherited(inherited).users_own
+    settings = choose_settings(made, made.instances[0], own, [WANTED], piped=piped)
     return {setting.name: setting for setting in settings}
 
 
 def variables(
-    inherited: dict[str, str], made: Plan | None = None, index: int = 0
+    inherited: dict[str, str],
+    made: Plan | None = None,
+    index: int = 0,
+    proposals: tuple[Proposal, ...] = (),
 ) -> dict[str, str]:
-    made = made or planned()
+    made, own = made or planned(), split_inherited(inherited).users_own
     instance = made.instances[index]
-    settings = choose_settings(made, instance, inherited, [WANTED], piped=False)
-    return instance_variables(made, instance, settings, inherited)
+    settings = choose_settings(made, instance, own, [WANTED, *proposals], piped=False)
+    return instance_variables(made, instance, settings, own)
 
 
 def test_threads_of_the_instance():
@@ -104,6 +109,41 @@ def test_launcher_inside_keeps_what_the_user_chose():
     assert chosen(variables({}, made))[OMP].users_own
     changed_between = variables({}) | {OMP: "5"}
     assert chosen(changed_between)[OMP] == (OMP, "5", "already set; not changed to 4", True)
+
+
+@pytest.mark.parametrize("own", [None, "", "/mine.so", "a=b:c"])
+@pytest.mark.parametrize("asked", [False, True])
+def test_value_that_was_made_of_the_user_s_gives_it_back(own: str | None, asked: bool):
+    given = {} if own is None else {"LIST": own}
+    made = planned(env=tuple(given.items())) if asked else None
+    inherited = {"HOME": "/root"} if asked else {"HOME": "/root", **given}
+    ours = Proposal("LIST", f"{own or ''}:/ours.so", "made of both", merged=True)
+    outer = variables(inherited, made, proposals=(ours,))
+    assert outer["LIST"] == ours.value
+    split = split_inherited(outer)
+    assert split.users_own.get("LIST") == own
+    assert split.chosen == {OMP: "4", "CACHE": "ours", "LIST": ours.value}
+    assert OURS not in split.users_own
+    changed = split_inherited(outer | {"LIST": f"/new.so:{ours.value}"})
+    assert changed.users_own["LIST"] == f"/new.so:{ours.value}"
+    assert "LIST" not in changed.chosen
+
+
+@pytest.mark.parametrize("own", ["a\x1fb", "a\x1eb"])
+def test_value_that_cannot_be_listed_is_the_user_s_from_then_on(own: str):
+    ours = Proposal("LIST", f"{own}:/ours.so", "made of both", merged=True)
+    outer = variables({"LIST": own}, proposals=(ours,))
+    assert split_inherited(outer).users_own["LIST"] == ours.value
+    assert split_inherited(outer).chosen.keys() == {OMP, "CACHE"}
+
+
+@pytest.mark.parametrize(
+    ("text", "share"),
+    [("8589934592", 8 << 30), ("0", 0), ("", None), ("-1", None), ("1e9", None), ("9" * 99, None)],
+)
+def test_share_of_the_memory_is_that_of_the_instance_around(text: str, share: int | None):
+    assert split_inherited({OURS: "", MEMORY: text}).memory_share_bytes == share
+    assert split_inherited({MEMORY: text}).memory_share_bytes is None
 
 
 @given(st.text(alphabet="=\x1f:,A1 ", max_size=12) | st.text(max_size=8))
