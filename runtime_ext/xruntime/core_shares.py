@@ -66,10 +66,11 @@ def _counts_that_fill(cores: Sequence[int], count: int, size: int) -> list[int] 
     spare = count - sum(fewest)
     if spare < 0 or sum(most) < count or any(f > m for f, m in zip(fewest, most, strict=True)):
         return None
-    counts = []
-    for few, many in zip(fewest, most, strict=True):
-        more = min(spare, many - few)
-        counts.append(few + more)
+    # The last domains hold more and smaller parts: the larger ones come first.
+    counts = list(fewest)
+    for index in reversed(range(len(counts))):
+        more = min(spare, most[index] - fewest[index])
+        counts[index] += more
         spare -= more
     return counts
 
