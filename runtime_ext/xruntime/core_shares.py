@@ -12,7 +12,7 @@ pool, which always can. Within domains that hold smaller ones the best of four s
 
 Tests compare with brute force. On machines whose domains of a level are of one size nothing crosses
 less; an irregular machine or mask can cost a crossing more than the best, as in the launcher: one of
-several hundred small machines made up at random, and there an L3 crossing.
+some 250 small irregular machines made up at random, and there an L3 crossing.
 """
 
 from __future__ import annotations
