@@ -44,3 +44,55 @@ class InterpreterLockWarning(UserWarning):
 
 class CPUPoolError(UsageError, ValueError):
     """CPUs that cannot be had, or a question that a pool of CPUs cannot answer."""
+
+
+class SampleError(XLaunchError, TypeError):
+    """What was given as a sample of a stream's input does not say how the module is called."""
+
+
+class CompilationError(XLaunchError, RuntimeError):
+    """A module cannot be compiled for streams, or computes something else when it is compiled."""
+
+
+class ThreadCountError(XLaunchError, ValueError):
+    """A number of threads that cannot be had, or that compiled code was not made for."""
+
+
+class PackageError(XLaunchError, RuntimeError):
+    """A file is no package of compiled code that this process may, or can, load and run."""
+
+
+class PackageInputError(PackageError, ValueError):
+    """A call does not fit the arguments that a package was compiled for."""
+
+
+class AllocatorError(UsageError):
+    """What was asked of the memory allocator cannot be done."""
+
+
+class AllocatorUnsupportedError(AllocatorError):
+    """The allocator that serves this process has no such thing, or was built without it."""
+
+
+class AllocatorMemoryError(AllocatorError, MemoryError):
+    """The allocator is out of memory, or out of arenas."""
+
+
+class UnknownSettingError(AllocatorError, LookupError):
+    """The allocator has no setting of that name."""
+
+
+class ReadOnlySettingError(AllocatorError):
+    """A setting of the allocator cannot be changed, or not any more, or cannot be read."""
+
+
+class SettingTypeError(AllocatorError, TypeError):
+    """A setting of the allocator takes values of another type."""
+
+
+class SettingValueError(AllocatorError, ValueError):
+    """A setting of the allocator does not take that value."""
+
+
+class ArenaInUseError(AllocatorError):
+    """An arena cannot be destroyed: blocks of it are in use, or threads are set to it."""

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asks the dynamic loader which loaded file defines a function, and for functions of that file.
+
+LD_PRELOAD tells what was wished for; only the loader tells what came of it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+Function = Callable[..., Any]
+Prototype = Callable[[int], Function]
+"""What ctypes.CFUNCTYPE gives: it makes a function of an address."""
+
+PROGRAM = "/proc/self/exe"
+
+RTLD_DEFAULT = None
+RTLD_DL_SYMENT = 1
+"""dladdr1's request for the entry of the symbol table, see dlfcn.h of glibc."""
+
+_DLSYM = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)
+
+
+class _Found(ctypes.Structure):
+    """Dl_info of dlfcn.h."""
+
+    _fields_ = (
+        ("file", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("symbol", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    )
+
+
+class _ProgramHeaders(ctypes.Structure):
+    """The beginning of struct dl_phdr_info of link.h."""
+
+    _fields_ = (("base", ctypes.c_void_p), ("name", ctypes.c_char_p))
+
+
+_DLADDR = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(_Found))
+_DLADDR1 = ctypes.CFUNCTYPE(
+    ctypes.c_int,
+    ctypes.c_void_p,
+    ctypes.POINTER(_Found),
+    ctypes.POINTER(ctypes.c_void_p),
+    ctypes.c_int,
+)
+_VISIT = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.POINTER(_ProgramHeaders), ctypes.c_size_t, ctypes.c_void_p
+)
+_ITERATE = ctypes.CFUNCTYPE(ctypes.c_int, _VISIT, ctypes.c_void_p)
+
+
+class LoadedFile(NamedTuple):
+    """A program or library of this process, found by a function that it defines.
+
+    **Ex.:** ``LoadedFile(name="/lib/x86_64-linux-gnu/libc.so.6", base=139872, path="/usr/lib/...")``
+    """
+
+    name: str
+    """As the loader calls it; for the program what it was started as."""
+
+    base: int
+    """The address at which it begins."""
+
+    path: str
+    """The file, links resolved. ``... (deleted)``: it was removed or replaced since."""
+
+    @property
+    def is_program(self) -> bool:
+        """Whether it is the main executable, not a library."""
+        try:
+            return os.readlink(PROGRAM) == self.path
+        except OSError:
+            return False
+
+    def address_of(self, symbol: str) -> int | None:
+        """Where this file itself defines `symbol`; None where it does not, or does not export it."""
+        try:
+            # Only the files that it depends on are looked at besides, see dlsym(3).
+            handle = ctypes.CDLL(None if self.is_program else self.name, mode=os.RTLD_NOLOAD)
+        except OSError:
+            return None
+        address = _dlsym()(handle._handle, symbol.encode())  # noqa: SLF001 - ctypes' documented way is none
+        if address is None:
+            return None
+        found = _dladdr(address)
+        return address if found is not None and found.base == self.base else None
+
+    def function(self, symbol: str, prototype: Prototype) -> Function | None:
+        """`symbol` of this file, as a function of that type; None where it is not defined."""
+        address = self.address_of(symbol)
+        return None if address is None else prototype(address)
+
+
+def file_in_use(symbol: str) -> LoadedFile | None:
+    """The file whose `symbol` serves this process: the first in the loader's order that defines it."""
+    address = _dlsym()(RTLD_DEFAULT, symbol.encode())
+    if address is None:
+        return None
+    if _is_only_a_reference(address):
+        # A program that is linked to a fixed address and compares or passes on the function's address
+        # has an entry of that name without being its home: the entry jumps there.
+        address = _first_definition(symbol)
+        if address is None:
+            return None
+    found = _dladdr(address)
+    if found is None:
+        return None
+    name = os.fsdecode(found.file or b"")
+    return LoadedFile(name, found.base or 0, _mapped_at(address) or os.path.realpath(name))
+
+
+@functools.cache
+def _dlsym() -> Function:
+    return _DLSYM(_address_in_libc("dlsym"))
+
+
+@functools.cache
+def _address_in_libc(symbol: str) -> int:
+    """These functions, which glibc kept in libdl until 2.34; Python is linked to both."""
+    return ctypes.cast(getattr(ctypes.CDLL(None), symbol), ctypes.c_void_p).value or 0
+
+
+def _dladdr(address: int) -> _Found | None:
+    found = _Found()
+    ask = _DLADDR(_address_in_libc("dladdr"))
+    return found if ask(address, ctypes.byref(found)) else None
+
+
+def _is_only_a_reference(address: int) -> bool:
+    """Whether the symbol at `address` is undefined in its file: st_shndx is SHN_UNDEF, elf(5).
+
+    musl has no dladdr1, and its dlsym never answers with a reference.
+    """
+    try:
+        ask = _DLADDR1(_address_in_libc("dladdr1"))
+    except AttributeError:
+        return False
+    found = _Found()
+    entry = ctypes.c_void_p()
+    if not ask(address, ctypes.byref(found), ctypes.byref(entry), RTLD_DL_SYMENT):
+        return False
+    if not entry.value or found.address != address:
+        return False
+    offset = 6 if ctypes.sizeof(ctypes.c_void_p) == 8 else 14
+    return ctypes.c_uint16.from_address(entry.value + offset).value == 0
+
+
+def _first_definition(symbol: str) -> int | None:
+    for name in _loaded_names():
+        try:
+            handle = ctypes.CDLL(name, mode=os.RTLD_NOLOAD)
+        except OSError:
+            continue
+        address = _dlsym()(handle._handle, symbol.encode())  # noqa: SLF001
+        if address is None or _is_only_a_reference(address):
+            continue
+        found = _dladdr(address)
+        if found is not None and os.fsdecode(found.file or b"") == name:
+            return int(address)
+    return None
+
+
+def _loaded_names() -> list[str]:
+    """The libraries in the order in which the loader searches them: preloaded ones come first."""
+    names: list[str] = []
+
+    def visit(headers: ctypes._Pointer[_ProgramHeaders], _size: int, _data: int) -> int:
+        name = headers.contents.name
+        if name:  # the program itself has none
+            names.append(os.fsdecode(name))
+        return 0
+
+    _ITERATE(_address_in_libc("dl_iterate_phdr"))(_VISIT(visit), None)
+    return names
+
+
+def _mapped_at(address: int) -> str | None:
+    """The file that the kernel has mapped at `address`, see proc_pid_maps(5)."""
+    try:
+        with open("/proc/self/maps", "rb") as maps:
+            for line in maps:
+                fields = line.rstrip(b"\n").split(None, 5)
+                begin, _, end = fields[0].partition(b"-")
+                if int(begin, 16) <= address < int(end, 16):
+                    return os.fsdecode(fields[5]) if len(fields) > 5 else None
+    except OSError:
+        return None
+    return None
