@@ -158,10 +158,12 @@ def _place(
     placed: list[list[Core]] = []
     while len(placed) < len(layout.sizes):
         count = min(unreserved // size, len(layout.sizes) - len(placed))
-        placed += place_instances(cores, count=count, size=size, place=request.place)
-        if request.reserve:
-            used = {core.cpus[0] for slot in placed for core in slot}
+        slots = place_instances(cores, count=count, size=size, place=request.place)
+        if request.reserve and not placed:
+            # What the first round has left is what stays free.
+            used = {core.cpus[0] for slot in slots for core in slot}
             cores = [core for core in cores if core.cpus[0] in used]
+        placed += slots
     return placed
 
 

@@ -61,6 +61,8 @@ UNHAVABLE = [
     ("--instances", "2", "--ncores", "524288"),
     ("--instances", "max", "--ncores", "1048576"),
     ("--ncores", "max", "--instances", "1048576"),
+    ("--instances", "1048576", "--oversubscribe"),
+    ("--ncores", "1048576", "--oversubscribe"),
     ("--reserve", "1048576"),
     ("--instance-index", "1"),
     ("--instance-index", "0-1048575"),

@@ -338,6 +338,26 @@ class TestOversubscription:
     def test_what_fits_is_not_shared(self) -> None:
         assert masks(Request(instances=2, oversubscribe=True), TWO_SOCKETS) == ["0-7", "8-15"]
 
+    def test_most_threads_of_a_core(self) -> None:
+        one, two = make_machine(packages=(1,)), make_machine(packages=(2,))
+        most = plan(Request(instances=2048, oversubscribe=True), two)
+        assert [i.cpus for i in most.instances] == [(0,), (1,)] * 1024
+        assert plan(Request(ncores=1024, oversubscribe=True), one).instances[0].threads == 1024
+        assert error(Request(instances=1 << 20, oversubscribe=True), two) == (
+            "1048576 instances x 1 core: 1048576 threads on 2 cores; "
+            "--oversubscribe takes at most 1024 for each core, 2048 here"
+        )
+        assert error(Request(instances=5, ncores=205, oversubscribe=True), one) == (
+            "5 instances x 205 cores: 1025 threads on 1 core; "
+            "--oversubscribe takes at most 1024 for each core"
+        )
+
+    def test_rounds_with_a_reserve_are_alike(self) -> None:
+        machine = make_machine(packages=(4, 4), nodes=(4, 4))
+        request = Request(instances=1024, ncores=3, reserve=2, oversubscribe=True)
+        assert masks(request, machine) == ["0-2", "4-6"] * 512
+        assert plan(request, machine).idle_cpus == (3, 7)
+
     def test_reserved_cores_stay_free(self) -> None:
         machine = make_machine(packages=(2, 2), l3=(2, 2))
         request = Request(instances=4, ncores=1, reserve=1, oversubscribe=True, place=Place.SCATTER)
