@@ -28,6 +28,8 @@ ANSWER_TIMEOUT_S = 120.0
 LIFETIME_S = 1800
 """QEMU is ended after this time, even if nobody is left to end it."""
 GROUPS = "/sys/fs/cgroup"
+USER_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+"""Looked up when this is imported: tests have a cache of their own, without the kernel."""
 
 
 class Shape(NamedTuple):
@@ -215,6 +217,5 @@ def find_kernel() -> Path | None:
     """The kernel that $XLAUNCH_GUEST_KERNEL names, or the latest that fetch_kernel has fetched."""
     if named := os.environ.get("XLAUNCH_GUEST_KERNEL"):
         return Path(named)
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    fetched = cache.glob("xlaunch/guests/boot/vmlinuz-*")
+    fetched = USER_CACHE.glob("xlaunch/guests/boot/vmlinuz-*")
     return max(fetched, key=lambda path: path.stat().st_mtime, default=None)
