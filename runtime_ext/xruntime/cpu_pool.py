@@ -378,8 +378,11 @@ def get_core_list_of_node_id(node_id: int) -> list[int]:
 
 
 def get_default_num_streams(cpu_pool: CPUPool) -> int:
-    """As many streams as `cpu_pool` has cores."""
-    return _checked_pool(cpu_pool).core_count
+    """As many streams as `cpu_pool` has cores, or as a CPU quota gives the time of, rounded down."""
+    pool = _checked_pool(cpu_pool)
+    quota = pool.machine.limits.cpu_quota
+    # With one stream more than that, all of them would be stopped in every period.
+    return pool.core_count if quota is None else min(pool.core_count, max(1, int(quota)))
 
 
 def is_runtime_ext_enabled() -> bool:

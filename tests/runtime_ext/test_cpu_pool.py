@@ -372,6 +372,10 @@ class TestGroups:
     def test_a_stream_for_each_core(self) -> None:
         assert get_default_num_streams(pool()) == 8
         assert get_default_num_streams(pool("0-3,8")) == 4
+        limited = make_machine(packages=(4,), quota=2.5)
+        assert get_default_num_streams(CPUPool(machine=limited)) == 2
+        barely = make_machine(packages=(4,), quota=0.5)
+        assert get_default_num_streams(CPUPool(machine=barely)) == 1
         assert "'0-3' is no CPUPool; write CPUPool('0-3')" in error(
             lambda: get_default_num_streams("0-3")
         )

@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A module whose batches are split over streams, on one copy of the weights.
+
+model = MultiStreamModule(compiled, num_streams=16, cpu_pool=CPUPool(node=0))
+output = model(batch)                   # split over 16 streams, joined again
+for answer in model.map(requests): ...  # or a whole request a stream
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, Final, Self
+
+import torch
+
+from xruntime.cpu_pool import CPUPool, get_default_num_streams
+from xruntime.errors import InterpreterLockWarning, StreamCountError
+from xruntime.streams.batches import count_items, even_sizes, join, split
+from xruntime.streams.compiled import CompiledForStreams, kind_of
+from xruntime.streams.counts import Measured, StreamCountSearch, counts_to_try
+from xruntime.streams.hints import MultiStreamModuleHint
+from xruntime.streams.workers import QUEUE_LENGTH, Streams
+
+AUTO: Final = "auto"
+
+
+class MultiStreamModule(torch.nn.Module):
+    """Splits each batch over streams, calls `model` in each with its part, joins the results.
+
+    A stream is a host thread with an OpenMP team of its own on its share of `cpu_pool` (None: one CPU
+    of each core that this process may use). It is re-entrant and thread-safe, and keeps no batch.
+
+    num_streams
+        A number, or "auto": the first batches try out several numbers, the fastest is kept, and
+        `describe()` tells what was seen. More streams than cores become one a core, with a warning;
+        `oversubscribe` allows them. Streams have the same number of cores; where that leaves some
+        over, the first streams have one more, except for modules that were compiled for a number.
+    concat_output
+        False: return the list of the parts' outputs instead of joining them.
+    input_split_hint, output_concat_hint
+        Which dimension of which tensor is the batch (see MultiStreamModuleHint). None: the first of
+        every tensor.
+    pin_workers
+        Run each worker of a stream's team on one CPU.
+    queue_length
+        How many calls of `submit` and `map` wait for each stream before their caller does.
+
+    Grad, inference and autocast modes of the caller hold in the streams. An eager module is right,
+    but its streams wait for each other in Python: one InterpreterLockWarning says so and names the
+    remedy, `compile_for_streams`.
+
+    Raises StreamCountError for a number that cannot be had, TypeError for a model that cannot be called.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        num_streams: int | str = AUTO,
+        cpu_pool: CPUPool | None = None,
+        concat_output: bool = True,
+        input_split_hint: MultiStreamModuleHint | None = None,
+        output_concat_hint: MultiStreamModuleHint | None = None,
+        *,
+        pin_workers: bool = False,
+        oversubscribe: bool = False,
+        queue_length: int = QUEUE_LENGTH,
+    ) -> None:
+        super().__init__()
+        if not callable(model):
+            raise TypeError(
+                f"MultiStreamModule needs a module that can be called, not {type(model).__name__}"
+            )
+        _check_hint("input_split_hint", input_split_hint)
+        _check_hint("output_concat_hint", output_concat_hint)
+        self.model = model
+        self.cpu_pool = CPUPool(smt=False) if cpu_pool is None else cpu_pool
+        self.concat_output = concat_output
+        self.input_split_hint = input_split_hint
+        self.output_concat_hint = output_concat_hint
+        self._kind = kind_of(model)
+        self._pin_workers = pin_workers
+        self._queue_length = queue_length
+        self._oversubscribe = oversubscribe
+        self._deciding = threading.RLock()
+        """Held while batches are measured."""
+        self._search: StreamCountSearch | None = None
+        self._seen: tuple[Measured, ...] = ()
+        count = self._checked_count(num_streams)
+        self._warn_of_the_lock(count)
+        self._streams = self._start(count)
+
+    @property
+    def num_streams(self) -> int:
+        """How many streams there are; under "auto", how many the next batch is tried on."""
+        return len(self._streams)
+
+    def get_stream_number(self) -> int:
+        """The same, under the name that Intel's extension for PyTorch gave it."""
+        return self.num_streams
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model on all streams with the parts of the arguments; its outputs, joined.
+
+        A batch with fewer items than streams uses that many streams. An exception of a stream is
+        raised when all have ended.
+        """
+        if self._search is not None:
+            with self._deciding:
+                if self._search is not None:
+                    return self._measured_call(self._search, args, kwargs)
+        return self._call(self._streams, args, kwargs)
+
+    def submit(self, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Call the model with these arguments, whole, on the next free stream.
+
+        Returns a future at once, or when the queue has room. Raises ClosedError.
+        """
+        return self._streams.submit(*args, **kwargs)
+
+    def map(self, calls: Iterable[Any]) -> Iterator[Any]:
+        """Call the model with each item of `calls`, whole, on all streams; yield results in order."""
+        return self._streams.map(calls)
+
+    def close(self) -> None:
+        """Take no more calls; return when those accepted are done."""
+        self._streams.close()
+
+    def describe(self) -> str:
+        """What runs where, and why so many streams: a few lines to read."""
+        pools = self._streams.pools
+        lines = [f"{len(pools)} {'stream' if len(pools) == 1 else 'streams'} of {self._kind.value}"]
+        lines += [f"  stream {index}: {_share(pool)}" for index, pool in enumerate(pools)]
+        if self._search is not None:
+            lines.append(
+                "  the number is not settled: the next batches with an item for each stream are measured"
+            )
+        lines += [f"  seen with {m.streams}: {m.items_per_s:.1f} items/s" for m in self._seen]
+        return "\n".join(lines)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._streams.close(cancel_pending=kind is not None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Threads and locks are not copied: a copy has its own.
+        state = self.__dict__.copy()
+        del state["_deciding"], state["_streams"]
+        return state | {"_count": self.num_streams}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        count = state.pop("_count")
+        super().__setstate__(state)  # type: ignore[no-untyped-call]  # torch has no types there
+        self._deciding = threading.RLock()
+        self._streams = self._start(count)
+
+    def _checked_count(self, asked: int | str) -> int:
+        """The number to begin with; sets up the search when it is to be found."""
+        cores = self.cpu_pool.core_count
+        fixed = self.model.threads if isinstance(self.model, CompiledForStreams) else None
+        if isinstance(asked, str) and asked.lower() == AUTO:
+            most = get_default_num_streams(self.cpu_pool)
+            if fixed is not None:
+                return max(1, most // fixed)
+            counts = counts_to_try(most)
+            if len(counts) > 1:
+                self._search = StreamCountSearch(counts)
+            return most
+        if isinstance(asked, bool) or not isinstance(asked, int) or asked < 1:
+            raise StreamCountError(
+                f"num_streams={asked!r}: it is a number from 1 to {cores}, the cores of the pool,"
+                ' or "auto"'
+            )
+        if asked > cores and not self._oversubscribe:
+            warnings.warn(
+                f"num_streams={asked} is more than the {cores} cores of the pool, so there will be"
+                f" {cores}; oversubscribe=True has them share cores",
+                stacklevel=3,
+            )
+            return cores
+        return asked
+
+    def _start(self, count: int) -> Streams:
+        return Streams(
+            self.model,
+            self._shares(count),
+            pin_workers=self._pin_workers,
+            queue_length=self._queue_length,
+        )
+
+    def _shares(self, count: int) -> tuple[CPUPool, ...]:
+        cores = self.cpu_pool.per_core()
+        fixed = self.model.threads if isinstance(self.model, CompiledForStreams) else None
+        if count > len(cores):
+            shares = tuple(cores[index % len(cores)] for index in range(count))
+        else:
+            # Compiled code is for one number of threads, so what is left over stays idle.
+            shares = self.cpu_pool.split(count, equal=fixed is not None)
+        if fixed is None:
+            return shares
+        if len(shares[0]) < fixed:
+            raise StreamCountError(
+                f"num_streams={count} gives streams of {len(shares[0])} CPUs, and the module was"
+                f" compiled for {fixed} threads: this pool of {len(self.cpu_pool)} CPUs has room for"
+                f" {len(self.cpu_pool) // fixed} such streams, or compile it for fewer threads"
+            )
+        return tuple(_first_cpus(share, fixed) for share in shares)
+
+    def _call(self, streams: Streams, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        hint = self.input_split_hint
+        parts = split(args, kwargs, hint, len(streams))
+        outputs = streams.call_each(parts)
+        sizes = None
+        if self.concat_output and self.output_concat_hint is None and len(parts) > 1:
+            # Without a hint, an output is known to hold the batch by its size alone.
+            sizes = even_sizes(count_items(args, kwargs, hint), len(parts))
+        return join(outputs, self.output_concat_hint, self.concat_output, sizes=sizes)
+
+    def _measured_call(
+        self, search: StreamCountSearch, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        items = count_items(args, kwargs, self.input_split_hint)
+        count = search.next_count(items)
+        if count is None:
+            return self._call(self._streams, args, kwargs)
+        if count != len(self._streams):
+            self._replace_streams(count)
+        began = time.perf_counter()
+        result = self._call(self._streams, args, kwargs)
+        search.record(count, items, time.perf_counter() - began)
+        self._seen = search.measured
+        if search.best is not None:
+            if search.best != count:
+                self._replace_streams(search.best)
+            self._search = None
+        return result
+
+    def _replace_streams(self, count: int) -> None:
+        before, self._streams = self._streams, self._start(count)
+        before.close()
+
+    def _warn_of_the_lock(self, count: int) -> None:
+        if count == 1 or not self._kind.holds_lock or not lock_exists():
+            return
+        warnings.warn(
+            f"{count} streams call {self._kind.value}, which holds the interpreter's lock (GIL) while"
+            " it runs Python, so the streams wait for each other. Remedy:"
+            " xruntime.compile_for_streams(model, sample), which compiles it to run without the lock",
+            InterpreterLockWarning,
+            stacklevel=3,
+        )
+
+
+def lock_exists() -> bool:
+    """Whether this interpreter has a lock that only one thread can hold."""
+    enabled = getattr(sys, "_is_gil_enabled", None)
+    return enabled is None or bool(enabled())
+
+
+def _first_cpus(pool: CPUPool, count: int) -> CPUPool:
+    """So many CPUs of a pool, on as many cores as there are."""
+    by_sibling = sorted((rank, cpu) for core in pool.cores for rank, cpu in enumerate(core))
+    return CPUPool([cpu for _, cpu in by_sibling[:count]], machine=pool.machine)
+
+
+def _check_hint(name: str, hint: object) -> None:
+    if hint is not None and not isinstance(hint, MultiStreamModuleHint):
+        raise TypeError(
+            f"{name} is {hint!r}: it has to be a MultiStreamModuleHint, such as"
+            " MultiStreamModuleHint(0), or None"
+        )
+
+
+def _share(pool: CPUPool) -> str:
+    return f"CPU {pool}, 1 thread" if len(pool) == 1 else f"CPUs {pool}, {len(pool)} threads"
