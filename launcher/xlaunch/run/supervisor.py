@@ -18,9 +18,10 @@ from xlaunch.environment import Environment
 from xlaunch.machine.cpu_list import name_numbers
 from xlaunch.planning.plan import Instance, Plan
 from xlaunch.planning.request import MAX, OnFailure
+from xlaunch.run.leftovers import LEFTOVER_INTERVAL_S, Leftovers
 from xlaunch.run.logs import open_logs
 from xlaunch.run.observe import Observer
-from xlaunch.run.processes import children, descendants, environment_value, process_group
+from xlaunch.run.processes import children, descendants
 from xlaunch.run.relay import Relay
 from xlaunch.run.report import Report
 from xlaunch.run.restarts import Restarts
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
 TIMED_OUT = 124
 OWN_FAULT = 125
-LEFTOVER_INTERVAL_S = 0.05
 PROMPT_S = 0.1
 """A prompt leaves its input line on Ctrl-C and is back on the next within this time."""
 DRAIN_AFTER_KILL_S = 1.0
@@ -85,7 +85,7 @@ class Supervisor:
         self._ended: list[Running] = []
         self._restarts = Restarts(plan.request.max_restarts)
         self._last_signal = signal.SIGTERM
-        self._leftover_deadlines: dict[int, float] = {}
+        self._leftovers = Leftovers(plan.request.grace_s)
         self._grace_at: float | None = None
         self._timeout_at: float | None = None
         self._killed_at: float | None = None
@@ -246,7 +246,7 @@ class Supervisor:
             deadlines.append(self._restarts.next_at)
         now = time.monotonic()
         at_end = not self._running and not self._restarts.waiting
-        if self._ended and (self._leftover_deadlines or at_end):
+        if self._ended and (self._leftovers.waiting or at_end):
             deadlines.append(now + LEFTOVER_INTERVAL_S)
         return max(0.0, 1000 * (min(deadlines, default=now + 1.0) - now))
 
@@ -262,7 +262,7 @@ class Supervisor:
             self._take_second_ctrl_c()
         if self._running and now >= self._observer.due:
             self._observer.look()
-        if self._leftover_deadlines:
+        if self._leftovers.waiting:
             self._end_leftovers()
         if self._running and self._measuring is not None:
             self._measuring.look()
@@ -382,7 +382,7 @@ class Supervisor:
             elif found.si_pid in self._running:
                 self._reap_instance(found.si_pid)
             else:
-                self._reap_orphan(found.si_pid)
+                self._leftovers.reap(found.si_pid, self._known())
 
     def _reap_instance(self, pid: int) -> None:
         running = self._running.pop(pid)
@@ -451,8 +451,7 @@ class Supervisor:
 
     def _restart_those_due(self, now: float) -> None:
         for position in self._restarts.due(now):
-            left = {pid for run in self._ended if run.position == position for pid in run.leftovers}
-            if left & self._leftover_deadlines.keys():
+            if self._leftovers.waiting_of(run for run in self._ended if run.position == position):
                 # They may hold what it needs, such as a port.
                 self._restarts.postpone(position, now + LEFTOVER_INTERVAL_S)
                 continue
@@ -469,48 +468,12 @@ class Supervisor:
             self._exit_code = 128 + number
             self._reason = f"{number.name} came while instance {index} waited for its restart"
 
-    def _reap_orphan(self, pid: int) -> None:
-        owner = self._owner(pid)
-        _, _, usage = os.wait4(pid, 0)
-        self._leftover_deadlines.pop(pid, None)
-        if owner is not None:
-            owner.add_usage(usage)
-
-    def _owner(self, pid: int) -> Running | None:
-        """The instance that an orphan comes from: by what is known, its group, its environment."""
-        known = [*self._running.values(), *self._ended]
-        group = process_group(pid)
-        index = environment_value(pid, "XLAUNCH_INSTANCE_INDEX")
-        for running in known:
-            if pid in running.leftovers or group == running.pid:
-                return running
-        return next((r for r in known if str(r.instance.index) == index), None)
+    def _known(self) -> list[Running]:
+        """All runs of all instances: those that run, then those that have ended."""
+        return [*self._running.values(), *self._ended]
 
     def _end_leftovers(self) -> None:
-        """Ask what ended instances left running to end, and kill it after the grace period."""
-        now = time.monotonic()
-        for orphan in children(os.getpid()):
-            if orphan in self._running:
-                continue
-            owner = self._owner(orphan)
-            if owner is not None and owner.ended is None:
-                continue  # a helper of an instance that still runs
-            for pid in (orphan, *descendants(orphan)):
-                if owner is not None:
-                    owner.leftovers.add(pid)
-                deadline = self._leftover_deadlines.get(pid)
-                with contextlib.suppress(ProcessLookupError):
-                    if self._state is State.KILLING or (deadline is not None and now >= deadline):
-                        os.kill(pid, signal.SIGKILL)
-                    elif deadline is None:
-                        self._leftover_deadlines[pid] = now + self._request.grace_s
-                        os.kill(pid, signal.SIGTERM)
-                        os.kill(pid, signal.SIGCONT)
-        self._leftover_deadlines = {
-            pid: at
-            for pid, at in self._leftover_deadlines.items()
-            if os.path.exists(f"/proc/{pid}")
-        }
+        self._leftovers.end(self._known(), kill=self._state is State.KILLING)
 
     def _note_stop(self, pid: int, number: int) -> None:
         if pid not in self._running or number == signal.SIGSTOP:
