@@ -58,15 +58,39 @@ XK_API int32_t xk_openmp_team(xk_team_member* members, int32_t capacity);
  * Every host thread has a team of its own, and each of these acts on the caller's alone. A CPU set
  * is an array of `count` distinct CPU numbers, count >= 1.
  *
- * A runtime starts workers when it needs them, and a new worker inherits the mask of its host
- * thread. So a host thread keeps the whole set: were it pinned to one CPU, the workers that the
- * runtime starts later (oneDNN and MKL ask for teams of other sizes) would all run on that CPU. */
+ * Runtimes start workers when they need them, and each gives them masks in its own way.
+ *
+ * - GNU's: a new worker inherits the mask of its host thread. A worker that a smaller region does
+ *   not need ends, and the next larger one starts another (oneDNN and MKL ask for teams of other
+ *   sizes). So a host thread keeps the whole set: were it pinned to one CPU, all workers that start
+ *   later would run on that CPU.
+ * - LLVM's and Intel's: a new worker gets the mask that the process had when the runtime started,
+ *   whatever its host thread's is. In Intel's (2025 and later) a host thread gets it, too, in its
+ *   first region. Workers that a team does not need wait in one pool for all host threads: see
+ *   xk_team_keep_workers.
+ *
+ * So: say how many threads, then confine or pin, and do that again when the team has grown. Before
+ * a host thread ends, it confines its team to the CPUs that the process may use: LLVM's and Intel's
+ * runtimes give its workers to another team, with their masks. */
+
+/* Has each host thread's team keep the workers that it does not need at the moment, for the rest of
+ * the process. LLVM's and Intel's runtimes would give them, and their masks, to the next team that
+ * grows; they take the setting (KMP_HOT_TEAMS_MODE=1) before the process's first parallel region
+ * only, so call this early. xk_team_confine and xk_team_pin call it as well.
+ * Returns 1 when workers stay with their team; 0 when it is too late, or when the environment says
+ * otherwise (KMP_HOT_TEAMS_MODE=0). */
+XK_API int32_t xk_team_keep_workers(void);
 
 /* Returns how many threads the calling thread's next parallel region asks for, at least 1. */
 XK_API int32_t xk_team_size(void);
 
 /* Sets it for the calling thread; other threads and the process's default keep theirs. Returns what
- * it was, or XK_INVALID_ARGUMENT when size < 1. */
+ * it was, or XK_INVALID_ARGUMENT when size < 1.
+ *
+ * Libraries may have counts of their own for the thread. torch sets this one when a thread meets it
+ * first: call torch.get_num_threads() in the thread before. MKL follows this one unless its own was
+ * set for the thread (MKL_Set_Num_Threads_Local), which torch does in every thread that is new to
+ * it after torch.set_num_threads() was called in any. */
 XK_API int32_t xk_team_resize(int32_t size);
 
 /* Confines the calling thread, then each worker of its team, to all of `cpus`.

@@ -9,10 +9,18 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstddef>
+#include <cstdlib>
 
 #include "xkernels.h"
+
+// What LLVM's and Intel's runtimes offer beyond the standard; null under GNU's.
+extern "C" {
+__attribute__((weak)) void kmp_set_defaults(const char* settings);
+__attribute__((weak)) int kmp_get_num_known_threads(void);
+}
 
 static_assert(sizeof(xk_team_member) == 12, "callers in other languages rely on this layout");
 
@@ -66,11 +74,28 @@ class CpuMask {
   alignas(cpu_set_t) unsigned char words_[kCapacity / 8];
 };
 
+// LLVM's and Intel's runtimes put a worker that its team does not need at the moment into one pool
+// for all host threads; the next team that grows takes it, with the mask that it had. Two streams
+// of small teams swap workers that way. KMP_HOT_TEAMS_MODE=1 keeps it with its team instead.
+// GNU's runtime ends such a worker.
+bool keep_workers() {
+  if (kmp_set_defaults == nullptr || kmp_get_num_known_threads == nullptr) return true;
+  if (const char* users = std::getenv("KMP_HOT_TEAMS_MODE")) return std::atoi(users) == 1;
+  // The runtime takes the setting until the process's first parallel region, and after that prints
+  // a warning for every one. Nothing tells whether that region was, but the number of threads it
+  // knows does: until then there is none but host threads that asked it something.
+  if (kmp_get_num_known_threads() > 1) return false;
+  kmp_set_defaults("KMP_HOT_TEAMS_MODE=1");
+  return true;
+}
+
 // Confines the calling thread to all of `cpus`, and then each worker: to all of them, or, pinned,
 // to one. All masks change, or none does.
 //
-// The calling thread comes first, so that the workers which the region has to start are born
-// where they belong: their stacks are first touched there.
+// The calling thread comes first, so that the workers which GNU's runtime starts for the region are
+// born where they belong. It comes a second time inside the region, because a runtime may set the
+// masks of the threads that are new to it: in a host thread's first region Intel's (2025 and later)
+// gives it the mask that the process started with, and so do Intel's and LLVM's to new workers.
 int32_t place(const int32_t* cpus, int32_t count, bool pinned) {
   CpuMask whole;
   if (!whole.assign(cpus, count)) return XK_INVALID_ARGUMENT;
@@ -85,29 +110,26 @@ int32_t place(const int32_t* cpus, int32_t count, bool pinned) {
     return XK_REFUSED;
   }
 
+  xk_team_keep_workers();
   int32_t size = 1;
-#pragma omp parallel default(none) shared(cpus, count, pinned, whole, size, refusal)
+#pragma omp parallel default(none) shared(cpus, count, pinned, whole, before, size, refusal)
   {
     const int32_t id = omp_get_thread_num();
-    CpuMask workers_before;
-    if (id == 0) {
-      size = omp_get_num_threads();
-    } else {
-      CpuMask one;
-      if (pinned) one.assign(&cpus[id % count], 1);
-      int error = workers_before.read(0);
-      if (error == 0) error = (pinned ? one : whole).bind_whole();
-      if (error != 0) {
+    if (id == 0) size = omp_get_num_threads();
+    CpuMask previous = before;
+    CpuMask one;
+    if (pinned) one.assign(&cpus[id % count], 1);
+    int error = id == 0 ? 0 : previous.read(0);
+    if (error == 0) error = (pinned && id != 0 ? one : whole).bind_whole();
+    if (error != 0) {
 #pragma omp atomic write
-        refusal = error;
-      }
+      refusal = error;
     }
     // Refused only where the cpuset shrank since the calling thread was granted the whole set.
 #pragma omp barrier
-    if (refusal != 0 && id != 0) workers_before.bind();
+    if (refusal != 0) previous.bind();
   }
   if (refusal != 0) {
-    before.bind();
     errno = refusal;
     return XK_REFUSED;
   }
@@ -135,6 +157,21 @@ int32_t xk_team_resize(int32_t size) {
   const int32_t before = omp_get_max_threads();
   omp_set_num_threads(size);
   return before;
+}
+
+int32_t xk_team_keep_workers(void) {
+  enum { kUnknown, kAsking, kShared, kKept };
+  static std::atomic<int32_t> answer{kUnknown};
+  int32_t seen = kUnknown;
+  if (answer.compare_exchange_strong(seen, kAsking)) {
+    seen = keep_workers() ? kKept : kShared;
+    answer.store(seen);
+  }
+  while (seen == kAsking) {
+    sched_yield();
+    seen = answer.load();
+  }
+  return seen == kKept ? 1 : 0;
 }
 
 int32_t xk_team_confine(const int32_t* cpus, int32_t count) { return place(cpus, count, false); }

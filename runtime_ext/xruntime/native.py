@@ -81,9 +81,10 @@ _MAILBOX = ctypes.c_void_p
 
 _Signature = tuple[type | None, tuple[type, ...]]
 
-# What waits, and what runs a parallel region, which may have to start threads.
+# What waits, and what runs a parallel region or makes the OpenMP runtime ready for one.
 _WAITING: dict[str, _Signature] = {
     "xk_openmp_team": (ctypes.c_int32, (ctypes.POINTER(CTeamMember), ctypes.c_int32)),
+    "xk_team_keep_workers": (ctypes.c_int32, ()),
     "xk_team_confine": (ctypes.c_int32, (_CPUS, ctypes.c_int32)),
     "xk_team_pin": (ctypes.c_int32, (_CPUS, ctypes.c_int32)),
     "xk_thread_cpus": (ctypes.c_int32, (ctypes.c_int32, _CPUS, ctypes.c_int32)),
@@ -119,8 +120,10 @@ def library() -> ctypes.CDLL:
     """The loaded library; its functions that wait or run a parallel region, declared.
 
     It calls OpenMP in whichever runtime torch calls: libgomp.so.1 under its plain name, or one that
-    is preloaded over it. Where a function promises errno, `ctypes.get_errno()` has it.
-    Raises KernelsUnavailableError.
+    is preloaded over it. Loading it asks LLVM's and Intel's runtimes to keep workers with their
+    team, which they do when they are asked before the process's first parallel region:
+    `library().xk_team_keep_workers()` says whether they do.
+    Where a function promises errno, `ctypes.get_errno()` has it. Raises KernelsUnavailableError.
     """
     path = library_path()
     try:
@@ -137,6 +140,7 @@ def library() -> ctypes.CDLL:
             f"{path} has version {version} of its interface and this xruntime needs {ABI_VERSION}:"
             f" they come from different releases. {_HOW_TO_GET_IT}"
         )
+    loaded.xk_team_keep_workers()
     return loaded
 
 
