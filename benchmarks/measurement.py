@@ -9,12 +9,14 @@ the peer in it and, with `--json FILE`, writes every raw value.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
+import signal
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -61,14 +63,31 @@ def _at_least_2(text: str) -> int:
 def measure_rounds(cases: Sequence[Case], rounds: int) -> list[Result]:
     """Measure each case once a round, after one round that is not counted."""
     seconds: dict[str, list[float]] = {case.name: [] for case in cases}
+    by_name = {case.name: case for case in cases}
     for number in range(rounds + 1):
-        # Each round begins with another case, so that none always follows the same one.
-        first = number % len(cases)
-        for case in (*cases[first:], *cases[:first]):
-            taken_s = case.measure()
+        for name in in_turn(list(by_name), number):
+            taken_s = by_name[name].measure()
             if number:
-                seconds[case.name].append(taken_s)
+                seconds[name].append(taken_s)
     return [Result(name, tuple(values)) for name, values in seconds.items()]
+
+
+def in_turn(cases: Sequence[str], round_number: int) -> list[str]:
+    """The cases of a round: each round begins with another, so that none always follows the same."""
+    first = round_number % len(cases)
+    return [*cases[first:], *cases[:first]]
+
+
+@contextlib.contextmanager
+def until_stopped() -> Iterator[None]:
+    """Let SIGTERM (`timeout`) and Ctrl-C end the measuring, and go on with what was measured."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("stopped early: the table holds what was measured by then", file=sys.stderr)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def quartiles(values: Sequence[float]) -> Quartiles:

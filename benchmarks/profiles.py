@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -12,7 +13,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from measurement import machine_line, option_parser, print_table, write_raw
+from measurement import (
+    in_turn,
+    machine_line,
+    option_parser,
+    print_table,
+    until_stopped,
+    write_raw,
+)
 
 WORKLOADS = str(Path(__file__).resolve().parent / "workloads.py")
 WORKS = {
@@ -36,9 +44,11 @@ def compare_profiles(description: str | None, option: str, profiles: Sequence[st
     works = options.work or list(WORKS)
     print(machine_line())
     raw: dict[str, dict[str, list]] = {work: {name: [] for name in cases} for work in works}
-    for number in range(options.rounds):
-        for work in works:
-            for name, (profile, environment) in cases.items():
+    turns = itertools.product(range(options.rounds), works)
+    with until_stopped():
+        for number, work in turns:
+            for name in in_turn(list(cases), number):
+                profile, environment = cases[name]
                 launcher = [sys.executable, "-m", "xlaunch", "-q", option, profile]
                 values = _measure(launcher, environment, WORKS[work], options.seconds)
                 raw[work][name].append(values)
