@@ -50,6 +50,21 @@ class Event(enum.Enum):
     KEEPER_GONE = "keeper gone"
 
 
+EVENT_OF_SIGNAL = {
+    signal.SIGINT: Event.INTERRUPT,
+    signal.SIGTERM: Event.TERMINATE,
+    signal.SIGHUP: Event.HANGUP,
+    signal.SIGQUIT: Event.QUIT,
+    signal.SIGUSR1: Event.USER_1,
+    signal.SIGUSR2: Event.USER_2,
+    signal.SIGWINCH: Event.WINDOW,
+    signal.SIGTSTP: Event.SUSPEND,
+    signal.SIGCONT: Event.RESUME,
+}
+
+SIGNAL_OF_EVENT = {event: number for number, event in EVENT_OF_SIGNAL.items()}
+
+
 class Target(enum.Enum):
     NOBODY = "nobody"
     PROCESSES = "the process of each instance"

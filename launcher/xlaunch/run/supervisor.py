@@ -27,33 +27,26 @@ from xlaunch.run.report import Report
 from xlaunch.run.restarts import Restarts
 from xlaunch.run.running import Running, report_of
 from xlaunch.run.start import Streams, exec_failure, fork_instance, place_of
-from xlaunch.run.states import TABLE, Action, Event, State, Target, act
+from xlaunch.run.states import (
+    EVENT_OF_SIGNAL,
+    SIGNAL_OF_EVENT,
+    TABLE,
+    Action,
+    Event,
+    State,
+    Target,
+    act,
+)
 from xlaunch.run.syscalls import SI_KERNEL, SignalInfo, SignalQueue, become_subreaper
-from xlaunch.run.terminal import Terminal
+from xlaunch.run.terminal import CtrlC, Terminal
 
 if TYPE_CHECKING:
     from xlaunch.run.measuring import Measuring
 
 TIMED_OUT = 124
 OWN_FAULT = 125
-PROMPT_S = 0.1
-"""A prompt leaves its input line on Ctrl-C and is back on the next within this time."""
 DRAIN_AFTER_KILL_S = 1.0
 """How long output may take to be written once everything was killed."""
-
-EVENT_OF_SIGNAL = {
-    signal.SIGINT: Event.INTERRUPT,
-    signal.SIGTERM: Event.TERMINATE,
-    signal.SIGHUP: Event.HANGUP,
-    signal.SIGQUIT: Event.QUIT,
-    signal.SIGUSR1: Event.USER_1,
-    signal.SIGUSR2: Event.USER_2,
-    signal.SIGWINCH: Event.WINDOW,
-    signal.SIGTSTP: Event.SUSPEND,
-    signal.SIGCONT: Event.RESUME,
-}
-
-SIGNAL_OF_EVENT = {event: number for number, event in EVENT_OF_SIGNAL.items()}
 
 
 class Supervisor:
@@ -89,13 +82,11 @@ class Supervisor:
         self._grace_at: float | None = None
         self._timeout_at: float | None = None
         self._killed_at: float | None = None
-        self._first_ctrl_c: float | None = None
-        self._second_ctrl_c_at: float | None = None
-        """When a second Ctrl-C is one, unless the program shows a prompt by then."""
         self._exit_code = 0
         self._reason: str | None = None
         self._warnings = [*plan.warnings, *environment.warnings]
         self._terminal = self._find_terminal()
+        self._ctrl_c = CtrlC(self._terminal, plan.request.grace_s)
         self._poll = select.poll()
         self._relay = Relay(plan, self._poll)
         self._measuring = self._prepare_measuring(folder)
@@ -238,7 +229,7 @@ class Supervisor:
 
     def _poll_timeout_ms(self) -> float:
         deadlines = [self._observer.due] if self._running else []
-        set_times = (self._timeout_at, self._grace_at, self._second_ctrl_c_at)
+        set_times = (self._timeout_at, self._grace_at, self._ctrl_c.second_at)
         deadlines += [at for at in set_times if at is not None]
         if self._running and self._measuring is not None:
             deadlines.append(self._measuring.due)
@@ -258,8 +249,8 @@ class Supervisor:
         if self._grace_at is not None and now >= self._grace_at:
             self._grace_at = None
             self._handle(Event.GRACE_OVER)
-        if self._second_ctrl_c_at is not None and now >= self._second_ctrl_c_at:
-            self._take_second_ctrl_c()
+        if self._ctrl_c.is_second(now):
+            self._handle(Event.SECOND_CTRL_C)
         if self._running and now >= self._observer.due:
             self._observer.look()
         if self._leftovers.waiting:
@@ -284,28 +275,11 @@ class Supervisor:
         elif self._terminal is None:
             self._handle_outer_signal(number)
         elif number == signal.SIGINT and info.code == SI_KERNEL:
-            self._note_ctrl_c()
+            self._ctrl_c.press()
         elif number == signal.SIGWINCH and info.code == SI_KERNEL and self._request.pty:
             # The instance may have looked at the size before it was passed on: tell it again.
             self._handle(Event.WINDOW)
         # All else reached us as a member of the instance's group, which has had it as well.
-
-    def _note_ctrl_c(self) -> None:
-        assert self._terminal is not None
-        now = time.monotonic()
-        first, self._first_ctrl_c = self._first_ctrl_c, now
-        if not self._terminal.line_by_line:
-            self._first_ctrl_c = None
-        elif first is not None and now - first <= self._request.grace_s:
-            self._second_ctrl_c_at = self._second_ctrl_c_at or now + PROMPT_S
-
-    def _take_second_ctrl_c(self) -> None:
-        assert self._terminal is not None
-        self._second_ctrl_c_at = None
-        if self._terminal.line_by_line:
-            self._handle(Event.SECOND_CTRL_C)
-        else:
-            self._first_ctrl_c = None
 
     def _handle_outer_signal(self, number: signal.Signals) -> None:
         if number == signal.SIGCONT and self._terminal is not None:
@@ -343,20 +317,17 @@ class Supervisor:
         if action.target is Target.EVERYTHING:
             self._kill_everything()
             return
+        # Of a group that we are a member of we have a copy: it is blocked, and known by its sender.
         for pid in self._running:
             with contextlib.suppress(ProcessLookupError):
                 if action.signal is None:
                     pass
                 elif action.target is Target.GROUPS:
-                    self._signal_group(pid, action.signal)
+                    os.killpg(pid, action.signal)
                 elif action.target is Target.PROCESSES:
                     os.kill(pid, action.signal)
                 if action.continue_groups:
-                    self._signal_group(pid, signal.SIGCONT)
-
-    def _signal_group(self, group: int, number: signal.Signals) -> None:
-        # When we are a member ourselves, our copy is blocked, and is known by its sender.
-        os.killpg(group, number)
+                    os.killpg(pid, signal.SIGCONT)
 
     def _kill_everything(self) -> None:
         if self._killed_at is None:
@@ -410,7 +381,7 @@ class Supervisor:
         interrupted = (
             os.WIFSIGNALED(running.status) and os.WTERMSIG(running.status) == signal.SIGINT
         )
-        self.ended_by_ctrl_c = interrupted and self._first_ctrl_c is not None
+        self.ended_by_ctrl_c = interrupted and self._ctrl_c.was_pressed
         if self._let_wait_for_restart(running):
             return
         restarts = self._restarts.count(running.position)
@@ -426,7 +397,7 @@ class Supervisor:
 
     def _let_wait_for_restart(self, running: Running) -> bool:
         """Grant an instance that has failed a restart, if it may have one."""
-        if (self._state, Event.INSTANCE_RESTARTS) not in TABLE or self._told_by_ctrl_c():
+        if (self._state, Event.INSTANCE_RESTARTS) not in TABLE or self._ctrl_c.is_recent:
             return False
         if self._request.on_failure is not OnFailure.RESTART:
             return False
@@ -442,12 +413,6 @@ class Supervisor:
             self._terminal.take_back()  # a Ctrl-C in the meantime is for the launcher
         self._handle(Event.INSTANCE_RESTARTS)
         return True
-
-    def _told_by_ctrl_c(self) -> bool:
-        """Whether Ctrl-C in the instance's terminal is what it may have ended of."""
-        return self._first_ctrl_c is not None and (
-            time.monotonic() - self._first_ctrl_c <= self._request.grace_s
-        )
 
     def _restart_those_due(self, now: float) -> None:
         for position in self._restarts.due(now):
