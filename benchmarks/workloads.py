@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -29,22 +30,34 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 SEQUENCE_LENGTH = 128
 
 
-def resnet50(batch: int, dtype: torch.dtype) -> Callable[[], object]:
-    """One forward pass of ResNet-50 on a batch of 224 x 224 images, channels last."""
+class Work(NamedTuple):
+    """A model and one batch, its only argument."""
+
+    model: torch.nn.Module
+    batch: torch.Tensor
+
+    def step(self) -> object:
+        return self.model(self.batch)
+
+
+def resnet50(batch: int, dtype: torch.dtype) -> Work:
+    """ResNet-50 and a batch of 224 x 224 images, channels last."""
     import resnet50 as example
 
     model = example.resnet50().eval().to(dtype).to(memory_format=torch.channels_last)
     images = torch.randn(batch, 3, 224, 224).to(dtype).to(memory_format=torch.channels_last)
-    return lambda: model(images)
+    return Work(model, images)
 
 
-def bert(batch: int, dtype: torch.dtype) -> Callable[[], object]:
-    """One forward pass of BERT-base on a batch of sequences of 128 tokens."""
+def bert(batch: int, dtype: torch.dtype) -> Work:
+    """BERT-base and a batch of sequences of 128 tokens."""
     from transformers import BertConfig, BertModel
 
     model = BertModel(BertConfig()).eval().to(dtype)
-    tokens = torch.randint(0, 30000, (batch, SEQUENCE_LENGTH))
-    return lambda: model(input_ids=tokens)
+    return Work(model, torch.randint(0, 30000, (batch, SEQUENCE_LENGTH)))
+
+
+MODELS = {"resnet50": resnet50, "bert": bert}
 
 
 def rate_of(step: Callable[[], object], items: int, seconds: float) -> float:
@@ -111,7 +124,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("work", choices=["resnet50", "bert", "served"])
+    parser.add_argument("work", choices=[*MODELS, "served"])
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
     parser.add_argument("--clients", type=int, default=16, help="threads that call (served)")
@@ -122,11 +135,10 @@ def main() -> int:
     with torch.inference_mode():
         if options.work == "served":
             share = max(1, torch.get_num_threads() // options.clients)
-            rate = served_rate(resnet50(1, dtype), options.clients, share, options.seconds)
+            rate = served_rate(resnet50(1, dtype).step, options.clients, share, options.seconds)
         else:
-            build = {"resnet50": resnet50, "bert": bert}[options.work]
-            step = build(options.batch, dtype)
-            rate = rate_of(step, options.batch, options.seconds)
+            work = MODELS[options.work](options.batch, dtype)
+            rate = rate_of(work.step, options.batch, options.seconds)
     gc.collect()
     peak, resting = memory_mib()
     values = {"rate": rate, "peak_mib": peak, "resting_mib": resting}
