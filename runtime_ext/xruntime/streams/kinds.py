@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What sort of thing streams are asked to call, and whether it lets them run side by side."""
+
+from __future__ import annotations
+
+import enum
+import sys
+from typing import Any
+
+import torch
+
+
+class Kind(enum.Enum):
+    """How a callable computes. The value names it in messages: "16 streams of an eager module"."""
+
+    EAGER = "an eager module"
+    """Python calls one operator after the other.
+
+    **Ex.:** ``torchvision.models.resnet50()``"""
+
+    SCRIPT = "a TorchScript module"
+    """torch's interpreter runs it without the lock. TorchScript is deprecated since torch 2.11.
+
+    **Ex.:** ``torch.jit.freeze(torch.jit.trace(model, sample))``"""
+
+    COMPILED = "a module that torch.compile wrapped in Python"
+    """The default of torch.compile: the lock is held even while it computes.
+
+    **Ex.:** ``torch.compile(model)``"""
+
+    COMPILED_CPP = "a module that torch.compile wrapped in C++"
+    """The lock is free while it computes; it is compiled anew in threads of another number of threads,
+    or another grad mode.
+
+    **Ex.:** ``torch.compile(model, options={"cpp_wrapper": True})``"""
+
+    COMPILED_FOR_STREAMS = "a module compiled for streams"
+    """**Ex.:** ``compile_for_streams(model, sample, threads=4)``"""
+
+    PACKAGE = "a package that is called without the lock"
+    """**Ex.:** ``load_package("model.pt2", runners=16)``"""
+
+    PACKAGE_UNDER_LOCK = "a package that torch calls under the lock"
+    """**Ex.:** ``torch._inductor.aoti_load_package("model.pt2")``"""
+
+    FUNCTION = "a function"
+    """Any other callable. What it does is not known; between operators Python holds the lock.
+
+    **Ex.:** ``lambda x: model(x).softmax(-1)``"""
+
+    @property
+    def holds_lock(self) -> bool:
+        """Whether streams that call it wait for each other."""
+        return self in _UNDER_LOCK
+
+
+_UNDER_LOCK = frozenset(
+    (Kind.EAGER, Kind.COMPILED, Kind.PACKAGE_UNDER_LOCK, Kind.FUNCTION),
+)
+
+
+def kind_of(module: object) -> Kind:
+    """What `module` is. Nothing is called, changed or imported.
+
+    A module with a part that torch.compile wrapped in Python is Kind.COMPILED.
+    """
+    known = getattr(module, "stream_kind", None)
+    if isinstance(known, Kind):
+        return known
+    if isinstance(module, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
+        return Kind.SCRIPT
+    if _is_torchs_package(module):
+        return Kind.PACKAGE_UNDER_LOCK
+    parts = list(module.modules()) if isinstance(module, torch.nn.Module) else [module]
+    compiled = [part for part in parts if _is_compiled(part)]
+    if compiled:
+        in_cpp = compiled[0] is module and all(_has_cpp_wrapper(part) for part in compiled)
+        return Kind.COMPILED_CPP if in_cpp else Kind.COMPILED
+    return Kind.EAGER if isinstance(module, torch.nn.Module) else Kind.FUNCTION
+
+
+def _is_compiled(part: Any) -> bool:
+    """Whether it is what torch.compile returns, or a module after its own .compile()."""
+    # torch._dynamo takes a second to import, and where it is not imported nothing was compiled.
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    if dynamo is None:
+        return False
+    if isinstance(part, torch.nn.Module):
+        wrapper = getattr(dynamo, "OptimizedModule", None)
+        in_place = getattr(part, "_compiled_call_impl", None) is not None
+        return in_place or (wrapper is not None and isinstance(part, wrapper))
+    return hasattr(part, "_torchdynamo_orig_callable")
+
+
+def _has_cpp_wrapper(part: Any) -> bool:
+    """Whether Inductor's wrapper around the kernels is C++ there, as far as torch tells."""
+    part = getattr(part, "_compiled_call_impl", None) or part
+    ask = getattr(part, "get_compiler_config", None)
+    # Tells every setting that the module was compiled with; None for other backends than Inductor.
+    settings = ask() if callable(ask) else None
+    return bool(settings and settings.get("cpp_wrapper"))
+
+
+def _is_torchs_package(module: object) -> bool:
+    package = sys.modules.get("torch.export.pt2_archive._package")
+    loaded = getattr(package, "AOTICompiledModel", None)
+    return isinstance(loaded, type) and isinstance(module, loaded)
