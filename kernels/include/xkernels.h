@@ -118,7 +118,8 @@ XK_API int32_t xk_thread_cpus(int32_t thread_id, int32_t* cpus, int32_t capacity
  * Who waits spins for spin_us microseconds (0: not at all), then sleeps on a futex. A spinning
  * thread offers its CPU to others after the first two microseconds. Whoever calls from Python
  * releases the interpreter's lock around the waiting functions (next and await), and keeps it
- * around the others: they return at once. */
+ * around the others: they return at once. A mailbox that is NULL is an invalid argument; closing or
+ * destroying it does nothing. */
 typedef struct xk_mailbox xk_mailbox;
 
 /* Returns an empty mailbox, or NULL when there is no memory. */
