@@ -217,6 +217,8 @@ def _serve(line: _Line) -> None:
         if posted != INTERRUPTED:
             _do(submissions.popleft(), modes)
             done += 1
+    # LLVM's and Intel's runtimes give this team's threads, masks and all, to another host thread.
+    confine_team(sorted(os.sched_getaffinity(os.getpid())))
 
 
 def _do(call: Submission, modes: ThreadModes) -> None:

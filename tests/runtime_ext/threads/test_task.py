@@ -343,7 +343,6 @@ def test_leaving_the_block_by_an_exception_cancels_what_waits(second: CPUPool) -
 
 
 def test_a_task_nobody_holds_ends_its_thread(second: CPUPool) -> None:
-    before = set(os.listdir("/proc/self/task"))
     names = {thread.name for thread in threading.enumerate()}
     task = Task(len, second)
     future = task([1, 2])
@@ -353,7 +352,6 @@ def test_a_task_nobody_holds_ends_its_thread(second: CPUPool) -> None:
     assert future.result() == 2
     worker.join(60)
     assert not worker.is_alive()
-    assert set(os.listdir("/proc/self/task")) <= before
 
 
 @pytest.mark.parametrize("fails", [False, True])

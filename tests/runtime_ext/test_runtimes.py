@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All that threads do holds under each OpenMP runtime: the tests of `threads`, run again.
+
+A runtime is chosen once, when a process starts, so each run is a process of its own. torch's own
+libgomp is what they run on anyway.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.runtime_ext.runtimes import intel_runtime, llvm_runtime
+from tests.runtime_ext.threads.conftest import Needs
+
+SUITE = Path(__file__).parent / "threads"
+
+
+@pytest.mark.parametrize(
+    ("find", "package"),
+    [(intel_runtime, "PyPI's intel-openmp"), (llvm_runtime, "Debian's libomp5")],
+    ids=["libiomp5", "libomp"],
+)
+def test_threads_under(find, package: str, needs: Needs) -> None:
+    runtime = find()
+    needs(runtime, package)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(SUITE)],
+        env=os.environ | {"LD_PRELOAD": str(runtime)},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert passed, done.stdout
+    assert int(passed[1]) > 50
