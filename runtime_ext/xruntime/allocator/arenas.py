@@ -146,15 +146,18 @@ def create_arena() -> Arena:
 
 def arenas() -> tuple[Arena, ...]:
     """The arenas that exist, jemalloc's own and created ones, by number."""
-    heap = serving_jemalloc()
-    count = int(heap.read("arenas.narenas"))
-    return tuple(Arena(index) for index in range(count) if heap.read(f"arena.{index}.initialized"))
+    with serving_jemalloc().snapshot() as mallctl:  # the list is part of the statistics
+        count = int(mallctl.read("arenas.narenas"))
+        return tuple(
+            Arena(index) for index in range(count) if mallctl.read(f"arena.{index}.initialized")
+        )
 
 
 def arena_of(address: int) -> Arena:
-    """The arena that the block at `address`, which malloc returned, is of (jemalloc 5.1).
+    """The arena that the block at `address` is of (arenas.lookup, jemalloc 5.1).
 
-    Raises `SettingValueError` for an address that is no block's.
+    The block must be one that malloc returned and nobody freed: of other addresses jemalloc refuses
+    some with `SettingValueError`, and crashes at others.
     """
     return Arena(serving_jemalloc().mallctl.look_up(address))
 
@@ -175,9 +178,15 @@ def arena(which: Arena | int | None = None) -> Iterator[Arena]:
     serves the process, `SettingValueError` for an arena that does not exist.
     """
     heap = serving_jemalloc()
-    chosen = (
-        create_arena() if which is None else which if isinstance(which, Arena) else Arena(which)
-    )
+    by_cpu = heap.read("opt.percpu_arena")
+    if by_cpu != "disabled":
+        raise AllocatorUnsupportedError(
+            f"arena: the CPU that a thread runs on chooses its arena (opt.percpu_arena is {by_cpu}); "
+            "start the program with MALLOC_CONF=percpu_arena:disabled"
+        )
+    if which is None:
+        which = create_arena()
+    chosen = Arena(which) if isinstance(which, int) else which
     before = thread_arena()
     _set_thread_arena(heap, chosen)
     try:
@@ -187,9 +196,9 @@ def arena(which: Arena | int | None = None) -> Iterator[Arena]:
 
 
 def _set_thread_arena(heap: Jemalloc, chosen: Arena) -> None:
-    # jemalloc itself would make an arena anew that was destroyed, and list it twice.
-    own = chosen.index < int(heap.read("opt.narenas"))
-    if not own and chosen not in arenas():
+    # jemalloc itself would make an arena anew that was destroyed, and list it twice. Of its own
+    # arenas it makes those that no thread has had yet.
+    if not 0 <= chosen.index < int(heap.read("opt.narenas")) and not _exists(heap, chosen):
         raise SettingValueError(
             f"thread.arena = {chosen.index}: there is no such arena; there are "
             f"{', '.join(str(known.index) for known in arenas())}; allocator.jemalloc.create_arena() "
@@ -198,3 +207,10 @@ def _set_thread_arena(heap: Jemalloc, chosen: Arena) -> None:
     # What the cache holds is of the arena that the thread leaves, and would be handed out in the next.
     heap.flush_thread_cache()
     heap.mallctl.write("thread.arena", chosen.index)
+
+
+def _exists(heap: Jemalloc, chosen: Arena) -> bool:
+    with heap.snapshot() as mallctl:
+        if not 0 <= chosen.index < int(mallctl.read("arenas.narenas")):
+            return False
+        return bool(mallctl.read(f"arena.{chosen.index}.initialized"))

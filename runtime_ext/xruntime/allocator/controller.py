@@ -160,8 +160,9 @@ def start_environment() -> dict[str, str]:
     name = ""
     for entry in map(os.fsdecode, entries):
         if name == "GLIBC_TUNABLES" and entry.startswith("glibc."):
-            # glibc before 2.39 ends each tunable by a null character in the variable itself.
+            # glibc 2.36 ends each tunable by a null character, in the variable itself.
             variables[name] += f":{entry}"
         elif "=" in entry:
-            name, _, variables[name] = entry.partition("=")
+            name, _, value = entry.partition("=")
+            variables[name] = value
     return variables

@@ -131,6 +131,10 @@ class Mallctl:
         what = name if value is None else f"{name} = {value!r}"
         if code == errno.ENOENT:
             return self._absent(name)
+        if code == errno.EINVAL and row.pattern == "arenas.lookup":
+            return SettingValueError(f"{what}: there is no block of jemalloc's at that address")
+        if code == errno.EINVAL and value is not None and self._is_of_its_type(name, row):
+            return SettingValueError(f"{what}: jemalloc does not take that{_why_not(row)}")
         if code == errno.EINVAL:
             return SettingTypeError(
                 f"{what}: this jemalloc has another type for it than {row.kind}; "
@@ -148,6 +152,14 @@ class Mallctl:
         if code == errno.EFAULT:
             return SettingValueError(f"{what}: jemalloc cannot do that{_why_not(row)}")
         return AllocatorError(f"{what}: jemalloc fails with {code} ({os.strerror(code)})")
+
+    def _is_of_its_type(self, name: str, row: Name) -> bool:
+        """Whether `name` can be read as what it was written as; then not the type was wrong."""
+        try:
+            self.read(name, row.kind)
+        except AllocatorError:
+            return False
+        return True
 
     def _absent(self, name: str) -> AllocatorError:
         for switch, beginnings in _BUILT_IN.items():
@@ -216,6 +228,7 @@ def _why_not(row: Name) -> str:
         "arena.<i>.destroy": "; only an arena that was created, and that no thread is set to, can go",
         "arena.<i>.reset": "; only an arena that was created can be reset",
         "arena.<i>.dss": "; there are disabled, primary, secondary",
+        "max_background_threads": "; allowed are numbers up to opt.max_background_threads",
         "prof.dump": "; heap profiling must be on (opt.prof) and the file writable",
         "thread.tcache.flush": "; the thread has no cache (thread.tcache.enabled is false)",
     }

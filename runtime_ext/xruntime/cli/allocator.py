@@ -50,7 +50,7 @@ def _lines(heap: Allocator, told: Stats, settings: Sequence[Setting]) -> list[st
             [
                 (
                     f"{setting.name}{' *' if setting.writable else ''}",
-                    f"{setting.value} {setting.unit or ''}".strip(),
+                    f"{setting.value} {setting.unit or ''}".strip() or "(empty)",
                     setting.note or "",
                 )
                 for setting in settings

@@ -222,7 +222,7 @@ class Glibc(Allocator):
         found += [
             Setting(
                 f"glibc.{name}",
-                value,
+                int(value) if value.isdecimal() else value,
                 None,
                 False,
                 "as GLIBC_TUNABLES asked at the start; glibc does not tell whether it was taken",
