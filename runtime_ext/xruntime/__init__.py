@@ -1,18 +1,94 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Control over threads and CPUs from inside a script.
+"""Control over threads, CPUs and memory from inside a script.
 
-Native code runs on the threads that torch runs on:
+    from xruntime import CPUPool, MultiStreamModule, Task, compile_for_streams, pin
 
-    from xruntime import openmp_team
+    with pin(CPUPool("0-3")):          # this block: four threads, on CPUs 0 to 3
+        model(batch)
+    task = Task(model, CPUPool("4-7")) # beside the caller, on CPUs of its own
+    future = task(batch)
+    fast = compile_for_streams(model, sample, threads=1)
+    streams = MultiStreamModule(fast, num_streams=8)  # a batch over eight streams, one copy of the weights
 
-    torch.set_num_threads(4)
-    openmp_team().size  # 4
+Nothing needs to be preloaded. torch is imported when a name that needs it is first used.
 """
 
 from __future__ import annotations
 
-from xruntime.errors import KernelsUnavailableError
-from xruntime.openmp import OpenMPTeam, TeamMember, openmp_team
+import importlib
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["KernelsUnavailableError", "OpenMPTeam", "TeamMember", "openmp_team"]
+from xruntime.errors import KernelsUnavailableError
+
+if TYPE_CHECKING:
+    from xruntime import allocator
+    from xruntime.cpu_pool import (
+        CPUPool,
+        get_core_list_of_node_id,
+        get_default_num_streams,
+        is_runtime_ext_enabled,
+    )
+    from xruntime.openmp import OpenMPTeam, TeamMember, openmp_team
+    from xruntime.pinning import pin
+    from xruntime.streams.compiled import CompiledForStreams, compile_for_streams
+    from xruntime.streams.hints import MultiStreamModuleHint
+    from xruntime.streams.module import MultiStreamModule
+    from xruntime.streams.packages import StreamPackage, load_package
+    from xruntime.task import Task
+    from xruntime.worker import TaskFuture
+
+__all__ = [
+    "CPUPool",
+    "CompiledForStreams",
+    "KernelsUnavailableError",
+    "MultiStreamModule",
+    "MultiStreamModuleHint",
+    "OpenMPTeam",
+    "StreamPackage",
+    "Task",
+    "TaskFuture",
+    "TeamMember",
+    "allocator",
+    "compile_for_streams",
+    "get_core_list_of_node_id",
+    "get_default_num_streams",
+    "is_runtime_ext_enabled",
+    "load_package",
+    "openmp_team",
+    "pin",
+]
 __version__ = "0.1.0"
+
+_HOMES = {
+    "CPUPool": "cpu_pool",
+    "get_core_list_of_node_id": "cpu_pool",
+    "get_default_num_streams": "cpu_pool",
+    "is_runtime_ext_enabled": "cpu_pool",
+    "OpenMPTeam": "openmp",
+    "TeamMember": "openmp",
+    "openmp_team": "openmp",
+    "pin": "pinning",
+    "CompiledForStreams": "streams.compiled",
+    "compile_for_streams": "streams.compiled",
+    "MultiStreamModuleHint": "streams.hints",
+    "MultiStreamModule": "streams.module",
+    "StreamPackage": "streams.packages",
+    "load_package": "streams.packages",
+    "Task": "task",
+    "TaskFuture": "worker",
+}
+"""Where each name is defined; its module is imported when the name is first asked for."""
+
+
+def __getattr__(name: str) -> Any:
+    if name == "allocator":
+        return importlib.import_module("xruntime.allocator")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'xruntime' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"xruntime.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
