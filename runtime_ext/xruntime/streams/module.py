@@ -8,7 +8,6 @@ for answer in model.map(requests): ...  # or a whole request a stream
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 import warnings
@@ -25,6 +24,7 @@ from xruntime.streams.batches import count_items, even_sizes, join, split
 from xruntime.streams.compiled import CompiledForStreams, kind_of
 from xruntime.streams.counts import Measured, StreamCountSearch, counts_to_try
 from xruntime.streams.hints import MultiStreamModuleHint
+from xruntime.streams.interpreter_lock import lock_exists
 from xruntime.streams.workers import QUEUE_LENGTH, Streams
 
 AUTO: Final = "auto"
@@ -261,12 +261,6 @@ class MultiStreamModule(torch.nn.Module):
             InterpreterLockWarning,
             stacklevel=3,
         )
-
-
-def lock_exists() -> bool:
-    """Whether this interpreter has a lock that only one thread can hold."""
-    enabled = getattr(sys, "_is_gil_enabled", None)
-    return enabled is None or bool(enabled())
 
 
 def _first_cpus(pool: CPUPool, count: int) -> CPUPool:
