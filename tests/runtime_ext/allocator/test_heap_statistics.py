@@ -28,6 +28,8 @@ TOLD = {
 }
 SLACK = 3 * MIB
 """Python allocates in between, and an allocator rounds up."""
+PAGES_SLACK = 8 * MIB
+"""The same where whole pages count, which may be huge ones."""
 
 
 @pytest.mark.parametrize("name", ALLOCATORS)
@@ -43,7 +45,7 @@ def test_numbers_move_by_what_is_allocated(name: str, library: Callable[[str], s
         assert numbers["process_resident"] <= numbers["process_peak_resident"] + MIB
     assert 64 * MIB <= held["mapped"] - before["mapped"] <= (64 + 32) * MIB
     assert held["process_resident"] - before["process_resident"] == pytest.approx(
-        64 * MIB, abs=SLACK
+        64 * MIB, abs=PAGES_SLACK
     )
     assert after["process_peak_resident"] >= before["process_resident"] + 60 * MIB
     if before["allocated"] is not None:
@@ -51,7 +53,7 @@ def test_numbers_move_by_what_is_allocated(name: str, library: Callable[[str], s
         assert after["allocated"] == pytest.approx(before["allocated"], abs=SLACK)
         assert held["allocated"] <= held["mapped"]
     if before["resident"] is not None:
-        assert held["resident"] - before["resident"] == pytest.approx(64 * MIB, abs=SLACK)
+        assert held["resident"] - before["resident"] == pytest.approx(64 * MIB, abs=PAGES_SLACK)
     if before["peak_mapped"] is not None:
         assert after["peak_mapped"] >= held["mapped"] - SLACK
 
@@ -90,7 +92,7 @@ def test_release_lowers_the_resident_set_by_what_it_says(
         assert answer["free"] >= 120 * MIB
     # mimalloc 2.0 keeps the segment that is partly in use, of 32 MiB.
     assert answer["released"] >= (64 if name == "mimalloc" else 120) * MIB
-    assert answer["kept"] - answer["resident"] == pytest.approx(answer["released"], abs=SLACK)
+    assert answer["kept"] - answer["resident"] == pytest.approx(answer["released"], abs=PAGES_SLACK)
 
 
 def test_nothing_to_give_back_is_no_negative_number(glibc: None) -> None:
