@@ -91,7 +91,8 @@ def build(needs: Callable[[object, str], None], tmp_path: Path) -> Callable[...,
     folder, name = sysconfig.get_config_var("LIBDIR"), sysconfig.get_config_var("LDLIBRARY")
     shared = Path(folder or "", name or "")
     needs(compiler, "gcc")
-    needs(shared.suffix == ".so" and shared.is_file(), "a Python with a shared libpython")
+    if shared.suffix != ".so" or not shared.is_file():
+        pytest.skip("this Python has no shared libpython to make another program of")
 
     def compile_it(before: str, inside: str, *flags: str) -> str:
         source, program = tmp_path / "program.c", tmp_path / "program"
