@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starting the workload and telling what was seen."""

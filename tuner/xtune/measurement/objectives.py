@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is to become better, and what has to hold besides."""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+from xtune.measurement.launches import Launch, Outcome
+
+
+class Goal(enum.Enum):
+    """Which direction is better."""
+
+    MAXIMIZE = "maximize"
+    MINIMIZE = "minimize"
+
+
+class Requirement(NamedTuple):
+    """A bound that a configuration has to keep. **Ex.:** ``p99<=20ms``, ``rss<=8GiB``."""
+
+    text: str
+    """As the user wrote it; its name everywhere."""
+    quantity: str
+    """``p50``, ``p90`` or ``p99`` of the latency metric, ``rss``, ``energy``, ``cpu``, or a metric's name."""
+    at_most: bool
+    """False: at least."""
+    limit: float
+    """In base units: seconds, bytes, joules; of a metric, as it is printed."""
+
+    def holds(self, seen: float | None) -> bool:
+        """Whether what was seen keeps it; nothing seen does not."""
+        if seen is None:
+            return False
+        return seen <= self.limit if self.at_most else seen >= self.limit
+
+
+class Objective(NamedTuple):
+    """What a search compares launches by."""
+
+    metric: str
+    """As xlaunch's --metric takes it, or ``wall`` for wall time."""
+    goal: Goal
+    requirements: tuple[Requirement, ...] = ()
+
+    @property
+    def sign(self) -> float:
+        """1 where larger is better, -1 where smaller is."""
+        return 1.0 if self.goal is Goal.MAXIMIZE else -1.0
+
+    def is_feasible(self, launch: Launch) -> bool:
+        """Whether a launch was measured and kept every requirement."""
+        seen = dict(launch.requirements)
+        return launch.outcome is Outcome.MEASURED and all(
+            requirement.holds(seen.get(requirement.text)) for requirement in self.requirements
+        )
