@@ -77,8 +77,9 @@ XK_API int32_t xk_openmp_team(xk_team_member* members, int32_t capacity);
  * the process. LLVM's and Intel's runtimes would give them, and their masks, to the next team that
  * grows; they take the setting (KMP_HOT_TEAMS_MODE=1) before the process's first parallel region
  * only, so call this early. xk_team_confine and xk_team_pin call it as well.
- * Returns 1 when workers stay with their team; 0 when it is too late, or when the environment says
- * otherwise (KMP_HOT_TEAMS_MODE=0). */
+ * Returns 1 when workers stay with their team; 0 when it is too late, or may be because several
+ * threads have met the runtime already, or when the environment says otherwise
+ * (KMP_HOT_TEAMS_MODE=0). */
 XK_API int32_t xk_team_keep_workers(void);
 
 /* Returns how many threads the calling thread's next parallel region asks for, at least 1. */
