@@ -220,6 +220,15 @@ def test_torch_follows_once_it_has_met_the_thread(case: Case, needs: Needs, runt
     assert answer["main"] == answer["new"] == [default, default]
 
 
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_streams_of_torchs_layers_stay_where_they_are(
+    case: Case, needs: Needs, runtime: str
+) -> None:
+    """oneDNN and MKL run on two threads here and there, and the team is whole again after them."""
+    needs(importlib.util.find_spec("torch"), "torch")
+    assert case(runtime, "streams") == {"0": [[0]] * 4, "1": [[1]] * 4}
+
+
 # Arguments, in this process: none of these runs a region.
 
 

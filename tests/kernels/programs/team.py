@@ -250,6 +250,34 @@ def with_torch() -> dict:
     }
 
 
+def streams() -> dict:
+    """Two streams run layers side by side, whose libraries ask for teams of other sizes."""
+    import torch
+
+    linear, convolution = torch.nn.Linear(512, 512), torch.nn.Conv2d(16, 32, 3)
+    meet = threading.Barrier(2)
+    answer = {}
+
+    def stream(place: int) -> None:
+        torch.get_num_threads()
+        resize(4)
+        confine(place)
+        with torch.no_grad():
+            for i in range(20):
+                meet.wait()
+                linear(torch.ones(64 + i, 512))
+                convolution(torch.ones(2, 16, 40 + i, 40))
+                torch.ones(1 << 18).add_(1)
+        answer[place] = masks()
+
+    threads = [threading.Thread(target=stream, args=(place,)) for place in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return answer
+
+
 CASES: dict[str, Callable[..., Any]] = {
     case.__name__: case
     for case in (
@@ -262,6 +290,7 @@ CASES: dict[str, Callable[..., Any]] = {
         trap,
         refusing,
         with_torch,
+        streams,
     )
 }
 
