@@ -25,6 +25,7 @@ from xruntime.streams.compiled import CompiledForStreams, kind_of
 from xruntime.streams.counts import Measured, StreamCountSearch, counts_to_try
 from xruntime.streams.hints import MultiStreamModuleHint
 from xruntime.streams.interpreter_lock import lock_exists
+from xruntime.streams.packages import StreamPackage
 from xruntime.streams.workers import QUEUE_LENGTH, Streams
 
 AUTO: Final = "auto"
@@ -169,11 +170,11 @@ class MultiStreamModule(torch.nn.Module):
     def _checked_count(self, asked: int | str) -> int:
         """The number to begin with; sets up the search when it is to be found."""
         cores = self.cpu_pool.core_count
-        fixed = self.model.threads if isinstance(self.model, CompiledForStreams) else None
+        fixed, runners = _fixed_threads(self.model), _runners(self.model)
         if isinstance(asked, str) and asked.lower() == AUTO:
             most = get_default_num_streams(self.cpu_pool)
-            if fixed is not None:
-                return max(1, most // fixed)
+            if fixed is not None or runners is not None:
+                return max(1, min(most // (fixed or 1), runners or most))
             counts = counts_to_try(most)
             if len(counts) > 1:
                 self._search = StreamCountSearch(counts)
@@ -182,6 +183,11 @@ class MultiStreamModule(torch.nn.Module):
             raise StreamCountError(
                 f"num_streams={asked!r}: it is a number from 1 to {cores}, the cores of the pool,"
                 ' or "auto"'
+            )
+        if runners is not None and asked > runners:
+            raise StreamCountError(
+                f"num_streams={asked} is more than the {runners} calls that the package runs at a time:"
+                f" load_package(path, runners={asked})"
             )
         if asked > cores and not self._oversubscribe:
             warnings.warn(
@@ -202,7 +208,7 @@ class MultiStreamModule(torch.nn.Module):
 
     def _shares(self, count: int) -> tuple[CPUPool, ...]:
         cores = self.cpu_pool.per_core()
-        fixed = self.model.threads if isinstance(self.model, CompiledForStreams) else None
+        fixed = _fixed_threads(self.model)
         if count > len(cores):
             shares = tuple(cores[index % len(cores)] for index in range(count))
         else:
@@ -261,6 +267,16 @@ class MultiStreamModule(torch.nn.Module):
             InterpreterLockWarning,
             stacklevel=3,
         )
+
+
+def _fixed_threads(model: object) -> int | None:
+    """How many threads a model's code was made for; None where any number will do."""
+    return model.threads if isinstance(model, (CompiledForStreams, StreamPackage)) else None
+
+
+def _runners(model: object) -> int | None:
+    """How many calls a model can run at a time; None where there is no limit."""
+    return model.runners if isinstance(model, StreamPackage) else None
 
 
 def _first_cpus(pool: CPUPool, count: int) -> CPUPool:
