@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two ways to run the code of a package: its own C interface, and torch's runner.
+
+The C interface is promised to stay; how tensors get through it (torch._C._aoti) is private to torch.
+Tried with torch 2.11 and 2.13. `why_not_by_hand` sends a tensor there and back before any other.
+
+Source: torch/csrc/inductor/aoti_runtime/interface.h.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import inspect
+import threading
+import weakref
+from collections.abc import Mapping
+from queue import SimpleQueue
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import torch
+
+from xruntime.errors import ClosedError, PackageError
+
+_Pointer = ctypes.c_void_p
+_Size = ctypes.c_size_t
+_Text = ctypes.c_char_p
+
+_FUNCTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
+    "AOTInductorModelContainerCreateWithDevice": (
+        ctypes.POINTER(_Pointer),
+        _Size,
+        _Text,
+        _Text,
+    ),
+    "AOTInductorModelContainerDelete": (_Pointer,),
+    "AOTInductorModelContainerGetNumInputs": (_Pointer, ctypes.POINTER(_Size)),
+    "AOTInductorModelContainerGetNumOutputs": (_Pointer, ctypes.POINTER(_Size)),
+    "AOTInductorModelContainerGetCallSpec": (
+        _Pointer,
+        ctypes.POINTER(_Text),
+        ctypes.POINTER(_Text),
+    ),
+    "AOTInductorModelContainerRun": (
+        _Pointer,
+        ctypes.POINTER(_Pointer),
+        _Size,
+        ctypes.POINTER(_Pointer),
+        _Size,
+        _Pointer,
+        _Pointer,
+    ),
+}
+"""What is called of the C interface, with its arguments; each returns 0, or that it failed."""
+
+_LAST_ERROR: Final = "AOTInductorGetLastError"
+"""Since torch 2.13; code made before writes the reason of a failure to standard error."""
+
+_get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_get_pointer.argtypes, _get_pointer.restype = (ctypes.py_object, _Text), _Pointer
+_new_capsule = ctypes.pythonapi.PyCapsule_New
+_new_capsule.argtypes, _new_capsule.restype = (_Pointer, _Text, _Pointer), ctypes.py_object
+
+
+class _Slot(NamedTuple):
+    """Where one running call leaves the addresses of its tensors."""
+
+    inputs: Any
+    outputs: Any
+
+
+class CRunner:
+    """The code of a package, by its C interface."""
+
+    def __init__(self, library: str, runners: int, path: str) -> None:
+        self._path = path
+        self._runners = runners
+        self._library = loaded = _loaded(library, path)
+        self._handle = handle = _Pointer()
+        _check(
+            loaded,
+            loaded.AOTInductorModelContainerCreateWithDevice(
+                ctypes.byref(handle), runners, b"cpu", None
+            ),
+            f"{path} cannot be set up",
+        )
+        # Not at the interpreter's exit, where threads may still be inside.
+        self._free = weakref.finalize(self, _freed, loaded, handle)
+        self._free.atexit = False
+        self._inputs = self._count("Inputs")
+        self._outputs = self._count("Outputs")
+        self.input_form, self._output_spec = self._read_forms()
+        self._closing = threading.Lock()
+        self._slots: SimpleQueue[_Slot | None] = SimpleQueue()
+        """None, at its end, when the package is closed."""
+
+        for _ in range(runners):
+            slot = _Slot((_Pointer * self._inputs)(), (_Pointer * self._outputs)())
+            self._slots.put(slot)
+
+    def run(self, tensors: list[torch.Tensor]) -> Any:
+        """The outputs, in the form that was exported. The tensors have been checked."""
+        slot = self._slots.get()
+        if slot is None:
+            self._slots.put(None)
+            raise ClosedError(f"{self._path} is closed: load it again")
+        try:
+            for i, capsule in enumerate(_aoti().unsafe_alloc_void_ptrs_from_tensors(tensors)):
+                slot.inputs[i] = _get_pointer(capsule, None)
+            ctypes.memset(slot.outputs, 0, ctypes.sizeof(slot.outputs))
+            # The code takes the input tensors over; the lock is free from here
+            failed = self._library.AOTInductorModelContainerRun(
+                self._handle,
+                slot.inputs,
+                self._inputs,
+                slot.outputs,
+                self._outputs,
+                None,
+                None,
+            )
+            # to here. A failure's message belongs to this thread.
+            _check(self._library, failed, f"{self._path} failed")
+            pointers = list(slot.outputs)
+        finally:
+            self._slots.put(slot)
+        return self._output_spec.unflatten(_tensors_at(pointers))
+
+    @property
+    def inputs(self) -> int | None:
+        """How many tensors it takes."""
+        return self._inputs
+
+    def close(self) -> None:
+        with self._closing:
+            if not self._free.alive:
+                return
+            for _ in range(self._runners):
+                self._slots.get()
+            self._free()
+            self._slots.put(None)
+
+    def _count(self, what: str) -> int:
+        number = _Size()
+        function = getattr(self._library, f"AOTInductorModelContainerGetNum{what}")
+        failed = function(self._handle, ctypes.byref(number))
+        _check(self._library, failed, f"{self._path} does not tell its number of {what.lower()}")
+        return number.value
+
+    def _read_forms(self) -> tuple[Any, Any]:
+        """A nest like the arguments, and torch's description of the outputs."""
+        inputs, outputs = _Text(), _Text()
+        failed = self._library.AOTInductorModelContainerGetCallSpec(
+            self._handle, ctypes.byref(inputs), ctypes.byref(outputs)
+        )
+        _check(self._library, failed, f"{self._path} does not tell how it is called")
+        texts = (inputs.value or b"").decode(), (outputs.value or b"").decode()
+        return _forms(*texts, path=self._path)
+
+
+class TorchRunner:
+    """The same by torch's own runner, which keeps the interpreter's lock."""
+
+    def __init__(self, path: str, runners: int, model: str) -> None:
+        from torch._inductor.package.package import load_package
+
+        # torch._inductor.aoti_load_package, the public name, has no way to say how many.
+        known = inspect.signature(load_package).parameters
+        many: dict[str, Any] = {"num_runners": runners} if "num_runners" in known else {}
+        self._path = path
+        try:
+            self._package: Any = load_package(path, model, **many)
+            texts = self._package.loader.get_call_spec()
+        except (RuntimeError, OSError, ValueError) as error:
+            raise PackageError(f"{path} cannot be loaded by torch: {error}") from error
+        self.input_form, self._output_spec = _forms(texts[0], texts[1], path=path)
+        self.inputs: int | None = None
+
+    def run(self, tensors: list[torch.Tensor]) -> Any:
+        package = self._package
+        if package is None:
+            raise ClosedError(f"{self._path} is closed: load it again")
+        return self._output_spec.unflatten(package.loader.boxed_run(list(tensors)))
+
+    def close(self) -> None:
+        self._package = None
+
+
+Runner: TypeAlias = "CRunner | TorchRunner"
+
+
+def _loaded(library: str, path: str) -> ctypes.CDLL:
+    """The library, what is called of it declared. Raises PackageError."""
+    try:
+        # All symbols are looked up now, so that a missing one is an error and not the end.
+        loaded = ctypes.CDLL(library)
+        for name, arguments in _FUNCTIONS.items():
+            function = getattr(loaded, name)
+            function.argtypes, function.restype = arguments, ctypes.c_int32
+    except (OSError, AttributeError) as error:
+        text = str(error).replace(library, "its library")
+        if "not permitted" in text:
+            remedy = "the temporary folder forbids execution: set TMPDIR to one that allows it"
+        else:
+            remedy = (
+                f"it was made with another torch than {torch.__version__}, or uses operators of a"
+                " library that has to be imported first"
+            )
+        raise PackageError(f"{path} cannot be loaded ({text}): {remedy}") from error
+    last_error = getattr(loaded, _LAST_ERROR, None)
+    if last_error is not None:
+        last_error.argtypes, last_error.restype = (ctypes.POINTER(_Text),), ctypes.c_int32
+    return loaded
+
+
+def _check(library: ctypes.CDLL, failed: int, what: str) -> None:
+    """Raises PackageError, with the message that the code left, if it failed."""
+    if not failed:
+        return
+    message = _Text()
+    last_error = getattr(library, _LAST_ERROR, None)
+    if last_error is not None:
+        last_error(ctypes.byref(message))
+    reason = (message.value or b"").decode(errors="replace").strip()
+    raise PackageError(f"{what}: {reason or 'the reason is on standard error'}")
+
+
+def _freed(library: ctypes.CDLL, handle: ctypes.c_void_p) -> None:
+    library.AOTInductorModelContainerDelete(handle)
+    # ctypes itself never unloads; the library can be as large as the weights.
+    close = ctypes.CDLL(None).dlclose
+    close.argtypes = (_Pointer,)
+    close(library._handle)  # noqa: SLF001 - ctypes gives the handle no other name
+
+
+def _forms(inputs: str, outputs: str, *, path: str) -> tuple[Any, Any]:
+    """What the two descriptions of a call say: a nest like (args, kwargs), and a pytree spec."""
+    import torch.utils._pytree as pytree
+
+    try:
+        spec = pytree.treespec_loads(inputs)
+        form = spec.unflatten([None] * spec.num_leaves)
+        args, kwargs = form
+        return (tuple(args), dict(kwargs)), pytree.treespec_loads(outputs)
+    except Exception as error:
+        raise PackageError(
+            f"{path}: how it is called cannot be read ({error}). If its arguments or outputs are of"
+            " classes of a library's, import that first"
+        ) from error
+
+
+def _aoti() -> Any:
+    return torch._C._aoti  # noqa: SLF001 - see the module's docstring
+
+
+def _tensors_at(pointers: list[int | None]) -> list[torch.Tensor | None]:
+    """Take over the tensors that the code left. An output that is None has no address."""
+    capsules = [_new_capsule(pointer, None, None) for pointer in pointers if pointer is not None]
+    # Its brother for one tensor, alloc_tensor_by_stealing_from_void_ptr, never frees it.
+    tensors = iter(_aoti().alloc_tensors_by_stealing_from_void_ptrs(capsules))
+    return [None if pointer is None else next(tensors) for pointer in pointers]
+
+
+@functools.cache
+def why_not_by_hand() -> str | None:
+    """Why this torch gives no way to call the C interface; None where a tensor comes back whole."""
+    try:
+        sent = torch.arange(6.0).reshape(2, 3)
+        (capsule,) = _aoti().unsafe_alloc_void_ptrs_from_tensors([sent])
+        back = _tensors_at([_get_pointer(capsule, None)])[0]
+        whole = back is not None and back.data_ptr() == sent.data_ptr() and torch.equal(back, sent)
+    except Exception as error:  # noqa: BLE001 - whatever it is, torch's own runner is the answer
+        return f"torch {torch.__version__} passes tensors in another way ({error})"
+    return None if whole else f"torch {torch.__version__} passes tensors in another way"
