@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from xruntime import native
 from xruntime.native import ABI_VERSION, CTeamMember
 
 KERNELS = Path(__file__).parents[2] / "kernels"
@@ -34,6 +35,25 @@ def test_version_is_the_headers_and_the_packages(kernels: ctypes.CDLL) -> None:
     declared = re.search(r"#define XK_ABI_VERSION (\d+)", HEADER.read_text())
     assert declared
     assert kernels.xk_abi_version() == int(declared[1]) == ABI_VERSION
+
+
+def test_python_declares_every_function_once() -> None:
+    """Either it releases the interpreter's lock or it keeps it; not both, not neither."""
+    declared = re.findall(r"XK_API \w+\*? (\w+)\(([^)]*)\)", HEADER.read_text())
+    signatures = {**native._WAITING, **native._QUICK}
+    assert len(signatures) == len(native._WAITING) + len(native._QUICK)
+    assert sorted(signatures) == sorted(name for name, _ in declared)
+    for name, arguments in declared:
+        count = 0 if arguments == "void" else arguments.count(",") + 1
+        assert len(signatures[name][1]) == count, name
+
+
+def test_python_knows_every_answer_below_zero() -> None:
+    declared = dict(re.findall(r"#define XK_(\w+) \((-\d+)\)", HEADER.read_text()))
+    assert len(declared) == 5
+    assert {name: getattr(native, name) for name in declared} == {
+        name: int(value) for name, value in declared.items()
+    }
 
 
 def test_team_reports_every_thread_once(kernels: ctypes.CDLL) -> None:
