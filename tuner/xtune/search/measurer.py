@@ -28,6 +28,8 @@ class Measurer(Protocol):
     ) -> Launch:
         """One launch; it never raises for what the workload does.
 
+        configuration
+            One of the space, or `xtune.space.parameters.BARE`: the command without xlaunch.
         cut_at
             End it early, as Outcome.CUT, once its value is surely worse than this.
         limit_s

@@ -75,3 +75,11 @@ class Configuration(Mapping[str, Value]):
     def with_value(self, name: str, value: Value) -> Configuration:
         """The same but for one parameter."""
         return Configuration(self._values | {name: value})
+
+
+BARE = Configuration({"xlaunch": False})
+"""The command as it would run without xlaunch: the baseline of every search, in no space.
+
+A measurer starts it so, and its plan's hash is another than that of `Configuration({})`, which is
+what xlaunch does of itself.
+"""
