@@ -81,9 +81,9 @@ class CpuMask {
 bool keep_workers() {
   if (kmp_set_defaults == nullptr || kmp_get_num_known_threads == nullptr) return true;
   if (const char* users = std::getenv("KMP_HOT_TEAMS_MODE")) return std::atoi(users) == 1;
-  // The runtime takes the setting until the process's first parallel region, and after that prints
-  // a warning for every one. Nothing tells whether that region was, but the number of threads it
-  // knows does: until then there is none but host threads that asked it something.
+  // The runtime takes the setting until the process's first parallel region; afterwards it prints
+  // a warning. It does not tell whether that region was. It tells how many threads it knows, and
+  // before that region these are host threads alone, as a rule one.
   if (kmp_get_num_known_threads() > 1) return false;
   kmp_set_defaults("KMP_HOT_TEAMS_MODE=1");
   return true;
@@ -99,6 +99,10 @@ bool keep_workers() {
 int32_t place(const int32_t* cpus, int32_t count, bool pinned) {
   CpuMask whole;
   if (!whole.assign(cpus, count)) return XK_INVALID_ARGUMENT;
+  // Whoever asks a runtime something first starts it, and LLVM's and Intel's then take the asking
+  // thread's mask for the process's: so they are asked before it is narrowed.
+  xk_team_keep_workers();
+  omp_get_max_threads();
   CpuMask before;
   int refusal = before.read(0);
   if (refusal == 0) {
@@ -110,7 +114,6 @@ int32_t place(const int32_t* cpus, int32_t count, bool pinned) {
     return XK_REFUSED;
   }
 
-  xk_team_keep_workers();
   int32_t size = 1;
 #pragma omp parallel default(none) shared(cpus, count, pinned, whole, before, size, refusal)
   {

@@ -105,6 +105,18 @@ def test_every_thread_gets_the_mask_that_was_asked_for(case: Case, runtime: str)
     ]
 
 
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_confining_one_team_first_of_all_leaves_the_others_their_cpus(
+    case: Case, runtime: str
+) -> None:
+    """The runtime reads the process's CPUs when it starts: that must be before."""
+    allowed = list(range(len(os.sched_getaffinity(0))))
+    assert case(runtime, "fresh") == {
+        "first": [[0]] * len(allowed),
+        "next": [allowed] * len(allowed),
+    }
+
+
 def test_workers_that_gnus_runtime_adds_inherit_the_set(case: Case) -> None:
     assert case("libgomp", "growing") == {
         "confined": [[1]] * 2,

@@ -105,6 +105,18 @@ def placing() -> list:
     return in_thread(act)
 
 
+def fresh() -> dict:
+    """The process's first dealing with OpenMP confines a team; what another thread's is then."""
+
+    def first() -> list:
+        confine(0)
+        answer = masks()
+        confine(*range(len(ALLOWED)))
+        return answer
+
+    return {"first": in_thread(first), "next": in_thread(masks)}
+
+
 def growing() -> dict:
     def act() -> dict:
         resize(2)
@@ -283,6 +295,7 @@ CASES: dict[str, Callable[..., Any]] = {
     for case in (
         sizes,
         placing,
+        fresh,
         growing,
         together,
         trading,
