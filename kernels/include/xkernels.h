@@ -71,7 +71,8 @@ XK_API int32_t xk_openmp_team(xk_team_member* members, int32_t capacity);
  *
  * So: say how many threads, then confine or pin, and do that again when the team has grown. Before
  * a host thread ends, it confines its team to the CPUs that the process may use: LLVM's and Intel's
- * runtimes give its workers to another team, with their masks. */
+ * runtimes give its workers to another team, with their masks. (Intel's of 2026 leaves them idle
+ * for good: better few host threads that live long.) */
 
 /* Has each host thread's team keep the workers that it does not need at the moment, for the rest of
  * the process. LLVM's and Intel's runtimes would give them, and their masks, to the next team that
