@@ -125,14 +125,16 @@ def _distance(left: torch.Tensor, right: torch.Tensor) -> tuple[float, float]:
     """The largest absolute difference, and the same in units of the largest value."""
     if left.numel() == 0 or left.layout is not torch.strided:
         return 0.0, 0.0
-    exact = not (left.is_floating_point() or left.is_complex())
+    if not (left.is_floating_point() or left.is_complex()):
+        gap = (left.double() - right.double()).abs().max().item()
+        return gap, 0.0 if torch.equal(left, right) else math.inf
     wide = torch.complex128 if left.is_complex() else torch.float64
     left, right = left.to(wide), right.to(wide)
     # No number and infinity are right where they are in both.
     usual = left.isfinite() & right.isfinite()
     same = usual | (left == right) | (left.isnan() & right.isnan())
     gap = torch.where(usual, left - right, 0).abs().max().item()
-    if exact or not bool(same.all()):
+    if not same.all():
         return gap, math.inf
     largest = torch.where(usual, left, 0).abs().max().item()
     return gap, gap / largest if largest > 0 else (math.inf if gap else 0.0)

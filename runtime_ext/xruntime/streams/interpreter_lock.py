@@ -116,36 +116,46 @@ class _Ticker:
         # Bound before, so that a tick holds the lock as shortly as it can.
         sleep, now, freezes = time.sleep, time.perf_counter, self.freezes_s
         with _CPUWait() as cpu_wait:
-            seen, waited = now(), cpu_wait.seconds()
+            seen = now()
+            cpu_wait.since_last()
             self._ticking.set()
             while not self._stopped:
                 sleep(PERIOD_S)
                 # Between two looks at one place of the loop, so that no wait is missed.
-                before, waited_before = seen, waited
-                waited = cpu_wait.seconds()
+                before = seen
+                waited = cpu_wait.since_last()
                 seen = now()
-                frozen = seen - before - PERIOD_S - (waited - waited_before)
+                frozen = seen - before - PERIOD_S - waited
                 if frozen > LATE_S:
                     freezes.append(frozen)
 
 
 class _CPUWait(contextlib.AbstractContextManager["_CPUWait"]):
-    """How long the calling thread has waited for a CPU, since it began; 0 where the kernel is silent.
+    """How long the calling thread waited for a CPU; 0 where the kernel is silent.
 
     Source: Documentation/scheduler/sched-stats.rst of Linux, /proc/<pid>/schedstat.
     """
 
     def __init__(self) -> None:
+        self._waited_s = 0.0
+        self._turns = 0
         self._file = -1
         with contextlib.suppress(OSError):
             path = f"/proc/self/task/{threading.get_native_id()}/schedstat"
             self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
-    def seconds(self) -> float:
+    def since_last(self) -> float:
+        """Since the call before, without what passed while the lock was taken anyway."""
         if self._file < 0:
             return 0.0
-        fields = os.pread(self._file, 128, 0).split()
-        return int(fields[1]) * 1e-9
+        _, waited_ns, turns = map(int, os.pread(self._file, 128, 0).split()[:3])
+        more_s = waited_ns * 1e-9 - self._waited_s
+        more_turns = turns - self._turns
+        self._waited_s += more_s
+        self._turns = turns
+        # A thread that waits for the lock wakes every 5 ms to look (sys.getswitchinterval). Only what
+        # it waits for a CPU at first, and at last when the lock is free, adds to its wait.
+        return more_s * min(1.0, 2 / max(1, more_turns))
 
     def __exit__(self, *_: object) -> None:
         if self._file >= 0:

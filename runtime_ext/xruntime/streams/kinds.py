@@ -24,7 +24,8 @@ class Kind(enum.Enum):
     **Ex.:** ``torch.jit.freeze(torch.jit.trace(model, sample))``"""
 
     COMPILED = "a module that torch.compile wrapped in Python"
-    """The default of torch.compile: the lock is held even while it computes.
+    """The default of torch.compile: the lock is held in the kernels that it generates, and free only
+    in operators that it calls, such as convolutions.
 
     **Ex.:** ``torch.compile(model)``"""
 
