@@ -1,0 +1,378 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A space: parameters, the conditions on them, and the configurations that keep them all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import random
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from xtune.errors import SpaceError
+from xtune.space.conditions import Condition, parse_condition
+from xtune.space.counting import Check, Choices, Counting
+from xtune.space.parameters import Configuration, Parameter, Value, Where
+
+SCHEMA_VERSION = 1
+"""Of `Space.to_plain`: rises when a key changes its meaning or goes."""
+
+
+class Derived(NamedTuple):
+    """A value that follows from one parameter's, for conditions to speak of.
+
+    **Ex.:** ``Derived("ncores", "layout", (4, 1))`` where layout is ``1x4`` or ``4x1``.
+    """
+
+    name: str
+    parameter: str
+    """Empty: it is the same for every configuration."""
+    values: tuple[Value, ...]
+    """One for each value of the parameter, in its order; a single one without a parameter."""
+
+
+class Space:
+    """Every configuration that keeps all conditions; immutable, compared by content.
+
+    Their order is that of the parameters, the last one changing fastest.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[Parameter],
+        conditions: Sequence[str] = (),
+        derived: Sequence[Derived] = (),
+        *,
+        words: Collection[str] = (),
+    ) -> None:
+        """`conditions`: as `xtune.space.conditions` reads them; `words`: text that they may name.
+
+        Raises `SpaceError` for a parameter that is none, for a condition that cannot be read, and
+        where no configuration keeps them all.
+        """
+        self.parameters = tuple(parameters)
+        self.derived = tuple(derived)
+        self.words = tuple(sorted(words))
+        self._by_name = {parameter.name: parameter for parameter in self.parameters}
+        self._positions = {parameter.name: at for at, parameter in enumerate(self.parameters)}
+        _check(self.parameters, self.derived)
+        names = {parameter.name: parameter.values for parameter in self.parameters}
+        names |= {one.name: one.values for one in self.derived}
+        self.conditions = tuple([parse_condition(text, names, words) for text in conditions])
+        fixed = [check for check in map(self._check_of, self.conditions) if check.positions]
+        self._counting = Counting([len(p.values) for p in self.parameters], fixed)
+        for condition in self.conditions:
+            if not self._possible(condition):
+                raise SpaceError(f"--when {condition.text!r}: no configuration keeps it")
+        if not self._counting.total:
+            listed = ", ".join([repr(condition.text) for condition in self.conditions])
+            raise SpaceError(f"no configuration keeps every --when: {listed}")
+        self._columns = _columns(self.parameters, self.derived)
+
+    @property
+    def size(self) -> int:
+        """How many configurations there are, exactly."""
+        return self._counting.total
+
+    @property
+    def default(self) -> Configuration:
+        """The default of every parameter; where conditions rule that out, the least change of it."""
+        wanted = self._choices(Configuration({}))
+        admitted = self._counting.admits(wanted)
+        return self._configuration(wanted if admitted else self._counting.nearest(wanted))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """What the numbers of `encode` stand for. **Ex.:** ``"batch"``, ``"allocator=glibc"``."""
+        return tuple([column.name for column in self._columns])
+
+    @property
+    def name(self) -> str:
+        """16 hexadecimal digits that name what is searched: equal spaces, whatever their reasons."""
+        plain = self.to_plain()
+        del plain["words"]
+        for parameter in plain["parameters"]:
+            del parameter["reason"]
+        text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def parameter(self, name: str) -> Parameter:
+        """The parameter of that name. Raises `SpaceError` where there is none."""
+        if name not in self._by_name:
+            known = ", ".join(self._by_name) or "none"
+            raise SpaceError(f"there is no parameter {name!r} in this space; there are {known}")
+        return self._by_name[name]
+
+    def require_choice(self) -> None:
+        """Raise `SpaceError` unless there are two configurations to choose between."""
+        if self.size > 1:
+            return
+        raise SpaceError(
+            "there is one configuration to measure and nothing to choose: give a --param several "
+            "values, or leave out what fixes the others (--only-params, --when, options of xlaunch)"
+        )
+
+    def __iter__(self) -> Iterator[Configuration]:
+        for index in range(self.size):
+            yield self.at(index)
+
+    def __contains__(self, configuration: object) -> bool:
+        if not isinstance(configuration, Configuration):
+            return False
+        try:
+            return self._counting.admits(self._choices(configuration))
+        except SpaceError:
+            return False
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Space) and self.to_plain() == other.to_plain()
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __repr__(self) -> str:
+        inside = " x ".join([f"{p.name} ({len(p.values)})" for p in self.parameters])
+        return f"Space({inside}: {self.size} configurations)"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Space.from_plain, (self.to_plain(),)
+
+    def at(self, index: int) -> Configuration:
+        """The configuration with `index` others before it; 0 to ``size - 1``."""
+        if not 0 <= index < self.size:
+            raise IndexError(f"{index}: the space holds {self.size} configurations")
+        return self._configuration(self._counting.at(index))
+
+    def index_of(self, configuration: Configuration) -> int:
+        """Its place in the order. Raises `SpaceError` for one that is not in the space."""
+        choices = self._choices(configuration)
+        if not self._counting.admits(choices):
+            broken = [c.text for c in self.conditions if not c.holds(self._values(choices))]
+            raise SpaceError(f"{configuration!r} does not keep --when {', '.join(broken)}")
+        return self._counting.index_of(choices)
+
+    def complete(self, configuration: Mapping[str, Value]) -> Configuration:
+        """The same with every parameter named: those that it does not name have their default.
+
+        Raises `SpaceError` for a name or a value that the space has not; conditions have no part.
+        """
+        return self._configuration(self._choices(configuration))
+
+    def changes(self, configuration: Mapping[str, Value]) -> dict[str, Value]:
+        """What of a configuration is not the default, in the order of the parameters."""
+        complete = self.complete(configuration)
+        return {p.name: complete[p.name] for p in self.parameters if complete[p.name] != p.default}
+
+    def random(self, rng: random.Random) -> Configuration:
+        """One of the configurations, each as likely as any other."""
+        return self.at(rng.randrange(self.size))
+
+    def neighbours(self, configuration: Configuration) -> tuple[Configuration, ...]:
+        """Those that differ in one parameter and behave most alike, in the order of the parameters.
+
+        Of numbers the next admissible one up and down; of pairs of numbers (a layout) those with
+        no other in the box between them; of anything else every other value. Each is a neighbour of
+        its neighbours. Raises `SpaceError` for a configuration that is not in the space.
+        """
+        self.index_of(configuration)
+        choices = self._choices(configuration)
+        found: list[Configuration] = []
+        for at, parameter in enumerate(self.parameters):
+            admitted = [
+                choice
+                for choice in range(len(parameter.values))
+                if self._counting.admits((*choices[:at], choice, *choices[at + 1 :]))
+            ]
+            found += [
+                self._configuration((*choices[:at], choice, *choices[at + 1 :]))
+                for choice in self._adjacent(parameter, choices[at], admitted)
+            ]
+        return tuple(found)
+
+    def encode(self, configuration: Configuration) -> tuple[float, ...]:
+        """Numbers between 0 and 1 for each of `columns`, whose distances say how alike two are.
+
+        An ordered parameter is its rank; one that numbers are derived from (a layout) is their
+        logarithms; any other has a column for each value, so scaled that two values are 1 apart.
+        """
+        choices = self._choices(configuration)
+        return tuple([column.numbers[choices[column.position]] for column in self._columns])
+
+    def to_plain(self) -> dict[str, Any]:
+        """The space as plain lists, dicts, text and numbers, for JSON."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "parameters": [
+                {**p._asdict(), "values": list(p.values), "where": p.where.value}
+                for p in self.parameters
+            ],
+            "conditions": [condition.text for condition in self.conditions],
+            "derived": [{**one._asdict(), "values": list(one.values)} for one in self.derived],
+            "words": list(self.words),
+        }
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Space:
+        """The space that `to_plain` wrote. Raises `SpaceError` for anything else."""
+        version = plain.get("schema_version")
+        if version != SCHEMA_VERSION:
+            raise SpaceError(
+                f"a space of version {version!r} of the format; this xtune reads {SCHEMA_VERSION}"
+            )
+        try:
+            parameters = [
+                Parameter(**{**one, "values": tuple(one["values"]), "where": Where(one["where"])})
+                for one in plain["parameters"]
+            ]
+            derived = [Derived(**{**o, "values": tuple(o["values"])}) for o in plain["derived"]]
+            return cls(parameters, plain["conditions"], derived, words=plain["words"])
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            if isinstance(error, SpaceError):
+                raise
+            raise SpaceError(f"what was kept is no space ({error!r})") from None
+
+    def _choices(self, configuration: Mapping[str, Value]) -> Choices:
+        for name in configuration:
+            self.parameter(name)
+        choices = []
+        for parameter in self.parameters:
+            value = configuration.get(parameter.name, parameter.default)
+            if value not in parameter.values:
+                allowed = ", ".join(map(str, parameter.values))
+                raise SpaceError(f"{parameter.name}={value}: the space has {allowed}")
+            choices.append(parameter.values.index(value))
+        return tuple(choices)
+
+    def _configuration(self, choices: Choices) -> Configuration:
+        pairs = zip(self.parameters, choices, strict=True)
+        return Configuration({parameter.name: parameter.values[at] for parameter, at in pairs})
+
+    def _values(self, choices: Sequence[int]) -> dict[str, Value]:
+        """What conditions speak of, as far as `choices` goes."""
+        pairs = zip(self.parameters, choices, strict=False)
+        values = {parameter.name: parameter.values[at] for parameter, at in pairs}
+        for one in self.derived:
+            at = self._positions.get(one.parameter, -1)
+            if at < len(choices):
+                values[one.name] = one.values[choices[at] if at >= 0 else 0]
+        return values
+
+    def _asked(self, condition: Condition) -> tuple[int, ...]:
+        """The positions of the parameters that a condition depends on."""
+        sources = {one.name: one.parameter for one in self.derived}
+        names = {sources.get(name, name) for name in condition.names} - {""}
+        return tuple(sorted([self._positions[name] for name in names]))
+
+    def _check_of(self, condition: Condition) -> Check:
+        return Check(self._asked(condition), lambda choices: condition.holds(self._values(choices)))
+
+    def _possible(self, condition: Condition) -> bool:
+        """Whether a condition can hold at all, were it the only one."""
+        check = self._check_of(condition)
+        if not check.positions:
+            return condition.holds(self._values(()))
+        return Counting([len(p.values) for p in self.parameters], [check]).total > 0
+
+    def _adjacent(self, parameter: Parameter, chosen: int, admitted: list[int]) -> list[int]:
+        """Of the admitted values those that are most like the chosen one."""
+        others = [choice for choice in admitted if choice != chosen]
+        if parameter.ordered:
+            below = [choice for choice in others if choice < chosen]
+            above = [choice for choice in others if choice > chosen]
+            return [*below[-1:], *above[:1]]
+        points = _coordinates(parameter, self.derived)
+        if points is None:
+            return others
+        return [
+            choice
+            for choice in others
+            if not any(
+                _between(points[third], points[chosen], points[choice])
+                for third in admitted
+                if third not in (chosen, choice)
+            )
+        ]
+
+
+class _Column(NamedTuple):
+    """One number of an encoded configuration."""
+
+    name: str
+    position: int
+    """Of the parameter that it depends on."""
+    numbers: tuple[float, ...]
+    """For each of its values."""
+
+
+def _columns(parameters: Sequence[Parameter], derived: Sequence[Derived]) -> tuple[_Column, ...]:
+    columns = []
+    for at, parameter in enumerate(parameters):
+        count = len(parameter.values)
+        if count == 1:
+            continue
+        points = None if parameter.ordered else _coordinates(parameter, derived)
+        if points is not None:
+            names = [one.name for one in derived if one.parameter == parameter.name]
+            for name, numbers in zip(names, zip(*points, strict=True), strict=True):
+                low, high = min(numbers), max(numbers)
+                if low < high:
+                    scaled = tuple([(number - low) / (high - low) for number in numbers])
+                    columns.append(_Column(f"{parameter.name}.{name}", at, scaled))
+        elif parameter.ordered or count == 2:
+            ranks = tuple([rank / (count - 1) for rank in range(count)])
+            columns.append(_Column(parameter.name, at, ranks))
+        else:
+            for chosen, value in enumerate(parameter.values):
+                hot = tuple([math.sqrt(0.5) * (other == chosen) for other in range(count)])
+                columns.append(_Column(f"{parameter.name}={value}", at, hot))
+    return tuple(columns)
+
+
+def _coordinates(
+    parameter: Parameter, derived: Sequence[Derived]
+) -> tuple[tuple[float, ...], ...] | None:
+    """For each value of a parameter the logarithms of the numbers derived from it; None: none are.
+
+    A layout of twice the instances is as far from it as one of half.
+    """
+    axes = [one.values for one in derived if one.parameter == parameter.name]
+    if not axes or not all(isinstance(n, int | float) and n > 0 for axis in axes for n in axis):
+        return None
+    return tuple([tuple([math.log2(float(n)) for n in point]) for point in zip(*axes, strict=True)])
+
+
+def _between(third: tuple[float, ...], one: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    """Whether a point lies in the box that two others span, and is neither of them."""
+    if third in (one, other):
+        return False
+    return all(min(a, b) <= t <= max(a, b) for t, a, b in zip(third, one, other, strict=True))
+
+
+def _check(parameters: Sequence[Parameter], derived: Sequence[Derived]) -> None:
+    """Raise `SpaceError` for what can be no space."""
+    seen: set[str] = set()
+    sizes = {parameter.name: len(parameter.values) for parameter in parameters}
+    for parameter in parameters:
+        name, values = parameter.name, parameter.values
+        if name in seen:
+            raise SpaceError(f"there are two parameters of the name {name!r}")
+        seen.add(name)
+        if not values:
+            raise SpaceError(f"the parameter {name!r} has no value")
+        twice = [value for at, value in enumerate(values) if value in values[:at]]
+        if twice:
+            raise SpaceError(f"the parameter {name!r} has the value {twice[0]!r} twice")
+        if parameter.default not in values:
+            raise SpaceError(f"the default of {name!r}, {parameter.default!r}, is no value of it")
+        numbers = [value for value in values if isinstance(value, int | float)]
+        if parameter.ordered and (len(numbers) < len(values) or numbers != sorted(numbers)):
+            raise SpaceError(f"the values of {name!r} are to be ordered and do not ascend")
+    for one in derived:
+        if one.name in seen:
+            raise SpaceError(f"{one.name!r} is derived, and also the name of a parameter")
+        seen.add(one.name)
+        if one.parameter and one.parameter not in sizes:
+            raise SpaceError(f"{one.name!r} is derived from {one.parameter!r}, which is not there")
+        if len(one.values) != sizes.get(one.parameter, 1):
+            raise SpaceError(f"{one.name!r} needs a value for each of {one.parameter or 'it'!r}")
