@@ -52,6 +52,10 @@ _BINDS_NOTHING = ("false", "none", "disabled")
 PASSIVE = (("OMP_WAIT_POLICY", "passive"),)
 """Every runtime knows it: libgomp then never spins, Intel's and LLVM's have a block time of 0."""
 
+KEEP_WORKERS = ("KMP_HOT_TEAMS_MODE", "1")
+"""Intel's and LLVM's runtimes pass workers that a team does not need to other teams, with the affinity
+masks that they were given; this keeps them. It counts before the first parallel region only."""
+
 PROFILES = {
     profile.name: profile
     for profile in (
@@ -83,8 +87,8 @@ PROFILES = {
         OpenMPProfile(
             "intel",
             "intel",
-            (("KMP_BLOCKTIME", "1"),),
-            (*PASSIVE, ("KMP_BLOCKTIME", "0")),
+            (("KMP_BLOCKTIME", "1"), KEEP_WORKERS),
+            (*PASSIVE, ("KMP_BLOCKTIME", "0"), KEEP_WORKERS),
             "Intel's runtime; it spins 1 ms before it sleeps, not 200 as by default, so that waiting "
             "threads do not slow down the others",
             "Intel Extension for PyTorch's launcher; openmp/runtime/src/kmp_settings.cpp",
@@ -92,8 +96,8 @@ PROFILES = {
         OpenMPProfile(
             "llvm",
             "llvm",
-            (("KMP_BLOCKTIME", "1"),),
-            (*PASSIVE, ("KMP_BLOCKTIME", "0")),
+            (("KMP_BLOCKTIME", "1"), KEEP_WORKERS),
+            (*PASSIVE, ("KMP_BLOCKTIME", "0"), KEEP_WORKERS),
             "LLVM's runtime; it spins 1 ms before it sleeps, not 200 as by default",
             "as for Intel's, from which it descends; openmp/docs/design/Runtimes.rst",
         ),

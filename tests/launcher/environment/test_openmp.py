@@ -112,7 +112,7 @@ def test_waiting_is_passive_where_spinning_costs_others(plan: Plan, asked: str, 
 def test_waiting_may_spin_where_each_thread_has_a_cpu(plan: Plan, runtime):
     runtime("intel")
     assert chosen("auto", plan) == {}
-    assert chosen("intel", plan) == {"KMP_BLOCKTIME": "1"}
+    assert chosen("intel", plan) == {"KMP_BLOCKTIME": "1", "KMP_HOT_TEAMS_MODE": "1"}
 
 
 @pytest.mark.parametrize("name", ["", "Intel", "gomp", "libiomp5.so"])
@@ -139,13 +139,13 @@ def test_runtime_of_the_user_s_stays_the_only_one(runtime):
     present = runtime("intel")
     choice = choose_openmp("llvm", ROOMY, python_in(sys.prefix), {"LD_PRELOAD": f"x.so:{present}"})
     assert choice.preload is None
-    assert [proposal.name for proposal in choice.proposals] == ["KMP_BLOCKTIME"]
+    assert [proposal.name for proposal in choice.proposals] == ["KMP_BLOCKTIME", "KMP_HOT_TEAMS_MODE"]
     (warning,) = choice.warnings
     assert f"LD_PRELOAD names {present} already, which stays" in warning
     for asked in ("intel", present):
         same = choose_openmp(asked, ROOMY, python_in(sys.prefix), {"LD_PRELOAD": present})
         assert (same.preload, same.warnings) == (None, ())
-        assert [proposal.name for proposal in same.proposals] == ["KMP_BLOCKTIME"]
+        assert [proposal.name for proposal in same.proposals] == ["KMP_BLOCKTIME", "KMP_HOT_TEAMS_MODE"]
 
 
 @pytest.mark.parametrize("soname", ["libiomp5.so", "libomp.so.5", "libgomp.so.1", "libm.so.6"])
@@ -169,7 +169,7 @@ def test_path_of_a_runtime_has_that_runtime_s_settings(runtime, tmp_path: Path):
     choice = choose_openmp(str(path), ROOMY, python_in(sys.prefix), {"XDG_CACHE_HOME": "/dev/null"})
     assert choice.preload is not None
     assert choice.preload.path == os.path.realpath(path)
-    assert [proposal.name for proposal in choice.proposals] == ["KMP_BLOCKTIME"]
+    assert [proposal.name for proposal in choice.proposals] == ["KMP_BLOCKTIME", "KMP_HOT_TEAMS_MODE"]
 
 
 def test_path_of_something_else_is_refused(tmp_path: Path):
