@@ -63,7 +63,7 @@ def confine_team(cpus: Sequence[int], *, pin_workers: bool = False) -> int:
     size: int = act((ctypes.c_int32 * len(cpus))(*cpus), len(cpus))
     if size < 0:
         number = ctypes.get_errno()
-        allowed = "none of them is allowed here" if number == errno.EINVAL else os.strerror(number)
+        allowed = "not all of them may be used" if number == errno.EINVAL else os.strerror(number)
         raise AffinityRefusedError(
             f"this thread cannot be confined to CPUs {_listed(cpus)}: {allowed}."
             f" The process may use {_listed(os.sched_getaffinity(os.getpid()))}"
