@@ -72,7 +72,7 @@ def test_a_program_that_leaves_its_place_is_reported(server: Guest) -> None:
     launch = occupy(server, "--instances", "1", "--ncores", "1", occupant=occupant)
     assert launch.report[0]["cpus_asked"] == [0]
     assert 9 in launch.report[0]["cpus_observed"]
-    assert [text for text in launch.warnings if text.startswith("instance 0 also ran on CPUs 9")]
+    assert [text for text in launch.warnings if text.startswith("instance 0 also ran on CPU 9:")]
 
 
 def test_one_instance_alone_replaces_the_launcher_and_is_in_its_place(server: Guest) -> None:
