@@ -6,7 +6,8 @@
 >>> report = xlaunch.launch(plan)
 
 The command line is a thin user of these three. What they take and return are immutable values:
-`Machine`, `Request`, `Plan`, `Report`.
+`Machine`, `Request`, `Plan`, `Report`. `xlaunch.start(plan)` does not wait: it returns a
+`RunningLaunch`, which shows what instances measure and can end them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from xlaunch.machine import read_machine
     from xlaunch.machine.topology import Machine
     from xlaunch.planning import MAX, Plan, Request, plan
-    from xlaunch.run.library import launch
+    from xlaunch.run.library import RunningLaunch, launch, start
     from xlaunch.run.report import Report
 
 __version__ = "0.1.0"
@@ -30,11 +31,13 @@ __all__ = [
     "Plan",
     "Report",
     "Request",
+    "RunningLaunch",
     "UsageError",
     "XLaunchError",
     "launch",
     "plan",
     "read_machine",
+    "start",
 ]
 
 _HOMES = {
@@ -43,11 +46,13 @@ _HOMES = {
     "Plan": "xlaunch.planning",
     "Report": "xlaunch.run.report",
     "Request": "xlaunch.planning",
+    "RunningLaunch": "xlaunch.run.library",
     "UsageError": "xlaunch.errors",
     "XLaunchError": "xlaunch.errors",
     "launch": "xlaunch.run.library",
     "plan": "xlaunch.planning",
     "read_machine": "xlaunch.machine",
+    "start": "xlaunch.run.library",
 }
 
 

@@ -8,6 +8,7 @@ XLAUNCH_METRICS names are read here.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import select
 import tempfile
@@ -15,17 +16,29 @@ import time
 from collections.abc import Callable
 
 from xlaunch.planning.plan import Plan
+from xlaunch.planning.request import Request
 from xlaunch.run.barrier import Barrier
+from xlaunch.run.live import LiveWriter
 from xlaunch.run.logs import STREAMS, log_path
-from xlaunch.run.metric_lines import Metric
-from xlaunch.run.metrics import Collector, InstanceMetric, MetricTotal
+from xlaunch.run.metric_lines import Metric, parse_metric
+from xlaunch.run.metrics import Collector
 from xlaunch.run.output import READ_SIZE
+from xlaunch.run.report import Measured
 
 LOG_INTERVAL_S = 0.1
 """Between looks at log files; the times of values in them are as exact as that."""
 
 MOST_AT_ONCE = 64 * READ_SIZE
 """Bytes of one log file that are read in one look, so that signals are heard in between."""
+
+
+Note = Callable[[str], None]
+"""Takes one line for the user."""
+
+
+def metrics_of(request: Request) -> tuple[Metric, ...]:
+    """What `--metric` asks for, each once. Raises `UsageError`."""
+    return tuple([parse_metric(text) for text in dict.fromkeys(request.metric)])
 
 
 def make_folder() -> str:
@@ -49,17 +62,20 @@ class Measuring:
     def __init__(
         self,
         plan: Plan,
-        metrics: tuple[Metric, ...],
         folder: str | None,
+        live: LiveWriter | None,
         poll: select.poll,
-        note: Callable[[str], None],
+        note: Note,
     ) -> None:
-        """`folder`: for FIFOs; None where none could be made."""
+        """`folder`: for FIFOs; None where none could be made. `live`: is told of all as it comes."""
         self._plan = plan
         self._poll = poll
         self._note = note
+        self._live = live
         indices = [instance.index for instance in plan.instances]
-        self._collector = Collector(metrics, indices)
+        self._collector = Collector(
+            metrics_of(plan.request), indices, began=time.monotonic(), live=live
+        )
         self._ends: dict[int, float] = {}
         self._pipes: dict[int, int] = {}
         self._pipe_paths: dict[int, str] = {}
@@ -94,8 +110,10 @@ class Measuring:
             found["XLAUNCH_METRICS"] = self._pipe_paths[index]
         return found
 
-    def started(self, index: int) -> None:
-        """An instance runs, for the first time or anew."""
+    def started(self, index: int, now: float) -> None:
+        """An instance runs, for the first time or anew, since `now`."""
+        if self._live is not None:
+            self._live.started(index, now)
         if self._barrier is not None:
             self._barrier.back(index)
         if self._plan.request.log_dir is not None:
@@ -190,8 +208,18 @@ class Measuring:
         if unseen is not None:
             self._note(unseen)
 
-    def results(self) -> tuple[dict[int, tuple[InstanceMetric, ...]], tuple[MetricTotal, ...]]:
+    def results(self) -> Measured:
         """The metrics of each instance and over all, once finished."""
         barrier = self._barrier
         released_at = barrier.released_at if barrier is not None and barrier.came else None
-        return self._collector.sum_up(self._ends, released_at)
+        by_instance, totals = self._collector.sum_up(self._ends, released_at)
+        return Measured(by_instance, totals, self._collector.raw(), self._collector.lines_seen)
+
+
+Measure = Callable[[select.poll, Note], Measuring]
+"""Begins to measure a run, with its supervisor's poll and voice."""
+
+
+def measure_of(plan: Plan, folder: str | None, live: LiveWriter | None) -> Measure:
+    """How `plan` is measured; the rest is as `Measuring` has it."""
+    return functools.partial(Measuring, plan, folder, live)

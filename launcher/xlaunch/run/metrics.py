@@ -11,9 +11,12 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from xlaunch.run.metric_lines import Kind, LineSplitter, Metric, convert
+
+if TYPE_CHECKING:
+    from xlaunch.run.live import LiveWriter
 
 PERCENTILES = (50, 90, 99)
 LEAST_FOR_P99 = 100
@@ -59,6 +62,20 @@ class MetricTotal(NamedTuple):
     """Of a time: over the values of all instances together."""
     notes: tuple[str, ...]
     """What to know before believing it."""
+    window_from_s: float | None = None
+    """When that window began, in seconds since the run did."""
+
+
+class MetricSeries(NamedTuple):
+    """Every value that one instance gave of one metric, in the order given."""
+
+    metric: str
+    instance: int
+    times_s: Sequence[float]
+    """When they came in, in seconds since the run began."""
+    values: Sequence[float]
+    kept_one_in: int
+    """1, unless there were more than `MOST_KEPT`: then one of so many."""
 
 
 class Series:
@@ -86,6 +103,10 @@ class Series:
             self._times, self._values = self._times[::2], self._values[::2]
             self.stride *= 2
 
+    def since(self, began: float) -> tuple[array[float], array[float]]:
+        """The times in seconds since `began`, and the values."""
+        return array("d", (at - began for at in self._times)), self._values
+
     def after(self, start: float | None, end: float | None = None) -> list[float]:
         """The values that came in after `start`, until `end`."""
         return [
@@ -98,8 +119,18 @@ class Series:
 class Collector:
     """Takes the lines of all instances."""
 
-    def __init__(self, metrics: Sequence[Metric], indices: Iterable[int]) -> None:
+    def __init__(
+        self,
+        metrics: Sequence[Metric],
+        indices: Iterable[int],
+        *,
+        began: float = 0.0,
+        live: LiveWriter | None = None,
+    ) -> None:
+        """`began`: when the run did, on the clock of all times here."""
         self._metrics = metrics
+        self._began = began
+        self._live = live
         self._indices = tuple(indices)
         self._series = {(m.name, index): Series() for m in metrics for index in self._indices}
         self._units: dict[str, str] = {}
@@ -114,17 +145,19 @@ class Collector:
         """Take bytes of a stream of an instance; `stream` names it: out, err or metrics."""
         splitter = self._splitters.setdefault((index, stream), LineSplitter())
         for line in splitter.feed(data):
-            self._read(index, line, now, reported=stream == "metrics")
+            self._read(index, stream, line, now)
 
     def finish(self, index: int, now: float) -> None:
         """Take what an instance that has ended left without a line end."""
         for (owner, stream), splitter in self._splitters.items():
             for line in splitter.finish() if owner == index else ():
-                self._read(index, line, now, reported=stream == "metrics")
+                self._read(index, stream, line, now)
 
-    def _read(self, index: int, line: str, now: float, *, reported: bool) -> None:
+    def _read(self, index: int, stream: str, line: str, now: float) -> None:
+        if self._live is not None:
+            self._live.line(index, stream, now, line)
         for metric in self._metrics:
-            value = metric.read_report(line) if reported else metric.read(line)
+            value = metric.read_report(line) if stream == "metrics" else metric.read(line)
             if value is None:
                 continue
             if metric.name in self._unseen:
@@ -133,9 +166,24 @@ class Collector:
                 self._units.setdefault(metric.name, value.unit)
             number = convert(value, self._units.get(metric.name))
             self._series[metric.name, index].add(number, now)
+            if self._live is not None:
+                self._live.value(index, metric.name, now, number)
             self.past_first.add(index)
         if self._unseen and any(char.isdigit() for char in line):
             self._lines.append(line.strip())
+
+    def raw(self) -> tuple[MetricSeries, ...]:
+        """Every value: by metric, and of each by instance."""
+        return tuple(
+            MetricSeries(metric, index, *series.since(self._began), kept_one_in=series.stride)
+            for (metric, index), series in self._series.items()
+        )
+
+    @property
+    def lines_seen(self) -> tuple[str, ...]:
+        """The last lines that held numbers, where some metric was never seen."""
+        shown = dict.fromkeys(line[:SHOWN_WIDTH] for line in self._lines)
+        return tuple(shown) if self._unseen else ()
 
     def unseen(self) -> str | None:
         """A line about metrics that no instance printed, and what was printed instead."""
@@ -144,7 +192,7 @@ class Collector:
         wanted = ", ".join(map(repr, self._unseen))
         if not self._lines:
             return f"--metric {wanted}: nothing of it was printed, nor any other line with a number"
-        shown = " | ".join(line[:SHOWN_WIDTH] for line in dict.fromkeys(self._lines))
+        shown = " | ".join(self.lines_seen)
         return f"--metric {wanted}: no line has it; the last lines with numbers: {shown}"
 
     def sum_up(
@@ -167,7 +215,10 @@ class Collector:
                     InstanceMetric(metric.name, one.count, one.last, means[index])
                 )
             unit = self._units.get(metric.name)
-            totals.append(_total(metric, unit, window, values, notes))
+            total = _total(metric, unit, window, values, notes)
+            if window is not None:
+                total = total._replace(window_from_s=window[0] - self._began)
+            totals.append(total)
         return {index: tuple(found) for index, found in by_instance.items()}, tuple(totals)
 
 
@@ -181,8 +232,8 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
 
 def _steady(
     series: Mapping[int, Series], ends: Mapping[int, float], released_at: float | None
-) -> tuple[float | None, dict[int, list[float]], list[str]]:
-    """Length of the window (None: there is none), the values to count, and what to know of them."""
+) -> tuple[tuple[float, float] | None, dict[int, list[float]], list[str]]:
+    """The window (None: there is none), the values to count, and what to know of them."""
     notes = []
     printed = {index: one for index, one in series.items() if one.first_at is not None}
     missing = sorted(series.keys() - printed.keys())
@@ -197,7 +248,7 @@ def _steady(
     values = {index: one.after(start, end) for index, one in series.items()}
     without = [index for index in printed if not values[index]]
     if printed and not missing and not without:
-        return end - start, values, notes
+        return (start, end), values, notes
     if without and len(series) > 1:
         notes.append(
             f"no common window: no further value of {_instances(without)} while all ran; "
@@ -209,14 +260,15 @@ def _steady(
 def _total(
     metric: Metric,
     unit: str | None,
-    window_s: float | None,
+    window: tuple[float, float] | None,
     values: Mapping[int, Sequence[float]],
     notes: list[str],
 ) -> MetricTotal:
     means = [sum(found) / len(found) for found in values.values() if found]
     pooled = sorted(value for found in values.values() for value in found)
     total = MetricTotal(
-        name=metric.name, kind=metric.kind.value, unit=unit, window_s=window_s, count=len(pooled),
+        name=metric.name, kind=metric.kind.value, unit=unit,
+        window_s=None if window is None else window[1] - window[0], count=len(pooled),
         sum=None, mean=None, p50=None, p90=None, p99=None, notes=(),
     )  # fmt: skip
     if pooled and metric.kind is Kind.RATE:

@@ -9,7 +9,7 @@ import re
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xlaunch.errors import UsageError, XLaunchError
@@ -17,7 +17,7 @@ from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.machine.topology import CPUs
 
 if TYPE_CHECKING:
-    from xlaunch.run.metrics import InstanceMetric, MetricTotal
+    from xlaunch.run.metrics import InstanceMetric, MetricSeries, MetricTotal
 
 SCHEMA_VERSION = 1
 
@@ -32,6 +32,9 @@ COLUMNS = {
     "utilisation": "cpu_s / (wall_s x CPUs asked)",
     "peak_rss_bytes": "largest sampled sum over its processes, at least its process's own peak",
     "context_switches": "voluntary and involuntary, of what cpu_s covers",
+    "minor_faults": "page faults without reading a disk, of what cpu_s covers",
+    "major_faults": "page faults that read a disk, of what cpu_s covers",
+    "started": "false when it never became its program: no interpreter, too many arguments",
     "metrics": "of each --metric: values in all, the last, and the mean over the window of its total",
     "restarts": "times it was started anew after a failure; all that is summed is of all its runs",
     "migrations": "moves from CPU to CPU, all its threads that were seen; null where not counted",
@@ -68,6 +71,10 @@ class InstanceReport(NamedTuple):
     metrics: tuple[InstanceMetric, ...] = ()
     restarts: int = 0
     """Times it was started anew. Exit code and PID are the last run's, the rest is of all."""
+    minor_faults: int | None = None
+    major_faults: int | None = None
+    """Both are None where the system is not Linux."""
+    started: bool = True
 
 
 class Report(NamedTuple):
@@ -83,6 +90,19 @@ class Report(NamedTuple):
     argv: tuple[str, ...]
     metrics: tuple[MetricTotal, ...] = ()
     """Of each `--metric`, over all instances."""
+    series: tuple[MetricSeries, ...] = ()
+    """Every value of each `--metric` and instance; not written to `--report`."""
+    lines_seen: tuple[str, ...] = ()
+    """Where some metric was never seen: the last lines of output that held numbers."""
+
+
+class Measured(NamedTuple):
+    """What a run's measuring comes to."""
+
+    by_instance: Mapping[int, tuple[InstanceMetric, ...]] = {}
+    totals: tuple[MetricTotal, ...] = ()
+    series: tuple[MetricSeries, ...] = ()
+    lines_seen: tuple[str, ...] = ()
 
 
 def report_to_dict(report: Report) -> dict[str, Any]:

@@ -39,6 +39,10 @@ class Running:
         self.status = 0
         self.cpu_s = 0.0
         self.context_switches = 0
+        self.minor_faults = 0
+        self.major_faults = 0
+        self.never_ran = False
+        """Its program could not be executed."""
         self.peak_rss_bytes = 0
         self.leftovers: set[int] = set()
 
@@ -55,6 +59,8 @@ class Running:
     def add_usage(self, usage: struct_rusage) -> None:
         self.cpu_s += usage.ru_utime + usage.ru_stime
         self.context_switches += usage.ru_nvcsw + usage.ru_nivcsw
+        self.minor_faults += usage.ru_minflt
+        self.major_faults += usage.ru_majflt
 
     def note_peak_rss(self, own_bytes: int) -> None:
         """Take the sampled peak, or its process's own (`ru_maxrss`) where that is larger.
@@ -100,4 +106,7 @@ def report_of(runs: Sequence[Running], metrics: tuple[InstanceMetric, ...]) -> I
         leftover_processes=sum(len(run.leftovers) for run in runs),
         metrics=metrics,
         restarts=len(runs) - 1,
+        minor_faults=sum(run.minor_faults for run in runs),
+        major_faults=sum(run.major_faults for run in runs),
+        started=not last.never_ran,
     )

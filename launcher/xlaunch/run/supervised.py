@@ -7,6 +7,7 @@ import os
 import select
 import signal
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from xlaunch.environment import Environment
 from xlaunch.planning.plan import Plan
@@ -14,6 +15,10 @@ from xlaunch.run.keeper import keep
 from xlaunch.run.occupancy import describe_occupancy
 from xlaunch.run.report import Report, leads_elsewhere, render_report, write_report_or_tell
 from xlaunch.run.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from xlaunch.run.live import LiveWriter
+    from xlaunch.run.measuring import Measure
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
@@ -24,14 +29,19 @@ def run_supervised(
     *,
     table: bool,
     deliver: Callable[[Report], None] | None,
+    live: LiveWriter | None = None,
 ) -> int:
-    """Run `plan` under a keeper and a supervisor; the exit code of the first failure, or 0."""
+    """Run `plan` under a keeper and a supervisor; the exit code of the first failure, or 0.
+
+    `live` is told of what instances measure as it comes in.
+    """
     busy = describe_occupancy({cpu for instance in plan.instances for cpu in instance.cpus})
     folder, problem = _folder_for(plan)
+    measure = _measure_for(plan, folder, live)
 
     def supervise(commands: int, signal_mask: set[signal.Signals]) -> int:
         supervisor = Supervisor(
-            plan, environment, commands, signal_mask, folder=folder, quiet=not table
+            plan, environment, commands, signal_mask, measure=measure, quiet=not table
         )
         for text in (problem, busy):
             if text is not None:
@@ -94,6 +104,14 @@ def _folder_for(plan: Plan) -> tuple[str | None, str | None]:
         return make_folder(), None
     except OSError as error:
         return None, f"no start barrier: cannot make a folder for it ({error})"
+
+
+def _measure_for(plan: Plan, folder: str | None, live: LiveWriter | None) -> Measure | None:
+    if not plan.request.metric and live is None:
+        return None
+    from xlaunch.run.measuring import measure_of
+
+    return measure_of(plan, folder, live)
 
 
 def _remove(folder: str | None) -> None:

@@ -23,7 +23,7 @@ from xlaunch.run.logs import open_logs
 from xlaunch.run.observe import Observer
 from xlaunch.run.processes import children, descendants
 from xlaunch.run.relay import Relay
-from xlaunch.run.report import Report
+from xlaunch.run.report import Measured, Report
 from xlaunch.run.restarts import Restarts
 from xlaunch.run.running import Running, report_of
 from xlaunch.run.start import Streams, exec_failure, fork_instance, place_of
@@ -41,7 +41,7 @@ from xlaunch.run.syscalls import SI_KERNEL, SignalInfo, SignalQueue, become_subr
 from xlaunch.run.terminal import CtrlC, Terminal
 
 if TYPE_CHECKING:
-    from xlaunch.run.measuring import Measuring
+    from xlaunch.run.measuring import Measure, Measuring
 
 TIMED_OUT = 124
 OWN_FAULT = 125
@@ -59,10 +59,10 @@ class Supervisor:
         commands: int,
         mask: set[signal.Signals],
         *,
-        folder: str | None = None,
+        measure: Measure | None = None,
         quiet: bool = False,
     ) -> None:
-        """`folder`: a private one for FIFOs, where measuring wants them. `quiet`: say no warnings."""
+        """`measure`: begins the measuring, where something is measured. `quiet`: say no warnings."""
         self._plan = plan
         self._quiet = quiet
         self._request = plan.request
@@ -89,7 +89,7 @@ class Supervisor:
         self._ctrl_c = CtrlC(self._terminal, plan.request.grace_s)
         self._poll = select.poll()
         self._relay = Relay(plan, self._poll)
-        self._measuring = self._prepare_measuring(folder)
+        self._measuring: Measuring | None = measure and measure(self._poll, self.warn)
         if self._measuring is not None:
             self._relay.seen = self._measuring.feed
         self.ended_by_ctrl_c = False
@@ -134,15 +134,6 @@ class Supervisor:
             return None
         return Terminal.find(os.getpgid(self._keeper))
 
-    def _prepare_measuring(self, folder: str | None) -> Measuring | None:
-        if not self._request.metric:
-            return None
-        from xlaunch.run.measuring import Measuring
-        from xlaunch.run.metric_lines import parse_metric
-
-        metrics = tuple([parse_metric(text) for text in dict.fromkeys(self._request.metric)])
-        return Measuring(self._plan, metrics, folder, self._poll, self.warn)
-
     def _start_all(self) -> None:
         for position in range(len(self._plan.instances)):
             if not self._try_to_start(position):
@@ -181,7 +172,7 @@ class Supervisor:
                 os.close(descriptor)
         self._running[pid] = Running(instance, position, pid, exec_result, started, self._observer)
         if self._measuring is not None:
-            self._measuring.started(instance.index)
+            self._measuring.started(instance.index, started)
 
     def _lend_terminal(self, group: int) -> None:
         if self._terminal is not None:
@@ -370,7 +361,7 @@ class Supervisor:
         self._end_leftovers()
         failure = exec_failure(self._environment.program, running.exec_result)
         if failure is not None:
-            running.status = failure.exit_code << 8
+            running.status, running.never_ran = failure.exit_code << 8, True
             index = running.instance.index
             self._fail(failure.exit_code, f"instance {index} could not be started")
             self.say(f"error: instance {index}: {failure}")
@@ -471,11 +462,13 @@ class Supervisor:
         )
 
     def _make_report(self) -> Report:
-        metrics, totals = ({}, ()) if self._measuring is None else self._measuring.results()
+        measured = Measured() if self._measuring is None else self._measuring.results()
         runs: dict[int, list[Running]] = {}
         for running in self._ended:
             runs.setdefault(running.instance.index, []).append(running)
-        reports = tuple(report_of(runs[index], metrics.get(index, ())) for index in sorted(runs))
+        reports = tuple(
+            report_of(runs[index], measured.by_instance.get(index, ())) for index in sorted(runs)
+        )
         for report in reports:
             outside = set(report.cpus_observed) - set(report.cpus_asked)
             if outside and self._plan.bound:
@@ -489,7 +482,9 @@ class Supervisor:
             wall_s=time.monotonic() - self._started,
             count=self._plan.count,
             instances=reports,
-            metrics=totals,
+            metrics=measured.totals,
+            series=measured.series,
+            lines_seen=measured.lines_seen,
             warnings=tuple(self._warnings),
             argv=self._environment.program.argv,
         )
