@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the values of launch parameters mean: a request to xlaunch, with one thing changed.
+
+Each parameter folds what belongs together, so that a space is one static product: a layout is a
+pair of counts that fits, `omp` a runtime and the way its threads wait.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from xlaunch.environment.allocators import PROFILES as ALLOCATORS
+from xlaunch.environment.openmp import PROFILES as RUNTIMES
+from xlaunch.planning import MAX, MemoryPolicy, Mode, Place, Request
+from xlaunch.planning.request import HugePages
+from xtune.errors import SpaceError
+from xtune.space.parameters import Value
+
+LAYOUT, SMT, PLACE, ALLOCATOR, OMP, MEMORY, THP = OPTIONS = (
+    "layout", "smt", "place", "allocator", "omp", "memory", "thp",
+)  # fmt: skip
+"""The parameters that change xlaunch's options."""
+
+INSTANCES, NCORES = "instances", "ncores"
+"""What conditions may say of a layout."""
+
+ALL_CORES = "1xall"
+"""The layout that xlaunch has of itself: one instance on everything that may be used."""
+BY_NODE = "node"
+"""One instance for each NUMA node, where these differ in size: ``--mode throughput``."""
+
+UNSET = "unset"
+"""The value of a variable that is left as it is."""
+
+ACTIVE, PASSIVE = "active", "passive"
+
+WAITING = {
+    # Of the profiles that set no block time of their own. KMP_BLOCKTIME would hide it.
+    "auto": {ACTIVE: ("OMP_WAIT_POLICY", "active"), PASSIVE: ("OMP_WAIT_POLICY", "passive")},
+    "gnu": {ACTIVE: ("OMP_WAIT_POLICY", "active"), PASSIVE: ("OMP_WAIT_POLICY", "passive")},
+    "intel": {ACTIVE: ("KMP_BLOCKTIME", "infinite"), PASSIVE: ("KMP_BLOCKTIME", "0")},
+    "llvm": {ACTIVE: ("KMP_BLOCKTIME", "infinite"), PASSIVE: ("KMP_BLOCKTIME", "0")},
+}
+"""How threads of an OpenMP profile are told to spin for work for ever, or to sleep at once."""
+
+WAITING_VARIABLES = frozenset(
+    [name for ways in WAITING.values() for name, _ in ways.values()] + ["GOMP_SPINCOUNT"]
+)
+"""A user who has set one of these has chosen how threads wait."""
+
+WORDS = frozenset(
+    [ALL_CORES, BY_NODE, *ALLOCATORS, "auto", *RUNTIMES]
+    + [f"{name}+{way}" for name, ways in WAITING.items() for way in ways]
+    + [member.value for words in (Place, MemoryPolicy, HugePages) for member in words]
+)
+"""Every word that conditions may compare a launch parameter with, whether or not it is there."""
+
+_PAIR = re.compile(r"([1-9]\d{0,8})x([1-9]\d{0,8})", re.ASCII)
+
+
+class Layout(NamedTuple):
+    """Instances of equal size."""
+
+    instances: int
+    ncores: int
+
+    def __str__(self) -> str:
+        """**Ex.:** ``4x8``: four instances of eight cores."""
+        return f"{self.instances}x{self.ncores}"
+
+
+def parse_layout(text: str) -> Layout:
+    """**Ex.:** ``4x8``. Raises `SpaceError` for anything else."""
+    match = _PAIR.fullmatch(text)
+    if match is None:
+        raise SpaceError(
+            f"layout={text}: write INSTANCESxCORES such as 4x8, {ALL_CORES} or {BY_NODE}"
+        )
+    return Layout(int(match[1]), int(match[2]))
+
+
+def with_option(request: Request, name: str, value: Value) -> Request:
+    """`request` with one of `OPTIONS` at `value`. Raises `SpaceError` for a value that is none."""
+    if name == SMT and isinstance(value, bool):
+        return request._replace(smt=value)
+    try:
+        if name == LAYOUT:
+            return _with_layout(request, str(value))
+        if name == OMP:
+            return _with_openmp(request, str(value))
+        if name == PLACE:
+            return request._replace(place=Place(value))
+        if name == MEMORY:
+            return request._replace(memory=MemoryPolicy(value))
+        if name == THP:
+            return request._replace(thp=HugePages(value))
+    except ValueError as error:
+        if isinstance(error, SpaceError):
+            raise
+        raise SpaceError(f"{name}={value}: there is no such value") from None
+    if name == ALLOCATOR:
+        return request._replace(allocator=str(value))
+    raise SpaceError(f"{name}={value!r}: no option of xlaunch that is searched")
+
+
+def with_variable(request: Request, name: str, value: Value) -> Request:
+    """`request` with an environment variable for every instance, unless it is to stay as it is."""
+    if value == UNSET:
+        return request
+    others = tuple([pair for pair in request.env if pair[0] != name])
+    return request._replace(env=(*others, (name, str(value))))
+
+
+def _with_layout(request: Request, text: str) -> Request:
+    if text == ALL_CORES:
+        return request._replace(instances=1, ncores=MAX, mode=None)
+    if text == BY_NODE:
+        return request._replace(instances=None, ncores=None, mode=Mode.THROUGHPUT)
+    layout = parse_layout(text)
+    return request._replace(instances=layout.instances, ncores=layout.ncores, mode=None)
+
+
+def _with_openmp(request: Request, text: str) -> Request:
+    profile, plus, way = text.partition("+")
+    if not plus:
+        return request._replace(omp=profile)
+    if way not in WAITING.get(profile, {}):
+        raise SpaceError(
+            f"omp={text}: write a profile, or one of {', '.join(WAITING)} with +{ACTIVE} or +{PASSIVE}"
+        )
+    name, value = WAITING[profile][way]
+    return with_variable(request._replace(omp=profile), name, value)

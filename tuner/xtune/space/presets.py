@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A request as xlaunch's own words: a command line, and the text of a preset file."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import click
+
+from xlaunch.cli import RESERVED
+from xlaunch.cli.launch import launch
+from xlaunch.cli.parameters import Variable
+from xlaunch.cli.presets.command import file_options
+from xlaunch.cli.presets.values import file_name_of, is_flag, shown_value
+from xlaunch.cli.presets.writing import preset_text
+from xlaunch.planning import MAX, Request
+from xtune.space.launch_options import LAYOUT, OPTIONS
+
+FIELDS = {"timeout": "timeout_s", "grace": "grace_s"}
+"""Options whose field in `Request` has another name."""
+
+NAMING = ("module", "no_python")
+"""Options that say what the program's words mean: of the command, not of its preset."""
+
+
+def command_of(request: Request, *, preset: str | None = None, isolated: bool = False) -> list[str]:
+    """The words of the xlaunch command that makes `request`, the program's included.
+
+    preset
+        A file that holds the options; only the program and what names it is said beside it.
+    isolated
+        Have it read neither the project's options nor the user's.
+
+    `shlex.join` makes a line of them.
+    """
+    if request.instances == 1 and request.ncores is MAX:
+        request = request._replace(instances=None, ncores=None)  # which is the same, and shorter
+    words = ["xlaunch"]
+    words += ["--isolated"] if isolated else []
+    words += ["--preset", preset] if preset is not None else []
+    for option, value in _changed(request):
+        if preset is None or option.name in NAMING:
+            words += _words(option, value)
+    program = list(request.program)
+    ambiguous = program[:1] and (program[0] in RESERVED or program[0].startswith("-"))
+    return [*words, *(["--"] if ambiguous else []), *program]
+
+
+def preset_of(request: Request, searched: Collection[str], *, use: str) -> str:
+    """The text of a preset with the options of `request`, for ``xlaunch --preset FILE PROGRAM``.
+
+    searched
+        Names of parameters, as a space has them: their options are written even at their defaults,
+        so that no standing file changes what was measured.
+    use
+        The name of the file, for its first line.
+
+    Raises `UsageError` for a value that TOML cannot hold.
+    """
+    values = {str(option.name): value for option, value in _changed(request)}
+    for name in searched:
+        if name == LAYOUT:
+            fields: tuple[str, ...] = ("mode",) if request.mode else ("instances", "ncores")
+        else:
+            fields = (name,) if name in OPTIONS else ()
+        values |= {field: getattr(request, field) for field in fields}
+    return preset_text(launch, {k: v for k, v in values.items() if k not in NAMING}, use=use)
+
+
+def _changed(request: Request) -> Iterator[tuple[click.Option, Any]]:
+    """The options that are not at their defaults, in the order of xlaunch's help."""
+    defaults = Request()
+    for option in file_options(launch, click.Context(launch)):
+        field = FIELDS.get(str(option.name), str(option.name))
+        if field not in Request._fields:
+            continue
+        value = getattr(request, field)
+        if value != getattr(defaults, field):
+            yield option, value
+
+
+def _words(option: click.Option, value: Any) -> list[str]:
+    name = f"--{file_name_of(option)}"
+    if is_flag(option):
+        return [name if value else option.secondary_opts[0]]
+    if isinstance(option.type, Variable):
+        return [word for variable, content in value for word in (name, f"{variable}={content}")]
+    if option.multiple:
+        return [word for item in value for word in (name, str(item))]
+    return [name, shown_value(option, value)]

@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a configuration comes to on a machine: request, plan, environment, and the hash of it all.
+
+Nothing is started and no folder is made; only that a library can be preloaded is tried once, in a
+child, as every launch does. Configurations of one hash are started in exactly the same way: one
+instance on everything is the same compact or scattered, so it is measured once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from xlaunch.environment import Environment, prepare_environment
+from xlaunch.environment.program import Program, resolve_program
+from xlaunch.environment.variables import OPTION_PREFIX, OURS, split_inherited
+from xlaunch.errors import XLaunchError
+from xlaunch.machine.files import is_live
+from xlaunch.machine.topology import Machine
+from xlaunch.planning import MemoryPolicy, Plan, Request, plan
+from xlaunch.planning.plan import Instance
+from xlaunch.planning.request import HugePages
+from xtune.space.launch_options import with_option, with_variable
+from xtune.space.parameters import BARE, Configuration, Where
+from xtune.space.spaces import Space
+from xtune.space.user_parameters import fill
+
+MEMORY_BITS = 3
+"""Of an instance's share of the memory the hash heeds so many leading bits: under a new kernel a
+machine has some MiB more or less, and is still the same."""
+
+
+class Resolved(NamedTuple):
+    """A configuration that can be carried out."""
+
+    configuration: Configuration
+    """Complete: every parameter is named."""
+    request: Request
+    plan: Plan
+    plan_hash: str
+    """Equal where the program is started in the same way."""
+
+
+class Resolver:
+    """Says what the configurations of a space come to on one machine. Remembers what it said."""
+
+    def __init__(
+        self, space: Space, request: Request, environment: Mapping[str, str], machine: Machine
+    ) -> None:
+        """`request`: the program with its ``{name}`` in place, and what the user asked for besides.
+
+        `environment`: what instances inherit, as a rule `os.environ`.
+        """
+        self.space = space
+        self._request = request
+        self._environment = dict(environment)
+        self._machine = machine
+        self._policy_stays = _inherits_memory_policy(machine)
+        self._known: dict[Configuration, Resolved | XLaunchError] = {}
+
+    def request(self, configuration: Configuration) -> Request:
+        """What xlaunch is asked for. `BARE`: the program alone, user's parameters at their defaults.
+
+        Raises `SpaceError` for a name or value that the space has not.
+        """
+        if configuration == BARE:
+            complete = self.space.complete({})
+        else:
+            complete = self.space.complete(configuration)
+        by_place = {where: list[str]() for where in Where}
+        for parameter in self.space.parameters:
+            by_place[parameter.where].append(parameter.name)
+        words = {name: complete[name] for name in by_place[Where.PROGRAM]}
+        request = fill(self._request, words)
+        if configuration == BARE:
+            return request
+        for name in by_place[Where.OPTION]:
+            request = with_option(request, name, complete[name])
+        for name in by_place[Where.VARIABLE]:
+            request = with_variable(request, name, complete[name])
+        return request
+
+    def resolve(self, configuration: Configuration) -> Resolved:
+        """The plan of a configuration.
+
+        Raises what `xlaunch.plan` and `xlaunch.environment.prepare_environment` raise where it
+        cannot be carried out, and `SpaceError` for one that is not in the space.
+        """
+        complete = self.space.complete(configuration)
+        known = self._known.get(complete)
+        if known is None:
+            known = self._known[complete] = self._resolve(complete)
+        if isinstance(known, XLaunchError):
+            raise known
+        return known
+
+    def plan_hash(self, configuration: Configuration) -> str | None:
+        """The hash of what decides how a configuration is started; None where it cannot be.
+
+        That is CPUs, memory policy, changes to the environment, preloads, the program and its
+        arguments. `BARE` has one too: the program and its arguments. Raises `SpaceError` for a
+        configuration that is not in the space.
+        """
+        if configuration != BARE:
+            self.space.complete(configuration)
+        try:
+            if configuration == BARE:
+                env = self.request(BARE).env
+                return _digest({"bare": _program(self._bare_program()), "env": env})
+            return self.resolve(configuration).plan_hash
+        except XLaunchError:
+            return None
+
+    def refusal(self, configuration: Configuration) -> str | None:
+        """Why a configuration cannot be carried out here, in a line; None: it can."""
+        self.space.complete(configuration)
+        try:
+            self.resolve(configuration)
+        except XLaunchError as error:
+            return str(error)
+        return None
+
+    def environment(self, configuration: Configuration) -> Environment:
+        """What the instances would be started with. Raises what `resolve` raises."""
+        return prepare_environment(
+            self.resolve(configuration).plan, self._environment, make_folders=False
+        )
+
+    def command(self, configuration: Configuration, *, isolated: bool = False) -> list[str]:
+        """The xlaunch command line that does the same; of `BARE` the program as it is executed.
+
+        isolated
+            Have xlaunch read no standing file of options, which would change it.
+
+        Raises `SpaceError` for a configuration that is not in the space; for `BARE` what
+        `resolve_program` raises.
+        """
+        from xtune.space.presets import command_of
+
+        if configuration == BARE:
+            return list(self._bare_program().argv)
+        return command_of(self.request(configuration), isolated=isolated)
+
+    def preset(self, configuration: Configuration, *, use: str = "best.toml") -> str:
+        """The text of a preset file, named `use`: ``xlaunch --preset best.toml PROGRAM`` does the same.
+
+        The program and its arguments are not in it: see `preset_command`. Raises `SpaceError` for a
+        configuration that is not in the space, `UsageError` for a value that TOML cannot hold.
+        """
+        from xtune.space.presets import preset_of
+
+        searched = [p.name for p in self.space.parameters if p.where is Where.OPTION]
+        return preset_of(self.request(configuration), searched, use=use)
+
+    def preset_command(self, configuration: Configuration, *, use: str = "best.toml") -> list[str]:
+        """The command line that uses the preset: the program with the values in their places."""
+        from xtune.space.presets import command_of
+
+        return command_of(self.request(configuration), preset=use)
+
+    def _resolve(self, complete: Configuration) -> Resolved | XLaunchError:
+        try:
+            request = self.request(complete)
+            made = plan(request, self._machine)
+            share = made.memory_share_bytes
+            rounded = None if share is None else _leading(share, MEMORY_BITS)
+            prepared = prepare_environment(
+                made._replace(memory_share_bytes=rounded), self._environment, make_folders=False
+            )
+        except XLaunchError as error:
+            return error
+        return Resolved(complete, request, made, self._identify(made, prepared))
+
+    def _identify(self, made: Plan, prepared: Environment) -> str:
+        instances = [
+            {
+                "cpus": instance.cpus if made.bound else None,
+                "memory": self._memory_of(made, instance),
+                **_program(program),
+                "environment": self._changes(variables, {s.name: s.value for s in settings}),
+                "removed": sorted(
+                    [
+                        name
+                        for name in self._environment.keys() - variables.keys() - {OURS}
+                        if not name.startswith(OPTION_PREFIX)
+                    ]
+                ),
+            }
+            for instance, program, variables, settings in zip(
+                made.instances,
+                prepared.programs,
+                prepared.variables,
+                prepared.settings,
+                strict=True,
+            )
+        ]
+        return _digest(
+            {
+                "instances": instances,
+                "count": made.count,
+                "forbids_huge_pages": made.request.thp is HugePages.NEVER,
+            }
+        )
+
+    def _changes(self, variables: Mapping[str, str], settings: Mapping[str, str]) -> dict[str, str]:
+        """Variables that are not as inherited, and those that were looked at and left."""
+        changed = {n: v for n, v in variables.items() if self._environment.get(n) != v}
+        changed.pop(OURS, None)  # lists the others
+        return {**settings, **changed}
+
+    def _memory_of(self, made: Plan, instance: Instance) -> tuple[str, tuple[int, ...]]:
+        policy, nodes = instance.memory, instance.memory_nodes
+        if policy is MemoryPolicy.NONE:
+            return policy.value, ()
+        if made.request.memory is MemoryPolicy.AUTO and self._policy_stays:
+            return "inherited", ()
+        # Interleaving over a single node takes its pages from there and, when it is full, from the
+        # next: what preferring it does (mm/mempolicy.c: only binding gives the allocator a mask).
+        if policy is MemoryPolicy.INTERLEAVE and len(nodes) == 1:
+            policy = MemoryPolicy.PREFERRED
+        return policy.value, nodes
+
+    def _bare_program(self) -> Program:
+        return resolve_program(self.request(BARE), split_inherited(self._environment).users_own)
+
+
+def _program(program: Program) -> dict[str, Any]:
+    return {"executable": program.executable, "argv": program.argv}
+
+
+def _digest(values: Mapping[str, Any]) -> str:
+    text = json.dumps(values, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _leading(size: int, bits: int) -> int:
+    """`size` rounded to so many leading bits. **Ex.:** 15.5 GiB to three: 16 GiB."""
+    step = 1 << max(0, size.bit_length() - bits)
+    return (size + step // 2) // step * step
+
+
+def _inherits_memory_policy(machine: Machine) -> bool:
+    """Whether this process was started under a memory policy, which ``--memory auto`` leaves."""
+    if not is_live(machine.root) or len(machine.topology.numa_nodes) < 2:
+        return False
+    from xlaunch.run.syscalls import MPOL_DEFAULT, read_memory_policy
+
+    try:
+        return read_memory_policy().mode != MPOL_DEFAULT
+    except OSError:
+        return False

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The user's own parameters: ``--param batch=1,2,4,8``, and their places in the program's words.
+
+    batch=1,2,4,8        these values; the first is the default
+    threads=4..64        doubling: 4, 8, 16, 32, 64
+    threads=4..64:4      in steps of 4; both ends are always among the values
+    size=1,10..40:10     lists and ranges together
+    mode=eager,compile   text
+    stop='a,b',"c d"     quotes keep commas and blanks; a quote in quotes is written twice
+
+An item is a number where Python would write that number just so (``8``, ``0.5``), and all items are;
+else they are text (``1e-3``, ``007``). Either way the program gets what was written, byte for byte.
+
+``{batch}`` in the program's arguments and in the values of --env gives way to the value. No other
+brace is touched: JSON, ``{index}`` and ``${HOME}`` stay. ``{{batch}}`` stands for the text ``{batch}``,
+as with xlaunch's --substitute.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
+from typing import NamedTuple
+
+from xlaunch.planning import Request
+from xtune.errors import SpaceError
+from xtune.space.conditions import KEYWORDS
+from xtune.space.launch_options import INSTANCES, NCORES, OPTIONS
+from xtune.space.parameters import BARE, Parameter, Value, Where
+
+MOST_VALUES = 1000
+"""Of one parameter."""
+
+LAUNCHER_WORDS = ("index", "count", "cpus", "ncores", "node")
+"""What xlaunch itself puts in the place of braces, see `xlaunch.environment.substitution`."""
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_NUMBER = r"-?\d+(?:\.\d+)?"
+_RANGE = re.compile(rf"({_NUMBER})\.\.({_NUMBER})(?::({_NUMBER}))?", re.ASCII)
+_RANGE_BEGUN = re.compile(rf"{_NUMBER}\.\.", re.ASCII)
+
+
+class _Item(NamedTuple):
+    """One item of a list as it was written."""
+
+    text: str
+    quoted: bool
+
+
+def parse_parameter(text: str) -> Parameter:
+    """The parameter that `text`, ``NAME=VALUES``, writes; see the module for the forms.
+
+    Raises `SpaceError`, one line.
+    """
+    name, equals, listed = text.partition("=")
+    if not equals:
+        raise SpaceError(
+            f"--param {text!r}: write NAME=VALUE,VALUE or NAME=LOW..HIGH, as in batch=1,2,4,8"
+        )
+    if not _NAME.fullmatch(name) or name in KEYWORDS:
+        raise SpaceError(
+            f"--param {text!r}: {name!r} cannot be a name; a name is of letters, digits and _, begins "
+            f"with no digit, and is none of {', '.join(KEYWORDS)}"
+        )
+    taken = _owner_of(name)
+    if taken is not None:
+        raise SpaceError(f"--param {text!r}: {name!r} is {taken}; choose another name")
+    texts: list[str] = []
+    texts_only = False
+    for item in _items(text, listed):
+        texts_only |= item.quoted
+        texts += [item.text] if item.quoted else _spread(text, item.text)
+        if len(texts) > MOST_VALUES:
+            raise SpaceError(f"--param {text!r}: more than {MOST_VALUES} values; give fewer")
+    numbers = [] if texts_only else [number for t in texts if (number := _number(t)) is not None]
+    ordered = len(numbers) == len(texts)
+    values: list[int | float] | list[str] = numbers if ordered else texts
+    twice = [texts[at] for at, value in enumerate(values) if value in values[:at]]
+    if twice:
+        raise SpaceError(f"--param {text!r}: {twice[0]!r} is there twice")
+    return Parameter(
+        name=name,
+        values=tuple(sorted(numbers)) if ordered else tuple(texts),
+        default=numbers[0] if ordered else texts[0],
+        where=Where.PROGRAM,
+        ordered=ordered,
+        changes_results=False,
+        reason=f"asked for: --param {text}",
+    )
+
+
+def parse_parameters(texts: Iterable[str], request: Request) -> tuple[Parameter, ...]:
+    """The parameters of several --param, each of which `request` has a place for.
+
+    Raises `SpaceError` for one that is there twice, or occurs neither in ARGS nor in --env.
+    """
+    parameters: list[Parameter] = []
+    for text in texts:
+        parameter = parse_parameter(text)
+        if any(parameter.name == other.name for other in parameters):
+            raise SpaceError(
+                f"--param {text!r}: {parameter.name!r} is given twice; join the values"
+            )
+        _require_place(parameter.name, request)
+        parameters.append(parameter)
+    return tuple(parameters)
+
+
+def fill(request: Request, values: Mapping[str, Value]) -> Request:
+    """`request` with the values in the place of their names in the program's arguments and --env.
+
+    **Ex.:** ``infer.py --batch-size {batch}`` with ``{"batch": 8}``: ``infer.py --batch-size 8``.
+    """
+    if not values:
+        return request
+    program = request.program[:1] + tuple([replace(word, values) for word in request.program[1:]])
+    env = tuple([(name, replace(value, values)) for name, value in request.env])
+    return request._replace(program=program, env=env)
+
+
+def replace(text: str, values: Mapping[str, Value]) -> str:
+    """`text` with the value for each ``{name}``; ``{{name}}`` gives ``{name}``."""
+    if "{" not in text or not values:
+        return text
+
+    def replacement(found: re.Match[str]) -> str:
+        opening, name, closing = found.groups()
+        if opening and closing:
+            return found[0][1:-1]
+        return f"{opening}{values[name]}{closing}"
+
+    return _braces(values).sub(replacement, text)
+
+
+def _braces(names: Iterable[str]) -> re.Pattern[str]:
+    return re.compile(rf"\{{(\{{?)({'|'.join(map(re.escape, names))})\}}(\}}?)")
+
+
+def _owner_of(name: str) -> str | None:
+    """Whose a name is already; None: it is free."""
+    if name in LAUNCHER_WORDS:
+        return f"what xlaunch puts in the place of {{{name}}}"
+    if name in (*OPTIONS, INSTANCES, NCORES):
+        return "the name of a launch parameter"
+    if name in BARE:
+        return "a name that the tuner uses itself"
+    return None
+
+
+def _require_place(name: str, request: Request) -> None:
+    texts = [*request.program[1:], *(value for _, value in request.env)]
+    if any(not (m[1] and m[3]) for text in texts for m in _braces([name]).finditer(text)):
+        return
+    written = {word for text in texts for word in re.findall(r"\{(\w+)\}", text)}
+    near = difflib.get_close_matches(name, sorted(written - set(LAUNCHER_WORDS)), n=1)
+    if near:
+        hint = f"there is {{{near[0]}}}"
+    else:
+        hint = f"write {{{name}}} where the value goes, as in --{name.replace('_', '-')} {{{name}}}"
+    raise SpaceError(
+        f"--param {name}: {{{name}}} occurs neither in the program's arguments nor in --env; {hint}"
+    )
+
+
+def _items(text: str, listed: str) -> Sequence[_Item]:
+    """The items of a list that commas part. Blanks around them fall away."""
+    items, at = list[_Item](), 0
+    while True:
+        while listed[at : at + 1].isspace():
+            at += 1
+        if listed[at : at + 1] in ("'", '"'):
+            item, at = _quoted(text, listed, at)
+        else:
+            end = listed.find(",", at)
+            end = len(listed) if end < 0 else end
+            item, at = _Item(listed[at:end].rstrip(), quoted=False), end
+            if not item.text:
+                raise SpaceError(f"--param {text!r}: a value is empty; for empty text write ''")
+        if "\0" in item.text:
+            raise SpaceError(f"--param {text!r}: no argument can hold a null character")
+        items.append(item)
+        if at == len(listed):
+            return items
+        at += 1
+
+
+def _quoted(text: str, listed: str, at: int) -> tuple[_Item, int]:
+    """The item in quotes that begins at `at`, and where the comma behind it is, or the end."""
+    quote, begin = listed[at], at + 1
+    match = re.compile(rf"((?:[^{quote}]|{quote}{quote})*){quote}").match(listed, begin)
+    if match is None:
+        raise SpaceError(f"--param {text!r}: the quote in {listed[at:]!r} is not closed")
+    end = match.end()
+    while listed[end : end + 1].isspace():
+        end += 1
+    if end < len(listed) and listed[end] != ",":
+        raise SpaceError(
+            f"--param {text!r}: a comma is missing before {listed[end:]!r}; quotes hold a whole value"
+        )
+    return _Item(match[1].replace(quote * 2, quote), quoted=True), end
+
+
+def _spread(text: str, item: str) -> list[str]:
+    """The values of a range as they are written; of anything else the item itself."""
+    match = _RANGE.fullmatch(item)
+    if match is None:
+        if _RANGE_BEGUN.match(item):
+            raise SpaceError(
+                f"--param {text!r}: {item!r} is no range; write LOW..HIGH or LOW..HIGH:STEP, or quotes "
+                "around text"
+            )
+        return [item]
+    low, high = Decimal(match[1]), Decimal(match[2])
+    step = Decimal(match[3]) if match[3] else None
+    if low >= high:
+        raise SpaceError(f"--param {text!r}: {item!r} does not ascend; the lower end comes first")
+    if step is None and low <= 0:
+        raise SpaceError(
+            f"--param {text!r}: {item!r} doubles its values and cannot begin with {low}; "
+            f"write steps: {low}..{high}:{max(1, round(high) // 8)}"
+        )
+    if step is not None and step <= 0:
+        raise SpaceError(f"--param {text!r}: the step of {item!r} must be above 0")
+    values = []
+    value = low
+    while value < high:
+        values.append(value)
+        if len(values) >= MOST_VALUES:
+            raise SpaceError(f"--param {text!r}: more than {MOST_VALUES} values; take larger steps")
+        value = value * 2 if step is None else value + step
+    return [_written(value) for value in [*values, high]]
+
+
+def _written(value: Decimal) -> str:
+    """As Python writes the number: ``8`` for what is whole, ``0.5``."""
+    return str(int(value)) if value == value.to_integral_value() else str(float(value))
+
+
+def _number(text: str) -> int | float | None:
+    """The number that `text` is, if Python writes that number just so."""
+    for kind in (int, float):
+        try:
+            number = kind(text)
+        except ValueError:
+            continue
+        if str(number) == text and text not in ("nan", "inf", "-inf"):
+            return number
+    return None
