@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tuner keeps, as plain values for JSON and back.
+
+Nothing is lost on the way but digits of times below a microsecond. Recordings and studies are read
+by later versions, so the keys here never change their meaning. What is empty is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from xtune.measurement.launches import Launch, Outcome, Secondary, Series, Steadiness
+from xtune.measurement.objectives import Goal, Objective, Requirement
+from xtune.space.parameters import Configuration, Parameter
+
+Plain = dict[str, Any]
+
+
+def encode_objective(objective: Objective) -> Plain:
+    requirements = [requirement._asdict() for requirement in objective.requirements]
+    return {
+        "metric": objective.metric,
+        "goal": objective.goal.value,
+        "requirements": requirements,
+    }
+
+
+def decode_objective(plain: Plain) -> Objective:
+    requirements = tuple(Requirement(**one) for one in plain["requirements"])
+    return Objective(plain["metric"], Goal(plain["goal"]), requirements)
+
+
+def encode_launch(launch: Launch, *, series: bool = True) -> Plain:
+    """A launch as plain values; `series`: with every raw sample."""
+    plain: Plain = {
+        "configuration": dict(launch.configuration),
+        "plan": launch.plan_hash,
+        "outcome": launch.outcome.value,
+        "value": launch.value,
+        "began_s": launch.began_s,
+        "steadiness": launch.steadiness.value,
+        "requirements": dict(launch.requirements),
+        "metrics": dict(launch.metrics),
+        "secondary": {k: v for k, v in launch.secondary._asdict().items() if v is not None},
+        "exit_code": launch.exit_code,
+        "stderr_tail": launch.stderr_tail,
+        "notes": list(launch.notes),
+    }
+    if series:
+        plain["series"] = [_encode_series(one) for one in launch.series]
+    plain = {key: value for key, value in plain.items() if value not in (None, "", [], {})}
+    # An empty one of these says something.
+    return {"configuration": dict(launch.configuration), "plan": launch.plan_hash} | plain
+
+
+def decode_launch(plain: Plain) -> Launch:
+    return Launch(
+        configuration=Configuration(plain["configuration"]),
+        plan_hash=plain["plan"],
+        outcome=Outcome(plain["outcome"]),
+        value=plain.get("value"),
+        began_s=plain["began_s"],
+        steadiness=Steadiness(plain["steadiness"]),
+        requirements=tuple(plain.get("requirements", {}).items()),
+        metrics=tuple(plain.get("metrics", {}).items()),
+        secondary=Secondary(**plain["secondary"]),
+        series=tuple(_decode_series(one) for one in plain.get("series", ())),
+        exit_code=plain.get("exit_code"),
+        stderr_tail=plain.get("stderr_tail", ""),
+        notes=tuple(plain.get("notes", ())),
+    )
+
+
+def changes(configuration: Mapping[str, Any], parameters: Sequence[Parameter]) -> Plain:
+    """What of a configuration is not the default."""
+    defaults = {parameter.name: parameter.default for parameter in parameters}
+    return {
+        name: value
+        for name, value in configuration.items()
+        if name not in defaults or not _same(value, defaults[name])
+    }
+
+
+def _same(one: object, other: object) -> bool:
+    """Equal and of one type: 1, 1.0 and true are three values."""
+    return one == other and type(one) is type(other)
+
+
+def _encode_series(series: Series) -> Plain:
+    return {
+        "instance": series.instance,
+        "metric": series.metric,
+        # A microsecond is finer than any pipe; digits beyond it only take room.
+        "times_s": [round(time_s, 6) for time_s in series.times_s],
+        "values": list(series.values),
+    }
+
+
+def _decode_series(plain: Plain) -> Series:
+    return Series(
+        plain["instance"], plain["metric"], tuple(plain["times_s"]), tuple(plain["values"])
+    )
