@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a study belongs to: a kind of machine, and a program.
+
+Machines of one kind agree in all that a plan is made from: processor, caches, nodes, memory, and
+what may be used of them; CPU numbers, the kernel, microcode and the host's name have no part in it.
+So a fleet of them can share a study, and nothing measured elsewhere is ever mixed in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from xlaunch.machine.topology import CPUs, Machine, Topology
+from xlaunch.planning import Request
+from xtune.errors import StudyError
+from xtune.space.processors import Processor
+
+MEMORY_STEPS = 8
+"""Sizes of memory are told apart in eighths of a power of two, rounded up: what the kernel counts is
+some hundredths below what is installed, and differs between machines of one kind."""
+
+LARGEST_FILE_BYTES = 1 << 26
+"""A longer program is told by its path alone."""
+
+
+_INTERPRETER = re.compile(r"(python|pypy)[\d.]*|(ba|da|z|k)?sh|perl|ruby|node|Rscript")
+
+
+class MachineIdentity(NamedTuple):
+    """A kind of machine, and what may be used of it."""
+
+    facts: tuple[tuple[str, str], ...]
+    """Names and values, for people to compare. **Ex.:** ``("cores", "64, 2 threads each")``."""
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hexadecimal digits; equal for machines of one kind."""
+        return _digest(self.facts)[:16]
+
+    def difference(self, other: MachineIdentity) -> str | None:
+        """How `other` differs from this one, in a line; None: it is of the same kind.
+
+        **Ex.:** ``"memory: 64 GiB here, 128 GiB there"``
+        """
+        ours, theirs = dict(self.facts), dict(other.facts)
+        differing = [
+            f"{name}: {ours.get(name, 'unknown')} here, {theirs.get(name, 'unknown')} there"
+            for name in {**ours, **theirs}
+            if ours.get(name) != theirs.get(name)
+        ]
+        return "; ".join(differing) or None
+
+    def to_plain(self) -> dict[str, str]:
+        """For JSON."""
+        return dict(self.facts)
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, str]) -> MachineIdentity:
+        """What `to_plain` gave."""
+        return cls(tuple(plain.items()))
+
+
+def identify_machine(machine: Machine, processor: Processor) -> MachineIdentity:
+    """The kind that `machine` is of. Where little is known of a machine, little tells it apart."""
+    topology, limits = machine.topology, machine.limits
+    facts = {
+        "architecture": topology.architecture,
+        "processor": "; ".join(processor.models) or "unknown",
+        "features": " ".join(processor.features) or "unknown",
+        "cores": _cores(topology),
+        "topology": _digest(_shape(topology, topology.online_cpus))[:12],
+        "memory": _size(limits.memory_total_bytes),
+    }
+    if limits.allowed_cpus != topology.online_cpus:
+        count = len(limits.allowed_cpus)
+        usable = _digest(_shape(topology, limits.allowed_cpus))[:12]
+        facts["usable CPUs"] = f"{count}, lying as {usable}"
+    nodes = [node.id for node in topology.numa_nodes if node.memory_bytes != 0]
+    if set(nodes) - set(limits.allowed_nodes):
+        facts["usable NUMA nodes"] = str(len(set(nodes) & set(limits.allowed_nodes)))
+    quota = limits.cpu_quota
+    if quota is not None and quota < len(limits.allowed_cpus):
+        facts["CPU quota"] = f"{quota:g}"
+    bounds = (limits.memory_limit_bytes, limits.memory_total_bytes)
+    if bounds[0] is not None and (bounds[1] is None or bounds[0] < bounds[1]):
+        facts["memory limit"] = _size(bounds[0])
+    return MachineIdentity(tuple(facts.items()))
+
+
+class ProgramIdentity(NamedTuple):
+    """What was measured: a command, where its program lies, and what is in it."""
+
+    command: str
+    """Digest of the words as written, ``{batch}`` and all, with the variables of --env."""
+    place: str
+    """The program's file, with every link resolved; of a module the folder that it is run in."""
+    content: str
+    """Digest of that file; empty where there is none, or a very long one."""
+    words: tuple[str, ...]
+    """The program and its arguments, for people."""
+
+    def agrees(self, other: ProgramIdentity) -> bool:
+        """Whether both are one program: the same command, and the same file by place or content.
+
+        So an edited script stays itself, and so does a copy on another machine.
+        """
+        same_file = self.place == other.place or (self.content == other.content != "")
+        return self.command == other.command and same_file
+
+    def was_edited(self, other: ProgramIdentity) -> bool:
+        """Whether the file of an agreeing program holds something else now."""
+        return self.content != other.content
+
+    def to_plain(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**self._asdict(), "words": list(self.words)}
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> ProgramIdentity:
+        """What `to_plain` gave. Raises `StudyError` for anything else."""
+        try:
+            return cls(**{**plain, "words": tuple(plain["words"])})
+        except (KeyError, TypeError) as error:
+            raise StudyError(f"what was kept is no program ({error!r})") from None
+
+
+def identify_program(request: Request) -> ProgramIdentity:
+    """The program of `request`, whose words and --env are as the user wrote them.
+
+    Only what the workload is counts, not how it is launched. A program that is not there is told by
+    its name alone.
+    """
+    words = request.program
+    script = _file_of(request)
+    place = os.getcwd() if request.module else os.path.realpath(script)
+    command = _digest([request.module, words, sorted(request.env)])[:16]
+    return ProgramIdentity(command, place, "" if request.module else _content(script), words)
+
+
+def _file_of(request: Request) -> str:
+    """The file that says what is run: the script, where an interpreter is named before it."""
+    name, *arguments = request.program or ("",)
+    if _INTERPRETER.fullmatch(os.path.basename(name)):
+        for word in arguments:
+            if not word.startswith("-") and os.path.isfile(word):
+                return word
+    if "/" in name or os.path.isfile(name):
+        return name
+    for folder in os.environ.get("PATH", os.defpath).split(os.pathsep):
+        candidate = os.path.join(folder or ".", name)
+        if os.path.isfile(candidate):
+            return candidate
+    return name
+
+
+def _content(path: str) -> str:
+    try:
+        with open(path, "rb") as stream:
+            data = stream.read(LARGEST_FILE_BYTES + 1)
+    except (OSError, ValueError):
+        return ""
+    return "" if len(data) > LARGEST_FILE_BYTES else hashlib.sha256(data).hexdigest()[:16]
+
+
+def _digest(values: object) -> str:
+    text = json.dumps(values, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _cores(topology: Topology) -> str:
+    """**Ex.:** ``64 in 2 packages and 4 nodes, up to 2 threads each``."""
+    packages, nodes = len(topology.packages), len(topology.numa_nodes)
+    threads = max(map(len, topology.cores), default=1)
+    where = f"{packages} package{'s' * (packages != 1)} and {nodes} node{'s' * (nodes != 1)}"
+    return f"{len(topology.cores)} in {where}, up to {threads} thread{'s' * (threads != 1)} each"
+
+
+def _shape(topology: Topology, cpus: CPUs) -> list[list[object]]:
+    """How the cores that have some of `cpus` lie in the machine's domains, without their numbers.
+
+    For each core, by lowest CPU, how many of its siblings are among them, the rank of its kind, and
+    its domains, numbered as they come up; then what is known of the nodes.
+    """
+    members = set(cpus)
+    levels = [
+        {cpu: at for at, group in enumerate(groups) for cpu in group}
+        for groups in (
+            tuple([package.cpus for package in topology.packages]),
+            topology.dies,
+            tuple([node.cpus for node in topology.numa_nodes]),
+            topology.l3_groups,
+            topology.l2_groups,
+            topology.clusters,
+        )
+    ]
+    kinds = {cpu: kind.efficiency for kind in topology.core_kinds for cpu in kind.cpus}
+    seen: list[dict[int, int]] = [{} for _ in levels]
+    shape: list[list[object]] = []
+    for core in topology.cores:
+        present = [cpu for cpu in core if cpu in members]
+        if not present:
+            continue
+        domains = [
+            -1 if core[0] not in level else numbers.setdefault(level[core[0]], len(numbers))
+            for level, numbers in zip(levels, seen, strict=True)
+        ]
+        shape.append([len(present), kinds.get(core[0], 0), *domains])
+    if members == set(topology.online_cpus):
+        shape += [[bool(n.cpus), *n.distances] for n in topology.numa_nodes]
+        shape.append([topology.cores_known])
+    return shape
+
+
+def _size(size: int | None) -> str:
+    """A size of memory, rounded up to an eighth of the power of two below it."""
+    if size is None:
+        return "unknown"
+    step = max(1, (1 << (size.bit_length() - 1)) // MEMORY_STEPS)
+    return f"{-(-size // step) * step / 2**30:g} GiB"

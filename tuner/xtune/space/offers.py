@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be had here for one program: allocators, OpenMP runtimes, huge pages, library switches.
+
+Each value is tried as a launch would take it, up to the point of starting the program: what xlaunch
+would refuse is left out with its reason, and so is what comes to the same as a value before it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from xlaunch.environment.allocators import PROFILES as ALLOCATOR_PROFILES
+from xlaunch.environment.libraries import ALLOCATORS, OPENMP, kind_of
+from xlaunch.environment.openmp import program_runtime
+from xlaunch.environment.pages import SystemMode, system_mode
+from xlaunch.environment.prefix import interpreter_of, prefix_of, site_folders
+from xlaunch.environment.preload import VARIABLE as LD_PRELOAD
+from xlaunch.environment.preload import preloaded
+from xlaunch.environment.program import PYTHON_SUFFIXES, resolve_program
+from xlaunch.environment.variables import split_inherited
+from xlaunch.machine.topology import Machine
+from xlaunch.planning import Request
+from xlaunch.planning.request import HugePages
+from xtune.space.launch_options import (
+    ACTIVE,
+    ALLOCATOR,
+    OMP,
+    PASSIVE,
+    THP,
+    WAITING_VARIABLES,
+)
+from xtune.space.parameters import Configuration, Parameter, Where
+from xtune.space.processors import Processor
+from xtune.space.resolution import Resolver
+from xtune.space.spaces import Space
+
+LARGEST_SCRIPT_BYTES = 1 << 22
+"""A longer script is not looked into."""
+
+
+class LeftOut(NamedTuple):
+    """A parameter, or one value of it, that is not searched."""
+
+    name: str
+    """**Ex.:** ``"smt"``, ``"allocator=tcmalloc"``."""
+    reason: str
+
+
+class Switch(NamedTuple):
+    """A variable of a library that changes how fast it computes. Adding one is adding a row."""
+
+    name: str
+    values: tuple[str, ...]
+    """Besides `UNSET`."""
+    changes_results: bool
+    needs: str
+    """``torch``: installed with the program; ``compile``: the script itself names torch.compile;
+    ``bf16``: torch, and a processor that gains by it."""
+    reason: str
+    source: str
+    also: tuple[str, ...] = ()
+    """Other names of the variable."""
+
+
+SWITCHES = (
+    Switch(
+        "ONEDNN_PRIMITIVE_CACHE_CAPACITY",
+        ("16384",),
+        False,
+        "torch",
+        "work of more than 1,024 shapes makes oneDNN's primitives anew, again and again",
+        "oneDNN developer guide, Primitive Cache; pytorch issues 98688, 29893",
+        ("DNNL_PRIMITIVE_CACHE_CAPACITY",),
+    ),
+    Switch(
+        "TORCHINDUCTOR_CPP_WRAPPER",
+        ("1",),
+        False,
+        "compile",
+        "compiled modules are called from C++: less time in Python, and its lock is free meanwhile",
+        "torch/_inductor/config.py, cpp_wrapper",
+    ),
+    Switch(
+        "TORCHINDUCTOR_FREEZING",
+        ("1",),
+        True,
+        "compile",
+        "weights become constants of the compiled code; folding them rounds otherwise",
+        "torch/_inductor/config.py, freezing",
+    ),
+    Switch(
+        "TORCHINDUCTOR_MAX_AUTOTUNE_GEMM",
+        ("1",),
+        True,
+        "compile",
+        "matrix products in Inductor's own C++, which adds up in another order",
+        "torch/_inductor/config.py, max_autotune_gemm",
+    ),
+    Switch(
+        "ONEDNN_DEFAULT_FPMATH_MODE",
+        ("BF16",),
+        True,
+        "bf16",
+        "fp32 work is computed in bf16 arithmetic, with 8 bits of mantissa",
+        "oneDNN developer guide, Primitive Attributes: floating-point math mode",
+        ("DNNL_DEFAULT_FPMATH_MODE",),
+    ),
+)
+"""Int8 has no such switch: a program has to be made for it."""
+
+
+class Offers(NamedTuple):
+    """The values that can be had, the default first. A single one is no choice."""
+
+    allocators: tuple[str, ...] = ("auto",)
+    runtimes: tuple[str, ...] = ("auto",)
+    """OpenMP profiles, with ``+active`` and ``+passive`` for how their threads wait."""
+    huge_pages: tuple[str, ...] = ("auto",)
+    switches: tuple[Switch, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+
+
+class _Program(NamedTuple):
+    """What is known of the program without running it."""
+
+    torch: bool
+    runtime: str | None
+    """The OpenMP runtime that its torch is linked to."""
+    compiles: bool
+
+
+def read_offers(
+    request: Request, environment: Mapping[str, str], machine: Machine, processor: Processor
+) -> Offers:
+    """What can be had for the program of `request` under `environment`.
+
+    What the user has fixed, by an option or a variable, is not offered. Raises what xlaunch raises
+    for a program that is not there, or a request that cannot be had.
+    """
+    inherited = split_inherited(environment).users_own
+    given = {**inherited, **dict(request.env)}
+    program = _look_at(request, inherited)
+    left_out: list[LeftOut] = []
+    # A user's parameter in --env is text in braces here, which does for finding libraries.
+    bare = Resolver(Space([]), request, environment, machine)
+    whole = bare.resolve(Configuration({})).plan
+
+    def kept(name: str, values: Iterable[str]) -> tuple[str, ...]:
+        tried = _try_values(name, values, request, environment, machine)
+        left_out.extend(tried.left_out)
+        return tried.values
+
+    allocators: tuple[str, ...] = ("auto",)
+    preload = [entry for entry in preloaded(given.get(LD_PRELOAD)) if kind_of(entry) in ALLOCATORS]
+    if preload:
+        left_out.append(LeftOut(ALLOCATOR, f"LD_PRELOAD names {preload[0]}, which stays"))
+    elif request.allocator == "auto":
+        allocators = kept(ALLOCATOR, ("auto", *ALLOCATOR_PROFILES))
+    runtimes: tuple[str, ...] = ("auto",)
+    if request.omp == "auto":
+        waits = _waiting(given, quota=whole.cpu_quota, left_out=left_out)
+        runtimes = kept(OMP, _runtimes(program, waits))
+    huge_pages: tuple[str, ...] = ("auto",)
+    if request.thp is HugePages.AUTO:
+        wanted = _huge_pages(program, system_mode(), left_out)
+        huge_pages = kept(THP, wanted) if len(wanted) > 1 else wanted
+    switches = tuple(_switches(program, processor, given, left_out))
+    return Offers(allocators, runtimes, huge_pages, switches, tuple(left_out))
+
+
+class _Tried(NamedTuple):
+    values: tuple[str, ...]
+    left_out: tuple[LeftOut, ...]
+
+
+def _try_values(
+    name: str,
+    values: Iterable[str],
+    request: Request,
+    environment: Mapping[str, str],
+    machine: Machine,
+) -> _Tried:
+    """Those of the values that a launch would take and that come to something of their own."""
+    listed = tuple(values)
+    space = Space([Parameter(name, listed, listed[0], Where.OPTION)])
+    resolver = Resolver(space, request, environment, machine)
+    kept: dict[str, str] = {}
+    left_out = []
+    for value in listed:
+        configuration = Configuration({name: value})
+        plan_hash = resolver.plan_hash(configuration)
+        if plan_hash is None:
+            reason = resolver.refusal(configuration) or ""
+            left_out.append(LeftOut(f"{name}={value}", reason))
+        elif plan_hash in kept:
+            left_out.append(LeftOut(f"{name}={value}", f"the same as {kept[plan_hash]} here"))
+        else:
+            kept[plan_hash] = value
+    return _Tried(tuple(kept.values()), tuple(left_out))
+
+
+def _waiting(
+    given: Mapping[str, str], *, quota: float | None, left_out: list[LeftOut]
+) -> tuple[str, ...]:
+    """The ways to wait that may be tried."""
+    users = sorted(WAITING_VARIABLES & given.keys())
+    if users:
+        reason = f"{users[0]}={given[users[0]]} is set and stays"
+        left_out.append(LeftOut(f"{OMP}: how threads wait", reason))
+        return ()
+    if quota is not None:
+        reason = f"threads that spin while they wait use up the CPU quota of {quota:g}"
+        left_out.append(LeftOut(f"{OMP}=+{ACTIVE}", reason))
+        return ()
+    return (ACTIVE, PASSIVE)
+
+
+def _runtimes(program: _Program, waits: tuple[str, ...]) -> Iterator[str]:
+    """The program's own runtime and the others, each as it waits of itself and spinning for ever.
+
+    Sleeping at once is tried of one alone: it is the system that wakes threads then.
+    """
+    yield "auto"
+    yield from [f"auto+{way}" for way in waits]
+    for name in reversed(OPENMP):
+        if name != program.runtime:
+            yield name
+            yield from [f"{name}+{way}" for way in waits if way == ACTIVE]
+
+
+def _huge_pages(program: _Program, mode: SystemMode, left_out: list[LeftOut]) -> tuple[str, ...]:
+    """The values of --thp that make a difference to some program."""
+    if mode in (SystemMode.NEVER, SystemMode.UNKNOWN):
+        says = "none here" if mode is SystemMode.NEVER else "not known"
+        left_out.append(LeftOut(THP, f"the system's mode of transparent huge pages is {says}"))
+        return ("auto",)
+    asks_more = ("always",) if program.torch else ()  # a variable that torch reads
+    return ("auto", *asks_more, "never")
+
+
+def _switches(
+    program: _Program, processor: Processor, given: Mapping[str, str], left_out: list[LeftOut]
+) -> Iterator[Switch]:
+    met = {
+        "torch": program.torch,
+        "compile": program.torch and program.compiles,
+        "bf16": program.torch and processor.has_fast_bf16,
+    }
+    lacks = {
+        "torch": "there is no torch in the program's environment",
+        "compile": "the script names no torch.compile",
+        "bf16": "this processor computes no faster in bf16",
+    }
+    for switch in SWITCHES:
+        users = [name for name in (switch.name, *switch.also) if name in given]
+        if users:
+            left_out.append(LeftOut(switch.name, f"{users[0]}={given[users[0]]} is set and stays"))
+        elif not met[switch.needs]:
+            need = switch.needs if met["torch"] else "torch"
+            left_out.append(LeftOut(switch.name, lacks[need]))
+        else:
+            yield switch
+
+
+def _look_at(request: Request, environment: Mapping[str, str]) -> _Program:
+    program = resolve_program(request, environment)
+    interpreter = interpreter_of(program, environment)
+    if interpreter is None:
+        return _Program(torch=False, runtime=None, compiles=False)
+    prefix = prefix_of(interpreter)
+    sites = site_folders(prefix, interpreter)
+    return _Program(
+        torch=any(os.path.isdir(os.path.join(site, "torch")) for site in sites),
+        runtime=program_runtime(prefix, interpreter),
+        compiles=any(_names_compile(word) for word in _scripts(request)),
+    )
+
+
+def _scripts(request: Request) -> list[str]:
+    """The script among the program's words: it, or what an interpreter is given."""
+    if request.module:
+        return []
+    return [word for word in request.program if word.endswith(PYTHON_SUFFIXES[:2])][:1]
+
+
+def _names_compile(path: str) -> bool:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as stream:
+            text = stream.read(LARGEST_SCRIPT_BYTES)
+    except (OSError, ValueError):
+        return False
+    return re.search(r"torch\.compile|torch\._inductor|\.compile\(\s*\)", text) is not None
