@@ -36,6 +36,7 @@ import torch
 from xruntime.errors import CompilationError, InterpreterLockWarning, SampleError
 from xruntime.modes import Autocast
 from xruntime.streams.accuracy import Difference, difference, tolerance_for
+from xruntime.streams.call_shapes import form_of, plain
 from xruntime.streams.inductor import (
     NotPermittedError,
     chosen_options,
@@ -126,6 +127,11 @@ class CompiledForStreams(torch.nn.Module):
         self._autocast = autocast
         self._options = dict(options)
         self._seen: set[tuple[Any, ...]] = set()
+        """Calls for which there is code."""
+
+        self._settled: set[tuple[Any, ...]] = set()
+        """Forms of calls, some of which found code that was made for others."""
+
         self._graphs = 0
         # Past Module's own __setattr__, which would register the module a second time.
         object.__setattr__(self, "_compiled", torch.compile(model, backend=self._compile_graph))
@@ -142,14 +148,21 @@ class CompiledForStreams(torch.nn.Module):
         if have != self.threads:
             raise wrong_thread_error(self.threads, have)
         shape: list[Any] = []
-        args = tuple([_plain(value, shape) for value in args])
+        args = tuple([plain(value, shape) for value in args])
         if kwargs:
             shape.extend(kwargs)
-            kwargs = {key: _plain(value, shape) for key, value in kwargs.items()}
+            kwargs = {key: plain(value, shape) for key, value in kwargs.items()}
         key = tuple(shape)
         with torch.inference_mode(), self._under_autocast():
             if key in self._seen:
                 return self._run(args, kwargs)
+            if form_of(key) in self._settled:
+                # Most likely there is code for it; to try does not keep others waiting.
+                try:
+                    return self._compiled(*args, **kwargs)
+                except Exception as error:
+                    if find_error(error, NotPermittedError) is None:
+                        raise
             return self._run_first(key, args, kwargs)
 
     def prepare(self, sample: object) -> Self:
@@ -181,7 +194,7 @@ class CompiledForStreams(torch.nn.Module):
                 f"  compiled {_cut(graphs)}, in {compile_s:.1f} s; a call takes {lock.call_s * 1e3:.2f} ms",
                 f"  against the eager module: {different}",
                 f"  the interpreter's lock is {held}",
-                f"  shapes called so far: {len(self._seen)}",
+                f"  graphs compiled so far, for all shapes: {self._graphs}",
             )
         )
 
@@ -254,8 +267,11 @@ class CompiledForStreams(torch.nn.Module):
         """A call of a shape that was not seen before: one at a time, and it may compile."""
         with compiling:
             if key not in self._seen:
+                graphs = self._graphs
                 with permitted(), explaining(self.model):
                     outputs = self._compiled(*args, **kwargs)
+                if self._graphs == graphs:
+                    self._settled.add(form_of(key))
                 if len(self._seen) >= MOST_SHAPES:
                     self._seen.clear()
                 self._seen.add(key)
@@ -411,43 +427,11 @@ def _with_varying_sizes(call: Sample) -> Sample:
                 f"dynamic=True needs a sample of at least 2 items, and one tensor has {value.shape[0]}:"
                 " torch makes code of its own for sizes below 2"
             )
-        value = _plain(value.detach(), [])
+        value = plain(value.detach(), [])
         dynamo.maybe_mark_dynamic(value, 0)
         return value
 
     return Sample(marked(call.args), marked(call.kwargs))
-
-
-_SCALARS = (int, bool, str, type(None), torch.dtype, torch.device)
-
-
-def _plain(value: Any, shape: list[Any]) -> Any:
-    """`value` as the code was compiled for it; appends to `shape` what tells it from other shapes.
-
-    torch makes other code for a tensor that was made in inference mode, or that requires gradients,
-    or that is a Parameter. The values are the same, so they come as a plain tensor on the same memory.
-    """
-    kind = type(value)
-    if kind is torch.Tensor or issubclass(kind, torch.Tensor):
-        if value.requires_grad or kind is torch.nn.Parameter:
-            value = value.detach()
-        if value.is_inference() and value.layout is torch.strided:
-            with torch.inference_mode(False):
-                value = torch.empty(0, dtype=value.dtype).set_(value)
-        shape += (kind, value.dtype, value.shape, _strides(value))
-        return value
-    if kind is tuple or kind is list:
-        shape += (kind, len(value))
-        return kind([_plain(item, shape) for item in value])
-    if kind is dict:
-        shape += (kind, *value)
-        return {key: _plain(item, shape) for key, item in value.items()}
-    shape += (kind, value) if kind in _SCALARS else (kind,)
-    return value
-
-
-def _strides(tensor: torch.Tensor) -> tuple[int, ...] | None:
-    return tensor.stride() if tensor.layout is torch.strided else None
 
 
 def _cut(graphs: int) -> str:

@@ -113,12 +113,19 @@ def permitted() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def explaining(model: torch.nn.Module) -> Iterator[None]:
-    """Turns what torch raises when it cannot compile into a CompilationError of one line."""
+def explaining(model: torch.nn.Module, *, only_compiles: bool = False) -> Iterator[None]:
+    """Turns what torch raises when it cannot compile into a CompilationError of one line.
+
+    Other errors pass, unless nothing but compiling is done in the block.
+    """
     try:
         yield
+    except CompilationError:
+        raise
     except Exception as error:
         what = _explanation(error)
+        if what is None and only_compiles:
+            what = first_line(error)
         if what is None:
             raise
         raise CompilationError(

@@ -198,7 +198,7 @@ def compile_package(
     del settings["cpp_wrapper"]  # it always is
     metadata = own_description(threads, torch.__version__)
     settings["aot_inductor.metadata"] = metadata | settings.get("aot_inductor.metadata", {})
-    with compiling, team_of(threads), explaining(module), torch.no_grad():
+    with compiling, team_of(threads), explaining(module, only_compiles=True), torch.no_grad():
         exported = torch.export.export(
             module,
             call.args,

@@ -22,7 +22,15 @@ from tests.runtime_ext.streams.stream_threads import (
     call_in_threads,
     count_of_a_new_thread,
 )
-from tests.runtime_ext.streams.tiny_models import Chance, Holding, Images, Layer, Waves, eager
+from tests.runtime_ext.streams.tiny_models import (
+    Chance,
+    Holding,
+    Images,
+    Layer,
+    Scaled,
+    Waves,
+    eager,
+)
 from torch import nn
 
 from xruntime.cpu_pool import CPUPool
@@ -192,6 +200,16 @@ def test_new_batch_sizes_are_compiled_once_by_one_thread(images: Made) -> None:
     assert images.compiled._graphs == graphs
 
 
+def test_where_a_part_lies_in_its_batch_does_not_matter(images: Made) -> None:
+    batch = torch.randn(30, 3, 24, 24)
+    graphs = []
+    for part in (batch[20:], batch[:10], batch[1:11], batch[10:20].clone()):
+        result = call_in_thread(lambda part=part: images.compiled(part), team=1)
+        torch.testing.assert_close(result, eager(images.model, part), rtol=1e-4, atol=1e-5)
+        graphs.append(images.compiled._graphs)
+    assert len(set(graphs)) == 1
+
+
 def test_other_reasons_to_compile_are_errors(images: Made, graphs) -> None:
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
@@ -244,6 +262,22 @@ def test_keywords_autocast_and_sizes_that_vary(layer: Made) -> None:
             assert result["pooled"][1] is None
             for left, right in ((result["hidden"], expected["hidden"]),):
                 torch.testing.assert_close(left.float(), right.float(), rtol=0.05, atol=0.1)
+    assert compiled._graphs == graphs
+
+
+def test_numbers_that_change_are_compiled_for_and_then_no_longer(compiler: None) -> None:
+    model, values = Scaled(), torch.randn(3, 4)
+    compiled = compile_for_streams(model, (values, 1.5), threads=1)
+
+    def check(scale: float) -> None:
+        for result in call_in_threads(lambda: compiled(values, scale), 2, team=1):
+            torch.testing.assert_close(result, eager(model, values, scale))
+
+    for scale in (2.5, 3.5):
+        check(scale)
+    graphs = compiled._graphs
+    for scale in (4.5, 5.5, 6.5):
+        check(scale)
     assert compiled._graphs == graphs
 
 

@@ -59,16 +59,18 @@ class Layer(nn.Module):
 
 
 class Named(nn.Module):
-    """Takes and returns nests: a positional table, and a dict of a list and a tensor by name."""
+    """Takes and returns nests: images by position, the rest by name, in dicts and a list."""
 
     def __init__(self) -> None:
         super().__init__()
         self.rows = nn.Embedding(10, 16)
+        self.colours = nn.Linear(3, 16)
         self.last = nn.Linear(16, 4)
         self.eval()
 
-    def forward(self, ids: Tensor, *, extra: dict[str, Any]) -> dict[str, Any]:
-        scores = self.last(self.rows(ids).mean(1)) * extra["scale"][0] + extra["shift"]
+    def forward(self, images: Tensor, *, ids: Tensor, extra: dict[str, Any]) -> dict[str, Any]:
+        features = self.colours(images.sin().mean((2, 3))) + self.rows(ids).mean(1)
+        scores = self.last(features) * extra["scale"][0] + extra["shift"]
         return {"scores": scores, "parts": (scores.softmax(-1), None)}
 
 
@@ -81,6 +83,18 @@ class Chance(nn.Module):
 
     def forward(self, values: Tensor) -> Tensor:
         return values + torch.rand_like(values)
+
+
+class Scaled(nn.Module):
+    """Takes a number that is no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.eval()
+
+    def forward(self, values: Tensor, scale: float) -> Tensor:
+        return self.linear(values) * scale
 
 
 class Waves(nn.Module):
