@@ -61,7 +61,7 @@ def launch(
 def start(
     plan: Plan,
     *,
-    environment: Mapping[str, str] | None = None,
+    environment: Mapping[str, str] | Environment | None = None,
     stdout: int | None = None,
     stderr: int | None = None,
     mark: str | None = None,
@@ -72,7 +72,7 @@ def start(
     this, at the latest.
 
     environment
-        What the instances inherit; None: `os.environ`.
+        What the instances inherit; None: `os.environ`. Or an `Environment`, and they get just that.
     stdout, stderr
         Where their output goes, as `subprocess.Popen` takes it, but for PIPE; None: where the
         caller's goes.
@@ -162,7 +162,7 @@ class _Keeper:
     def __init__(
         self,
         plan: Plan,
-        environment: Mapping[str, str] | None,
+        environment: Mapping[str, str] | Environment | None,
         *,
         table: bool = False,
         live: tuple[LiveReader, str | None] | None = None,
@@ -228,11 +228,12 @@ class _Keeper:
         os.close(self.descriptor)
 
 
-def _prepare(plan: Plan, environment: Mapping[str, str] | None) -> Environment:
-    inherited = os.environ if environment is None else environment
-    prepared = prepare_environment(plan, inherited, make_folders=True)
+def _prepare(plan: Plan, environment: Mapping[str, str] | Environment | None) -> Environment:
+    if not isinstance(environment, Environment):
+        inherited = os.environ if environment is None else environment
+        environment = prepare_environment(plan, inherited, make_folders=True)
     check_outputs(plan)
-    return prepared
+    return environment
 
 
 _HOME = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))

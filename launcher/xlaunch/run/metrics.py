@@ -63,7 +63,7 @@ class MetricTotal(NamedTuple):
     notes: tuple[str, ...]
     """What to know before believing it."""
     window_from_s: float | None = None
-    """When that window began, in seconds since the run did."""
+    """Only values after this count, in seconds since the run began; None: all."""
 
 
 class MetricSeries(NamedTuple):
@@ -216,8 +216,8 @@ class Collector:
                 )
             unit = self._units.get(metric.name)
             total = _total(metric, unit, window, values, notes)
-            if window is not None:
-                total = total._replace(window_from_s=window[0] - self._began)
+            if window.start is not None:
+                total = total._replace(window_from_s=window.start - self._began)
             totals.append(total)
         return {index: tuple(found) for index, found in by_instance.items()}, tuple(totals)
 
@@ -230,10 +230,19 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
 
 
+class _Window(NamedTuple):
+    """The time in which values count."""
+
+    start: float | None
+    """None: since the beginning."""
+    length_s: float | None
+    """None: until the end."""
+
+
 def _steady(
     series: Mapping[int, Series], ends: Mapping[int, float], released_at: float | None
-) -> tuple[tuple[float, float] | None, dict[int, list[float]], list[str]]:
-    """The window (None: there is none), the values to count, and what to know of them."""
+) -> tuple[_Window, dict[int, list[float]], list[str]]:
+    """The window, the values to count, and what to know of them."""
     notes = []
     printed = {index: one for index, one in series.items() if one.first_at is not None}
     missing = sorted(series.keys() - printed.keys())
@@ -248,19 +257,20 @@ def _steady(
     values = {index: one.after(start, end) for index, one in series.items()}
     without = [index for index in printed if not values[index]]
     if printed and not missing and not without:
-        return (start, end), values, notes
+        return _Window(start, end - start), values, notes
     if without and len(series) > 1:
         notes.append(
             f"no common window: no further value of {_instances(without)} while all ran; "
             "means of all values"
         )
-    return None, {index: one.after(released_at) for index, one in series.items()}, notes
+    values = {index: one.after(released_at) for index, one in series.items()}
+    return _Window(released_at, None), values, notes
 
 
 def _total(
     metric: Metric,
     unit: str | None,
-    window: tuple[float, float] | None,
+    window: _Window,
     values: Mapping[int, Sequence[float]],
     notes: list[str],
 ) -> MetricTotal:
@@ -268,7 +278,7 @@ def _total(
     pooled = sorted(value for found in values.values() for value in found)
     total = MetricTotal(
         name=metric.name, kind=metric.kind.value, unit=unit,
-        window_s=None if window is None else window[1] - window[0], count=len(pooled),
+        window_s=window.length_s, count=len(pooled),
         sum=None, mean=None, p50=None, p90=None, p99=None, notes=(),
     )  # fmt: skip
     if pooled and metric.kind is Kind.RATE:
