@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much the same configuration differs from launch to launch, and what follows from it.
+
+Where does the variance arise? Values of one launch share its address-space layout, its page placement,
+its neighbours; another launch draws them anew. More values from the same launch cannot average that
+away, more launches can (Kalibera and Jones 2013). So the two are told apart, and launches are counted.
+
+All is done on logarithms, so a spread of 0.02 is 2 % of the value.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from xtune.evidence.distributions import student_quantile
+from xtune.evidence.ratios import NoRatioError, has_ratio
+
+MOST_LAUNCHES = 10_000
+"""Launches beyond which it is only said that there is no telling."""
+
+OUTLIER_Z = 3.5
+"""The modified z-score that Iglewicz and Hoaglin (1993) call an outlier."""
+
+LEAST_SPREAD = 1e-3
+"""Values within 0.1 % of each other are no outliers, however alike the others are."""
+
+WIDE_SPREAD = 0.10
+WIDE_RANGE = 0.50
+"""pyperf warns from these on: a standard deviation of 10 %, an extreme 50 % away from the mean."""
+
+
+class Trouble(enum.Enum):
+    """What a caution is about."""
+
+    WIDE_SPREAD = "wide spread"
+    WIDE_RANGE = "wide range"
+    SLOW_FIRST = "slow first launch"
+    OUTLIER = "outlier"
+    TOO_FEW = "too few launches"
+    MORE_THAN_NEEDED = "more launches than needed"
+    DRIFT = "drift"
+
+
+class Caution(NamedTuple):
+    """One line for the reader: the fact, then the remedy."""
+
+    trouble: Trouble
+    text: str
+
+
+class Noise(NamedTuple):
+    """The spread of launches of one configuration, as standard deviations of logarithms."""
+
+    launches: int
+    spread: float
+    """Of what launches come to: what a comparison of launches has to do with."""
+    between: float
+    """The part of it that launches differ by, beyond what their own values explain."""
+    within: float | None
+    """Of the values inside a launch; None where no launch has two."""
+    values_a_launch: float
+    """Harmonic mean."""
+
+    @property
+    def longer_helps(self) -> bool:
+        """Whether longer launches would help more than a second one: most of it arises within."""
+        return self.between**2 < 0.5 * self.spread**2
+
+
+def noise_of(launches: Sequence[Sequence[float]]) -> Noise:
+    """The variance between and within launches.
+
+    launches
+        Of each, its steady values (or just one); 2 launches or more, all values above 0.
+
+    Unbiased for independent values within a launch; where neighbours are alike, which is usual, the
+    part between is overstated and `spread` is still right. Raises ValueError for a single launch,
+    `NoRatioError` for values of which there is no logarithm.
+    """
+    if len(launches) < 2 or not all(launches):
+        raise ValueError(
+            f"noise_of: {len(launches)} launches with {[len(row) for row in launches]} values;"
+            " need 2 launches or more with 1 value or more"
+        )
+    logs = [_logs(row) for row in launches]
+    means = [statistics.fmean(row) for row in logs]
+    spread = statistics.stdev(means)
+    inside = [row for row in logs if len(row) > 1]
+    harmonic = len(logs) / sum(1.0 / len(row) for row in logs)
+    if not inside:
+        return Noise(len(logs), spread, spread, None, harmonic)
+    squares = sum((len(row) - 1) * statistics.variance(row) for row in inside)
+    within = math.sqrt(squares / sum(len(row) - 1 for row in inside))
+    between = math.sqrt(max(0.0, spread**2 - within**2 / harmonic))
+    return Noise(len(logs), spread, between, within, harmonic)
+
+
+class PooledSpread(NamedTuple):
+    """One spread for all configurations, from those that were launched more than once."""
+
+    spread: float
+    degrees: int
+    """Launches beyond the first of each configuration."""
+
+    def interval(
+        self, values: Sequence[float], *, confidence: float = 0.95
+    ) -> tuple[float, float, float]:
+        """Estimate, low and high of what a configuration comes to, be it from a single launch.
+
+        The pooled spread takes the place of its own, as in an analysis of variance: of one launch
+        there is no other way to tell.
+        """
+        centre = statistics.fmean(_logs(values))
+        reach = student_quantile(0.5 * (1.0 - confidence), self.degrees) * self.spread
+        reach /= math.sqrt(len(values))
+        return math.exp(centre), math.exp(centre - reach), math.exp(centre + reach)
+
+
+def pooled_spread(groups: Iterable[Sequence[float]]) -> PooledSpread | None:
+    """The spread between launches of the same configuration, pooled; None if none has two.
+
+    groups
+        Of each configuration, what its launches came to.
+    """
+    squares, degrees = 0.0, 0
+    for group in groups:
+        if len(group) > 1:
+            squares += (len(group) - 1) * statistics.variance(_logs(group))
+            degrees += len(group) - 1
+    return PooledSpread(math.sqrt(squares / degrees), degrees) if degrees else None
+
+
+def launches_for(spread: float, *, precision: float = 0.01, confidence: float = 0.95) -> int | None:
+    """How many launches tell a configuration's value to 1 % with 95 % confidence; None above 10,000.
+
+    The smallest n whose t interval is short enough, as pyperf's `check` counts processes.
+    """
+    reach, miss = math.log1p(precision), 0.5 * (1.0 - confidence)
+    low, high = 2, MOST_LAUNCHES
+    if student_quantile(miss, high - 1) * spread > reach * math.sqrt(high):
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        if student_quantile(miss, middle - 1) * spread <= reach * math.sqrt(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def outliers(values: Sequence[float]) -> tuple[int, ...]:
+    """The places of the values that are far from the others; nothing is left out of anything.
+
+    Modified z-score: the distance to the median in units of 1.4826 median absolute deviations, above
+    3.5 (Iglewicz and Hoaglin 1993). None of fewer than 5 values. Give logarithms, or log ratios.
+    """
+    if len(values) < 5:
+        return ()
+    centre = statistics.median(values)
+    away = [abs(value - centre) for value in values]
+    scale = max(1.4826 * statistics.median(away), LEAST_SPREAD)
+    return tuple(place for place, distance in enumerate(away) if distance > OUTLIER_Z * scale)
+
+
+def value_outliers(values: Sequence[float]) -> tuple[int, ...]:
+    """`outliers` of what launches came to, judged by their logarithms."""
+    return outliers(_logs(values))
+
+
+def noise_cautions(
+    values: Sequence[float], *, precision: float = 0.01, confidence: float = 0.95
+) -> tuple[Caution, ...]:
+    """What a reader should know before believing these launches of one configuration, in order.
+
+    As pyperf's checks, and hyperfine's of the first run.
+    """
+    if len(values) < 2:
+        return (
+            Caution(
+                Trouble.TOO_FEW,
+                f"{len(values)} launch says nothing of the noise; measure it again",
+            ),
+        )
+    found = []
+    mean = statistics.fmean(values)
+    share = statistics.stdev(values) / mean
+    if share >= WIDE_SPREAD:
+        found.append(
+            Caution(
+                Trouble.WIDE_SPREAD,
+                f"launches differ by {share:.0%} (standard deviation); let nothing else run, or make"
+                " a launch longer",
+            )
+        )
+    for name, extreme in (("lowest", min(values)), ("highest", max(values))):
+        if abs(extreme - mean) >= WIDE_RANGE * mean:
+            found.append(
+                Caution(
+                    Trouble.WIDE_RANGE,
+                    f"the {name} launch is {abs(extreme - mean) / mean:.0%} away from the mean; look"
+                    " at what else ran then",
+                )
+            )
+    odd = value_outliers(values)
+    if 0 in odd:
+        found.append(
+            Caution(
+                Trouble.SLOW_FIRST,
+                "the first launch is an outlier: caches were cold (files, compiled code); start the"
+                " workload once before",
+            )
+        )
+    rest = [place + 1 for place in odd if place]
+    if rest:
+        found.append(
+            Caution(
+                Trouble.OUTLIER,
+                f"launch {', '.join(map(str, rest))} of {len(values)}: far from the others; kept,"
+                " and outweighed where enough others are there",
+            )
+        )
+    spread = noise_of([[value] for value in values]).spread
+    needed = launches_for(spread, precision=precision, confidence=confidence)
+    named = f"{100 * precision:g} % with {100 * confidence:g} % confidence"
+    if needed is None or needed > len(values):
+        count = f"more than {MOST_LAUNCHES}" if needed is None else str(needed)
+        found.append(
+            Caution(Trouble.TOO_FEW, f"{len(values)} launches; to know it to {named} takes {count}")
+        )
+    elif len(values) > 2 * needed:
+        found.append(
+            Caution(
+                Trouble.MORE_THAN_NEEDED,
+                f"{len(values)} launches; {needed} are enough to know it to {named}",
+            )
+        )
+    return tuple(found)
+
+
+def _logs(values: Sequence[float]) -> list[float]:
+    for value in values:
+        if not has_ratio(value):
+            raise NoRatioError(
+                f"a measured value is {value:g}; spreads are taken of logarithms, of values above 0"
+            )
+    return [float(log) for log in np.log(np.asarray(values, dtype=np.float64))]
