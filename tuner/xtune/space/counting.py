@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from xtune.errors import SpaceError
 
-MOST_CHECKS = 2_000_000
-"""Times that conditions are asked: some seconds. More comes from conditions that tie most of the
+MOST_CHECKS = 400_000
+"""Times that conditions are asked: some seconds at most. More comes from conditions that tie most of the
 parameters of a large space together."""
 
 Choices = tuple[int, ...]

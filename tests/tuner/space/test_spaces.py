@@ -1,0 +1,333 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Spaces: exact counts, order, neighbours, encodings, and what is kept of them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pickle
+import random
+from collections import Counter
+from math import dist, sqrt
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from xtune.errors import SpaceError
+from xtune.space.conditions import parse_condition
+from xtune.space.parameters import BARE, Configuration, Parameter, Value, Where
+from xtune.space.spaces import Derived, Space
+
+LAYOUT = Parameter(
+    "layout", ("1xall", "1x1", "1x2", "2x1", "2x2", "4x1"), "1xall", Where.OPTION, reason="why not"
+)
+SMT = Parameter("smt", (False, True), False, Where.OPTION)
+ALLOCATOR = Parameter("allocator", ("auto", "glibc", "tcmalloc"), "auto", Where.OPTION)
+THREADS = Parameter("threads", (1, 2, 4, 8), 4, Where.PROGRAM, ordered=True)
+DERIVED = (
+    Derived("instances", "layout", (1, 1, 1, 2, 2, 4)),
+    Derived("ncores", "layout", (4, 1, 2, 1, 2, 1)),
+    Derived("thp", "", ("auto",)),
+)
+PARAMETERS = (LAYOUT, SMT, ALLOCATOR, THREADS)
+CONDITIONS = ("threads<=ncores", "allocator!=tcmalloc if smt", "thp==auto")
+SPACE = Space(PARAMETERS, CONDITIONS, DERIVED)
+
+
+def brute_force() -> list[Configuration]:
+    """What is admissible, by the meaning of `CONDITIONS` written out."""
+    found = []
+    for layout, smt, allocator, threads in itertools.product(*[p.values for p in PARAMETERS]):
+        ncores = DERIVED[1].values[LAYOUT.values.index(layout)]
+        assert isinstance(ncores, int)
+        assert isinstance(threads, int)
+        if threads <= ncores and not (smt and allocator == "tcmalloc"):
+            values = {"layout": layout, "smt": smt, "allocator": allocator, "threads": threads}
+            found.append(Configuration(values))
+    return found
+
+
+def test_holds_what_keeps_every_condition_in_the_order_of_the_parameters() -> None:
+    assert list(SPACE) == brute_force()
+    assert SPACE.size == len(brute_force()) == 50
+    assert (
+        repr(SPACE)
+        == "Space(layout (6) x smt (2) x allocator (3) x threads (4): 50 configurations)"
+    )
+
+
+def test_each_has_its_place_in_the_order() -> None:
+    for index, configuration in enumerate(SPACE):
+        assert SPACE.index_of(configuration) == index
+        assert SPACE.at(index) == configuration
+        assert configuration in SPACE
+    with pytest.raises(IndexError, match="50: the space holds 50 configurations"):
+        SPACE.at(50)
+    with pytest.raises(IndexError):
+        SPACE.at(-1)
+
+
+def test_what_is_not_named_has_its_default() -> None:
+    assert SPACE.default == Configuration(
+        {"layout": "1xall", "smt": False, "allocator": "auto", "threads": 4}
+    )
+    assert SPACE.complete({"smt": True}) == SPACE.default.with_value("smt", True)
+    assert Configuration({}) in SPACE
+    assert SPACE.changes({"smt": True, "allocator": "auto"}) == {"smt": True}
+    assert SPACE.changes({}) == {}
+
+
+def test_what_breaks_a_condition_or_is_unknown_is_outside() -> None:
+    outside = Configuration({"layout": "1x1", "threads": 2})
+    assert outside not in SPACE
+    assert Configuration({"threads": 3}) not in SPACE
+    assert BARE not in SPACE
+    assert "layout" not in SPACE
+    with pytest.raises(SpaceError, match="does not keep --when threads<=ncores"):
+        SPACE.index_of(outside)
+    with pytest.raises(SpaceError, match=r"^threads=3: the space has 1, 2, 4, 8$"):
+        SPACE.complete({"threads": 3})
+    with pytest.raises(SpaceError, match="no parameter 'batch' in this space; there are layout,"):
+        SPACE.complete({"batch": 3})
+
+
+def test_a_default_that_conditions_rule_out_gives_way_by_the_least_change() -> None:
+    space = Space(PARAMETERS, ["threads<ncores", "ncores<=2 or smt"], DERIVED)
+    assert SPACE.default not in space
+    assert space.default == SPACE.default.with_value("smt", True).with_value("threads", 2)
+    eight = Space([THREADS._replace(default=8)], ["threads<5"])
+    assert eight.default == Configuration({"threads": 4})
+
+
+def test_neighbours_are_one_step_away() -> None:
+    start = Configuration({"layout": "1x2", "smt": False, "allocator": "auto", "threads": 1})
+    steps = [
+        (name, configuration[name])
+        for configuration in SPACE.neighbours(start)
+        for name in configuration
+        if configuration[name] != start[name]
+    ]
+    assert steps == [
+        ("layout", "1xall"),
+        ("layout", "1x1"),
+        ("layout", "2x2"),
+        ("smt", True),
+        ("allocator", "glibc"),
+        ("allocator", "tcmalloc"),
+        ("threads", 2),
+    ]
+
+
+def test_a_gap_in_the_numbers_is_stepped_over() -> None:
+    space = Space([THREADS], ["threads!=2"])
+    (step,) = space.neighbours(Configuration({"threads": 1}))
+    assert step["threads"] == 4
+
+
+def test_neighbours_are_symmetric_and_lead_everywhere() -> None:
+    reached, waiting = {SPACE.default}, [SPACE.default]
+    while waiting:
+        one = waiting.pop()
+        for other in SPACE.neighbours(one):
+            assert other in SPACE
+            assert one in SPACE.neighbours(other)
+            assert sum(one[name] != other[name] for name in one) == 1
+            if other not in reached:
+                reached.add(other)
+                waiting.append(other)
+    assert reached == set(SPACE)
+
+
+def test_every_configuration_is_drawn_as_often_as_any_other() -> None:
+    rng = random.Random(1)
+    drawn = Counter(SPACE.random(rng) for _ in range(10_000))
+    assert set(drawn) == set(SPACE)
+    # 200 each on average; four standard deviations of a binomial count to either side.
+    assert all(abs(count - 200) < 4 * sqrt(200) for count in drawn.values())
+
+
+def test_distances_of_encodings_say_how_alike_two_are() -> None:
+    assert SPACE.columns == (
+        "layout.instances",
+        "layout.ncores",
+        "smt",
+        "allocator=auto",
+        "allocator=glibc",
+        "allocator=tcmalloc",
+        "threads",
+    )
+
+    def distance(**values: Value) -> float:
+        return dist(SPACE.encode(SPACE.default), SPACE.encode(Configuration(values)))
+
+    assert SPACE.encode(Configuration({"layout": "2x1", "threads": 8}))[:3] == (0.5, 0, 0)
+    assert distance(smt=True) == pytest.approx(1)
+    assert distance(allocator="glibc") == distance(allocator="tcmalloc") == pytest.approx(1)
+    assert distance(threads=2) == pytest.approx(1 / 3)
+    assert distance(threads=8) == pytest.approx(1 / 3)
+    assert distance(layout="1x2") == pytest.approx(0.5)
+    assert distance(layout="4x1") == pytest.approx(sqrt(2))
+    assert all(0 <= number <= 1 for one in SPACE for number in SPACE.encode(one))
+    assert len({SPACE.encode(one) for one in SPACE}) == SPACE.size
+
+
+def test_a_parameter_of_one_value_is_no_column() -> None:
+    space = Space([THREADS, Parameter("batch", (8,), 8, Where.PROGRAM, ordered=True)])
+    assert space.columns == ("threads",)
+    assert space.size == 4
+    assert space.default["batch"] == 8
+
+
+def test_kept_as_json_it_comes_back_as_it_was() -> None:
+    space = Space(PARAMETERS, CONDITIONS, DERIVED, words={"mimalloc", "jemalloc"})
+    plain = json.loads(json.dumps(space.to_plain()))
+    assert plain["schema_version"] == 1
+    back = Space.from_plain(plain)
+    assert back == space
+    assert back.parameters == space.parameters
+    assert list(back) == list(space)
+    assert pickle.loads(pickle.dumps(space)) == space
+    assert hash(back) == hash(space)
+    assert type(back.at(0)["smt"]) is bool
+
+
+def test_the_name_says_what_is_searched_and_no_more() -> None:
+    other_reason = Space([LAYOUT._replace(reason="because"), *PARAMETERS[1:]], CONDITIONS, DERIVED)
+    assert other_reason.name == SPACE.name
+    assert Space(PARAMETERS, CONDITIONS, DERIVED, words={"x"}).name == SPACE.name
+    names = {
+        SPACE.name,
+        Space(PARAMETERS, CONDITIONS[:2], DERIVED).name,
+        Space(PARAMETERS[:3], derived=DERIVED).name,
+        Space([*PARAMETERS[:3], THREADS._replace(default=1)], CONDITIONS, DERIVED).name,
+        Space([*PARAMETERS[:3], THREADS._replace(values=(1, 2, 4))], CONDITIONS, DERIVED).name,
+        Space(PARAMETERS, CONDITIONS, [*DERIVED, Derived("memory", "", ("auto",))]).name,
+    }
+    assert len(names) == 6
+    assert all(len(name) == 16 for name in names)
+
+
+@pytest.mark.parametrize(
+    ("plain", "message"),
+    [
+        ({"schema_version": 2}, "a space of version 2 of the format; this xtune reads 1"),
+        ({}, "a space of version None of the format; this xtune reads 1"),
+        ({"schema_version": 1}, r"what was kept is no space \(KeyError\('parameters'\)\)"),
+        (
+            {"schema_version": 1, "parameters": [{"name": "x"}]},
+            "what was kept is no space",
+        ),
+        (
+            {**SPACE.to_plain(), "conditions": ["speed>1"]},
+            "nothing here has the name 'speed'",
+        ),
+    ],
+)
+def test_what_is_no_space_is_not_read(plain: dict[str, object], message: str) -> None:
+    with pytest.raises(SpaceError, match=message):
+        Space.from_plain(plain)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "derived", "message"),
+    [
+        ([SMT, SMT], (), "there are two parameters of the name 'smt'"),
+        ([SMT._replace(values=())], (), "the parameter 'smt' has no value"),
+        ([THREADS._replace(values=(1, 4, 1))], (), "'threads' has the value 1 twice"),
+        ([THREADS._replace(default=3)], (), "the default of 'threads', 3, is no value of it"),
+        ([THREADS._replace(values=(4, 2))], (), "values of 'threads' are to be ordered and do not"),
+        ([ALLOCATOR._replace(ordered=True)], (), "values of 'allocator' are to be ordered"),
+        ([SMT], [Derived("smt", "", (1,))], "'smt' is derived, and also the name of a parameter"),
+        ([SMT], [Derived("n", "layout", (1,))], "'n' is derived from 'layout', which is not there"),
+        ([SMT], [Derived("n", "smt", (1,))], "'n' needs a value for each of 'smt'"),
+    ],
+)
+def test_what_makes_no_space_is_refused(
+    parameters: list[Parameter], derived: list[Derived], message: str
+) -> None:
+    with pytest.raises(SpaceError, match=message):
+        Space(parameters, derived=derived)
+
+
+def test_conditions_that_nothing_keeps_are_refused() -> None:
+    with pytest.raises(SpaceError, match=r"^--when 'threads>8': no configuration keeps it$"):
+        Space(PARAMETERS, ["threads>8"], DERIVED)
+    with pytest.raises(SpaceError, match=r"^--when 'thp==always': no configuration keeps it$"):
+        Space(PARAMETERS, ["thp==always"], DERIVED, words={"always"})
+    with pytest.raises(SpaceError, match=r"keeps every --when: 'threads>4', 'threads<=ncores'$"):
+        Space(PARAMETERS, ["threads>4", "threads<=ncores"], DERIVED)
+
+
+def test_one_configuration_is_nothing_to_choose_from() -> None:
+    with pytest.raises(
+        SpaceError, match="one configuration to measure and nothing to choose: give"
+    ):
+        Space([SMT], ["smt"]).require_choice()
+    with pytest.raises(SpaceError, match="nothing to choose"):
+        Space([]).require_choice()
+    Space([SMT]).require_choice()
+    assert list(Space([])) == [Configuration({})]
+
+
+def test_a_large_space_is_counted_without_going_through_it() -> None:
+    parameters = [Parameter(f"p{i}", tuple(range(20)), 0, Where.PROGRAM, True) for i in range(12)]
+    space = Space(parameters, ["p0 < p11", "p3 + p4 <= p5"])
+    pairs = sum(a < b for a in range(20) for b in range(20))
+    triples = sum(a + b <= c for a in range(20) for b in range(20) for c in range(20))
+    assert space.size == pairs * triples * 20**7
+    for index in (0, space.size // 3, space.size - 1):
+        assert space.index_of(space.at(index)) == index
+    assert space.default["p11"] == 1
+    rng = random.Random(0)
+    assert all(space.random(rng) in space for _ in range(100))
+
+
+def test_conditions_that_cannot_be_counted_say_so() -> None:
+    parameters = [Parameter(f"p{i}", tuple(range(20)), 0, Where.PROGRAM, True) for i in range(6)]
+    text = " + ".join(f"p{i}" for i in range(6)) + " < 50"
+    with pytest.raises(SpaceError, match="tie too many parameters together to be counted"):
+        Space(parameters, [text])
+
+
+NUMBERED = [
+    Parameter(name, tuple(range(count)), 0, Where.PROGRAM, ordered=count != 3)
+    for name, count in (("a", 3), ("b", 2), ("c", 4), ("d", 3))
+]
+SOME_CONDITIONS = st.lists(
+    st.builds(
+        "{} {} {} {}".format,
+        st.sampled_from("abcd"),
+        st.sampled_from(["<=", "!=", "<", "=="]),
+        st.sampled_from("abcd"),
+        st.sampled_from(["", "+ 1", "+ d", "if b == 1", "or c > 1", "if a*c == 2"]),
+    ),
+    max_size=3,
+)
+
+
+@settings(deadline=None)
+@given(SOME_CONDITIONS)
+def test_any_space_agrees_with_going_through_all(texts: list[str]) -> None:
+    names = [parameter.name for parameter in NUMBERED]
+    everything = [
+        Configuration(dict(zip(names, values, strict=True)))
+        for values in itertools.product(*[parameter.values for parameter in NUMBERED])
+    ]
+    free = Space(NUMBERED)
+    known = {parameter.name: parameter.values for parameter in NUMBERED}
+    conditions = [parse_condition(text, known) for text in texts]
+    expected = [one for one in everything if all(c.holds(one) for c in conditions)]
+    assert list(free) == everything
+    if not expected:
+        with pytest.raises(SpaceError, match="no configuration keeps"):
+            Space(NUMBERED, texts)
+        return
+    space = Space(NUMBERED, texts)
+    assert list(space) == expected
+    assert space.size == len(expected)
+    changed = [sum(one[name] != 0 for name in names) for one in expected]
+    assert sum(space.default[name] != 0 for name in names) == min(changed)
+    for one in expected:
+        for other in space.neighbours(one):
+            assert one in space.neighbours(other)
