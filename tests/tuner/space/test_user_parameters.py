@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The user's own parameters: how they are written, and what becomes of ``{name}``."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.launcher.planning.shapes import make_machine
+
+from xlaunch.environment.substitution import words_of
+from xlaunch.machine.topology import Machine
+from xlaunch.planning import Request, plan
+from xtune.errors import SpaceError
+from xtune.space.launch_options import OPTIONS
+from xtune.space.parameters import Value, Where
+from xtune.space.user_parameters import (
+    LAUNCHER_WORDS,
+    MOST_VALUES,
+    fill,
+    parse_parameter,
+    parse_parameters,
+    replace,
+)
+
+INFER = Request(
+    program=("infer.py", "--batch-size", "{batch}", "--name={mode}-{batch}.json"),
+    env=(("RATE", "{rate}"), ("CPUS", "{cpus}")),
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "values", "default"),
+    [
+        ("batch=1,2,4,8", (1, 2, 4, 8), 1),
+        ("batch=8,2,4", (2, 4, 8), 8),
+        ("batch=8", (8,), 8),
+        ("batch= 1, 2 ,4 ", (1, 2, 4), 1),
+        ("threads=4..64", (4, 8, 16, 32, 64), 4),
+        ("threads=4..48", (4, 8, 16, 32, 48), 4),
+        ("threads=3..4", (3, 4), 3),
+        ("threads=4..64:20", (4, 24, 44, 64), 4),
+        ("threads=1..10:4", (1, 5, 9, 10), 1),
+        ("offset=-4..4:4", (-4, 0, 4), -4),
+        ("rate=0.5..4", (0.5, 1, 2, 4), 0.5),
+        ("rate=0.1..0.4:0.1", (0.1, 0.2, 0.3, 0.4), 0.1),
+        ("rate=1.5,1e-05,2", (1e-05, 1.5, 2), 1.5),
+        ("size=1,10..40:10,100", (1, 10, 20, 30, 40, 100), 1),
+    ],
+)
+def test_numbers_ascend_and_the_first_is_the_default(
+    text: str, values: tuple[Value, ...], default: Value
+) -> None:
+    parameter = parse_parameter(text)
+    assert (parameter.values, parameter.default) == (values, default)
+    assert [type(value) for value in parameter.values] == [type(value) for value in values]
+    assert parameter.ordered
+    assert parameter.where is Where.PROGRAM
+    assert parameter.reason == f"asked for: --param {text}"
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("mode=eager,compile", ("eager", "compile")),
+        ("mode=1,auto", ("1", "auto")),
+        ("mode='8','4'", ("8", "4")),
+        ("rate=1e-3,1e-4", ("1e-3", "1e-4")),
+        ("seed=007,8", ("007", "8")),
+        ("seed=+1,2", ("+1", "2")),
+        ("rate=1.50,2", ("1.50", "2")),
+        ("x=nan,inf,-inf", ("nan", "inf", "-inf")),
+        ("stop='a,b',\"c d\"", ("a,b", "c d")),
+        ('stop=\'it\'\'s\',"say ""x"""', ("it's", 'say "x"')),
+        ("flag='',--fast", ("", "--fast")),
+        ("path=../a,../b=c", ("../a", "../b=c")),
+        ("path='4..8',x", ("4..8", "x")),
+        ("text=größer,🐍", ("größer", "🐍")),
+        ("two=a b,c", ("a b", "c")),
+    ],
+)
+def test_anything_else_is_text_as_it_was_written(text: str, values: tuple[str, ...]) -> None:
+    parameter = parse_parameter(text)
+    assert parameter.values == values
+    assert parameter.default == values[0]
+    assert not parameter.ordered
+
+
+@given(
+    st.lists(st.text(st.characters(exclude_characters="\0")), min_size=1, max_size=5, unique=True)
+)
+def test_quotes_keep_any_text(texts: list[str]) -> None:
+    quoted = ",".join("'" + text.replace("'", "''") + "'" for text in texts)
+    assert parse_parameter(f"x={quoted}").values == tuple(texts)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("batch", "--param 'batch': write NAME=VALUE,VALUE or NAME=LOW..HIGH, as in batch=1,2,4,8"),
+        ("=1,2", "'' cannot be a name; a name is of letters, digits and _"),
+        ("8ball=1,2", "'8ball' cannot be a name"),
+        ("batch-size=1,2", "'batch-size' cannot be a name"),
+        ("größe=1,2", "'größe' cannot be a name"),
+        ("if=1,2", "'if' cannot be a name"),
+        ("count=1,2", "'count' is what xlaunch puts in the place of {count}; choose another name"),
+        ("layout=1,2", "'layout' is the name of a launch parameter; choose another name"),
+        ("instances=1,2", "'instances' is the name of a launch parameter"),
+        ("xlaunch=1,2", "'xlaunch' is a name that the tuner uses itself"),
+        ("batch=", "--param 'batch=': a value is empty; for empty text write ''"),
+        ("batch=1,,2", "a value is empty"),
+        ("batch=1,2,", "a value is empty"),
+        ("batch=1,2,1", "'1' is there twice"),
+        ("batch=1,1.0", "'1.0' is there twice"),
+        ("batch=1..8,4", "'4' is there twice"),
+        ("mode=a,'a'", "'a' is there twice"),
+        ("batch=8..1", "'8..1' does not ascend; the lower end comes first"),
+        ("batch=8..8", "'8..8' does not ascend"),
+        ("batch=0..64", "doubles its values and cannot begin with 0; write steps: 0..64:8"),
+        ("batch=-1..4", "cannot begin with -1; write steps: -1..4:1"),
+        ("batch=1..8:0", "the step of '1..8:0' must be above 0"),
+        ("batch=1..8:-1", "the step of '1..8:-1' must be above 0"),
+        ("batch=1..x", "'1..x' is no range; write LOW..HIGH or LOW..HIGH:STEP, or quotes around"),
+        ("batch=1..", "'1..' is no range"),
+        ("batch=1..9999999:1", f"more than {MOST_VALUES} values; take larger steps"),
+        ("batch=" + ",".join(map(str, range(1001))), f"more than {MOST_VALUES} values; give fewer"),
+        ("mode='a", 'the quote in "\'a" is not closed'),
+        ("mode='a'b", "a comma is missing before 'b'; quotes hold a whole value"),
+        ("mode=a\0b", "no argument can hold a null character"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line(text: str, message: str) -> None:
+    with pytest.raises(SpaceError) as caught:
+        parse_parameter(text)
+    assert message in str(caught.value)
+    assert str(caught.value).startswith("--param ")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", [*LAUNCHER_WORDS, *OPTIONS])
+def test_names_of_the_launcher_cannot_be_taken(name: str) -> None:
+    with pytest.raises(SpaceError, match="choose another name"):
+        parse_parameter(f"{name}=1,2")
+
+
+def test_the_launcher_substitutes_no_other_words() -> None:
+    machine: Machine = make_machine(packages=(2,))
+    made = plan(Request(), machine)
+    assert set(words_of(made, made.instances[0])) == set(LAUNCHER_WORDS)
+
+
+@pytest.mark.parametrize(
+    ("text", "replaced"),
+    [
+        ("{batch}", "8"),
+        ("--b={batch}x{batch}", "--b=8x8"),
+        ('{"a":{"b":{batch}}}', '{"a":{"b":8}}'),
+        ("{{batch}}", "{batch}"),
+        ("{{{batch}}}", "{{batch}}"),
+        ("{{batch}", "{8"),
+        ("{batch}}", "8}"),
+        ("{mode}", "eager {batch}"),
+        ("{batches} {Batch} { batch } {batch+1} {index} ${HOME} {} {0} {{", None),
+        ("", None),
+    ],
+)
+def test_exactly_the_name_in_braces_is_replaced(text: str, replaced: str | None) -> None:
+    values: dict[str, Value] = {"batch": 8, "mode": "eager {batch}"}
+    assert replace(text, values) == (text if replaced is None else replaced)
+
+
+def test_arguments_and_variables_are_filled_and_nothing_else_is() -> None:
+    filled = fill(INFER, {"batch": 4, "mode": "a b", "rate": 0.5})
+    assert filled.program == ("infer.py", "--batch-size", "4", "--name=a b-4.json")
+    assert filled.env == (("RATE", "0.5"), ("CPUS", "{cpus}"))
+    assert filled == INFER._replace(program=filled.program, env=filled.env)
+    assert fill(INFER, {}) == INFER
+    named = Request(program=("{batch}", "{batch}"))
+    assert fill(named, {"batch": 4}).program == ("{batch}", "4")
+
+
+def test_each_needs_a_place() -> None:
+    batch, mode, rate = parse_parameters(["batch=1,2", "mode=a,b", "rate=1..4"], INFER)
+    assert (batch.name, mode.name, rate.name) == ("batch", "mode", "rate")
+    with pytest.raises(
+        SpaceError, match=r"^--param bach: \{bach\} occurs neither in the program's "
+    ):
+        parse_parameters(["bach=1,2"], INFER)
+    with pytest.raises(SpaceError, match=r"nor in --env; there is \{batch\}$"):
+        parse_parameters(["bach=1,2"], INFER)
+    with pytest.raises(
+        SpaceError, match=r"write \{n_q\} where the value goes, as in --n-q \{n_q\}$"
+    ):
+        parse_parameters(["n_q=1,2"], INFER)
+    with pytest.raises(SpaceError, match="occurs neither"):
+        parse_parameters(["x=1,2"], Request(program=("{x}", "{{x}}")))
+    with pytest.raises(SpaceError, match="'batch' is given twice; join the values"):
+        parse_parameters(["batch=1,2", "batch=4"], INFER)
+    assert parse_parameters([], INFER) == ()
