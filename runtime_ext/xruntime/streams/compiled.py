@@ -211,6 +211,7 @@ class CompiledForStreams(torch.nn.Module):
         if graphs == 0:
             raise CompilationError(
                 f"torch found nothing in {name} that it can compile; TORCH_LOGS=graph_breaks tells why"
+                " (TORCH_COMPILE_DISABLE=1 in the environment is one reason)"
             )
         if tolerance is None:
             tolerance = tolerance_for(self.model, self._autocast)

@@ -8,6 +8,7 @@ nor does it say so when a thread that only meant to call something compiles it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -95,6 +96,31 @@ def chosen_options(
     return ours | asked
 
 
+@functools.cache
+def keep_device_guard() -> None:
+    """Have a thread that does not end own what torch's tracing leaves behind for all threads.
+
+    A torch for CUDA on a machine without a device replaces CUDA's guard when something is first
+    traced, by one that is freed when that thread ends; what is traced later, in any thread, crashes.
+    Seen with torch 2.11.
+    """
+    ensure = getattr(torch._C, "_ensureCUDADeviceGuardSet", None)  # noqa: SLF001 - there is no other
+    if ensure is None or torch.version.cuda is None or torch.cuda.is_available():
+        return
+    if threading.current_thread() is threading.main_thread():
+        ensure()
+        return
+    done = threading.Event()
+
+    def own() -> None:
+        ensure()
+        done.set()
+        threading.Event().wait()
+
+    threading.Thread(target=own, name="xruntime device guard", daemon=True).start()
+    done.wait()
+
+
 @contextlib.contextmanager
 def permitted() -> Iterator[None]:
     """The calling thread, which holds `compiling`, may compile in the block, and never falls back."""
@@ -102,6 +128,7 @@ def permitted() -> Iterator[None]:
 
     # Neither falls back to the eager module without a word: not after an error, nor after many shapes.
     strict = {"suppress_errors": False, "fail_on_recompile_limit_hit": True}
+    keep_device_guard()
     known = {name: value for name, value in strict.items() if hasattr(config, name)}
     before = _permission.given
     _permission.given = True

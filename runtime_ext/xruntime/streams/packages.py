@@ -31,7 +31,13 @@ from xruntime.errors import (
     PackageError,
     ThreadCountError,
 )
-from xruntime.streams.inductor import chosen_options, compiling, eager_module, explaining
+from xruntime.streams.inductor import (
+    chosen_options,
+    compiling,
+    eager_module,
+    explaining,
+    keep_device_guard,
+)
 from xruntime.streams.kinds import Kind
 from xruntime.streams.package_files import (
     THREADS_KEY,
@@ -198,6 +204,7 @@ def compile_package(
     del settings["cpp_wrapper"]  # it always is
     metadata = own_description(threads, torch.__version__)
     settings["aot_inductor.metadata"] = metadata | settings.get("aot_inductor.metadata", {})
+    keep_device_guard()
     with compiling, team_of(threads), explaining(module, only_compiles=True), torch.no_grad():
         exported = torch.export.export(
             module,

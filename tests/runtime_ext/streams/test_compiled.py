@@ -380,6 +380,41 @@ except CompilationError as error:
 
 
 @pytest.mark.full
+def test_threads_that_compile_may_end(tmp_path) -> None:
+    # A process of its own: whatever traces first in it, is in a thread that ends.
+    program = """
+import threading, torch
+from xruntime.streams.compiled import compile_for_streams
+from xruntime.threads import resize_team
+
+made = []
+def in_thread(call):
+    def run():
+        resize_team(1)
+        made.append(call())
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+
+linear = torch.nn.Linear(4, 2).eval()
+in_thread(lambda: compile_for_streams(linear, torch.ones(3, 4), threads=1))
+for items in (5, 1):
+    in_thread(lambda: made[0](torch.ones(items, 4)))
+print([tuple(output.shape) for output in made[1:]])
+"""
+    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[(5, 2), (1, 2)]\n"
+
+
+@pytest.mark.full
 def test_torchs_default_holds_the_lock_and_this_does_not(needs: Needs) -> None:
     needs(len(os.sched_getaffinity(0)) >= 2 and lock_exists(), "two CPUs and a lock")
     # One generated kernel. Operators that torch calls, such as convolutions, are free of it anyway.
