@@ -17,7 +17,6 @@ from xtune.errors import SpaceError
 from xtune.space.launch_options import ALL_CORES, BY_NODE, parse_layout, with_option
 from xtune.space.layouts import find_layouts
 
-
 ANY = Request()
 
 
@@ -32,6 +31,7 @@ def texts(machine: Machine, request: Request = ANY, *, one: bool = False) -> str
         ({"packages": (2,)}, "1xall 1x1 2x1"),
         ({"packages": (4,), "l3": (4,)}, "1xall 1x1 1x2 2x1 2x2 4x1"),
         ({"packages": (6,), "l3": (6,)}, "1xall 1x1 1x2 1x3 1x4 2x3 3x1 3x2 6x1"),
+        ({"packages": (7,)}, "1xall 1x1 1x2 1x3 1x4 2x3 3x1 3x2 7x1"),
         (
             {"packages": (8,), "l3": (4, 4), "smt": 2},
             "1xall 1x1 1x2 1x4 2x2 2x4 4x1 4x2 8x1",

@@ -108,8 +108,9 @@ def _sizes(units: Sequence[int], budget: int) -> list[int]:
         while times * inner <= outer:
             sizes.add(times * inner)
             times *= 2
-        if outer % 2 == 0 and (outer // 2) % inner == 0:
-            sizes.add(outer // 2)
+        half = outer // 2
+        if half % inner == 0 and (outer % 2 == 0 or outer == budget > 1):
+            sizes.add(half)
         sizes.add(outer)
         inner = outer
     return sorted(sizes)

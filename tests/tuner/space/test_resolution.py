@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What configurations come to: equal hashes are equal starts, and what cannot be had says why."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.launcher.cli.commands import clean_environment
+from tests.launcher.planning.captures import capture_names, read_capture
+from tests.launcher.planning.shapes import GIB, make_machine
+
+import xlaunch
+from xlaunch.errors import ProgramNotFoundError, UsageError
+from xlaunch.machine.topology import Machine
+from xlaunch.planning import MemoryPolicy, Request
+from xlaunch.planning.request import HugePages
+from xtune.errors import SpaceError
+from xtune.space.machine_space import make_space
+from xtune.space.offers import SWITCHES, Offers
+from xtune.space.parameters import BARE, Configuration, Parameter, Where
+from xtune.space.resolution import Resolver
+from xtune.space.spaces import Space
+from xtune.space.user_parameters import parse_parameters
+
+NOTHING_INSTALLED = Offers(
+    allocators=("auto", "glibc", "glibc-tuned", "glibc-frugal"),
+    runtimes=("auto", "auto+active", "none"),
+    huge_pages=("auto", "always", "madvise", "never"),
+    switches=SWITCHES[:1],
+)
+"""With values that come to the same on many machines: they are to be seen through."""
+
+WORK = Request(
+    program=(sys.executable, "-c", "print({batch})", "{mode}"), env=(("RATE", "{batch}/{index}"),)
+)
+TWO_NODES = make_machine(packages=(4, 4), nodes=(4, 4), l3=(2,) * 4, smt=2)
+
+
+def resolver_of(machine: Machine, offers: Offers = NOTHING_INSTALLED, **more: object) -> Resolver:
+    own = parse_parameters(["batch=1,2", "mode=a,b"], WORK)
+    space = make_space(WORK, machine, offers, own=own, **more).space  # type: ignore[arg-type]
+    return Resolver(space, WORK, clean_environment(), machine)
+
+
+SMALL = NOTHING_INSTALLED._replace(
+    allocators=("auto", "glibc-tuned"), runtimes=("auto", "none"), switches=()
+)
+
+
+def started_as(resolver: Resolver, configuration: Configuration) -> object:
+    """Everything that a start is made of, in the launcher's own terms."""
+    plan = resolver.resolve(configuration).plan
+    environment = resolver.environment(configuration)
+    instances = []
+    for instance, program, variables in zip(
+        plan.instances, environment.programs, environment.variables, strict=True
+    ):
+        policy = instance.memory
+        if policy is MemoryPolicy.INTERLEAVE and len(instance.memory_nodes) == 1:
+            policy = MemoryPolicy.PREFERRED
+        kept = {name: value for name, value in variables.items() if name != "XLAUNCH_SET"}
+        instances.append(
+            (
+                instance.cpus if plan.bound else None,
+                policy,
+                instance.memory_nodes,
+                program.executable,
+                program.argv,
+                sorted(kept.items()),
+            )
+        )
+    return str((plan.count, instances, plan.request.thp is HugePages.NEVER))
+
+
+@pytest.mark.parametrize(
+    "machine",
+    [
+        make_machine(packages=(1,)),
+        make_machine(packages=(2,), nodes=(1, 1), smt=2),
+    ],
+    ids=["one core", "two nodes"],
+)
+def test_equal_hashes_are_equal_starts_throughout_a_space(machine: Machine) -> None:
+    resolver = resolver_of(machine, SMALL)
+    starts: dict[str, object] = {}
+    for configuration in resolver.space:
+        plan_hash = resolver.plan_hash(configuration)
+        assert plan_hash is not None
+        start = started_as(resolver, configuration)
+        assert starts.setdefault(plan_hash, start) == start
+    assert len(set(map(str, starts.values()))) == len(starts)
+    assert len(starts) < resolver.space.size
+
+
+MACHINES = st.one_of(
+    st.sampled_from(
+        [
+            TWO_NODES,
+            make_machine(packages=(43,), nodes=(15, 14, 14)),
+            make_machine(packages=(6,), l3=(3, 3), allowed=[1, 2, 4], narrowed_by=["cpuset"]),
+            make_machine(packages=(8,), nodes=(8,), quota=3.5),
+        ]
+    ),
+    *([st.sampled_from(capture_names()).map(read_capture)] if capture_names() else []),
+)
+
+
+@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+@given(MACHINES, st.randoms(use_true_random=False))
+def test_any_configuration_comes_to_a_plan_or_a_reason(machine: Machine, rng: object) -> None:
+    resolver = resolver_of(machine)
+    space = resolver.space
+    one = space.random(rng)  # type: ignore[arg-type]
+    for other in (one, *space.neighbours(one)[:6], space.random(rng)):  # type: ignore[arg-type]
+        plan_hash, refusal = resolver.plan_hash(other), resolver.refusal(other)
+        assert (plan_hash is None) is (refusal is not None)
+        if refusal is not None:
+            assert len(refusal.splitlines()) == 1
+            continue
+        if resolver.plan_hash(one) is not None:
+            same = started_as(resolver, one) == started_as(resolver, other)
+            assert (plan_hash == resolver.plan_hash(one)) is same
+
+
+def test_what_comes_to_the_same_has_one_hash() -> None:
+    resolver = resolver_of(TWO_NODES)
+
+    def same(one: Mapping[str, str | bool], other: Mapping[str, str | bool]) -> bool:
+        hashes = {resolver.plan_hash(Configuration(values)) for values in (one, other)}
+        assert None not in hashes
+        return len(hashes) == 1
+
+    assert same({}, {"layout": "1xall"})
+    assert same({}, {"place": "scatter"})
+    assert same({}, {"allocator": "glibc-tuned"})
+    assert same({}, {"omp": "none"})
+    assert not same({}, {"smt": True})
+    assert not same({}, {"memory": "interleave"})
+    assert not same({}, {"thp": "never"})
+    assert not same({}, {"mode": "b"})
+    assert not same({}, {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16384"})
+    assert same({"layout": "2x4"}, {"layout": "2x4", "memory": "interleave"})
+    assert same({"layout": "2x4"}, {"layout": "2x4", "place": "scatter"})
+    assert not same({"layout": "2x2"}, {"layout": "2x2", "place": "scatter"})
+    assert not same({"layout": "2x2"}, {"layout": "4x2"})
+
+
+def test_a_little_more_memory_is_the_same_machine() -> None:
+    def hash_with(total_bytes: int) -> str | None:
+        limits = TWO_NODES.limits._replace(memory_total_bytes=total_bytes)
+        return resolver_of(TWO_NODES._replace(limits=limits)).plan_hash(Configuration({}))
+
+    assert hash_with(15 * GIB + (600 << 20)) == hash_with(15 * GIB + (593 << 20))
+    assert hash_with(16 * GIB) != hash_with(32 * GIB)
+
+
+def test_variables_that_are_not_looked_at_have_no_part_in_the_hash() -> None:
+    space = resolver_of(TWO_NODES).space
+    plain = clean_environment()
+
+    def hash_under(**more: str) -> str | None:
+        return Resolver(space, WORK, {**plain, **more}, TWO_NODES).plan_hash(Configuration({}))
+
+    assert hash_under() == hash_under(SSH_TTY="/dev/pts/7")
+    assert hash_under() != hash_under(OMP_NUM_THREADS="3")
+    assert hash_under() == hash_under(XLAUNCH_OPT_NCORES="3")
+
+
+def test_the_bare_command_is_no_configuration() -> None:
+    resolver = resolver_of(TWO_NODES)
+    bare = resolver.plan_hash(BARE)
+    assert bare is not None
+    assert bare not in {resolver.plan_hash(one) for one in map(resolver.space.at, range(40))}
+    assert resolver.command(BARE) == [sys.executable, "-c", "print(1)", "a"]
+    assert resolver.request(BARE).env == (("RATE", "1/{index}"),)
+    other = Resolver(resolver.space, WORK._replace(env=()), clean_environment(), TWO_NODES)
+    assert other.plan_hash(BARE) != bare
+
+
+def test_a_script_alone_is_run_by_its_interpreter(tmp_path: Path) -> None:
+    script = tmp_path / "work.py"
+    script.touch()
+    request = Request(program=(str(script), "x"))
+    resolver = Resolver(Space([]), request, clean_environment(), TWO_NODES)
+    assert resolver.command(BARE) == [sys.executable, str(script), "x"]
+    assert resolver.command(Configuration({})) == ["xlaunch", str(script), "x"]
+
+
+def test_a_request_is_the_configuration_over_what_was_asked() -> None:
+    request = WORK._replace(reserve=1)
+    space = make_space(
+        request, TWO_NODES, NOTHING_INSTALLED, own=parse_parameters(["batch=1,2"], request)
+    ).space
+    resolver = Resolver(space, request, clean_environment(), TWO_NODES)
+    configuration = Configuration(
+        {
+            "layout": "3x2",
+            "smt": True,
+            "allocator": "glibc",
+            "omp": "auto+active",
+            "thp": "never",
+            "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16384",
+            "batch": 2,
+        }
+    )
+    assert resolver.request(configuration) == request._replace(
+        program=(sys.executable, "-c", "print(2)", "{mode}"),
+        instances=3,
+        ncores=2,
+        smt=True,
+        allocator="glibc",
+        thp=HugePages.NEVER,
+        env=(
+            ("RATE", "2/{index}"),
+            ("OMP_WAIT_POLICY", "active"),
+            ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16384"),
+        ),
+    )
+    resolved = resolver.resolve(configuration)
+    assert resolved.configuration == space.complete(configuration)
+    assert resolved.plan == xlaunch.plan(resolved.request, TWO_NODES)
+    variables = resolver.environment(configuration).variables
+    assert [one["RATE"] for one in variables] == ["2/0", "2/1", "2/2"]
+    assert variables[0]["OMP_NUM_THREADS"] == "4"
+
+
+def test_what_cannot_be_carried_out_says_why() -> None:
+    def refusal(name: str, value: str, request: Request = WORK) -> str | None:
+        space = Space([Parameter(name, ("auto", value), "auto", Where.OPTION)])
+        resolver = Resolver(space, request, clean_environment(), TWO_NODES)
+        configuration = Configuration({name: value})
+        assert resolver.plan_hash(configuration) is None
+        with pytest.raises(UsageError):
+            resolver.resolve(configuration)
+        return resolver.refusal(configuration)
+
+    assert "--allocator /no/such/lib.so: /no/such/lib.so" in str(
+        refusal("allocator", "/no/such/lib.so")
+    )
+    assert "'fast' is no OpenMP profile" in str(refusal("omp", "fast"))
+    sizes = Space([Parameter("layout", ("1xall", "3x3"), "1xall", Where.OPTION)])
+    resolver = Resolver(sizes, WORK, clean_environment(), TWO_NODES)
+    assert "3 instances x 3 cores need 9 cores and 8 are allowed" in str(
+        resolver.refusal(Configuration({"layout": "3x3"}))
+    )
+    assert resolver.refusal(Configuration({})) is None
+
+
+def test_a_program_that_is_not_there_is_refused() -> None:
+    resolver = Resolver(
+        Space([]), Request(program=("/no/such/program",)), clean_environment(), TWO_NODES
+    )
+    assert resolver.plan_hash(Configuration({})) is None
+    assert resolver.plan_hash(BARE) is None
+    assert resolver.refusal(Configuration({})) == "program '/no/such/program' does not exist"
+    with pytest.raises(ProgramNotFoundError):
+        resolver.resolve(Configuration({}))
+
+
+def test_what_is_not_in_the_space_is_an_error() -> None:
+    resolver = resolver_of(TWO_NODES)
+    for configuration in (Configuration({"speed": 1}), Configuration({"batch": 3})):
+        for ask in (resolver.plan_hash, resolver.refusal, resolver.resolve, resolver.command):
+            with pytest.raises(SpaceError):
+                ask(configuration)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("place", "everywhere", "place=everywhere: there is no such value"),
+        (
+            "omp",
+            "none+active",
+            r"omp=none\+active: write a profile, or one of auto, gnu, intel, llvm",
+        ),
+        ("smt", "yes", "smt='yes': no option of xlaunch that is searched"),
+        ("tag", "x", "tag='x': no option of xlaunch that is searched"),
+        ("layout", "big", "layout=big: write INSTANCESxCORES"),
+    ],
+)
+def test_a_value_that_no_option_takes_is_an_error(name: str, value: str, message: str) -> None:
+    space = Space([Parameter(name, (value,), value, Where.OPTION)])
+    resolver = Resolver(space, WORK, clean_environment(), TWO_NODES)
+    with pytest.raises(SpaceError, match=message):
+        resolver.request(space.default)
