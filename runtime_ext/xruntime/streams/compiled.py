@@ -93,7 +93,8 @@ class CompiledForStreams(torch.nn.Module):
 
     Any number of threads may call it at once. It runs in inference mode, under the autocast that it
     was compiled for, whatever the caller's modes are. It keeps the weights as they were when it was
-    compiled. Made by `compile_for_streams`.
+    compiled: frozen, they are a packed copy, and the module that it was made from has its own. Made by
+    `compile_for_streams`.
 
     A call raises ThreadCountError in a thread with another number of threads, and CompilationError
     where torch would have to compile again for another reason than a new shape, for instance because
@@ -168,9 +169,13 @@ class CompiledForStreams(torch.nn.Module):
     def prepare(self, sample: object) -> Self:
         """Compile for another shape now, rather than in a stream's first call with it.
 
-        `sample` is as for compile_for_streams. Raises CompilationError and SampleError.
+        Also where something that the code depends on has changed since. `sample` is as for
+        compile_for_streams. Raises CompilationError and SampleError.
         """
         call = sample_call(sample)
+        # Calls that are not known may compile: this one, and the next of each other shape.
+        self._seen.clear()
+        self._settled.clear()
         with team_of(self.threads):
             self(*call.args, **call.kwargs)
         return self
@@ -258,8 +263,8 @@ class CompiledForStreams(torch.nn.Module):
                 f"{type(self.model).__name__} would have to be compiled again, which a stream's call"
                 " does for a new shape only. Something else that the code depends on has changed since:"
                 " a setting of torch's such as torch.set_default_dtype, an attribute of the module, or"
-                " torch._dynamo.reset() was called. Change it back, or compile the module again."
-                " TORCH_LOGS=recompiles tells what it was"
+                " torch._dynamo.reset() was called. Change it back, or call prepare(sample), which"
+                " compiles for it. TORCH_LOGS=recompiles tells what it was"
             ) from error
 
     def _run_first(

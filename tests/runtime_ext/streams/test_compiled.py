@@ -281,6 +281,17 @@ def test_numbers_that_change_are_compiled_for_and_then_no_longer(compiler: None)
     assert compiled._graphs == graphs
 
 
+def test_after_a_change_it_is_compiled_anew_when_asked_for(compiler: None) -> None:
+    model, sample = Scaled(), torch.randn(3, 4)
+    compiled = compile_for_streams(model, (sample, 2.0), threads=1)
+    model.negate = True
+    with pytest.raises(CompilationError, match=r"compiled again.*call prepare.sample."):
+        call_in_thread(lambda: compiled(sample, 2.0), team=1)
+    compiled.prepare((sample, 2.0))
+    result = call_in_thread(lambda: compiled(sample, 2.0), team=1)
+    torch.testing.assert_close(result, eager(model, sample, 2.0))
+
+
 def test_marking_sizes_leaves_the_samples_tensors_alone(layer: Made) -> None:
     assert not any("dynamo" in name for value in layer.sample.values() for name in vars(value))
 

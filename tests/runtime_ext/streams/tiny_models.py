@@ -91,10 +91,12 @@ class Scaled(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(4, 4)
+        self.negate = False
         self.eval()
 
     def forward(self, values: Tensor, scale: float) -> Tensor:
-        return self.linear(values) * scale
+        scaled = self.linear(values) * scale
+        return -scaled if self.negate else scaled
 
 
 class Waves(nn.Module):
