@@ -11,7 +11,7 @@ gain
     the same corrected level: at most another 2.5 %.
 no gain
     The upper end of every finalist's interval lies below 1 + the minimal effect: whatever they gain
-    is less than what was said to matter. Keep the default.
+    is less than what was said to matter, and the default keeps what is required. Keep the default.
 inconclusive
     Anything else, with what more budget would settle it.
 """
@@ -185,9 +185,14 @@ def judge(
         leader = alive[0]
         best = baseline
         is_none = all(_is_no_gain(row, rule) or row.contender.dropped for row in alive)
-        is_none = is_none and _is_no_gain(leader, rule)
+        broken = sum(kept is False for kept in baseline_kept)
+        # "Keep the default" is no advice where the default does not do what was required.
+        is_none = is_none and _is_no_gain(leader, rule) and broken <= 1
         kind = Kind.NO_GAIN if is_none else Kind.INCONCLUSIVE
         reason = _no_gain_reason(leader, rule) if is_none else _open_reason(leader, rule)
+        if broken > 1:
+            measured = sum(kept is not None for kept in baseline_kept)
+            reason += f"; the default broke what was required in {broken} of {measured} launches"
     rest = [row for row in alive if not row.contender.dropped]
     return Verdict(
         kind=kind,
@@ -253,7 +258,12 @@ def _estimate(row: Standing) -> float:
 
 
 def _is_gain(interval: RatioInterval, rule: Rule) -> bool:
-    return interval.low > 1.0 and interval.estimate > 1.0 + rule.min_effect and interval.plain > 1.0
+    return (
+        interval.pairs >= FEWEST_PAIRS
+        and interval.low > 1.0
+        and interval.estimate > 1.0 + rule.min_effect
+        and interval.plain > 1.0
+    )
 
 
 def _is_no_gain(row: Standing, rule: Rule) -> bool:
