@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Intervals on ratios point the right way, are exact where they say so, and cover the truth."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xlaunch.errors import UsageError
+from xtune.evidence.distributions import binomial_lower_bound, binomial_upper_bound
+from xtune.evidence.ratios import (
+    Method,
+    NoRatioError,
+    has_ratio,
+    log_ratio,
+    ratio_interval,
+    sign_flip_probability,
+)
+from xtune.measurement.objectives import Goal
+
+Noise = Callable[[np.random.Generator, tuple[int, int, int]], np.ndarray]
+REPETITIONS = 4000
+
+
+def lognormal(rng: np.random.Generator, shape: tuple[int, int, int]) -> np.ndarray:
+    return rng.normal(0.0, 0.03, shape)
+
+
+def heavy_tailed(rng: np.random.Generator, shape: tuple[int, int, int]) -> np.ndarray:
+    return 0.02 * rng.standard_t(3, shape)
+
+
+def outliers(rng: np.random.Generator, shape: tuple[int, int, int]) -> np.ndarray:
+    return rng.normal(0.0, 0.02, shape) + math.log(0.7) * (rng.random(shape) < 0.05)
+
+
+def block_drift(rng: np.random.Generator, shape: tuple[int, int, int]) -> np.ndarray:
+    """A random walk of 1 % a launch; which of both comes first in a block is drawn."""
+    repetitions, blocks, both = shape
+    walk = rng.normal(0.0, 0.01, (repetitions, blocks * both)).cumsum(axis=1).reshape(shape)
+    return rng.normal(0.0, 0.02, shape) + rng.permuted(walk, axis=2)
+
+
+def covered(noise: Noise, pairs: int, level: float, method: Method | None) -> tuple[int, int, int]:
+    """How often the interval holds the true ratio, lies below it, lies above it."""
+    rng = np.random.default_rng(pairs)
+    launches = noise(rng, (REPETITIONS, pairs, 2))
+    true = 1.07
+    below = above = 0
+    for row in launches[:, :, 1] - launches[:, :, 0] + math.log(true):
+        interval = ratio_interval(row, level=level, method=method)
+        below += interval.high < true
+        above += interval.low > true
+    return REPETITIONS - below - above, below, above
+
+
+@pytest.mark.parametrize("pairs", [4, 6, 12, 20])
+@pytest.mark.parametrize("noise", [lognormal, heavy_tailed, outliers, block_drift])
+def test_a_95_percent_interval_covers_the_truth(noise: Noise, pairs: int) -> None:
+    """By what 4,000 repetitions allow to say (99.9 %): 93 % or more, of log-normal noise 97 at most."""
+    inside, below, above = covered(noise, pairs, 0.025, None)
+    assert binomial_upper_bound(inside, REPETITIONS, 0.999) > 0.94
+    assert inside / REPETITIONS > 0.93
+    if noise is lognormal:
+        assert inside / REPETITIONS < 0.97
+    # Neither side has more than its share of the misses: 2.5 % of 4,000, and five sigmas.
+    assert max(below, above) < 150
+
+
+@pytest.mark.parametrize("pairs", [6, 10])
+@pytest.mark.parametrize("noise", [lognormal, heavy_tailed, block_drift])
+def test_the_sign_flip_interval_errs_exactly_as_often_as_it_says(noise: Noise, pairs: int) -> None:
+    """Its level is the whole number of 2**n pieces that fits: whatever the distribution."""
+    inside, below, above = covered(noise, pairs, 0.025, Method.SIGN_FLIP)
+    attained = 1.0 - 2.0 * math.floor(0.025 * 2**pairs) / 2**pairs
+    assert binomial_lower_bound(inside, REPETITIONS, 0.999) < attained
+    assert binomial_upper_bound(inside, REPETITIONS, 0.999) > attained
+    assert max(below, above) < 150
+
+
+def test_corrected_levels_are_kept_far_out_in_the_tail() -> None:
+    """At the level of three finalists: 0.83 % a side, with trimming and without."""
+    for pairs in (5, 12, 30):
+        _, below, above = covered(lognormal, pairs, 0.025 / 3, None)
+        assert binomial_lower_bound(below + above, 2 * REPETITIONS, 0.999) < 0.025 / 3 * 1.1
+
+
+def test_a_ratio_above_1_is_better_for_either_goal() -> None:
+    assert log_ratio(110.0, 100.0, Goal.MAXIMIZE) == pytest.approx(math.log(1.1))
+    assert log_ratio(110.0, 100.0, Goal.MINIMIZE) == pytest.approx(-math.log(1.1))
+    assert log_ratio(100.0, 110.0, Goal.MINIMIZE) == pytest.approx(math.log(1.1))
+
+
+@pytest.mark.parametrize("value", [0.0, -3.0, math.nan, math.inf])
+def test_a_value_without_a_ratio_is_a_users_error_in_one_line(value: float) -> None:
+    assert not has_ratio(value)
+    for pair in ((value, 1.0), (1.0, value)):
+        with pytest.raises(NoRatioError, match="need values above 0") as caught:
+            log_ratio(*pair, Goal.MAXIMIZE)
+        assert "\n" not in str(caught.value)
+        assert isinstance(caught.value, UsageError)
+        assert isinstance(caught.value, ValueError)
+
+
+def test_no_value_has_no_ratio() -> None:
+    assert not has_ratio(None)
+    assert has_ratio(1e-9)
+
+
+def test_the_t_interval_is_the_textbook_one() -> None:
+    """Student's own sleep data (1908): mean 1.58, sd 1.23, 95 % interval 0.700 to 2.460."""
+    extra_sleep = [1.2, 2.4, 1.3, 1.3, 0.0, 1.0, 1.8, 0.8, 4.6, 1.4]
+    interval = ratio_interval(extra_sleep, method=Method.STUDENT)
+    assert math.log(interval.estimate) == pytest.approx(1.58)
+    assert math.log(interval.low) == pytest.approx(0.7001142, abs=1e-6)
+    assert math.log(interval.high) == pytest.approx(2.4598858, abs=1e-6)
+    assert interval.error == pytest.approx(0.3889588, abs=1e-6)
+
+
+def test_one_pair_says_what_it_saw_and_nothing_more() -> None:
+    interval = ratio_interval([math.log(1.2)])
+    assert interval.estimate == pytest.approx(1.2)
+    assert (interval.low, interval.high) == (0.0, math.inf)
+    assert interval.error == math.inf
+
+
+def test_few_pairs_take_the_mean_and_many_leave_an_outlier_out() -> None:
+    quiet = [0.05, 0.052, 0.048, 0.05, 0.051, 0.049, 0.05, 0.053, 0.047]
+    assert ratio_interval(quiet).method is Method.STUDENT
+    with_outlier = ratio_interval([*quiet, -0.4])
+    assert with_outlier.method is Method.TRIMMED
+    assert with_outlier.estimate == pytest.approx(math.exp(0.05), abs=1e-3)
+    assert with_outlier.low > 1.0
+    assert with_outlier.plain == pytest.approx(math.exp(0.005), abs=1e-3)
+    assert ratio_interval([*quiet, -0.4], method=Method.STUDENT).low < 1.0
+
+
+def test_the_sign_flip_interval_is_made_of_the_means_of_subsets() -> None:
+    values = [0.01, 0.05, 0.02, 0.07, 0.03, 0.04]
+    means = sorted(
+        sum(chosen) / len(chosen)
+        for size in range(1, 7)
+        for chosen in itertools.combinations(values, size)
+    )
+    interval = ratio_interval(values, method=Method.SIGN_FLIP, level=2 / 64)
+    assert math.log(interval.low) == pytest.approx(means[1])
+    assert math.log(interval.high) == pytest.approx(means[-2])
+
+
+def test_no_sign_flip_interval_below_its_resolution() -> None:
+    interval = ratio_interval([0.1, 0.1, 0.1, 0.1, 0.1], method=Method.SIGN_FLIP)
+    assert (interval.low, interval.high) == (0.0, math.inf)
+    with pytest.raises(ValueError, match="17 pairs"):
+        ratio_interval([0.1] * 17, method=Method.SIGN_FLIP)
+
+
+def test_the_sign_flip_probability_counts_all_flips() -> None:
+    values = [0.03, -0.01, 0.02, 0.04]
+    flips = [
+        sum(sign * abs(value) for sign, value in zip(signs, values, strict=True))
+        for signs in itertools.product((1, -1), repeat=4)
+    ]
+    expected = sum(flip >= sum(values) - 1e-12 for flip in flips) / 16
+    assert sign_flip_probability(values) == expected
+    assert sign_flip_probability([]) == 1.0
+    assert sign_flip_probability([0.1] * 10) == 1 / 1024
+
+
+def test_the_sign_flip_probability_of_many_pairs_is_drawn_and_repeats() -> None:
+    values = list(np.random.default_rng(3).normal(0.01, 0.05, 17))
+    drawn = sign_flip_probability(values, seed=5)
+    assert drawn == sign_flip_probability(values, seed=5)
+    sums = np.zeros(1)
+    for value in values:
+        sums = np.concatenate((sums + value, sums - value))
+    assert drawn == pytest.approx(float((sums >= sum(values) - 1e-12).mean()), abs=0.01)
+    assert sign_flip_probability([0.1] * 40) == pytest.approx(1 / 65_536)
+
+
+@pytest.mark.parametrize(
+    ("values", "level", "message"),
+    [([], 0.025, "need 1 or more"), ([math.nan], 0.025, "nan"), ([0.1, 0.2], 0.7, "level is 0.7")],
+)
+def test_what_has_no_interval_is_refused(values: list[float], level: float, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ratio_interval(values, level=level)
+
+
+@given(
+    st.lists(st.floats(-2.0, 2.0), min_size=1, max_size=14),
+    st.sampled_from(list(Method)),
+    st.sampled_from([0.1, 0.025, 0.002]),
+)
+def test_exchanging_candidate_and_baseline_turns_the_interval_round(
+    values: list[float], method: Method, level: float
+) -> None:
+    one = ratio_interval(values, level=level, method=method)
+    other = ratio_interval([-value for value in values], level=level, method=method)
+    assert one.low <= one.estimate * (1 + 1e-9)
+    assert one.estimate <= one.high * (1 + 1e-9)
+    assert math.log(one.estimate) == pytest.approx(-math.log(other.estimate), abs=1e-9)
+    if one.low > 0 and math.isfinite(other.high):
+        assert math.log(one.low) == pytest.approx(-math.log(other.high), abs=1e-6)
+
+
+@given(st.lists(st.floats(-1.0, 1.0), min_size=2, max_size=14), st.floats(-1.0, 1.0))
+def test_the_interval_moves_with_the_effect(values: list[float], effect: float) -> None:
+    one = ratio_interval(values)
+    moved = ratio_interval([value + effect for value in values])
+    assert math.log(moved.estimate) == pytest.approx(math.log(one.estimate) + effect, abs=1e-9)
+    assert moved.error == pytest.approx(one.error, abs=1e-9)
