@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Noise is told apart by where it arises, and the reader is told what it means."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+import numpy as np
+import pytest
+
+from xtune.evidence.distributions import student_quantile
+from xtune.evidence.noise import (
+    Trouble,
+    launches_for,
+    noise_cautions,
+    noise_of,
+    outliers,
+    pooled_spread,
+    value_outliers,
+)
+from xtune.evidence.ratios import NoRatioError
+
+
+def launches_with(
+    between: float, within: float, *, count: int = 400, values: int = 20
+) -> list[list[float]]:
+    rng = np.random.default_rng(0)
+    levels = rng.normal(0.0, between, (count, 1))
+    return [list(row) for row in np.exp(levels + rng.normal(0.0, within, (count, values)))]
+
+
+@pytest.mark.parametrize(("between", "within"), [(0.03, 0.05), (0.01, 0.10), (0.05, 0.01)])
+def test_the_variance_is_parted_into_where_it_arises(between: float, within: float) -> None:
+    noise = noise_of(launches_with(between, within))
+    assert noise.within == pytest.approx(within, rel=0.03)
+    assert noise.spread == pytest.approx(math.hypot(between, within / math.sqrt(20)), rel=0.1)
+    assert noise.between == pytest.approx(between, abs=0.006)
+    assert noise.longer_helps == (within / math.sqrt(20) > between)
+
+
+def test_single_values_have_no_inside() -> None:
+    noise = noise_of([[1.0], [1.1], [0.9]])
+    assert noise.within is None
+    assert noise.between == noise.spread
+    assert noise.spread == pytest.approx(statistics.stdev(map(math.log, (1.0, 1.1, 0.9))))
+    assert noise.values_a_launch == 1.0
+
+
+def test_uneven_launches_are_weighed_by_what_they_have() -> None:
+    noise = noise_of([[1.0, 1.2, 0.8], [1.0], [1.1, 1.0]])
+    assert noise.values_a_launch == pytest.approx(3 / (1 / 3 + 1 + 1 / 2))
+    assert noise.within is not None
+
+
+@pytest.mark.parametrize("launches", [[[1.0]], [], [[1.0], []]])
+def test_one_launch_has_no_noise_to_tell(launches: list[list[float]]) -> None:
+    with pytest.raises(ValueError, match="need 2 launches"):
+        noise_of(launches)
+
+
+def test_noise_of_what_has_no_logarithm_is_refused() -> None:
+    with pytest.raises(NoRatioError, match="is -1;"):
+        noise_of([[1.0], [-1.0]])
+
+
+def test_launches_for_is_the_least_that_is_enough() -> None:
+    for spread in (0.002, 0.01, 0.03, 0.2):
+        count = launches_for(spread)
+        assert count is not None
+        reach = math.log(1.01)
+        assert student_quantile(0.025, count - 1) * spread / math.sqrt(count) <= reach
+        if count > 2:
+            fewer = count - 1
+            assert student_quantile(0.025, fewer - 1) * spread / math.sqrt(fewer) > reach
+    assert launches_for(0.0) == 2
+    assert launches_for(0.01) == 7
+    assert launches_for(2.0) is None
+
+
+def test_the_pooled_spread_serves_single_launches() -> None:
+    rng = np.random.default_rng(0)
+    groups = [list(np.exp(rng.normal(level, 0.04, 3))) for level in rng.normal(0.0, 1.0, 200)]
+    pooled = pooled_spread([*groups, [5.0]])
+    assert pooled is not None
+    assert pooled.spread == pytest.approx(0.04, rel=0.07)
+    assert pooled.degrees == 400
+    value, low, high = pooled.interval([100.0])
+    assert value == pytest.approx(100.0)
+    assert math.log(high / value) == pytest.approx(math.log(value / low))
+    assert math.log(high / low) == pytest.approx(2 * 1.966 * pooled.spread, rel=1e-3)
+    narrower = pooled.interval([100.0, 100.0, 100.0, 100.0])
+    assert math.log(narrower[2] / narrower[1]) == pytest.approx(0.5 * math.log(high / low))
+    assert pooled_spread([[1.0], [2.0]]) is None
+
+
+def test_outliers_are_named_and_nothing_is_changed() -> None:
+    values = [100.0, 101.0, 99.0, 100.5, 70.0, 99.5, 100.2]
+    before = list(values)
+    assert value_outliers(values) == (4,)
+    assert values == before
+    assert outliers([0.0, 0.0, 0.0, 0.0, 0.0005]) == ()
+    assert outliers([0.0, 0.0, 0.0, 0.0, 0.2]) == (4,)
+    assert outliers([0.0, 0.0, 9.0]) == ()
+
+
+def troubles(values: list[float]) -> list[Trouble]:
+    return [caution.trouble for caution in noise_cautions(values)]
+
+
+def test_quiet_launches_earn_no_caution() -> None:
+    assert troubles([100.0, 100.4, 99.7, 100.1, 99.9]) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([100.0], [Trouble.TOO_FEW]),
+        ([100.0, 130.0, 80.0, 95.0], [Trouble.WIDE_SPREAD, Trouble.TOO_FEW]),
+        (
+            [100.0, 101.0, 99.0, 100.0, 20.0],
+            [Trouble.WIDE_SPREAD, Trouble.WIDE_RANGE, Trouble.OUTLIER, Trouble.TOO_FEW],
+        ),
+        ([80.0, 100.0, 100.3, 99.8, 100.1, 99.9, 100.0], [Trouble.SLOW_FIRST, Trouble.TOO_FEW]),
+        ([100.0, 100.1, 99.9, 100.0, 100.1, 99.9, 100.0], [Trouble.MORE_THAN_NEEDED]),
+    ],
+)
+def test_each_trouble_is_said(values: list[float], expected: list[Trouble]) -> None:
+    found = [row for row in troubles(values) if row is not Trouble.WIDE_SPREAD]
+    assert found == [row for row in expected if row is not Trouble.WIDE_SPREAD]
+    share = statistics.stdev(values) / statistics.fmean(values) if len(values) > 1 else 0.0
+    assert (Trouble.WIDE_SPREAD in troubles(values)) == (share >= 0.10)
+
+
+def test_a_caution_states_the_fact_and_the_remedy_in_a_line() -> None:
+    for caution in noise_cautions([100.0, 101.0, 99.0, 100.0, 20.0]):
+        assert "\n" not in caution.text
+        assert ";" in caution.text
