@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     )
     from xruntime.openmp import OpenMPTeam, TeamMember, openmp_team
     from xruntime.pinning import pin
+    from xruntime.reporting import report
     from xruntime.streams.compiled import CompiledForStreams, compile_for_streams
     from xruntime.streams.hints import MultiStreamModuleHint
     from xruntime.streams.module import MultiStreamModule
@@ -56,6 +57,7 @@ __all__ = [
     "load_package",
     "openmp_team",
     "pin",
+    "report",
 ]
 __version__ = "0.1.0"
 
@@ -68,6 +70,7 @@ _HOMES = {
     "TeamMember": "openmp",
     "openmp_team": "openmp",
     "pin": "pinning",
+    "report": "reporting",
     "CompiledForStreams": "streams.compiled",
     "compile_for_streams": "streams.compiled",
     "MultiStreamModuleHint": "streams.hints",
