@@ -8,6 +8,9 @@ from typing import NamedTuple
 
 from xtune.measurement.launches import Launch, Outcome
 
+WALL = "wall"
+"""The objective's metric that is wall time."""
+
 
 class Goal(enum.Enum):
     """Which direction is better."""
@@ -22,11 +25,14 @@ class Requirement(NamedTuple):
     text: str
     """As the user wrote it; its name everywhere."""
     quantity: str
-    """``p50``, ``p90`` or ``p99`` of the latency metric, ``rss``, ``energy``, ``cpu``, or a metric's name."""
+    """``p50``, ``p90`` or ``p99`` of the latency metric, or of another as in ``p99(step_ms)``; ``rss``,
+    ``energy``, ``cpu``, ``wall``; or a metric, as xlaunch's --metric takes it."""
     at_most: bool
     """False: at least."""
     limit: float
-    """In base units: seconds, bytes, joules; of a metric, as it is printed."""
+    """In base units: seconds, bytes, joules; of a metric without a unit, as it is printed."""
+    as_printed: bool = False
+    """The limit, and what is seen, are in the unit in which the metric is printed."""
 
     def holds(self, seen: float | None) -> bool:
         """Whether what was seen keeps it; nothing seen does not."""
@@ -39,7 +45,8 @@ class Objective(NamedTuple):
     """What a search compares launches by."""
 
     metric: str
-    """As xlaunch's --metric takes it, or ``wall`` for wall time."""
+    """As xlaunch's --metric takes it; `WALL` for wall time; ``@hypertune NAME`` for a value that the
+    program announces so."""
     goal: Goal
     requirements: tuple[Requirement, ...] = ()
 

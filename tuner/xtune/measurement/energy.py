@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Energy that the machine's processors and memory took, where the system lets it be read.
+
+The kernel's powercap tree counts microjoules (Documentation/power/powercap/powercap.rst); since
+CVE-2020-8694 only root may read them. Counted are packages and their memory; cores and graphics are
+part of a package. It is the whole machine's energy, whoever used it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from xlaunch.machine.files import Tree
+
+FOLDER = "/sys/class/powercap"
+CONTROL_TYPE = "intel-rapl"
+"""AMD's processors appear under this name too. ``intel-rapl-mmio`` counts the same a second time."""
+
+LONGEST_PAUSE_S = 60.0
+"""Between samples: at 4 kW a counter of 2^32 units of 61 microjoules begins anew after 65 s."""
+
+
+class _Counter(NamedTuple):
+    path: str
+    range_uj: int
+    """It begins anew beyond this."""
+
+
+class EnergyMeter:
+    """Energy from its making on. `sample` it at least every `LONGEST_PAUSE_S`."""
+
+    def __init__(self, root: str = "/") -> None:
+        """`root`: of the tree to read."""
+        self._tree = Tree(root)
+        self._counters = _find(self._tree)
+        self._last = [self._read(counter) for counter in self._counters]
+        self._total_uj = 0
+        self._lost = not self._counters or None in self._last
+
+    def sample(self) -> None:
+        """Take what the counters have moved since the last time."""
+        for position, counter in enumerate(self._counters):
+            before, now = self._last[position], self._read(counter)
+            if before is None or now is None:
+                self._lost = True
+                return
+            moved = now - before
+            self._total_uj += moved if moved >= 0 else moved + counter.range_uj
+            self._last[position] = now
+
+    def joules(self) -> float | None:
+        """Energy until now; None where some counter cannot be read."""
+        if not self._lost:
+            self.sample()
+        return None if self._lost else self._total_uj / 1e6
+
+    def _read(self, counter: _Counter) -> int | None:
+        return self._tree.read_int(f"{counter.path}/energy_uj")
+
+
+def _find(tree: Tree) -> list[_Counter]:
+    """The counters of packages, and of the memory beside them."""
+    found = []
+    for name in sorted(tree.names(FOLDER)):
+        kind, _, numbers = name.partition(":")
+        label = tree.read(f"{FOLDER}/{name}/name") or ""
+        is_package = ":" not in numbers and label.startswith("package-")
+        if kind != CONTROL_TYPE or not (is_package or label == "dram"):
+            continue
+        range_uj = tree.read_int(f"{FOLDER}/{name}/max_energy_range_uj")
+        if range_uj is not None:
+            found.append(_Counter(f"{FOLDER}/{name}", range_uj))
+    return found

@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The configuration files of Intel's hypertune, as parameters to search.
+
+tuning:                      # optional
+  strategy: grid             # or random
+  max_trials: 100
+output_dir: results          # optional
+hyperparams:
+  launcher:
+    hp: [ncores_per_instance, ninstances, malloc]
+    ncores_per_instance: all_physical_cores    # or all_logical_cores, or a list
+    malloc: [pt, tc, je]
+
+Counts become layouts, and only those that fit are kept. What is not in `hp` stays as xlaunch has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+from xlaunch.errors import UsageError
+from xlaunch.machine.topology import Machine
+from xlaunch.planning import Request, plan
+from xtune.errors import SpaceError
+from xtune.space.launch_options import (
+    ALL_CORES,
+    ALLOCATOR,
+    LAYOUT,
+    MEMORY,
+    OMP,
+    SMT,
+    Layout,
+    with_option,
+)
+from xtune.space.parameters import Parameter, Value, Where
+
+NCORES, NINSTANCES, ALL_NODES = "ncores_per_instance", "ninstances", "use_all_nodes"
+COUNTS = (NCORES, NINSTANCES)
+OLD_SPELLINGS = {"ncore_per_instance": NCORES, "use_logical_core": "use_logical_cores"}
+ALL_PHYSICAL, ALL_LOGICAL = "all_physical_cores", "all_logical_cores"
+NOT_SET = -1
+"""Of a count: as if it were not in `hp`."""
+
+STRATEGIES = ("grid", "random")
+
+_SWITCH: dict[Value, Value] = {True: True, False: False}
+_MEANINGS: dict[str, tuple[str, dict[Value, Value]]] = {
+    "use_logical_cores": (SMT, _SWITCH),
+    # Without numactl it bound CPUs alone, by taskset.
+    "disable_numactl": (MEMORY, {False: "auto", True: "none"}),
+    "disable_iomp": (OMP, {False: "intel", True: "gnu"}),
+    "malloc": (
+        ALLOCATOR,
+        {"pt": "glibc", "default": "glibc", "tc": "tcmalloc", "je": "jemalloc"},
+    ),
+}
+"""The parameter that a name stands for, and its values by theirs."""
+
+DEFAULTS: dict[str, Any] = {
+    NCORES: ALL_LOGICAL,
+    NINSTANCES: ALL_LOGICAL,
+    ALL_NODES: [True, False],
+    "use_logical_cores": [True, False],
+    "disable_numactl": [True, False],
+    "disable_iomp": [True, False],
+    "malloc": ["pt", "tc", "je"],
+}
+"""What is searched of a name in `hp` that has no list of its own."""
+
+
+class HypertuneSettings(NamedTuple):
+    """What a configuration file asks for."""
+
+    strategy: str
+    max_trials: int
+    output_dir: str | None
+    searched: tuple[tuple[str, Any], ...]
+    """Names in today's spelling, each with its list, or `ALL_PHYSICAL` or `ALL_LOGICAL`."""
+
+
+class HypertuneParameters(NamedTuple):
+    """What of it is searched on a machine."""
+
+    parameters: tuple[Parameter, ...]
+    notes: tuple[str, ...]
+    """What was left out, and why."""
+
+
+def read_settings(path: str) -> HypertuneSettings:
+    """Read a configuration file. Raises `SpaceError`, one line that names the key."""
+    import yaml  # type: ignore[import-untyped]
+
+    try:
+        with open(path, encoding="utf-8") as stream:
+            content = yaml.safe_load(stream)
+    except OSError as error:
+        raise SpaceError(f"{path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        said = " ".join(str(error).split())
+        raise SpaceError(f"{path}: this is no YAML: {said}") from None
+    return _Reader(path).settings({} if content is None else content)
+
+
+class _Reader:
+    """Checks what a file holds; errors name the file and the key."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def settings(self, content: Any) -> HypertuneSettings:
+        top = self._mapping(content, "the file", ("tuning", "output_dir", "hyperparams"))
+        tuning = self._mapping(top.get("tuning", {}), "tuning", ("strategy", "max_trials"))
+        strategy = tuning.get("strategy", "grid")
+        if not isinstance(strategy, str) or strategy.lower() not in STRATEGIES:
+            self._refuse("tuning.strategy", strategy, " or ".join(STRATEGIES))
+        most = tuning.get("max_trials", 100)
+        if not _is_count(most):
+            self._refuse("tuning.max_trials", most, "a whole number from 1")
+        folder = top.get("output_dir")
+        if folder is not None and (not isinstance(folder, str) or not folder):
+            self._refuse("output_dir", folder, "the name of a folder")
+        everything = {"launcher": {"hp": list(DEFAULTS)}}
+        groups = self._mapping(top.get("hyperparams", everything), "hyperparams", ("launcher",))
+        searched = self._launcher(groups["launcher"]) if "launcher" in groups else ()
+        return HypertuneSettings(strategy.lower(), most, folder, tuple(searched))
+
+    def _launcher(self, content: Any) -> Iterable[tuple[str, Any]]:
+        known = (*DEFAULTS, *OLD_SPELLINGS)
+        launcher = self._mapping(content, "hyperparams.launcher", ("hp", *known))
+        names: Any = launcher.get("hp")
+        if not isinstance(names, list) or not names:
+            self._refuse("hyperparams.launcher.hp", names, f"a list of some of {', '.join(known)}")
+        for name in names:
+            if name not in known:
+                self._refuse("hyperparams.launcher.hp", name, ", ".join(known))
+        lists: dict[str, Any] = {}
+        for name in map(str, names):
+            today = OLD_SPELLINGS.get(name, name)
+            own = launcher.get(name)
+            if own is None:
+                lists.setdefault(today, None)
+            elif lists.get(today) is not None and name not in DEFAULTS:
+                self._refuse(f"hyperparams.launcher.{name}", own, f"left out: {today} is given too")
+            else:
+                self._check_values(name, today, own)
+                lists[today] = own
+        return [(name, DEFAULTS[name] if own is None else own) for name, own in lists.items()]
+
+    def _check_values(self, name: str, today: str, own: Any) -> None:
+        key = f"hyperparams.launcher.{name}"
+        if today in COUNTS:
+            if isinstance(own, str) and own in (ALL_PHYSICAL, ALL_LOGICAL):
+                return
+            allowed = f"{ALL_PHYSICAL}, {ALL_LOGICAL} or a list of whole numbers from 1"
+            if not isinstance(own, list) or not own:
+                self._refuse(key, own, allowed)
+            for value in own:
+                if not _is_count(value) and value != NOT_SET:
+                    self._refuse(key, value, allowed)
+            return
+        meanings = _SWITCH if today == ALL_NODES else _MEANINGS[today][1]
+        allowed = f"a list of some of {', '.join(map(str, meanings))}"
+        if not isinstance(own, list) or not own:
+            self._refuse(key, own, allowed)
+        for value in own:
+            if not isinstance(value, type(next(iter(meanings)))) or value not in meanings:
+                self._refuse(key, value, allowed)
+
+    def _mapping(self, content: Any, key: str, known: Sequence[str]) -> Mapping[str, Any]:
+        if not isinstance(content, dict):
+            self._refuse(key, content, f"a mapping with {', '.join(known)}")
+        for name in content:
+            if name not in known:
+                self._refuse(key, name, f"only {', '.join(known)}")
+        mapping: Mapping[str, Any] = content
+        return mapping
+
+    def _refuse(self, key: str, value: object, allowed: str) -> NoReturn:
+        raise SpaceError(f"{self._path}: {key}: {value!r} is not possible here; it takes {allowed}")
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def parameters_of(
+    settings: HypertuneSettings, request: Request, machine: Machine
+) -> HypertuneParameters:
+    """What the settings come to on a machine; the first of each list is the default.
+
+    `request`: what the user asked xlaunch for besides. Raises `SpaceError` where no layout fits.
+    """
+    parameters, notes = [], []
+    searched = dict(settings.searched)
+    if not searched.keys().isdisjoint((*COUNTS, ALL_NODES)):
+        values, note = _layouts(searched, request, machine)
+        parameters.append(Parameter(LAYOUT, values, values[0], Where.OPTION))
+        notes += [note] if note else []
+    for name, own in searched.items():
+        if name in _MEANINGS:
+            option, meanings = _MEANINGS[name]
+            found = tuple(dict.fromkeys(meanings[value] for value in own))
+            parameters.append(Parameter(option, found, found[0], Where.OPTION))
+    return HypertuneParameters(tuple(parameters), tuple(notes))
+
+
+def _layouts(
+    searched: Mapping[str, Any], request: Request, machine: Machine
+) -> tuple[tuple[str, ...], str]:
+    """The pairs of counts that fit, as values of `LAYOUT`, and a note on the others."""
+    whole = plan(with_option(request, LAYOUT, ALL_CORES), machine)
+    cores, cpus = whole.instances[0].ncores, len(whole.allowed_cpus)
+    counts = {
+        name: _counts(searched[name], cores=cores, cpus=cpus) if name in searched else [None]
+        for name in COUNTS
+    }
+    found: dict[str, None] = {}
+    tried = 0
+    fitting = 0
+    for everywhere in dict.fromkeys(searched.get(ALL_NODES, [True])):
+        for ninstances in counts[NINSTANCES]:
+            for ncores in counts[NCORES]:
+                tried += 1
+                if (ninstances or 1) * (ncores or 1) > cores:
+                    continue
+                text = _layout(request, machine, ninstances, ncores, everywhere=everywhere)
+                if text is not None:
+                    fitting += 1
+                    found[text] = None
+    if not found:
+        raise SpaceError(
+            f"none of the {tried} pairs of {NINSTANCES} and {NCORES} fits {cores} cores"
+        )
+    left_out = tried - fitting
+    note = f"{left_out} of {tried} layouts do not fit {cores} cores and are left out"
+    return tuple(found), note if left_out else ""
+
+
+def _counts(own: Any, *, cores: int, cpus: int) -> list[int | None]:
+    if own == ALL_PHYSICAL:
+        return list(range(1, cores + 1))
+    if own == ALL_LOGICAL:
+        return list(range(1, cpus + 1))
+    return [None if value == NOT_SET else value for value in dict.fromkeys(own)]
+
+
+def _layout(
+    request: Request,
+    machine: Machine,
+    ninstances: int | None,
+    ncores: int | None,
+    *,
+    everywhere: bool,
+) -> str | None:
+    """The value of `LAYOUT` for a pair of counts, on all nodes or the first; None: it does not fit."""
+    asked = request._replace(instances=ninstances, ncores=ncores, mode=None)
+    if ninstances is None and ncores is None and everywhere:
+        return ALL_CORES
+    if not everywhere:
+        nodes = request.nodes or tuple([node.id for node in machine.topology.numa_nodes])
+        asked = asked._replace(nodes=nodes[:1])
+    try:
+        made = plan(asked, machine)
+        text = str(Layout(made.count, min(instance.ncores for instance in made.instances)))
+        same = plan(with_option(request, LAYOUT, text), machine)
+    except UsageError:
+        return None
+    places = [instance.cpus for instance in made.instances]
+    return text if places == [instance.cpus for instance in same.instances] else None

@@ -1,0 +1,385 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measures real launches: starts the workload through xlaunch, watches it, tells what was seen.
+
+>>> runner = Runner(resolver, Objective("images/s", Goal.MAXIMIZE), machine=machine)
+>>> runner.measure(Configuration({"layout": "4x8"})).value
+
+xlaunch supervises each launch as it does for everybody; what is printed or reported comes from it
+as values with times, never from its text.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import xlaunch
+from xlaunch.environment import Environment
+from xlaunch.errors import XLaunchError
+from xlaunch.machine.topology import Machine
+from xlaunch.planning import Plan, Request
+from xlaunch.planning.request import OnFailure
+from xlaunch.run.metric_lines import Kind
+from xlaunch.run.report import InstanceReport, Report
+from xtune.errors import SpaceError
+from xtune.measurement.announcements import MARK, Announced, Announcement, read_announcements
+from xtune.measurement.bare import bare_command
+from xtune.measurement.energy import EnergyMeter
+from xtune.measurement.exhaustion import MemoryWatch
+from xtune.measurement.launches import Launch, Outcome, Secondary, Series, Steadiness
+from xtune.measurement.objectives import WALL, Goal, Objective
+from xtune.measurement.outputs import Tail
+from xtune.measurement.requirements import check, metrics_to_read
+from xtune.measurement.summaries import Summary, kind_in, name_of, series_of, summarise, window_of
+from xtune.measurement.watching import Race, Watched, watch
+from xtune.space.parameters import BARE, Configuration
+
+PADDING_VARIABLE = "XTUNE_PADDING"
+"""Of random length in every launch: where the stack begins changes how fast some programs are, and
+that would else look like an effect of a setting (Mytkowicz et al. 2009)."""
+LONGEST_PADDING = 4096
+
+GRACE_S = 3.0
+"""Between SIGTERM and SIGKILL, unless the user allows less."""
+
+KILLED = 128 + 9
+"""The exit code of a program that SIGKILL ended, or that passes such an end of a child on."""
+
+
+class Resolved(Protocol):
+    """A configuration that can be carried out."""
+
+    @property
+    def plan(self) -> Plan: ...
+
+
+class Resolver(Protocol):
+    """Says what configurations come to, see `xtune.space.resolution.Resolver`."""
+
+    def request(self, configuration: Configuration) -> Request: ...
+    def resolve(self, configuration: Configuration) -> Resolved: ...
+    def plan_hash(self, configuration: Configuration) -> str | None: ...
+
+
+class _Command(NamedTuple):
+    """What to start."""
+
+    plan: Plan
+    environment: Mapping[str, str] | Environment
+    """What it inherits, or all that it gets."""
+
+
+class Runner:
+    """A `Measurer` that starts the workload."""
+
+    def __init__(
+        self,
+        resolver: Resolver,
+        objective: Objective,
+        *,
+        machine: Machine,
+        environment: Mapping[str, str] | None = None,
+        metrics: Sequence[str] = (),
+        work_shared: bool = False,
+        show_output: bool = False,
+        seed: int | None = None,
+        root: str = "/",
+    ) -> None:
+        """Raises `ObjectiveError` or `UsageError` for what cannot be measured.
+
+        environment
+            What launches inherit; None: `os.environ`. The resolver's.
+        metrics
+            To be recorded besides, as xlaunch's --metric takes them.
+        work_shared
+            Instances divide the work between them. Otherwise N of them do N times the work, and
+            their wall time cannot be compared.
+        show_output
+            Pass the workload's output on to standard error.
+        seed
+            Of the padding's lengths.
+        root
+            Of the tree in which energy and memory are looked up.
+        """
+        self._resolver = resolver
+        self._objective = objective
+        self._machine = machine
+        self._environment = os.environ if environment is None else environment
+        self._metrics = metrics_to_read(objective, metrics)
+        self._work_shared = work_shared
+        self._show_output = show_output
+        self._random = random.Random(seed)  # noqa: S311 - no secret
+        self._root = root
+        self.announcements: tuple[Announcement, ...] = ()
+        """What the last launch announced in the protocol of hypertune."""
+
+    @property
+    def objective(self) -> Objective:
+        return self._objective
+
+    def now_s(self) -> float:
+        return time.monotonic()
+
+    def plan_hash(self, configuration: Configuration) -> str | None:
+        """See `Measurer`. Raises `SpaceError` for a configuration that is not in the space."""
+        return self._resolver.plan_hash(configuration)
+
+    def measure(
+        self,
+        configuration: Configuration,
+        *,
+        cut_at: float | None = None,
+        limit_s: float | None = None,
+    ) -> Launch:
+        """See `Measurer`. Raises `SpaceError` for a configuration that is not in the space."""
+        self.announcements = ()
+        launch = Launch(
+            configuration=configuration,
+            plan_hash=self._resolver.plan_hash(configuration) or "",
+            outcome=Outcome.NOT_STARTED,
+            value=None,
+            began_s=time.time(),
+        )
+        try:
+            command = self._command(configuration)
+            self._refuse_incomparable(command.plan)
+            own_limit_s = self._resolver.request(configuration).timeout_s
+            limits = [limit for limit in (limit_s, own_limit_s) if limit is not None]
+            limit_s = min(limits, default=None)
+            return self._run(launch, command, self._race(command.plan, cut_at), limit_s)
+        except SpaceError:
+            raise
+        except (XLaunchError, OSError) as error:
+            return launch._replace(notes=(str(error),))
+
+    # Starting.
+
+    def _command(self, configuration: Configuration) -> _Command:
+        """What to start. Raises `XLaunchError` where it cannot be carried out."""
+        padding = "x" * self._random.randrange(LONGEST_PADDING)
+        inherited = {**self._environment, PADDING_VARIABLE: padding}
+        if configuration == BARE:
+            request = self._watched(self._resolver.request(BARE))
+            return _Command(*bare_command(request, inherited, self._machine))
+        made = self._resolver.resolve(configuration).plan
+        return _Command(made._replace(request=self._watched(made.request)), inherited)
+
+    def _watched(self, request: Request) -> Request:
+        """The same, but for how its run is watched and ended."""
+        return request._replace(
+            metric=self._metrics,
+            supervise=True,
+            on_failure=OnFailure.STOP,
+            grace_s=min(GRACE_S, request.grace_s),
+            timeout_s=None,
+            log_dir=None,
+            report=None,
+            pty=False,
+            tag=None,
+        )
+
+    def _refuse_incomparable(self, plan: Plan) -> None:
+        if self._objective.metric == WALL and plan.count > 1 and not self._work_shared:
+            raise XLaunchError(
+                f"wall time of {plan.count} instances is not compared: they do {plan.count} times the"
+                " work; --work shared says that they divide it, a metric compares them anyway"
+            )
+
+    def _race(self, plan: Plan, cut_at: float | None) -> Race | None:
+        objective = self._objective
+        if cut_at is None or objective.metric.startswith(MARK):
+            return None
+        count = len(plan.instances)
+        if objective.metric == WALL:
+            return Race(cut_at, objective.goal, None, Kind.TIME, count)
+        kind = kind_in(objective.metric)
+        return Race(cut_at, objective.goal, name_of(objective.metric), kind, count)
+
+    def _run(
+        self, launch: Launch, command: _Command, race: Race | None, limit_s: float | None
+    ) -> Launch:
+        memory, meter = MemoryWatch(self._root), EnergyMeter(self._root)
+        with Tail(copy_to=2 if self._show_output else None) as tail:
+            started = time.monotonic()
+            with xlaunch.start(
+                command.plan,
+                environment=command.environment,
+                stdout=2 if self._show_output else subprocess.DEVNULL,
+                stderr=tail.writer,
+                mark=MARK if MARK in self._metrics else None,
+            ) as run:
+                tail.given_away()
+                watched = watch(run, tail, meter, limit_s=limit_s, race=race)
+                joules = meter.joules()
+                try:
+                    report = run.report()
+                except XLaunchError as error:
+                    if watched.ended_as is None:
+                        raise
+                    # It was ended before there was anything to report on.
+                    report = Report(125, str(error), time.monotonic() - started, 0, (), (), ())
+            said = tail.text()
+        secondary = _secondary(report, joules)
+        launch = launch._replace(
+            secondary=secondary, exit_code=report.exit_code if report.instances else None
+        )
+        notes = tuple(text for text in report.warnings if text not in command.plan.warnings)
+        failure = _failure(report, watched, memory, said)
+        if failure is not None:
+            outcome, reason = failure
+            series = (*series_of(report), *self._announced(watched).series)
+            said = "" if outcome is Outcome.CUT else said
+            return launch._replace(
+                outcome=outcome, series=series, stderr_tail=said, notes=(reason, *notes)
+            )
+        return self._measured(launch, report, watched, said, notes)
+
+    # What was seen.
+
+    def _announced(self, watched: Watched) -> Announced:
+        announced = read_announcements(watched.lines, watched.began)
+        self.announcements = announced.announcements
+        return announced
+
+    def _measured(
+        self, launch: Launch, report: Report, watched: Watched, said: str, known: Sequence[str]
+    ) -> Launch:
+        """A launch that ended well, with what it printed."""
+        objective = self._objective
+        announced = self._announced(watched)
+        series = (*series_of(report), *announced.series)
+        summaries = self._summarise(report, announced)
+        name = objective.metric if objective.metric == WALL else name_of(objective.metric)
+        if name == MARK and announced.announcements:
+            name = announced.announcements[0].metric
+        seen, unmet = check(objective.requirements, summaries, launch.secondary)
+        launch = launch._replace(
+            series=series, requirements=seen, metrics=tuple(_others(summaries, name))
+        )
+        # xlaunch's own words for metrics that were not seen: said here for each.
+        notes = [text for text in known if not text.startswith("--metric ")]
+        notes += [*announced.notes, *unmet]
+        if name == WALL:
+            value, steadiness = launch.secondary.wall_s, Steadiness.TOO_FEW
+        elif name in summaries:
+            value, steadiness = summaries[name].value, summaries[name].steadiness
+            notes = [*summaries[name].notes, *notes]
+        else:
+            reason = _describe_unseen(objective.metric, report)
+            return launch._replace(
+                outcome=Outcome.NO_METRIC, stderr_tail=said, notes=(reason, *dict.fromkeys(notes))
+            )
+        for other, summary in summaries.items():
+            if other != name:
+                notes += [f"{other}: {note}" for note in summary.notes]
+        unseen = [text for text in self._metrics if text != MARK and name_of(text) not in summaries]
+        notes += [f"{text}: nothing of it was printed" for text in unseen]
+        return launch._replace(
+            outcome=Outcome.MEASURED,
+            value=value,
+            steadiness=steadiness,
+            notes=tuple(dict.fromkeys(notes)),
+        )
+
+    def _summarise(self, report: Report, announced: Announced) -> dict[str, Summary]:
+        """Every metric that was seen, by name."""
+        objective, found = self._objective, dict[str, Summary]()
+        better = objective.goal is Goal.MAXIMIZE
+        by_metric: dict[str, list[Series]] = {}
+        for series in (*series_of(report), *announced.series):
+            by_metric.setdefault(series.metric, []).append(series)
+        for total in report.metrics:
+            summary = summarise(
+                total.name,
+                by_metric.get(total.name, ()),
+                kind=Kind(total.kind),
+                unit=total.unit,
+                window=window_of(total),
+                larger_is_better=better if total.name == name_of(objective.metric) else None,
+                known=total.notes,
+            )
+            if summary is not None:
+                found[total.name] = summary
+        for one in announced.announcements:
+            summary = summarise(
+                one.metric, by_metric[one.metric], larger_is_better=one.higher_is_better
+            )
+            assert summary is not None  # it was announced with a value
+            found[one.metric] = summary
+        return found
+
+
+def _secondary(report: Report, joules: float | None) -> Secondary:
+    instances = report.instances
+    peaks = [one.peak_rss_bytes for one in instances]
+    return Secondary(
+        # Without the launcher's own beginning and end.
+        wall_s=max([one.wall_s for one in instances], default=report.wall_s),
+        cpu_s=_total(one.cpu_s for one in instances),
+        peak_rss_bytes=None if None in peaks or not peaks else sum(filter(None, peaks)),
+        minor_faults=_whole(_total(one.minor_faults for one in instances)),
+        major_faults=_whole(_total(one.major_faults for one in instances)),
+        energy_j=joules,
+    )
+
+
+def _total(values: Iterable[float | None]) -> float | None:
+    """Their sum; None where one is not known, or there is none."""
+    found = list(values)
+    known = [value for value in found if value is not None]
+    return sum(known) if known and len(known) == len(found) else None
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)
+
+
+def _failure(
+    report: Report, watched: Watched, memory: MemoryWatch, said: str
+) -> tuple[Outcome, str] | None:
+    """How a launch that did not end well ended, and why; None: it ended well."""
+    if watched.ended_as is not None:
+        return watched.ended_as, watched.reason
+    if not all(one.started for one in report.instances):
+        return Outcome.NOT_STARTED, f"{report.reason}: {_last_line(said)}"
+    if report.exit_code == 0:
+        return None
+    killed = any(map(_was_killed, report.instances))
+    why = memory.explain(killed=killed, stderr=said)
+    if why is not None:
+        return Outcome.OUT_OF_MEMORY, f"{report.reason}: {why}"
+    return Outcome.CRASHED, report.reason
+
+
+def _was_killed(instance: InstanceReport) -> bool:
+    return instance.signal == "SIGKILL" or instance.exit_code == KILLED
+
+
+def _others(summaries: Mapping[str, Summary], objective: str) -> Iterable[tuple[str, float]]:
+    """The metrics besides the objective's, and of each time how it is spread."""
+    for name, summary in summaries.items():
+        if name != objective:
+            yield name, summary.value
+        if summary.kind is Kind.TIME and summary.count > 1:
+            spread = (("mean", summary.mean), ("p90", summary.p90), ("p99", summary.p99))
+            yield from ((f"{name} {label}", value) for label, value in spread if value is not None)
+
+
+def _describe_unseen(metric: str, report: Report) -> str:
+    """What to tell the user whose metric was not printed: what was."""
+    if metric.startswith(MARK):
+        wanted = f"no value was announced by {metric!r} and a number on the next line"
+    else:
+        wanted = f"no value of {metric!r} was seen"
+    if not report.lines_seen:
+        return f"{wanted}; nothing with a number was printed or reported"
+    return f"{wanted}; the last lines with numbers: {' | '.join(report.lines_seen)}"
+
+
+def _last_line(text: str) -> str:
+    lines = text.splitlines()
+    return lines[-1] if lines else "it said nothing"

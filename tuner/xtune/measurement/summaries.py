@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One launch's values of a metric, summed up over instances and steady time.
+
+xlaunch tells the time in which all instances were at work. Within it each instance's own warm-up is
+looked for, and the last of them to be steady begins the time that counts: so throughputs add that
+were really had side by side, and latencies pool.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from xlaunch.run.metric_lines import SECONDS_PER_UNIT, Kind, kind_of, parse_metric
+from xlaunch.run.metrics import LEAST_FOR_P99, MetricTotal, percentile
+from xlaunch.run.report import Report
+from xtune.measurement.announcements import MARK
+from xtune.measurement.launches import Series, Steadiness
+from xtune.measurement.steadiness import Judgement, judge
+
+INSTANCES_NAMED = 3
+"""Instances whose steadiness is told one by one."""
+
+_WORST_FIRST = (
+    Steadiness.NOT_STEADY,
+    Steadiness.SLOW_DOWN,
+    Steadiness.WARM_UP,
+    Steadiness.TOO_FEW,
+    Steadiness.FLAT,
+)
+
+
+class Summary(NamedTuple):
+    """One metric of one launch."""
+
+    metric: str
+    kind: Kind
+    unit: str | None
+    """Of a time, where it was printed or the metric's name tells. **Ex.:** ``"ms"``."""
+    value: float
+    """Of a rate: the instances' means added up. Of a time: the median of all values. Else: the mean
+    of the instances' means."""
+    steadiness: Steadiness
+    """Of the instance that was steady least."""
+    count: int  # type: ignore[assignment]  # hides tuple.count
+    """Values that went into it."""
+    mean: float
+    """Of all values."""
+    p90: float | None
+    p99: float | None
+    """Of a time; p99 of `LEAST_FOR_P99` values or more."""
+    window_s: tuple[float, float]
+    """When the time that counts began and ended, since the launch did; the end may be infinite."""
+    notes: tuple[str, ...]
+    """What was dropped, and what to know before believing it."""
+
+
+class Window(NamedTuple):
+    """The time in which values count, in seconds since the launch began."""
+
+    after_s: float = -math.inf
+    until_s: float = math.inf
+
+    def of(self, series: Series) -> Series:
+        """The part of a series within it."""
+        kept = [
+            (at, value)
+            for at, value in zip(series.times_s, series.values, strict=True)
+            if self.after_s < at <= self.until_s
+        ]
+        times, values = zip(*kept, strict=True) if kept else ((), ())
+        return series._replace(times_s=tuple(times), values=tuple(values))
+
+
+def name_of(text: str) -> str:
+    """The name of what a metric's text asks for. Raises `UsageError` where it cannot be read."""
+    return text if text.startswith(MARK) else parse_metric(text).name
+
+
+def kind_in(text: str) -> Kind:
+    """The kind of what a metric's text asks for. Raises `UsageError` where it cannot be read."""
+    return kind_of(text) if text.startswith(MARK) else parse_metric(text).kind
+
+
+def window_of(total: MetricTotal) -> Window:
+    """The time in which all instances were at work, by xlaunch's account."""
+    if total.window_from_s is None:
+        return Window()
+    after_s = total.window_from_s
+    return Window(after_s, math.inf if total.window_s is None else after_s + total.window_s)
+
+
+def series_of(report: Report) -> tuple[Series, ...]:
+    """The raw values of a run, those of instances and metrics without any left out."""
+    return tuple(
+        Series(one.instance, one.metric, tuple(one.times_s), tuple(one.values))
+        for one in report.series
+        if one.values
+    )
+
+
+def summarise(
+    metric: str,
+    series: Sequence[Series],
+    *,
+    kind: Kind | None = None,
+    unit: str | None = None,
+    window: Window | None = None,
+    larger_is_better: bool | None = None,
+    known: Sequence[str] = (),
+) -> Summary | None:
+    """Sum up the series of one metric, at most one of each instance; None where there is no value.
+
+    kind, unit
+        None: as the metric's name tells.
+    window
+        In which all instances were at work; None: all the time.
+    larger_is_better
+        None: as a metric of that kind has it.
+    known
+        Notes on it from elsewhere, which come first.
+    """
+    kind = kind or kind_of(metric)
+    window = window or Window()
+    if larger_is_better is None and kind is not Kind.VALUE:
+        larger_is_better = kind is Kind.RATE
+    inside = {one.instance: window.of(one) for one in series}
+    found = {index: one for index, one in inside.items() if one.values}
+    if not found:
+        return None
+    judgements = {
+        index: judge(one.values, larger_is_better=larger_is_better) for index, one in found.items()
+    }
+    steady, kept = _steady_part(window, found, judgements)
+    told = [*known, *_describe(judgements, of_several=len(found) > 1)]
+    if not all(kept.values()):
+        steady, kept = window, {index: one.values for index, one in found.items()}
+        told.append("no time in which all instances were steady: all values count")
+    pooled = sorted(value for values in kept.values() for value in values)
+    means = [sum(values) / len(values) for values in kept.values()]
+    value = {
+        Kind.RATE: sum(means),
+        Kind.TIME: percentile(pooled, 50),
+        Kind.VALUE: sum(means) / len(means),
+    }[kind]
+    is_time = kind is Kind.TIME
+    return Summary(
+        metric=metric,
+        kind=kind,
+        unit=(unit or unit_in(metric)) if is_time else None,
+        value=value,
+        steadiness=worst(judgement.steadiness for judgement in judgements.values()),
+        count=len(pooled),
+        mean=sum(pooled) / len(pooled),
+        p90=percentile(pooled, 90) if is_time else None,
+        p99=percentile(pooled, 99) if is_time and len(pooled) >= LEAST_FOR_P99 else None,
+        window_s=(max(0.0, steady.after_s), steady.until_s),
+        notes=tuple(dict.fromkeys(told)),
+    )
+
+
+def _steady_part(
+    window: Window, series: Mapping[int, Series], judgements: Mapping[int, Judgement]
+) -> tuple[Window, dict[int, tuple[float, ...]]]:
+    """When all were steady, and the values of each from then on."""
+    # Times of what was dropped last. Values that came in one piece of output share their time: an
+    # instance's own are told apart by their place.
+    ends = {
+        index: series[index].times_s[judgement.start - 1] if judgement.start else -math.inf
+        for index, judgement in judgements.items()
+    }
+    after_s = max([window.after_s, *ends.values()])
+    kept = {}
+    for index, one in series.items():
+        start = judgements[index].start
+        later = zip(one.times_s[start:], one.values[start:], strict=True)
+        kept[index] = tuple(value for at, value in later if at > after_s or ends[index] == after_s)
+    return window._replace(after_s=after_s), kept
+
+
+def worst(found: Iterable[Steadiness]) -> Steadiness:
+    """Of several steadinesses the one to be warned of."""
+    seen = set(found)
+    return next(steadiness for steadiness in _WORST_FIRST if steadiness in seen)
+
+
+def unit_in(name: str) -> str | None:
+    """The unit of time that a metric's name speaks of. **Ex.:** ``step_ms``, ``latency (ms)``."""
+    words = set(re.findall("[a-zµμ]+", name.lower())) & SECONDS_PER_UNIT.keys()
+    return words.pop() if len(words) == 1 else None
+
+
+def in_seconds(value: float, unit: str) -> float:
+    """A time that was printed in `unit`."""
+    return value * SECONDS_PER_UNIT[unit]
+
+
+def _describe(judgements: Mapping[int, Judgement], *, of_several: bool) -> list[str]:
+    told = [(index, one.note) for index, one in judgements.items() if one.note]
+    if not of_several:
+        return [note for _, note in told]
+    if len({note for _, note in told}) == 1 and len(told) == len(judgements):
+        return [f"each instance: {told[0][1]}"]
+    lines = [f"instance {index}: {note}" for index, note in told[:INSTANCES_NAMED]]
+    if len(told) > INSTANCES_NAMED:
+        lines.append(f"likewise {len(told) - INSTANCES_NAMED} more instances")
+    return lines
