@@ -145,6 +145,10 @@ class CompiledForStreams(torch.nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's outputs, as it gives them in eval mode."""
+        return self._call(args, kwargs, anew=False)
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, anew: bool) -> Any:
+        """The outputs; `anew` forgets that there was code for such a call."""
         have = torch.get_num_threads()
         if have != self.threads:
             raise wrong_thread_error(self.threads, have)
@@ -154,6 +158,9 @@ class CompiledForStreams(torch.nn.Module):
             shape.extend(kwargs)
             kwargs = {key: plain(value, shape) for key, value in kwargs.items()}
         key = tuple(shape)
+        if anew:
+            self._seen.discard(key)
+            self._settled.discard(form_of(key))
         with torch.inference_mode(), self._under_autocast():
             if key in self._seen:
                 return self._run(args, kwargs)
@@ -173,11 +180,8 @@ class CompiledForStreams(torch.nn.Module):
         compile_for_streams. Raises CompilationError and SampleError.
         """
         call = sample_call(sample)
-        # Calls that are not known may compile: this one, and the next of each other shape.
-        self._seen.clear()
-        self._settled.clear()
         with team_of(self.threads):
-            self(*call.args, **call.kwargs)
+            self._call(*call, anew=True)
         return self
 
     def describe(self) -> str:
@@ -274,7 +278,7 @@ class CompiledForStreams(torch.nn.Module):
         with compiling:
             if key not in self._seen:
                 graphs = self._graphs
-                with permitted(), explaining(self.model):
+                with permitted(), self._freezing(), explaining(self.model):
                     outputs = self._compiled(*args, **kwargs)
                 if self._graphs == graphs:
                     self._settled.add(form_of(key))
@@ -283,6 +287,16 @@ class CompiledForStreams(torch.nn.Module):
                 self._seen.add(key)
                 return outputs
         return self._run(args, kwargs)
+
+    def _freezing(self) -> contextlib.AbstractContextManager[Any]:
+        # Dynamo asks the setting of the process, not the options of a compilation, whether weights are
+        # to be constants; without them convolutions are neither packed nor fused.
+        import torch._inductor.config as settings
+
+        patch: contextlib.AbstractContextManager[Any] = settings.patch(
+            freezing=self._options["freezing"]
+        )
+        return patch
 
     def _under_autocast(self) -> contextlib.AbstractContextManager[Any]:
         wanted = self._autocast
