@@ -165,8 +165,13 @@ def read_offers(
         runtimes = kept(OMP, _runtimes(program, waits))
     huge_pages: tuple[str, ...] = ("auto",)
     if request.thp is HugePages.AUTO:
-        wanted = _huge_pages(program, system_mode(), left_out)
-        huge_pages = kept(THP, wanted) if len(wanted) > 1 else wanted
+        mode = system_mode()
+        huge_pages = huge_pages_to_try(mode, torch=program.torch)
+        if len(huge_pages) > 1:
+            huge_pages = kept(THP, huge_pages)
+        else:
+            reason = f"the system's mode of transparent huge pages is {mode.value}"
+            left_out.append(LeftOut(THP, reason))
     switches = tuple(_switches(program, processor, given, left_out))
     return Offers(allocators, runtimes, huge_pages, switches, tuple(left_out))
 
@@ -231,14 +236,15 @@ def _runtimes(program: _Program, waits: tuple[str, ...]) -> Iterator[str]:
             yield from [f"{name}+{way}" for way in waits if way == ACTIVE]
 
 
-def _huge_pages(program: _Program, mode: SystemMode, left_out: list[LeftOut]) -> tuple[str, ...]:
-    """The values of --thp that make a difference to some program."""
+def huge_pages_to_try(mode: SystemMode, *, torch: bool) -> tuple[str, ...]:
+    """The values of --thp that can make a difference under the system's `mode`, the default first.
+
+    `torch`: installed with the program; it is what reads the variable that ``always`` sets.
+    ``madvise`` is not among them: it differs from ``never`` only where the program itself asks.
+    """
     if mode in (SystemMode.NEVER, SystemMode.UNKNOWN):
-        says = "none here" if mode is SystemMode.NEVER else "not known"
-        left_out.append(LeftOut(THP, f"the system's mode of transparent huge pages is {says}"))
         return ("auto",)
-    asks_more = ("always",) if program.torch else ()  # a variable that torch reads
-    return ("auto", *asks_more, "never")
+    return ("auto", "always", "never") if torch else ("auto", "never")
 
 
 def _switches(

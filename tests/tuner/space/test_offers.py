@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be had for a program: tried on this very system, with environments made up around it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.launcher.cli.commands import clean_environment
+from tests.launcher.planning.shapes import make_machine
+
+import xlaunch
+from xlaunch.environment.libraries import find_library
+from xlaunch.environment.openmp import program_runtime
+from xlaunch.environment.pages import SystemMode, system_mode
+from xlaunch.errors import ProgramNotFoundError
+from xlaunch.planning import Request
+from xtune.space.offers import SWITCHES, Offers, huge_pages_to_try, read_offers
+from xtune.space.processors import Processor
+
+MACHINE = make_machine(packages=(4,), nodes=(4,), l3=(4,))
+AMX = Processor((), ("amx_bf16", "avx512f"))
+PLAIN = Processor((), ("avx2",))
+
+
+def made_up_prefix(folder: Path, *packages: str) -> Path:
+    """A virtual environment of this Python that holds folders of the names of packages."""
+    (folder / "bin").mkdir(parents=True)
+    python = folder / "bin" / "python"
+    python.symlink_to(sys.executable)
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    home = os.path.dirname(os.path.realpath(sys.executable))
+    (folder / "pyvenv.cfg").write_text(f"home = {home}\nversion = {version}.0\n")
+    site = folder / "lib" / f"python{version}" / "site-packages"
+    for package in packages:
+        (site / package).mkdir(parents=True)
+    return python
+
+
+@pytest.fixture
+def plain_python(tmp_path: Path) -> Path:
+    """A Python without torch."""
+    return made_up_prefix(tmp_path / "plain", "numpy")
+
+
+@pytest.fixture
+def torch_python(tmp_path: Path) -> Path:
+    return made_up_prefix(tmp_path / "torch", "torch")
+
+
+def offered(
+    python: Path,
+    *arguments: str,
+    processor: Processor = PLAIN,
+    asked: Request | None = None,
+    **env: str,
+) -> Offers:
+    request = (asked or Request())._replace(program=(str(python), *arguments))
+    return read_offers(request, clean_environment(**env), MACHINE, processor)
+
+
+def left(found: Offers) -> dict[str, str]:
+    return dict(found.left_out)
+
+
+def test_every_allocator_that_a_launch_would_take_is_offered(plain_python: Path) -> None:
+    found = offered(plain_python)
+    assert found.allocators[0] == "auto"
+    prefix = str(plain_python.parents[1])
+    for name in ("jemalloc", "tcmalloc", "mimalloc"):
+        library = find_library(name, prefix, clean_environment())
+        if library is None:
+            assert name not in found.allocators
+            assert f"--allocator {name}: " in left(found)[f"allocator={name}"]
+            assert "To install it: " in left(found)[f"allocator={name}"]
+        else:
+            assert (name in found.allocators) is (f"allocator={name}" not in left(found))
+
+
+def test_allocators_installed_here_are_offered(
+    plain_python: Path, needs: Callable[[object, str], None]
+) -> None:
+    libraries = [find_library(n, None, {}) for n in ("jemalloc", "tcmalloc", "mimalloc")]
+    needs(all(libraries), "jemalloc, tcmalloc and mimalloc")
+    assert {"jemalloc", "tcmalloc", "mimalloc"} <= set(offered(plain_python).allocators)
+
+
+def test_what_auto_stands_for_is_offered_once(plain_python: Path) -> None:
+    found = offered(plain_python)
+    if "glibc" not in found.allocators:
+        pytest.skip("needs programs on glibc")
+    assert found.allocators[:4] == ("auto", "glibc", "glibc-one-arena", "glibc-frugal")
+    assert left(found)["allocator=glibc-tuned"] == "the same as auto here"
+
+
+def test_an_allocator_that_is_preloaded_already_stays(
+    plain_python: Path, needs: Callable[[object, str], None]
+) -> None:
+    library = find_library("tcmalloc", None, {})
+    needs(library, "tcmalloc")
+    assert library is not None
+    found = offered(plain_python, LD_PRELOAD=library.path)
+    assert found.allocators == ("auto",)
+    assert left(found)["allocator"] == f"LD_PRELOAD names {library.path}, which stays"
+
+
+def test_threads_wait_in_several_ways(plain_python: Path) -> None:
+    found = offered(plain_python)
+    assert found.runtimes[:3] == ("auto", "auto+active", "auto+passive")
+    for name in ("gnu", "llvm", "intel"):
+        assert (name in found.runtimes) is (f"{name}+active" in found.runtimes)
+        assert f"{name}+passive" not in found.runtimes
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("OMP_WAIT_POLICY", "active"), ("KMP_BLOCKTIME", "5"), ("GOMP_SPINCOUNT", "9")],
+)
+def test_a_way_to_wait_that_is_set_stays(plain_python: Path, name: str, value: str) -> None:
+    found = offered(plain_python, **{name: value})
+    assert not [runtime for runtime in found.runtimes if "+" in runtime]
+    assert left(found)["omp: how threads wait"] == f"{name}={value} is set and stays"
+    asked = Request(env=((name, value),))
+    assert offered(plain_python, asked=asked).runtimes == found.runtimes
+
+
+def test_nobody_spins_away_a_quota(plain_python: Path) -> None:
+    machine = make_machine(packages=(4,), quota=1.5)
+    found = read_offers(Request(program=(str(plain_python),)), clean_environment(), machine, PLAIN)
+    assert not [runtime for runtime in found.runtimes if "+" in runtime]
+    assert "use up the CPU quota of 1.5" in left(found)["omp=+active"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "with_torch", "without"),
+    [
+        (SystemMode.MADVISE, ("auto", "always", "never"), ("auto", "never")),
+        (SystemMode.ALWAYS, ("auto", "always", "never"), ("auto", "never")),
+        (SystemMode.NEVER, ("auto",), ("auto",)),
+        (SystemMode.UNKNOWN, ("auto",), ("auto",)),
+    ],
+)
+def test_huge_pages_are_tried_where_the_system_lets(
+    mode: SystemMode, with_torch: tuple[str, ...], without: tuple[str, ...]
+) -> None:
+    assert huge_pages_to_try(mode, torch=True) == with_torch
+    assert huge_pages_to_try(mode, torch=False) == without
+
+
+def test_huge_pages_of_this_system(torch_python: Path, plain_python: Path) -> None:
+    for python, torch in ((torch_python, True), (plain_python, False)):
+        found = offered(python)
+        assert found.huge_pages == huge_pages_to_try(system_mode(), torch=torch)
+        assert ("thp" in left(found)) is (found.huge_pages == ("auto",))
+
+
+def test_switches_need_a_library_that_reads_them(
+    torch_python: Path, plain_python: Path, tmp_path: Path
+) -> None:
+    def names(found: Offers) -> set[str]:
+        assert {switch.name for switch in SWITCHES} == {s.name for s in found.switches} | (
+            {switch.name for switch in SWITCHES} & left(found).keys()
+        )
+        return {switch.name for switch in found.switches}
+
+    eager, compiled = tmp_path / "eager.py", tmp_path / "compiled.py"
+    eager.write_text("import torch\nmodel(x)\n")
+    compiled.write_text("import torch\nmodel = torch.compile(model)\n")
+    inductor = {
+        "TORCHINDUCTOR_CPP_WRAPPER",
+        "TORCHINDUCTOR_FREEZING",
+        "TORCHINDUCTOR_MAX_AUTOTUNE_GEMM",
+    }
+    onednn = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
+    assert names(offered(plain_python, str(compiled), processor=AMX)) == set()
+    assert names(offered(torch_python, str(eager))) == {onednn}
+    assert names(offered(torch_python, str(compiled))) == {onednn, *inductor}
+    everything = offered(torch_python, str(compiled), processor=AMX)
+    assert names(everything) == {switch.name for switch in SWITCHES}
+    reasons = left(offered(torch_python, str(eager)))
+    assert reasons["TORCHINDUCTOR_FREEZING"] == "the script names no torch.compile"
+    assert reasons["ONEDNN_DEFAULT_FPMATH_MODE"] == "this processor computes no faster in bf16"
+    assert "no torch" in left(offered(plain_python))[onednn]
+
+
+@pytest.mark.parametrize("name", ["ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE"])
+def test_a_switch_that_is_set_stays(torch_python: Path, name: str) -> None:
+    found = offered(torch_python, processor=AMX, **{name: "STRICT"})
+    assert left(found)["ONEDNN_DEFAULT_FPMATH_MODE"] == f"{name}=STRICT is set and stays"
+    asked = Request(env=((name, "STRICT"),))
+    assert offered(torch_python, processor=AMX, asked=asked).switches == found.switches
+
+
+def test_what_is_given_is_not_tried(torch_python: Path) -> None:
+    asked = Request(allocator="glibc", omp="none")
+    found = offered(torch_python, asked=asked)
+    assert (found.allocators, found.runtimes) == (("auto",), ("auto",))
+    assert not [name for name in left(found) if name.startswith(("allocator", "omp"))]
+
+
+def test_a_program_that_is_no_python_has_no_torch() -> None:
+    found = read_offers(Request(program=("/bin/true",)), clean_environment(), MACHINE, AMX)
+    assert found.switches == ()
+    assert found.allocators[0] == "auto"
+
+
+def test_a_program_that_is_not_there_is_said_to_be_so() -> None:
+    with pytest.raises(ProgramNotFoundError, match="'/no/such' does not exist"):
+        read_offers(Request(program=("/no/such",)), clean_environment(), MACHINE, PLAIN)
+
+
+def test_the_runtime_that_torch_has_is_not_offered_in_its_own_place(
+    needs: Callable[[object, str], None],
+) -> None:
+    runtime = program_runtime(sys.prefix, sys.executable)
+    needs(runtime, "torch")
+    request = Request(program=(sys.executable,))
+    found = read_offers(request, clean_environment(), xlaunch.read_machine(), PLAIN)
+    assert runtime not in found.runtimes
+    assert "auto" in found.runtimes
