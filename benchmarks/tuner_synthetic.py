@@ -18,6 +18,9 @@ from xtune.search.recorded import Header, Plan, RecordedLaunch, Recording
 from xtune.space.parameters import BARE, Configuration, Parameter, Where
 from xtune.space.spaces import Space
 
+BARE_GAIN = -0.1
+"""Of the bare command, relative to a space in which nothing does anything."""
+
 
 class Shape(NamedTuple):
     """What kind of space to make."""
@@ -70,6 +73,7 @@ class _Maker:
         self._name = f"{shape.name}-{seed}"
         self._space = tuple(self._parameter(*one) for one in enumerate(shape.counts))
         self._effects = self._main_effects() | self._interactions()
+        self._space = self._with_sensible_defaults()
         self._failures = self._failing_pairs()
 
     def make(self) -> Recording:
@@ -94,6 +98,16 @@ class _Maker:
         values = tuple(2**i for i in range(count)) if ordered else tuple("abcdefgh"[:count])
         default = values[self._random.randrange(count)]
         return Parameter(f"p{index}", values, default, Where.OPTION, ordered)
+
+    def _with_sensible_defaults(self) -> tuple[Parameter, ...]:
+        """The best of three drawn configurations: who chose the defaults has measured a little."""
+        drawn = [
+            [(parameter.name, self._random.choice(parameter.values)) for parameter in self._space]
+            for _ in range(3)
+        ]
+        best = max(drawn, key=lambda settings: self._gain(set(settings)))
+        pairs = zip(self._space, best, strict=True)
+        return tuple(parameter._replace(default=value) for parameter, (_, value) in pairs)
 
     def _main_effects(self) -> dict[tuple, float]:
         effects: dict[tuple, float] = {}
@@ -151,7 +165,7 @@ class _Maker:
                 configuration, plan.plan_hash or "", Outcome.CRASHED, None, began_s,
                 secondary=Secondary(0.5), exit_code=1, stderr_tail="it cannot",
             )  # fmt: skip
-        gain = -0.1 if configuration == BARE else self._gain(settings)
+        gain = BARE_GAIN if configuration == BARE else self._gain(settings)
         noise = self._random.gauss(0, self._shape.noise)
         if self._random.random() < self._shape.slow_share:
             noise -= self._random.uniform(0.05, 0.3)

@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from xtune.evidence.finals import Finalist, FinalPlan
+from xtune.evidence.levels import Spending
+from xtune.evidence.verdicts import Rule
 from xtune.measurement.launches import Launch, Outcome, Secondary, Series, Steadiness
 from xtune.measurement.objectives import Goal, Objective, Requirement
 from xtune.space.parameters import Configuration, Parameter
@@ -100,4 +103,30 @@ def _encode_series(series: Series) -> Plain:
 def _decode_series(plain: Plain) -> Series:
     return Series(
         plain["instance"], plain["metric"], tuple(plain["times_s"]), tuple(plain["values"])
+    )
+
+
+def encode_final_plan(plan: FinalPlan) -> Plain:
+    return {
+        **plan._asdict(),
+        "baseline": dict(plan.baseline),
+        "finalists": [[dict(one.configuration), one.changes] for one in plan.finalists],
+        "orders": [list(order) for order in plan.orders],
+        "looks": list(plan.looks),
+        "rule": {**plan.rule._asdict(), "spending": plan.rule.spending.value},
+    }
+
+
+def decode_final_plan(plain: Plain) -> FinalPlan:
+    finalists = [Finalist(Configuration(one), changes) for one, changes in plain["finalists"]]
+    rule = Rule(**{**plain["rule"], "spending": Spending(plain["rule"]["spending"])})
+    return FinalPlan(
+        **{
+            **plain,
+            "baseline": Configuration(plain["baseline"]),
+            "finalists": tuple(finalists),
+            "orders": tuple(tuple(order) for order in plain["orders"]),
+            "looks": tuple(plain["looks"]),
+            "rule": rule,
+        }
     )

@@ -1,0 +1,318 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replays of strategies on recorded spaces: what each has found after so many launches.
+
+Ours is a whole search, with baseline, controls and final, run anew for each budget; what it
+recommends is the verdict's best where there is a gain, the bare command where there is none, and the
+favourite where it is open. The others are one run each, as such tools are used: a launch a
+configuration, the best value seen so far is the answer, the bare command before there is one.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import NamedTuple
+
+from tuner_synthetic import SHAPES, synthetic_recording
+
+from xtune.evidence.distributions import binomial_lower_bound, binomial_upper_bound
+from xtune.evidence.verdicts import Kind
+from xtune.measurement.launches import Launch, Outcome, Secondary
+from xtune.search.budget import Budget
+from xtune.search.levels import Scale
+from xtune.search.measurer import Measurer
+from xtune.search.proposers import GridProposer, OptunaProposer, Proposer, RandomProposer
+from xtune.search.recorded import RecordedMeasurer, Recording, read_recording
+from xtune.search.records import Rating, Record, Stage, Step
+from xtune.search.session import Result, Search
+from xtune.search.store import MemoryStore
+from xtune.search.strategy import Strategy
+from xtune.space.parameters import BARE, Configuration
+
+OURS = "ours"
+SLOW = "gp"
+"""Of Optuna's samplers the one whose every proposal takes a tenth of a second and more."""
+
+Source = str
+"""A file, or a shape of made-up spaces. **Ex.:** ``digits.jsonl.gz``, ``noisy``."""
+
+SPACES_EACH = 10
+"""Made-up spaces of each shape; they take turns with the seeds."""
+
+
+class Curve(NamedTuple):
+    """What one run had found."""
+
+    seed: int | str
+    shares: tuple[float, ...]
+    """Of the best recorded plan; one for each budget."""
+
+
+class Summary(NamedTuple):
+    """A mean over seeds and the half of its 95 % interval."""
+
+    mean: float
+    reach: float
+
+
+def load(source: Source, seed: int = 0) -> Recording:
+    """The recording of a source, for a run."""
+    shapes = {shape.name: shape for shape in SHAPES}
+    return _load(source, seed % SPACES_EACH if source in shapes else 0)
+
+
+@lru_cache(maxsize=SPACES_EACH)
+def _load(source: Source, number: int) -> Recording:
+    shapes = {shape.name: shape for shape in SHAPES}
+    if source in shapes:
+        return synthetic_recording(shapes[source], number)
+    return read_recording(Path(source))
+
+
+def describe(source: Source) -> str:
+    """A recording in a line."""
+    recording = load(source)
+    plans = [plan for plan in recording.plans if plan.plan_hash is not None]
+    failing = sum(plan.plan_hash not in recording.truth for plan in plans)
+    return (
+        f"{source}: {len(plans) - 1} plans ({failing} fail), {exhaustive_launches(source)} launches;"
+        f" exhaustive search itself reaches {ceiling(recording):.1%}"
+    )
+
+
+class NullMeasurer:
+    """A Measurer of a space whose settings do nothing: every launch is the same but for its noise.
+
+    The noise is that of the recorded launches, each relative to the mean of its plan, in the order in
+    which they were recorded, from a place that the seed draws: slow changes of the machine stay.
+    """
+
+    def __init__(self, recording: Recording, seed: int) -> None:
+        self._recording = recording
+        self._noise = _residuals(recording)
+        self._next = random.Random(f"{seed} noise").randrange(len(self._noise))
+        self._now_s = 0.0
+
+    def plan_hash(self, configuration: Configuration) -> str | None:
+        return self._recording.plan_hash(configuration)
+
+    def measure(
+        self,
+        configuration: Configuration,
+        *,
+        cut_at: float | None = None,
+        limit_s: float | None = None,
+    ) -> Launch:
+        value = 100.0 * math.exp(self._noise[self._next])
+        self._next = (self._next + 1) % len(self._noise)
+        self._now_s += 10.0
+        plan_hash = self.plan_hash(configuration) or ""
+        secondary = Secondary(10.0)
+        return Launch(
+            configuration, plan_hash, Outcome.MEASURED, value, self._now_s, secondary=secondary
+        )
+
+    def now_s(self) -> float:
+        return self._now_s
+
+
+def _residuals(recording: Recording) -> list[float]:
+    """Of each recorded launch the logarithm of its value, relative to its plan's mean.
+
+    Stretched, for a mean of few launches follows each of them.
+    """
+    logs: dict[str, list[float]] = {}
+    for plan_hash in recording.truth:
+        launches = recording.by_plan[plan_hash]
+        if len(launches) > 1:
+            logs[plan_hash] = [math.log(launch.value or math.nan) for launch in launches]
+    means = {plan: statistics.fmean(values) for plan, values in logs.items()}
+    left = {plan: iter(values) for plan, values in logs.items()}
+    found = []
+    for recorded in recording.launches:
+        plan = recorded.launch.plan_hash
+        if plan in logs:
+            count = len(logs[plan])
+            found.append((next(left[plan]) - means[plan]) * math.sqrt(count / (count - 1)))
+    return found
+
+
+def search(
+    recording: Recording, launches: int, seed: int, measurer: Measurer | None = None
+) -> Result:
+    """One of our searches."""
+    measurer = measurer or RecordedMeasurer(recording, seed)
+    space, objective = recording.header.space, recording.header.objective
+    strategy = Strategy(space, measurer.plan_hash, objective, host="here", seed=seed)
+    budget = Budget(launches=launches)
+    return Search(space, strategy, measurer, MemoryStore(), objective, budget).run()
+
+
+def recommended(result: Result) -> Configuration:
+    """What a reader of the verdict would try."""
+    if result.verdict.kind is Kind.INCONCLUSIVE and result.favourite is not None:
+        return result.favourite.configuration
+    return result.verdict.best
+
+
+def our_curve(source: Source, budgets: Sequence[int], seed: int) -> Curve:
+    recording = load(source, seed)
+    chosen = [recommended(search(recording, budget, seed)) for budget in budgets]
+    return Curve(seed, tuple(recording.share(recording.plan_hash(one)) for one in chosen))
+
+
+def plain_curve(source: Source, budgets: Sequence[int], seed: int, name: str) -> Curve:
+    """A proposer alone: every launch is one it proposed."""
+    recording = load(source, seed)
+    measurer = RecordedMeasurer(recording, seed)
+    objective = recording.header.objective
+    proposer = PROPOSERS[name](recording, measurer, seed)
+    ratings: list[Rating] = []
+    best: Rating | None = None
+    shares = [recording.share(recording.plan_hash(BARE))]
+    for number in range(max(budgets)):
+        configuration = proposer.propose(ratings)
+        if configuration is not None:
+            plan_hash = measurer.plan_hash(configuration) or ""
+            step = Step(Stage.SEARCH, configuration, plan_hash, str(number))
+            record = Record(number, step, "here", measurer.measure(configuration))
+            (rating,) = Scale([record], objective).ratings
+            ratings.append(rating)
+            if rating.score is not None and (best is None or rating.score > (best.score or 0.0)):
+                best = rating
+        shares.append(recording.share(best.plan_hash) if best else shares[0])
+    return Curve(seed, tuple(shares[budget] for budget in budgets))
+
+
+def _grid(recording: Recording, measurer: RecordedMeasurer, seed: int) -> Proposer:
+    """Which parameter changes fastest is drawn, for no grid is the grid."""
+    names = [parameter.name for parameter in recording.header.space.parameters]
+    random.Random(f"{seed} grid").shuffle(names)
+    return GridProposer(recording.header.space, measurer.plan_hash, names)
+
+
+def _hypertune(recording: Recording, measurer: RecordedMeasurer, seed: int) -> Proposer:
+    """The space in its order, equal plans as often as they come."""
+    return GridProposer(recording.header.space, measurer.plan_hash, skip_equal=False)
+
+
+def _random(recording: Recording, measurer: RecordedMeasurer, seed: int) -> Proposer:
+    return RandomProposer(recording.header.space, measurer.plan_hash, seed)
+
+
+def _sampler(name: str, recording: Recording, measurer: RecordedMeasurer, seed: int) -> Proposer:
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    warnings.simplefilter("ignore")
+    if name == SLOW:
+        import torch
+
+        torch.set_num_threads(1)
+        sampler: optuna.samplers.BaseSampler = optuna.samplers.GPSampler(seed=seed)
+    else:
+        sampler = optuna.samplers.TPESampler(seed=seed)
+    return OptunaProposer(recording.header.space, measurer.plan_hash, sampler)
+
+
+PROPOSERS: dict[str, Callable[[Recording, RecordedMeasurer, int], Proposer]] = {
+    "random": _random,
+    "grid": _grid,
+    "tpe": partial(_sampler, "tpe"),
+    "gp": partial(_sampler, "gp"),
+    "hypertune": _hypertune,
+}
+STRATEGIES = (OURS, *PROPOSERS)
+
+
+def replay(
+    source: Source, name: str, budgets: Sequence[int], seeds: Sequence[int], jobs: int
+) -> list[Curve]:
+    """A curve a seed, in several processes."""
+    with ProcessPoolExecutor(jobs) as pool:
+        return list(pool.map(partial(_curve, source, budgets, name), seeds, chunksize=5))
+
+
+def _curve(source: Source, budgets: Sequence[int], name: str, seed: int) -> Curve:
+    if name == OURS:
+        return our_curve(source, budgets, seed)
+    return plain_curve(source, budgets, seed, name)
+
+
+def replay_aa(source: Source, budget: int, seeds: Sequence[int], jobs: int) -> list[str]:
+    """The verdicts of searches in which nothing differs, a verdict a seed."""
+    with ProcessPoolExecutor(jobs) as pool:
+        return list(pool.map(partial(_aa_verdict, source, budget), seeds, chunksize=5))
+
+
+def _aa_verdict(source: Source, budget: int, seed: int) -> str:
+    recording = load(source, seed)
+    return search(recording, budget, seed, NullMeasurer(recording, seed)).verdict.kind.value
+
+
+def summarise(values: Sequence[float]) -> Summary:
+    """The mean, by the normal approximation: seeds are many."""
+    if len(values) < 2:
+        return Summary(statistics.fmean(values), math.inf)
+    return Summary(
+        statistics.fmean(values), 1.96 * statistics.stdev(values) / math.sqrt(len(values))
+    )
+
+
+def by_budget(curves: Sequence[Curve]) -> list[Summary]:
+    """One for each budget."""
+    return [summarise(values) for values in zip(*(curve.shares for curve in curves), strict=True)]
+
+
+def ahead(ours: Sequence[Curve], theirs: Sequence[Curve]) -> list[Summary]:
+    """By how much ours is ahead at each budget, seed by seed."""
+    other = {curve.seed: curve for curve in theirs}
+    pairs = [(curve, other[curve.seed]) for curve in ours if curve.seed in other]
+    differences = [
+        [mine - other for mine, other in zip(one.shares, two.shares, strict=True)]
+        for one, two in pairs
+    ]
+    return [summarise(values) for values in zip(*differences, strict=True)]
+
+
+def ceiling(recording: Recording) -> float:
+    """What a whole exhaustive search reaches when it is judged by launches that it has not seen.
+
+    The best of many noisy means is partly luck: chosen by one half of its launches, judged by the
+    other, it comes out below 1. No strategy can be expected to reach more.
+    """
+    objective = recording.header.objective
+    shares = []
+    for part in range(2):
+        halves = {
+            plan: (_mean(launches[part::2]), _mean(launches[1 - part :: 2]))
+            for plan, launches in recording.by_plan.items()
+            if plan in recording.truth and len(launches) > 1 and launches[0].configuration != BARE
+        }
+        if not halves:
+            return 1.0
+        chosen = max(halves, key=lambda plan: objective.sign * halves[plan][0])
+        value, best = halves[chosen][1], recording.truth[recording.best]
+        shares.append(value / best if objective.sign > 0 else best / value)
+    return statistics.fmean(shares)
+
+
+def _mean(launches: Sequence[Launch]) -> float:
+    return statistics.fmean(launch.value or math.nan for launch in launches)
+
+
+def exhaustive_launches(source: Source) -> int:
+    """Launches of configurations in a recording."""
+    return sum(one.launch.configuration != BARE for one in load(source).launches)
+
+
+def binomial_interval(count: int, total: int) -> tuple[float, float]:
+    """The exact 95 % interval of a rate (Clopper and Pearson 1934)."""
+    low = binomial_lower_bound(count, total, 0.975)
+    return low, binomial_upper_bound(count, total, 0.975)

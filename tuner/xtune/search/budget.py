@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much may be spent on a search, and how much of it the final is kept."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import NamedTuple
+
+from xtune.errors import BudgetError
+from xtune.evidence.verdicts import FEWEST_PAIRS
+
+UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+SHARE_OF_FINAL = 0.4
+"""Of all launches, at most."""
+
+MOST_FINALISTS = 3
+MOST_BLOCKS = 12
+
+FEWEST_LAUNCHES = 2
+"""The bare command and something else."""
+
+_PART = re.compile(r"(\d+(?:\.\d+)?)\s*([smh])(?![a-z])")
+_LAUNCHES = re.compile(r"(\d+)\s*(?:launch(?:es)?)?")
+
+
+class Budget(NamedTuple):
+    """What a search may cost; what is named first ends it. **Ex.:** ``10m``, ``40 launches``."""
+
+    launches: int | None = None
+    time_s: float | None = None
+
+    def __str__(self) -> str:
+        parts = [] if self.launches is None else [f"{self.launches} launches"]
+        return ", ".join([*parts, *([] if self.time_s is None else [_duration(self.time_s)])])
+
+    def left(self, launches: int, time_s: float, launch_s: float | None) -> float:
+        """Launches that are left after so many launches and so much time.
+
+        launch_s
+            What a launch takes, as far as that is known.
+        """
+        left = math.inf if self.launches is None else float(self.launches - launches)
+        if self.time_s is not None:
+            rest_s = self.time_s - time_s
+            if rest_s <= 0.0:
+                return 0.0
+            left = min(left, rest_s / launch_s) if launch_s else left
+        return max(left, 0.0)
+
+
+def parse_budget(text: str) -> Budget:
+    """A budget as it is written: ``90s``, ``10m``, ``1h30m``, ``40 launches``, ``40``, or two of them.
+
+    Raises BudgetError for anything else, and for less than two launches.
+    """
+    launches: int | None = None
+    time_s: float | None = None
+    for part in re.split(r"\s*,\s*|\s+or\s+", text.strip()):
+        if found := _LAUNCHES.fullmatch(part):
+            launches = int(found[1]) if launches is None else min(launches, int(found[1]))
+        elif part and not _PART.sub("", part).strip():
+            seconds = sum(float(count) * UNITS_S[unit] for count, unit in _PART.findall(part))
+            time_s = seconds if time_s is None else min(time_s, seconds)
+        else:
+            raise BudgetError(
+                f"--budget {text!r} cannot be read; write a time (90s, 10m, 1h30m), a number of"
+                " launches (40 launches), or both with a comma between them"
+            )
+    if launches is not None and launches < FEWEST_LAUNCHES:
+        raise BudgetError(
+            f"--budget {text!r}: at least {FEWEST_LAUNCHES} launches are needed, the bare command's"
+            " and another; 40 are a good start"
+        )
+    if time_s is not None and time_s <= 0.0:
+        raise BudgetError(f"--budget {text!r}: no time at all; 10m is a good start")
+    return Budget(launches, time_s)
+
+
+class FinalSize(NamedTuple):
+    """How large a paired final is."""
+
+    finalists: int
+    blocks: int
+
+    @property
+    def launches(self) -> int:
+        """If nobody drops out, nor is it over early."""
+        return (self.finalists + 1) * self.blocks
+
+    def with_blocks(self, most: int) -> FinalSize:
+        """The same, with so many blocks at most; fewer than the first look needs are no use."""
+        return self._replace(blocks=max(min(self.blocks, most), FEWEST_PAIRS))
+
+
+def final_size(total: float) -> FinalSize | None:
+    """The final of a search of so many launches; None where there are too few for one.
+
+    More finalists than one only where each pair still gets more blocks than the first look needs.
+    """
+    room = math.floor(min(total, 1e6) * SHARE_OF_FINAL)
+    for finalists in range(MOST_FINALISTS, 0, -1):
+        blocks = min(room // (finalists + 1), MOST_BLOCKS)
+        if blocks > FEWEST_PAIRS or (finalists == 1 and blocks == FEWEST_PAIRS):
+            return FinalSize(finalists, blocks)
+    return None
+
+
+def _duration(time_s: float) -> str:
+    hours, rest = divmod(round(time_s), 3600)
+    minutes, seconds = divmod(rest, 60)
+    parts = [
+        f"{hours}h" * bool(hours),
+        f"{minutes}m" * bool(minutes),
+        f"{seconds}s" * bool(seconds),
+    ]
+    return "".join(parts) or f"{time_s:g}s"

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a search tells while it runs, to whoever shows it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from xtune.search.budget import Budget
+from xtune.search.records import Record, Stage, Step
+from xtune.search.strategy import Favourite
+
+
+class Outline(NamedTuple):
+    """What is going to be done, before the first launch."""
+
+    size: int
+    """Configurations in the space."""
+    plans: int | None
+    """Different ways to start the workload among them; None where there are too many to look."""
+    races: bool
+    """All of them will be launched several times."""
+    budget: Budget
+    records: int
+    """Launches that earlier searches of the same study have made."""
+
+
+class Progress(NamedTuple):
+    """How far it is."""
+
+    launches: int
+    """Of this search, finished."""
+    left: float
+    """Launches still to be made, as far as is known; infinite before one was timed."""
+    elapsed_s: float
+    left_s: float | None
+    """None before a launch was timed."""
+    stage: Stage
+
+
+class Observer:
+    """Hears of everything, and by itself does nothing. An interruption may be raised from here."""
+
+    def started(self, outline: Outline) -> None:
+        """The search begins."""
+
+    def waiting(self, holder: str) -> None:
+        """Another search launches on this host now. `holder` names it. **Ex.:** ``PID 4711``."""
+
+    def stage_changed(self, stage: Stage) -> None:
+        """What launches are made for changes; controls do not count."""
+
+    def launching(self, step: Step, progress: Progress) -> None:
+        """A launch begins."""
+
+    def launched(self, record: Record, progress: Progress) -> None:
+        """A launch has ended, however it did."""
+
+    def favourite_changed(self, favourite: Favourite) -> None:
+        """Another configuration is probably best."""
+
+    def lost(self, step: Step) -> None:
+        """A launch was given up for lost by others while it was made here; it is not counted."""

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What may fail, learnt from what did: a value, or two together, that no success has had.
+
+A launch that fails has a cause, and most causes are one setting, or two that do not go together. A
+launch that works clears every setting and every pair that it has. What is left are suspects; a
+configuration that has many of them will probably fail too.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xtune.search.surrogate import Floats, Rows
+
+SINGLE_WEIGHT = 3.0
+"""A single setting is so many times as suspicious as a pair."""
+
+OTHER_WEIGHT = 1.0
+"""What speaks for another cause, or for chance, in units of one pair."""
+
+
+def success_chances(candidates: Rows, worked: Rows, failed: Rows) -> Floats:
+    """How probably each candidate works; (candidates,). All rows are of one encoder."""
+    chances = np.ones(len(candidates))
+    if not len(failed):
+        return chances
+    cleared = _shared(failed, worked)
+    common = _shared(failed, candidates)
+    for at in range(len(failed)):
+        suspects = np.triu(~cleared[at].any(axis=0))
+        weights = suspects * np.where(np.eye(suspects.shape[0], dtype=bool), SINGLE_WEIGHT, 1.0)
+        total = weights.sum() + OTHER_WEIGHT
+        blame = (common[at] * weights).sum(axis=(1, 2)) / total
+        chances *= 1.0 - blame
+    return chances
+
+
+def _shared(rows: Rows, others: Rows) -> NDArray[np.bool_]:
+    """(rows, others, parameters, parameters): whether both have the same two values there."""
+    same = rows[:, None] == others[None]
+    shared: NDArray[np.bool_] = same[..., :, None] & same[..., None, :]
+    return shared

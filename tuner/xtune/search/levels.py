@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Launches on one scale: the logarithm of the value, larger is better, less the machine's drift."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
+
+from xtune.evidence.drift import Control, Drift, drift_of
+from xtune.evidence.ratios import has_ratio
+from xtune.measurement.launches import Launch, Outcome
+from xtune.measurement.objectives import Objective
+from xtune.search.records import Rating, Record, score
+from xtune.space.parameters import BARE
+
+USUAL_SPREAD = 0.03
+USUAL_DEGREES = 3.0
+"""What is taken for the noise before it is known, and how many repeated launches it weighs."""
+
+
+class Scale:
+    """What all records come to; made anew when there are more."""
+
+    def __init__(self, records: Sequence[Record], objective: Objective) -> None:
+        self._objective = objective
+        self._records = [record for record in records if record.launch is not None]
+        self._drifts = _drifts(self._records)
+        self._bare_levels = self._levels_of_hosts()
+
+    @cached_property
+    def ratings(self) -> list[Rating]:
+        """Of every launch of a configuration of the space, in order."""
+        return [
+            Rating(
+                record.step.configuration,
+                record.step.plan_hash,
+                self.score_of(record),
+                is_cut=record.launch is not None and record.launch.outcome is Outcome.CUT,
+            )
+            for record in self._records
+            if record.step.configuration != BARE
+        ]
+
+    @cached_property
+    def bare(self) -> float | None:
+        """The mean score of the bare command; None before it was measured."""
+        found = [self.score_of(record) for record in _bare(self._records)]
+        scores = [one for one in found if one is not None]
+        return sum(scores) / len(scores) if scores else None
+
+    @cached_property
+    def spread(self) -> float:
+        """Standard deviation of a score between launches of one plan."""
+        groups: dict[str, list[float]] = {}
+        for record in self._records:
+            found = self.score_of(record)
+            if found is not None and record.launch and record.launch.outcome is not Outcome.CUT:
+                groups.setdefault(record.step.plan_hash, []).append(found)
+        squares, degrees = USUAL_DEGREES * USUAL_SPREAD**2, USUAL_DEGREES
+        for group in groups.values():
+            centre = sum(group) / len(group)
+            squares += sum((one - centre) ** 2 for one in group)
+            degrees += len(group) - 1
+        return math.sqrt(squares / degrees)
+
+    def score_of(self, record: Record) -> float | None:
+        """The score of a record; what it did not reach, of one that was cut; None for a failure."""
+        launch = record.launch
+        assert launch is not None
+        if launch.outcome is Outcome.CUT and record.step.cut_at is not None:
+            value = record.step.cut_at
+        elif _is_usable(launch, self._objective):
+            assert launch.value is not None
+            value = launch.value
+        else:
+            return None
+        normalised = self._drifts[record.host].normalised(value, launch.began_s)
+        return score(normalised, self._objective) - self._bare_levels.get(record.host, 0.0)
+
+    def _levels_of_hosts(self) -> dict[str, float]:
+        """How much better than the average host each is, by its bare command."""
+        scores: dict[str, list[float]] = {}
+        for record in _bare(self._records):
+            assert record.launch is not None
+            if record.launch.outcome is Outcome.MEASURED and has_ratio(record.launch.value):
+                assert record.launch.value is not None
+                scores.setdefault(record.host, []).append(
+                    score(record.launch.value, self._objective)
+                )
+        levels = {host: sum(found) / len(found) for host, found in scores.items()}
+        centre = sum(levels.values()) / len(levels) if levels else 0.0
+        return {host: level - centre for host, level in levels.items()}
+
+
+def _is_usable(launch: Launch, objective: Objective) -> bool:
+    if not has_ratio(launch.value):
+        return False
+    # The bare command is what others are compared with, whatever it breaks.
+    is_bare = launch.configuration == BARE
+    return launch.outcome is Outcome.MEASURED and (is_bare or objective.is_feasible(launch))
+
+
+def _bare(records: Sequence[Record]) -> list[Record]:
+    return [record for record in records if record.step.configuration == BARE]
+
+
+def _drifts(records: Sequence[Record]) -> dict[str, Drift]:
+    """The drift of each host, by its controls."""
+    controls: dict[str, list[Control]] = {record.host: [] for record in records}
+    for record in _bare(records):
+        launch = record.launch
+        assert launch is not None
+        if launch.outcome is Outcome.MEASURED and has_ratio(launch.value):
+            assert launch.value is not None
+            controls[record.host].append(Control(launch.began_s, launch.value))
+    return {host: _drift_of(tuple(found)) for host, found in controls.items()}
+
+
+@lru_cache(maxsize=16)
+def _drift_of(controls: tuple[Control, ...]) -> Drift:
+    return drift_of(controls)

@@ -1,0 +1,322 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who says what to launch next: a model of the space, one of Optuna's samplers, a grid, chance.
+
+Which is best is not a matter of taste: `benchmarks/tuner replay` lets them compete on recorded spaces.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from xtune.search.failures import success_chances
+from xtune.search.pool import Pool
+from xtune.search.records import Rating
+from xtune.search.surrogate import Belief, Encoder, Floats, Surrogate
+from xtune.space.parameters import Configuration
+from xtune.space.spaces import Space
+
+if TYPE_CHECKING:
+    import optuna
+
+PlanHash = Callable[[Configuration], str | None]
+
+MOST_ASKED = 200
+"""Times that a sampler is asked for a configuration that can be carried out."""
+
+CUT_MARGIN = 0.02
+"""What was cut is taken to be 2 % worse than the value that it did not reach."""
+
+
+class Proposer(Protocol):
+    """Says which configuration to launch next."""
+
+    def propose(
+        self, ratings: Sequence[Rating], taken: Collection[str] = ()
+    ) -> Configuration | None:
+        """A configuration that can be carried out; None where nothing is left to try.
+
+        ratings
+            Of all launches so far, in order. It only ever grows between calls.
+        taken
+            Plans that somebody else is launching now.
+        """
+        ...
+
+
+class ModelProposer:
+    """Proposes what a Gaussian process expects to improve most on the best configuration.
+
+    By augmented expected improvement (Huang et al. 2006): a configuration is launched again where
+    its own noise hides more than another could bring.
+    """
+
+    def __init__(self, space: Space, plan_hash: PlanHash, seed: int = 0) -> None:
+        self._encoder = Encoder(space)
+        self.pool = Pool(space, plan_hash, self._encoder, seed)
+        self._generator = np.random.default_rng(seed)
+        self._surrogate = Surrogate(self._encoder, self._generator)
+        self._learnt = 0
+
+    def propose(
+        self, ratings: Sequence[Rating], taken: Collection[str] = ()
+    ) -> Configuration | None:
+        scored = [rating for rating in ratings if rating.score is not None]
+        failed = _failed(ratings)
+        if len({rating.plan_hash for rating in scored}) < 2:
+            merits = self._generator.random(len(self.pool.configurations))
+        else:
+            self._learn(scored)
+            merits = self._improvements(scored)
+        worked = self._encoder.rows([rating.configuration for rating in scored])
+        broken = self._encoder.rows([rating.configuration for rating in failed])
+        merits = merits * success_chances(self.pool.rows, worked, broken)
+        refused = {*taken, *(rating.plan_hash for rating in failed)}
+        members = self.pool.configurations
+        for at in np.argsort(-merits, kind="stable"):
+            plan_hash = self.pool.resolve(members[at])
+            if plan_hash is not None and plan_hash not in refused:
+                # Another configuration may stand for the plan.
+                return self.pool.owner(plan_hash)
+        return None
+
+    def favourites(self, ratings: Sequence[Rating], count: int) -> list[Configuration]:
+        """The launched configurations that are probably best, the best first; none that failed."""
+        failed = {rating.plan_hash for rating in _failed(ratings)}
+        scored = [rating for rating in ratings if rating.score is not None]
+        whole = {r.plan_hash: r.configuration for r in scored if not r.is_cut}
+        choices = [one for plan_hash, one in whole.items() if plan_hash not in failed]
+        if len({rating.plan_hash for rating in scored}) < 2:
+            return choices[:count]
+        self._learn(scored)
+        means = self._surrogate.believe(self._encoder.rows(choices)).means.mean(axis=0)
+        return [choices[at] for at in np.argsort(-means, kind="stable")[:count]]
+
+    def believed(self, configuration: Configuration) -> tuple[float, float]:
+        """Mean and standard deviation of a configuration's score; after `favourites`."""
+        belief = self._surrogate.believe(self._encoder.rows([configuration]))
+        means = belief.means[:, 0]
+        variance = float(belief.variances[:, 0].mean() + means.var())
+        return float(means.mean()), math.sqrt(variance)
+
+    def _learn(self, scored: Sequence[Rating]) -> None:
+        if len(scored) == self._learnt:
+            return
+        self._learnt = len(scored)
+        rows = self._encoder.rows([rating.configuration for rating in scored])
+        values = [_taken_for(rating) for rating in scored]
+        self._surrogate.fit(rows, np.array(values))
+
+    def _improvements(self, scored: Sequence[Rating]) -> Floats:
+        """Augmented expected improvement of each of the pool, averaged over the fits."""
+        launched = list(dict.fromkeys(rating.configuration for rating in scored))
+        seen = self._surrogate.believe(self._encoder.rows(launched)).means
+        self.pool.add_neighbours(launched[int(seen.mean(axis=0).argmax())])
+        belief = self._surrogate.believe(self.pool.rows)
+        merits: Floats = augmented_improvement(belief, seen.max(axis=1)).mean(axis=0)
+        return merits
+
+
+def augmented_improvement(belief: Belief, best: Floats) -> Floats:
+    """(fits, configurations): expected improvement on `best`, less what noise would hide of it."""
+    deviations = np.sqrt(belief.variances)
+    distances = (belief.means - best[:, None]) / deviations
+    improvements = deviations * (distances * _normal_cdf(distances) + _normal_density(distances))
+    noise = belief.noise[:, None]
+    hidden: Floats = improvements * (1.0 - np.sqrt(noise / (belief.variances + noise)))
+    return hidden
+
+
+_GRID = np.linspace(-8.0, 8.0, 4001)
+_CDF = np.array([0.5 * math.erfc(-point / math.sqrt(2.0)) for point in _GRID])
+
+
+def _normal_cdf(points: Floats) -> Floats:
+    found: Floats = np.interp(points, _GRID, _CDF)
+    return found
+
+
+def _normal_density(points: Floats) -> Floats:
+    density: Floats = np.exp(-0.5 * points**2) / math.sqrt(2.0 * math.pi)
+    return density
+
+
+def _taken_for(rating: Rating) -> float:
+    assert rating.score is not None
+    return rating.score - CUT_MARGIN if rating.is_cut else rating.score
+
+
+def _failed(ratings: Sequence[Rating]) -> list[Rating]:
+    return [rating for rating in ratings if rating.is_failure]
+
+
+class RandomProposer:
+    """Every plan once, in random order; then all over again."""
+
+    def __init__(self, space: Space, plan_hash: PlanHash, seed: int = 0) -> None:
+        self._space = space
+        self._plan_hash = plan_hash
+        self._random = random.Random(f"{seed} random")  # noqa: S311 - no secret
+        self._seen: set[str] = set()
+
+    def propose(
+        self, ratings: Sequence[Rating], taken: Collection[str] = ()
+    ) -> Configuration | None:
+        self._seen |= {rating.plan_hash for rating in ratings}
+        found = None
+        for _ in range(MOST_ASKED):
+            configuration = self._space.random(self._random)
+            plan_hash = self._plan_hash(configuration)
+            if plan_hash is None or plan_hash in taken:
+                continue
+            found = configuration
+            if plan_hash not in self._seen:
+                break
+        return found
+
+
+class GridProposer:
+    """The configurations in the order of the space, each plan once."""
+
+    def __init__(
+        self,
+        space: Space,
+        plan_hash: PlanHash,
+        order: Sequence[str] | None = None,
+        *,
+        skip_equal: bool = True,
+    ) -> None:
+        """`order`: of the parameters, the last one changing fastest; `skip_equal`: equal plans."""
+        self._plan_hash = plan_hash
+        self._skip_equal = skip_equal
+        self._seen: set[str] = set()
+        self._left = _grid(space, order)
+
+    def propose(
+        self, ratings: Sequence[Rating], taken: Collection[str] = ()
+    ) -> Configuration | None:
+        for configuration in self._left:
+            plan_hash = self._plan_hash(configuration)
+            if plan_hash is None or plan_hash in taken:
+                continue
+            if self._skip_equal and plan_hash in self._seen:
+                continue
+            self._seen.add(plan_hash)
+            return configuration
+        return None
+
+
+def _grid(space: Space, order: Sequence[str] | None) -> Iterator[Configuration]:
+    if order is None:
+        yield from space
+        return
+    parameters = [space.parameter(name) for name in order]
+    for values in itertools.product(*(parameter.values for parameter in parameters)):
+        configuration = space.complete(dict(zip(order, values, strict=True)))
+        if configuration in space:
+            yield configuration
+
+
+class OptunaProposer:
+    """One of Optuna's samplers, asked and told.
+
+    Failures are told as worse than anything seen, for a sampler learns nothing from a trial that
+    Optuna calls failed.
+    """
+
+    def __init__(
+        self, space: Space, plan_hash: PlanHash, sampler: optuna.samplers.BaseSampler
+    ) -> None:
+        import optuna
+
+        self._space = space
+        self._plan_hash = plan_hash
+        self._study = optuna.create_study(direction="maximize", sampler=sampler)
+        self._distributions = _distributions(space)
+        self._asked: tuple[optuna.Trial, Configuration] | None = None
+        self._told = 0
+        self._worst: float | None = None
+
+    def propose(
+        self, ratings: Sequence[Rating], taken: Collection[str] = ()
+    ) -> Configuration | None:
+        for rating in ratings[self._told :]:
+            self._tell(rating)
+        self._told = len(ratings)
+        for _ in range(MOST_ASKED):
+            trial = self._study.ask(self._distributions)
+            configuration = _from_internal(self._space, trial.params)
+            plan_hash = self._plan_hash(configuration) if configuration in self._space else None
+            if plan_hash is not None and plan_hash not in taken:
+                self._asked = trial, configuration
+                return configuration
+            self._finish(trial, None)
+        return None
+
+    def _tell(self, rating: Rating) -> None:
+        import optuna
+
+        value = None if rating.score is None else _taken_for(rating)
+        if value is not None:
+            self._worst = value if self._worst is None else min(self._worst, value)
+        if self._asked is not None and self._asked[1] == rating.configuration:
+            self._finish(self._asked[0], value)
+            self._asked = None
+            return
+        told = value if value is not None else self._worst
+        if told is not None:
+            self._study.add_trial(
+                optuna.trial.create_trial(
+                    params=_to_internal(self._space, rating.configuration),
+                    distributions=self._distributions,
+                    value=told,
+                )
+            )
+
+    def _finish(self, trial: optuna.Trial, value: float | None) -> None:
+        """Tell a value; of a failure the worst one seen, once there is one."""
+        import optuna
+
+        told = value if value is not None else self._worst
+        if told is None:
+            self._study.tell(trial, state=optuna.trial.TrialState.FAIL)
+        else:
+            self._study.tell(trial, told)
+
+
+def _distributions(space: Space) -> dict[str, optuna.distributions.BaseDistribution]:
+    """Ordered values as their ranks, anything else as it is."""
+    from optuna.distributions import (
+        BaseDistribution,
+        CategoricalDistribution,
+        IntDistribution,
+    )
+
+    found: dict[str, BaseDistribution] = {}
+    for parameter in space.parameters:
+        if parameter.ordered:
+            found[parameter.name] = IntDistribution(0, len(parameter.values) - 1)
+        else:
+            found[parameter.name] = CategoricalDistribution(parameter.values)
+    return found
+
+
+def _from_internal(space: Space, params: dict[str, Any]) -> Configuration:
+    return Configuration(
+        {
+            p.name: p.values[params[p.name]] if p.ordered else params[p.name]
+            for p in space.parameters
+        }
+    )
+
+
+def _to_internal(space: Space, configuration: Configuration) -> dict[str, Any]:
+    return {
+        p.name: p.values.index(configuration[p.name]) if p.ordered else configuration[p.name]
+        for p in space.parameters
+    }

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Racing all plans of a small space: in each block every plan once, and what is surely behind stops.
+
+The irace way (López-Ibáñez et al. 2016): survivors collect launches, pairs are of one block, so that
+what the machine does slowly falls out.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from xtune.evidence.distributions import student_quantile
+
+FIRST_BLOCKS = 2
+"""Blocks before anything is dropped."""
+
+MOST_BLOCKS = 8
+"""More would be the final's."""
+
+LAUNCHES_EACH = 3
+"""A space is raced where the budget has so many launches for each of its plans."""
+
+DROP_LEVEL = 0.005
+"""How probably a plan that is as good as the leader is dropped, in a comparison."""
+
+Scores = Mapping[str, float | None]
+"""Of a block: of each plan its score, larger is better; None where it failed."""
+
+
+class RaceState(NamedTuple):
+    """Who is still in the race."""
+
+    survivors: tuple[str, ...]
+    """Plans, the best first."""
+    is_over: bool
+    """Another block would not tell more than a final does."""
+
+
+def race_state(plans: Sequence[str], blocks: Sequence[Scores], wanted: int) -> RaceState:
+    """The race after complete blocks.
+
+    plans
+        All that race, in any order.
+    blocks
+        Each with the scores of those that were in the race then.
+    wanted
+        How many may go on to the final.
+    """
+    alive = [plan for plan in plans if all(block.get(plan, 0.0) is not None for block in blocks)]
+    for count in range(FIRST_BLOCKS, len(blocks) + 1):
+        alive = _survivors(alive, blocks[:count])
+    if blocks:
+        alive = sorted(alive, key=lambda plan: -_mean(blocks, plan))
+    over = len(alive) <= 1 or len(blocks) >= MOST_BLOCKS
+    over = over or (len(alive) <= wanted and len(blocks) > FIRST_BLOCKS)
+    return RaceState(tuple(alive), bool(blocks) and over)
+
+
+def block_order(survivors: Sequence[str], block: int, seed: int) -> list[str]:
+    """The order of a block: drawn, and the same whoever asks."""
+    order = sorted(survivors)
+    random.Random(f"{seed} race {block}").shuffle(order)  # noqa: S311 - no secret
+    return order
+
+
+def _survivors(alive: list[str], blocks: Sequence[Scores]) -> list[str]:
+    """Those that are not surely behind the leader; the noise is taken to be the same for all."""
+    rows = {plan: [_score(block, plan) for block in blocks] for plan in alive}
+    if len(rows) < 2:
+        return alive
+    count = len(blocks)
+    middles = [sum(row[at] for row in rows.values()) / len(rows) for at in range(count)]
+    levels = {plan: sum(row) / count for plan, row in rows.items()}
+    overall = sum(levels.values()) / len(levels)
+    squares = sum(
+        (row[at] - levels[plan] - middles[at] + overall) ** 2
+        for plan, row in rows.items()
+        for at in range(count)
+    )
+    degrees = (len(rows) - 1) * (count - 1)
+    error = math.sqrt(squares / degrees) * math.sqrt(2.0 / count)
+    reach = student_quantile(DROP_LEVEL, degrees) * error
+    leader = max(levels.values())
+    return [plan for plan in alive if levels[plan] >= leader - reach]
+
+
+def _score(block: Scores, plan: str) -> float:
+    score = block[plan]
+    assert score is not None
+    return score
+
+
+def _mean(blocks: Sequence[Scores], plan: str) -> float:
+    found = [score for block in blocks if (score := block.get(plan)) is not None]
+    return sum(found) / len(found) if found else -math.inf

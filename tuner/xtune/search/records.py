@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a search has done and is doing: each launch with the reason it was made for."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from xtune.measurement.launches import Launch
+from xtune.measurement.objectives import Objective
+from xtune.space.parameters import Configuration
+
+
+class Stage(enum.Enum):
+    """What a launch was made for."""
+
+    BASELINE = "baseline"
+    """The bare command, before anything else."""
+    SEED = "seed"
+    """A configuration worth trying first: xlaunch's default, presets, earlier winners."""
+    RACE = "race"
+    """One of every plan of a small space, in blocks."""
+    SEARCH = "search"
+    """What the model, or a sampler, thought worth trying."""
+    CONTROL = "control"
+    """The bare command again, to see whether the machine drifts."""
+    FINAL = "final"
+    """The top few and the bare command in turns."""
+
+
+class Step(NamedTuple):
+    """A launch to make."""
+
+    stage: Stage
+    configuration: Configuration
+    plan_hash: str
+    key: str
+    """Its place in the search: of all launches that count no two have the same."""
+    origin: str = ""
+    """Where the configuration came from. **Ex.:** ``xlaunch``, ``preset throughput``."""
+    cut_at: float | None = None
+    """A value that it has to reach; it may be ended when it surely will not."""
+    details: Mapping[str, Any] = {}
+    """What else is needed to go on from here, as plain values."""
+
+
+class Record(NamedTuple):
+    """A launch that was made, or is being made."""
+
+    number: int
+    step: Step
+    host: str
+    """Where it was made: launches of one host share its drift."""
+    launch: Launch | None
+    """None: under way."""
+
+
+class Rating(NamedTuple):
+    """A launch of a configuration of the space, as a search compares it."""
+
+    configuration: Configuration
+    plan_hash: str
+    score: float | None
+    """The logarithm of the value, larger is better; None where there is no usable value."""
+    is_cut: bool = False
+    """The score is what it did not reach."""
+
+    @property
+    def is_failure(self) -> bool:
+        """It did not run, or broke a requirement: never to be chosen."""
+        return self.score is None
+
+
+def score(value: float, objective: Objective) -> float:
+    """The logarithm of a value, larger is better."""
+    return objective.sign * math.log(value)
+
+
+def unscore(scored: float, objective: Objective) -> float:
+    """The value that has this score."""
+    return math.exp(objective.sign * scored)

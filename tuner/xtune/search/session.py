@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One search from its first launch to its verdict: asks, launches, keeps, tells.
+
+A Ctrl-C ends it wherever it is, and what was seen by then gets its verdict; a second one while that
+is worked out is the caller's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+from xtune.errors import BudgetError, MetricNotSeenError, TunerError
+from xtune.evidence.finals import Decision
+from xtune.evidence.ratios import log_ratio
+from xtune.evidence.verdicts import Verdict, undecided
+from xtune.measurement.launches import Launch, Outcome
+from xtune.measurement.objectives import Objective
+from xtune.search.budget import Budget, final_size
+from xtune.search.events import Observer, Outline, Progress
+from xtune.search.measurer import Measurer
+from xtune.search.records import Record, Stage, Step
+from xtune.search.store import Store
+from xtune.search.strategy import Allowance, Favourite, Strategy
+from xtune.space.parameters import BARE
+from xtune.space.spaces import Space
+
+LIMIT_TIMES = 10.0
+LIMIT_MORE_S = 60.0
+"""Without a limit of the user's: ten times what the bare command took, and a minute."""
+
+Turn = Callable[[], AbstractContextManager[object]]
+"""Entered for each launch: waits until nobody else launches on this host."""
+
+
+class Ended(enum.Enum):
+    """Why a search ended."""
+
+    DONE = "done"
+    """There was nothing more to settle, or another worker settles it."""
+    BUDGET = "budget"
+    INTERRUPTED = "interrupted"
+
+
+class Result(NamedTuple):
+    """What a search found."""
+
+    verdict: Verdict
+    favourite: Favourite | None
+    """What is probably best for all that was launched; without evidence unless the verdict says so."""
+    decision: Decision | None
+    """Of the final; None where there was none."""
+    records: tuple[Record, ...]
+    """All of the study, earlier searches and other workers included."""
+    launches: int
+    """Finished in this search."""
+    ended: Ended
+
+
+class Search:
+    """Runs a strategy until its budget is used up."""
+
+    def __init__(
+        self,
+        space: Space,
+        strategy: Strategy,
+        measurer: Measurer,
+        store: Store,
+        objective: Objective,
+        budget: Budget,
+        *,
+        observer: Observer | None = None,
+        limit_s: float | None = None,
+        turn: Turn = contextlib.nullcontext,
+    ) -> None:
+        """`limit_s`: for a single launch. Raises BudgetError for a budget without any limit."""
+        if budget == Budget():
+            raise BudgetError("a search without a budget never ends; say --budget 10m, for example")
+        self._space = space
+        self._strategy = strategy
+        self._measurer = measurer
+        self._store = store
+        self._objective = objective
+        self._budget = budget
+        self._observer = observer or Observer()
+        self._limit_s = limit_s
+        self._turn = turn
+        self._walls: list[float] = []
+        self._began_s = measurer.now_s()
+        self._since = 0
+        self._stage: Stage | None = None
+        self._favourite: Favourite | None = None
+
+    def run(self) -> Result:
+        """Search, and conclude.
+
+        Raises MetricNotSeenError, ObjectiveError or TunerError where the bare command itself cannot
+        be measured; StorageError where nothing can be kept.
+        """
+        ended = Ended.INTERRUPTED
+        with contextlib.suppress(KeyboardInterrupt):
+            ended = self._search()
+        return self._conclude(ended)
+
+    def _search(self) -> Ended:
+        records = self._store.records()
+        self._since = records[-1].number + 1 if records else 0
+        self._observer.started(self._outline(records))
+        while True:
+            with self._turn():
+                records = self._store.records()
+                allowance = self._allowance()
+                step = self._strategy.next(records, allowance)
+                if step is None:
+                    return Ended.BUDGET if allowance.left < 1 else Ended.DONE
+                self._launch(step, allowance)
+
+    def _launch(self, step: Step, allowance: Allowance) -> None:
+        number = self._store.claim(step)
+        if number is None:
+            return  # another worker was faster
+        self._change_stage(step.stage)
+        self._observer.launching(step, self._progress(allowance, step.stage))
+        try:
+            launch = self._measurer.measure(
+                step.configuration, cut_at=step.cut_at, limit_s=self._limit()
+            )
+        except BaseException as error:
+            self._store.abandon(number, type(error).__name__)
+            raise
+        kept = self._store.finish(number, launch)
+        self._walls.append(launch.secondary.wall_s)
+        if not kept:
+            self._observer.lost(step)
+            return
+        if step.stage is Stage.BASELINE:
+            _require_baseline(launch, self._objective)
+        record = Record(number, step, self._store.host, launch)
+        self._observer.launched(record, self._progress(self._allowance(), step.stage))
+        if step.configuration != BARE:
+            self._look_for_favourite()
+
+    def _change_stage(self, stage: Stage) -> None:
+        if stage not in (self._stage, Stage.CONTROL):
+            self._stage = stage
+            self._observer.stage_changed(stage)
+
+    def _look_for_favourite(self) -> None:
+        if type(self._observer) is Observer:
+            return  # nobody wants to know
+        favourite = self._strategy.favourite(self._store.records())
+        before = self._favourite
+        self._favourite = favourite
+        if favourite is not None and (
+            before is None or before.configuration != favourite.configuration
+        ):
+            self._observer.favourite_changed(favourite)
+
+    def _outline(self, records: Sequence[Record]) -> Outline:
+        return Outline(
+            size=self._space.size,
+            plans=self._strategy.plans,
+            races=self._strategy.races(self._allowance()),
+            budget=self._budget,
+            records=len(records),
+        )
+
+    def _allowance(self) -> Allowance:
+        made = len(self._walls)
+        left = self._budget.left(
+            made,
+            self._measurer.now_s() - self._began_s,
+            statistics.fmean(self._walls) if self._walls else None,
+        )
+        return Allowance(left, made + left, self._since)
+
+    def _progress(self, allowance: Allowance, stage: Stage) -> Progress:
+        left_s = None
+        if self._walls and math.isfinite(allowance.left):
+            left_s = allowance.left * statistics.fmean(self._walls)
+        elapsed_s = self._measurer.now_s() - self._began_s
+        return Progress(len(self._walls), allowance.left, elapsed_s, left_s, stage)
+
+    def _limit(self) -> float | None:
+        if self._limit_s is not None:
+            return self._limit_s
+        bare = [
+            record.launch.secondary.wall_s
+            for record in self._store.records()
+            if record.launch is not None and record.step.configuration == BARE
+        ]
+        return LIMIT_TIMES * max(bare) + LIMIT_MORE_S if bare else self._budget.time_s
+
+    def _conclude(self, ended: Ended) -> Result:
+        records = tuple(self._store.records())
+        favourite = self._strategy.favourite(records)
+        final = self._strategy.final(records)
+        if final is None:
+            decision = None
+            verdict = undecided(BARE, self._no_final(ended))
+        else:
+            decision = final.decision(is_last=ended is Ended.BUDGET)
+            verdict = decision.verdict
+        return Result(verdict, favourite, decision, records, len(self._walls), ended)
+
+    def _no_final(self, ended: Ended) -> str:
+        if ended is Ended.INTERRUPTED:
+            return "it was interrupted before the final; xtune resume goes on"
+        if final_size(self._allowance().total) is None:
+            return "the budget is too small for a final; give it 20 launches or more"
+        return "nothing could be measured that might be better"
+
+
+def _require_baseline(launch: Launch, objective: Objective) -> None:
+    """Raise unless the bare command was measured: nothing can be compared with it."""
+    if launch.outcome is Outcome.MEASURED:
+        assert launch.value is not None
+        log_ratio(launch.value, launch.value, objective.goal)
+        return
+    told = "; ".join(launch.notes)
+    if launch.outcome is Outcome.NO_METRIC:
+        raise MetricNotSeenError(told or f"the program printed no {objective.metric!r}")
+    code = "" if launch.exit_code is None else f" with exit code {launch.exit_code}"
+    lines = launch.stderr_tail.strip().splitlines()
+    said = f": {lines[-1]}" if lines else ""
+    raise TunerError(
+        f"the program cannot be measured as it is, without xlaunch: it {launch.outcome.value}{code}"
+        f"{said}{f' ({told})' if told else ''}; run it by hand first"
+    )

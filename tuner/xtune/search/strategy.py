@@ -1,0 +1,373 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What to launch next, from all that was launched so far.
+
+First the bare command, then what is worth trying first: xlaunch's own default, presets, earlier
+winners. A small space is raced, a larger one searched by a proposer; the bare command is launched
+again every few launches, as a control. What is left of the budget for it goes to the paired final.
+
+A strategy holds nothing that does not follow from the records: after a kill, or in another worker,
+the same records lead to the same stage.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from xtune.evidence.finals import Final, Finalist, plan_final
+from xtune.evidence.verdicts import Rule, blocks_for
+from xtune.measurement.launches import Outcome
+from xtune.measurement.objectives import Objective
+from xtune.search.budget import MOST_BLOCKS, FinalSize, final_size
+from xtune.search.encoding import decode_final_plan, encode_final_plan
+from xtune.search.levels import Scale
+from xtune.search.proposers import ModelProposer, Proposer
+from xtune.search.racing import LAUNCHES_EACH, RaceState, Scores, block_order, race_state
+from xtune.search.records import Rating, Record, Stage, Step, unscore
+from xtune.space.parameters import BARE, Configuration
+from xtune.space.spaces import Space
+
+CONTROL_EVERY = 10
+"""Launches between two of the bare command."""
+
+CUT_SHARE = math.log(1.4)
+CUT_SPREADS = 6.0
+"""What is behind the best by 40 %, and by six times the noise, is not waited for."""
+
+FINALIST_DEVIATIONS = 2.0
+"""Who is behind the favourite by more than this, for all the model knows, is no finalist."""
+
+
+class Seed(NamedTuple):
+    """A configuration worth trying first."""
+
+    origin: str
+    """**Ex.:** ``preset throughput``, ``winner of an earlier study``."""
+    configuration: Configuration
+
+
+class Allowance(NamedTuple):
+    """How many launches there may be, as far as is known; infinite where nothing limits them."""
+
+    left: float
+    total: float
+    """Of this search, the final included."""
+    since: int = 0
+    """Records of lower numbers are of earlier searches of the same study."""
+
+
+class Favourite(NamedTuple):
+    """What is probably best so far."""
+
+    configuration: Configuration
+    value: float
+    """What the model makes of it, in the unit of the metric."""
+    low: float
+    high: float
+    """About 95 %: of the model, not of a comparison; evidence is the final's."""
+    ratio: float | None
+    """To the bare command, above 1 is better."""
+
+
+class Strategy:
+    """Says what to launch next."""
+
+    def __init__(
+        self,
+        space: Space,
+        plan_hash: Callable[[Configuration], str | None],
+        objective: Objective,
+        *,
+        host: str = "",
+        seeds: Sequence[Seed] = (),
+        rule: Rule | None = None,
+        seed: int = 0,
+        proposer: Proposer | None = None,
+    ) -> None:
+        """What decides, and nothing of what was seen.
+
+        plan_hash
+            As a Measurer has it.
+        host
+            Where launches will be made; each host has controls of its own.
+        proposer
+            None for the model.
+        """
+        self._space = space
+        self._plan_hash = plan_hash
+        self._objective = objective
+        self._host = host
+        self._rule = rule or Rule()
+        self._seed = seed
+        self._model = ModelProposer(space, plan_hash, seed)
+        self._proposer: Proposer = proposer or self._model
+        self._seeds = self._distinct([Seed("xlaunch", space.default), *seeds])
+        self._finals: dict[int, tuple[Final, int]] = {}
+
+    @property
+    def plans(self) -> int | None:
+        """How many different plans there are; None where the space is too large to know."""
+        pool = self._model.pool
+        return len(pool.configurations) if pool.is_resolved else None
+
+    def races(self, allowance: Allowance) -> bool:
+        """Whether the space is small enough to launch all of it several times."""
+        if self.plans is None:
+            return False
+        final = final_size(allowance.total)
+        room = allowance.total - (final.launches if final else 0)
+        return self.plans * LAUNCHES_EACH <= room
+
+    def next(self, records: Sequence[Record], allowance: Allowance) -> Step | None:
+        """The launch to make now; None when the search is over, or another worker ends it."""
+        if allowance.left < 1:
+            return None
+        final = self.final(records)
+        if final is not None:
+            if final.next() is not None:
+                return self._final_turn(records, final)
+            if _finals(records)[-1].number >= allowance.since:
+                return None
+        first = self._baseline(records)
+        if first is not None:
+            return first
+        scale = self._scale(records)
+        races = self.races(allowance)
+        size = self._size_of_final(scale, allowance)
+        if size is not None and allowance.left <= size.launches:
+            return self._begin_final(records, scale, size, races=races)
+        step = self._control(records)
+        if step is None and not races:
+            step = self._seeding(records) or self._searching(records, scale)
+        elif step is None:
+            step = self._racing(records, scale)
+        if step is None and size is not None and not _is_under_way(records):
+            return self._begin_final(records, scale, size, races=races)
+        return step
+
+    def favourite(self, records: Sequence[Record]) -> Favourite | None:
+        """What is probably best so far; None before anything was measured."""
+        scale = self._scale(records)
+        rated = scale.ratings
+        found = self._model.favourites(rated, 1)
+        if not found:
+            return None
+        mean, deviation = self._believed(rated, found[0], scale)
+        ends = [unscore(mean + side * 2.0 * deviation, self._objective) for side in (-1, 1)]
+        ratio = None if scale.bare is None else math.exp(mean - scale.bare)
+        value = unscore(mean, self._objective)
+        return Favourite(found[0], value, min(ends), max(ends), ratio)
+
+    def final(self, records: Sequence[Record]) -> Final | None:
+        """The last final, brought to where it is; None before there is one."""
+        made = _finals(records)
+        if not made:
+            return None
+        attempt = made[-1].step.details["attempt"]
+        launches = [record.launch for record in made if record.launch is not None]
+        final, taken = self._finals.get(attempt, (None, 0))
+        if final is None or taken > len(launches):
+            plan = next(row.step.details["plan"] for row in made if "plan" in row.step.details)
+            final, taken = Final(decode_final_plan(plan), self._objective), 0
+        for launch in launches[taken:]:
+            final.record(launch)
+        self._finals[attempt] = final, len(launches)
+        return final
+
+    def _baseline(self, records: Sequence[Record]) -> Step | None:
+        """The bare command, once on each host; again where it was tried and did not work."""
+        mine = [record for record in records if record.host == self._host]
+        tried = [record.launch for record in mine if record.step.stage is Stage.BASELINE]
+        if any(launch is None or launch.outcome is Outcome.MEASURED for launch in tried):
+            return None
+        key = f"baseline {self._host} {len(tried)}"
+        return Step(Stage.BASELINE, BARE, self._hash(BARE), key, "the bare command")
+
+    def _control(self, records: Sequence[Record]) -> Step | None:
+        """The bare command again, when it is due on this host."""
+        mine = [record for record in records if record.host == self._host]
+        bare = [at for at, record in enumerate(mine) if record.step.configuration == BARE]
+        if not bare or len(mine) - bare[-1] <= CONTROL_EVERY:
+            return None
+        key = f"control {self._host} {len(bare)}"
+        return Step(Stage.CONTROL, BARE, self._hash(BARE), key, "the bare command")
+
+    def _seeding(self, records: Sequence[Record]) -> Step | None:
+        known = {record.step.plan_hash for record in records}
+        for seed in self._seeds:
+            plan_hash = self._hash(seed.configuration)
+            if plan_hash not in known:
+                key = f"seed {plan_hash}"
+                return Step(Stage.SEED, seed.configuration, plan_hash, key, seed.origin)
+        return None
+
+    def _searching(self, records: Sequence[Record], scale: Scale) -> Step | None:
+        taken = {record.step.plan_hash for record in records if record.launch is None}
+        chosen = self._proposer.propose(scale.ratings, taken)
+        if chosen is None:
+            return None
+        plan_hash = self._hash(chosen)
+        before = sum(record.step.plan_hash == plan_hash for record in records)
+        key = f"search {plan_hash} {before}"
+        return Step(Stage.SEARCH, chosen, plan_hash, key, cut_at=self._cut_at(scale))
+
+    def _racing(self, records: Sequence[Record], scale: Scale) -> Step | None:
+        """The next of the block; of the one after it, where others still are at work on this one."""
+        blocks, state = self._race(records, scale)
+        if state.is_over:
+            return None
+        origins = {self._hash(seed.configuration): seed.origin for seed in self._seeds}
+        for block in (len(blocks), len(blocks) + 1):
+            launched = {r.step.plan_hash for r in records if _race_block(r) == block}
+            order = block_order(state.survivors, block, self._seed)
+            if block == 0:
+                order.sort(key=lambda plan: plan not in origins)
+            for plan_hash in order:
+                if plan_hash not in launched:
+                    configuration = self._model.pool.owner(plan_hash)
+                    assert configuration is not None
+                    key = f"race {block} {plan_hash}"
+                    origin = origins.get(plan_hash, "")
+                    cut_at = self._cut_at(scale) if block else None
+                    details = {"block": block}
+                    return Step(Stage.RACE, configuration, plan_hash, key, origin, cut_at, details)
+        return None
+
+    def _race(self, records: Sequence[Record], scale: Scale) -> tuple[list[Scores], RaceState]:
+        """The complete blocks, and what they lead to."""
+        plans = [self._hash(one) for one in self._model.pool.configurations]
+        wanted = 2
+        blocks: list[Scores] = []
+        state = race_state(plans, blocks, wanted)
+        while not state.is_over:
+            block = {
+                record.step.plan_hash: scale.score_of(record)
+                for record in records
+                if _race_block(record) == len(blocks) and record.launch is not None
+            }
+            if not block.keys() >= set(state.survivors):
+                break
+            blocks.append(block)
+            state = race_state(plans, blocks, wanted)
+        return blocks, state
+
+    def _cut_at(self, scale: Scale) -> float | None:
+        """The value that a launch has to reach if it is to win."""
+        scores = [rating.score for rating in scale.ratings if not rating.is_cut]
+        found = [one for one in scores if one is not None]
+        if not found:
+            return None
+        return unscore(max(found) - max(CUT_SHARE, CUT_SPREADS * scale.spread), self._objective)
+
+    def _size_of_final(self, scale: Scale, allowance: Allowance) -> FinalSize | None:
+        """Smaller where the favourite is so far ahead that few blocks will show it."""
+        size = final_size(allowance.total)
+        if size is None or scale.bare is None:
+            return size
+        scores = [rating.score for rating in scale.ratings if rating.score is not None]
+        ahead = max(scores, default=scale.bare) - scale.bare - 2.0 * scale.spread
+        if ahead <= self._rule.min_effect:
+            return size
+        spread = math.sqrt(2.0) * scale.spread
+        needed = blocks_for(spread, ahead, finalists=size.finalists, rule=self._rule)
+        return size if needed is None else size.with_blocks(needed + 2)
+
+    def _begin_final(
+        self, records: Sequence[Record], scale: Scale, size: FinalSize, *, races: bool
+    ) -> Step | None:
+        """The first turn of a new final; None where there is nobody to be in it."""
+        finalists = self._finalists(records, scale, size, races=races)
+        if not finalists:
+            return None
+        earlier = _finals(records)
+        attempt = earlier[-1].step.details["attempt"] + 1 if earlier else 0
+        plan = plan_final(
+            BARE,
+            [Finalist(one, len(self._space.changes(one))) for one in finalists],
+            blocks=min(size.launches // (len(finalists) + 1), MOST_BLOCKS),
+            rule=self._rule,
+            seed=self._seed + attempt,
+            attempt=attempt,
+        )
+        first = Final(plan, self._objective)
+        step = self._final_turn(records, first)
+        assert step is not None
+        return step._replace(details={**step.details, "plan": encode_final_plan(plan)})
+
+    def _finalists(
+        self, records: Sequence[Record], scale: Scale, size: FinalSize, *, races: bool
+    ) -> list[Configuration]:
+        rated = scale.ratings
+        if races:
+            survivors = self._race(records, scale)[1].survivors
+            owners = [self._model.pool.owner(plan) for plan in survivors[: size.finalists]]
+            return [owner for owner in owners if owner is not None]
+        found = self._model.favourites(rated, size.finalists)
+        if len(found) < 2:
+            return found
+        best, best_deviation = self._believed(rated, found[0], scale)
+        chosen = found[:1]
+        for configuration in found[1:]:
+            mean, deviation = self._believed(rated, configuration, scale)
+            reach = FINALIST_DEVIATIONS * math.hypot(deviation, best_deviation)
+            if mean >= best - reach:
+                chosen.append(configuration)
+        return chosen
+
+    def _final_turn(self, records: Sequence[Record], final: Final) -> Step | None:
+        turn = final.next()
+        attempt = final.plan.attempt
+        assert turn is not None
+        if any(
+            row.launch is None and row.step.details["attempt"] == attempt
+            for row in _finals(records)
+        ):
+            return None  # another worker has it
+        key = f"final {attempt} {turn.block} {turn.candidate}"
+        details = {"attempt": attempt, "block": turn.block, "candidate": turn.candidate}
+        plan_hash = self._hash(turn.configuration)
+        return Step(Stage.FINAL, turn.configuration, plan_hash, key, details=details)
+
+    def _believed(
+        self, rated: Sequence[Rating], configuration: Configuration, scale: Scale
+    ) -> tuple[float, float]:
+        """Mean and standard deviation of a launched configuration's score."""
+        scores = [rating.score for rating in rated if rating.score is not None]
+        if len({rating.plan_hash for rating in rated if rating.score is not None}) < 2:
+            return sum(scores) / len(scores), scale.spread / math.sqrt(len(scores))
+        return self._model.believed(configuration)
+
+    def _scale(self, records: Sequence[Record]) -> Scale:
+        return Scale(records, self._objective)
+
+    def _distinct(self, seeds: Sequence[Seed]) -> list[Seed]:
+        """Those that can be carried out, each plan once."""
+        found: dict[str, Seed] = {}
+        for seed in seeds:
+            complete = self._space.complete(seed.configuration)
+            plan_hash = self._plan_hash(complete) if complete in self._space else None
+            if plan_hash is not None:
+                owner = self._model.pool.owner(plan_hash) or complete
+                found.setdefault(plan_hash, Seed(seed.origin, owner))
+        return list(found.values())
+
+    def _hash(self, configuration: Configuration) -> str:
+        plan_hash = self._plan_hash(configuration)
+        assert plan_hash is not None, f"{configuration!r} was chosen and cannot be carried out"
+        return plan_hash
+
+
+def _finals(records: Sequence[Record]) -> list[Record]:
+    """The launches of the last final."""
+    found = [record for record in records if record.step.stage is Stage.FINAL]
+    last = max((record.step.details["attempt"] for record in found), default=0)
+    return [record for record in found if record.step.details["attempt"] == last]
+
+
+def _race_block(record: Record) -> int | None:
+    return record.step.details["block"] if record.step.stage is Stage.RACE else None
+
+
+def _is_under_way(records: Sequence[Record]) -> bool:
+    return any(record.launch is None for record in records)
