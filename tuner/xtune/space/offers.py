@@ -57,8 +57,8 @@ class Switch(NamedTuple):
     """Besides `UNSET`."""
     changes_results: bool
     needs: str
-    """``torch``: installed with the program; ``compile``: the script itself names torch.compile;
-    ``bf16``: torch, and a processor that gains by it."""
+    """``torch``: installed with the program; ``compile``: the script itself calls torch.compile or a
+    module's; ``bf16``: torch, and a processor that gains by it."""
     reason: str
     source: str
     also: tuple[str, ...] = ()
@@ -257,7 +257,7 @@ def _switches(
     }
     lacks = {
         "torch": "there is no torch in the program's environment",
-        "compile": "the script names no torch.compile",
+        "compile": "the script itself calls no torch.compile",
         "bf16": "this processor computes no faster in bf16",
     }
     for switch in SWITCHES:
@@ -298,4 +298,4 @@ def _names_compile(path: str) -> bool:
             text = stream.read(LARGEST_SCRIPT_BYTES)
     except (OSError, ValueError):
         return False
-    return re.search(r"torch\.compile|torch\._inductor|\.compile\(\s*\)", text) is not None
+    return re.search(r"(?<!\bre)\.compile\(|torch\._inductor", text) is not None
