@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finalists, launches and finals of made-up values, for tests of verdicts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from xtune.evidence.finals import Final, FinalPlan, Turn
+from xtune.evidence.verdicts import Contender
+from xtune.measurement.launches import Launch, Outcome, Secondary
+from xtune.measurement.objectives import Goal, Objective, Requirement
+from xtune.space.parameters import Configuration
+
+RATE = Objective("images/s", Goal.MAXIMIZE)
+P99 = Requirement("p99<=20ms", "p99", True, 0.020)
+RATE_UNDER_P99 = Objective("images/s", Goal.MAXIMIZE, (P99,))
+ONE = Configuration({"allocator": "tcmalloc"})
+TWO = Configuration({"allocator": "tcmalloc", "smt": True})
+THREE = Configuration({"openmp": "gnu-passive"})
+
+
+def contender(
+    configuration: Configuration,
+    ratios: Sequence[float | None],
+    *,
+    changes: int = 1,
+    memory_bytes: float | None = None,
+    kept: Sequence[bool | None] = (),
+    out: str = "",
+    wall_s: float = 10.0,
+) -> Contender:
+    """A finalist that was so many times better in each block."""
+    return Contender(
+        configuration=configuration,
+        changes=changes,
+        log_ratios=tuple(None if ratio is None else math.log(ratio) for ratio in ratios),
+        kept=tuple(kept),
+        memory_bytes=memory_bytes,
+        wall_s=wall_s,
+        out=out,
+    )
+
+
+def around(ratio: float, spread: float, pairs: int, seed: int = 0) -> list[float]:
+    """Ratios with exactly this geometric mean and this standard deviation of logarithms."""
+    drawn = np.random.default_rng(seed).standard_normal(pairs)
+    drawn = (drawn - drawn.mean()) / drawn.std(ddof=1)
+    return [float(value) for value in ratio * np.exp(spread * drawn)]
+
+
+def launch(
+    configuration: Configuration,
+    value: float | None,
+    *,
+    outcome: Outcome = Outcome.MEASURED,
+    p99_s: float | None = None,
+    wall_s: float = 10.0,
+    peak_rss_bytes: int | None = None,
+) -> Launch:
+    """What a launch of this configuration came to."""
+    return Launch(
+        configuration=configuration,
+        plan_hash=repr(configuration),
+        outcome=outcome,
+        value=value,
+        began_s=0.0,
+        requirements=((P99.text, p99_s),),
+        secondary=Secondary(wall_s, peak_rss_bytes=peak_rss_bytes),
+    )
+
+
+Script = Callable[[Turn], Launch]
+
+
+def scripted(values: dict[Configuration, float], *, noise: float = 0.0, seed: int = 0) -> Script:
+    """An executor that gives each configuration its value, times noise."""
+    rng = np.random.default_rng(seed)
+
+    def execute(turn: Turn) -> Launch:
+        value = values[turn.configuration] * math.exp(noise * rng.standard_normal())
+        return launch(turn.configuration, value)
+
+    return execute
+
+
+def play(
+    plan: FinalPlan, execute: Script, *, objective: Objective = RATE, blocks: int | None = None
+) -> tuple[Final, list[Turn]]:
+    """A final played to its end, or for so many blocks, and the turns it took."""
+    final = Final(plan, objective)
+    turns = []
+    while (turn := final.next()) is not None and (blocks is None or turn.block < blocks):
+        turns.append(turn)
+        final.record(execute(turn))
+    return final, turns

@@ -1,0 +1,362 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A final takes turns fairly, survives what launches do, and stops when it may."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.tuner.evidence.contenders import (
+    ONE,
+    RATE,
+    RATE_UNDER_P99,
+    THREE,
+    TWO,
+    launch,
+    play,
+    scripted,
+)
+
+from xtune.evidence.finals import Final, Finalist, FinalPlan, Turn, plan_final
+from xtune.evidence.levels import Spending
+from xtune.evidence.verdicts import Kind, Rule
+from xtune.measurement.launches import Launch, Outcome
+from xtune.measurement.objectives import Goal, Objective
+from xtune.space.parameters import BARE, Configuration
+
+EQUAL = {BARE: 100.0, ONE: 100.0, TWO: 100.0, THREE: 100.0}
+
+
+def plan(*configurations: Configuration, blocks: int = 12, **more: object) -> FinalPlan:
+    chosen = [Finalist(row, len(row)) for row in configurations]
+    return plan_final(BARE, chosen, blocks=blocks, **more)  # type: ignore[arg-type]
+
+
+def test_two_take_turns_as_abba_or_baab() -> None:
+    orders = plan(ONE, blocks=40).orders
+    pairs = [orders[place : place + 2] for place in range(0, 40, 2)]
+    assert set(pairs) == {((0, 1), (1, 0)), ((1, 0), (0, 1))}
+
+
+@given(st.integers(1, 6), st.integers(0, 1000))
+def test_every_place_and_every_neighbour_comes_equally_often(count: int, seed: int) -> None:
+    everyone = count + 1
+    group = everyone if everyone % 2 == 0 else 2 * everyone
+    chosen = [Finalist(Configuration({"n": number})) for number in range(count)]
+    orders = plan_final(BARE, chosen, blocks=2 * group, seed=seed).orders
+    assert all(sorted(order) == list(range(everyone)) for order in orders)
+    for part in (orders[:group], orders[group:]):
+        places = Counter((place, who) for order in part for place, who in enumerate(order))
+        assert set(places.values()) == {group // everyone}
+        after = Counter(pair for order in part for pair in itertools.pairwise(order))
+        assert len(after) == everyone * (everyone - 1)
+        assert len(set(after.values())) == 1
+
+
+def test_the_seed_is_the_plan() -> None:
+    assert plan(ONE, TWO, seed=3) == plan(ONE, TWO, seed=3)
+    assert plan(ONE, TWO, seed=3).orders != plan(ONE, TWO, seed=4).orders
+
+
+@pytest.mark.parametrize(
+    ("blocks", "looks"),
+    [
+        (1, (1,)),
+        (4, (4,)),
+        (6, (4, 5, 6)),
+        (8, (4, 6, 8)),
+        (12, (4, 6, 9, 12)),
+        (30, (4, 10, 15, 23, 30)),
+    ],
+)
+def test_looks_are_fixed_before(blocks: int, looks: tuple[int, ...]) -> None:
+    assert plan(ONE, blocks=blocks).looks == looks
+
+
+def test_a_final_of_nothing_is_none() -> None:
+    with pytest.raises(ValueError, match="no finalist"):
+        plan()
+    with pytest.raises(ValueError, match="0 blocks"):
+        plan(ONE, blocks=0)
+    with pytest.raises(ValueError, match="twice"):
+        plan(ONE, ONE)
+    with pytest.raises(ValueError, match="twice"):
+        plan(BARE)
+
+
+def test_turns_follow_the_plan() -> None:
+    made = plan(ONE, TWO, blocks=3)
+    final, turns = play(made, scripted(EQUAL, noise=0.02))
+    assert [(turn.block, turn.candidate) for turn in turns] == [
+        (block, candidate) for block, order in enumerate(made.orders) for candidate in order
+    ]
+    assert final.next() is None
+    assert final.blocks == 3
+    assert len(final.launches) == 9
+
+
+def test_asking_changes_nothing() -> None:
+    final = Final(plan(ONE), RATE)
+    first = final.next()
+    assert final.next() == first
+    assert first is not None
+    final.record(launch(first.configuration, 100.0))
+    final.decision()
+    assert final.next() == final.next() != first
+
+
+def test_a_launch_of_something_else_is_refused() -> None:
+    final = Final(plan(ONE), RATE)
+    turn = final.next()
+    assert turn is not None
+    other = ONE if turn.configuration == BARE else BARE
+    with pytest.raises(ValueError, match=r"next\(\) named"):
+        final.record(launch(other, 1.0))
+    ended, _ = play(plan(ONE, blocks=2), scripted(EQUAL))
+    with pytest.raises(ValueError, match="is over"):
+        ended.record(launch(ONE, 1.0))
+
+
+def test_a_gain_ends_the_final_at_a_look() -> None:
+    values = {BARE: 100.0, ONE: 130.0, TWO: 90.0}
+    final, _ = play(plan(ONE, TWO), scripted(values, noise=0.02))
+    decision = final.decision()
+    assert decision.is_settled
+    assert decision.blocks == 4
+    assert decision.verdict.kind is Kind.GAIN
+    assert decision.verdict.best == ONE
+    assert decision.verdict.gain == pytest.approx(1.3, rel=0.05)
+
+
+def test_less_is_better_where_that_is_the_goal() -> None:
+    seconds = {BARE: 10.0, ONE: 8.0, TWO: 12.0}
+    final, _ = play(
+        plan(ONE, TWO), scripted(seconds, noise=0.02), objective=Objective("wall", Goal.MINIMIZE)
+    )
+    verdict = final.decision().verdict
+    assert verdict.best == ONE
+    assert verdict.gain == pytest.approx(1.25, rel=0.05)
+
+
+def test_who_is_behind_stops_and_the_others_go_on() -> None:
+    values = {BARE: 100.0, ONE: 104.0, TWO: 104.0, THREE: 70.0}
+    final, turns = play(plan(ONE, TWO, THREE), scripted(values, noise=0.03))
+    counts = Counter(turn.configuration for turn in turns)
+    assert counts[THREE] == 4
+    assert counts[BARE] == counts[ONE] == counts[TWO] > 4
+    standing = next(
+        row for row in final.decision().verdict.standings if row.contender.configuration == THREE
+    )
+    assert standing.contender.dropped == "surely behind another finalist"
+    assert standing.interval is not None
+    assert standing.interval.pairs == 4
+
+
+def test_when_none_can_gain_it_ends_early() -> None:
+    values = {BARE: 100.0, ONE: 80.0, TWO: 79.0}
+    final, turns = play(plan(ONE, TWO), scripted(values, noise=0.01))
+    assert final.decision().verdict.kind is Kind.NO_GAIN
+    assert final.decision().is_settled
+    assert len(turns) == 12
+
+
+def test_a_failed_launch_leaves_its_pair_out() -> None:
+    failed: list[Turn] = []
+    script = scripted({BARE: 100.0, ONE: 105.0, TWO: 101.0}, noise=0.02)
+
+    def execute(turn: Turn) -> Launch:
+        if turn.configuration == ONE and turn.block == 2:
+            failed.append(turn)
+            return launch(ONE, None, outcome=Outcome.CRASHED)
+        return script(turn)
+
+    final, _ = play(plan(ONE, TWO), execute, blocks=6)
+    assert len(failed) == 1
+    rows = {row.contender.configuration: row for row in final.decision().verdict.standings}
+    assert rows[ONE].contender.log_ratios[2] is None
+    assert rows[ONE].interval is not None
+    assert rows[TWO].interval is not None
+    assert rows[ONE].interval.pairs == 5
+    assert rows[TWO].interval.pairs == 6
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        launch(ONE, None, outcome=Outcome.TIMED_OUT),
+        launch(ONE, 0.0),
+        launch(ONE, math.nan),
+        launch(ONE, -5.0),
+    ],
+)
+def test_a_finalist_that_fails_twice_is_out(bad: Launch) -> None:
+    script = scripted(EQUAL, noise=0.02)
+
+    def execute(turn: Turn) -> Launch:
+        return bad if turn.configuration == ONE else script(turn)
+
+    final, turns = play(plan(ONE, TWO), execute)
+    assert Counter(turn.configuration for turn in turns)[ONE] == 2
+    standing = final.decision().verdict.standings[-1]
+    assert standing.contender.configuration == ONE
+    assert standing.contender.out.startswith("2 of 2 launches failed (")
+    assert Counter(turn.configuration for turn in turns)[TWO] == final.blocks > 2
+
+
+def test_when_every_finalist_is_out_the_final_is_over() -> None:
+    def execute(turn: Turn) -> Launch:
+        if turn.configuration == BARE:
+            return launch(BARE, 100.0)
+        return launch(turn.configuration, None, outcome=Outcome.OUT_OF_MEMORY)
+
+    final, turns = play(plan(ONE, TWO), execute)
+    assert final.blocks == 2
+    assert len(turns) <= 6
+    decision = final.decision()
+    assert decision.is_settled
+    assert decision.verdict.kind is Kind.INCONCLUSIVE
+    assert decision.verdict.best == BARE
+    assert "out of memory" in decision.verdict.reason
+
+
+def test_a_default_that_fails_once_costs_its_block_only() -> None:
+    script = scripted(EQUAL, noise=0.02)
+
+    def execute(turn: Turn) -> Launch:
+        if turn.configuration == BARE and turn.block in (1, 3):
+            return launch(BARE, None, outcome=Outcome.CRASHED)
+        return script(turn)
+
+    made = plan(ONE, TWO)
+    final, turns = play(made, execute)
+    assert final.blocks == 12
+    for block in (1, 3):
+        cut = made.orders[block].index(0) + 1
+        assert sum(turn.block == block for turn in turns) == cut
+    interval = final.decision().verdict.interval
+    assert interval is not None
+    assert interval.pairs == 10
+
+
+def test_a_default_that_fails_twice_in_a_row_ends_it() -> None:
+    def execute(turn: Turn) -> Launch:
+        if turn.configuration == BARE and turn.block >= 1:
+            return launch(BARE, None, outcome=Outcome.CRASHED)
+        return launch(turn.configuration, 100.0)
+
+    final, turns = play(plan(ONE), execute)
+    assert turns[-1].block == 2
+    decision = final.decision()
+    assert decision.is_settled
+    assert decision.verdict.reason == "the default failed twice in a row (crashed)"
+    assert decision.verdict.kind is Kind.INCONCLUSIVE
+
+
+def test_a_finalist_that_breaks_a_requirement_twice_is_out() -> None:
+    script = scripted({BARE: 100.0, ONE: 102.0, TWO: 102.0}, noise=0.04)
+
+    def execute(turn: Turn) -> Launch:
+        waits = 0.030 if turn.configuration == ONE and turn.block in (1, 3) else 0.010
+        return launch(turn.configuration, script(turn).value, p99_s=waits)
+
+    final, turns = play(plan(ONE, TWO), execute, objective=RATE_UNDER_P99)
+    assert Counter(turn.configuration for turn in turns)[ONE] == 4
+    standing = final.decision().verdict.standings[-1]
+    assert standing.contender.configuration == ONE
+    assert standing.contender.out == "2 of 4 launches broke what was required (p99<=20ms)"
+
+
+def test_keeping_a_requirement_that_the_default_breaks_wins() -> None:
+    def execute(turn: Turn) -> Launch:
+        waits = 0.050 if turn.configuration == BARE else 0.010
+        value = 100.0 if turn.configuration == BARE else 95.0
+        return launch(turn.configuration, value * (1.0 + 0.01 * (turn.block % 3)), p99_s=waits)
+
+    final, _ = play(plan(ONE), execute, objective=RATE_UNDER_P99)
+    verdict = final.decision().verdict
+    assert verdict.kind is Kind.GAIN
+    assert verdict.best == ONE
+    assert verdict.gain is not None
+    assert verdict.gain < 1.0
+
+
+def test_recording_stored_launches_again_leads_to_the_same_place() -> None:
+    values = {BARE: 100.0, ONE: 103.0, TWO: 101.0, THREE: 80.0}
+    made = plan(ONE, TWO, THREE)
+    whole, _ = play(made, scripted(values, noise=0.03))
+    for count in (0, 1, 7, 20, len(whole.launches)):
+        again = Final(made, RATE)
+        for stored in whole.launches[:count]:
+            again.record(stored)
+        for later in whole.launches[count:]:
+            turn = again.next()
+            assert turn is not None
+            assert turn.configuration == later.configuration
+            again.record(later)
+        assert again.decision() == whole.decision()
+
+
+def test_there_is_a_verdict_at_any_moment() -> None:
+    made = plan(ONE, TWO)
+    whole, _ = play(made, scripted({BARE: 100.0, ONE: 140.0, TWO: 130.0}, noise=0.02))
+    final = Final(made, RATE)
+    assert final.decision().verdict.kind is Kind.INCONCLUSIVE
+    for stored in whole.launches:
+        final.record(stored)
+        decision = final.decision()
+        if decision.blocks < 4:
+            assert decision.verdict.kind is Kind.INCONCLUSIVE
+            assert not decision.is_settled
+    assert final.decision().verdict.kind is Kind.GAIN
+
+
+def test_when_time_is_up_the_rest_of_the_error_may_be_used() -> None:
+    made = plan(ONE, blocks=20)
+    final, _ = play(made, scripted({BARE: 100.0, ONE: 103.0}, noise=0.03), blocks=8)
+    stopped, timed_out = final.decision(), final.decision(is_last=True)
+    assert stopped.level < timed_out.level < 0.025
+    one, other = stopped.verdict.interval, timed_out.verdict.interval
+    assert one is not None
+    assert other is not None
+    assert one.low < other.low
+    assert other.high < one.high
+
+
+def test_each_further_attempt_may_err_half_as_much() -> None:
+    errors = [plan(ONE, attempt=attempt).error for attempt in range(30)]
+    assert errors[:2] == [pytest.approx(0.025), pytest.approx(0.0125)]
+    assert sum(errors) < 0.05
+
+
+def test_the_rule_is_the_callers() -> None:
+    strict = Rule(confidence=0.99, min_effect=0.2, spending=Spending.POCOCK)
+    made = plan(ONE, rule=strict)
+    final, _ = play(made, scripted({BARE: 100.0, ONE: 115.0}, noise=0.01))
+    assert made.error == pytest.approx(0.005)
+    assert final.decision().verdict.kind is Kind.NO_GAIN
+
+
+@given(st.data())
+def test_whatever_launches_do_the_final_comes_to_an_end(data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, 4))
+    blocks = data.draw(st.integers(1, 9))
+    chosen = [Finalist(Configuration({"n": number}), number) for number in range(count)]
+    made = plan_final(BARE, chosen, blocks=blocks, seed=data.draw(st.integers(0, 9)))
+    final = Final(made, RATE_UNDER_P99)
+    taken = 0
+    while (turn := final.next()) is not None:
+        assert turn.block == final.blocks < blocks
+        outcome = data.draw(st.sampled_from([Outcome.MEASURED] * 4 + [Outcome.CRASHED]))
+        value = data.draw(st.sampled_from([100.0, 101.0, 120.0, 0.0]))
+        waits = data.draw(st.sampled_from([0.01, 0.03]))
+        final.record(launch(turn.configuration, value, outcome=outcome, p99_s=waits))
+        taken += 1
+        verdict = final.decision().verdict
+        assert (verdict.gain is None) == (verdict.kind is not Kind.GAIN)
+        assert (verdict.best == BARE) == (verdict.kind is not Kind.GAIN)
+    assert taken == len(final.launches) <= blocks * (count + 1)
+    assert final.decision().is_settled
