@@ -337,6 +337,10 @@ class CompiledForStreams(torch.nn.Module):
             )
         return super().train(False)
 
+    def compile(self, *_: Any, **__: Any) -> NoReturn:
+        """Raises CompilationError: it is compiled."""
+        self._refuse_change("call .compile() on the module that it was made from")
+
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
         self._refuse_change("convert or move the module that it was made from")
 
