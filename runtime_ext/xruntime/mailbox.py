@@ -31,7 +31,7 @@ class Mailbox:
     is absent, MemoryError when there is no room.
     """
 
-    __slots__ = ("_await", "_close", "_destroy", "_handle", "_next", "_post")
+    __slots__ = ("_await", "_close", "_destroy", "_handle", "_next", "_post", "_take")
 
     def __init__(self) -> None:
         waiting, quick = library(), quick_library()
@@ -40,6 +40,7 @@ class Mailbox:
             raise MemoryError("there is no memory for a mailbox")
         self._await = waiting.xk_mailbox_await
         self._next = waiting.xk_mailbox_next
+        self._take = quick.xk_mailbox_next
         self._post = quick.xk_mailbox_post
         self._close = quick.xk_mailbox_close
         self._destroy = quick.xk_mailbox_destroy
@@ -49,12 +50,16 @@ class Mailbox:
         ticket: int = self._post(self._handle)
         return ticket
 
-    def next(self, done: int) -> int:
+    def next(self, done: int, known: int) -> int:
         """The worker says that items up to `done` are done, and waits for another.
 
-        Returns how many were posted so far, more than `done`; CLOSED when none will be; INTERRUPTED.
+        `known`: how many were posted when it last asked. Returns how many were posted so far, more
+        than `done`; CLOSED when none will be; INTERRUPTED.
         """
-        posted: int = self._next(self._handle, done, SPIN_US, GRACE_US)
+        # With more to do at hand it keeps the interpreter's lock: to let go and ask again is a wait in
+        # line behind all other streams.
+        act = self._take if known > done else self._next
+        posted: int = act(self._handle, done, SPIN_US, GRACE_US)
         return posted
 
     def wait(self, ticket: int, timeout_us: int) -> bool:

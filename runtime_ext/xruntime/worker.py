@@ -212,8 +212,8 @@ def _serve(line: _Line) -> None:
         return
     line.started.set_result(None)
     mailbox, submissions, modes = line.mailbox, line.submissions, ThreadModes()
-    done = 0
-    while (posted := mailbox.next(done)) != CLOSED:
+    done = posted = 0
+    while (posted := mailbox.next(done, posted)) != CLOSED:
         if posted != INTERRUPTED:
             _do(submissions.popleft(), modes)
             done += 1
