@@ -18,9 +18,6 @@ other from working.
 GRACE_US: Final = 20
 """How long a worker that has an item waits for its submitter to let go of the interpreter's lock."""
 
-CLOSED: Final = -3
-INTERRUPTED: Final = -4
-"""XK_CLOSED and XK_INTERRUPTED of xkernels.h."""
 
 
 class Mailbox:

@@ -19,8 +19,9 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeVar
 
 from xruntime.errors import ClosedError, LostInForkError
-from xruntime.mailbox import CLOSED, INTERRUPTED, Mailbox
+from xruntime.mailbox import Mailbox
 from xruntime.modes import Modes, ThreadModes, current_modes
+from xruntime.native import CLOSED, INTERRUPTED
 from xruntime.threads import confine_team, resize_team
 
 T = TypeVar("T")

@@ -38,10 +38,11 @@ def test_version_is_the_headers_and_the_packages(kernels: ctypes.CDLL) -> None:
 
 
 def test_python_declares_every_function_once() -> None:
-    """Either it releases the interpreter's lock or it keeps it; not both, not neither."""
+    """Either it releases the interpreter's lock or it keeps it; not both, but for one, not neither."""
     declared = re.findall(r"XK_API \w+\*? (\w+)\(([^)]*)\)", HEADER.read_text())
     signatures = {**native._WAITING, **native._QUICK}
-    assert len(signatures) == len(native._WAITING) + len(native._QUICK)
+    # A worker keeps the lock where it knows that it will not wait.
+    assert set(native._WAITING) & set(native._QUICK) == {"xk_mailbox_next"}
     assert sorted(signatures) == sorted(name for name, _ in declared)
     for name, arguments in declared:
         count = 0 if arguments == "void" else arguments.count(",") + 1
