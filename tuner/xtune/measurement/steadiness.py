@@ -38,9 +38,6 @@ LEAST_STEADY = 5
 SHORTEST_CHANGE = 0.05
 """Share of all values: a shorter change of level, with the same level on both sides, is none."""
 
-LARGEST_DRIFT = 0.02
-"""Change over the steady part, as a share of its level, above which it is none; if it is no chance."""
-
 MOST_BLOCKS = 400
 """Longer series are cut between blocks of equally many values; the partition is quadratic in them."""
 
@@ -83,25 +80,23 @@ def judge(values: Sequence[float], *, larger_is_better: bool | None) -> Judgemen
     count = len(values)
     if count < LEAST_VALUES:
         return Judgement(Steadiness.TOO_FEW, 0, (), f"{_values(count)}: too few to see a warm-up")
-    found = np.asarray(values, dtype=np.float64)
+    scale = float(np.max(np.abs(values))) or 1.0
+    found = np.asarray(values, dtype=np.float64) / scale
     clipped = _clip(found)
     size = -(-count // MOST_BLOCKS)
     starts = np.arange(0, count - size // 2, size)
     blocks = np.add.reduceat(clipped, starts) / np.diff(np.append(starts, count))
-    noise = _Noise(blocks)
-    cuts = [int(starts[cut]) for cut in _partition(blocks, noise)]
+    cuts = [int(starts[cut]) for cut in _partition(blocks, _Noise(blocks))]
     levels = tuple(
         Level(start, stop, float(clipped[start:stop].mean()))
         for start, stop in zip([0, *cuts], [*cuts, count], strict=True)
     )
+    levels = tuple(level._replace(mean=level.mean * scale) for level in levels)
     start = _steady_start(levels)
-    first_block = int(np.searchsorted(starts, start))
-    if count - start < max(LEAST_STEADY, LEAST_STEADY_SHARE * count) or _drifts(
-        blocks[first_block:], noise
-    ):
-        return Judgement(Steadiness.NOT_STEADY, 0, levels, _describe_unsteady(levels, found))
-    start = _after_odd_beginning(found, start)
-    return _name(found, start, levels, larger_is_better=larger_is_better)
+    if count - start < max(LEAST_STEADY, LEAST_STEADY_SHARE * count):
+        return Judgement(Steadiness.NOT_STEADY, 0, levels, _describe_unsteady(levels, count))
+    start = _after_odd_beginning(found * scale, start)
+    return _name(found * scale, start, levels, larger_is_better=larger_is_better)
 
 
 class _Noise:
@@ -201,20 +196,6 @@ def _steady_start(levels: tuple[Level, ...]) -> int:
     return start
 
 
-def _drifts(blocks: Floats, noise: _Noise) -> bool:
-    """Whether a straight line through the values rises or falls too much to be level, or chance."""
-    import numpy as np
-
-    count = len(blocks)
-    if count < LEAST_VALUES:
-        return False
-    position = np.arange(count) - (count - 1) / 2
-    slope = float(position @ blocks) / float(position @ position)
-    change = slope * count
-    error = count * float(np.sqrt(noise.variance / (position @ position)))
-    return abs(change) > LARGEST_DRIFT * abs(float(blocks.mean())) and abs(change) > 5 * error
-
-
 def _after_odd_beginning(values: Floats, start: int) -> int:
     """`start`, moved over values that are odd beside all that follow."""
     import numpy as np
@@ -250,15 +231,11 @@ def _name(
     return Judgement(name, start, levels, note)
 
 
-def _describe_unsteady(levels: tuple[Level, ...], values: Floats) -> str:
-    if len(levels) == 1:
-        tenth = max(1, len(values) // 10)
-        first, last = values[:tenth].mean(), values[-tenth:].mean()
-        return f"no steady state: the values move from {first:.4g} to {last:.4g} throughout"
+def _describe_unsteady(levels: tuple[Level, ...], count: int) -> str:
     means = [level.mean for level in levels]
     return (
         f"no steady state: levels between {min(means):.4g} and {max(means):.4g}, the last change"
-        f" after {levels[-1].start} of {_values(len(values))}"
+        f" after {levels[-1].start} of {_values(count)}"
     )
 
 
