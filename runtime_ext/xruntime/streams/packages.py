@@ -39,6 +39,7 @@ from xruntime.streams.inductor import (
     keep_device_guard,
 )
 from xruntime.streams.kinds import Kind
+from xruntime.streams.linking import linking_settings
 from xruntime.streams.package_files import (
     THREADS_KEY,
     TORCH_KEY,
@@ -206,6 +207,7 @@ def compile_package(
     settings["aot_inductor.metadata"] = metadata | settings.get("aot_inductor.metadata", {})
     keep_device_guard()
     with compiling, team_of(threads), explaining(module, only_compiles=True), torch.no_grad():
+        settings = linking_settings() | settings
         exported = torch.export.export(
             module,
             call.args,

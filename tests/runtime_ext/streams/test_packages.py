@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import weakref
 import zipfile
@@ -80,6 +81,16 @@ def file(compiler: None, model: Named, tmp_path_factory: pytest.TempPathFactory)
 def package(file: Path) -> Iterator[StreamPackage]:
     with load_package(file, runners=RUNNERS) as loaded:
         yield loaded
+
+
+LOAD_BESIDE = """
+import ctypes, sys
+ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)
+import torch
+from xruntime.streams.packages import load_package
+load_package(sys.argv[2], runners=1).close()
+print("loaded")
+"""
 
 
 def run(package: StreamPackage, *args: Any, **kwargs: Any) -> Any:
@@ -345,6 +356,27 @@ def test_packages_that_cannot_run_here(file: Path, tmp_path, change: Change, tex
     path = rewritten(file, tmp_path / "other.pt2", change)
     with pytest.raises(PackageError, match=text):
         load_package(path, runners=1)
+
+
+def test_library_whose_names_others_use_differently(file: Path, tmp_path) -> None:
+    """Code of std::regex under the same names, made by another compiler: here it ends the process."""
+    name = "_ZNSt8__detail9_CompilerINSt7__cxx1112regex_traitsIcEEE14_M_alternativeEv"
+    source, other = tmp_path / "other.cpp", tmp_path / "libother.so"
+    source.write_text(
+        f"""
+        #include <unistd.h>
+        extern "C" void other() __asm__("{name}");
+        extern "C" void other() {{ _exit(99); }}
+        """
+    )
+    subprocess.run(["g++", "-shared", "-fPIC", source, "-o", other], check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD_BESIDE, str(other), str(file)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "loaded\n"), done.stderr
 
 
 def test_altered_truncated_and_other_files(file: Path, tmp_path) -> None:
