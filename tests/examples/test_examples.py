@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -113,3 +114,13 @@ def test_resnet50_measures(dtype: str) -> None:
     assert f"25,557,032 parameters, {dtype}, batch 1, eager" in done.stdout
     assert re.search(r"^\d+\.\d images/s over \d+ batches", done.stdout, re.MULTILINE)
     assert re.search(r"p50 \d+\.\d ms, p90 \d+\.\d ms, p99 \d+\.\d ms", done.stdout)
+
+
+def test_streams_answer_as_the_plain_model_does(needs: Callable[[object, str], None]) -> None:
+    needs(shutil.which(os.environ.get("CXX", "g++")), "g++")
+    done = run_example("streams.py", "--streams", "2", "--seconds", "0.5")
+    assert done.returncode == 0, done.stderr
+    assert "2 streams of a module compiled for streams" in done.stdout
+    found = re.search(r"largest difference from the plain model: (\S+)", done.stdout)
+    assert found, done.stdout
+    assert float(found[1]) < 1e-5
