@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import keyword
+import unicodedata
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn, TypeAlias
 
@@ -80,7 +81,7 @@ class MultiStreamModuleHint:
     def __repr__(self) -> str:
         """The code that makes it."""
         written = [repr(node) for node in self.args]
-        if all(name.isidentifier() and not keyword.iskeyword(name) for name in self.kwargs):
+        if all(map(_is_keyword_argument, self.kwargs)):
             written += [f"{name}={node!r}" for name, node in self.kwargs.items()]
         else:
             written.append(f"**{self.kwargs!r}")
@@ -107,3 +108,9 @@ def _node(value: object, place: str) -> HintNode:
         " (the dimension that holds the items), None (not split, or the first stream's value), and a"
         " tuple, list or dict of these"
     )
+
+
+def _is_keyword_argument(name: str) -> bool:
+    """Whether `f(name=...)` passes it: Python normalises the names that it reads (PEP 3131)."""
+    as_read = unicodedata.normalize("NFKC", name)
+    return name == as_read and name.isidentifier() and not keyword.iskeyword(name)

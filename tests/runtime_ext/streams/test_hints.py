@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from xlaunch.errors import XLaunchError
@@ -33,6 +33,7 @@ HINTS = st.tuples(
 
 
 @given(HINTS)
+@example(([], {"ª": 0}))  # Python reads it as "a"
 def test_the_representation_is_the_code_that_makes_it(hint_of: tuple[list, dict]) -> None:
     args, kwargs = hint_of
     hint = Hint(*args, **kwargs)
