@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What mattered is named, what did not is not, and too few launches are said to be too few."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from tests.tuner.evidence.contenders import RATE, launch
+
+from xtune.evidence.distributions import binomial_lower_bound
+from xtune.evidence.importance import Importance, SettingImportance, importance_of
+from xtune.evidence.simulation import (
+    NOISES,
+    NoiseModel,
+    SimulatedWorkload,
+    random_configurations,
+    speed_of,
+)
+from xtune.measurement.launches import Launch, Outcome
+from xtune.measurement.objectives import Goal, Objective
+from xtune.space.parameters import BARE, Configuration, Parameter, Value, Where
+
+SPACE = [
+    Parameter("allocator", ("auto", "jemalloc", "tcmalloc"), "auto", Where.OPTION),
+    Parameter("openmp", ("gnu", "intel", "llvm"), "gnu", Where.OPTION),
+    Parameter("cores", (1, 2, 4), 4, Where.OPTION, ordered=True),
+    Parameter("smt", (False, True), False, Where.OPTION),
+]
+Effects = dict[str, dict[Value, float]]
+
+
+def searched(
+    effects: Effects,
+    *,
+    count: int = 30,
+    noise: NoiseModel = NOISES["3 %"],
+    seed: int = 0,
+    goal: Goal = Goal.MAXIMIZE,
+) -> list[Launch]:
+    workload = SimulatedWorkload(speed_of(effects), noise, seed=seed, goal=goal)
+    chosen = random_configurations(SPACE, count, np.random.default_rng(seed))
+    default = Configuration({row.name: row.default for row in SPACE})
+    return [workload.measure(row) for row in [default, default, *chosen]]
+
+
+def setting(importance: Importance, name: str) -> SettingImportance:
+    return next(row for row in importance.settings if row.name == name)
+
+
+def test_what_mattered_comes_first_with_its_effect() -> None:
+    importance = importance_of(
+        searched({"allocator": {"tcmalloc": 1.30}, "smt": {True: 0.95}}), SPACE, RATE
+    )
+    assert importance.note == ""
+    first = importance.settings[0]
+    assert first.name == "allocator"
+    assert first.matters
+    assert first.share > 0.7
+    assert first.share_low < first.share < first.share_high
+    assert first.best is not None
+    assert first.best.value == "tcmalloc"
+    assert first.best.low < 1.30 < first.best.high
+    assert first.best.ratio == pytest.approx(1.30, rel=0.05)
+    assert setting(importance, "smt").effects[0].ratio < 1.0
+    assert not setting(importance, "openmp").matters
+    assert importance.explained > 0.8
+    assert sum(row.share for row in importance.settings) <= 1.0
+
+
+def test_effects_are_told_apart_though_a_search_mixes_them() -> None:
+    """Nine of ten launches with tcmalloc also have smt, which costs 20 %: means alone mislead."""
+    rng = np.random.default_rng(0)
+    speed = speed_of({"allocator": {"tcmalloc": 1.15}, "smt": {True: 0.80}})
+    workload = SimulatedWorkload(speed, NOISES["1 %"], seed=0)
+    rows = []
+    for number in range(60):
+        has_tcmalloc = number % 2 == 0
+        has_smt = bool(rng.random() < (0.9 if has_tcmalloc else 0.1))
+        rows.append(
+            Configuration(
+                {
+                    "allocator": "tcmalloc" if has_tcmalloc else "auto",
+                    "openmp": ("gnu", "intel", "llvm")[int(rng.integers(3))],
+                    "cores": (1, 2, 4)[int(rng.integers(3))],
+                    "smt": has_smt,
+                }
+            )
+        )
+    seen = [workload.measure(row) for row in rows]
+    with_it = [row.value for row in seen if row.configuration["allocator"] == "tcmalloc"]
+    without = [row.value for row in seen if row.configuration["allocator"] == "auto"]
+    assert np.mean([v for v in with_it if v]) < np.mean([v for v in without if v])
+    importance = importance_of(seen, SPACE, RATE)
+    best = setting(importance, "allocator").best
+    assert best is not None
+    assert best.low > 1.0
+    assert best.ratio == pytest.approx(1.15, rel=0.03)
+
+
+def test_a_ratio_above_1_is_better_where_less_is() -> None:
+    effects: Effects = {"openmp": {"intel": 1.25}}
+    seen = searched(effects, goal=Goal.MINIMIZE)
+    importance = importance_of(seen, SPACE, Objective("wall", Goal.MINIMIZE))
+    best = setting(importance, "openmp").best
+    assert best is not None
+    assert best.value == "intel"
+    assert best.ratio == pytest.approx(1.25, rel=0.05)
+
+
+@pytest.mark.parametrize(("noise", "count"), [("3 %", 20), ("heavy tails", 40), ("drift", 30)])
+def test_settings_that_do_nothing_are_not_said_to_matter(noise: str, count: int) -> None:
+    wrong = sum(
+        any(
+            row.matters
+            for row in importance_of(
+                searched({}, count=count, noise=NOISES[noise], seed=seed), SPACE, RATE, seed=seed
+            ).settings
+        )
+        for seed in range(100)
+    )
+    assert binomial_lower_bound(wrong, 100, 0.999) < 0.05
+
+
+def test_intervals_cover_the_effect() -> None:
+    hits = 0
+    for seed in range(100):
+        seen = searched({"allocator": {"tcmalloc": 1.10}}, seed=seed)
+        effects = setting(importance_of(seen, SPACE, RATE, seed=seed), "allocator").effects
+        effect = next(row for row in effects if row.value == "tcmalloc")
+        hits += effect.low <= 1.10 <= effect.high
+    assert hits / 100 > 0.90
+
+
+def test_interactions_stay_unexplained_and_widen_the_intervals() -> None:
+    """tcmalloc helps by 40 % with smt, and costs as much without it: on average nothing."""
+
+    def speed(configuration: Configuration) -> float:
+        if configuration["allocator"] != "tcmalloc":
+            return 1.0
+        return 1.4 if configuration["smt"] else 1.0 / 1.4
+
+    chosen = random_configurations(SPACE, 50, np.random.default_rng(0))
+    workload = SimulatedWorkload(speed, NOISES["1 %"], seed=0)
+    importance = importance_of([workload.measure(row) for row in chosen], SPACE, RATE)
+    assert importance.explained < 0.5
+    effects = setting(importance, "allocator").effects
+    effect = next(row for row in effects if row.value == "tcmalloc")
+    assert effect.low < 1.0 < effect.high
+    assert math.log(effect.high / effect.low) > 0.1
+
+
+def test_more_launches_of_a_configuration_are_one_configuration() -> None:
+    seen = searched({"allocator": {"tcmalloc": 1.3}}, count=20)
+    importance = importance_of(seen + seen, SPACE, RATE)
+    assert importance.launches == 2 * len(seen)
+    assert importance.configurations == 21
+    counts = {row.value: row.configurations for row in setting(importance, "smt").effects}
+    assert counts[True] == sum(
+        row["smt"] is True for row in {launch.configuration for launch in seen}
+    )
+
+
+def test_defaults_left_out_of_a_configuration_are_its_defaults() -> None:
+    seen = searched({"smt": {True: 1.2}})
+    shortened = [
+        row._replace(
+            configuration=Configuration(
+                {
+                    parameter.name: row.configuration[parameter.name]
+                    for parameter in SPACE
+                    if row.configuration[parameter.name] != parameter.default
+                }
+            )
+        )
+        for row in seen
+    ]
+    assert importance_of(shortened, SPACE, RATE) == importance_of(seen, SPACE, RATE)
+
+
+def test_launches_without_a_value_are_counted_and_left_out() -> None:
+    seen = searched({"allocator": {"tcmalloc": 1.3}})
+    bad = [
+        launch(seen[-1].configuration, None, outcome=Outcome.CRASHED),
+        launch(seen[-1].configuration, 0.0),
+        launch(BARE, 50.0),
+    ]
+    importance = importance_of(seen + bad, SPACE, RATE)
+    assert importance.left_out == 3
+    assert importance.settings == importance_of(seen, SPACE, RATE).settings
+
+
+def test_too_few_configurations_are_said_to_be_too_few() -> None:
+    importance = importance_of(searched({}, count=4), SPACE, RATE)
+    assert importance.settings == ()
+    assert "too few to tell" in importance.note
+    assert importance_of([], SPACE, RATE).note == (
+        "no setting was varied often enough to say what it did"
+    )
+
+
+def test_a_value_that_one_configuration_had_is_not_judged() -> None:
+    seen = [row for row in searched({}) if row.configuration["allocator"] != "jemalloc"]
+    once = seen[5].configuration.with_value("allocator", "jemalloc")
+    importance = importance_of([*seen, launch(once, 5.0)], SPACE, RATE)
+    values = {row.value for row in setting(importance, "allocator").effects}
+    assert values == {"tcmalloc"}
+    still = [row for row in seen if row.configuration["smt"] is False]
+    flat = setting(importance_of(still, SPACE, RATE), "smt")
+    assert flat.effects == ()
+    assert flat.best is None
+    assert flat.share == 0.0
+    assert flat.note == "no value but the default was in two configurations"
+
+
+def test_the_same_launches_give_the_same_answer() -> None:
+    seen = searched({"cores": {1: 0.5}})
+    assert importance_of(seen, SPACE, RATE, seed=1) == importance_of(seen, SPACE, RATE, seed=1)
