@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A search where nothing helps claims a gain in at most 5 % of runs; where something does, it finds it.
+
+Whole searches, simulated: 20 random configurations, the three luckiest and the baseline in a final
+of 12 blocks. The rates that are asserted are exact binomial bounds, not the rates seen.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+
+import numpy as np
+import pytest
+from tests.tuner.evidence.contenders import RATE
+
+from xtune.evidence.distributions import binomial_lower_bound, binomial_upper_bound
+from xtune.evidence.simulation import (
+    NOISES,
+    NoiseModel,
+    SimulatedWorkload,
+    changes_of,
+    random_configurations,
+    simulate_search,
+    speed_of,
+)
+from xtune.evidence.verdicts import Kind, Verdict
+from xtune.measurement.launches import Outcome
+from xtune.measurement.objectives import Goal, Objective
+from xtune.search.measurer import Measurer
+from xtune.space.parameters import Configuration, Parameter, Where
+
+SPACE = [
+    Parameter(name, ("a", "b", "c"), "a", Where.OPTION) for name in ("p", "q", "r", "s", "t", "u")
+]
+OBSTINATE = {
+    "printed in coarse steps": NoiseModel(0.0, modes_apart=0.10),
+    "every third launch an outlier": NoiseModel(0.01, outlier_rate=0.3),
+    "a machine that wanders": NoiseModel(0.01, drift=0.05),
+}
+
+
+def verdicts(noise: NoiseModel, gain: float, runs: int, **more: object) -> list[Verdict]:
+    """Of searches in which one value of one of six parameters does something."""
+    speed = speed_of({"p": {"b": gain}})
+    return [
+        simulate_search(
+            SimulatedWorkload(speed, noise, seed=seed),
+            SPACE,
+            RATE,
+            seed=seed,
+            **more,  # type: ignore[arg-type]
+        )[0]
+        for seed in range(runs)
+    ]
+
+
+def claims(noise: NoiseModel, runs: int, **more: object) -> int:
+    return sum(row.kind is Kind.GAIN for row in verdicts(noise, 1.0, runs, **more))
+
+
+@pytest.mark.parametrize("name", ["3 %", "heavy tails", "drift", "outliers"])
+def test_where_nothing_helps_a_gain_is_claimed_in_5_percent_at_most(name: str) -> None:
+    """Of 1,000 searches so few claim one that the true rate is below 5 %, with 95 % confidence."""
+    assert binomial_upper_bound(claims(NOISES[name], 1000), 1000, 0.95) < 0.05
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", [*NOISES, *OBSTINATE])
+def test_nor_under_any_other_noise(name: str) -> None:
+    noise = {**NOISES, **OBSTINATE}[name]
+    assert binomial_upper_bound(claims(noise, 3000), 3000, 0.99) < 0.05
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["3 %", "two states"])
+def test_nor_by_somebody_who_stops_as_soon_as_a_gain_shows(name: str) -> None:
+    """Ctrl-C after whatever block shows one first; looks were planned after four of the twelve."""
+    impatient = claims(NOISES[name], 4000, stops_when=lambda verdict: verdict.kind is Kind.GAIN)
+    assert binomial_upper_bound(impatient, 4000, 0.95) < 0.05
+    assert impatient > claims(NOISES[name], 4000)
+
+
+# Power: the least that 99.9 % confidence allows to be asserted, of 200 searches each.
+POWER = [
+    ("1 %", 1.05, 0.95),
+    ("3 %", 1.05, 0.70),
+    ("3 %", 1.10, 0.95),
+    ("3 %", 1.30, 0.95),
+    ("heavy tails", 1.10, 0.90),
+    ("drift", 1.05, 0.90),
+    ("outliers", 1.10, 0.80),
+    ("outliers", 1.30, 0.95),
+]
+
+
+@pytest.mark.parametrize(("name", "gain", "least"), POWER)
+def test_a_real_gain_is_found(name: str, gain: float, least: float) -> None:
+    seen = verdicts(NOISES[name], gain, 200)
+    found = [row for row in seen if row.kind is Kind.GAIN and row.best["p"] == "b"]
+    assert binomial_upper_bound(len(found), 200, 0.999) > least
+    assert len(found) / 200 > least
+    # What is claimed is what is there, not the luckiest draw.
+    claimed = [row.gain for row in found if row.gain is not None]
+    assert statistics.median(claimed) == pytest.approx(gain, rel=0.02)
+
+
+def test_intervals_of_whole_searches_hold_the_truth() -> None:
+    """Looks, finalists and stopping included: the winner's interval misses in 5 % at most."""
+    seen = verdicts(NOISES["3 %"], 1.10, 400)
+    missed = 0
+    for row in seen:
+        assert row.leader is not None
+        assert row.interval is not None
+        true = 1.10 if row.leader["p"] == "b" else 1.0
+        missed += not row.interval.low <= true <= row.interval.high
+    assert binomial_lower_bound(missed, 400, 0.999) < 0.05
+
+
+def test_a_loss_is_never_claimed_as_a_gain() -> None:
+    speed = speed_of({name: {"b": 0.9, "c": 0.8} for name in "pqrstu"})
+    kinds = Counter(
+        simulate_search(SimulatedWorkload(speed, NOISES["3 %"], seed=seed), SPACE, RATE, seed=seed)[
+            0
+        ].kind
+        for seed in range(100)
+    )
+    assert kinds[Kind.NO_GAIN] == 100
+
+
+def test_a_simulated_workload_is_a_measurer() -> None:
+    workload: Measurer = SimulatedWorkload(lambda _: 2.0, NoiseModel(0.0), seed=0)
+    configuration = Configuration({"p": "b"})
+    launch = workload.measure(configuration)
+    assert launch.configuration == configuration
+    assert launch.plan_hash == workload.plan_hash(configuration)
+    assert launch.value == pytest.approx(2.0)
+    assert launch.secondary.wall_s == 10.0
+    assert workload.now_s() == 10.0
+    cut = workload.measure(configuration, limit_s=4.0)
+    assert (cut.outcome, cut.value) == (Outcome.TIMED_OUT, None)
+    assert workload.now_s() == 14.0
+
+
+def test_faster_is_less_where_less_is_better() -> None:
+    seconds = SimulatedWorkload(lambda _: 4.0, NoiseModel(0.0), seed=0, goal=Goal.MINIMIZE)
+    assert seconds.measure(Configuration({})).value == pytest.approx(0.25)
+    assert seconds.true_gain(Configuration({}), Configuration({})) == 1.0
+    speed = speed_of({"p": {"b": 1.3}})
+    workload = SimulatedWorkload(speed, NOISES["1 %"], seed=0, goal=Goal.MINIMIZE)
+    verdict, launches = simulate_search(workload, SPACE, Objective("wall", Goal.MINIMIZE))
+    assert verdict.best["p"] == "b"
+    assert verdict.gain == pytest.approx(1.3, rel=0.02)
+    assert workload.now_s() == 10.0 * (20 + launches)
+
+
+def test_what_fails_is_never_the_best() -> None:
+    speed = speed_of({"p": {"b": 2.0, "c": 1.2}})
+    workload = SimulatedWorkload(
+        speed, NOISES["1 %"], seed=0, fails=lambda configuration: configuration.get("p") == "b"
+    )
+    verdict, _ = simulate_search(workload, SPACE, RATE)
+    assert verdict.best["p"] == "c"
+
+
+@pytest.mark.parametrize("name", list(NOISES))
+def test_noise_is_as_large_as_it_says(name: str) -> None:
+    noise = NOISES[name]
+    workload = SimulatedWorkload(lambda _: 1.0, noise._replace(drift=0.0), seed=1)
+    values = [workload.measure(Configuration({})).value or math.nan for _ in range(4000)]
+    logs = np.log(values)
+    middle = 1.4826 * float(np.median(np.abs(logs - np.median(logs))))
+    if not noise.modes_apart and not noise.heavy_tails:
+        assert middle == pytest.approx(noise.spread, rel=0.1)
+    if noise.heavy_tails:
+        far = float((np.abs(logs) > 4.0 * noise.spread).mean())
+        assert 1 / 50 < far < 1 / 25
+    low = float((logs < -0.2).mean())
+    assert low == pytest.approx(noise.outlier_rate, abs=0.012)
+
+
+def test_a_drifting_machine_keeps_what_it_moved() -> None:
+    workload = SimulatedWorkload(lambda _: 1.0, NoiseModel(0.0, drift=0.01), seed=1)
+    logs = [math.log(workload.measure(Configuration({})).value or math.nan) for _ in range(2000)]
+    assert statistics.stdev(np.diff(logs)) == pytest.approx(0.01, rel=0.1)
+    assert max(logs) - min(logs) > 0.1
+
+
+def test_random_configurations_are_different_and_no_default() -> None:
+    rng = np.random.default_rng(0)
+    drawn = random_configurations(SPACE, 50, rng)
+    assert len(set(drawn)) == 50
+    assert all(changes_of(row, SPACE) > 0 for row in drawn)
+    small = SPACE[:1]
+    assert len(random_configurations(small, 50, rng)) == 2
