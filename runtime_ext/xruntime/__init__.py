@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from xruntime.streams.compiled import CompiledForStreams, compile_for_streams
     from xruntime.streams.hints import MultiStreamModuleHint
     from xruntime.streams.module import MultiStreamModule
-    from xruntime.streams.packages import StreamPackage, load_package
+    from xruntime.streams.packages import StreamPackage, compile_package, load_package
     from xruntime.task import Task
     from xruntime.worker import TaskFuture
 
@@ -51,6 +51,7 @@ __all__ = [
     "TeamMember",
     "allocator",
     "compile_for_streams",
+    "compile_package",
     "get_core_list_of_node_id",
     "get_default_num_streams",
     "is_runtime_ext_enabled",
@@ -71,11 +72,13 @@ _HOMES = {
     "openmp_team": "openmp",
     "pin": "pinning",
     "report": "reporting",
+    "report": "reporting",
     "CompiledForStreams": "streams.compiled",
     "compile_for_streams": "streams.compiled",
     "MultiStreamModuleHint": "streams.hints",
     "MultiStreamModule": "streams.module",
     "StreamPackage": "streams.packages",
+    "compile_package": "streams.packages",
     "load_package": "streams.packages",
     "Task": "task",
     "TaskFuture": "worker",

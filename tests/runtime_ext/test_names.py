@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `from xruntime import ...` offers, and what asking for it costs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import xruntime
+
+LIGHT = ("CPUPool", "allocator", "openmp_team", "pin", "report")
+
+
+@pytest.mark.parametrize("name", xruntime.__all__)
+def test_every_name_is_there(name: str) -> None:
+    assert getattr(xruntime, name) is not None
+    assert name in dir(xruntime)
+
+
+def test_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'CpuPool'"):
+        _ = xruntime.CpuPool
+
+
+def test_what_needs_no_torch_does_not_import_it() -> None:
+    script = f"import sys; from xruntime import {', '.join(LIGHT)}; print('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "False\n"
