@@ -72,7 +72,6 @@ _HOMES = {
     "openmp_team": "openmp",
     "pin": "pinning",
     "report": "reporting",
-    "report": "reporting",
     "CompiledForStreams": "streams.compiled",
     "compile_for_streams": "streams.compiled",
     "MultiStreamModuleHint": "streams.hints",
