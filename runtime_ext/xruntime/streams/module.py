@@ -219,8 +219,8 @@ class MultiStreamModule(torch.nn.Module):
         if len(shares[0]) < fixed:
             raise StreamCountError(
                 f"num_streams={count} gives streams of {len(shares[0])} CPUs, and the module was"
-                f" compiled for {fixed} threads: this pool of {len(self.cpu_pool)} CPUs has room for"
-                f" {len(self.cpu_pool) // fixed} such streams, or compile it for fewer threads"
+                f" compiled for {fixed} threads: this pool of {len(self.cpu_pool)} CPUs has room for at"
+                f" most {len(self.cpu_pool) // fixed}. Ask for so many, or compile it for fewer threads"
             )
         return tuple(_first_cpus(share, fixed) for share in shares)
 

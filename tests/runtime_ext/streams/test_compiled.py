@@ -34,7 +34,13 @@ from tests.runtime_ext.streams.tiny_models import (
 from torch import nn
 
 from xruntime.cpu_pool import CPUPool
-from xruntime.errors import CompilationError, InterpreterLockWarning, SampleError, ThreadCountError
+from xruntime.errors import (
+    CompilationError,
+    InterpreterLockWarning,
+    SampleError,
+    StreamCountError,
+    ThreadCountError,
+)
 from xruntime.streams.compiled import CompiledForStreams, compile_for_streams
 from xruntime.streams.interpreter_lock import lock_exists, lock_share
 from xruntime.streams.kinds import Kind, kind_of
@@ -247,6 +253,17 @@ def test_streams_of_uneven_parts(images: Made, needs: Needs) -> None:
     with MultiStreamModule(images.compiled, 2, CPUPool(allowed[:2])) as streams:
         result = streams(batch)
     torch.testing.assert_close(result, eager(images.model, batch), rtol=1e-4, atol=1e-5)
+
+
+def test_streams_have_the_threads_that_code_was_made_for(layer: Made, needs: Needs) -> None:
+    allowed = sorted(os.sched_getaffinity(0))
+    needs(len(allowed) >= 2, "two CPUs")
+    pool = CPUPool(allowed[:2])
+    with MultiStreamModule(layer.compiled, "auto", pool) as streams:
+        assert streams.num_streams == 1
+        assert f"CPUs {pool}, 2 threads" in streams.describe()
+    with pytest.raises(StreamCountError, match=r"compiled for 2 threads.*room for at most 1"):
+        MultiStreamModule(layer.compiled, 2, pool)
 
 
 def test_keywords_autocast_and_sizes_that_vary(layer: Made) -> None:

@@ -25,17 +25,21 @@ from tests.runtime_ext.streams.stream_threads import (
 )
 from tests.runtime_ext.streams.tiny_models import Named, Unusual, Waves, eager
 
+from xruntime.cpu_pool import CPUPool
 from xruntime.errors import (
     ClosedError,
     CompilationError,
     InterpreterLockWarning,
     PackageError,
     PackageInputError,
+    StreamCountError,
     ThreadCountError,
 )
 from xruntime.streams import packages
+from xruntime.streams.hints import MultiStreamModuleHint
 from xruntime.streams.interpreter_lock import lock_exists, lock_share
 from xruntime.streams.kinds import Kind, kind_of
+from xruntime.streams.module import MultiStreamModule
 from xruntime.streams.package_files import THREADS_KEY
 from xruntime.streams.packages import StreamPackage, compile_package, load_package
 from xruntime.streams.samples import Sample
@@ -149,6 +153,19 @@ def test_what_is_loaded_is_told(package: StreamPackage, file: Path) -> None:
         f"{file}, made by torch {torch.__version__}: 3 calls at a time, threads of each: 1\n"
         "  the interpreter's lock is free during a call"
     )
+
+
+def test_streams_of_a_package(package: StreamPackage, model: Named, needs: Needs) -> None:
+    allowed = sorted(os.sched_getaffinity(0))
+    needs(len(allowed) >= 2, "two CPUs")
+    pool = CPUPool(allowed[:2])
+    args, kwargs = call(5)
+    hint = MultiStreamModuleHint(0, ids=0, extra=None)
+    with MultiStreamModule(package, "auto", pool, input_split_hint=hint) as streams:
+        assert streams.num_streams == 2
+        torch.testing.assert_close(streams(*args, **kwargs), eager(model, *args, **kwargs))
+    with pytest.raises(StreamCountError, match=rf"more than the {RUNNERS} calls.*runners=4"):
+        MultiStreamModule(package, 4, pool)
 
 
 def test_names_may_come_in_another_order(package: StreamPackage, model: Named) -> None:
