@@ -11,11 +11,12 @@ import contextlib
 import enum
 import math
 import statistics
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
-from xtune.errors import BudgetError, MetricNotSeenError, TunerError
+from xtune.errors import BudgetError, MetricNotSeenError, StorageError, TunerError
 from xtune.evidence.finals import Decision
 from xtune.evidence.ratios import log_ratio
 from xtune.evidence.verdicts import Verdict, undecided
@@ -34,6 +35,9 @@ LIMIT_TIMES = 10.0
 LIMIT_MORE_S = 60.0
 """Without a limit of the user's: ten times what the bare command took, and a minute."""
 
+KEEP_PAUSES_S = (1.0, 5.0, 15.0, 60.0)
+"""Before a launch is tried to be kept again."""
+
 Turn = Callable[[], AbstractContextManager[object]]
 """Entered for each launch: waits until nobody else launches on this host."""
 
@@ -45,6 +49,8 @@ class Ended(enum.Enum):
     """There was nothing more to settle, or another worker settles it."""
     BUDGET = "budget"
     INTERRUPTED = "interrupted"
+    STORAGE = "storage"
+    """What was seen could not be kept any more."""
 
 
 class Result(NamedTuple):
@@ -60,6 +66,8 @@ class Result(NamedTuple):
     launches: int
     """Finished in this search."""
     ended: Ended
+    trouble: str = ""
+    """What went wrong with the storage."""
 
 
 class Search:
@@ -77,6 +85,7 @@ class Search:
         observer: Observer | None = None,
         limit_s: float | None = None,
         turn: Turn = contextlib.nullcontext,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """`limit_s`: for a single launch. Raises BudgetError for a budget without any limit."""
         if budget == Budget():
@@ -90,32 +99,40 @@ class Search:
         self._observer = observer or Observer()
         self._limit_s = limit_s
         self._turn = turn
+        self._sleep = sleep
         self._walls: list[float] = []
         self._began_s = measurer.now_s()
         self._since = 0
         self._stage: Stage | None = None
         self._favourite: Favourite | None = None
+        self._records: tuple[Record, ...] = ()
+        """The last that were read, and those made since."""
+        self._trouble = ""
 
     def run(self) -> Result:
         """Search, and conclude.
 
         Raises MetricNotSeenError, ObjectiveError or TunerError where the bare command itself cannot
-        be measured; StorageError where nothing can be kept.
+        be measured; StorageError where the storage is out of reach from the beginning.
         """
+        self._read()
+        self._since = max((record.number + 1 for record in self._records), default=0)
         ended = Ended.INTERRUPTED
-        with contextlib.suppress(KeyboardInterrupt):
+        try:
             ended = self._search()
+        except KeyboardInterrupt:
+            pass
+        except StorageError as error:
+            ended, self._trouble = Ended.STORAGE, str(error)
         return self._conclude(ended)
 
     def _search(self) -> Ended:
-        records = self._store.records()
-        self._since = records[-1].number + 1 if records else 0
-        self._observer.started(self._outline(records))
+        self._observer.started(self._outline())
         while True:
             with self._turn():
-                records = self._store.records()
+                self._read()
                 allowance = self._allowance()
-                step = self._strategy.next(records, allowance)
+                step = self._strategy.next(self._records, allowance)
                 if step is None:
                     return Ended.BUDGET if allowance.left < 1 else Ended.DONE
                 self._launch(step, allowance)
@@ -133,17 +150,33 @@ class Search:
         except BaseException as error:
             self._store.abandon(number, type(error).__name__)
             raise
-        kept = self._store.finish(number, launch)
         self._walls.append(launch.secondary.wall_s)
-        if not kept:
+        record = Record(number, step, self._store.host, launch)
+        self._records = (*self._records, record)
+        if not self._keep(record, launch):
+            self._records = self._records[:-1]
             self._observer.lost(step)
             return
         if step.stage is Stage.BASELINE:
             _require_baseline(launch, self._objective)
-        record = Record(number, step, self._store.host, launch)
         self._observer.launched(record, self._progress(self._allowance(), step.stage))
         if step.configuration != BARE:
             self._look_for_favourite()
+
+    def _keep(self, record: Record, launch: Launch) -> bool:
+        """Keep what was seen, and wait for a storage that is out of reach for a while."""
+        for pause_s in (*KEEP_PAUSES_S, None):
+            try:
+                return self._store.finish(record.number, launch)
+            except StorageError as error:
+                if pause_s is None:
+                    raise
+                self._observer.storage_trouble(str(error), pause_s)
+                self._sleep(pause_s)
+        raise AssertionError("the last attempt returns or raises")
+
+    def _read(self) -> None:
+        self._records = tuple(self._store.records())
 
     def _change_stage(self, stage: Stage) -> None:
         if stage not in (self._stage, Stage.CONTROL):
@@ -153,7 +186,7 @@ class Search:
     def _look_for_favourite(self) -> None:
         if type(self._observer) is Observer:
             return  # nobody wants to know
-        favourite = self._strategy.favourite(self._store.records())
+        favourite = self._strategy.favourite(self._records)
         before = self._favourite
         self._favourite = favourite
         if favourite is not None and (
@@ -161,13 +194,13 @@ class Search:
         ):
             self._observer.favourite_changed(favourite)
 
-    def _outline(self, records: Sequence[Record]) -> Outline:
+    def _outline(self) -> Outline:
         return Outline(
             size=self._space.size,
             plans=self._strategy.plans,
             races=self._strategy.races(self._allowance()),
             budget=self._budget,
-            records=len(records),
+            records=len(self._records),
         )
 
     def _allowance(self) -> Allowance:
@@ -191,24 +224,27 @@ class Search:
             return self._limit_s
         bare = [
             record.launch.secondary.wall_s
-            for record in self._store.records()
+            for record in self._records
             if record.launch is not None and record.step.configuration == BARE
         ]
         return LIMIT_TIMES * max(bare) + LIMIT_MORE_S if bare else self._budget.time_s
 
     def _conclude(self, ended: Ended) -> Result:
-        records = tuple(self._store.records())
-        favourite = self._strategy.favourite(records)
-        final = self._strategy.final(records)
+        favourite = self._strategy.favourite(self._records)
+        final = self._strategy.final(self._records)
         if final is None:
             decision = None
             verdict = undecided(BARE, self._no_final(ended))
         else:
             decision = final.decision(is_last=ended is Ended.BUDGET)
             verdict = decision.verdict
-        return Result(verdict, favourite, decision, records, len(self._walls), ended)
+        return Result(
+            verdict, favourite, decision, self._records, len(self._walls), ended, self._trouble
+        )
 
     def _no_final(self, ended: Ended) -> str:
+        if ended is Ended.STORAGE:
+            return f"it ended before the final: {self._trouble}"
         if ended is Ended.INTERRUPTED:
             return "it was interrupted before the final; xtune resume goes on"
         if final_size(self._allowance().total) is None:

@@ -113,7 +113,7 @@ class Strategy:
 
     def races(self, allowance: Allowance) -> bool:
         """Whether the space is small enough to launch all of it several times."""
-        if self.plans is None:
+        if self.plans is None or math.isinf(allowance.total):
             return False
         final = final_size(allowance.total)
         room = allowance.total - (final.launches if final else 0)

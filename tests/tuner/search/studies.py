@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Subjects of studies, and a worker that can be run as a process of its own."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from tests.tuner.search.scripted import RATE, SPACE, ScriptedMeasurer
+
+from xtune.search.budget import Budget
+from xtune.search.host_turn import HostTurn
+from xtune.search.session import Result, Search
+from xtune.search.storage import Storage, open_storage
+from xtune.search.strategy import Strategy
+from xtune.search.study import Subject, open_study
+from xtune.search.study_store import StudyStore
+from xtune.search.workers import Watch, Worker
+from xtune.space.identities import MachineIdentity, ProgramIdentity
+
+SUBJECT = Subject(
+    MachineIdentity((("processor", "made up"), ("cores", "4, 1 thread each"))),
+    ProgramIdentity("c0ffee", "/srv/train.py", "abc", ("train.py", "--batch", "{batch}")),
+    SPACE,
+    RATE,
+)
+
+
+def store_of(
+    storage: Storage, worker: Worker | None = None, watch: Watch | None = None
+) -> StudyStore:
+    return StudyStore(open_study(storage, SUBJECT), worker=worker, watch=watch)
+
+
+def worker(name: str, **fields: object) -> Worker:
+    """A worker of another system."""
+    made = Worker(name, f"boot of {name}", "pid:[1]", 1, 1)
+    return made._replace(**fields)  # type: ignore[arg-type]
+
+
+def search(url: str, folder: Path, launches: int, seed: int, hang_at: int | None = None) -> Result:
+    """A search whose launches are written down in `folder`; one of them may never end."""
+
+    def on_launch(number: int) -> None:
+        (folder / f"{time.monotonic_ns()} {seed} began").touch()
+        if number == hang_at:
+            print("hanging", flush=True)
+            time.sleep(600)
+
+    store = store_of(open_storage(url))
+    measurer = ScriptedMeasurer(noise=0.03, seed=seed, on_launch=on_launch)
+    strategy = Strategy(SPACE, measurer.plan_hash, RATE, host=store.host, seed=seed)
+    budget = Budget(launches=launches)
+    return Search(SPACE, strategy, measurer, store, RATE, budget, turn=HostTurn(folder)).run()
+
+
+if __name__ == "__main__":
+    hang = int(sys.argv[5]) if len(sys.argv) > 5 else None
+    found = search(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), hang)
+    print(f"made {found.launches}, {found.verdict.kind.value}")

@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A search from its first launch to its verdict: budgets, interruptions, errors, what is told."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from collections.abc import Iterator
+
+import pytest
+from tests.tuner.search.scripted import BEST, RATE, SMALL, SPACE, ScriptedMeasurer, gain
+
+from xtune.errors import (
+    BudgetError,
+    MetricNotSeenError,
+    ObjectiveError,
+    StorageError,
+    TunerError,
+)
+from xtune.evidence.verdicts import Kind
+from xtune.measurement.launches import Launch, Outcome
+from xtune.search.budget import Budget
+from xtune.search.events import Observer, Outline, Progress
+from xtune.search.records import Record, Stage, Step
+from xtune.search.session import KEEP_PAUSES_S, LIMIT_MORE_S, LIMIT_TIMES, Ended, Result, Search
+from xtune.search.store import MemoryStore
+from xtune.search.strategy import Favourite, Strategy
+from xtune.space.parameters import BARE, Configuration
+from xtune.space.spaces import Space
+
+
+def make(
+    measurer: ScriptedMeasurer,
+    budget: Budget,
+    *,
+    space: Space = SPACE,
+    store: MemoryStore | None = None,
+    **options: object,
+) -> Search:
+    strategy = Strategy(space, measurer.plan_hash, RATE, host="here", seed=1)
+    store = store or MemoryStore()
+    return Search(space, strategy, measurer, store, RATE, budget, **options)  # type: ignore[arg-type]
+
+
+class Diary(Observer):
+    """Writes down what it hears."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.favourites: list[Favourite] = []
+        self.progress: list[Progress] = []
+
+    def started(self, outline: Outline) -> None:
+        self.lines.append(f"started {outline.size} {outline.plans} {outline.races}")
+
+    def stage_changed(self, stage: Stage) -> None:
+        self.lines.append(f"stage {stage.value}")
+
+    def launching(self, step: Step, progress: Progress) -> None:
+        self.lines.append("launching")
+        self.progress.append(progress)
+
+    def launched(self, record: Record, progress: Progress) -> None:
+        self.lines.append("launched")
+        self.progress.append(progress)
+
+    def favourite_changed(self, favourite: Favourite) -> None:
+        self.favourites.append(favourite)
+
+    def lost(self, step: Step) -> None:
+        self.lines.append("lost")
+
+    def storage_trouble(self, message: str, pause_s: float) -> None:
+        self.lines.append(f"trouble, again in {pause_s:g} s")
+
+
+def test_a_gain_is_found_and_claimed() -> None:
+    measurer = ScriptedMeasurer(noise=0.02)
+    result = make(measurer, Budget(launches=60)).run()
+    assert result.verdict.kind is Kind.GAIN
+    assert gain(result.verdict.best) == gain(BEST)
+    assert result.verdict.gain == pytest.approx(math.exp(gain(BEST)), rel=0.05)
+    assert result.launches == len(result.records) == len(measurer.measured) <= 60
+    assert result.decision is not None
+
+
+def test_no_gain_is_an_answer() -> None:
+    measurer = ScriptedMeasurer(lambda _: 0.0, noise=0.001)
+    result = make(measurer, Budget(launches=60)).run()
+    assert result.verdict.kind is Kind.NO_GAIN
+    assert result.verdict.best == BARE
+
+
+@pytest.mark.parametrize("launches", [2, 3, 9, 10, 19, 20, 41])
+def test_no_more_is_launched_than_allowed(launches: int) -> None:
+    measurer = ScriptedMeasurer(noise=0.05)
+    result = make(measurer, Budget(launches=launches)).run()
+    assert len(measurer.measured) == result.launches <= launches
+    if launches < 20:
+        assert result.decision is None
+        assert result.verdict.kind is Kind.INCONCLUSIVE
+        assert "too small for a final" in result.verdict.reason
+
+
+def test_time_is_a_budget_too() -> None:
+    measurer = ScriptedMeasurer(noise=0.05, launch_s=10.0)
+    result = make(measurer, Budget(time_s=400.0)).run()
+    assert measurer.clock_s <= 400.0
+    assert 35 <= result.launches <= 40
+    assert result.decision is not None
+
+
+def test_whichever_budget_ends_first_ends_it() -> None:
+    measurer = ScriptedMeasurer(noise=0.05, launch_s=10.0)
+    assert make(measurer, Budget(launches=30, time_s=100.0)).run().launches <= 10
+    measurer = ScriptedMeasurer(noise=0.05, launch_s=10.0)
+    assert make(measurer, Budget(launches=8, time_s=1000.0)).run().launches == 8
+
+
+def test_a_search_without_an_end_is_refused() -> None:
+    with pytest.raises(BudgetError, match="never ends"):
+        make(ScriptedMeasurer(), Budget())
+
+
+def interrupted_at(number: int, store: MemoryStore) -> tuple[Result, ScriptedMeasurer]:
+    def interrupt(launch: int) -> None:
+        if launch == number:
+            raise KeyboardInterrupt
+
+    measurer = ScriptedMeasurer(noise=0.05, on_launch=interrupt)
+    return make(measurer, Budget(launches=50), store=store).run(), measurer
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 5, 12, 30, 31, 35, 45])
+def test_an_interruption_at_any_launch_gives_the_verdict_so_far(number: int) -> None:
+    store = MemoryStore()
+    result, measurer = interrupted_at(number, store)
+    assert result.ended is Ended.INTERRUPTED
+    assert result.launches == len(measurer.measured) == number
+    assert all(record.launch is not None for record in store.records())
+    if number > 1:
+        assert result.favourite is not None
+    if number <= 30:
+        assert "interrupted before the final" in result.verdict.reason
+    else:
+        assert result.decision is not None
+        assert result.verdict == result.decision.verdict
+
+
+def test_an_interrupted_search_goes_on_where_it_was() -> None:
+    store = MemoryStore()
+    first, measurer = interrupted_at(35, store)
+    assert first.decision is not None
+    measurer = ScriptedMeasurer(noise=0.05, seed=1)
+    again = make(measurer, Budget(launches=15), store=store).run()
+    assert again.decision is not None
+    assert again.decision.blocks > first.decision.blocks
+    assert len(again.records) == 35 + again.launches
+
+
+def test_an_interruption_while_something_is_told_is_one() -> None:
+    class Impatient(Observer):
+        def launched(self, record: Record, progress: Progress) -> None:
+            if progress.launches == 7:
+                raise KeyboardInterrupt
+
+    result = make(ScriptedMeasurer(), Budget(launches=50), observer=Impatient()).run()
+    assert (result.ended, result.launches) == (Ended.INTERRUPTED, 7)
+    assert len(result.records) == 7
+
+
+@pytest.mark.parametrize(
+    ("outcome", "error", "said"),
+    [
+        (Outcome.CRASHED, TunerError, "it crashed with exit code 1: it cannot"),
+        (Outcome.TIMED_OUT, TunerError, "it timed out"),
+        (Outcome.NO_METRIC, MetricNotSeenError, "'items/s'"),
+    ],
+)
+def test_a_program_that_cannot_be_measured_is_one_clear_line(
+    outcome: Outcome, error: type[Exception], said: str
+) -> None:
+    store = MemoryStore()
+    measurer = ScriptedMeasurer(outcomes=lambda _: outcome)
+    with pytest.raises(error, match=said) as caught:
+        make(measurer, Budget(launches=50), store=store).run()
+    assert "\n" not in str(caught.value)
+    assert len(measurer.measured) == 1
+    assert make(ScriptedMeasurer(), Budget(launches=5), store=store).run().launches == 5
+
+
+def test_a_value_that_has_no_ratio_is_one_clear_line() -> None:
+    class Zero(ScriptedMeasurer):
+        def measure(self, configuration: Configuration, **options: float | None) -> Launch:  # type: ignore[override]
+            return super().measure(configuration)._replace(value=0.0)
+
+    with pytest.raises(ObjectiveError, match="values above 0"):
+        make(Zero(), Budget(launches=50)).run()
+
+
+def test_everything_is_told_in_order() -> None:
+    diary = Diary()
+    measurer = ScriptedMeasurer(noise=0.02)
+    result = make(measurer, Budget(launches=40), observer=diary).run()
+    assert diary.lines[0] == "started 360 360 False"
+    told = [line for line in diary.lines if line.startswith("stage")]
+    assert told == ["stage baseline", "stage seed", "stage search", "stage final"]
+    assert diary.lines.count("launching") == diary.lines.count("launched") == result.launches
+    assert diary.favourites[0].configuration == SPACE.default
+    assert gain(diary.favourites[-1].configuration) == gain(BEST)
+    changes = [favourite.configuration for favourite in diary.favourites]
+    assert all(one != other for one, other in itertools.pairwise(changes))
+    assert [one.launches for one in diary.progress[1::2]] == list(range(1, result.launches + 1))
+    assert diary.progress[0].left == 40
+    assert diary.progress[1].left_s == 390.0
+
+
+def test_a_small_space_is_announced_as_a_race() -> None:
+    diary = Diary()
+    make(ScriptedMeasurer(), Budget(launches=60), space=SMALL, observer=diary).run()
+    assert diary.lines[0] == "started 8 8 True"
+    assert "stage race" in diary.lines
+
+
+def test_a_launch_may_take_ten_times_what_the_bare_command_took() -> None:
+    measurer = ScriptedMeasurer(launch_s=10.0)
+    make(measurer, Budget(launches=5)).run()
+    assert measurer.limits == [None] + [10.0 * LIMIT_TIMES + LIMIT_MORE_S] * 4
+    measurer = ScriptedMeasurer(launch_s=10.0)
+    make(measurer, Budget(launches=5), limit_s=7.0).run()
+    assert measurer.limits == [7.0] * 5
+
+
+def test_nobody_else_launches_meanwhile() -> None:
+    inside: list[bool] = []
+    entered: list[int] = [0]
+
+    @contextlib.contextmanager
+    def turn() -> Iterator[None]:
+        entered[0] += 1
+        inside.append(True)
+        yield
+        inside.pop()
+
+    def look(_: int) -> None:
+        assert inside
+
+    measurer = ScriptedMeasurer(on_launch=look)
+    result = make(measurer, Budget(launches=5), turn=turn).run()
+    assert entered[0] == result.launches + 1
+    assert not inside
+
+
+class Failing(MemoryStore):
+    """Keeps nothing for a while, or ever again."""
+
+    def __init__(self, first: int, times: float) -> None:
+        super().__init__()
+        self._first = first
+        self._times = times
+
+    def finish(self, number: int, launch: Launch) -> bool:
+        if number >= self._first and self._times > 0:
+            self._times -= 1
+            raise StorageError("storage postgresql://node/x cannot be used: it went away")
+        return super().finish(number, launch)
+
+
+def test_a_storage_that_is_away_for_a_while_loses_nothing() -> None:
+    diary = Diary()
+    pauses: list[float] = []
+    store = Failing(first=3, times=2)
+    search = make(
+        ScriptedMeasurer(), Budget(launches=6), store=store, observer=diary, sleep=pauses.append
+    )
+    result = search.run()
+    assert result.ended is Ended.BUDGET
+    assert len(store.records()) == result.launches == 6
+    assert pauses == list(KEEP_PAUSES_S[:2])
+    assert "trouble, again in 1 s" in diary.lines
+
+
+def test_a_storage_that_stays_away_ends_the_search_with_a_verdict() -> None:
+    store = Failing(first=4, times=math.inf)
+    pauses: list[float] = []
+    measurer = ScriptedMeasurer()
+    result = make(measurer, Budget(launches=50), store=store, sleep=pauses.append).run()
+    assert result.ended is Ended.STORAGE
+    assert "it went away" in result.trouble
+    assert len(measurer.measured) == len(result.records) == 4, "the last one was seen as well"
+    assert result.favourite is not None
+    assert pauses == list(KEEP_PAUSES_S)
+
+
+def test_a_launch_that_others_gave_up_for_lost_does_not_count() -> None:
+    class Impatient(MemoryStore):
+        def finish(self, number: int, launch: Launch) -> bool:
+            if number == 3:
+                self.abandon(number, "it took too long")
+            return super().finish(number, launch)
+
+    diary = Diary()
+    store = Impatient()
+    result = make(ScriptedMeasurer(), Budget(launches=6), store=store, observer=diary).run()
+    assert diary.lines.count("lost") == 1
+    assert len(result.records) == len(store.records()) == 5

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where studies are kept, and what is said when they cannot be."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from xtune.errors import StorageError, TunerError
+from xtune.search import storage as storing
+from xtune.search.host_turn import HostTurn, runtime_folder
+from xtune.search.storage import default_url, file_system_of, file_url, open_storage
+
+MOUNTS = """\
+22 1 8:1 / / rw - ext4 /dev/sda1 rw
+30 22 0:40 / /home rw shared:1 - nfs4 server:/home rw
+31 30 0:41 / /home/local\\040disk rw - xfs /dev/sdb1 rw
+32 22 0:42 / /mnt rw - ext4 /dev/sdc1 rw
+33 32 0:43 / /mnt rw - lustre mgs:/fs rw
+"""
+
+
+@pytest.fixture
+def mounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    path = tmp_path / "mountinfo"
+    path.write_text(MOUNTS)
+    found = file_system_of
+    monkeypatch.setattr(storing, "file_system_of", lambda one: found(one, str(path)))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/srv/studies", "ext4"),
+        ("/home/me/studies", "nfs4"),
+        ("/homestead/studies", "ext4"),
+        ("/home/local disk/studies", "xfs"),
+        ("/mnt/studies", "lustre"),
+    ],
+)
+def test_the_file_system_of_a_path(mounts: str, path: str, expected: str) -> None:
+    assert file_system_of(Path(path), mounts) == expected
+
+
+def test_a_system_without_mountinfo_has_no_network(tmp_path: Path) -> None:
+    assert file_system_of(Path("/x"), str(tmp_path / "none")) == ""
+
+
+def test_a_network_file_system_gets_a_journal(mounts: str) -> None:
+    assert file_url(Path("/srv/studies")) == "sqlite:////srv/studies.db"
+    assert file_url(Path("/home/me/studies")) == "journal:/home/me/studies.journal"
+    assert file_url(Path("/srv/a.journal")) == "journal:/srv/a.journal"
+    with pytest.raises(StorageError, match=r"network file system \(nfs4\), where SQLite"):
+        file_url(Path("/home/me/studies.db"))
+
+
+def test_the_user_s_own_lie_below_xdg_state_home(tmp_path: Path) -> None:
+    url = default_url({"XDG_STATE_HOME": str(tmp_path / "state")})
+    assert url == f"sqlite:///{tmp_path}/state/xtune/studies.db"
+    assert (tmp_path / "state" / "xtune").is_dir()
+
+
+def test_no_place_to_keep_them_is_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("a file")
+    with pytest.raises(StorageError, match="set XDG_STATE_HOME"):
+        default_url({"XDG_STATE_HOME": str(tmp_path / "state")})
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("/nowhere/at/all/studies.db", "cannot be opened"),
+        ("nonsense://x", "cannot be opened"),
+        ("sqlite:///:memory:", "is not kept"),
+        ("sqlite://", "is not kept"),
+    ],
+)
+def test_a_storage_out_of_reach_is_one_clear_line(text: str, said: str) -> None:
+    with pytest.raises(StorageError, match=said) as caught:
+        open_storage(text)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_driver_is_named() -> None:
+    with pytest.raises(StorageError, match=r"needs a driver .* psycopg2-binary") as caught:
+        open_storage("postgresql://me:secret@node/db")
+    assert "secret" not in str(caught.value)
+    assert "postgresql://me@node/db" in str(caught.value)
+
+
+def test_a_file_that_is_no_database_is_one_clear_line(tmp_path: Path) -> None:
+    path = tmp_path / "studies.db"
+    path.write_text("this is a diary" * 100)
+    with pytest.raises(StorageError, match="file is not a database"):
+        open_storage(str(path))
+
+
+def test_the_runtime_folder_is_private(tmp_path: Path) -> None:
+    folder = runtime_folder({"XDG_RUNTIME_DIR": str(tmp_path)})
+    assert folder == tmp_path / "xtune"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert runtime_folder({"XDG_RUNTIME_DIR": str(tmp_path)}) == folder
+
+
+def test_without_a_runtime_folder_one_in_memory_is_made(tmp_path: Path) -> None:
+    folder = runtime_folder({"XDG_RUNTIME_DIR": "/nowhere"}, str(tmp_path))
+    assert folder == tmp_path / f"xtune-{os.geteuid()}"
+
+
+def test_a_folder_of_somebody_else_s_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "xtune").mkdir(mode=0o700)
+    (tmp_path / "xtune").chmod(0o777)
+    with pytest.raises(TunerError, match="not a private folder"):
+        runtime_folder({"XDG_RUNTIME_DIR": str(tmp_path)})
+    (tmp_path / "xtune").rmdir()
+    (tmp_path / "xtune").symlink_to(tmp_path)
+    with pytest.raises(TunerError, match="not a private folder"):
+        runtime_folder({"XDG_RUNTIME_DIR": str(tmp_path)})
+
+
+def test_who_waits_is_told_for_whom(tmp_path: Path) -> None:
+    told: list[str] = []
+
+    class EnoughError(Exception):
+        pass
+
+    def waiting(holder: str) -> None:
+        told.append(holder)
+        raise EnoughError
+
+    first, second = HostTurn(tmp_path), HostTurn(tmp_path, waiting)
+    with first(), pytest.raises(EnoughError), second():
+        pass
+    assert told == [f"PID {os.getpid()}"]
+    with second():
+        pass
+    assert told == [f"PID {os.getpid()}"]

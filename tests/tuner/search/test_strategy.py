@@ -1,0 +1,334 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a search launches, in which order, and what it never chooses."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+from tests.tuner.search.scripted import (
+    BEST,
+    RATE,
+    SMALL,
+    SPACE,
+    ScriptedMeasurer,
+    follow,
+    gain,
+    searched,
+    stages,
+)
+
+from xtune.measurement.launches import Outcome
+from xtune.measurement.objectives import Goal, Objective, Requirement
+from xtune.search.records import Record, Stage
+from xtune.search.strategy import CONTROL_EVERY, Allowance, Seed, Strategy
+from xtune.space.parameters import BARE, Configuration
+
+PRESET = SPACE.complete({"allocator": "glibc"})
+WINNER = SPACE.complete({"allocator": "tcmalloc", "batch": 8})
+SEEDS = [Seed("preset latency", PRESET), Seed("an earlier winner", WINNER)]
+
+
+def strategy(measurer: ScriptedMeasurer, **options: object) -> Strategy:
+    arguments = {"host": "here", "seed": 1, **options}
+    space = arguments.pop("space", SPACE)
+    objective = arguments.pop("objective", RATE)
+    return Strategy(space, measurer.plan_hash, objective, **arguments)  # type: ignore[arg-type]
+
+
+def test_the_bare_command_is_first_then_what_is_known_to_be_worth_trying() -> None:
+    measurer = ScriptedMeasurer()
+    records = follow(strategy(measurer, seeds=SEEDS), measurer, 5)
+    assert measurer.measured[:4] == [BARE, SPACE.default, PRESET, WINNER]
+    assert stages(records) == [Stage.BASELINE, *[Stage.SEED] * 3, Stage.SEARCH]
+    origins = [record.step.origin for record in records[:4]]
+    assert origins == ["the bare command", "xlaunch", "preset latency", "an earlier winner"]
+
+
+def test_seeds_of_one_plan_are_launched_once() -> None:
+    measurer = ScriptedMeasurer()
+    seeds = [Seed("a preset", SPACE.default), *SEEDS, Seed("again", WINNER)]
+    records = follow(strategy(measurer, seeds=seeds), measurer, 5)
+    assert stages(records)[1:] == [Stage.SEED] * 3 + [Stage.SEARCH]
+
+
+def test_seeds_that_cannot_be_carried_out_are_left_out() -> None:
+    measurer = ScriptedMeasurer(plan=lambda one: None if one == PRESET else repr(one))
+    records = follow(strategy(measurer, seeds=SEEDS), measurer, 4)
+    assert PRESET not in searched(records)
+    assert records[2].step.origin == "an earlier winner"
+
+
+def without_omp(configuration: Configuration) -> str:
+    """A machine on which `omp` changes nothing."""
+    return repr({name: value for name, value in configuration.items() if name != "omp"})
+
+
+def test_configurations_of_one_plan_are_measured_as_one() -> None:
+    measurer = ScriptedMeasurer(plan=without_omp)
+    one = strategy(measurer)
+    assert one.plans == 120
+    chosen = searched(follow(one, measurer, 60))
+    assert {configuration["omp"] for configuration in chosen} == {"auto"}
+
+
+def test_what_cannot_be_carried_out_is_never_proposed() -> None:
+    measurer = ScriptedMeasurer(plan=lambda one: None if one.get("smt") else repr(one))
+    one = strategy(measurer)
+    assert one.plans == 180
+    assert not any(configuration["smt"] for configuration in searched(follow(one, measurer, 60)))
+
+
+@pytest.mark.parametrize("goal", Goal)
+def test_it_finds_what_is_best(goal: Goal) -> None:
+    measurer = ScriptedMeasurer(goal=goal, seed=3)
+    one = strategy(measurer, objective=Objective("items/s", goal))
+    records = follow(one, measurer, 40)
+    favourite = one.favourite(records)
+    assert favourite is not None
+    assert gain(favourite.configuration) == gain(BEST)
+    assert favourite.low < favourite.value < favourite.high
+    assert favourite.ratio == pytest.approx(math.exp(gain(BEST)), rel=0.03)
+
+
+def test_the_bare_command_is_launched_again_every_few_launches() -> None:
+    measurer = ScriptedMeasurer()
+    records = follow(strategy(measurer), measurer, 4 * CONTROL_EVERY)
+    controls = [at for at, stage in enumerate(stages(records)) if stage is Stage.CONTROL]
+    assert controls == list(range(CONTROL_EVERY + 1, 4 * CONTROL_EVERY, CONTROL_EVERY + 1))
+    assert all(records[at].step.configuration == BARE for at in controls)
+
+
+def test_each_host_launches_the_bare_command() -> None:
+    measurer = ScriptedMeasurer()
+    records = follow(strategy(measurer, host="a"), measurer, 5, host="a")
+    records = follow(strategy(measurer, host="b"), measurer, 2, records=records, host="b")
+    assert stages(records)[5:] == [Stage.BASELINE, Stage.SEARCH]
+
+
+def test_hosts_of_different_speed_are_put_on_one_scale() -> None:
+    """Host b is twice as fast, so its launches must not look twice as good."""
+    slow = ScriptedMeasurer(seed=1)
+    fast = ScriptedMeasurer(lambda one: gain(one) + math.log(2.0), seed=2)
+    records: list[Record] = []
+    for _ in range(20):
+        records = follow(strategy(slow, host="a"), slow, 1, records=records, host="a")
+        records = follow(strategy(fast, host="b"), fast, 1, records=records, host="b")
+    favourite = strategy(slow, host="a").favourite(records)
+    assert favourite is not None
+    assert gain(favourite.configuration) == gain(BEST)
+    assert favourite.ratio == pytest.approx(math.exp(gain(BEST)), rel=0.03)
+
+
+@pytest.mark.parametrize(
+    "outcome", [Outcome.CRASHED, Outcome.OUT_OF_MEMORY, Outcome.TIMED_OUT, Outcome.NO_METRIC]
+)
+def test_what_fails_is_never_best_and_not_tried_again(outcome: Outcome) -> None:
+    """The fastest allocator crashes with every batch above 4."""
+
+    def end(configuration: Configuration) -> Outcome:
+        bad = configuration.get("allocator") == "tcmalloc" and configuration.get("batch", 0) > 4
+        return outcome if bad else Outcome.MEASURED
+
+    measurer = ScriptedMeasurer(outcomes=end, seed=2)
+    one = strategy(measurer)
+    records = follow(one, measurer, 60)
+    failed = [r.step.plan_hash for r in records if r.launch and r.launch.outcome is outcome]
+    assert 0 < len(failed) < 12
+    assert max(Counter(failed).values()) == 1
+    favourite = one.favourite(records)
+    assert favourite is not None
+    assert end(favourite.configuration) is Outcome.MEASURED
+    assert gain(favourite.configuration) == pytest.approx(0.35)  # jemalloc, batch 8, thp always
+
+
+def test_what_breaks_a_requirement_is_never_best() -> None:
+    requirement = Requirement("rss<=1MiB", "rss", True, 2.0**20)
+    objective = Objective("items/s", Goal.MAXIMIZE, (requirement,))
+
+    class Greedy(ScriptedMeasurer):
+        def measure(self, configuration: Configuration, **options: float | None):  # type: ignore[no-untyped-def, override]
+            launch = super().measure(configuration, **options)
+            rss = 2.0**21 if configuration.get("thp") == "always" else 2.0**19
+            return launch._replace(requirements=((requirement.text, rss),))
+
+    measurer = Greedy(seed=2)
+    one = strategy(measurer, objective=objective)
+    favourite = one.favourite(follow(one, measurer, 50))
+    assert favourite is not None
+    assert favourite.configuration["thp"] != "always"
+    assert gain(favourite.configuration) == pytest.approx(0.35)
+
+
+def test_nothing_is_best_where_everything_fails() -> None:
+    bad = ScriptedMeasurer(
+        outcomes=lambda one: Outcome.MEASURED if one == BARE else Outcome.CRASHED
+    )
+    one = strategy(bad, space=SMALL)
+    records = follow(one, bad, 100, total=100.0)
+    assert one.favourite(records) is None
+    assert one.final(records) is None
+    assert len(searched(records)) == 8
+
+
+def test_a_launch_that_cannot_win_may_be_cut() -> None:
+    measurer = ScriptedMeasurer(noise=0.001)
+    one = strategy(measurer)
+    follow(one, measurer, 30)
+    assert measurer.cuts[:2] == [None, None]  # the bare command and the default
+    later = [cut for cut in measurer.cuts[20:] if cut is not None]
+    best = 100.0 * math.exp(gain(BEST))
+    assert later
+    assert all(0.5 * best < cut < 0.8 * best for cut in later)
+
+
+def test_what_was_cut_is_not_best() -> None:
+    measurer = ScriptedMeasurer(lambda one: -1.0 if one.get("smt") else 0.0, noise=0.01)
+    one = strategy(measurer)
+    records = follow(one, measurer, 30)
+    assert any(r.launch and r.launch.outcome is Outcome.CUT for r in records)
+    favourite = one.favourite(records)
+    assert favourite is not None
+    assert favourite.configuration["smt"] is False
+
+
+def test_a_small_space_is_raced_in_blocks() -> None:
+    measurer = ScriptedMeasurer(noise=0.02)
+    one = strategy(measurer, space=SMALL)
+    assert one.races(Allowance(60, 60))
+    records = follow(one, measurer, 60, total=60.0)
+    first = [r.step.configuration for r in records if r.step.details.get("block") == 0][:8]
+    assert first[0] == SMALL.default
+    assert set(first) == set(SMALL)
+    raced = Counter(r.step.configuration for r in records if r.step.stage is Stage.RACE)
+    best = SMALL.complete({"allocator": "tcmalloc"})
+    assert raced[best] == max(raced.values()) > 2
+    assert raced[SMALL.complete({"smt": True})] <= 3
+    final = one.final(records)
+    assert final is not None
+    assert final.decision().verdict.best == best
+
+
+def test_a_large_space_is_not_raced() -> None:
+    one = strategy(ScriptedMeasurer())
+    assert not one.races(Allowance(60, 60))
+    assert one.races(Allowance(3000, 3000))
+    assert not one.races(Allowance(math.inf, math.inf)), "nothing is known of the budget yet"
+
+
+def test_the_final_gets_its_share_of_the_budget() -> None:
+    measurer = ScriptedMeasurer(noise=0.05)
+    one = strategy(measurer)
+    records = follow(one, measurer, 100, total=50.0)
+    counts = Counter(stages(records))
+    assert len(records) <= 50
+    assert 12 <= counts[Stage.FINAL] <= 20
+    first_final = stages(records).index(Stage.FINAL)
+    assert set(stages(records)[first_final:]) == {Stage.FINAL}
+    final = one.final(records)
+    assert final is not None
+    assert final.plan.baseline == BARE
+    assert final.decision().verdict.best != BARE
+
+
+def test_a_clear_gain_needs_few_blocks() -> None:
+    """Of 200 launches a third is not kept for what four blocks show."""
+    measurer = ScriptedMeasurer(lambda one: 0.0 if one == BARE else 1.0 + gain(one), noise=0.01)
+    one = strategy(measurer)
+    records = follow(one, measurer, 200, total=100.0)
+    assert Counter(stages(records))[Stage.FINAL] <= 24
+
+
+def test_the_same_records_lead_to_the_same_step() -> None:
+    """After a kill nothing but the records is left."""
+    measurer = ScriptedMeasurer(seed=5, noise=0.03)
+    one = strategy(measurer)
+    records = follow(one, measurer, 48, total=50.0)
+    for count in (0, 1, 2, 48):
+        left = Allowance(50.0 - count, 50.0)
+        again = strategy(measurer).next(records[:count], left)
+        expected = records[count].step if count < 48 else one.next(records, left)
+        assert again is not None
+        assert expected is not None
+        assert (again.stage, again.configuration) == (expected.stage, expected.configuration)
+
+
+def test_a_final_goes_on_where_it_was_left() -> None:
+    measurer = ScriptedMeasurer(seed=5, noise=0.05)
+    whole = follow(strategy(measurer), measurer, 100, total=50.0)
+    began = stages(whole).index(Stage.FINAL)
+    for count in range(began + 1, len(whole)):
+        one = strategy(measurer)
+        step = one.next(whole[:count], Allowance(50.0 - count, 50.0))
+        assert step is not None
+        assert step.key == whole[count].step.key
+        assert step.configuration == whole[count].step.configuration
+
+
+def test_a_later_search_makes_another_final_that_may_err_less() -> None:
+    measurer = ScriptedMeasurer(seed=5, noise=0.05)
+    before = follow(strategy(measurer), measurer, 100, total=40.0)
+    one = strategy(measurer)
+    records = list(before)
+    for left in range(40, 0, -1):
+        step = one.next(records, Allowance(left, 40.0, since=len(before)))
+        if step is None:
+            break
+        launch = measurer.measure(step.configuration)
+        records.append(Record(len(records), step, "here", launch))
+    assert Stage.SEARCH in stages(records)[len(before) :]
+    final = one.final(records)
+    assert final is not None
+    assert final.plan.attempt == 1
+    assert final.plan.error == pytest.approx(final.plan.rule.error / 2)
+
+
+def test_nobody_launches_what_another_worker_is_launching() -> None:
+    measurer = ScriptedMeasurer()
+    records = follow(strategy(measurer), measurer, 20)
+    for _ in range(10):
+        step = strategy(measurer, host="there").next(records, Allowance(50, 100))
+        assert step is not None
+        records.append(Record(len(records), step, "there", None))
+    under_way = [record.step.plan_hash for record in records if record.launch is None]
+    assert len(set(under_way[1:])) == len(under_way[1:]) == 9
+    assert len({record.step.key for record in records}) == len(records)
+
+
+def test_nobody_interferes_with_a_final_of_another_worker() -> None:
+    measurer = ScriptedMeasurer(seed=5, noise=0.05)
+    one = strategy(measurer)
+    records = follow(one, measurer, 100, total=50.0)
+    began = stages(records).index(Stage.FINAL)
+    half = [*records[: began + 3], records[began + 3]._replace(launch=None)]
+    assert strategy(measurer, host="there").next(half, Allowance(50, 100)) is None
+
+
+def test_workers_share_the_blocks_of_a_race() -> None:
+    measurer = ScriptedMeasurer(noise=0.02)
+    records = follow(strategy(measurer, space=SMALL), measurer, 1, total=80.0)
+    for number in range(11):
+        step = strategy(measurer, space=SMALL).next(records, Allowance(70, 80))
+        assert step is not None, f"nothing left to do after {number}"
+        records.append(Record(len(records), step, "here", None))
+    keys = [record.step.key for record in records]
+    assert len(set(keys)) == len(keys)
+    assert Counter(record.step.details.get("block") for record in records)[0] == 8
+
+
+def test_the_machine_s_drift_does_not_choose() -> None:
+    """It becomes 30 % slower within 60 launches, which is more than any setting does."""
+    effects = {"tcmalloc": 0.06, "jemalloc": 0.03}
+
+    class Warm(ScriptedMeasurer):
+        def measure(self, configuration: Configuration, **options: float | None):  # type: ignore[no-untyped-def, override]
+            launch = super().measure(configuration)
+            assert launch.value is not None
+            return launch._replace(value=launch.value * math.exp(-0.3 * len(self.measured) / 60))
+
+    measurer = Warm(lambda one: effects.get(str(one.get("allocator")), 0.0), noise=0.003)
+    one = strategy(measurer)
+    favourite = one.favourite(follow(one, measurer, 70))
+    assert favourite is not None
+    assert favourite.configuration["allocator"] == "tcmalloc"

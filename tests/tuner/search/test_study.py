@@ -1,0 +1,315 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Studies: whose they are, what is kept in them, and that Optuna can read them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import optuna
+import pytest
+from tests.tuner.search.scripted import RATE, SMALL, SPACE
+from tests.tuner.search.studies import SUBJECT, store_of, worker
+from tests.tuner.search.test_recorded import FULL
+
+from xtune.errors import StorageError, StudyError
+from xtune.evidence.verdicts import Kind, Verdict, undecided
+from xtune.measurement.launches import Launch, Outcome, Series
+from xtune.measurement.objectives import Goal, Objective, Requirement
+from xtune.search.attributes import PIECE
+from xtune.search.records import Record, Stage, Step
+from xtune.search.storage import Storage, open_storage
+from xtune.search.study import Subject, earlier_winners, find_study, list_studies, open_study
+from xtune.search.study_store import StudyStore
+from xtune.search.workers import LEASE_S, Watch
+from xtune.space.identities import MachineIdentity
+from xtune.space.parameters import BARE, Configuration
+
+OTHER_MACHINE = SUBJECT._replace(
+    machine=MachineIdentity((("processor", "made up"), ("cores", "64, 2 threads each")))
+)
+OTHER_PROGRAM = SUBJECT._replace(program=SUBJECT.program._replace(command="7ea", words=("x.py",)))
+OTHER_SPACE = SUBJECT._replace(space=SMALL)
+OTHER_GOAL = SUBJECT._replace(objective=Objective("loss", Goal.MINIMIZE))
+
+
+@pytest.fixture(params=["studies.db", "studies.journal"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
+    return open_storage(str(tmp_path / request.param))
+
+
+def again(storage: Storage) -> Storage:
+    """What another process would see."""
+    return open_storage(storage.shown)
+
+
+def step(number: int = 0, configuration: Configuration | None = None, **fields: object) -> Step:
+    made = configuration or SPACE.default
+    return Step(Stage.SEARCH, made, repr(made), f"search {number}")._replace(**fields)  # type: ignore[arg-type]
+
+
+def launch(value: float | None = 1.5, **fields: object) -> Launch:
+    outcome = Outcome.CRASHED if value is None else Outcome.MEASURED
+    made = Launch(SPACE.default, "aa", outcome, value, 12.5)
+    return made._replace(**fields)  # type: ignore[arg-type]
+
+
+def test_a_study_is_found_again_by_its_subject(storage: Storage) -> None:
+    made = open_study(storage, SUBJECT)
+    assert made.name.startswith("train.py ")
+    found = open_study(again(storage), SUBJECT)
+    assert (found.id, found.name) == (made.id, made.name)
+    assert found.subject == SUBJECT
+    edited = SUBJECT._replace(program=SUBJECT.program._replace(content="def"))
+    assert open_study(again(storage), edited).id == made.id, "an edited script stays itself"
+    copied = SUBJECT._replace(program=SUBJECT.program._replace(place="/opt/train.py"))
+    assert open_study(again(storage), copied).id == made.id, "and so does a copy elsewhere"
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (OTHER_MACHINE, "another kind of machine .cores: 64, 2 threads each here, 4, 1 thread"),
+        (OTHER_PROGRAM, "another program"),
+        (OTHER_SPACE, "another space"),
+        (OTHER_GOAL, r"it is about items/s \(maximize\), and this about loss \(minimize\)"),
+    ],
+)
+def test_different_things_never_mix(storage: Storage, other: Subject, said: str) -> None:
+    mine = open_study(storage, SUBJECT, "mine")
+    assert open_study(storage, SUBJECT).id == mine.id
+    assert open_study(storage, other).id != mine.id
+    with pytest.raises(StudyError, match=said) as caught:
+        open_study(storage, other, "mine")
+    assert "\n" not in str(caught.value)
+
+
+def test_studies_are_listed_and_found_by_name(storage: Storage) -> None:
+    assert list_studies(storage) == []
+    first, second = open_study(storage, SUBJECT), open_study(storage, OTHER_GOAL, "the other one")
+    storage.backend.create_new_study([optuna.study.StudyDirection.MINIMIZE], "not ours")
+    assert [study.name for study in list_studies(again(storage))] == [first.name, second.name]
+    assert find_study(storage, "the other one").subject == OTHER_GOAL
+    assert find_study(storage, "train.py").id == first.id
+    with pytest.raises(StudyError, match=r"no study called 'x'.*there are 'train.py .*'the other"):
+        find_study(storage, "x")
+    with pytest.raises(StudyError, match="no study called 'not ours'"):
+        find_study(storage, "not ours")
+
+
+def test_a_study_of_another_tool_is_left_alone(storage: Storage) -> None:
+    theirs = optuna.create_study(storage=storage.backend, study_name="mine")
+    theirs.add_trial(optuna.trial.create_trial(value=1.0))
+    with pytest.raises(StudyError, match="another tool"):
+        open_study(storage, SUBJECT, "mine")
+
+
+def test_a_study_of_a_later_version_is_refused(storage: Storage) -> None:
+    study = open_study(storage, SUBJECT)
+    study.set_attribute("xtune:version", 2)
+    with pytest.raises(StudyError, match="version 2 of the format; this xtune reads 1"):
+        open_study(again(storage), SUBJECT)
+
+
+def test_notes_are_kept(storage: Storage) -> None:
+    study = open_study(storage, SUBJECT)
+    study.keep_note("options", {"budget": "10m"})
+    study.keep_note("long", "x" * 3 * PIECE)
+    study.keep_note("options", {"budget": "20m"})
+    notes = find_study(again(storage), study.name).notes
+    assert notes == {"options": {"budget": "20m"}, "long": "x" * 3 * PIECE}
+
+
+def test_winners_of_other_studies_of_the_program_are_known(storage: Storage) -> None:
+    best = SPACE.complete({"allocator": "tcmalloc", "batch": 8})
+    won = Verdict(Kind.GAIN, best, best, None, "")
+    open_study(storage, SUBJECT).keep_verdict(won)
+    open_study(storage, OTHER_MACHINE).keep_verdict(won)
+    open_study(storage, OTHER_PROGRAM).keep_verdict(won)
+    open_study(storage, OTHER_GOAL).keep_verdict(undecided(BARE, "too little"))
+    (seed,) = earlier_winners(again(storage), OTHER_SPACE)
+    assert seed.configuration == SMALL.complete({"allocator": "tcmalloc"})
+    assert seed.origin.startswith("winner of study 'train.py")
+    assert earlier_winners(storage, SUBJECT) == []
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        FULL._replace(outcome=Outcome.MEASURED),
+        FULL,
+        launch(None, outcome=Outcome.CUT),
+        launch(float("nan")),
+        launch(series=(Series(0, "items/s", *[tuple(n / 7 for n in range(20_000))] * 2),)),
+    ],
+    ids=["measured", "crashed", "cut", "nan", "many samples"],
+)
+def test_every_raw_sample_is_kept(storage: Storage, seen: Launch) -> None:
+    store = store_of(storage)
+    made = step(details={"block": 3}, origin="a preset", cut_at=0.5)
+    number = store.claim(made)
+    assert number is not None
+    assert store.records() == (Record(number, made, store.host, None),)
+    assert store.finish(number, seen)
+    (record,) = store_of(again(storage)).records()
+    assert record.step == made
+    assert record.host == store.host
+    assert record.launch is not None
+    if seen.value == seen.value:
+        times = [round(t, 6) for one in seen.series for t in one.times_s]
+        kept = record.launch._replace(series=())
+        assert kept == seen._replace(series=())
+        assert [t for one in record.launch.series for t in one.times_s] == times
+        assert [one.values for one in record.launch.series] == [one.values for one in seen.series]
+
+
+def test_no_attribute_is_longer_than_any_database_takes(storage: Storage) -> None:
+    noise = tuple(float(hash((n, "x")) % 10**9) for n in range(20_000))
+    store = store_of(storage)
+    number = store.claim(step())
+    assert number is not None
+    store.finish(number, launch(series=(Series(0, "items/s", noise, noise),)))
+    (trial,) = storage.backend.get_all_trials(open_study(storage, SUBJECT).id)
+    lengths = [len(str(value)) for value in trial.user_attrs.values()]
+    assert max(lengths) < 2**15
+    assert sum(lengths) > 4 * PIECE
+
+
+def test_optuna_reads_it(storage: Storage) -> None:
+    requirement = Requirement("rss<=8", "rss", True, 8.0)
+    subject = SUBJECT._replace(objective=Objective("items/s", Goal.MAXIMIZE, (requirement,)))
+    study = open_study(storage, subject)
+    store = StudyStore(study)
+    fast, bad = SPACE.complete({"batch": 8}), SPACE.complete({"batch": 16})
+    rows = [
+        (BARE, launch(3.0, requirements=((requirement.text, 7.0),))),
+        (SPACE.default, launch(1.0, requirements=((requirement.text, 7.0),))),
+        (fast, launch(4.0, requirements=((requirement.text, 5.0),))),
+        (bad, launch(9.0, requirements=((requirement.text, 10.0),))),
+        (bad, launch(None, exit_code=1)),
+        (bad, launch(None, outcome=Outcome.CUT)),
+    ]
+    for number, (configuration, seen) in enumerate(rows):
+        claimed = store.claim(step(number, configuration))
+        assert claimed is not None
+        store.finish(claimed, seen)
+    loaded = optuna.load_study(study_name=study.name, storage=again(storage).backend)
+    assert loaded.direction is optuna.study.StudyDirection.MAXIMIZE
+    states = [trial.state.name for trial in loaded.trials]
+    assert states == [*["COMPLETE"] * 4, "FAIL", "PRUNED"]
+    assert loaded.trials[0].params == {}
+    assert loaded.trials[2].params == dict(fast)
+    assert [trial.value for trial in loaded.trials] == [3.0, 1.0, 4.0, 9.0, None, None]
+    assert loaded.trials[3].constraints == {"rss<=8": 2.0}
+    assert loaded.best_trial.number == 2, "what breaks a requirement is never best"
+    assert loaded.trials[4].user_attrs["outcome"] == "crashed"
+
+
+def test_a_key_is_claimed_once(storage: Storage) -> None:
+    first = store_of(storage, worker("a"))
+    second = store_of(again(storage), worker("b"))
+    assert first.claim(step(1)) is not None
+    assert second.claim(step(1)) is None
+    assert second.claim(step(2)) is not None
+    for store in (first, second):
+        records = store.records()
+        assert [record.step.key for record in records] == ["search 1", "search 2"]
+        assert [record.host for record in records] == ["a boot", "b boot"]
+
+
+def test_what_was_made_cannot_be_claimed_again(storage: Storage) -> None:
+    store = store_of(storage)
+    number = store.claim(step(1))
+    assert number is not None
+    store.finish(number, launch())
+    assert store.claim(step(1)) is None
+    assert len(store.records()) == 1
+
+
+def test_what_was_abandoned_does_not_count_and_is_free_again(storage: Storage) -> None:
+    store = store_of(storage)
+    number = store.claim(step(1))
+    assert number is not None
+    store.abandon(number, "KeyboardInterrupt")
+    assert store.records() == ()
+    assert store_of(again(storage)).claim(step(1)) is not None
+
+
+def test_a_process_that_is_gone_on_this_system_is_lost_at_once(storage: Storage) -> None:
+    me = store_of(storage)
+    dead = me._worker._replace(pid=2**22 - 1)
+    assert store_of(storage, dead).claim(step(1)) is not None
+    assert me.records() == ()
+    assert me.claim(step(1)) is not None
+
+
+def test_a_process_whose_number_is_another_s_now_is_lost(storage: Storage) -> None:
+    me = store_of(storage)
+    dead = me._worker._replace(start_ticks=1)
+    assert store_of(storage, dead).claim(step(1)) is not None
+    assert me.records() == ()
+
+
+def test_a_worker_elsewhere_is_lost_when_it_counts_no_more(storage: Storage) -> None:
+    now = [0.0]
+    far, me = worker("far"), worker("near")
+    theirs = store_of(storage, far)
+    number = theirs.claim(step(1))
+    assert number is not None
+    mine = store_of(again(storage), me, Watch(me, clock=lambda: now[0]))
+    trial_id = theirs._trials[number]
+    for beat in (1, 2, 3):
+        storage.backend.set_trial_user_attr(trial_id, "xtune:beat", beat)
+        assert len(mine.records()) == 1
+        now[0] += 0.9 * LEASE_S
+    assert len(mine.records()) == 1
+    now[0] += 0.2 * LEASE_S
+    assert mine.records() == ()
+    assert mine.claim(step(1)) is not None
+
+
+def test_who_comes_back_too_late_is_not_counted(storage: Storage) -> None:
+    now = [0.0]
+    me = worker("near")
+    theirs = store_of(storage, worker("far"))
+    number = theirs.claim(step(1))
+    assert number is not None
+    mine = store_of(again(storage), me, Watch(me, clock=lambda: now[0]))
+    mine.records()
+    now[0] += 2 * LEASE_S
+    retaken = mine.claim(step(1))
+    assert retaken is not None
+    assert not theirs.finish(number, launch(1.0))
+    assert mine.finish(retaken, launch(2.0))
+    for store in (mine, theirs, store_of(again(storage))):
+        (record,) = store.records()
+        assert record.launch is not None
+        assert record.launch.value == 2.0
+
+
+def test_a_worker_counts_while_it_launches(storage: Storage) -> None:
+    study = open_study(storage, SUBJECT)
+    store = StudyStore(study, beat_s=0.005)
+    number = store.claim(step(1))
+    assert number is not None
+
+    def beats() -> int:
+        (trial,) = again(storage).backend.get_all_trials(study.id)
+        count = trial.user_attrs.get("xtune:beat", 0)
+        assert isinstance(count, int)
+        return count
+
+    first = beats()
+    while beats() <= first + 1:
+        pass
+    store.finish(number, launch())
+    assert not store._beating
+
+
+def test_a_storage_that_went_away_is_one_clear_line(tmp_path: Path) -> None:
+    path = tmp_path / "studies.db"
+    store = store_of(open_storage(str(path)))
+    path.write_text("overwritten by somebody" * 1000)
+    with pytest.raises(StorageError, match=r"studies.db cannot be used: ") as caught:
+        store.claim(step(1))
+    assert "\n" not in str(caught.value)
+    assert RATE.metric not in str(caught.value)

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Taking turns on a host: two launches at once would share caches and memory and spoil each other.
+
+A lock on a file that every search of this user on this host knows. The kernel gives it up with its
+holder, however that ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from xtune.errors import TunerError
+
+MEMORY = "/dev/shm"  # noqa: S108 - the folder made there is private, and looked at before it is used
+
+
+def runtime_folder(environment: Mapping[str, str], memory: str = MEMORY) -> Path:
+    """A folder of this user on this host, never one that hosts share: made, and private.
+
+    Raises TunerError where there is none.
+    """
+    given = environment.get("XDG_RUNTIME_DIR", "")
+    if os.path.isabs(given) and os.access(given, os.W_OK | os.X_OK):
+        folder = Path(given, "xtune")
+    else:
+        folder = Path(memory, f"xtune-{os.geteuid()}")
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        status = folder.lstat()
+    except OSError as error:
+        raise TunerError(
+            f"no folder for locks: {folder}: {error.strerror}; set XDG_RUNTIME_DIR to a private"
+            " folder of this host"
+        ) from error
+    private = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+    if not private or status.st_mode & 0o077:
+        raise TunerError(
+            f"{folder} is not a private folder of yours; remove it, or set XDG_RUNTIME_DIR"
+        )
+    return folder
+
+
+class HostTurn:
+    """Called for each launch: a context in which nobody else launches on this host."""
+
+    def __init__(self, folder: Path, waiting: Callable[[str], None] | None = None) -> None:
+        """`folder`: see `runtime_folder`. `waiting`: told who has the turn, if somebody has."""
+        self._path = folder / "launching.lock"
+        self._waiting = waiting
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[None]:
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            self._take(descriptor)
+            os.truncate(descriptor, 0)
+            os.pwrite(descriptor, f"PID {os.getpid()}".encode(), 0)
+            yield
+            os.truncate(descriptor, 0)
+        finally:
+            os.close(descriptor)
+
+    def _take(self, descriptor: int) -> None:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if self._waiting is not None:
+                holder = os.pread(descriptor, 100, 0).decode(errors="replace")
+                self._waiting(holder or "another process")
+            fcntl.flock(descriptor, fcntl.LOCK_EX)

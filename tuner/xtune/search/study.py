@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A study: all launches of one program in one space on one kind of machine, kept in a storage.
+
+It is a study of Optuna's: each launch is a trial, with the settings as parameters, the value, the
+requirements as constraints, and the launch in full beside it. A launch that failed is a failed trial,
+one that was cut a pruned one. Launches of the bare command are trials without parameters.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from xtune.errors import StudyError
+from xtune.evidence.verdicts import Kind, Verdict
+from xtune.measurement.objectives import Goal, Objective
+from xtune.search.attributes import PREFIX, read_pieces, write_pieces
+from xtune.search.encoding import Plain, decode_objective, encode_objective
+from xtune.search.storage import Storage
+from xtune.search.strategy import Seed
+from xtune.space.identities import MachineIdentity, ProgramIdentity
+from xtune.space.parameters import BARE, Configuration
+from xtune.space.spaces import Space
+
+SCHEMA_VERSION = 1
+"""Of what is kept beside Optuna's own; rises when a key changes its meaning or goes."""
+
+
+class Subject(NamedTuple):
+    """What a study is of. Launches of two subjects are never compared."""
+
+    machine: MachineIdentity
+    program: ProgramIdentity
+    space: Space
+    objective: Objective
+
+    @property
+    def name(self) -> str:
+        """What its study is called where nobody says. **Ex.:** ``train.py 3f2a9c41``."""
+        facts = [
+            self.machine.fingerprint,
+            self.program.command,
+            self.program.place,
+            self.space.name,
+            encode_objective(self.objective),
+        ]
+        digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+        return f"{os.path.basename(self.program.place) or 'program'} {digest[:8]}"
+
+    def difference(self, other: Subject) -> str | None:
+        """Why launches of `other` cannot be compared with this one's, in a line; None: they can."""
+        machines = self.machine.difference(other.machine)
+        if machines is not None:
+            return f"it is of another kind of machine ({machines})"
+        if not self.program.agrees(other.program):
+            return f"it is of another program ({_words(other)}, and this is {_words(self)})"
+        if self.objective != other.objective:
+            return f"it is about {_aim(other.objective)}, and this about {_aim(self.objective)}"
+        if self.space.name != other.space.name:
+            return f"it searches another space ({other.space!r}, and this is {self.space!r})"
+        return None
+
+    def to_plain(self) -> Plain:
+        return {
+            "machine": self.machine.to_plain(),
+            "program": self.program.to_plain(),
+            "space": self.space.to_plain(),
+            "objective": encode_objective(self.objective),
+        }
+
+    @classmethod
+    def from_plain(cls, plain: Plain) -> Subject:
+        return cls(
+            MachineIdentity.from_plain(plain["machine"]),
+            ProgramIdentity.from_plain(plain["program"]),
+            Space.from_plain(plain["space"]),
+            decode_objective(plain["objective"]),
+        )
+
+
+class Study(NamedTuple):
+    """A study of a storage."""
+
+    storage: Storage
+    id: int
+    """Optuna's."""
+    name: str
+    subject: Subject
+    notes: Mapping[str, Any]
+    """What else was kept with it, by `keep_note`. **Ex.:** ``options``, ``verdict``."""
+
+    def keep_note(self, name: str, value: Any) -> None:
+        """Keep a plain value with the study. Raises StorageError."""
+        with self.storage.reaching(), self.storage.writing():
+            write_pieces(self.set_attribute, f"note {name}", json.dumps(value))
+
+    def keep_verdict(self, verdict: Verdict) -> None:
+        """Keep what a search found, for later ones to begin with."""
+        interval = verdict.interval
+        self.keep_note(
+            "verdict",
+            {
+                "kind": verdict.kind.value,
+                "best": dict(verdict.best),
+                "leader": None if verdict.leader is None else dict(verdict.leader),
+                "reason": verdict.reason,
+                "interval": None if interval is None else [interval.low, interval.high],
+                "estimate": None if interval is None else interval.estimate,
+            },
+        )
+
+    def set_attribute(self, key: str, value: Any) -> None:
+        """Set one of Optuna's attributes of the study."""
+        self.storage.backend.set_study_user_attr(self.id, key, value)
+
+
+def open_study(storage: Storage, subject: Subject, name: str | None = None) -> Study:
+    """The study of a subject, made where there is none.
+
+    name
+        None: the one that is of this subject, whatever it is called.
+
+    Raises StudyError where the study of that name is of another subject, StorageError where the
+    storage cannot be used.
+    """
+    with storage.reaching(), storage.writing():
+        studies = _all(storage)
+        if name is None:
+            matching = [one for one in studies if subject.difference(one.subject) is None]
+            if matching:
+                return matching[0]
+            name = subject.name
+        for one in studies:
+            if one.name == name:
+                return _require_same(one, subject)
+        return _create(storage, subject, name)
+
+
+def find_study(storage: Storage, name: str) -> Study:
+    """The study of that name. Raises StudyError where there is none, and names those there are."""
+    with storage.reaching():
+        studies = _all(storage)
+    found = [one for one in studies if one.name == name or one.name.startswith(f"{name} ")]
+    if len(found) == 1 or (found and found[0].name == name):
+        return found[0]
+    known = ", ".join(repr(one.name) for one in studies) or "none at all"
+    many = "several studies are called" if found else "there is no study called"
+    raise StudyError(f"{many} {name!r} in {storage.shown}; there are {known}")
+
+
+def list_studies(storage: Storage) -> list[Study]:
+    """All of xtune's studies in a storage, the oldest first; other studies of Optuna's are not."""
+    with storage.reaching():
+        return _all(storage)
+
+
+def earlier_winners(storage: Storage, subject: Subject) -> list[Seed]:
+    """What won in other studies of this program on this kind of machine, as far as the space has it."""
+    found = []
+    for study in list_studies(storage):
+        verdict = study.notes.get("verdict")
+        other = study.subject
+        is_other = subject.difference(other) is not None
+        same = other.machine.fingerprint == subject.machine.fingerprint
+        if verdict and is_other and same and subject.program.agrees(other.program):
+            winner = Configuration(verdict["best"])
+            if verdict["kind"] == Kind.GAIN.value and winner != BARE:
+                configuration = _within(subject.space, winner)
+                found.append(Seed(f"winner of study {study.name!r}", configuration))
+    return found
+
+
+def _within(space: Space, configuration: Configuration) -> Configuration:
+    """What of a configuration the space has; the rest as by default."""
+    kept = {
+        parameter.name: configuration[parameter.name]
+        for parameter in space.parameters
+        if configuration.get(parameter.name) in parameter.values
+    }
+    return space.complete(kept)
+
+
+def _all(storage: Storage) -> list[Study]:
+    studies = []
+    for frozen in storage.backend.get_all_studies():
+        text = read_pieces(frozen.user_attrs, "subject")
+        if text is None:
+            continue
+        version = frozen.user_attrs.get(f"{PREFIX}version")
+        if version is not None and version != SCHEMA_VERSION:
+            raise StudyError(
+                f"study {frozen.study_name!r} in {storage.shown} was kept by version {version!r} of"
+                f" the format; this xtune reads {SCHEMA_VERSION}: name another --storage"
+            )
+        if version is None:
+            continue  # being made
+        names = {key.removeprefix(PREFIX).partition("#")[0] for key in frozen.user_attrs}
+        notes = {
+            name.removeprefix("note "): json.loads(read_pieces(frozen.user_attrs, name) or "null")
+            for name in names
+            if name.startswith("note ")
+        }
+        subject = Subject.from_plain(json.loads(text))
+        study_id = storage.backend.get_study_id_from_name(frozen.study_name)
+        studies.append(Study(storage, study_id, frozen.study_name, subject, notes))
+    return sorted(studies, key=lambda study: study.id)
+
+
+def _create(storage: Storage, subject: Subject, name: str) -> Study:
+    from optuna.exceptions import DuplicatedStudyError
+    from optuna.study import StudyDirection
+
+    maximize = subject.objective.goal is Goal.MAXIMIZE
+    direction = StudyDirection.MAXIMIZE if maximize else StudyDirection.MINIMIZE
+    backend = storage.backend
+    try:
+        study_id = backend.create_new_study([direction], name)
+    except DuplicatedStudyError:
+        # Another worker makes it now, or it is none of ours.
+        study_id = backend.get_study_id_from_name(name)
+    attributes = backend.get_study_user_attrs(study_id)
+    if f"{PREFIX}version" not in attributes and backend.get_all_trials(study_id, deepcopy=False):
+        raise StudyError(
+            f"{name!r} in {storage.shown} is a study of another tool; take another name"
+        )
+    study = Study(storage, study_id, name, subject, {})
+    write_pieces(study.set_attribute, "subject", json.dumps(subject.to_plain()))
+    study.set_attribute("program", _words(subject))
+    study.set_attribute("machine", subject.machine.to_plain())
+    # Last: whoever sees it sees the rest.
+    study.set_attribute(f"{PREFIX}version", SCHEMA_VERSION)
+    return study
+
+
+def _require_same(study: Study, subject: Subject) -> Study:
+    difference = subject.difference(study.subject)
+    if difference is None:
+        return study
+    raise StudyError(
+        f"study {study.name!r} cannot be gone on with: {difference}; leave --study out, or give it"
+        " another name"
+    )
+
+
+def _words(subject: Subject) -> str:
+    return " ".join(subject.program.words)
+
+
+def _aim(objective: Objective) -> str:
+    required = "".join(f", {requirement.text}" for requirement in objective.requirements)
+    return f"{objective.metric} ({objective.goal.value}{required})"

@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A study as the store of a search: several workers, each launch made once, none lost.
+
+A claim is a running trial that is made whole, in one step, with the key of its launch. Two workers
+may make one with the same key; the lower number has it, and the other one withdraws before it
+launches: whoever reads after having written sees every trial of a lower number. A result is kept by
+the trial's change to a finished state, which Optuna lets happen once. A trial whose worker is gone
+becomes a failed one without a launch, and its key is free again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from xtune.evidence.ratios import has_ratio
+from xtune.measurement.launches import Launch, Outcome
+from xtune.measurement.objectives import Objective, Requirement
+from xtune.search.attributes import PREFIX, pack, read_pieces, unpack, write_pieces
+from xtune.search.encoding import Plain, decode_launch, encode_launch
+from xtune.search.records import Record, Stage, Step
+from xtune.search.study import Study
+from xtune.search.workers import BEAT_S, Watch, Worker, this_worker
+from xtune.space.parameters import BARE, Configuration
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+    from optuna.trial import FrozenTrial
+
+STEP = f"{PREFIX}step"
+WORKER = f"{PREFIX}worker"
+BEAT = f"{PREFIX}beat"
+LAUNCH = "launch"
+NOT_MADE = "not made"
+"""Why a trial has no launch that counts."""
+
+
+class StudyStore:
+    """A Store; see `xtune.search.store.Store`. Raises StorageError where the storage fails."""
+
+    def __init__(
+        self,
+        study: Study,
+        *,
+        worker: Worker | None = None,
+        watch: Watch | None = None,
+        beat_s: float = BEAT_S,
+    ) -> None:
+        self._study = study
+        self._storage = study.storage
+        self._worker = worker or this_worker()
+        self._watch = watch or Watch(self._worker)
+        self._beat_s = beat_s
+        self._finished: dict[int, Record | None] = {}
+        """By number; None: a trial that does not count."""
+        self._trials: dict[int, int] = {}
+        """Optuna's number of the trial of a record that is under way here."""
+        self._beating: dict[int, threading.Event] = {}
+
+    @property
+    def host(self) -> str:
+        return self._worker.host
+
+    def records(self) -> Sequence[Record]:
+        with self._storage.reaching():
+            return tuple(self._read())
+
+    def claim(self, step: Step) -> int | None:
+        with self._storage.reaching(), self._storage.writing():
+            trial_id = self._storage.backend.create_new_trial(
+                self._study.id, template_trial=self._template(step)
+            )
+            number = self._storage.backend.get_trial(trial_id).number
+            self._trials[number] = trial_id
+            owner = next(row for row in self._read() if row.step.key == step.key)
+            if owner.number != number:
+                self._fail(trial_id, "another worker has it")
+                del self._trials[number]
+                return None
+        self._beating[number] = self._begin_to_beat(trial_id)
+        return number
+
+    def finish(self, number: int, launch: Launch) -> bool:
+        with self._storage.reaching(), self._storage.writing():
+            kept = self._keep(self._trials[number], launch)
+        self._forget(number)
+        return kept
+
+    def abandon(self, number: int, reason: str) -> None:
+        try:
+            with self._storage.reaching(), self._storage.writing():
+                self._fail(self._trials[number], reason)
+        finally:
+            self._forget(number)
+
+    # Reading.
+
+    def _read(self) -> Iterator[Record]:
+        """The records that count, by number."""
+        keys: set[str] = set()
+        trials = self._storage.backend.get_all_trials(self._study.id, deepcopy=False)
+        for trial in trials:
+            record = self._record(trial)
+            if record is not None and record.step.key not in keys:
+                keys.add(record.step.key)
+                yield record
+
+    def _record(self, trial: FrozenTrial) -> Record | None:
+        if trial.number in self._finished:
+            return self._finished[trial.number]
+        plain = trial.user_attrs.get(STEP)
+        if plain is None:
+            return None  # somebody else's, or not ours to read
+        worker = Worker.from_plain(trial.user_attrs[WORKER])
+        step = _decode_step(plain)
+        if trial.state.is_finished():
+            text = read_pieces(trial.user_attrs, LAUNCH)
+            record = None
+            if text is not None and NOT_MADE not in trial.user_attrs:
+                record = Record(trial.number, step, worker.host, decode_launch(unpack(text)))
+            self._finished[trial.number] = record
+            return record
+        if trial.number not in self._trials:
+            beat = trial.user_attrs.get(BEAT, 0)
+            if self._watch.is_lost(trial.number, worker, beat):
+                self._fail(self._trial_id(trial.number), "its worker is gone")
+                return None
+        return Record(trial.number, step, worker.host, None)
+
+    def _trial_id(self, number: int) -> int:
+        backend = self._storage.backend
+        return backend.get_trial_id_from_study_id_trial_number(self._study.id, number)
+
+    # Writing.
+
+    def _template(self, step: Step) -> FrozenTrial:
+        from optuna.trial import TrialState, create_trial
+
+        attributes: Plain = {
+            STEP: _encode_step(step),
+            WORKER: self._worker.to_plain(),
+            "stage": step.stage.value,
+            "host": self._worker.name,
+        }
+        if step.origin:
+            attributes["origin"] = step.origin
+        distributions = {} if step.configuration == BARE else self._distributions()
+        return create_trial(
+            state=TrialState.RUNNING,
+            params={name: step.configuration[name] for name in distributions},
+            distributions=distributions,
+            user_attrs=attributes,
+        )
+
+    def _distributions(self) -> dict[str, BaseDistribution]:
+        from optuna.distributions import CategoricalDistribution
+
+        parameters = self._study.subject.space.parameters
+        return {one.name: CategoricalDistribution(one.values) for one in parameters}
+
+    def _keep(self, trial_id: int, launch: Launch) -> bool:
+        from optuna.exceptions import UpdateFinishedTrialError
+        from optuna.trial import TrialState
+
+        backend = self._storage.backend
+
+        def write(key: str, value: Any) -> None:
+            backend.set_trial_user_attr(trial_id, key, value)
+
+        try:
+            write("outcome", launch.outcome.value)
+            for name, value in _shown(launch).items():
+                write(name, value)
+            for name, excesses in _constraints(launch, self._study.subject.objective).items():
+                backend.set_trial_system_attr(trial_id, name, excesses)
+            write_pieces(write, LAUNCH, pack(encode_launch(launch)))
+            if launch.outcome is Outcome.MEASURED and has_ratio(launch.value):
+                assert launch.value is not None
+                backend.set_trial_state_values(trial_id, TrialState.COMPLETE, [launch.value])
+            else:
+                cut = launch.outcome is Outcome.CUT
+                state = TrialState.PRUNED if cut else TrialState.FAIL
+                backend.set_trial_state_values(trial_id, state)
+        except UpdateFinishedTrialError:
+            return False
+        return True
+
+    def _fail(self, trial_id: int, reason: str) -> None:
+        """End a trial without a launch, unless it has ended."""
+        from optuna.exceptions import UpdateFinishedTrialError
+        from optuna.trial import TrialState
+
+        with contextlib.suppress(UpdateFinishedTrialError):
+            self._storage.backend.set_trial_user_attr(trial_id, NOT_MADE, reason)
+            self._storage.backend.set_trial_state_values(trial_id, TrialState.FAIL)
+
+    # Showing others that this worker is there.
+
+    def _begin_to_beat(self, trial_id: int) -> threading.Event:
+        stop = threading.Event()
+
+        def beat() -> None:
+            count = 0
+            while not stop.wait(self._beat_s):
+                count += 1
+                # What is out of reach now may be there for the next one.
+                with contextlib.suppress(Exception):
+                    self._storage.backend.set_trial_user_attr(trial_id, BEAT, count)
+
+        threading.Thread(target=beat, name="xtune beat", daemon=True).start()
+        return stop
+
+    def _forget(self, number: int) -> None:
+        self._beating.pop(number).set()
+        del self._trials[number]
+
+
+def _encode_step(step: Step) -> Plain:
+    return {
+        **step._asdict(),
+        "stage": step.stage.value,
+        "configuration": dict(step.configuration),
+        "details": dict(step.details),
+    }
+
+
+def _decode_step(plain: Plain) -> Step:
+    return Step(
+        **{
+            **plain,
+            "stage": Stage(plain["stage"]),
+            "configuration": Configuration(plain["configuration"]),
+        }
+    )
+
+
+def _shown(launch: Launch) -> Plain:
+    """What of a launch a dashboard shows beside its value."""
+    seen = {
+        "wall_s": round(launch.secondary.wall_s, 3),
+        "peak_rss_bytes": launch.secondary.peak_rss_bytes,
+        "exit_code": launch.exit_code,
+        "notes": "; ".join(launch.notes) or None,
+        **{f"metric {name}": value for name, value in launch.metrics},
+    }
+    return {name: value for name, value in seen.items() if value is not None}
+
+
+def _constraints(launch: Launch, objective: Objective) -> dict[str, float | list[float]]:
+    """By how much each requirement is missed, as Optuna keeps it; 0 or less: it is kept."""
+    import optuna
+
+    if launch.outcome is not Outcome.MEASURED or not objective.requirements:
+        return {}
+    seen = dict(launch.requirements)
+    excesses = {one.text: _excess(one, seen.get(one.text)) for one in objective.requirements}
+    if int(optuna.__version__.partition(".")[0]) < 5:
+        return {"constraints": list(excesses.values())}
+    return {f"constraints:{name}": excess for name, excess in excesses.items()}
+
+
+def _excess(requirement: Requirement, seen: float | None) -> float:
+    if seen is None:
+        return 1.0
+    return seen - requirement.limit if requirement.at_most else requirement.limit - seen
