@@ -19,7 +19,6 @@ GRACE_US: Final = 20
 """How long a worker that has an item waits for its submitter to let go of the interpreter's lock."""
 
 
-
 class Mailbox:
     """Counts the items that were handed to one worker, and those it has done.
 

@@ -139,13 +139,19 @@ def test_runtime_of_the_user_s_stays_the_only_one(runtime):
     present = runtime("intel")
     choice = choose_openmp("llvm", ROOMY, python_in(sys.prefix), {"LD_PRELOAD": f"x.so:{present}"})
     assert choice.preload is None
-    assert [proposal.name for proposal in choice.proposals] == ["KMP_BLOCKTIME", "KMP_HOT_TEAMS_MODE"]
+    assert [proposal.name for proposal in choice.proposals] == [
+        "KMP_BLOCKTIME",
+        "KMP_HOT_TEAMS_MODE",
+    ]
     (warning,) = choice.warnings
     assert f"LD_PRELOAD names {present} already, which stays" in warning
     for asked in ("intel", present):
         same = choose_openmp(asked, ROOMY, python_in(sys.prefix), {"LD_PRELOAD": present})
         assert (same.preload, same.warnings) == (None, ())
-        assert [proposal.name for proposal in same.proposals] == ["KMP_BLOCKTIME", "KMP_HOT_TEAMS_MODE"]
+        assert [proposal.name for proposal in same.proposals] == [
+            "KMP_BLOCKTIME",
+            "KMP_HOT_TEAMS_MODE",
+        ]
 
 
 @pytest.mark.parametrize("soname", ["libiomp5.so", "libomp.so.5", "libgomp.so.1", "libm.so.6"])
@@ -169,7 +175,10 @@ def test_path_of_a_runtime_has_that_runtime_s_settings(runtime, tmp_path: Path):
     choice = choose_openmp(str(path), ROOMY, python_in(sys.prefix), {"XDG_CACHE_HOME": "/dev/null"})
     assert choice.preload is not None
     assert choice.preload.path == os.path.realpath(path)
-    assert [proposal.name for proposal in choice.proposals] == ["KMP_BLOCKTIME", "KMP_HOT_TEAMS_MODE"]
+    assert [proposal.name for proposal in choice.proposals] == [
+        "KMP_BLOCKTIME",
+        "KMP_HOT_TEAMS_MODE",
+    ]
 
 
 def test_path_of_something_else_is_refused(tmp_path: Path):
