@@ -15,9 +15,9 @@ t interval, below 10 pairs
     of unequal noise included, the error is at most the nominal one at levels below 4 % a side (Bakirov
     and Szekely 2005; Ibragimov and Mueller 2010 build on it from 2 values up).
 t interval of the 10 % trimmed mean, from 10 pairs
-    (Tukey and McLaughlin 1963). With one outlier among a dozen pairs it finds a 5 % gain in 91 of 100
-    finals where the plain t interval finds it in 67; without any it loses 5. Below 10 pairs, cutting
-    two of them costs more than outliers do.
+    (Tukey and McLaughlin 1963). Where 3 launches in 100 lose 30 %, it finds a 5 % gain in 88 of 100
+    finals of 12 blocks, the plain t interval in 66; under normal noise it is 75 against 82. Below 10
+    pairs, cutting two of them costs more than outliers do.
 sign-flip interval, on demand
     In a randomised block a difference that comes from noise alone is as likely to have either sign,
     so the test that flips signs is exact whatever the noise (Fisher 1935), and its interval is the
