@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`benchmarks/tuner`: records real launches, goes on after a kill, and replays what it has."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import xlaunch
+import xtune
+from xtune.measurement.launches import Outcome
+from xtune.search.recorded import read_recording
+from xtune.space.parameters import BARE
+
+ROOT = Path(__file__).resolve().parents[3]
+FLOORS = [str(Path(package.__file__).parents[1]) for package in (xlaunch, xtune)]
+
+PROGRAM = """\
+import pathlib, sys, time
+folder, batch = pathlib.Path(sys.argv[1]), int(sys.argv[2])
+started = len(list(folder.glob("*.started")))
+(folder / f"{started}.started").touch()
+if (folder / "hang").exists() and started == 5:
+    time.sleep(600)
+if batch == 8:
+    sys.exit("no such batch")
+print(f"{100 * batch + started} items/s")
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    path = tmp_path / "work.py"
+    path.write_text(PROGRAM)
+    return path
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Nothing that the user keeps, and no waiting for other searches."""
+    for name in ("runtime", "cache", "config", "state"):
+        (folder / name).mkdir(mode=0o700, exist_ok=True)
+    return {
+        "PATH": os.environ["PATH"],
+        "HOME": str(folder),
+        "PYTHONPATH": ":".join(FLOORS),
+        "XDG_RUNTIME_DIR": str(folder / "runtime"),
+        "XDG_CACHE_HOME": str(folder / "cache"),
+        "XDG_CONFIG_HOME": str(folder / "config"),
+        "XDG_STATE_HOME": str(folder / "state"),
+    }
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, str(ROOT / "benchmarks" / "tuner"), *arguments],
+        env=environment(folder),
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def recorder(folder: Path, program: Path, *options: str) -> subprocess.Popen[str]:
+    space = ["--metric", "items/s", "--only-params", "--param", "batch=1,2,8", "--param", "n=1,2"]
+    work = [str(program), str(folder), "{batch}", "{n}"]
+    file = str(folder / "work.jsonl")
+    return start(folder, "record", file, "--rounds", "2", *options, "--", *space, *work)
+
+
+def test_a_killed_recorder_goes_on_where_it_was(tmp_path: Path, program: Path) -> None:
+    file = tmp_path / "work.jsonl"
+    (tmp_path / "hang").touch()
+    with recorder(tmp_path, program) as process:
+        while not (tmp_path / "5.started").exists():
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.01)
+        process.kill()
+    # One was made to warm up, four are kept, the sixth was under way.
+    first = read_recording(file).launches
+    assert len(first) == 4
+    with file.open("a") as stream:
+        stream.write('{"round":0,"configura')
+    (tmp_path / "hang").unlink()
+    with recorder(tmp_path, program) as process:
+        errors = process.communicate(timeout=120)[1]
+        assert process.returncode == 0, errors
+    assert "6 plans, 14 launches, 4 of them made already" in errors
+
+    recording = read_recording(file)
+    assert recording.launches[:4] == first
+    assert len(recording.launches) == 14
+    made = Counter((one.round, one.launch.plan_hash) for one in recording.launches)
+    assert set(made.values()) == {1}
+    assert len(recording.plans) == 7
+    assert recording.plans[0].configurations == (BARE,)
+    assert recording.header.command == (str(program), str(tmp_path), "{batch}", "{n}")
+    for one in recording.launches:
+        if one.launch.configuration.get("batch") == 8:
+            assert one.launch.outcome is Outcome.CRASHED
+            assert "no such batch" in one.launch.stderr_tail
+        else:
+            assert one.launch.value is not None
+            batch = one.launch.configuration.get("batch", 1)
+            assert 0 < one.launch.value - 100 * float(batch) < 30
+    assert recording.launches[0].launch.series
+    orders = [
+        [one.launch.plan_hash for one in recording.launches if one.round == number]
+        for number in (0, 1)
+    ]
+    assert orders[0] != orders[1]
+
+    with recorder(tmp_path, program) as process:
+        assert process.communicate(timeout=120)[1].endswith(
+            "14 launches, 14 of them made already\n"
+        )
+    with recorder(tmp_path, program, "--seed", "7") as process:
+        errors = process.communicate(timeout=120)[1]
+        assert process.returncode == 2
+    assert "a recording of something else" in errors
+    assert errors.count("\n") == 1
+
+
+def test_strategies_are_replayed_and_compared(tmp_path: Path) -> None:
+    arguments = ["--synthetic", "small", "--seeds", "3", "--jobs", "1", "--json", "first.json"]
+    chosen = ["--budgets", "5,20", "--strategies", "ours,random,grid,tpe,hypertune"]
+    with start(tmp_path, "replay", *arguments, *chosen) as process:
+        out, errors = process.communicate(timeout=200)
+        assert process.returncode == 0, errors
+    assert "| ours (3 runs)" in out
+    assert "| hypertune (3 runs)" in out
+    assert "never surely behind another" in out
+    content = json.loads((tmp_path / "first.json").read_text())
+    curves = content["curves"]["small"]
+    assert curves.keys() == {"ours", "random", "grid", "tpe", "hypertune"}
+    assert all(len(one) == 3 for one in curves.values())
+    assert all(0 < share <= 1 for one in curves.values() for _, shares in one for share in shares)
+
+    reused = ["--strategies", "random", "--reuse", "first.json", "--json", "second.json"]
+    with start(tmp_path, "replay", *arguments[:-2], "--budgets", "5,20", *reused) as process:
+        out, errors = process.communicate(timeout=200)
+        assert process.returncode == 0, errors
+    again = json.loads((tmp_path / "second.json").read_text())["curves"]["small"]
+    assert again == curves, "the same seeds, the same runs"
+
+
+def test_claims_are_counted_where_nothing_differs(tmp_path: Path) -> None:
+    arguments = ["--synthetic", "small", "--seeds", "4", "--jobs", "1", "--json", "aa.json"]
+    with start(tmp_path, "aa", *arguments) as process:
+        out, errors = process.communicate(timeout=200)
+        assert process.returncode == 0, errors
+    assert "goal met: small: a gain claimed in 0 of 4 searches" in out
+    verdicts = json.loads((tmp_path / "aa.json").read_text())["verdicts"]["small"]
+    assert len(verdicts) == 4
+
+
+def test_a_made_up_space_of_another_name_is_refused(tmp_path: Path) -> None:
+    with start(tmp_path, "replay", "--synthetic", "smal") as process:
+        errors = process.communicate(timeout=60)[1]
+        assert process.returncode == 1
+    assert "no made-up space is called smal; there are" in errors
