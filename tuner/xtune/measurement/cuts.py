@@ -56,8 +56,8 @@ def surely_worse(
     bound = sum(bounds) if kind is Kind.RATE else min(bounds)
     if bound >= cut_at if goal is Goal.MAXIMIZE else bound <= cut_at:
         return None
-    most = "at most" if goal is Goal.MAXIMIZE else "at least"
-    return f"steady at {most} {bound:.4g}, and {cut_at:.4g} was to be beaten"
+    most = "most" if goal is Goal.MAXIMIZE else "least"
+    return f"steady at {bound:.4g} at {most}, and {cut_at:.4g} was to be beaten"
 
 
 def _favourable_bound(series: Series, *, maximise: bool) -> float | None:

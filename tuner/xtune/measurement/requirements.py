@@ -33,7 +33,7 @@ ENERGY_UNITS = {"J": 1.0, "kJ": 1000.0, "Wh": 3600.0}
 
 _PERCENTILE = re.compile(r"(p50|p90|p99)(?:\((.+)\))?")
 _FORM = re.compile(
-    r"(?P<quantity>.+?)\s*(?P<sign><=|>=|≤|≥|==|[<>=])\s*"
+    r"(?P<quantity>[^<>=≤≥].*?)\s*(?P<sign><=|>=|≤|≥|==|[<>=])\s*"
     r"(?P<number>[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)\s*(?P<unit>\D*)"
 )
 _EXAMPLES = "write for instance p99<=20ms, rss<=8GiB or accuracy>=0.9"

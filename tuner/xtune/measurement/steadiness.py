@@ -80,6 +80,7 @@ def judge(values: Sequence[float], *, larger_is_better: bool | None) -> Judgemen
     count = len(values)
     if count < LEAST_VALUES:
         return Judgement(Steadiness.TOO_FEW, 0, (), f"{_values(count)}: too few to see a warm-up")
+    # Squares of a large value would be infinite, of a small one nothing.
     scale = float(np.max(np.abs(values))) or 1.0
     found = np.asarray(values, dtype=np.float64) / scale
     clipped = _clip(found)
@@ -91,12 +92,18 @@ def judge(values: Sequence[float], *, larger_is_better: bool | None) -> Judgemen
         Level(start, stop, float(clipped[start:stop].mean()))
         for start, stop in zip([0, *cuts], [*cuts, count], strict=True)
     )
-    levels = tuple(level._replace(mean=level.mean * scale) for level in levels)
     start = _steady_start(levels)
+    told = tuple(level._replace(mean=level.mean * scale) for level in levels)
     if count - start < max(LEAST_STEADY, LEAST_STEADY_SHARE * count):
-        return Judgement(Steadiness.NOT_STEADY, 0, levels, _describe_unsteady(levels, count))
-    start = _after_odd_beginning(found * scale, start)
-    return _name(found * scale, start, levels, larger_is_better=larger_is_better)
+        return Judgement(Steadiness.NOT_STEADY, 0, told, _describe_unsteady(told, count))
+    start = _after_odd_beginning(found, start)
+    if start == 0:
+        return Judgement(Steadiness.FLAT, 0, told, "")
+    name = _name_of_change(found, start, levels, larger_is_better=larger_is_better)
+    before, after = scale * found[:start].mean(), scale * found[start:].mean()
+    dropped = f"the first {start} of {_values(count)} were dropped"
+    note = f"{name.value}: {dropped} (mean {before:.4g}, then {after:.4g})"
+    return Judgement(name, start, told, note)
 
 
 class _Noise:
@@ -210,11 +217,9 @@ def _after_odd_beginning(values: Floats, start: int) -> int:
     return start
 
 
-def _name(
+def _name_of_change(
     values: Floats, start: int, levels: tuple[Level, ...], *, larger_is_better: bool | None
-) -> Judgement:
-    if start == 0:
-        return Judgement(Steadiness.FLAT, 0, levels, "")
+) -> Steadiness:
     steady = float(values[start:].mean())
     before = [level.mean for level in levels if level.stop <= start] or [
         float(values[:start].mean())
@@ -223,12 +228,7 @@ def _name(
     faster = larger_is_better is not None and any(
         (mean - steady if larger_is_better else steady - mean) > reach for mean in before
     )
-    name = Steadiness.SLOW_DOWN if faster else Steadiness.WARM_UP
-    note = (
-        f"{name.value}: the first {start} of {_values(len(values))} were dropped"
-        f" (mean {values[:start].mean():.4g}, then {steady:.4g})"
-    )
-    return Judgement(name, start, levels, note)
+    return Steadiness.SLOW_DOWN if faster else Steadiness.WARM_UP
 
 
 def _describe_unsteady(levels: tuple[Level, ...], count: int) -> str:

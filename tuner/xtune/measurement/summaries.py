@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
 from typing import NamedTuple
 
 from xlaunch.run.metric_lines import SECONDS_PER_UNIT, Kind, kind_of, parse_metric
@@ -139,11 +140,11 @@ def summarise(
         steady, kept = window, {index: one.values for index, one in found.items()}
         told.append("no time in which all instances were steady: all values count")
     pooled = sorted(value for values in kept.values() for value in values)
-    means = [sum(values) / len(values) for values in kept.values()]
+    means = [_mean(values) for values in kept.values()]
     value = {
         Kind.RATE: sum(means),
         Kind.TIME: percentile(pooled, 50),
-        Kind.VALUE: sum(means) / len(means),
+        Kind.VALUE: _mean(means),
     }[kind]
     is_time = kind is Kind.TIME
     return Summary(
@@ -153,7 +154,7 @@ def summarise(
         value=value,
         steadiness=worst(judgement.steadiness for judgement in judgements.values()),
         count=len(pooled),
-        mean=sum(pooled) / len(pooled),
+        mean=_mean(pooled),
         p90=percentile(pooled, 90) if is_time else None,
         p99=percentile(pooled, 99) if is_time and len(pooled) >= LEAST_FOR_P99 else None,
         window_s=(max(0.0, steady.after_s), steady.until_s),
@@ -178,6 +179,15 @@ def _steady_part(
         later = zip(one.times_s[start:], one.values[start:], strict=True)
         kept[index] = tuple(value for at, value in later if at > after_s or ends[index] == after_s)
     return window._replace(after_s=after_s), kept
+
+
+def _mean(values: Sequence[float]) -> float:
+    try:
+        mean = fmean(values)
+    except OverflowError:
+        mean = math.fsum(value / len(values) for value in values)
+    # Of equal values, exactly that value: a requirement may be just that.
+    return min(max(mean, min(values)), max(values))
 
 
 def worst(found: Iterable[Steadiness]) -> Steadiness:

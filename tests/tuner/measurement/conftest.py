@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runners of small programs, each launch a real one."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from xlaunch.machine import read_machine
+from xlaunch.planning import Request
+from xtune.measurement.objectives import Goal, Objective
+from xtune.measurement.requirements import parse_requirement
+from xtune.measurement.runner import Runner
+from xtune.space.parameters import Parameter, Where
+from xtune.space.resolution import Resolver
+from xtune.space.spaces import Space
+
+LAYOUTS = Parameter("layout", ("1x1", "2x1"), "1x1", Where.OPTION)
+
+BEGIN = """
+import os, signal, sys, time
+def tell(*words): print(*words, flush=True)
+"""
+
+MakeRunner = Callable[..., Runner]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def private_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What launches keep between runs is not the user's, nor are their options."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("CACHE", "CONFIG"):
+            patch.setenv(f"XDG_{name}_HOME", str(tmp_path_factory.mktemp(name.lower())))
+        yield
+
+
+@pytest.fixture
+def two_cpus(needs: Callable[[object, str], None]) -> None:
+    """Two instances of a core each can be started."""
+    needs(len(os.sched_getaffinity(0)) > 1, "two CPUs")
+
+
+@pytest.fixture
+def make_runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeRunner:
+    """A runner of a Python program, which runs in a folder of the test's own."""
+    monkeypatch.chdir(tmp_path)
+
+    def make(
+        code: str,
+        metric: str = "x/s",
+        goal: Goal = Goal.MAXIMIZE,
+        *,
+        requirements: Sequence[str] = (),
+        parameters: Sequence[Parameter] = (LAYOUTS,),
+        program: tuple[str, ...] | None = None,
+        environment: Mapping[str, str] | None = None,
+        asked: Mapping[str, object] | None = None,
+        **options: object,
+    ) -> Runner:
+        request = Request(
+            program=program or (sys.executable, "-c", BEGIN + code),
+            **(asked or {}),  # type: ignore[arg-type]
+        )
+        machine = read_machine()
+        inherited = os.environ if environment is None else environment
+        return Runner(
+            Resolver(Space(parameters), request, inherited, machine),
+            Objective(metric, goal, tuple(map(parse_requirement, requirements))),
+            machine=machine,
+            environment=inherited,
+            **options,  # type: ignore[arg-type]
+        )
+
+    return make

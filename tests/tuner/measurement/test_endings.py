@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real launches that do not end well: each is recorded as what it is, and nothing is left running."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.launcher.run.launching import is_alive, wait_until
+from tests.tuner.measurement.conftest import BEGIN, MakeRunner
+
+from xtune.measurement.launches import Launch, Outcome, Steadiness
+from xtune.measurement.objectives import Goal
+from xtune.space.parameters import BARE, Configuration, Parameter, Where
+
+DEFAULT = Configuration({})
+TWO = Configuration({"layout": "2x1"})
+
+FOREVER = """
+for number in (signal.SIGTERM, signal.SIGINT): signal.signal(number, signal.SIG_IGN)
+if os.fork() == 0: os.setsid()
+open(f"{os.getpid()}.pid", "w").close()
+while True: time.sleep(60)
+"""
+
+
+def pids() -> list[int]:
+    return [int(path.stem) for path in Path.cwd().glob("*.pid")]
+
+
+def assert_unmeasured(launch: Launch, outcome: Outcome) -> None:
+    assert (launch.outcome, launch.value) == (outcome, None), launch
+    assert launch.notes
+    assert launch.notes[0].count("\n") == 0
+
+
+# Failures
+
+
+@pytest.mark.parametrize("configuration", [BARE, DEFAULT])
+def test_bad_exit_is_recorded_with_the_end_of_standard_error(
+    make_runner: MakeRunner, configuration: Configuration
+):
+    code = "tell('99 x/s'); print('first\\nsecond', file=sys.stderr); sys.exit(3)"
+    launch = make_runner(code).measure(configuration)
+    assert_unmeasured(launch, Outcome.CRASHED)
+    assert launch.exit_code == 3
+    assert launch.notes[0] == "instance 0 failed with exit code 3"
+    assert launch.stderr_tail == "first\nsecond"
+    assert [one.values for one in launch.series] == [(99,)]  # kept, and not counted
+
+
+def test_traceback_is_in_the_tail(make_runner: MakeRunner):
+    launch = make_runner("import no_such_module").measure(DEFAULT)
+    assert_unmeasured(launch, Outcome.CRASHED)
+    assert launch.stderr_tail.endswith("ModuleNotFoundError: No module named 'no_such_module'")
+
+
+def test_signal_is_named(make_runner: MakeRunner):
+    launch = make_runner("tell('9 x/s'); os.kill(os.getpid(), signal.SIGSEGV)").measure(DEFAULT)
+    assert_unmeasured(launch, Outcome.CRASHED)
+    assert launch.exit_code == 128 + signal.SIGSEGV
+    assert launch.notes[0] == "instance 0 was ended by SIGSEGV"
+
+
+@pytest.mark.usefixtures("two_cpus")
+def test_one_of_two_instances_that_fails_ends_both(make_runner: MakeRunner):
+    code = f"""
+if os.environ["XLAUNCH_INSTANCE_INDEX"] == "1":
+    while not os.listdir(): time.sleep(0.005)
+    sys.exit("no room for me")
+{FOREVER}"""
+    launch = make_runner(code).measure(TWO)
+    assert_unmeasured(launch, Outcome.CRASHED)
+    assert launch.notes[0] == "instance 1 failed with exit code 1"
+    assert "[1] no room for me" in launch.stderr_tail
+    assert pids()
+    assert not any(map(is_alive, pids()))
+
+
+def test_program_that_kills_itself_is_not_taken_for_out_of_memory(make_runner: MakeRunner):
+    launch = make_runner("os.kill(os.getpid(), signal.SIGKILL)").measure(DEFAULT)
+    assert_unmeasured(launch, Outcome.CRASHED)
+    assert launch.notes[0] == "instance 0 was ended by SIGKILL"
+
+
+def test_memory_that_python_cannot_get(make_runner: MakeRunner):
+    code = """
+import resource
+resource.setrlimit(resource.RLIMIT_AS, (256 << 20, 256 << 20))
+blocks = []
+while True: blocks.append(bytearray(16 << 20))
+"""
+    launch = make_runner(code).measure(DEFAULT)
+    assert_unmeasured(launch, Outcome.OUT_OF_MEMORY)
+    assert launch.notes[0] == "instance 0 failed with exit code 1: it said 'MemoryError'"
+
+
+@pytest.fixture
+def small_group() -> Iterator[Path]:
+    """A memory control group of 64 MiB, version 1 or 2, below this process's own."""
+    from xlaunch.machine.cgroups import ControlGroups
+    from xlaunch.machine.files import Tree
+
+    for group, *_ in ControlGroups(Tree("/")).enclosing("memory"):
+        folder = Path(group.folder, f"xtune-test-{os.getpid()}")
+        with contextlib.suppress(OSError):
+            folder.mkdir()
+            try:
+                name = "memory.limit_in_bytes" if group.version == 1 else "memory.max"
+                (folder / name).write_text(str(64 << 20))
+                swap = "memory.swappiness" if group.version == 1 else "memory.swap.max"
+                with contextlib.suppress(OSError):
+                    (folder / swap).write_text("0")
+                yield folder
+                return
+            finally:
+                folder.rmdir()
+    pytest.skip("this process may not make a memory control group")
+
+
+@pytest.mark.full
+def test_kernel_that_kills_for_memory(make_runner: MakeRunner, small_group: Path):
+    code = f"""
+open({str(small_group / "cgroup.procs")!r}, "w").write(str(os.getpid()))
+tell("9 x/s")
+blocks = []
+while True: blocks.append(b"x" * (8 << 20))
+"""
+    launch = make_runner(code).measure(DEFAULT)
+    assert_unmeasured(launch, Outcome.OUT_OF_MEMORY)
+    assert launch.notes[0] == (
+        "instance 0 was ended by SIGKILL: the kernel's out-of-memory killer came once meanwhile"
+    )
+
+
+@pytest.mark.full
+def test_child_that_the_kernel_kills_for_memory(make_runner: MakeRunner, small_group: Path):
+    code = f"""
+import subprocess
+eat = "import os; open({str(small_group / "cgroup.procs")!r}, 'w').write(str(os.getpid())); [b'x' * (8 << 20) for _ in range(64)]"
+done = subprocess.run(["/bin/sh", "-c", sys.executable + ' -c "$0"; exit $?', eat])
+sys.exit(done.returncode)
+"""
+    launch = make_runner(code).measure(DEFAULT)
+    assert_unmeasured(launch, Outcome.OUT_OF_MEMORY)
+    assert launch.exit_code == 137
+
+
+# Nothing to measure
+
+
+def test_metric_that_is_not_printed_names_the_lines_that_were(make_runner: MakeRunner):
+    code = "tell('epoch 1'); tell('no number'); tell('images/s: 5')"
+    for metric in ("img/s", "@hypertune"):
+        launch = make_runner(code, metric).measure(DEFAULT)
+        assert_unmeasured(launch, Outcome.NO_METRIC)
+        assert launch.exit_code == 0
+        assert launch.notes[0].endswith("; the last lines with numbers: epoch 1 | images/s: 5")
+    assert launch.notes[0].startswith("no value was announced by '@hypertune'")
+
+
+def test_program_that_prints_no_number(make_runner: MakeRunner):
+    launch = make_runner("tell('done'); print('odd', file=sys.stderr)").measure(DEFAULT)
+    assert_unmeasured(launch, Outcome.NO_METRIC)
+    assert launch.notes[0] == (
+        "no value of 'x/s' was seen; nothing with a number was printed or reported"
+    )
+    assert launch.stderr_tail == "odd"
+
+
+def test_other_metrics_that_are_missing_are_told(make_runner: MakeRunner):
+    launch = make_runner("tell('1 x/s')", metrics=["loss"]).measure(DEFAULT)
+    assert (launch.outcome, launch.value) == (Outcome.MEASURED, 1)
+    assert "loss: nothing of it was printed" in launch.notes
+
+
+# Not started
+
+
+def test_configuration_that_cannot_be_carried_out_says_why(make_runner: MakeRunner):
+    allocators = Parameter("allocator", ("glibc", "/nowhere/lib.so"), "glibc", Where.OPTION)
+    runner = make_runner("open('ran', 'w')", parameters=[allocators])
+    configuration = Configuration({"allocator": "/nowhere/lib.so"})
+    launch = runner.measure(configuration)
+    assert_unmeasured(launch, Outcome.NOT_STARTED)
+    assert "/nowhere/lib.so" in launch.notes[0]
+    assert launch.plan_hash == ""
+    assert runner.plan_hash(configuration) is None
+    assert not os.path.exists("ran")
+
+
+@pytest.mark.parametrize("configuration", [BARE, DEFAULT])
+def test_program_that_is_not_there(make_runner: MakeRunner, configuration: Configuration):
+    launch = make_runner("", program=("/nowhere/program",)).measure(configuration)
+    assert_unmeasured(launch, Outcome.NOT_STARTED)
+    assert "/nowhere/program" in launch.notes[0]
+
+
+@pytest.mark.parametrize("configuration", [BARE, DEFAULT])
+def test_arguments_that_are_too_long(make_runner: MakeRunner, configuration: Configuration):
+    program = (sys.executable, "-c", BEGIN, "x" * (1 << 18))  # MAX_ARG_STRLEN is half of that
+    launch = make_runner("", program=program).measure(configuration)
+    assert_unmeasured(launch, Outcome.NOT_STARTED)
+    assert "arguments and environment are too long" in launch.notes[0]
+
+
+def test_layout_that_does_not_fit(make_runner: MakeRunner):
+    layouts = Parameter("layout", ("1xall", "9999x1"), "1xall", Where.OPTION)
+    launch = make_runner("", parameters=[layouts]).measure(Configuration({"layout": "9999x1"}))
+    assert_unmeasured(launch, Outcome.NOT_STARTED)
+    assert "9999" in launch.notes[0]
+
+
+# Ended early
+
+
+def test_limit_ends_what_ignores_being_asked(make_runner: MakeRunner):
+    runner = make_runner(FOREVER, asked={"grace_s": 0.2})
+    launch = runner.measure(DEFAULT, limit_s=2.0)
+    assert_unmeasured(launch, Outcome.TIMED_OUT)
+    assert launch.notes[0] == "it took longer than the limit of 2 s"
+    assert len(pids()) == 2
+    assert not any(map(is_alive, pids()))
+
+
+def test_user_s_own_limit_counts_too(make_runner: MakeRunner):
+    runner = make_runner("time.sleep(60)", asked={"timeout_s": 1.0})
+    launch = runner.measure(DEFAULT, limit_s=50.0)
+    assert_unmeasured(launch, Outcome.TIMED_OUT)
+    assert launch.notes[0] == "it took longer than the limit of 1 s"
+
+
+def test_limit_before_anything_has_begun(make_runner: MakeRunner):
+    launch = make_runner("time.sleep(60)").measure(DEFAULT, limit_s=0.0)
+    assert_unmeasured(launch, Outcome.TIMED_OUT)
+
+
+def test_wall_time_is_cut_once_it_is_over(make_runner: MakeRunner):
+    program = (sys.executable, "-c", BEGIN + "time.sleep(float(sys.argv[1]))")
+    slow = make_runner("", "wall", Goal.MINIMIZE, program=(*program, "60"))
+    launch = slow.measure(DEFAULT, cut_at=0.5)
+    assert_unmeasured(launch, Outcome.CUT)
+    assert "0.5 s was to be beaten" in launch.notes[0]
+    assert 0.5 < launch.secondary.wall_s < 60
+    assert launch.stderr_tail == ""
+    quick = make_runner("", "wall", Goal.MINIMIZE, program=(*program, "0.1"))
+    assert quick.measure(DEFAULT, cut_at=30.0).outcome is Outcome.MEASURED
+
+
+STEADY = """
+for n in range({count}):
+    tell(100 + n % 3, "{metric}")
+    time.sleep(0.02)
+"""
+
+
+def test_rate_that_cannot_win_is_cut(make_runner: MakeRunner):
+    runner = make_runner(STEADY.format(count=5000, metric="x/s"))
+    launch = runner.measure(DEFAULT, cut_at=150.0)
+    assert_unmeasured(launch, Outcome.CUT)
+    assert launch.notes[0].startswith("steady at 10")
+    assert launch.notes[0].endswith(" at most, and 150 was to be beaten")
+    (series,) = launch.series
+    assert 20 < len(series.values) < 5000
+
+
+def test_time_that_cannot_win_is_cut(make_runner: MakeRunner):
+    runner = make_runner(STEADY.format(count=5000, metric="ms"), "ms", Goal.MINIMIZE)
+    launch = runner.measure(DEFAULT, cut_at=50.0)
+    assert_unmeasured(launch, Outcome.CUT)
+    assert launch.notes[0].startswith("steady at 10")
+
+
+@pytest.mark.parametrize(
+    ("metric", "goal", "cut_at"),
+    [
+        ("x/s", Goal.MAXIMIZE, 90.0),
+        ("ms", Goal.MINIMIZE, 200.0),
+        ("x/s", Goal.MINIMIZE, 1.0),
+        ("loss", Goal.MAXIMIZE, 1e9),
+        ("wall", Goal.MAXIMIZE, 0.1),
+    ],
+)
+def test_what_may_win_or_cannot_be_told_runs_to_its_end(
+    make_runner: MakeRunner, metric: str, goal: Goal, cut_at: float
+):
+    launch = make_runner(STEADY.format(count=80, metric=metric), metric, goal).measure(
+        DEFAULT, cut_at=cut_at
+    )
+    assert launch.outcome is Outcome.MEASURED
+    if metric != "wall":
+        assert launch.value == pytest.approx(101, abs=0.1)
+        assert launch.steadiness is Steadiness.FLAT
+
+
+# The tuner itself is ended
+
+TUNER = """
+import os, sys
+from xlaunch.machine import read_machine
+from xlaunch.planning import Request
+from xtune.measurement.objectives import Goal, Objective
+from xtune.measurement.runner import Runner
+from xtune.space.parameters import Configuration
+from xtune.space.resolution import Resolver
+from xtune.space.spaces import Space
+machine = read_machine()
+request = Request(program=(sys.executable, "-c", sys.argv[1]))
+resolver = Resolver(Space([]), request, os.environ, machine)
+runner = Runner(resolver, Objective("x/s", Goal.MAXIMIZE), machine=machine)
+try:
+    runner.measure(Configuration({}))
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_outlives_the_tuner(number: signal.Signals, tmp_path: Path):
+    tuner = subprocess.Popen(
+        [sys.executable, "-c", TUNER, BEGIN + FOREVER],
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        found = lambda: [int(path.stem) for path in tmp_path.glob("*.pid")]  # noqa: E731
+        wait_until(lambda: len(found()) == 2, "the workload's two processes")
+        assert all(map(is_alive, found()))
+        tuner.send_signal(number)
+        out, _ = tuner.communicate(timeout=20)
+        wait_until(lambda: not any(map(is_alive, found())), "the end of the workload")
+        assert out == (b"interrupted\n" if number == signal.SIGINT else b"")
+    finally:
+        if tuner.poll() is None:
+            tuner.kill()
+            tuner.wait()
