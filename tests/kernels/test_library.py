@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -27,8 +27,12 @@ def output_of(*command: str | Path) -> str:
 
 
 @pytest.fixture
-def kernels(built_library: Path) -> ctypes.CDLL:
-    return ctypes.CDLL(str(built_library))
+def kernels(built_library: Path) -> Iterator[ctypes.CDLL]:
+    """The library; the calling thread's count of threads is afterwards what it was."""
+    loaded = ctypes.CDLL(str(built_library))
+    before = loaded.omp_get_max_threads()
+    yield loaded
+    loaded.omp_set_num_threads(before)
 
 
 def test_version_is_the_headers_and_the_packages(kernels: ctypes.CDLL) -> None:

@@ -15,6 +15,16 @@ from pathlib import Path
 import pytest
 from tests.runtime_ext.allocator.children import ask, run
 
+import xlaunch
+import xruntime
+
+PACKAGES_PATH = os.pathsep.join(
+    sorted(
+        {str(Path(folder).parent) for package in (xlaunch, xruntime) for folder in package.__path__}
+    )
+)
+"""Where a program that is not this environment's Python finds them."""
+
 IDENTITY = """
 tell(name=heap.name, version=heap.version, path=heap.path, in_program=heap.in_program,
      notes=heap.notes, text=repr(heap))
@@ -105,7 +115,7 @@ def build(needs: Callable[[object, str], None], tmp_path: Path) -> Callable[...,
 
 
 def in_program(program: str, code: str, library: str | None = None) -> dict:
-    return ask(code, library, python=program, PYTHONHOME=sys.base_prefix)
+    return ask(code, library, python=program, PYTHONHOME=sys.base_prefix, PYTHONPATH=PACKAGES_PATH)
 
 
 def test_malloc_of_the_main_executable_is_told(build: Callable[..., str], glibc: None) -> None:

@@ -8,11 +8,13 @@ import threading
 
 import pytest
 import torch
+from tests.runtime_ext.threads.conftest import count_of_a_new_thread
 from tests.runtime_ext.threads.teams import Team, read_team
 
 from xruntime import openmp_team
 from xruntime.cpu_pool import CPUPool
 from xruntime.pinning import pin
+from xruntime.threads import resize_team
 
 
 def test_block_runs_on_the_pool_and_is_undone(two: CPUPool, second: CPUPool) -> None:
@@ -34,14 +36,12 @@ def test_workers_on_a_cpu_each_leave_the_host_thread_its_mask(two: CPUPool) -> N
 
 
 def test_workers_that_are_started_later_do_not_collapse_on_one_cpu(two: CPUPool) -> None:
-    count = torch.get_num_threads()
     with pin(two, pin_workers=True):
-        torch.set_num_threads(1)
+        resize_team(1)
         read_team()
         # libgomp has ended the worker; the next ones inherit the host thread's mask.
-        torch.set_num_threads(4)
+        resize_team(4)
         masks = read_team().masks
-    torch.set_num_threads(count)  # the block's own calls leak into new threads
     assert len(masks) == 4
     assert [mask for mask in masks[2:] if mask != two.core_ids] == []
 
@@ -124,12 +124,15 @@ def test_exception_passes_and_all_is_restored(second: CPUPool) -> None:
 
 
 def test_counts_that_the_block_changes_are_restored(two: CPUPool) -> None:
-    before = read_team()
+    before, count = read_team(), count_of_a_new_thread()
     with pin(two):
         torch.set_num_threads(5)
         assert len(openmp_team().members) == 5
     assert read_team() == before
-    torch.set_num_threads(before.torch_threads)  # the block's own call leaks into new threads
+    # The block's own call leaks into new threads, as it does without a pin.
+    mender = threading.Thread(target=lambda: torch.set_num_threads(count))
+    mender.start()
+    mender.join()
 
 
 def test_threads_that_the_block_starts_are_on_the_pool(second: CPUPool) -> None:
