@@ -12,21 +12,21 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Final, Self
 
 import torch
 
 from xruntime.cpu_pool import CPUPool, get_default_num_streams
-from xruntime.errors import InterpreterLockWarning, StreamCountError
+from xruntime.errors import ClosedError, InterpreterLockWarning, StreamCountError
 from xruntime.streams.batches import count_items, even_sizes, join, split
 from xruntime.streams.compiled import CompiledForStreams, kind_of
 from xruntime.streams.counts import Measured, StreamCountSearch, counts_to_try
 from xruntime.streams.hints import MultiStreamModuleHint
 from xruntime.streams.interpreter_lock import lock_exists
 from xruntime.streams.packages import StreamPackage
-from xruntime.streams.workers import QUEUE_LENGTH, Streams
+from xruntime.streams.workers import QUEUE_LENGTH, Streams, answers
+from xruntime.worker import TaskFuture
 
 AUTO: Final = "auto"
 
@@ -117,16 +117,23 @@ class MultiStreamModule(torch.nn.Module):
                     return self._measured_call(self._search, args, kwargs)
         return self._call(self._streams, args, kwargs)
 
-    def submit(self, /, *args: Any, **kwargs: Any) -> Future[Any]:
+    def submit(self, /, *args: Any, **kwargs: Any) -> TaskFuture[Any]:
         """Call the model with these arguments, whole, on the next free stream.
 
         Returns a future at once, or when the queue has room. Raises ClosedError.
         """
-        return self._streams.submit(*args, **kwargs)
+        while True:
+            streams = self._streams
+            try:
+                return streams.submit(*args, **kwargs)
+            except ClosedError:
+                # Or were there others a moment ago, while a batch was measured?
+                if streams is self._streams:
+                    raise
 
     def map(self, calls: Iterable[Any]) -> Iterator[Any]:
         """Call the model with each item of `calls`, whole, on all streams; yield results in order."""
-        return self._streams.map(calls)
+        return answers(self.submit, calls, self._streams.room)
 
     def close(self) -> None:
         """Take no more calls; return when those accepted are done."""

@@ -23,9 +23,9 @@ QUEUE_LENGTH = 2
 class Streams:
     """One stream a pool of `pools`; each calls `module` with its own team, a thread a CPU.
 
-    `call_each` gives every stream its own part of a batch. `submit` and `map` give a whole call to
-    whichever stream is free first; at most `queue_length` calls a stream wait, then the submitter does.
-    All of them may be used by many threads at once.
+    `call_each` gives every stream its own part of a batch. `submit` gives a whole call to whichever
+    stream is free first; at most `queue_length` calls a stream wait, then the submitter does. Both may
+    be used by many threads at once.
     """
 
     def __init__(
@@ -57,6 +57,11 @@ class Streams:
 
     def __len__(self) -> int:
         return len(self.pools)
+
+    @property
+    def room(self) -> int:
+        """How many calls run or wait before `submit` makes its caller wait."""
+        return len(self) * (1 + self._queue_length)
 
     def call_each(self, parts: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> list[Any]:
         """Call the module with part i on stream i, at most one part a stream; the results in order.
@@ -98,26 +103,6 @@ class Streams:
             self._give(call, free)
         return call.future
 
-    def map(self, calls: Iterable[Any]) -> Iterator[Any]:
-        """Call the module with each item of `calls`, on all streams; yield the results in order.
-
-        `calls` is read as far ahead as the streams and their queue have room. An exception of a call
-        is raised where its result would come; what was begun by then is let finish, the rest is
-        cancelled.
-        """
-        ahead = len(self) * (1 + self._queue_length)
-        futures: deque[TaskFuture[Any]] = deque()
-        try:
-            for item in calls:
-                futures.append(self.submit(item))
-                if len(futures) >= ahead:
-                    yield futures.popleft().result()
-            while futures:
-                yield futures.popleft().result()
-        finally:
-            for future in futures:
-                future.cancel()
-
     def close(self, *, wait: bool = True, cancel_pending: bool = False) -> None:
         """Take no more calls; with `wait`, return when those accepted are done.
 
@@ -156,6 +141,27 @@ class Streams:
                     self._changed.notify_all()
         if call is not None:
             self._give(call, index)
+
+
+def answers(
+    submit: Callable[[Any], TaskFuture[Any]], calls: Iterable[Any], ahead: int
+) -> Iterator[Any]:
+    """Submit each item of `calls`, read at most `ahead` further than answered; yield the results in order.
+
+    An exception of a call is raised where its result would come. What was begun by then is let
+    finish, the rest is cancelled; so it is when the caller wants no more.
+    """
+    futures: deque[TaskFuture[Any]] = deque()
+    try:
+        for item in calls:
+            futures.append(submit(item))
+            if len(futures) >= ahead:
+                yield futures.popleft().result()
+        while futures:
+            yield futures.popleft().result()
+    finally:
+        for future in futures:
+            future.cancel()
 
 
 _live: weakref.WeakSet[Streams] = weakref.WeakSet()

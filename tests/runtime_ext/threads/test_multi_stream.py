@@ -189,6 +189,26 @@ def test_automatic_number_is_measured_and_kept(network, two: CPUPool) -> None:
         torch.testing.assert_close(multi(large), network(large))
 
 
+def test_single_calls_go_on_while_the_number_is_found(network, two: CPUPool) -> None:
+    answered: list[int] = []
+    with MultiStreamModule(network, "auto", two) as multi:
+        stop = threading.Event()
+
+        def serve() -> None:
+            while not stop.is_set():
+                answered.append(multi.submit(batch_of(1)).result(60).shape[0])
+
+        server = threading.Thread(target=serve)
+        server.start()
+        for _ in range(6):
+            multi(batch_of(8))
+        stop.set()
+        server.join(60)
+        assert "not settled" not in multi.describe()
+        assert [answer.shape for answer in multi.map([batch_of(1)])] == [(1, 4)]
+    assert set(answered) == {1}
+
+
 def test_more_streams_than_cores_become_one_a_core_and_say_so(network, two: CPUPool) -> None:
     with pytest.warns(UserWarning, match="num_streams=5 is more than the 2 cores"):
         multi = MultiStreamModule(network, 5, two)
