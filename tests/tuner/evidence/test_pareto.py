@@ -39,6 +39,12 @@ def test_what_intervals_leave_open_is_said() -> None:
     assert pareto_places(points, GOALS) == (Place.FRONT, Place.MAYBE_DOMINATED, Place.DOMINATED)
 
 
+def test_sure_means_sure_in_both() -> None:
+    """Surely more images, and probably sooner: 12 ms may be 17, and 20 ms may be 15."""
+    points = [within(5, 120, 12), within(5, 100, 20)]
+    assert pareto_places(points, GOALS) == (Place.FRONT, Place.MAYBE_DOMINATED)
+
+
 def test_equal_points_share_the_front() -> None:
     assert pareto_places([sharp(1, 1), sharp(1, 1)], GOALS) == (Place.FRONT, Place.FRONT)
 

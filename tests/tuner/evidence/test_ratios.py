@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections.abc import Callable
 
 import numpy as np
@@ -139,6 +140,16 @@ def test_few_pairs_take_the_mean_and_many_leave_an_outlier_out() -> None:
     assert with_outlier.low > 1.0
     assert with_outlier.plain == pytest.approx(math.exp(0.005), abs=1e-3)
     assert ratio_interval([*quiet, -0.4], method=Method.STUDENT).low < 1.0
+
+
+def test_the_trimmed_interval_is_tukeys_with_a_degree_less() -> None:
+    """Of 1 to 10: mean of 2 to 9; spread of 2, 2, 3 ... 8, 9, 9; 6 degrees of freedom."""
+    interval = ratio_interval([float(number) for number in range(1, 11)])
+    held = [2.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 9.0]
+    error = statistics.stdev(held) / (0.8 * math.sqrt(10))
+    assert math.log(interval.estimate) == pytest.approx(5.5)
+    assert interval.error == pytest.approx(error)
+    assert math.log(interval.low) == pytest.approx(5.5 - 2.4469118511 * error)
 
 
 def test_the_sign_flip_interval_is_made_of_the_means_of_subsets() -> None:
