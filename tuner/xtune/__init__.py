@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the best way to run a workload on a machine. Searching is not part of this version."""
+"""Finds the best way to run a workload on a machine, with evidence: the command is `xtune`."""
 
 from __future__ import annotations
 

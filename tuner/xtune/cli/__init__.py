@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line `xtune`. One file a command; each is imported only when it is called."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Sequence
+
+from xlaunch.errors import UsageError, XLaunchError
+
+COMMANDS = {
+    "export": "xtune.cli.export",
+    "list": "xtune.cli.listing",
+    "report": "xtune.cli.report",
+    "resume": "xtune.cli.resume",
+}
+"""Commands by name, and the module whose function `command` runs them."""
+
+RESERVED = frozenset(COMMANDS) | {"help", "version"}
+"""Words that a program is reached by only behind ``--`` or by a path."""
+
+EXIT_INTERRUPTED = 130
+"""As a shell has it for a program that Ctrl-C ended."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; its exit code. A user's mistake is one line, never a traceback."""
+    _prepare_streams()
+    code = run(sys.argv[1:] if arguments is None else arguments)
+    _flush_streams()
+    return code
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command line; its exit code."""
+    try:
+        return _dispatch(list(arguments))
+    except XLaunchError as error:
+        say(f"error: {error}")
+        return error.exit_code
+    except OSError as error:  # of this process itself: standard output on a full disk, as a rule
+        say(f"error: {error}")
+        return XLaunchError.exit_code
+    except KeyboardInterrupt:
+        say("interrupted; launches that had ended are kept, 'xtune list' shows of what")
+        return EXIT_INTERRUPTED
+
+
+def say(text: str) -> None:
+    """Put one line of the tuner's own on standard error."""
+    line = f"xtune: {' '.join(text.split())}\n"
+    with contextlib.suppress(OSError):  # nobody can be told
+        sys.stderr.write(line.encode(errors="backslashreplace").decode())
+        sys.stderr.flush()
+
+
+def _prepare_streams() -> None:
+    """What a stream's encoding lacks is written escaped: arguments may hold anything."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _flush_streams() -> None:
+    """Write what is left. What cannot be written was said to be so, and is dropped."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            # Python would try once more at its end, complain, and exit with a code of its own.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _dispatch(arguments: list[str]) -> int:
+    word = arguments[0] if arguments else ""
+    if word in COMMANDS:
+        from importlib import import_module
+
+        return _run_click(import_module(COMMANDS[word]).command, f"xtune {word}", arguments[1:])
+    if word in ("help", "version"):
+        return _dispatch([f"--{word}"])
+    from xtune.cli.tune import tune
+
+    return _run_click(tune, "xtune", arguments)
+
+
+def _run_click(command: object, name: str, arguments: list[str]) -> int:
+    import click
+
+    assert isinstance(command, click.Command)
+    try:
+        # The arguments are the context's object: click does not tell commands where `--` was.
+        result = command.main(
+            args=arguments, prog_name=name, standalone_mode=False, obj=tuple(arguments)
+        )
+    except click.exceptions.Exit as error:
+        return error.exit_code
+    except click.Abort:
+        raise KeyboardInterrupt from None
+    except click.ClickException as error:
+        say(f"error: {_explain(error)}; '{name} --help' lists the options")
+        return UsageError.exit_code
+    return result if isinstance(result, int) else 0
+
+
+def _explain(error: object) -> str:
+    import click
+
+    if isinstance(error, click.NoSuchOption):
+        near = error.possibilities
+        hint = f"; did you mean {' or '.join(sorted(near))}?" if near else ""
+        return f"there is no option {error.option_name}{hint}"
+    assert isinstance(error, click.ClickException)
+    return error.format_message().rstrip(".")

@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a search came to: in words, as JSON, and as a preset."""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from xlaunch.errors import UsageError
+from xtune.evidence.importance import Importance, SettingImportance, importance_of
+from xtune.evidence.verdicts import Kind, Verdict
+from xtune.measurement.launches import Launch, Outcome
+from xtune.measurement.objectives import Objective
+from xtune.screen.words import amount, duration, launches, settings
+from xtune.search.records import Record
+from xtune.search.strategy import Favourite
+from xtune.space.parameters import BARE, Configuration, Value, Where
+from xtune.space.resolution import Resolver
+from xtune.space.spaces import Space
+
+SUFFIX = ".toml"
+DEFAULT_STEM = "best"
+MOST_NAMES = 1000
+
+MOST_SHOWN = 8
+"""Configurations of a space that are all shown."""
+
+HEADLINES = {
+    Kind.GAIN: "gain",
+    Kind.NO_GAIN: "no gain: keep the default",
+    Kind.INCONCLUSIVE: "inconclusive: nothing is shown yet",
+}
+
+
+class Conclusion(NamedTuple):
+    """What is to be told of a search."""
+
+    study: str
+    """Its name."""
+    space: Space
+    objective: Objective
+    resolver: Resolver
+    verdict: Verdict
+    favourite: Favourite | None
+    records: tuple[Record, ...]
+    preset: str | None = None
+    """The file that holds the settings of what won."""
+    trouble: str = ""
+    """Why it ended before its time."""
+    earlier: str = ""
+    """What an earlier search of the study has shown, where this one shows nothing."""
+
+    @property
+    def launches(self) -> tuple[Launch, ...]:
+        """All that have ended, earlier searches of the study included."""
+        return tuple([record.launch for record in self.records if record.launch is not None])
+
+    @property
+    def command(self) -> str:
+        """What to type: with the preset, or in full where there is none."""
+        best = self.verdict.best
+        if best != BARE and self.preset is not None:
+            return shlex.join(self.resolver.preset_command(best, use=self.preset))
+        return shlex.join(self.resolver.command(best))
+
+    def to_plain(self) -> dict[str, Any]:
+        """What --json prints."""
+        verdict = self.verdict
+        interval = verdict.interval
+        bare = _values(self.launches, BARE)
+        return {
+            "verdict": verdict.kind.value,
+            "gain": _finite(verdict.gain),
+            "interval": None
+            if interval is None
+            else [_finite(interval.low), _finite(interval.high)],
+            "best": self._settings(verdict.best),
+            "baseline": {
+                "command": shlex.join(self.resolver.command(BARE)),
+                "settings": self._settings(BARE),
+                "metric": self.objective.metric,
+                "value": statistics.median(bare) if bare else None,
+                "launches": len(bare),
+            },
+            "launches": len(self.launches),
+            "command": self.command,
+        }
+
+    def lines(self) -> Iterator[str]:
+        """What is told at the end, the verdict first."""
+        verdict, objective = self.verdict, self.objective
+        yield f"{HEADLINES[verdict.kind]}{self._ratio()}"
+        if verdict.kind is Kind.GAIN:
+            yield f"  best: {settings(verdict.best, self.space)}"
+            bare, best = _values(self.launches, BARE), _values(self.launches, verdict.best)
+            if bare and best:
+                yield (
+                    f"  median of its {launches(len(best))}: "
+                    f"{amount(statistics.median(best), objective)}; of {len(bare)} of the bare"
+                    f" command: {amount(statistics.median(bare), objective)}"
+                )
+        else:
+            yield f"  {verdict.reason}"
+            yield from self._promising()
+        if verdict.kind is Kind.INCONCLUSIVE:
+            yield from self._what_next()
+        if self.earlier:
+            yield f"  {self.earlier}"
+        yield from self._mattered()
+        yield from self._failures()
+        if self.trouble:
+            yield f"  {self.trouble}"
+        yield f"  run it: {self.command}"
+        if self.preset is not None:
+            yield f"  preset: {self.preset}"
+        spent_s = sum(launch.secondary.wall_s for launch in self.launches)
+        yield (
+            f"  {launches(len(self.launches))} of {duration(spent_s)} in all, kept as study"
+            f" {self.study!r} (xtune report)"
+        )
+
+    def _settings(self, configuration: Configuration) -> dict[str, Value]:
+        """What is set: everything, or of the bare command only the user's parameters."""
+        if configuration != BARE:
+            return dict(self.space.complete(configuration))
+        own = [p for p in self.space.parameters if p.where is Where.PROGRAM]
+        return {parameter.name: parameter.default for parameter in own}
+
+    def _ratio(self) -> str:
+        verdict, interval = self.verdict, self.verdict.interval
+        if verdict.kind is not Kind.GAIN or interval is None:
+            return ""
+        high = f"{interval.high:.3g}" if math.isfinite(interval.high) else "any"
+        return (
+            f": {interval.estimate:.3g} times as good as the bare command, with 95 % confidence"
+            f" {interval.low:.3g} to {high} ({interval.pairs} pairs)"
+        )
+
+    def _promising(self) -> Iterator[str]:
+        favourite = self.favourite
+        if self.verdict.kind is Kind.NO_GAIN or favourite is None:
+            return
+        ratio = "" if favourite.ratio is None else f", {favourite.ratio:.3g} times the bare command"
+        yield (
+            f"  most promising: {settings(favourite.configuration, self.space)}:"
+            f" {amount(favourite.value, self.objective)}{ratio}; not proven, to try it:"
+            f" {shlex.join(self.resolver.command(favourite.configuration))}"
+        )
+
+    def _what_next(self) -> Iterator[str]:
+        more = self.verdict.more
+        if more is not None:
+            yield (
+                f"  about {launches(more.launches)} more ({duration(more.seconds)}) in a final would"
+                " settle it, four times in five"
+            )
+        yield f"  to go on: xtune resume {shlex.quote(self.study)}"
+
+    def _mattered(self) -> Iterator[str]:
+        """The settings that made a difference; of a small space what each configuration came to."""
+        importance = importance_of(self.launches, self.space.parameters, self.objective)
+        found = [row for row in importance.settings if row.matters]
+        for row in found:
+            yield f"  mattered: {_describe(row)}"
+        if found:
+            return
+        if self.space.size > MOST_SHOWN:
+            yield f"  what mattered: {_nothing(importance)}"
+            return
+        for configuration in self.space:
+            values = _values(self.launches, configuration)
+            if values:
+                yield (
+                    f"  {settings(configuration, self.space)}: median of {launches(len(values))}:"
+                    f" {amount(statistics.median(values), self.objective)}"
+                )
+
+    def _failures(self) -> Iterator[str]:
+        failed: dict[Outcome, int] = {}
+        for launch in self.launches:
+            if launch.outcome not in (Outcome.MEASURED, Outcome.CUT):
+                failed[launch.outcome] = failed.get(launch.outcome, 0) + 1
+        if failed:
+            told = ", ".join(f"{count} {outcome.value}" for outcome, count in failed.items())
+            yield f"  launches that failed: {told} (xtune export has what they said)"
+
+
+def write_preset(conclusion: Conclusion, wanted: str | None) -> tuple[str | None, str]:
+    """Write what won as a preset: its file, or None, and why it was not written.
+
+    wanted
+        The file that the user named; None: the first free of best.toml, best-2.toml, ...
+
+    Without options there is nothing to write unless a file was named. Raises `UsageError` where
+    one that was named cannot be written.
+    """
+    from xlaunch.cli.presets.writing import write_whole
+
+    best = conclusion.verdict.best
+    if best == BARE:
+        return None, "" if wanted is None else f"{wanted} is not written: the default is kept"
+    path = wanted or _free_name()
+    text = conclusion.resolver.preset(best, use=path)
+    if wanted is None and not any(line and line[0] != "#" for line in text.splitlines()):
+        return None, ""  # it says nothing: what won is in the program's arguments alone
+    try:
+        write_whole(path, text, option="--save-preset")
+    except UsageError as error:
+        if wanted is not None:
+            raise
+        return None, f"no preset is written: {error}"
+    return path, ""
+
+
+def check_preset(path: str) -> None:
+    """Raise `UsageError` unless a preset can be written there, and would replace nothing else."""
+    import click
+
+    from xlaunch.cli.launch import launch
+    from xlaunch.cli.presets.command import parse_preset
+
+    if not path.endswith(SUFFIX):
+        raise UsageError(f"--save-preset {path!r}: the name of a preset ends in {SUFFIX}")
+    folder = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
+        raise UsageError(f"--save-preset {path!r}: {folder} is no folder that can be written")
+    if not os.path.lexists(path):
+        return
+    try:
+        parse_preset(path if os.path.dirname(path) else f"./{path}", click.Context(launch))
+    except UsageError as error:
+        raise UsageError(
+            f"--save-preset {path!r} is there and is no preset ({error}); choose another name"
+        ) from None
+
+
+def _free_name() -> str:
+    names = [DEFAULT_STEM, *(f"{DEFAULT_STEM}-{number}" for number in range(2, MOST_NAMES))]
+    return next(f"{name}{SUFFIX}" for name in names if not os.path.lexists(f"{name}{SUFFIX}"))
+
+
+def _values(found: Sequence[Launch], configuration: Mapping[str, Value]) -> list[float]:
+    return [
+        launch.value
+        for launch in found
+        if launch.configuration == configuration and launch.value is not None
+    ]
+
+
+def _finite(number: float | None) -> float | None:
+    return number if number is not None and math.isfinite(number) else None
+
+
+def _describe(row: SettingImportance) -> str:
+    best = row.best
+    assert best is not None  # it matters
+    return (
+        f"{row.name} ({row.share:.0%} of the differences, {row.share_low:.0%} to"
+        f" {row.share_high:.0%}): {best.value} is {best.ratio:.3g} times its default,"
+        f" {best.low:.3g} to {best.high:.3g}"
+    )
+
+
+def _nothing(importance: Importance) -> str:
+    return importance.note or "no setting by itself, as far as can be told"

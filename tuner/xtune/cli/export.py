@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`xtune export`: every launch of a study, with every raw sample."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from xlaunch.cli.options import with_options
+from xlaunch.errors import XLaunchError
+from xtune.cli.options import CONTEXT, STORAGE
+
+SCHEMA_VERSION = 1
+"""Of what is written; rises when a key changes its meaning or goes."""
+
+
+@click.command(context_settings={**CONTEXT, "allow_interspersed_args": True})
+@click.argument("study", required=False)
+@with_options(
+    [
+        STORAGE,
+        click.option("-o", "--output", metavar="FILE", help="Where to; default: standard output."),
+        click.option("--no-samples", is_flag=True, help="Leave the raw samples out."),
+    ]
+)
+def command(*, study: str | None, storage: str | None, output: str | None, no_samples: bool) -> int:
+    """Write STUDY, or the youngest one, as JSON: machine, program, space and every launch."""
+    from xlaunch.cli.presets.writing import write_whole
+    from xtune.cli.kept import find_kept
+    from xtune.search.encoding import encode_launch
+    from xtune.search.storage import open_storage
+    from xtune.search.study_store import StudyStore
+
+    kept = find_kept(open_storage(storage), study)
+    found = kept.study
+    rows = [
+        {
+            "number": record.number,
+            "stage": record.step.stage.value,
+            "origin": record.step.origin,
+            "host": record.host,
+            **encode_launch(record.launch, series=not no_samples),
+        }
+        for record in StudyStore(found).records()
+        if record.launch is not None
+    ]
+    text = json.dumps(
+        {
+            "schema_version": SCHEMA_VERSION,
+            "study": found.name,
+            "arguments": list(kept.arguments),
+            "folder": kept.folder,
+            **found.subject.to_plain(),
+            "verdict": found.notes.get("verdict"),
+            "launches": rows,
+        },
+        indent=1,
+    )
+    if output is None:
+        click.echo(text)
+        return 0
+    if not rows:
+        raise XLaunchError(f"study {found.name!r} has no launch yet; nothing is written")
+    write_whole(output, text + "\n", option="--output")
+    return 0

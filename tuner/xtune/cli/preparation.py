@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From what is asked for to what is searched: program, objective, space, study."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from xlaunch.errors import UsageError
+from xlaunch.machine import read_machine
+from xlaunch.machine.topology import Machine
+from xlaunch.planning import Mode, Request, plan
+from xlaunch.run.metric_lines import Kind
+from xtune.cli.options import Asked
+from xtune.errors import ObjectiveError, StudyError
+from xtune.measurement.announcements import MARK, Announcement
+from xtune.measurement.hypertune import HypertuneSettings, parameters_of, read_settings
+from xtune.measurement.objectives import WALL, Goal, Objective
+from xtune.measurement.requirements import parse_requirement
+from xtune.measurement.runner import Runner
+from xtune.measurement.summaries import kind_in
+from xtune.search.strategy import Seed
+from xtune.search.study import Subject
+from xtune.space.identities import identify_machine, identify_program
+from xtune.space.launch_options import (
+    ALL_CORES,
+    BY_NODE,
+    INSTANCES,
+    LAYOUT,
+    NCORES,
+    WORDS,
+    Layout,
+    with_option,
+)
+from xtune.space.machine_space import make_space
+from xtune.space.offers import LeftOut, Offers, read_offers
+from xtune.space.parameters import BARE, Configuration, Parameter
+from xtune.space.processors import read_processor
+from xtune.space.resolution import Resolver
+from xtune.space.spaces import Derived, Space
+from xtune.space.user_parameters import parse_parameters
+
+
+class Task(NamedTuple):
+    """What is searched, ready to be launched."""
+
+    subject: Subject
+    request: Request
+    machine: Machine
+    left_out: tuple[LeftOut, ...]
+    notes: tuple[str, ...]
+    """What to know before it begins, a line each."""
+    resolver: Resolver
+    runner: Runner
+    hypertune: HypertuneSettings | None = None
+
+    @property
+    def space(self) -> Space:
+        return self.subject.space
+
+    @property
+    def objective(self) -> Objective:
+        return self.subject.objective
+
+
+class _Made(NamedTuple):
+    space: Space
+    left_out: tuple[LeftOut, ...]
+    notes: tuple[str, ...]
+    hypertune: HypertuneSettings | None = None
+
+
+def prepare(asked: Asked, *, known: Subject | None = None, show_output: bool = False) -> Task:
+    """What `asked` comes to on this machine.
+
+    known
+        Of a study that is gone on with: its space and objective are taken as they were.
+    show_output
+        Pass what the workload prints on to standard error.
+
+    Raises the errors of `xtune.errors` and of xlaunch for what cannot be done. Launches nothing,
+    but for a program's own announcement of what it measures, where only it can tell the goal.
+    """
+    request = asked.request
+    machine = read_machine()
+    # Also: is there such a program, and can it be planned at all?
+    whole = plan(request, machine)
+    requirements = tuple([parse_requirement(text) for text in asked.require])
+    metric = asked.metrics[0] if asked.metrics else (MARK if asked.conf_file else WALL)
+    if metric == WALL and whole.count > 1 and not asked.work_shared:
+        raise ObjectiveError(
+            f"wall time cannot compare {whole.count} instances with the bare command: they do "
+            f"{whole.count} times the work; give a --metric, or --work shared if they divide it"
+        )
+    made = (
+        _Made(known.space, (), ())
+        if known is not None
+        else _make_space(asked, machine, one_instance=metric == WALL and not asked.work_shared)
+    )
+    made.space.require_choice()
+    resolver = Resolver(made.space, request, os.environ, machine)
+    resolver.command(BARE)  # raises where the program is not there
+
+    def runner_for(objective: Objective) -> Runner:
+        return Runner(
+            resolver,
+            objective,
+            machine=machine,
+            metrics=[text for text in asked.metrics[1:] if text != WALL],
+            work_shared=asked.work_shared,
+            show_output=show_output,
+            seed=asked.seed,
+        )
+
+    if known is not None:
+        objective = known.objective
+    elif metric.startswith(MARK) and asked.goal is None:
+        probe = runner_for(Objective(metric, Goal.MINIMIZE, requirements))
+        probe.measure(BARE, limit_s=asked.timeout_s)
+        objective = _announced(metric, probe.announcements, probe.objective)
+    else:
+        objective = Objective(metric, _goal(metric, asked.goal), requirements)
+    subject = Subject(
+        identify_machine(machine, read_processor()),
+        identify_program(request),
+        made.space,
+        objective,
+    )
+    _require_same_machine(subject, known)
+    runner = runner_for(objective)
+    return Task(
+        subject, request, machine, made.left_out, made.notes, resolver, runner, made.hypertune
+    )
+
+
+def seeds(task: Task) -> list[Seed]:
+    """The layouts that xlaunch has names for, as far as the space has them."""
+    found = []
+    layouts = {p.name: p.values for p in task.space.parameters}.get(LAYOUT, ())
+    for mode in Mode:
+        try:
+            made = plan(task.request._replace(mode=mode), task.machine)
+        except UsageError:
+            continue  # it does not fit, or the layout is fixed
+        text = str(Layout(made.count, min(instance.ncores for instance in made.instances)))
+        candidates = (BY_NODE, text) if mode is Mode.THROUGHPUT else (text,)
+        for candidate in candidates:
+            if candidate in layouts:
+                found.append(Seed(f"--mode {mode.value}", Configuration({LAYOUT: candidate})))
+                break
+    return found
+
+
+def _goal(metric: str, asked: str | None) -> Goal:
+    if asked is not None:
+        return Goal(asked)
+    if metric == WALL:
+        return Goal.MINIMIZE
+    kind = kind_in(metric)
+    if kind is Kind.VALUE:
+        raise ObjectiveError(
+            f"--metric {metric!r} is neither a rate nor a time by its name: say --goal maximize or "
+            f"--goal minimize, or name its kind, as in 'rate:{metric}'"
+        )
+    return Goal.MAXIMIZE if kind is Kind.RATE else Goal.MINIMIZE
+
+
+def _announced(
+    metric: str, announcements: Sequence[Announcement], otherwise: Objective
+) -> Objective:
+    """The objective that the program announces; `otherwise` where it announces nothing of it."""
+    for one in announcements:
+        if metric in (MARK, one.metric):
+            return one.objective._replace(requirements=otherwise.requirements)
+    return otherwise
+
+
+def _make_space(asked: Asked, machine: Machine, *, one_instance: bool) -> _Made:
+    own = parse_parameters(asked.param, asked.request)
+    if asked.conf_file is not None:
+        return _hypertune_space(asked, machine, own)
+    offers = Offers()
+    if not asked.only_params:
+        offers = read_offers(asked.request, os.environ, machine, read_processor())
+    made = make_space(
+        asked.request,
+        machine,
+        offers,
+        own=own,
+        when=asked.when,
+        one_instance=one_instance,
+        allow_numerics=asked.allow_numerics,
+        only_parameters=asked.only_params,
+    )
+    return _Made(made.space, made.left_out, ())
+
+
+def _hypertune_space(asked: Asked, machine: Machine, own: Sequence[Parameter]) -> _Made:
+    assert asked.conf_file is not None
+    settings = read_settings(asked.conf_file)
+    found = parameters_of(settings, asked.request, machine)
+    derived = []
+    for parameter in found.parameters:
+        if parameter.name == LAYOUT:
+            plans = [
+                plan(with_option(asked.request, LAYOUT, text), machine) for text in parameter.values
+            ]
+            counts = tuple([made.count for made in plans])
+            cores = tuple([min(i.ncores for i in made.instances) for made in plans])
+            derived = [Derived(INSTANCES, LAYOUT, counts), Derived(NCORES, LAYOUT, cores)]
+    notes = list(found.notes)
+    if settings.output_dir is not None:
+        notes.append(
+            f"output_dir {settings.output_dir!r} of {asked.conf_file} is not used: launches are kept"
+            " in the study, see xtune export"
+        )
+    space = Space([*found.parameters, *own], asked.when, derived, words=WORDS | {ALL_CORES})
+    return _Made(space, (), tuple(notes), settings)
+
+
+def _require_same_machine(subject: Subject, known: Subject | None) -> None:
+    if known is None:
+        return
+    difference = subject.difference(known)
+    if difference is not None:
+        raise StudyError(
+            f"the study cannot be gone on with: {difference}; begin a new one with xtune PROGRAM"
+        )

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`xtune report`: what a study has found so far."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from xlaunch.cli.options import with_options
+from xtune.cli.options import CONTEXT, STORAGE
+
+
+@click.command(context_settings={**CONTEXT, "allow_interspersed_args": True})
+@click.argument("study", required=False)
+@with_options(
+    [
+        STORAGE,
+        click.option("--save-preset", metavar="FILE", help="Write what won, for xlaunch --preset."),
+        click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON."),
+    ]
+)
+def command(
+    *, study: str | None, storage: str | None, save_preset: str | None, as_json: bool
+) -> int:
+    """Tell what STUDY, or the youngest one, has found so far. Nothing is launched."""
+    from xtune.cli.conclusion import check_preset
+    from xtune.cli.kept import enter, find_kept
+    from xtune.cli.preparation import prepare
+    from xtune.cli.searching import print_conclusion, recall, require_launched
+    from xtune.search.storage import open_storage
+
+    if save_preset is not None:
+        check_preset(save_preset)
+        save_preset = os.path.abspath(save_preset)
+    kept = find_kept(open_storage(storage), study)
+    enter(kept.folder)
+    task = prepare(kept.asked, known=kept.study.subject)
+    conclusion = recall(task, kept.asked, kept.study)
+    require_launched(conclusion.launches, kept.study.name)
+    print_conclusion(conclusion, as_json=as_json, save_preset=save_preset)
+    return 0

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`xtune resume`: go on with a search, with another budget."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from xlaunch.cli.options import with_options
+from xlaunch.errors import UsageError
+from xtune.cli.options import ANSWER, CONTEXT, SPENDING, STORAGE
+
+
+@click.command(context_settings={**CONTEXT, "allow_interspersed_args": True})
+@click.argument("study", required=False)
+@with_options([STORAGE, SPENDING[0]], ANSWER)
+def command(
+    *,
+    study: str | None,
+    storage: str | None,
+    budget: str | None,
+    save_preset: str | None,
+    as_json: bool,
+    verbose: bool,
+    quiet: bool,
+) -> int:
+    """Go on with STUDY, or with the youngest one, as it was begun; all its launches count.
+
+    The budget is for what comes now: that of the first search unless --budget says another.
+    """
+    if quiet and verbose:
+        raise UsageError("--quiet contradicts --verbose; drop one")
+
+    from xtune.cli.conclusion import check_preset
+    from xtune.cli.kept import enter, find_kept
+    from xtune.cli.preparation import prepare
+    from xtune.cli.searching import Shown, announce, budget_of, search
+    from xtune.search.budget import parse_budget
+    from xtune.search.storage import open_storage
+
+    if budget is not None:
+        parse_budget(budget)
+    if save_preset is not None:
+        check_preset(save_preset)
+        save_preset = os.path.abspath(save_preset)
+    opened = open_storage(storage)
+    kept = find_kept(opened, study)
+    enter(kept.folder)
+    asked = kept.asked._replace(budget=budget or kept.asked.budget)
+    task = prepare(asked, known=kept.study.subject, show_output=verbose)
+    if not quiet:
+        announce(task)
+    shown = Shown(save_preset, as_json, verbose, quiet)
+    return search(
+        task, asked, budget_of(asked, task), opened, shown, kept.arguments, study=kept.study
+    )

@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a search that was prepared, shows it, and tells what it came to."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from types import FrameType
+from typing import Any, NamedTuple
+
+import click
+
+from xlaunch.errors import XLaunchError
+from xtune.cli import EXIT_INTERRUPTED, say
+from xtune.cli.conclusion import Conclusion, write_preset
+from xtune.cli.options import DEFAULT_BUDGET, Asked
+from xtune.cli.preparation import Task, seeds
+from xtune.errors import StorageError
+from xtune.evidence.verdicts import Kind, Rule, Verdict, undecided
+from xtune.screen.plain import PlainScreen
+from xtune.screen.words import aim, describe_space, settings
+from xtune.search.budget import Budget, parse_budget
+from xtune.search.events import Observer
+from xtune.search.host_turn import HostTurn, runtime_folder
+from xtune.search.session import Ended, Result, Search
+from xtune.search.storage import Storage
+from xtune.search.strategy import Strategy
+from xtune.search.study import Study, earlier_winners, open_study
+from xtune.search.study_store import StudyStore
+from xtune.space.parameters import BARE, Configuration
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that end a search with the verdict so far; a second one ends it at once."""
+
+
+class Shown(NamedTuple):
+    """How a search is shown, and where its answer goes."""
+
+    save_preset: str | None
+    as_json: bool
+    verbose: bool
+    quiet: bool
+
+
+class Interruption(KeyboardInterrupt):
+    """A signal that ends the search."""
+
+
+class _Signals:
+    """Raises `Interruption` for the first signal of `ENDING`."""
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        """Of the signal that came."""
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> _Signals:
+        for number in ENDING:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+                self._before[number] = signal.signal(number, self._take)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def check(self) -> None:
+        """Raise `Interruption` if a signal came: Python can lose one that is raised in a callback."""
+        if self.number is not None:
+            raise Interruption
+
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        self.number = number
+        raise Interruption
+
+
+def budget_of(asked: Asked, task: Task) -> Budget:
+    """How much may be spent. Raises `BudgetError`."""
+    if asked.budget is None and task.hypertune is not None:
+        return Budget(launches=max(2, task.hypertune.max_trials))
+    return parse_budget(asked.budget or DEFAULT_BUDGET)
+
+
+def announce(task: Task) -> None:
+    """Say what is going to be searched, and what not."""
+    say(f"to compare by: {aim(task.objective)}")
+    for line in describe_space(task.space, task.left_out):
+        _line(line)
+    for note in task.notes:
+        say(f"note: {note}")
+
+
+def search(
+    task: Task,
+    asked: Asked,
+    budget: Budget,
+    storage: Storage,
+    shown: Shown,
+    arguments: Sequence[str],
+    *,
+    study: Study | None = None,
+) -> int:
+    """Search, and print the verdict; the exit code.
+
+    The words of the command line are kept for `xtune resume`, which names the study to go on with;
+    without one it is that of the task, made where there is none.
+    """
+    if study is None:
+        study = open_study(storage, task.subject, asked.study)
+        if study.notes and not shown.quiet:
+            say(f"goes on with study {study.name!r}, which is of the same; all its launches count")
+        study.keep_note("options", {"arguments": list(arguments), "folder": os.getcwd()})
+    study.keep_note("ended", None)
+    store = StudyStore(study)
+    first = [*seeds(task), *earlier_winners(storage, task.subject)]
+    strategy = _strategy(task, asked, store.host, first)
+    with _Signals() as signals, _screen(task, shown) as screen:
+        host_turn = HostTurn(runtime_folder(os.environ), screen.waiting)
+
+        def turn() -> AbstractContextManager[None]:
+            signals.check()
+            return host_turn()
+
+        result = Search(
+            task.space,
+            strategy,
+            task.runner,
+            store,
+            task.objective,
+            budget,
+            observer=screen,
+            limit_s=asked.timeout_s,
+            turn=turn,
+        ).run()
+    conclusion = conclude(task, study, result)
+    path, why = write_preset(conclusion, shown.save_preset)
+    print_conclusion(conclusion._replace(preset=path), as_json=shown.as_json)
+    if why and not shown.quiet:
+        say(f"note: {why}")
+    if result.ended is Ended.STORAGE:
+        say(f"error: {result.trouble}")
+        return StorageError.exit_code
+    if result.ended is Ended.INTERRUPTED:
+        return EXIT_INTERRUPTED if signals.number is None else 128 + signals.number
+    return 0
+
+
+def recall(task: Task, asked: Asked, study: Study) -> Conclusion:
+    """What the launches of a study come to, without any more of them."""
+    store = StudyStore(study)
+    records = tuple(store.records())
+    strategy = _strategy(task, asked, store.host, ())
+    final = strategy.final(records)
+    ended = study.notes.get("ended")
+    if final is None:
+        verdict = undecided(BARE, "there was no final yet")
+    else:
+        verdict = final.decision(is_last=ended == Ended.BUDGET.value).verdict
+    favourite = strategy.favourite(records)
+    return Conclusion(
+        study.name,
+        task.space,
+        task.objective,
+        task.resolver,
+        verdict,
+        favourite,
+        records,
+        earlier=_earlier(study, verdict),
+    )
+
+
+def print_conclusion(
+    conclusion: Conclusion, *, as_json: bool, save_preset: str | None = None
+) -> None:
+    """Print what a search came to.
+
+    save_preset
+        Write what won there first. Raises `UsageError` where that cannot be.
+    """
+    if save_preset is not None:
+        path, why = write_preset(conclusion, save_preset)
+        conclusion = conclusion._replace(preset=path)
+        if why:
+            say(f"note: {why}")
+    if as_json:
+        click.echo(json.dumps(conclusion.to_plain()))
+        return
+    for line in conclusion.lines():
+        click.echo(line)
+
+
+def conclude(task: Task, study: Study, result: Result) -> Conclusion:
+    """What a search found, kept with its study too, where that can be reached."""
+    earlier = _earlier(study, result.verdict)
+    with contextlib.suppress(StorageError):  # the search said so already, or will be asked again
+        study.keep_note("ended", result.ended.value)
+        if not earlier:
+            study.keep_verdict(result.verdict)
+    ended = {
+        Ended.INTERRUPTED: "interrupted: this is the verdict so far",
+        Ended.STORAGE: "ended early: what was seen could not be kept any more",
+    }
+    return Conclusion(
+        study.name,
+        task.space,
+        task.objective,
+        task.resolver,
+        result.verdict,
+        result.favourite,
+        result.records,
+        trouble=ended.get(result.ended, ""),
+        earlier=earlier,
+    )
+
+
+def _earlier(study: Study, verdict: Verdict) -> str:
+    """What an earlier search of the study has shown, where this one shows nothing; else empty."""
+    kept = study.notes.get("verdict")
+    if verdict.kind is not Kind.INCONCLUSIVE or not kept:
+        return ""
+    if kept["kind"] == Kind.INCONCLUSIVE.value:
+        return ""
+    best = settings(Configuration(kept["best"]), study.subject.space)
+    return f"an earlier search of this study found {kept['kind']}: {best} ({kept['reason']})"
+
+
+def _strategy(task: Task, asked: Asked, host: str, first: Sequence[Any]) -> Strategy:
+    return Strategy(
+        task.space,
+        task.resolver.plan_hash,
+        task.objective,
+        host=host,
+        seeds=first,
+        rule=Rule(min_effect=asked.min_effect),
+        seed=asked.seed,
+    )
+
+
+@contextlib.contextmanager
+def _screen(task: Task, shown: Shown) -> Iterator[Observer]:
+    """What the search is shown by."""
+    if shown.quiet:
+        yield Observer()
+    elif sys.stderr.isatty() and not shown.verbose and os.environ.get("TERM") != "dumb":
+        from xtune.screen.live import LiveScreen
+
+        with LiveScreen(task.space, task.objective) as screen:
+            yield screen
+    else:
+        yield PlainScreen(task.space, task.objective, say, verbose=shown.verbose)
+
+
+def _line(text: str) -> None:
+    """A line of a list on standard error, indented as it is."""
+    with contextlib.suppress(OSError):
+        click.echo(f"xtune: {text}", err=True)
+
+
+def require_launched(records: Sequence[object], name: str) -> None:
+    """Raise unless a study holds a launch."""
+    if not records:
+        raise XLaunchError(f"study {name!r} has no launch yet; xtune resume goes on with it")

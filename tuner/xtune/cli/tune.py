@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`xtune`: find the best way to run a program on this machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+import xtune
+from xlaunch.cli.options import with_options
+from xlaunch.errors import UsageError
+from xtune.cli import RESERVED
+from xtune.cli.options import (
+    AIM,
+    ANSWER,
+    CONTEXT,
+    FIXED,
+    KEEPING,
+    SPACE,
+    SPENDING,
+    asked_from,
+    with_program,
+)
+
+
+def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        click.echo(f"xtune {xtune.__version__}")
+        ctx.exit()
+
+
+@click.command(context_settings=CONTEXT)
+@with_program
+@with_options(
+    AIM,
+    SPACE,
+    SPENDING,
+    KEEPING,
+    ANSWER,
+    FIXED,
+    [
+        click.option(
+            "--version",
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_print_version,
+            help="Print the version.",
+        ),
+    ],
+)
+def tune(
+    *, save_preset: str | None, as_json: bool, verbose: bool, quiet: bool, **options: Any
+) -> int:
+    """Find the best way to run PROGRAM on this machine, with evidence.
+
+    \b
+    xtune infer.py                                     by the time it takes
+    xtune --metric 'images/s' infer.py                 by a number that it prints
+    xtune --metric ms --require 'rss<=8GiB' --budget 20m serve.py
+    xtune --only-params --param batch=1,2,4,8 -- infer.py --batch-size {batch}
+
+    PROGRAM is launched again and again: as it is, by xlaunch, and by what may be better. At the end
+    the best take turns with the bare command, and the verdict is a gain with its interval, no gain,
+    or what it would take to tell. An option of xlaunch (from --instances on, below) fixes what it
+    names: that is not searched. Ctrl-C gives the verdict so far.
+
+    Other commands: xtune resume, report, list, export. A program with the name of a command is
+    reached by -- or a path.
+    """
+    context = click.get_current_context()
+    asked = asked_from({**options, "quiet": quiet, "verbose": verbose})
+    _refuse_command_names(asked.request.program, context.obj, module=asked.request.module)
+
+    from xtune.cli.conclusion import check_preset
+    from xtune.cli.preparation import prepare
+    from xtune.cli.searching import Shown, announce, budget_of, search
+    from xtune.search.budget import parse_budget
+    from xtune.search.storage import open_storage
+
+    if asked.budget is not None:
+        parse_budget(asked.budget)
+    if save_preset is not None:
+        check_preset(save_preset)
+    task = prepare(asked, show_output=verbose)
+    budget = budget_of(asked, task)
+    storage = open_storage(asked.storage)
+    if not quiet:
+        announce(task)
+    shown = Shown(save_preset, as_json, verbose, quiet)
+    return search(task, asked, budget, storage, shown, context.obj)
+
+
+def _refuse_command_names(program: tuple[str, ...], arguments: Any, *, module: bool) -> None:
+    # Behind `--` click has taken the `--` away; `arguments`, which the program's words end, show it.
+    word = program[0]
+    if not module and word in RESERVED and "--" not in arguments[: -len(program)][-1:]:
+        raise UsageError(
+            f"{word!r} is a command of xtune: put it first, or write '-- {word}' or a path for a "
+            "program of that name"
+        )

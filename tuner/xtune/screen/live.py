@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A search in a terminal: a few lines that change in place, below those that stay.
+
+Drawn once a second: the CPUs are the workload's.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from types import TracebackType
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from xtune.measurement.objectives import Objective
+from xtune.screen.plain import PlainScreen
+from xtune.screen.words import (
+    STAGES,
+    describe_favourite,
+    describe_step,
+    duration,
+    launches,
+    time_left,
+)
+from xtune.search.events import Progress
+from xtune.search.records import Record, Stage, Step
+from xtune.search.strategy import Favourite
+from xtune.space.spaces import Space
+
+REFRESHES_PER_S = 1.0
+BAR_WIDTH = 30
+
+
+class LiveScreen(PlainScreen):
+    """Shows stage, time left, the best so far and what runs. A context manager."""
+
+    def __init__(
+        self,
+        space: Space,
+        objective: Objective,
+        *,
+        console: Console | None = None,
+        verbose: bool = False,
+    ) -> None:
+        """`console`: None for standard error."""
+        self._console = console or Console(stderr=True, highlight=False)
+        super().__init__(space, objective, self._print, verbose=verbose)
+        self._progress: Progress | None = None
+        self._step: Step | None = None
+        self._stage = ""
+        self._since = time.monotonic()
+        self._live = Live(
+            console=self._console,
+            get_renderable=self._draw,
+            refresh_per_second=REFRESHES_PER_S,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+
+    def __enter__(self) -> LiveScreen:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._live.stop()
+
+    def stage_changed(self, stage: Stage) -> None:
+        self._stage = STAGES[stage]
+
+    def launching(self, step: Step, progress: Progress) -> None:
+        self._step, self._progress, self._since = step, progress, time.monotonic()
+
+    def launched(self, record: Record, progress: Progress) -> None:
+        self._progress, self._since = progress, time.monotonic()
+        super().launched(record, progress)
+
+    def favourite_changed(self, favourite: Favourite) -> None:
+        self._favourite = favourite
+
+    def _tell_progress(self, progress: Progress) -> None:
+        """It is on the screen."""
+
+    def _print(self, text: str) -> None:
+        self._console.print(Text(f"xtune: {text}"))
+
+    def _draw(self) -> RenderableType:
+        rows = Table.grid(padding=(0, 2))
+        rows.add_column(no_wrap=True, style="dim")
+        rows.add_column()
+        if self._stage:
+            rows.add_row("now", Text(self._stage))
+        if self._step is not None:
+            told = describe_step(self._step, self._space)
+            rows.add_row("runs", Text(f"{told}, for {duration(time.monotonic() - self._since)}"))
+        if self._favourite is not None:
+            told = describe_favourite(self._favourite, self._space, self._objective)
+            rows.add_row("best", Text(told))
+        if self._progress is None:
+            return rows
+        return Group(self._bar(self._progress), rows)
+
+    def _bar(self, progress: Progress) -> RenderableType:
+        line = Table.grid(padding=(0, 2))
+        made = launches(progress.launches)
+        if not math.isfinite(progress.left):
+            line.add_row(ProgressBar(total=None, width=BAR_WIDTH), Text(made))
+            return line
+        total = progress.launches + progress.left
+        told = f"{progress.launches} of {total:.0f} launches at most"
+        left_s = time_left(progress)
+        if left_s is not None:
+            left_s = max(0.0, left_s - (time.monotonic() - self._since))
+            told += f", {duration(left_s)} left"
+        bar = ProgressBar(total=max(total, 1.0), completed=progress.launches, width=BAR_WIDTH)
+        line.add_row(bar, Text(told))
+        return line

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A search as plain lines, for files and pipes: few, and rarer the longer it takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from xtune.measurement.launches import Outcome
+from xtune.measurement.objectives import Objective
+from xtune.screen.words import (
+    STAGES,
+    describe_favourite,
+    describe_launch,
+    describe_left,
+    describe_outline,
+    describe_step,
+    duration,
+    time_left,
+)
+from xtune.search.events import Observer, Outline, Progress
+from xtune.search.records import Record, Stage, Step
+from xtune.search.strategy import Favourite
+from xtune.space.spaces import Space
+
+FIRST_PAUSE_S = 5.0
+LONGEST_PAUSE_S = 60.0
+"""Between two lines on how far it is."""
+
+GROWTH = 1.3
+
+Say = Callable[[str], None]
+
+
+class PlainScreen(Observer):
+    """Says a line where something changed, and now and then how far it is."""
+
+    def __init__(
+        self,
+        space: Space,
+        objective: Objective,
+        say: Say,
+        *,
+        verbose: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`verbose`: a line for each launch."""
+        self._space = space
+        self._objective = objective
+        self._say = say
+        self._verbose = verbose
+        self._clock = clock
+        self._pause_s = FIRST_PAUSE_S
+        self._said_at = clock()
+        self._favourite: Favourite | None = None
+        self._failed: set[tuple[str, str]] = set()
+        self._timed = False
+        self._waited_at: float | None = None
+        """When it was last said that another search has the turn."""
+
+    def started(self, outline: Outline) -> None:
+        self._say(describe_outline(outline))
+
+    def waiting(self, holder: str) -> None:
+        now = self._clock()
+        if self._waited_at is None or now - self._waited_at >= LONGEST_PAUSE_S:
+            self._waited_at = now
+            self._say(
+                f"another search launches on this host now ({holder}); waiting for its launches"
+            )
+
+    def stage_changed(self, stage: Stage) -> None:
+        if stage is not Stage.BASELINE or self._verbose:
+            self._say(STAGES[stage])
+
+    def launched(self, record: Record, progress: Progress) -> None:
+        assert record.launch is not None
+        if not self._timed:
+            self._timed = True
+            self._tell_time(record, progress)
+        elif self._verbose:
+            self._say(f"{record.step.stage.value}: {self._described(record)}")
+        else:
+            self._tell_failure(record)
+            self._tell_progress(progress)
+
+    def favourite_changed(self, favourite: Favourite) -> None:
+        self._favourite = favourite
+
+    def lost(self, step: Step) -> None:
+        told = describe_step(step, self._space)
+        self._say(f"{told}: another worker took this launch for lost and it is not counted")
+
+    def storage_trouble(self, message: str, pause_s: float) -> None:
+        self._say(f"{message}; tried again in {duration(pause_s)}")
+
+    def _described(self, record: Record) -> str:
+        return describe_launch(record, self._space, self._objective)
+
+    def _tell_time(self, record: Record, progress: Progress) -> None:
+        assert record.launch is not None
+        took_s = record.launch.secondary.wall_s
+        left_s = time_left(progress)
+        rest = "" if left_s is None else f"; all will take up to {duration(left_s)}"
+        self._say(f"{self._described(record)}; a launch took {duration(took_s)}{rest}")
+        self._said_at = self._clock()
+
+    def _tell_failure(self, record: Record) -> None:
+        launch = record.launch
+        assert launch is not None
+        if launch.outcome in (Outcome.MEASURED, Outcome.CUT):
+            return
+        kind = (record.step.plan_hash, launch.outcome.value)
+        if kind not in self._failed:
+            self._failed.add(kind)
+            self._say(self._described(record))
+
+    def _tell_progress(self, progress: Progress) -> None:
+        now = self._clock()
+        if now - self._said_at < self._pause_s:
+            return
+        self._said_at = now
+        self._pause_s = min(self._pause_s * GROWTH, LONGEST_PAUSE_S)
+        best = ""
+        if self._favourite is not None:
+            told = describe_favourite(self._favourite, self._space, self._objective)
+            best = f"; best so far {told}"
+        self._say(f"{describe_left(progress)}{best}")

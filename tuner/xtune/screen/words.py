@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Values, durations and configurations as people read them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from xtune.measurement.launches import Launch, Outcome
+from xtune.measurement.objectives import WALL, Objective
+from xtune.search.events import Outline, Progress
+from xtune.search.records import Record, Stage, Step
+from xtune.search.strategy import Favourite
+from xtune.space.offers import LeftOut
+from xtune.space.parameters import BARE, Configuration
+from xtune.space.spaces import Space
+
+STAGES = {
+    Stage.BASELINE: "the bare command",
+    Stage.SEED: "what is worth trying first",
+    Stage.RACE: "racing all there is",
+    Stage.SEARCH: "searching",
+    Stage.CONTROL: "the bare command again",
+    Stage.FINAL: "the final: the best and the bare command in turns",
+}
+"""What launches are made for."""
+
+MOST_VALUES = 8
+"""Of a parameter that are named."""
+
+
+def duration(time_s: float) -> str:
+    """**Ex.:** ``0.3 s``, ``48 s``, ``3 min 20 s``, ``1 h 5 min``."""
+    if time_s < 9.95:
+        return f"{time_s:.1f} s"
+    seconds = round(time_s)
+    if seconds < 120:
+        return f"{seconds} s"
+    minutes, seconds = divmod(seconds, 60)
+    if minutes < 60:
+        return f"{minutes} min {seconds} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min"
+
+
+def counted(count: float, noun: str, plural: str = "") -> str:
+    """**Ex.:** ``1 launch``, ``12 launches``."""
+    return f"{count:.0f} {noun if round(count) == 1 else plural or noun + 's'}"
+
+
+def launches(count: float) -> str:
+    return counted(count, "launch", "launches")
+
+
+def aim(objective: Objective) -> str:
+    """**Ex.:** ``images/s, maximize, with rss<=8GiB``."""
+    name = "wall time" if objective.metric == WALL else objective.metric
+    required = "".join(f", with {one.text}" for one in objective.requirements)
+    return f"{name}, {objective.goal.value}{required}"
+
+
+def amount(number: float, objective: Objective) -> str:
+    """A value of the objective. **Ex.:** ``123.4 images/s``, ``1.5 s``."""
+    if objective.metric == WALL:
+        return f"{number:.4g} s"
+    return f"{number:.4g} ({objective.metric})"
+
+
+def settings(configuration: Configuration, space: Space) -> str:
+    """What of a configuration is not xlaunch's default. **Ex.:** ``allocator=tcmalloc, batch=8``."""
+    if configuration == BARE:
+        return "the bare command"
+    changed = space.changes(configuration)
+    if not changed:
+        return "xlaunch as it is"
+    return ", ".join(f"{name}={value}" for name, value in changed.items())
+
+
+def describe_space(space: Space, left_out: Sequence[LeftOut]) -> Iterator[str]:
+    """What is searched, a line each, then what is not, and why."""
+    yield f"to search: {counted(space.size, 'configuration')}"
+    width = max(len(parameter.name) for parameter in space.parameters)
+    for parameter in space.parameters:
+        values = [str(value) for value in parameter.values]
+        if len(values) > MOST_VALUES:
+            values = [*values[: MOST_VALUES - 2], "...", values[-1]]
+        reason = f"  ({parameter.reason})" if parameter.reason else ""
+        yield f"  {parameter.name:<{width}}  {' '.join(values)}{reason}"
+    for condition in space.conditions:
+        yield f"  when {condition.text}"
+    for one in left_out:
+        yield f"  left out: {one.name}: {one.reason}"
+
+
+def describe_outline(outline: Outline) -> str:
+    """How the space will be gone through."""
+    how = "each is launched several times" if outline.races else "a model chooses what to launch"
+    plans = ""
+    if outline.plans is not None:
+        plans = f" ({outline.plans} that differ in how the program is started)"
+    before = f"; {launches(outline.records)} of earlier searches count" if outline.records else ""
+    return (
+        f"budget: {outline.budget}; {counted(outline.size, 'configuration')}{plans}: {how}{before}"
+    )
+
+
+def time_left(progress: Progress) -> float | None:
+    """Seconds until the budget is used up, if launches go on taking as long, all that is around
+    them included; None before one was made.
+    """
+    if not progress.launches or not math.isfinite(progress.left):
+        return None
+    return progress.left * progress.elapsed_s / progress.launches
+
+
+def describe_left(progress: Progress) -> str:
+    """**Ex.:** ``12 launches, about 28 left (40 s)``."""
+    made = launches(progress.launches)
+    if not math.isfinite(progress.left):
+        return made
+    left_s = time_left(progress)
+    told = "" if left_s is None else f" ({duration(left_s)})"
+    return f"{made}, up to {progress.left:.0f} left{told}"
+
+
+def describe_favourite(favourite: Favourite, space: Space, objective: Objective) -> str:
+    """The best so far and how sure that is."""
+    text = (
+        f"{settings(favourite.configuration, space)}: {amount(favourite.value, objective)},"
+        f" {favourite.low:.4g} to {favourite.high:.4g}"
+    )
+    if favourite.ratio is not None:
+        text += f"; {favourite.ratio:.2f} times the bare command"
+    return text
+
+
+def describe_launch(record: Record, space: Space, objective: Objective) -> str:
+    """One launch that has ended."""
+    launch = record.launch
+    assert launch is not None
+    told = settings(record.step.configuration, space)
+    if launch.outcome is Outcome.MEASURED and launch.value is not None:
+        broken = ""
+        if not objective.is_feasible(launch):
+            broken = "; breaks what is required"
+        return f"{told}: {amount(launch.value, objective)}{broken}"
+    return f"{told}: {describe_failure(launch)}"
+
+
+def describe_failure(launch: Launch) -> str:
+    """How a launch ended that has no value. **Ex.:** ``crashed: exit code 3: no such file``."""
+    parts = [launch.outcome.value, *launch.notes[:1]]
+    lines = launch.stderr_tail.strip().splitlines()
+    return ": ".join([*parts, *lines[-1:]])
+
+
+def describe_step(step: Step, space: Space) -> str:
+    """What is launched now, and what for."""
+    origin = f" ({step.origin})" if step.origin and step.configuration != BARE else ""
+    return f"{settings(step.configuration, space)}{origin}"
