@@ -52,6 +52,4 @@ def command(
     if not quiet:
         announce(task)
     shown = Shown(save_preset, as_json, verbose, quiet)
-    return search(
-        task, asked, budget_of(asked, task), opened, shown, kept.arguments, study=kept.study
-    )
+    return search(task, asked, budget_of(asked, task), kept.study, shown)

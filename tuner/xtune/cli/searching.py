@@ -95,29 +95,25 @@ def announce(task: Task) -> None:
         say(f"note: {note}")
 
 
-def search(
-    task: Task,
-    asked: Asked,
-    budget: Budget,
-    storage: Storage,
-    shown: Shown,
-    arguments: Sequence[str],
-    *,
-    study: Study | None = None,
-) -> int:
-    """Search, and print the verdict; the exit code.
+def begin_study(
+    storage: Storage, task: Task, asked: Asked, arguments: Sequence[str], *, quiet: bool
+) -> Study:
+    """The study of a task, made where there is none, with the command line for `xtune resume`.
 
-    The words of the command line are kept for `xtune resume`, which names the study to go on with;
-    without one it is that of the task, made where there is none.
+    Raises `StudyError` where the name that was asked for is another study's, and `StorageError`.
     """
-    if study is None:
-        study = open_study(storage, task.subject, asked.study)
-        if study.notes and not shown.quiet:
-            say(f"goes on with study {study.name!r}, which is of the same; all its launches count")
-        study.keep_note("options", {"arguments": list(arguments), "folder": os.getcwd()})
+    study = open_study(storage, task.subject, asked.study)
+    if study.notes and not quiet:
+        say(f"goes on with study {study.name!r}, which is of the same; all its launches count")
+    study.keep_note("options", {"arguments": list(arguments), "folder": os.getcwd()})
+    return study
+
+
+def search(task: Task, asked: Asked, budget: Budget, study: Study, shown: Shown) -> int:
+    """Search, and print the verdict; the exit code."""
     study.keep_note("ended", None)
     store = StudyStore(study)
-    first = [*seeds(task), *earlier_winners(storage, task.subject)]
+    first = [*seeds(task), *earlier_winners(study.storage, task.subject)]
     strategy = _strategy(task, asked, store.host, first)
     with _Signals() as signals, _screen(task, shown) as screen:
         host_turn = HostTurn(runtime_folder(os.environ), screen.waiting)

@@ -75,7 +75,7 @@ def tune(
 
     from xtune.cli.conclusion import check_preset
     from xtune.cli.preparation import prepare
-    from xtune.cli.searching import Shown, announce, budget_of, search
+    from xtune.cli.searching import Shown, announce, begin_study, budget_of, search
     from xtune.search.budget import parse_budget
     from xtune.search.storage import open_storage
 
@@ -86,10 +86,11 @@ def tune(
     task = prepare(asked, show_output=verbose)
     budget = budget_of(asked, task)
     storage = open_storage(asked.storage)
+    study = begin_study(storage, task, asked, context.obj, quiet=quiet)
     if not quiet:
         announce(task)
     shown = Shown(save_preset, as_json, verbose, quiet)
-    return search(task, asked, budget, storage, shown, context.obj)
+    return search(task, asked, budget, study, shown)
 
 
 def _refuse_command_names(program: tuple[str, ...], arguments: Any, *, module: bool) -> None:

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command as a user types it, in a folder with studies of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+XTUNE = (sys.executable, "-m", "xtune")
+PATIENCE_S = 200.0
+"""How long a search may take. Never waited for in full unless the test fails."""
+
+NAP = """\
+import sys, time
+time.sleep(float(sys.argv[1]))
+"""
+"""Takes as long as it is told: of several times the shortest is best."""
+
+RATE = """\
+import sys, time
+for turn in range(8):
+    time.sleep(0.005)
+    print(f"{int(sys.argv[1]) * 100} items/s", flush=True)
+"""
+"""Prints the rate that it is told."""
+
+
+class Done(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    @property
+    def found(self) -> dict[str, Any]:
+        """What --json printed: one object and nothing else."""
+        found: dict[str, Any] = json.loads(self.out)
+        return found
+
+    @property
+    def message(self) -> str:
+        """The one line of an error."""
+        assert self.out == ""
+        assert self.err.count("\n") == 1, self.err
+        assert self.err.startswith("xtune: error: ")
+        return self.err.strip().removeprefix("xtune: error: ")
+
+
+class Desk(NamedTuple):
+    """A folder to run xtune in, and where its studies go."""
+
+    folder: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("XLAUNCH_", "OMP_", "LD_PRELOAD"))
+        }
+        return {
+            **kept,
+            "XDG_STATE_HOME": str(self.folder / "state"),
+            "XDG_RUNTIME_DIR": str(self.folder),
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        }
+
+    def write(self, name: str, text: str) -> None:
+        (self.folder / name).write_text(text)
+
+    def xtune(self, *words: str) -> Done:
+        done = subprocess.run(
+            [*XTUNE, *words],
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+        return Done(done.returncode, done.stdout, done.stderr)

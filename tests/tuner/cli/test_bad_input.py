@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A user's mistake is one clear line with exit code 2, and nothing is launched."""
+
+from __future__ import annotations
+
+import pytest
+from tests.tuner.cli.commands import Desk
+
+from xtune.cli import main
+
+
+@pytest.fixture(autouse=True)
+def at_the_desk(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(desk.folder)
+    monkeypatch.setenv("XDG_STATE_HOME", str(desk.folder / "state"))
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("", "name a program: xtune [OPTIONS] [--] PROGRAM [ARGS...]"),
+        ("--bugdet 3 nap.py", "there is no option --bugdet; did you mean --budget"),
+        ("--budget ten nap.py 1", "--budget 'ten' cannot be read; write a time"),
+        ("--budget 1 nap.py 1", "at least 2 launches are needed"),
+        ("--min-effect 5 nap.py 1", "'5' is not a percentage"),
+        ("--goal faster nap.py 1", "'faster' is not one of"),
+        ("--work halved nap.py 1", "'halved' is not one of"),
+        ("--metric loss nap.py 1", "is neither a rate nor a time by its name: say --goal"),
+        ("--metric it(s nap.py 1", "not a valid one"),
+        ("--require p99=20 nap.py 1", "'=' is not checked; write <= or >="),
+        ("--require p99<=20ms nap.py 1", "p99 of what?"),
+        ("--param n=1,2 nap.py 1", "{n} occurs neither in the program's arguments nor in --env"),
+        ("--param ncores=1,2 nap.py {ncores}", "choose another name"),
+        ("--param n nap.py {n}", "write NAME=VALUE,VALUE"),
+        ("--only-params nap.py 1", "there is no --param to search"),
+        ("--only-params --param n=1 nap.py {n}", "there is one configuration to measure"),
+        ("--only-params --param n=1,2 --when m>1 nap.py {n}", "nothing here has the name 'm'"),
+        ("--only-params --param n=1,2 --when n>5 nap.py {n}", "no configuration keeps it"),
+        ("--conf-file none.yaml nap.py 1", "none.yaml: No such file"),
+        ("--instances 1000000 nap.py 1", "1000000"),
+        ("--work shared -m --no-python x", "--no-python contradicts --module"),
+        ("-q -v nap.py 1", "--quiet contradicts --verbose"),
+        ("--save-preset best.txt nap.py 1", "the name of a preset ends in .toml"),
+        ("--save-preset no/best.toml nap.py 1", "is no folder that can be written"),
+        ("-- resume nosuch", "program 'resume' is not on PATH"),
+        ("-q resume", "'resume' is a command of xtune: put it first"),
+        ("resume", "there is no study in"),
+        ("resume nosuch", "there is no study called 'nosuch'"),
+        ("resume -q -v nosuch", "--quiet contradicts --verbose"),
+        ("report nosuch", "there are none at all"),
+        ("export nosuch", "there is no study called 'nosuch'"),
+        ("list --nosuch", "there is no option --nosuch"),
+    ],
+)
+def test_one_line(line: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(line.split())
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert err.startswith("xtune: error: ")
+    assert said in err
+    assert code == (127 if "is not on PATH" in said else 2)
+
+
+def test_wall_time_does_not_compare_layouts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from xlaunch.machine import read_machine
+    from xlaunch.planning import Request, plan
+
+    if plan(Request(program=("true",), instances=1), read_machine()).instances[0].ncores < 2:
+        pytest.skip("needs two cores")
+    assert main(["--instances", "2", "nap.py", "1"]) == 2
+    assert "wall time cannot compare 2 instances" in capsys.readouterr().err
+
+
+def test_a_storage_out_of_reach(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--only-params", "--param", "t=0.01,0.02", "--storage", "none/studies.db"]
+    assert main([*words, "nap.py", "{t}"]) == 125
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "none/studies.db" in err
+
+
+def test_a_preset_that_would_replace_something_else(
+    desk: Desk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    desk.write("best.toml", "title = 'mine'\n")
+    assert main(["--save-preset", "best.toml", "nap.py", "1"]) == 2
+    assert "is there and is no preset" in capsys.readouterr().err
+    assert (desk.folder / "best.toml").read_text() == "title = 'mine'\n"

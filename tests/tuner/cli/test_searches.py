@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real searches of tiny programs whose truth is known."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sqlite3
+import subprocess
+import sys
+
+import pytest
+from tests.tuner.cli.commands import Desk
+
+KEYS = ["verdict", "gain", "interval", "best", "baseline", "launches", "command"]
+
+
+def test_finds_the_shortest_nap(desk: Desk) -> None:
+    done = desk.xtune(
+        "--json", "--only-params", "--param", "t=0.5,0.05", "--budget", "20 launches",
+        "nap.py", "{t}",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    found = done.found
+    assert list(found) == KEYS
+    assert found["verdict"] == "gain"
+    assert found["best"] == {"t": 0.05}
+    low, high = found["interval"]
+    assert 1.0 < low < found["gain"] < high
+    assert found["gain"] > 2.0
+    assert found["baseline"]["settings"] == {"t": 0.5}
+    assert found["baseline"]["value"] > 0.5
+    assert found["launches"] <= 20
+    assert shlex.split(found["command"])[-2:] == ["nap.py", "0.05"]
+    assert "xtune: to search: 2 configurations" in done.err
+    assert "all will take" in done.err
+
+
+def test_the_preset_runs_and_the_study_is_kept(desk: Desk) -> None:
+    done = desk.xtune(
+        "--metric", "items/s", "--param", "n=1,4", "--instances", "1", "--allocator", "glibc",
+        "--omp", "none", "--thp", "never", "--budget", "20", "--study", "rates",
+        "--save-preset", "mine.toml", "rate.py", "{n}",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    lines = done.out.splitlines()
+    assert lines[0].startswith("gain: 4 times as good as the bare command")
+    assert "left out: allocator: given: --allocator" in done.err
+    assert "  run it: xlaunch --preset mine.toml rate.py 4" in lines
+    assert 'allocator = "glibc"' in (desk.folder / "mine.toml").read_text()
+    run = subprocess.run(
+        [sys.executable, "-m", "xlaunch", "--preset", "mine.toml", "rate.py", "4"],
+        cwd=desk.folder, env=desk.environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    assert "400 items/s" in run.stdout
+
+    (listed,) = desk.xtune("list", "--json").found
+    assert (listed["study"], listed["verdict"]) == ("rates", "gain")
+    report = desk.xtune("report", "rates", "--json").found
+    assert list(report) == KEYS
+    assert report["verdict"] == "gain"
+    assert report["best"]["n"] == 4
+    assert report["launches"] == listed["launches"] <= 20
+    exported = desk.xtune("export", "rates").found
+    assert len(exported["launches"]) == report["launches"]
+    first = exported["launches"][0]
+    assert (first["stage"], first["outcome"]) == ("baseline", "measured")
+    assert len(first["series"][0]["values"]) == 8
+
+    other = desk.xtune("--study", "rates", "--only-params", "--param", "t=0.1,0.2", "nap.py", "{t}")
+    assert (other.code, other.message.partition(":")[0]) == (
+        2,
+        "study 'rates' cannot be gone on with",
+    )
+
+
+def test_nothing_to_gain_is_a_good_answer(desk: Desk) -> None:
+    # Both print the same rate, so every pair has the ratio 1.
+    desk.write("same.py", "print('100 items/s')\n" * 3)
+    done = desk.xtune(
+        "--json", "--metric", "items/s", "--only-params", "--param", "n=1,2", "--budget", "20",
+        "-q", "same.py", "{n}",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    assert done.err == ""
+    found = done.found
+    assert (found["verdict"], found["gain"]) == ("no-gain", None)
+    assert found["best"] == found["baseline"]["settings"] == {"n": 1}
+    assert found["interval"] == pytest.approx([1.0, 1.0])
+    command = shlex.split(found["command"])
+    assert command[-2:] == ["same.py", "1"]
+    assert "xlaunch" not in command
+    assert not list(desk.folder.glob("*.toml"))
+
+
+def test_too_small_a_budget_is_gone_on_with(desk: Desk) -> None:
+    done = desk.xtune(
+        "--metric", "items/s", "--only-params", "--param", "n=1,2", "--budget", "2",
+        "rate.py", "{n}",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    assert done.out.startswith("inconclusive: nothing is shown yet\n")
+    assert "to go on: xtune resume 'rate.py" in done.out
+    resumed = desk.xtune("resume", "--budget", "20", "--json")
+    assert resumed.code == 0, resumed.err
+    assert "2 launches of earlier searches count" in resumed.err
+    assert resumed.found["verdict"] == "gain"
+    assert resumed.found["best"] == {"n": 2}
+    assert 2 < resumed.found["launches"] <= 22
+
+
+def test_what_hypertune_announces(desk: Desk) -> None:
+    desk.write(
+        "tuned.py",
+        "import sys\n"
+        "print(\"@hypertune {'name': 'score', 'higher_is_better': True}\")\n"
+        "print(float(sys.argv[1]) * 10)\n",
+    )
+    done = desk.xtune(
+        "--json", "--metric", "@hypertune", "--only-params", "--param", "n=1,3", "--budget",
+        "20", "tuned.py", "{n}",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    assert "@hypertune score, maximize" in done.err
+    assert done.found["best"] == {"n": 3}
+    assert done.found["gain"] == pytest.approx(3.0)
+
+
+def test_a_metric_that_is_not_printed(desk: Desk) -> None:
+    done = desk.xtune("--metric", "images/s", "--only-params", "--param", "n=1,2", "rate.py", "{n}")
+    assert (done.code, done.out) == (125, "")
+    last = done.err.splitlines()[-1]
+    assert last.startswith("xtune: error: no value of 'images/s' was seen; the last lines")
+    assert "100 items/s" in last
+
+
+def test_a_program_that_fails_by_itself(desk: Desk) -> None:
+    desk.write("broken.py", "raise SystemExit('no model here')\n")
+    done = desk.xtune("--only-params", "--param", "n=1,2", "broken.py", "{n}")
+    assert (done.code, done.out) == (125, "")
+    last = done.err.splitlines()[-1]
+    assert "cannot be measured as it is" in last
+    assert "no model here" in last
+
+
+def test_a_setting_that_fails_is_told_and_never_best(desk: Desk) -> None:
+    desk.write(
+        "fragile.py",
+        "import sys\n"
+        "n = int(sys.argv[1])\n"
+        "if n == 3: sys.exit('three is too many')\n"
+        "print(n, 'items/s')\n",
+    )
+    done = desk.xtune(
+        "--json", "--metric", "items/s", "--only-params", "--param", "n=1,2,3", "--budget", "20",
+        "fragile.py", "{n}",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    assert done.found["best"] == {"n": 2}
+    assert "n=3: crashed" in done.err
+    assert "three is too many" in done.err
+
+
+def test_optuna_opens_the_study(desk: Desk) -> None:
+    done = desk.xtune(
+        "-q", "--metric", "items/s", "--only-params", "--param", "n=1,2", "--budget", "4",
+        "--storage", "here.db", "rate.py", "{n}",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    with sqlite3.connect(desk.folder / "here.db") as database:
+        rows = database.execute("select state from trials").fetchall()
+    database.close()
+    assert [state for (state,) in rows] == ["COMPLETE"] * 4
+    assert json.loads(desk.xtune("list", "--json", "--storage", "here.db").out)[0]["launches"] == 4

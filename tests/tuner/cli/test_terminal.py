@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A search in a terminal, and signals that end it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pexpect
+import pytest
+from tests.tuner.cli.commands import XTUNE, Desk
+
+PATIENCE_S = 90
+LONG = ("--only-params", "--param", "t=0.3,0.1,0.2", "--budget", "2000", "nap.py", "{t}")
+"""A search that takes longer than any test."""
+
+
+def spawn(desk: Desk) -> pexpect.spawn[str]:
+    return pexpect.spawn(
+        XTUNE[0],
+        [*XTUNE[1:], *LONG],
+        cwd=str(desk.folder),
+        env={**desk.environment, "TERM": "xterm"},  # type: ignore[arg-type]
+        timeout=PATIENCE_S,
+        encoding="utf-8",
+        dimensions=(40, 140),
+    )
+
+
+def test_ctrl_c_in_a_terminal_gives_the_verdict_so_far(desk: Desk) -> None:
+    child = spawn(desk)
+    child.expect("3 configurations")
+    child.expect("of 2000 launches at most, .* left")
+    child.expect("runs")
+    child.expect("best")
+    child.expect("times the bare command")
+    child.sendintr()
+    child.expect("inconclusive: nothing is shown yet")
+    child.expect("interrupted before the final")
+    child.expect("most promising: ")
+    child.expect("to go on: xtune resume")
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 130
+    (listed,) = desk.xtune("list", "--json").found
+    assert listed["launches"] > 1
+    assert listed["verdict"] == "inconclusive"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_gives_the_verdict_so_far(number: int, desk: Desk) -> None:
+    with subprocess.Popen(
+        [*XTUNE, "--json", *LONG],
+        cwd=desk.folder,
+        env=desk.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "racing all there is" in line:
+                break
+        process.send_signal(number)
+        out, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 128 + number, err
+    assert '"verdict": "inconclusive"' in out
+    assert "Traceback" not in err
+
+
+def test_nothing_is_left_running(desk: Desk) -> None:
+    desk.write("long.py", "import time\nprint('1 items/s', flush=True)\ntime.sleep(500)\n")
+    child = pexpect.spawn(
+        sys.executable,
+        [
+            "-m",
+            "xtune",
+            "--metric",
+            "items/s",
+            "--only-params",
+            "--param",
+            "n=1,2",
+            "long.py",
+            "{n}",
+        ],
+        cwd=str(desk.folder),
+        env={**desk.environment, "TERM": "xterm"},  # type: ignore[arg-type]
+        timeout=PATIENCE_S,
+        encoding="utf-8",
+    )
+    child.expect("the bare command, for [1-9]")
+    running = _commands()
+    assert any("long.py\0001" in words for words in running)
+    child.sendintr()
+    child.expect("interrupted before the final")
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 130
+    assert not any("long.py\0001" in words for words in _commands())
+
+
+def _commands() -> list[str]:
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/cmdline") as file:
+                    found.append(file.read())
+            except OSError:
+                continue
+    return found
