@@ -26,6 +26,9 @@ SUFFIX = ".toml"
 DEFAULT_STEM = "best"
 MOST_NAMES = 1000
 
+LEAST_SHOWN = 0.005
+"""Effects below half a percent are not worth a line, however sure."""
+
 MOST_SHOWN = 8
 """Configurations of a space that are all shown."""
 
@@ -47,6 +50,8 @@ class Conclusion(NamedTuple):
     verdict: Verdict
     favourite: Favourite | None
     records: tuple[Record, ...]
+    storage: str | None = None
+    """As it was named; None: the user's own."""
     preset: str | None = None
     """The file that holds the settings of what won."""
     trouble: str = ""
@@ -120,8 +125,12 @@ class Conclusion(NamedTuple):
         spent_s = sum(launch.secondary.wall_s for launch in self.launches)
         yield (
             f"  {launches(len(self.launches))} of {duration(spent_s)} in all, kept as study"
-            f" {self.study!r} (xtune report)"
+            f" {self.study!r} (xtune report{self._place()})"
         )
+
+    def _place(self) -> str:
+        """The option that names the storage, where one was named."""
+        return "" if self.storage is None else f" --storage {shlex.quote(self.storage)}"
 
     def _settings(self, configuration: Configuration) -> dict[str, Value]:
         """What is set: everything, or of the bare command only the user's parameters."""
@@ -141,15 +150,20 @@ class Conclusion(NamedTuple):
         )
 
     def _promising(self) -> Iterator[str]:
-        favourite = self.favourite
-        if self.verdict.kind is Kind.NO_GAIN or favourite is None:
+        """What may be better and is not proven to be: of the final, else of all launches."""
+        if self.verdict.kind is Kind.NO_GAIN:
             return
-        ratio = "" if favourite.ratio is None else f", {favourite.ratio:.3g} times the bare command"
-        yield (
-            f"  most promising: {settings(favourite.configuration, self.space)}:"
-            f" {amount(favourite.value, self.objective)}{ratio}; not proven, to try it:"
-            f" {shlex.join(self.resolver.command(favourite.configuration))}"
-        )
+        if self.verdict.leader is not None:
+            configuration = self.verdict.leader
+            told = settings(configuration, self.space)
+        elif self.favourite is not None:
+            configuration, ratio = self.favourite.configuration, self.favourite.ratio
+            told = f"{settings(configuration, self.space)}: {amount(self.favourite.value, self.objective)}"
+            told += "" if ratio is None else f", {ratio:.3g} times the bare command"
+        else:
+            return
+        command = shlex.join(self.resolver.command(configuration))
+        yield f"  most promising: {told}; not proven, to try it: {command}"
 
     def _what_next(self) -> Iterator[str]:
         more = self.verdict.more
@@ -158,12 +172,12 @@ class Conclusion(NamedTuple):
                 f"  about {launches(more.launches)} more ({duration(more.seconds)}) in a final would"
                 " settle it, four times in five"
             )
-        yield f"  to go on: xtune resume {shlex.quote(self.study)}"
+        yield f"  to go on: xtune resume{self._place()} {shlex.quote(self.study)}"
 
     def _mattered(self) -> Iterator[str]:
         """The settings that made a difference; of a small space what each configuration came to."""
         importance = importance_of(self.launches, self.space.parameters, self.objective)
-        found = [row for row in importance.settings if row.matters]
+        found = [row for row in importance.settings if row.matters and _is_visible(row)]
         for row in found:
             yield f"  mattered: {_describe(row)}"
         if found:
@@ -253,6 +267,11 @@ def _values(found: Sequence[Launch], configuration: Mapping[str, Value]) -> list
 
 def _finite(number: float | None) -> float | None:
     return number if number is not None and math.isfinite(number) else None
+
+
+def _is_visible(row: SettingImportance) -> bool:
+    """Whether some value does more than nobody would notice."""
+    return any(abs(effect.ratio - 1.0) >= LEAST_SHOWN for effect in row.effects)
 
 
 def _describe(row: SettingImportance) -> str:

@@ -27,12 +27,11 @@ SCHEMA_VERSION = 1
 def command(*, study: str | None, storage: str | None, output: str | None, no_samples: bool) -> int:
     """Write STUDY, or the youngest one, as JSON: machine, program, space and every launch."""
     from xlaunch.cli.presets.writing import write_whole
-    from xtune.cli.kept import find_kept
+    from xtune.cli.kept import find_kept, open_named
     from xtune.search.encoding import encode_launch
-    from xtune.search.storage import open_storage
     from xtune.search.study_store import StudyStore
 
-    kept = find_kept(open_storage(storage), study)
+    kept = find_kept(open_named(storage), study)
     found = kept.study
     rows = [
         {

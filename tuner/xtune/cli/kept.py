@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 import click
 
+from xtune.cli import say
 from xtune.cli.options import CONTEXT, Asked, asked_from
 from xtune.errors import StudyError
-from xtune.search.storage import Storage
+from xtune.search.storage import JOURNAL, Storage, open_storage
 from xtune.search.study import Study, find_study, list_studies
 
 
@@ -40,9 +41,18 @@ def find_kept(storage: Storage, name: str | None) -> Kept:
     return Kept(study, _asked(arguments), arguments, kept["folder"])
 
 
-def enter(folder: str) -> None:
+def open_named(text: str | None) -> Storage:
+    """The storage that --storage names, wherever this process goes later. Raises `StorageError`."""
+    if text is not None and "://" not in text and not text.startswith(JOURNAL):
+        text = os.path.abspath(text)
+    return open_storage(text)
+
+
+def enter(folder: str, *, quiet: bool = False) -> None:
     """Go to the folder that a study was begun in. Raises `StudyError` where it is gone."""
     try:
+        if not quiet and os.path.realpath(folder) != os.getcwd():
+            say(f"in {folder}, where the study was begun")
         os.chdir(folder)
     except OSError as error:
         raise StudyError(

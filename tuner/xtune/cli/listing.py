@@ -18,12 +18,12 @@ from xtune.cli.options import CONTEXT, STORAGE
 )
 def command(*, storage: str | None, as_json: bool) -> int:
     """List the studies of a storage, the oldest first: name, launches, verdict, program."""
-    from xtune.search.storage import open_storage
+    from xtune.cli.kept import open_named
     from xtune.search.study import list_studies
     from xtune.search.study_store import StudyStore
 
     rows = []
-    for study in list_studies(open_storage(storage)):
+    for study in list_studies(open_named(storage)):
         records = StudyStore(study).records()
         verdict = study.notes.get("verdict") or {}
         rows.append(

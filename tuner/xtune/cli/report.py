@@ -25,18 +25,18 @@ def command(
 ) -> int:
     """Tell what STUDY, or the youngest one, has found so far. Nothing is launched."""
     from xtune.cli.conclusion import check_preset
-    from xtune.cli.kept import enter, find_kept
+    from xtune.cli.kept import enter, find_kept, open_named
     from xtune.cli.preparation import prepare
     from xtune.cli.searching import print_conclusion, recall, require_launched
-    from xtune.search.storage import open_storage
 
     if save_preset is not None:
         check_preset(save_preset)
         save_preset = os.path.abspath(save_preset)
-    kept = find_kept(open_storage(storage), study)
+    kept = find_kept(open_named(storage), study)
     enter(kept.folder)
     task = prepare(kept.asked, known=kept.study.subject)
-    conclusion = recall(task, kept.asked, kept.study)
+    asked = kept.asked._replace(storage=storage)
+    conclusion = recall(task, asked, kept.study)
     require_launched(conclusion.launches, kept.study.name)
     print_conclusion(conclusion, as_json=as_json, save_preset=save_preset)
     return 0

@@ -33,21 +33,20 @@ def command(
         raise UsageError("--quiet contradicts --verbose; drop one")
 
     from xtune.cli.conclusion import check_preset
-    from xtune.cli.kept import enter, find_kept
+    from xtune.cli.kept import enter, find_kept, open_named
     from xtune.cli.preparation import prepare
     from xtune.cli.searching import Shown, announce, budget_of, search
     from xtune.search.budget import parse_budget
-    from xtune.search.storage import open_storage
 
     if budget is not None:
         parse_budget(budget)
     if save_preset is not None:
         check_preset(save_preset)
         save_preset = os.path.abspath(save_preset)
-    opened = open_storage(storage)
+    opened = open_named(storage)
     kept = find_kept(opened, study)
-    enter(kept.folder)
-    asked = kept.asked._replace(budget=budget or kept.asked.budget)
+    enter(kept.folder, quiet=quiet)
+    asked = kept.asked._replace(budget=budget or kept.asked.budget, storage=storage)
     task = prepare(asked, known=kept.study.subject, show_output=verbose)
     if not quiet:
         announce(task)

@@ -133,7 +133,7 @@ def search(task: Task, asked: Asked, budget: Budget, study: Study, shown: Shown)
             limit_s=asked.timeout_s,
             turn=turn,
         ).run()
-    conclusion = conclude(task, study, result)
+    conclusion = conclude(task, asked, study, result)
     path, why = write_preset(conclusion, shown.save_preset)
     print_conclusion(conclusion._replace(preset=path), as_json=shown.as_json)
     if why and not shown.quiet:
@@ -166,6 +166,7 @@ def recall(task: Task, asked: Asked, study: Study) -> Conclusion:
         verdict,
         favourite,
         records,
+        storage=asked.storage,
         earlier=_earlier(study, verdict),
     )
 
@@ -190,7 +191,7 @@ def print_conclusion(
         click.echo(line)
 
 
-def conclude(task: Task, study: Study, result: Result) -> Conclusion:
+def conclude(task: Task, asked: Asked, study: Study, result: Result) -> Conclusion:
     """What a search found, kept with its study too, where that can be reached."""
     earlier = _earlier(study, result.verdict)
     with contextlib.suppress(StorageError):  # the search said so already, or will be asked again
@@ -209,6 +210,7 @@ def conclude(task: Task, study: Study, result: Result) -> Conclusion:
         result.verdict,
         result.favourite,
         result.records,
+        storage=asked.storage,
         trouble=ended.get(result.ended, ""),
         earlier=earlier,
     )

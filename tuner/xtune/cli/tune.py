@@ -74,10 +74,10 @@ def tune(
     _refuse_command_names(asked.request.program, context.obj, module=asked.request.module)
 
     from xtune.cli.conclusion import check_preset
+    from xtune.cli.kept import open_named
     from xtune.cli.preparation import prepare
     from xtune.cli.searching import Shown, announce, begin_study, budget_of, search
     from xtune.search.budget import parse_budget
-    from xtune.search.storage import open_storage
 
     if asked.budget is not None:
         parse_budget(asked.budget)
@@ -85,7 +85,7 @@ def tune(
         check_preset(save_preset)
     task = prepare(asked, show_output=verbose)
     budget = budget_of(asked, task)
-    storage = open_storage(asked.storage)
+    storage = open_named(asked.storage)
     study = begin_study(storage, task, asked, context.obj, quiet=quiet)
     if not quiet:
         announce(task)

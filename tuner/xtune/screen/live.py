@@ -116,8 +116,11 @@ class LiveScreen(PlainScreen):
             line.add_row(ProgressBar(total=None, width=BAR_WIDTH), Text(made))
             return line
         total = progress.launches + progress.left
-        told = f"{progress.launches} of {total:.0f} launches at most"
-        left_s = time_left(progress)
+        if self._budget.launches is None:
+            told = made
+        else:
+            told = f"{progress.launches} of {total:.0f} launches at most"
+        left_s = time_left(progress, self._budget)
         if left_s is not None:
             left_s = max(0.0, left_s - (time.monotonic() - self._since))
             told += f", {duration(left_s)} left"

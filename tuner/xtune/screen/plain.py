@@ -18,6 +18,7 @@ from xtune.screen.words import (
     duration,
     time_left,
 )
+from xtune.search.budget import Budget
 from xtune.search.events import Observer, Outline, Progress
 from xtune.search.records import Record, Stage, Step
 from xtune.search.strategy import Favourite
@@ -50,6 +51,7 @@ class PlainScreen(Observer):
         self._say = say
         self._verbose = verbose
         self._clock = clock
+        self._budget = Budget()
         self._pause_s = FIRST_PAUSE_S
         self._said_at = clock()
         self._favourite: Favourite | None = None
@@ -59,6 +61,7 @@ class PlainScreen(Observer):
         """When it was last said that another search has the turn."""
 
     def started(self, outline: Outline) -> None:
+        self._budget = outline.budget
         self._say(describe_outline(outline))
 
     def waiting(self, holder: str) -> None:
@@ -100,7 +103,7 @@ class PlainScreen(Observer):
     def _tell_time(self, record: Record, progress: Progress) -> None:
         assert record.launch is not None
         took_s = record.launch.secondary.wall_s
-        left_s = time_left(progress)
+        left_s = time_left(progress, self._budget)
         rest = "" if left_s is None else f"; all will take up to {duration(left_s)}"
         self._say(f"{self._described(record)}; a launch took {duration(took_s)}{rest}")
         self._said_at = self._clock()
@@ -125,4 +128,4 @@ class PlainScreen(Observer):
         if self._favourite is not None:
             told = describe_favourite(self._favourite, self._space, self._objective)
             best = f"; best so far {told}"
-        self._say(f"{describe_left(progress)}{best}")
+        self._say(f"{describe_left(progress, self._budget)}{best}")

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from xtune.measurement.launches import Launch, Outcome
 from xtune.measurement.objectives import WALL, Objective
+from xtune.search.budget import Budget
 from xtune.search.events import Outline, Progress
 from xtune.search.records import Record, Stage, Step
 from xtune.search.strategy import Favourite
@@ -30,7 +31,9 @@ MOST_VALUES = 8
 
 
 def duration(time_s: float) -> str:
-    """**Ex.:** ``0.3 s``, ``48 s``, ``3 min 20 s``, ``1 h 5 min``."""
+    """**Ex.:** ``0.02 s``, ``0.3 s``, ``48 s``, ``3 min 20 s``, ``1 h 5 min``."""
+    if time_s < 1.0:
+        return f"{time_s:.1g} s" if time_s < 0.1 else f"{time_s:.1f} s"
     if time_s < 9.95:
         return f"{time_s:.1f} s"
     seconds = round(time_s)
@@ -104,23 +107,27 @@ def describe_outline(outline: Outline) -> str:
     )
 
 
-def time_left(progress: Progress) -> float | None:
+def time_left(progress: Progress, budget: Budget) -> float | None:
     """Seconds until the budget is used up, if launches go on taking as long, all that is around
     them included; None before one was made.
     """
     if not progress.launches or not math.isfinite(progress.left):
         return None
-    return progress.left * progress.elapsed_s / progress.launches
+    left_s = progress.left * progress.elapsed_s / progress.launches
+    if budget.time_s is not None:
+        left_s = min(left_s, budget.time_s - progress.elapsed_s)
+    return max(left_s, 0.0)
 
 
-def describe_left(progress: Progress) -> str:
-    """**Ex.:** ``12 launches, about 28 left (40 s)``."""
+def describe_left(progress: Progress, budget: Budget) -> str:
+    """**Ex.:** ``12 launches, up to 28 left (40 s)``."""
     made = launches(progress.launches)
-    if not math.isfinite(progress.left):
+    left_s = time_left(progress, budget)
+    if left_s is None:
         return made
-    left_s = time_left(progress)
-    told = "" if left_s is None else f" ({duration(left_s)})"
-    return f"{made}, up to {progress.left:.0f} left{told}"
+    if budget.launches is None:  # how many more that will be, nobody knows
+        return f"{made}, up to {duration(left_s)} left"
+    return f"{made}, up to {progress.left:.0f} left ({duration(left_s)})"
 
 
 def describe_favourite(favourite: Favourite, space: Space, objective: Objective) -> str:
