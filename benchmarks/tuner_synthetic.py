@@ -56,9 +56,10 @@ SHAPES = (
     Shape("steep", (6, 5, 4, 3), effect=0.4, failing=0.06, goal=Goal.MINIMIZE),
     Shape("flat", (4, 5, 3, 3, 2), effect=0.03, noise=0.03),
     Shape("small", (3, 4, 2, 2), noise=0.03),
+    Shape("machine", (3, 7, 7, 3, 2), active=0.8, noise=0.02, failing=0.01, launches_each=3),
     Shape("large", (5, 6, 4, 3, 3, 2), noise=0.03, same_plan=0.2, launches_each=3),
 )
-"""Of 48 to 2160 configurations."""
+"""Of 48 to 2160 configurations; `machine` has the sizes of what xtune searches on two CPUs."""
 
 
 def synthetic_recording(shape: Shape, seed: int = 0) -> Recording:

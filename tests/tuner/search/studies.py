@@ -16,7 +16,7 @@ from xtune.search.storage import Storage, open_storage
 from xtune.search.strategy import Strategy
 from xtune.search.study import Subject, open_study
 from xtune.search.study_store import StudyStore
-from xtune.search.workers import Watch, Worker
+from xtune.search.workers import Watch, Worker, this_worker
 from xtune.space.identities import MachineIdentity, ProgramIdentity
 
 SUBJECT = Subject(
@@ -39,8 +39,19 @@ def worker(name: str, **fields: object) -> Worker:
     return made._replace(**fields)  # type: ignore[arg-type]
 
 
-def search(url: str, folder: Path, launches: int, seed: int, hang_at: int | None = None) -> Result:
-    """A search whose launches are written down in `folder`; one of them may never end."""
+def search(
+    url: str,
+    folder: Path,
+    launches: int,
+    seed: int,
+    hang_at: int | None = None,
+    host: str | None = None,
+) -> Result:
+    """A search whose launches are written down in `folder`; one of them may never end.
+
+    host
+        A name, to play a worker of another system: nobody can look up whether it is there.
+    """
 
     def on_launch(number: int) -> None:
         (folder / f"{time.monotonic_ns()} {seed} began").touch()
@@ -48,14 +59,22 @@ def search(url: str, folder: Path, launches: int, seed: int, hang_at: int | None
             print("hanging", flush=True)
             time.sleep(600)
 
-    store = store_of(open_storage(url))
+    study = open_study(open_storage(url), SUBJECT)
+    if host is None:
+        store, locks = StudyStore(study), folder
+    else:
+        locks = folder / host
+        locks.mkdir()
+        me = this_worker()._replace(name=host, boot=host)
+        store = StudyStore(study, worker=me, watch=Watch(me, lease_s=1.0), beat_s=0.1)
     measurer = ScriptedMeasurer(noise=0.03, seed=seed, on_launch=on_launch)
     strategy = Strategy(SPACE, measurer.plan_hash, RATE, host=store.host, seed=seed)
     budget = Budget(launches=launches)
-    return Search(SPACE, strategy, measurer, store, RATE, budget, turn=HostTurn(folder)).run()
+    return Search(SPACE, strategy, measurer, store, RATE, budget, turn=HostTurn(locks)).run()
 
 
 if __name__ == "__main__":
-    hang = int(sys.argv[5]) if len(sys.argv) > 5 else None
-    found = search(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), hang)
+    hang = int(sys.argv[5]) if sys.argv[5:] and sys.argv[5] else None
+    name = sys.argv[6] if sys.argv[6:] else None
+    found = search(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), hang, name)
     print(f"made {found.launches}, {found.verdict.kind.value}")

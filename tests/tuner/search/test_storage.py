@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -84,11 +85,12 @@ def test_a_storage_out_of_reach_is_one_clear_line(text: str, said: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_driver_is_named() -> None:
-    with pytest.raises(StorageError, match=r"needs a driver .* psycopg2-binary") as caught:
-        open_storage("postgresql://me:secret@node/db")
+def test_a_missing_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg2", None)
+    with pytest.raises(StorageError, match=r"driver psycopg2,.*'psycopg2-binary'") as caught:
+        open_storage("postgresql+psycopg2://me:secret@node/db")
     assert "secret" not in str(caught.value)
-    assert "postgresql://me@node/db" in str(caught.value)
+    assert "postgresql+psycopg2://me@node/db" in str(caught.value)
 
 
 def test_a_file_that_is_no_database_is_one_clear_line(tmp_path: Path) -> None:

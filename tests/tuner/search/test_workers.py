@@ -32,15 +32,20 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @contextlib.contextmanager
 def worker(
-    url: str, folder: Path, launches: int, seed: int, hang_at: int | None = None
+    url: str,
+    folder: Path,
+    launches: int,
+    seed: int,
+    hang_at: int | None = None,
+    host: str | None = None,
 ) -> Iterator[subprocess.Popen[str]]:
-    """A search in a process of its own."""
+    """A search in a process of its own; `host`: as if it were on another system."""
     arguments = [url, str(folder), str(launches), str(seed)]
-    arguments += [] if hang_at is None else [str(hang_at)]
+    arguments += ["" if hang_at is None else str(hang_at), *([] if host is None else [host])]
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.tuner.search.studies", *arguments],
         cwd=ROOT,
-        env={"PYTHONPATH": ":".join([str(ROOT), *FLOORS])},
+        env={"PYTHONPATH": ":".join([str(ROOT), *FLOORS, *sys.path])},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -63,7 +68,8 @@ def launches_begun(folder: Path) -> int:
 
 
 def complete(url: str) -> list[Record]:
-    records = store_of(open_storage(url)).records()
+    with contextlib.closing(open_storage(url)) as storage:
+        records = store_of(storage).records()
     assert all(record.launch is not None for record in records)
     keys = Counter(record.step.key for record in records)
     assert set(keys.values()) <= {1}, "counted twice"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,6 +26,14 @@ JOURNAL = "journal:"
 
 SQLITE_TIMEOUT_S = 60
 """For another process to finish what it writes."""
+
+DRIVERS = {
+    "psycopg": "psycopg[binary]",
+    "psycopg2": "psycopg2-binary",
+    "MySQLdb": "mysqlclient",
+    "pymysql": "pymysql",
+}
+"""Of databases: what pip calls them."""
 
 NETWORK_FILE_SYSTEMS = frozenset(
     (
@@ -44,6 +52,11 @@ class Storage(NamedTuple):
     """Its URL without a password."""
     lock_path: str | None
     """A file whose lock keeps writers of a SQLite file apart; other storages do that themselves."""
+    disconnect: Callable[[], None] = lambda: None
+
+    def close(self) -> None:
+        """End the connections to a database; it may be used again, which makes new ones."""
+        self.disconnect()
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
@@ -117,9 +130,10 @@ def open_storage(text: str | None, environment: Mapping[str, str] | None = None)
     except StorageError:
         raise
     except ImportError as error:
+        missing = str(error.name)
         raise StorageError(
-            f"storage {_shown(url)} needs a driver that is not installed ({_reason(error)});"
-            " for postgresql:// that is psycopg2-binary, or psycopg with postgresql+psycopg://"
+            f"storage {_shown(url)} needs the driver {missing}, which is not installed here:"
+            f" pip install '{DRIVERS.get(missing, missing)}'"
         ) from error
     except Exception as error:
         raise StorageError(
@@ -139,14 +153,19 @@ def _open(url: str) -> Storage:
         path = url.removeprefix(JOURNAL)
         return Storage(JournalStorage(JournalFileBackend(path)), url, None)
     is_sqlite = url.startswith("sqlite:")
+    lock_path = _lock_path(url) if is_sqlite else None
+    # A server may have been restarted since the last launch. A file is opened in no time, and one
+    # that is not held open can be moved.
     arguments: dict[str, Any] = {"pool_pre_ping": True}
     if is_sqlite:
-        arguments = {"connect_args": {"timeout": SQLITE_TIMEOUT_S}}
-    lock_path = _lock_path(url) if is_sqlite else None
+        from sqlalchemy.pool import NullPool
+
+        arguments = {"poolclass": NullPool, "connect_args": {"timeout": SQLITE_TIMEOUT_S}}
     # Two processes that make the tables of one new file trip over each other.
     with Storage.writing(Storage(None, "", lock_path)):  # type: ignore[arg-type]
         backend = optuna.storages.RDBStorage(url, engine_kwargs=arguments)
-    return Storage(optuna.storages.get_storage(backend), _shown(url), lock_path)
+    cached = optuna.storages.get_storage(backend)
+    return Storage(cached, _shown(url), lock_path, backend.engine.dispose)
 
 
 def _lock_path(url: str) -> str:
