@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sqlite3
 import subprocess
@@ -17,7 +16,7 @@ KEYS = ["verdict", "gain", "interval", "best", "baseline", "launches", "command"
 
 def test_finds_the_shortest_nap(desk: Desk) -> None:
     done = desk.xtune(
-        "--json", "--only-params", "--param", "t=0.5,0.05", "--budget", "20 launches",
+        "--json", "--only-params", "--param", "t=0.25,0.05", "--budget", "30 launches",
         "nap.py", "{t}",
     )  # fmt: skip
     assert done.code == 0, done.err
@@ -27,10 +26,10 @@ def test_finds_the_shortest_nap(desk: Desk) -> None:
     assert found["best"] == {"t": 0.05}
     low, high = found["interval"]
     assert 1.0 < low < found["gain"] < high
-    assert found["gain"] > 2.0
-    assert found["baseline"]["settings"] == {"t": 0.5}
-    assert found["baseline"]["value"] > 0.5
-    assert found["launches"] <= 20
+    assert found["gain"] > 1.5
+    assert found["baseline"]["settings"] == {"t": 0.25}
+    assert found["baseline"]["value"] > 0.25
+    assert found["launches"] <= 30
     assert shlex.split(found["command"])[-2:] == ["nap.py", "0.05"]
     assert "xtune: to search: 2 configurations" in done.err
     assert "all will take" in done.err
@@ -39,7 +38,7 @@ def test_finds_the_shortest_nap(desk: Desk) -> None:
 def test_the_preset_runs_and_the_study_is_kept(desk: Desk) -> None:
     done = desk.xtune(
         "--metric", "items/s", "--param", "n=1,4", "--instances", "1", "--allocator", "glibc",
-        "--omp", "none", "--thp", "never", "--budget", "20", "--study", "rates",
+        "--omp", "none", "--thp", "never", "--budget", "30", "--study", "rates",
         "--save-preset", "mine.toml", "rate.py", "{n}",
     )  # fmt: skip
     assert done.code == 0, done.err
@@ -55,13 +54,19 @@ def test_the_preset_runs_and_the_study_is_kept(desk: Desk) -> None:
     assert run.returncode == 0, run.stderr
     assert "400 items/s" in run.stdout
 
+    # Optuna's own tables, which its dashboard reads.
+    database = sqlite3.connect(desk.folder / "state" / "xtune" / "studies.db")
+    rows = database.execute("select state from trials").fetchall()
+    database.close()
+    assert {state for (state,) in rows} == {"COMPLETE"}
+
     (listed,) = desk.xtune("list", "--json").found
     assert (listed["study"], listed["verdict"]) == ("rates", "gain")
     report = desk.xtune("report", "rates", "--json").found
     assert list(report) == KEYS
     assert report["verdict"] == "gain"
     assert report["best"]["n"] == 4
-    assert report["launches"] == listed["launches"] <= 20
+    assert report["launches"] == listed["launches"] <= 30
     exported = desk.xtune("export", "rates").found
     assert len(exported["launches"]) == report["launches"]
     first = exported["launches"][0]
@@ -79,7 +84,7 @@ def test_nothing_to_gain_is_a_good_answer(desk: Desk) -> None:
     # Both print the same rate, so every pair has the ratio 1.
     desk.write("same.py", "print('100 items/s')\n" * 3)
     done = desk.xtune(
-        "--json", "--metric", "items/s", "--only-params", "--param", "n=1,2", "--budget", "20",
+        "--json", "--metric", "items/s", "--only-params", "--param", "n=1,2", "--budget", "30",
         "-q", "same.py", "{n}",
     )  # fmt: skip
     assert done.code == 0, done.err
@@ -102,12 +107,12 @@ def test_too_small_a_budget_is_gone_on_with(desk: Desk) -> None:
     assert done.code == 0, done.err
     assert done.out.startswith("inconclusive: nothing is shown yet\n")
     assert "to go on: xtune resume 'rate.py" in done.out
-    resumed = desk.xtune("resume", "--budget", "20", "--json")
+    resumed = desk.xtune("resume", "--budget", "30", "--json")
     assert resumed.code == 0, resumed.err
     assert "2 launches of earlier searches count" in resumed.err
     assert resumed.found["verdict"] == "gain"
     assert resumed.found["best"] == {"n": 2}
-    assert 2 < resumed.found["launches"] <= 22
+    assert 2 < resumed.found["launches"] <= 32
 
 
 def test_what_hypertune_announces(desk: Desk) -> None:
@@ -119,7 +124,7 @@ def test_what_hypertune_announces(desk: Desk) -> None:
     )
     done = desk.xtune(
         "--json", "--metric", "@hypertune", "--only-params", "--param", "n=1,3", "--budget",
-        "20", "tuned.py", "{n}",
+        "30", "tuned.py", "{n}",
     )  # fmt: skip
     assert done.code == 0, done.err
     assert "@hypertune score, maximize" in done.err
@@ -153,7 +158,7 @@ def test_a_setting_that_fails_is_told_and_never_best(desk: Desk) -> None:
         "print(n, 'items/s')\n",
     )
     done = desk.xtune(
-        "--json", "--metric", "items/s", "--only-params", "--param", "n=1,2,3", "--budget", "20",
+        "--json", "--metric", "items/s", "--only-params", "--param", "n=1,2,3", "--budget", "30",
         "fragile.py", "{n}",
     )  # fmt: skip
     assert done.code == 0, done.err
@@ -162,14 +167,22 @@ def test_a_setting_that_fails_is_told_and_never_best(desk: Desk) -> None:
     assert "three is too many" in done.err
 
 
-def test_optuna_opens_the_study(desk: Desk) -> None:
+def test_the_front_of_two_goals(desk: Desk) -> None:
+    # Rate and latency both rise with n, but 3 is worse than 2 in both.
+    desk.write(
+        "both.py",
+        "import sys\n"
+        "rate, ms = {'1': (100, 5), '2': (200, 9), '3': (150, 10)}[sys.argv[1]]\n"
+        "for turn in range(3): print(rate, 'items/s', flush=True); print('latency', ms, 'ms')\n",
+    )
     done = desk.xtune(
-        "-q", "--metric", "items/s", "--only-params", "--param", "n=1,2", "--budget", "4",
-        "--storage", "here.db", "rate.py", "{n}",
+        "--metric", "items/s", "--metric", "latency", "--only-params", "--param", "n=1,2,3",
+        "--budget", "8", "both.py", "{n}",
     )  # fmt: skip
     assert done.code == 0, done.err
-    with sqlite3.connect(desk.folder / "here.db") as database:
-        rows = database.execute("select state from trials").fetchall()
-    database.close()
-    assert [state for (state,) in rows] == ["COMPLETE"] * 4
-    assert json.loads(desk.xtune("list", "--json", "--storage", "here.db").out)[0]["launches"] == 4
+    lines = done.out.splitlines()
+    head = next(at for at, line in enumerate(lines) if "front of items/s and latency" in line)
+    front = [line.strip().partition(":")[0] for line in lines[head + 1 : head + 4]]
+    assert front[0] == "n=2"
+    assert {"the bare command", "xlaunch as it is"} >= {front[1]}
+    assert not any(line.startswith("    n=3") for line in lines)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from xlaunch.errors import UsageError
+from xtune.cli.front import SecondGoal, front_lines
 from xtune.evidence.importance import Importance, SettingImportance, importance_of
 from xtune.evidence.verdicts import Kind, Verdict
 from xtune.measurement.launches import Launch, Outcome
@@ -50,6 +51,8 @@ class Conclusion(NamedTuple):
     verdict: Verdict
     favourite: Favourite | None
     records: tuple[Record, ...]
+    second: SecondGoal | None = None
+    """What was wanted besides."""
     storage: str | None = None
     """As it was named; None: the user's own."""
     preset: str | None = None
@@ -117,6 +120,8 @@ class Conclusion(NamedTuple):
             yield f"  {self.earlier}"
         yield from self._mattered()
         yield from self._failures()
+        if self.second is not None:
+            yield from front_lines(self.launches, self.space, self.objective, self.second)
         if self.trouble:
             yield f"  {self.trouble}"
         yield f"  run it: {self.command}"

@@ -66,12 +66,13 @@ AIM = [
         metavar="NAME|REGEX",
         help="What to compare by: a number that PROGRAM prints or reports, as 'images/s'; "
         "@hypertune for what it announces so; wall. Default: wall, the time until it ends. "
-        "More of them are recorded besides.",
+        "A second one: the front of both is shown too. More are recorded.",
     ),
     click.option(
         "--goal",
         type=click.Choice(["maximize", "minimize"]),
-        help="Default: rates become larger, times smaller.",
+        multiple=True,
+        help="Default: rates become larger, times smaller. A second one is for the second --metric.",
     ),
     click.option(
         "--require",
@@ -169,7 +170,8 @@ class Asked(NamedTuple):
     request: Request
     """Program, and what of the launch is fixed."""
     metrics: tuple[str, ...]
-    goal: str | None
+    goals: tuple[str, ...]
+    """For the metrics in their order."""
     require: tuple[str, ...]
     min_effect: float
     work_shared: bool
@@ -196,6 +198,10 @@ def asked_from(options: dict[str, Any]) -> Asked:
         raise UsageError("--no-python contradicts --module: a module needs Python; drop one")
     if options["quiet"] and options["verbose"]:
         raise UsageError("--quiet contradicts --verbose; drop one")
+    if len(options["goal"]) > max(1, min(2, len(options["metric"]))):
+        raise UsageError(
+            f"{len(options['goal'])} --goal for {len(options['metric'])} --metric: one for each, two at most"
+        )
     if options["only_params"] and options["conf_file"]:
         raise UsageError("--only-params contradicts --conf-file, which names launch settings")
     if options["only_params"] and not options["param"]:
@@ -203,7 +209,7 @@ def asked_from(options: dict[str, Any]) -> Asked:
     return Asked(
         request=request,
         metrics=options["metric"],
-        goal=options["goal"],
+        goals=options["goal"],
         require=options["require"],
         min_effect=options["min_effect"],
         work_shared=options["work"] == SHARED,

@@ -12,6 +12,7 @@ from xlaunch.machine import read_machine
 from xlaunch.machine.topology import Machine
 from xlaunch.planning import Mode, Request, plan
 from xlaunch.run.metric_lines import Kind
+from xtune.cli.front import SecondGoal
 from xtune.cli.options import Asked
 from xtune.errors import ObjectiveError, StudyError
 from xtune.measurement.announcements import MARK, Announcement
@@ -115,12 +116,12 @@ def prepare(asked: Asked, *, known: Subject | None = None, show_output: bool = F
 
     if known is not None:
         objective = known.objective
-    elif metric.startswith(MARK) and asked.goal is None:
+    elif metric.startswith(MARK) and not asked.goals:
         probe = runner_for(Objective(metric, Goal.MINIMIZE, requirements))
         probe.measure(BARE, limit_s=asked.timeout_s)
         objective = _announced(metric, probe.announcements, probe.objective)
     else:
-        objective = Objective(metric, _goal(metric, asked.goal), requirements)
+        objective = Objective(metric, _goal(metric, asked.goals[:1]), requirements)
     subject = Subject(
         identify_machine(machine, read_processor()),
         identify_program(request),
@@ -152,9 +153,19 @@ def seeds(task: Task) -> list[Seed]:
     return found
 
 
-def _goal(metric: str, asked: str | None) -> Goal:
-    if asked is not None:
-        return Goal(asked)
+def second_goal(asked: Asked) -> SecondGoal | None:
+    """What is wanted besides; None where nothing is, or a metric is only to be recorded."""
+    if len(asked.metrics) < 2:
+        return None
+    try:
+        return SecondGoal(asked.metrics[1], _goal(asked.metrics[1], asked.goals[1:2]))
+    except ObjectiveError:
+        return None  # neither a rate nor a time, and nothing said of it
+
+
+def _goal(metric: str, asked: Sequence[str]) -> Goal:
+    if asked:
+        return Goal(asked[0])
     if metric == WALL:
         return Goal.MINIMIZE
     kind = kind_in(metric)

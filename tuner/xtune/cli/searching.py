@@ -19,7 +19,7 @@ from xlaunch.errors import XLaunchError
 from xtune.cli import EXIT_INTERRUPTED, say
 from xtune.cli.conclusion import Conclusion, write_preset
 from xtune.cli.options import DEFAULT_BUDGET, Asked
-from xtune.cli.preparation import Task, seeds
+from xtune.cli.preparation import Task, second_goal, seeds
 from xtune.errors import StorageError
 from xtune.evidence.verdicts import Kind, Rule, Verdict, undecided
 from xtune.screen.plain import PlainScreen
@@ -166,6 +166,7 @@ def recall(task: Task, asked: Asked, study: Study) -> Conclusion:
         verdict,
         favourite,
         records,
+        second=second_goal(asked),
         storage=asked.storage,
         earlier=_earlier(study, verdict),
     )
@@ -210,6 +211,7 @@ def conclude(task: Task, asked: Asked, study: Study, result: Result) -> Conclusi
         result.verdict,
         result.favourite,
         result.records,
+        second=second_goal(asked),
         storage=asked.storage,
         trouble=ended.get(result.ended, ""),
         earlier=earlier,
