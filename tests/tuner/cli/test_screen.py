@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the screens say, and how often."""
+
+from __future__ import annotations
+
+import pytest
+
+from xtune.measurement.launches import Launch, Outcome, Secondary
+from xtune.measurement.objectives import WALL, Goal, Objective
+from xtune.screen.plain import LONGEST_PAUSE_S, PlainScreen
+from xtune.screen.words import duration, settings, time_left
+from xtune.search.budget import Budget
+from xtune.search.events import Outline, Progress
+from xtune.search.records import Record, Stage, Step
+from xtune.space.parameters import BARE, Configuration, Parameter, Where
+from xtune.space.spaces import Space
+
+SPACE = Space([Parameter("n", (1, 2), 1, Where.PROGRAM, ordered=True)])
+OBJECTIVE = Objective(WALL, Goal.MINIMIZE)
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def launched(number: int, outcome: Outcome = Outcome.MEASURED) -> Record:
+    value = 1.0 if outcome is Outcome.MEASURED else None
+    one = Configuration({"n": 2})
+    tail = "" if outcome is Outcome.MEASURED else "first\nno room left\n"
+    launch = Launch(one, "hash", outcome, value, 0.0, secondary=Secondary(1.0), stderr_tail=tail)
+    return Record(number, Step(Stage.RACE, one, "hash", str(number)), "here", launch)
+
+
+@pytest.mark.parametrize(
+    ("time_s", "text"),
+    [
+        (0.0123, "0.01 s"),
+        (0.34, "0.3 s"),
+        (5.0, "5.0 s"),
+        (48.4, "48 s"),
+        (200.0, "3 min 20 s"),
+        (3900.0, "1 h 5 min"),
+    ],
+)
+def test_durations(time_s: float, text: str) -> None:
+    assert duration(time_s) == text
+
+
+def test_settings_are_told_by_what_differs() -> None:
+    assert settings(BARE, SPACE) == "the bare command"
+    assert settings(Configuration({}), SPACE) == "xlaunch as it is"
+    assert settings(Configuration({"n": 2}), SPACE) == "n=2"
+
+
+def test_the_time_left_counts_all_that_a_launch_takes_and_ends_with_the_budget() -> None:
+    progress = Progress(launches=10, left=30.0, elapsed_s=20.0, left_s=3.0, stage=Stage.RACE)
+    assert time_left(progress, Budget(launches=40)) == 60.0
+    assert time_left(progress, Budget(time_s=50.0)) == 30.0
+    assert time_left(progress._replace(launches=0), Budget(launches=40)) is None
+
+
+def test_lines_come_rarely_and_ever_more_so() -> None:
+    said: list[str] = []
+    clock = Clock()
+    screen = PlainScreen(SPACE, OBJECTIVE, said.append, clock=clock)
+    screen.started(Outline(2, 2, races=True, budget=Budget(launches=2000), records=0))
+    for number in range(1800):  # half an hour of launches of a second
+        clock.now_s += 1.0
+        progress = Progress(number + 1, 2000.0 - number, clock.now_s, None, Stage.RACE)
+        screen.launched(launched(number), progress)
+    assert said[0].startswith("budget: 2000 launches; 2 configurations")
+    assert "a launch took 1.0 s; all will take up to 33 min" in said[1]
+    assert 1800 / LONGEST_PAUSE_S < len(said) < 50
+
+
+def test_a_failure_is_told_once() -> None:
+    said: list[str] = []
+    screen = PlainScreen(SPACE, OBJECTIVE, said.append, clock=Clock())
+    progress = Progress(1, 10.0, 1.0, None, Stage.RACE)
+    screen.launched(launched(0), progress)
+    screen.launched(launched(1, Outcome.OUT_OF_MEMORY), progress)
+    screen.launched(launched(2, Outcome.OUT_OF_MEMORY), progress)
+    assert said[1:] == ["n=2: out of memory: no room left"]
