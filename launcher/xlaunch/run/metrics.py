@@ -108,11 +108,15 @@ class Series:
         return array("d", (at - began for at in self._times)), self._values
 
     def after(self, start: float | None, end: float | None = None) -> list[float]:
-        """The values that came in after `start`, until `end`."""
+        """The values that came in after `start`, until `end`.
+
+        Of several that were read at the very moment `start`, all but the first of them count.
+        """
         return [
             value
-            for at, value in zip(self._times, self._values, strict=True)
-            if (start is None or at > start) and (end is None or at <= end)
+            for place, (at, value) in enumerate(zip(self._times, self._values, strict=True))
+            if (start is None or at > start or (at == start and place > 0))
+            and (end is None or at <= end)
         ]
 
 

@@ -55,6 +55,15 @@ def test_window_begins_when_the_barrier_opens():
     assert (total.sum, total.window_s, total.notes) == (35, 2.0, ())
 
 
+def test_of_values_that_were_read_at_one_moment_only_the_first_is_left_out():
+    lines = {0: rates((1, 1), (1, 10), (1, 20), (2, 30))}
+    total = total_of("x/s", lines, {0: 3.0})
+    assert (total.sum, total.count, total.window_s, total.window_from_s) == (20, 3, 2.0, 1.0)
+    together = {0: rates((1, 1), (1, 10), (1, 20)), 1: rates((2, 1), (2, 100))}
+    total = total_of("x/s", together, {0: 3.0, 1: 3.0})
+    assert (total.window_s, total.count) == (None, 5)  # instance 0 had no value while both ran
+
+
 def test_value_at_the_very_end_counts():
     total = total_of("x/s", {0: rates((1, 1), (2, 4)), 1: rates((1, 1), (2, 5))}, {0: 2.0, 1: 3.0})
     assert (total.sum, total.window_s) == (9, 1.0)
