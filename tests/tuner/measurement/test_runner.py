@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -56,21 +55,24 @@ def test_every_raw_value_is_kept(make_runner: MakeRunner):
     times = by_metric["x/s"].times_s
     assert list(times) == sorted(times)
     assert times[0] > 0
-    # The first value is not counted, unless all were read at one moment.
-    assert (launch.value, dict(launch.metrics)) in ((7.5, {"loss": 0.625}), (6, {"loss": 0.5}))
+    assert launch.value == 7.5  # the first value is never counted
+    assert dict(launch.metrics) == {"loss": 0.625}
     assert (launch.steadiness, launch.exit_code) == (Steadiness.TOO_FEW, 0)
     assert launch.plan_hash == runner.plan_hash(DEFAULT)
 
 
 def test_warm_up_is_dropped_and_said(make_runner: MakeRunner):
-    launch = make_runner("for n in range(60): tell(50 if n < 20 else 100, 'x/s')").measure(DEFAULT)
+    launch = make_runner("for n in range(400): tell(50 if n < 200 else 100, 'x/s')").measure(
+        DEFAULT
+    )
     assert (launch.value, launch.steadiness) == (100, Steadiness.WARM_UP)
-    (note,) = [note for note in launch.notes if "warm-up" in note]
-    assert re.fullmatch(r".* first (19 of 59|20 of 60) values .* \(mean 50, then 100\)", note)
+    assert "warm-up: the first 199 of 399 values were dropped (mean 50, then 100)" in launch.notes
 
 
 def test_no_steady_state_is_said(make_runner: MakeRunner):
-    launch = make_runner("for n in range(60): tell(100 if n < 52 else 50, 'x/s')").measure(DEFAULT)
+    launch = make_runner("for n in range(400): tell(100 if n < 350 else 50, 'x/s')").measure(
+        DEFAULT
+    )
     assert (launch.outcome, launch.steadiness) == (Outcome.MEASURED, Steadiness.NOT_STEADY)
     assert "no steady state: levels between 50 and 100" in launch.notes[0]
 
@@ -150,7 +152,7 @@ def test_energy_is_read_around_the_launch(make_runner: MakeRunner, tmp_path: Pat
 
 
 def test_requirements_are_measured_along(make_runner: MakeRunner):
-    code = "for n in range(150): tell(f'{100} x/s {n * 61 % 151} step_ms accuracy 0.95')"
+    code = "for n in range(604): tell(f'{100} x/s {n * 61 % 151} step_ms accuracy 0.95')"
     runner = make_runner(
         code,
         metrics=["step_ms"],
@@ -168,11 +170,11 @@ def test_requirements_are_measured_along(make_runner: MakeRunner):
 
 def test_99th_percentile_needs_values(make_runner: MakeRunner):
     runner = make_runner(
-        "for n in range(50): tell(n, 'ms')", "ms", Goal.MINIMIZE, requirements=["p99<=1s"]
+        "for n in range(50): tell(5, 'ms')", "ms", Goal.MINIMIZE, requirements=["p99<=1s"]
     )
     launch = runner.measure(DEFAULT)
     assert launch.requirements == (("p99<=1s", None),)
-    assert re.search("no p99 of (49|50) values, it takes 100", "\n".join(launch.notes))
+    assert any("no p99 of 49 values, it takes 100" in note for note in launch.notes), launch
     assert not runner.objective.is_feasible(launch)
 
 

@@ -80,7 +80,7 @@ def test_kind_and_unit_can_be_said():
 
 def test_nothing_is_no_summary():
     assert summarise("x/s", []) is None
-    assert summarise("x/s", [series(1, 2)], window=Window(2.0, 9.0)) is None
+    assert summarise("x/s", [series(1, 2)], window=Window(2.5, 9.0)) is None
 
 
 @pytest.mark.parametrize(
@@ -99,10 +99,10 @@ def test_unit_is_read_from_the_name(name: str, unit: str | None):
 
 def test_only_the_common_window_counts():
     summary = summed_up(
-        series(9, 9, 1, 2, 9), series(99, 99, 10, 20, 99, instance=1), window=Window(2.0, 4.0)
+        series(9, 9, 1, 2, 9), series(99, 99, 10, 20, 99, instance=1), window=Window(2.5, 4.0)
     )
     assert summary.value == 1.5 + 15
-    assert summary.window_s == (2.0, 4.0)
+    assert summary.window_s == (2.5, 4.0)
 
 
 def test_each_instance_s_warm_up_is_dropped_from_all():
@@ -127,6 +127,12 @@ def test_values_of_one_moment_are_told_apart_by_their_place():
     summary = summed_up(Series(0, "x/s", (5.0,) * 31, values))
     assert (summary.steadiness, summary.count) == (WARM_UP, 30)
     assert summary.value == pytest.approx(statistics.fmean(values[1:]))
+
+
+def test_values_of_the_moment_in_which_the_window_begins_count_but_for_the_first():
+    found = Series(0, "x/s", (1.0, 1.0, 1.0, 2.0), (900.0, 1.0, 2.0, 6.0))
+    summary = summed_up(found, window=Window(1.0, 2.0))
+    assert (summary.value, summary.count) == (3.0, 3)
 
 
 def test_no_steady_state_is_said_and_nothing_dropped():

@@ -66,10 +66,11 @@ class Window(NamedTuple):
 
     def of(self, series: Series) -> Series:
         """The part of a series within it."""
+        # As xlaunch has it: of values that were read at the very moment, all but the first count.
         kept = [
             (at, value)
-            for at, value in zip(series.times_s, series.values, strict=True)
-            if self.after_s < at <= self.until_s
+            for place, (at, value) in enumerate(zip(series.times_s, series.values, strict=True))
+            if (at > self.after_s or (at == self.after_s and place > 0)) and at <= self.until_s
         ]
         times, values = zip(*kept, strict=True) if kept else ((), ())
         return series._replace(times_s=tuple(times), values=tuple(values))
@@ -165,20 +166,20 @@ def summarise(
 def _steady_part(
     window: Window, series: Mapping[int, Series], judgements: Mapping[int, Judgement]
 ) -> tuple[Window, dict[int, tuple[float, ...]]]:
-    """When all were steady, and the values of each from then on."""
+    """When all were steady, and the values of each from then on; `series`: those in the window."""
     # Times of what was dropped last. Values that came in one piece of output share their time: an
     # instance's own are told apart by their place.
     ends = {
         index: series[index].times_s[judgement.start - 1] if judgement.start else -math.inf
         for index, judgement in judgements.items()
     }
-    after_s = max([window.after_s, *ends.values()])
+    latest = max(ends.values())
     kept = {}
     for index, one in series.items():
         start = judgements[index].start
         later = zip(one.times_s[start:], one.values[start:], strict=True)
-        kept[index] = tuple(value for at, value in later if at > after_s or ends[index] == after_s)
-    return window._replace(after_s=after_s), kept
+        kept[index] = tuple(value for at, value in later if at > latest or ends[index] == latest)
+    return window._replace(after_s=max(window.after_s, latest)), kept
 
 
 def _mean(values: Sequence[float]) -> float:
