@@ -9,6 +9,7 @@ import pytest
 
 from xtune.errors import BudgetError
 from xtune.search.budget import (
+    FEWEST_WITH_FINAL,
     MOST_BLOCKS,
     SHARE_OF_FINAL,
     Budget,
@@ -78,7 +79,7 @@ def test_what_is_left() -> None:
 def test_a_final_takes_its_share_and_no_more(total: float) -> None:
     size = final_size(total)
     if size is None:
-        assert total < 20
+        assert total < FEWEST_WITH_FINAL
         return
     assert size.launches <= SHARE_OF_FINAL * total
     assert 4 <= size.blocks <= MOST_BLOCKS
@@ -86,7 +87,9 @@ def test_a_final_takes_its_share_and_no_more(total: float) -> None:
 
 
 def test_larger_budgets_never_get_smaller_finals() -> None:
-    sizes = [size for total in range(20, 300) if (size := final_size(total)) is not None]
+    sizes = [
+        size for total in range(FEWEST_WITH_FINAL, 300) if (size := final_size(total)) is not None
+    ]
     assert [size.finalists for size in sizes] == sorted(size.finalists for size in sizes)
     assert final_size(1000) == FinalSize(3, 12)
 

@@ -12,8 +12,11 @@ from xtune.evidence.verdicts import FEWEST_PAIRS
 
 UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
-SHARE_OF_FINAL = 0.4
-"""Of all launches, at most."""
+SHARE_OF_FINAL = 1 / 3
+"""Of all launches, at most. Of 20 launches a final would leave a dozen to find something with."""
+
+FEWEST_WITH_FINAL = round(2 * FEWEST_PAIRS / SHARE_OF_FINAL)
+"""Launches of a search that can have a final: one finalist, and pairs enough for a first look."""
 
 MOST_FINALISTS = 3
 MOST_BLOCKS = 12

@@ -22,7 +22,7 @@ from xtune.evidence.ratios import log_ratio
 from xtune.evidence.verdicts import Verdict, undecided
 from xtune.measurement.launches import Launch, Outcome
 from xtune.measurement.objectives import Objective
-from xtune.search.budget import Budget, final_size
+from xtune.search.budget import FEWEST_WITH_FINAL, Budget, final_size
 from xtune.search.events import Observer, Outline, Progress
 from xtune.search.measurer import Measurer
 from xtune.search.records import Record, Stage, Step
@@ -248,7 +248,9 @@ class Search:
         if ended is Ended.INTERRUPTED:
             return "it was interrupted before the final; xtune resume goes on"
         if final_size(self._allowance().total) is None:
-            return "the budget is too small for a final; give it 20 launches or more"
+            return (
+                f"the budget is too small for a final; give it {FEWEST_WITH_FINAL} launches or more"
+            )
         return "nothing could be measured that might be better"
 
 

@@ -130,7 +130,7 @@ def open_storage(text: str | None, environment: Mapping[str, str] | None = None)
     except StorageError:
         raise
     except ImportError as error:
-        missing = str(error.name)
+        missing = str(getattr(_cause(error), "name", None) or "for this database")
         raise StorageError(
             f"storage {_shown(url)} needs the driver {missing}, which is not installed here:"
             f" pip install '{DRIVERS.get(missing, missing)}'"
@@ -204,9 +204,15 @@ def _shown(url: str) -> str:
     return f"{scheme}{separator}{user.partition(':')[0]}{at}{place}"
 
 
-def _reason(error: BaseException) -> str:
-    """The first line of what lies at the bottom of it."""
+def _cause(error: BaseException) -> BaseException:
+    """What lies at the bottom of an error."""
     while error.__cause__ is not None:
         error = error.__cause__
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    return error
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of what lies at the bottom of it."""
+    cause = _cause(error)
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    return lines[0] if lines else type(cause).__name__

@@ -271,7 +271,7 @@ class Strategy:
             return size
         spread = math.sqrt(2.0) * scale.spread
         needed = blocks_for(spread, ahead, finalists=size.finalists, rule=self._rule)
-        return size if needed is None else size.with_blocks(needed + 2)
+        return size if needed is None else size.with_blocks(needed)
 
     def _begin_final(
         self, records: Sequence[Record], scale: Scale, size: FinalSize, *, races: bool

@@ -26,9 +26,9 @@ Floats = NDArray[np.float64]
 Rows = NDArray[np.intp]
 """A configuration a row: for each parameter with a choice the position of its value."""
 
-FITS = 4
-FIRST_STEPS = 25
-LATER_STEPS = 6
+FITS = 2
+FIRST_STEPS = 20
+LATER_STEPS = 4
 """Of the ascent to the likeliest parameters; later fits begin where the last one ended."""
 
 LEVEL_VARIANCE = 4.0
