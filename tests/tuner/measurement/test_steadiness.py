@@ -111,8 +111,7 @@ def test_notes_say_what_was_dropped_or_is_wrong():
 def test_too_few_values_are_said_to_be_so(count: int):
     judgement = judge([1.0] * count, larger_is_better=True)
     assert (judgement.steadiness, judgement.start, judgement.levels) == (TOO_FEW, 0, ())
-    plural = "" if count == 1 else "s"
-    assert judgement.note == f"{count} value{plural}: too few to see a warm-up"
+    assert judgement.note == (f"{count} values: too few to see a warm-up" if count > 1 else "")
 
 
 # Without noise, and at the edges

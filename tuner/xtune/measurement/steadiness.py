@@ -79,7 +79,9 @@ def judge(values: Sequence[float], *, larger_is_better: bool | None) -> Judgemen
 
     count = len(values)
     if count < LEAST_VALUES:
-        return Judgement(Steadiness.TOO_FEW, 0, (), f"{_values(count)}: too few to see a warm-up")
+        # Of a single value nobody expects it.
+        note = f"{count} values: too few to see a warm-up" if count > 1 else ""
+        return Judgement(Steadiness.TOO_FEW, 0, (), note)
     # Squares of a large value would be infinite, of a small one nothing.
     scale = float(np.max(np.abs(values))) or 1.0
     found = np.asarray(values, dtype=np.float64) / scale
@@ -101,7 +103,7 @@ def judge(values: Sequence[float], *, larger_is_better: bool | None) -> Judgemen
         return Judgement(Steadiness.FLAT, 0, told, "")
     name = _name_of_change(found, start, levels, larger_is_better=larger_is_better)
     before, after = scale * found[:start].mean(), scale * found[start:].mean()
-    dropped = f"the first {start} of {_values(count)} were dropped"
+    dropped = f"the first {start} of {count} values were dropped"
     note = f"{name.value}: {dropped} (mean {before:.4g}, then {after:.4g})"
     return Judgement(name, start, told, note)
 
@@ -235,9 +237,5 @@ def _describe_unsteady(levels: tuple[Level, ...], count: int) -> str:
     means = [level.mean for level in levels]
     return (
         f"no steady state: levels between {min(means):.4g} and {max(means):.4g}, the last change"
-        f" after {levels[-1].start} of {_values(count)}"
+        f" after {levels[-1].start} of {count} values"
     )
-
-
-def _values(count: int) -> str:
-    return f"{count} value{'' if count == 1 else 's'}"
