@@ -150,6 +150,24 @@ def test_the_pool_of_a_space_of_millions_stays_small_and_finds_its_way() -> None
     assert score(LARGE.default) == -2.56
 
 
+def test_equal_plans_that_are_found_on_the_way_are_not_launched_again() -> None:
+    """Too many to resolve beforehand, and all but `p0` and `p1` do nothing."""
+    space = Space(LARGE.parameters[:4])
+    assert space.size == 1296
+
+    def plan(configuration: Configuration) -> str:
+        return f"{configuration['p0']} {configuration['p1']}"
+
+    proposer = ModelProposer(space, plan, seed=1)
+    ratings: list[Rating] = []
+    for _ in range(30):
+        chosen = proposer.propose(ratings)
+        assert chosen is not None
+        # Failures: nothing is worth launching again.
+        ratings.append(rating(chosen, plan(chosen), None))
+    assert len({one.plan_hash for one in ratings}) == 30
+
+
 def test_of_equal_plans_the_one_with_fewest_changes_stands_for_all() -> None:
     space = Space([SPACE.parameter("omp"), SPACE.parameter("smt")])
     pool = Pool(space, lambda one: str(one["smt"]), Encoder(space), seed=1)

@@ -18,7 +18,10 @@ SHARE_OF_FINAL = 1 / 3
 FEWEST_WITH_FINAL = round(2 * FEWEST_PAIRS / SHARE_OF_FINAL)
 """Launches of a search that can have a final: one finalist, and pairs enough for a first look."""
 
-MOST_FINALISTS = 3
+FEWEST_BLOCKS = {3: 10, 2: 7, 1: FEWEST_PAIRS}
+"""So many finalists only where there are so many blocks. Few blocks cannot tell finalists apart that
+the search could not; then one finalist and more of the search find more."""
+
 MOST_BLOCKS = 12
 
 FEWEST_LAUNCHES = 2
@@ -98,14 +101,11 @@ class FinalSize(NamedTuple):
 
 
 def final_size(total: float) -> FinalSize | None:
-    """The final of a search of so many launches; None where there are too few for one.
-
-    More finalists than one only where each pair still gets more blocks than the first look needs.
-    """
+    """The final of a search of so many launches; None where there are too few for one."""
     room = math.floor(min(total, 1e6) * SHARE_OF_FINAL)
-    for finalists in range(MOST_FINALISTS, 0, -1):
+    for finalists, fewest in FEWEST_BLOCKS.items():
         blocks = min(room // (finalists + 1), MOST_BLOCKS)
-        if blocks > FEWEST_PAIRS or (finalists == 1 and blocks == FEWEST_PAIRS):
+        if blocks >= fewest:
             return FinalSize(finalists, blocks)
     return None
 

@@ -13,7 +13,7 @@ from xtune.space.spaces import Space
 MOST_RESOLVED = 512
 """Configurations that are all resolved to plans beforehand; a larger space is as it is searched."""
 
-MOST_HELD = 1500
+MOST_HELD = 3000
 """Configurations of a larger space that are judged at once: a sample, and what is near the best."""
 
 

@@ -80,9 +80,11 @@ class ModelProposer:
         members = self.pool.configurations
         for at in np.argsort(-merits, kind="stable"):
             plan_hash = self.pool.resolve(members[at])
-            if plan_hash is not None and plan_hash not in refused:
-                # Another configuration may stand for the plan.
-                return self.pool.owner(plan_hash)
+            # What turns out to be the plan of another has just left the pool.
+            if plan_hash is None or self.pool.owner(plan_hash) != members[at]:
+                continue
+            if plan_hash not in refused:
+                return members[at]
         return None
 
     def favourites(self, ratings: Sequence[Rating], count: int) -> list[Configuration]:
