@@ -78,7 +78,7 @@ class ModelProposer:
         merits = merits * success_chances(self.pool.rows, worked, broken)
         refused = {*taken, *(rating.plan_hash for rating in failed)}
         members = self.pool.configurations
-        for at in np.argsort(-merits, kind="stable"):
+        for at in map(int, np.argsort(-merits, kind="stable")):
             plan_hash = self.pool.resolve(members[at])
             # What turns out to be the plan of another has just left the pool.
             if plan_hash is None or self.pool.owner(plan_hash) != members[at]:
