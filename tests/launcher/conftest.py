@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from xlaunch.environment.caches import LOCATIONS
+
 
 @pytest.fixture(scope="session", autouse=True)
 def signals_reach_launches() -> Iterator[None]:
@@ -31,6 +33,9 @@ def signals_reach_launches() -> Iterator[None]:
 def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What launches keep between runs is not the user's."""
     with pytest.MonkeyPatch.context() as patch:
+        # torch, imported by tests before these, writes where its cache is into the environment.
+        for name, *_ in LOCATIONS:
+            patch.delenv(name, raising=False)
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
 
