@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from xlaunch.errors import UsageError
-from xtune.cli.front import SecondGoal, front_lines
+from xtune.cli.front import front_lines
+from xtune.evidence.fronts import SecondGoal
 from xtune.evidence.importance import Importance, SettingImportance, importance_of
 from xtune.evidence.verdicts import Kind, Verdict
 from xtune.measurement.launches import Launch, Outcome

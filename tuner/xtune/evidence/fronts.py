@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where two goals pull apart: of all that was launched, what nothing else beats in both.
+
+A search itself follows the first goal; the front is of what it happened to launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from xtune.evidence.noise import pooled_spread
+from xtune.evidence.pareto import Estimate, Place, pareto_places
+from xtune.evidence.ratios import has_ratio
+from xtune.measurement.launches import Launch
+from xtune.measurement.objectives import WALL, Goal, Objective
+from xtune.measurement.summaries import name_of
+from xtune.space.parameters import Configuration
+
+
+class SecondGoal(NamedTuple):
+    """What is wanted besides the objective."""
+
+    metric: str
+    """As xlaunch's --metric takes it, or `WALL`."""
+    goal: Goal
+
+    def of(self, launch: Launch) -> float | None:
+        """What a launch came to."""
+        if self.metric == WALL:
+            return launch.secondary.wall_s
+        return dict(launch.metrics).get(name_of(self.metric))
+
+
+class Point(NamedTuple):
+    """What a configuration came to in both, with intervals of 95 %."""
+
+    configuration: Configuration
+    first: Estimate
+    other: Estimate
+    place: Place
+
+
+def front_of(
+    launches: Sequence[Launch], objective: Objective, second: SecondGoal
+) -> tuple[Point, ...]:
+    """Every configuration that has both values, the best by the objective first.
+
+    The bare command is among them. Intervals are by the noise of all that was launched more than
+    once; without any such, or of a single configuration, there is no telling: empty.
+    """
+    pairs: dict[Configuration, list[tuple[float, float]]] = {}
+    for launch in launches:
+        mine, theirs = launch.value, second.of(launch)
+        if objective.is_feasible(launch) and has_ratio(mine) and has_ratio(theirs):
+            assert mine is not None
+            assert theirs is not None
+            pairs.setdefault(launch.configuration, []).append((mine, theirs))
+    columns = [
+        {configuration: [row[at] for row in rows] for configuration, rows in pairs.items()}
+        for at in (0, 1)
+    ]
+    spreads = [pooled_spread(column.values()) for column in columns]
+    if len(pairs) < 2 or None in spreads:
+        return ()
+    points = {
+        configuration: tuple(
+            [
+                Estimate(*spread.interval(column[configuration]))
+                for spread, column in zip(spreads, columns, strict=True)
+                if spread is not None
+            ]
+        )
+        for configuration in pairs
+    }
+    goals = (objective.goal, second.goal)
+    places = pareto_places(list(points.values()), goals)
+    found = [
+        Point(configuration, *points[configuration], place)
+        for configuration, place in zip(points, places, strict=True)
+    ]
+    return tuple(sorted(found, key=lambda one: -one.first.as_gain(objective.goal).value))
