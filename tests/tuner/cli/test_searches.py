@@ -99,6 +99,45 @@ def test_nothing_to_gain_is_a_good_answer(desk: Desk) -> None:
     assert not list(desk.folder.glob("*.toml"))
 
 
+def test_presets_of_the_user_come_first(desk: Desk) -> None:
+    desk.write("mine.toml", 'allocator = "glibc"\nthp = "never"\ntimeout = "1h"\n')
+    done = desk.xtune(
+        "--metric", "items/s", "--param", "n=1,2", "--omp", "none", "--try", "mine.toml",
+        "--budget", "3", "rate.py", "{n}",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    assert "note: mine.toml is tried without what is not searched: timeout" in done.err
+    made = desk.xtune("export").found["launches"]
+    assert [one["stage"] for one in made] == ["baseline", "seed", "seed"]
+    assert made[2]["origin"] == "preset mine.toml"
+    assert made[2]["configuration"] == {
+        **made[1]["configuration"], "allocator": "glibc", "thp": "never",
+    }  # fmt: skip
+
+    # A study keeps what it is to try; the file may change or go.
+    (desk.folder / "mine.toml").unlink()
+    assert desk.xtune("resume", "--budget", "2").code == 0
+    later = [one["stage"] for one in desk.xtune("export").found["launches"]][3:]
+    assert len(later) == 2
+    assert "seed" not in later
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('mode = "latency"\ninstances = 2\n', "--mode"),
+        ("reserve = 1\n", "nothing of it is searched"),
+        ("grace = 1e\n", "mine.toml"),
+    ],
+)
+def test_presets_that_cannot_be_tried(desk: Desk, text: str, message: str) -> None:
+    desk.write("mine.toml", text)
+    done = desk.xtune("--metric", "items/s", "--try", "mine.toml", "rate.py", "1")
+    assert done.code == 2
+    assert message in done.message
+    assert desk.xtune("list", "--json").out.strip() in ("", "[]")
+
+
 def test_too_small_a_budget_is_gone_on_with(desk: Desk) -> None:
     done = desk.xtune(
         "--metric", "items/s", "--only-params", "--param", "n=1,2", "--budget", "2",

@@ -109,6 +109,13 @@ SPACE = [
     ),
     click.option("--only-params", is_flag=True, help="Search nothing but --param."),
     click.option(
+        "--try",
+        "tried",
+        multiple=True,
+        metavar="FILE",
+        help="A preset of xlaunch to launch early, beside what xtune tries by itself.",
+    ),
+    click.option(
         "--allow-numerics",
         is_flag=True,
         help="Search switches too that may change PROGRAM's results, as bf16 arithmetic.",
@@ -180,6 +187,8 @@ class Asked(NamedTuple):
     only_params: bool
     allow_numerics: bool
     conf_file: str | None
+    tried: tuple[str, ...]
+    """Files of presets."""
     budget: str | None
     timeout_s: float | None
     seed: int
@@ -218,6 +227,7 @@ def asked_from(options: dict[str, Any]) -> Asked:
         only_params=options["only_params"],
         allow_numerics=options["allow_numerics"],
         conf_file=options["conf_file"],
+        tried=options["tried"],
         budget=options["budget"],
         timeout_s=options["timeout"],
         seed=options["seed"],

@@ -12,6 +12,7 @@ from xlaunch.machine import read_machine
 from xlaunch.machine.topology import Machine
 from xlaunch.planning import Mode, Request, plan
 from xlaunch.run.metric_lines import Kind
+from xtune.cli import say
 from xtune.cli.front import SecondGoal
 from xtune.cli.options import Asked
 from xtune.errors import ObjectiveError, StudyError
@@ -40,6 +41,7 @@ from xtune.space.parameters import BARE, Configuration, Parameter
 from xtune.space.processors import read_processor
 from xtune.space.resolution import Resolver
 from xtune.space.spaces import Derived, Space
+from xtune.space.starting_points import starting_point
 from xtune.space.user_parameters import parse_parameters
 
 
@@ -133,6 +135,20 @@ def prepare(asked: Asked, *, known: Subject | None = None, show_output: bool = F
     return Task(
         subject, request, machine, made.left_out, made.notes, resolver, runner, made.hypertune
     )
+
+
+def presets_to_try(task: Task, asked: Asked) -> list[Seed]:
+    """The user's presets, as far as the space has them; says what it has not.
+
+    Raises `UsageError` and `SpaceError` for one that cannot be tried.
+    """
+    found = []
+    for path in asked.tried:
+        point = starting_point(path, task.request, task.resolver, task.machine)
+        if point.left_out:
+            say(f"note: {path} is tried without what is not searched: {', '.join(point.left_out)}")
+        found.append(Seed(f"preset {os.path.basename(path)}", point.configuration))
+    return found
 
 
 def seeds(task: Task) -> list[Seed]:

@@ -35,7 +35,7 @@ def command(
     from xtune.cli.conclusion import check_preset
     from xtune.cli.kept import enter, find_kept, open_named
     from xtune.cli.preparation import prepare
-    from xtune.cli.searching import Shown, announce, budget_of, search
+    from xtune.cli.searching import Shown, announce, budget_of, kept_to_try, search
     from xtune.search.budget import parse_budget
 
     if budget is not None:
@@ -51,4 +51,5 @@ def command(
     if not quiet:
         announce(task)
     shown = Shown(save_preset, as_json, verbose, quiet)
-    return search(task, asked, budget_of(asked, task), kept.study, shown)
+    budget_now = budget_of(asked, task)
+    return search(task, asked, budget_now, kept.study, shown, kept_to_try(kept.study))

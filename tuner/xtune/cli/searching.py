@@ -29,7 +29,7 @@ from xtune.search.events import Observer
 from xtune.search.host_turn import HostTurn, runtime_folder
 from xtune.search.session import Ended, Result, Search
 from xtune.search.storage import Storage
-from xtune.search.strategy import Strategy
+from xtune.search.strategy import Seed, Strategy
 from xtune.search.study import Study, earlier_winners, open_study
 from xtune.search.study_store import StudyStore
 from xtune.space.parameters import BARE, Configuration
@@ -109,11 +109,28 @@ def begin_study(
     return study
 
 
-def search(task: Task, asked: Asked, budget: Budget, study: Study, shown: Shown) -> int:
-    """Search, and print the verdict; the exit code."""
+def keep_tried(study: Study, presets: Sequence[Seed]) -> None:
+    """Keep what the user's presets come to with the study: resuming needs the files no more."""
+    if presets:
+        study.keep_note("tried", [[seed.origin, dict(seed.configuration)] for seed in presets])
+
+
+def kept_to_try(study: Study) -> list[Seed]:
+    """What `keep_tried` kept."""
+    return [Seed(origin, Configuration(values)) for origin, values in study.notes.get("tried", ())]
+
+
+def search(
+    task: Task, asked: Asked, budget: Budget, study: Study, shown: Shown, tried: Sequence[Seed]
+) -> int:
+    """Search, and print the verdict; the exit code.
+
+    tried
+        The user's presets.
+    """
     study.keep_note("ended", None)
     store = StudyStore(study)
-    first = [*seeds(task), *earlier_winners(study.storage, task.subject)]
+    first = [*tried, *seeds(task), *earlier_winners(study.storage, task.subject)]
     strategy = _strategy(task, asked, store.host, first)
     with _Signals() as signals, _screen(task, shown) as screen:
         host_turn = HostTurn(runtime_folder(os.environ), screen.waiting)

@@ -75,8 +75,8 @@ def tune(
 
     from xtune.cli.conclusion import check_preset
     from xtune.cli.kept import open_named
-    from xtune.cli.preparation import prepare
-    from xtune.cli.searching import Shown, announce, begin_study, budget_of, search
+    from xtune.cli.preparation import prepare, presets_to_try
+    from xtune.cli.searching import Shown, announce, begin_study, budget_of, keep_tried, search
     from xtune.search.budget import parse_budget
 
     if asked.budget is not None:
@@ -85,12 +85,14 @@ def tune(
         check_preset(save_preset)
     task = prepare(asked, show_output=verbose)
     budget = budget_of(asked, task)
+    tried = presets_to_try(task, asked)
     storage = open_named(asked.storage)
     study = begin_study(storage, task, asked, context.obj, quiet=quiet)
+    keep_tried(study, tried)
     if not quiet:
         announce(task)
     shown = Shown(save_preset, as_json, verbose, quiet)
-    return search(task, asked, budget, study, shown)
+    return search(task, asked, budget, study, shown, tried)
 
 
 def _refuse_command_names(program: tuple[str, ...], arguments: Any, *, module: bool) -> None:

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Presets as points of a space."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.launcher.cli.commands import clean_environment
+from tests.tuner.space.test_presets_of_configurations import (
+    CONFIGURATIONS,
+    MACHINE,
+    OFFERS,
+    OWN,
+    UNEVEN,
+    WORK,
+)
+
+from xlaunch.cli.topology import machine_of
+from xlaunch.errors import UsageError
+from xlaunch.machine.topology import Machine
+from xlaunch.planning import Request
+from xtune.errors import SpaceError
+from xtune.space.machine_space import make_space
+from xtune.space.parameters import Configuration, Value
+from xtune.space.resolution import Resolver
+from xtune.space.starting_points import StartingPoint, starting_point
+from xtune.space.user_parameters import parse_parameters
+
+PROGRAM_PARAMETERS = {"batch", "text"}
+
+
+@pytest.fixture
+def machine() -> Iterator[Machine]:
+    with machine_of(None, MACHINE) as made:
+        yield made
+
+
+def resolver_of(machine: Machine, request: Request = WORK) -> Resolver:
+    own = parse_parameters(OWN, request)
+    made = make_space(request, machine, OFFERS, own=own, allow_numerics=True)
+    return Resolver(made.space, request, clean_environment(), machine)
+
+
+def point_of(text: str, machine: Machine, folder: Path, request: Request = WORK) -> StartingPoint:
+    file = folder / "mine.toml"
+    file.write_text(text)
+    return starting_point(str(file), request, resolver_of(machine, request), machine)
+
+
+@pytest.mark.parametrize("values", CONFIGURATIONS, ids=["default", "2x4", "1x2", "all", "16x1"])
+def test_what_was_written_is_read_back(
+    values: dict[str, Value], machine: Machine, tmp_path: Path
+) -> None:
+    resolver = resolver_of(machine)
+    found = point_of(resolver.preset(Configuration(values)), machine, tmp_path)
+    expected = {name: value for name, value in values.items() if name not in PROGRAM_PARAMETERS}
+    assert found.configuration == resolver.space.complete(expected)
+    assert found.left_out == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "changes"),
+    [
+        ("", {}),
+        ("instances = 4", {"layout": "4x4"}),
+        ('ncores = 8\ninstances = "max"', {"layout": "2x8"}),
+        ('mode = "latency"', {"layout": "4x4"}),
+        ('mode = "throughput"', {"layout": "2x8"}),
+        ('omp = "auto"\n[env]\nOMP_WAIT_POLICY = "active"', {"omp": "auto+active"}),
+        ('smt = true\nallocator = "glibc"', {"smt": True, "allocator": "glibc"}),
+    ],
+)
+def test_what_is_written_by_hand(
+    text: str, changes: dict[str, Value], machine: Machine, tmp_path: Path
+) -> None:
+    found = point_of(text, machine, tmp_path)
+    space = resolver_of(machine).space
+    assert space.changes(found.configuration) == changes
+    assert found.left_out == ()
+
+
+def test_one_instance_a_node_where_nodes_differ(tmp_path: Path) -> None:
+    with machine_of(None, UNEVEN) as uneven:
+        found = point_of('mode = "throughput"', uneven, tmp_path)
+        resolver = resolver_of(uneven)
+        assert resolver.request(found.configuration).instances == 3
+
+
+def test_what_is_not_searched_is_told(machine: Machine, tmp_path: Path) -> None:
+    text = 'thp = "never"\nreserve = 2\nlog-dir = "logs"\n[env]\nMODE = "fast"\nRATE = "9"\n'
+    found = point_of(text, machine, tmp_path)
+    assert resolver_of(machine).space.changes(found.configuration) == {"thp": "never"}
+    # RATE is the request's own, with {batch} in it.
+    assert sorted(found.left_out) == ["env MODE", "log-dir", "reserve"]
+
+
+def test_a_value_that_the_space_has_not_is_told(machine: Machine, tmp_path: Path) -> None:
+    found = point_of('allocator = "jemalloc"\nsmt = true', machine, tmp_path)
+    assert resolver_of(machine).space.changes(found.configuration) == {"smt": True}
+    assert found.left_out == ("allocator",)
+
+
+def test_what_xtune_was_given_counts_more(machine: Machine, tmp_path: Path) -> None:
+    fixed = WORK._replace(allocator="glibc")
+    found = point_of('allocator = "glibc-frugal"\nthp = "never"', machine, tmp_path, fixed)
+    resolver = resolver_of(machine, fixed)
+    assert resolver.space.changes(found.configuration) == {"thp": "never"}
+    assert found.left_out == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "message"),
+    [
+        ("instances = 17", UsageError, "17 instances"),
+        ("instnces = 4", UsageError, "there is no option 'instnces'; did you mean instances?"),
+        ("reserve = 2", SpaceError, "nothing of it is searched (reserve)"),
+        ("instances = ", UsageError, "mine.toml"),
+    ],
+)
+def test_a_preset_that_cannot_be_tried(
+    text: str, kind: type[Exception], message: str, machine: Machine, tmp_path: Path
+) -> None:
+    with pytest.raises(kind) as caught:
+        point_of(text, machine, tmp_path)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_preset_that_is_not_there(machine: Machine) -> None:
+    with pytest.raises(UsageError, match=r"nowhere\.toml"):
+        starting_point("nowhere.toml", WORK, resolver_of(machine), machine)

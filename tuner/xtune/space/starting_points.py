@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A user's preset as a point of a space: what is worth trying first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import click
+
+from xlaunch.cli.launch import launch
+from xlaunch.cli.options import request_from
+from xlaunch.cli.presets.command import file_options
+from xlaunch.cli.presets.values import file_name_of
+from xlaunch.errors import UsageError
+from xlaunch.machine.topology import Machine
+from xlaunch.planning import Request, plan
+from xtune.errors import SpaceError
+from xtune.space.launch_options import LAYOUT, UNSET, with_option
+from xtune.space.parameters import Configuration, Parameter, Value, Where
+from xtune.space.presets import FIELDS, NAMING
+from xtune.space.resolution import Resolver
+
+LAYOUT_FIELDS = ("instances", "ncores", "mode")
+
+
+class StartingPoint(NamedTuple):
+    """What of a preset a space has."""
+
+    configuration: Configuration
+    left_out: tuple[str, ...]
+    """What else it says, in its own words. **Ex.:** ``reserve``, ``env TOKENIZERS_PARALLELISM``."""
+
+
+def starting_point(
+    path: str, request: Request, resolver: Resolver, machine: Machine
+) -> StartingPoint:
+    """The preset `path` as a configuration of the resolver's space, which was made for `request`.
+
+    Raises `UsageError` for a file that is no preset, or one whose layout does not fit this machine,
+    and `SpaceError` where the space has nothing of it.
+    """
+    asked = _with_preset(request, path)
+    values = {
+        parameter.name: value
+        for parameter in resolver.space.parameters
+        if (value := _value(parameter, asked, machine)) is not None
+    }
+    try:
+        configuration = resolver.space.complete(values)
+        made = resolver.request(configuration)
+    except SpaceError as error:
+        raise SpaceError(f"{path} cannot be tried: {error}") from None
+    left_out = tuple(_left_out(request, asked, made, has_layout=LAYOUT in values))
+    if left_out and not resolver.space.changes(configuration):
+        raise SpaceError(
+            f"{path} cannot be tried: nothing of it is searched ({', '.join(left_out)}); give such"
+            " options to xtune itself, which fixes them"
+        )
+    return StartingPoint(configuration, left_out)
+
+
+def _with_preset(request: Request, path: str) -> Request:
+    """What the command line of `request` asks for with the preset besides, which counts less."""
+    words = ["--isolated", "--preset", path, "--", *request.program]
+    said = request_from(launch.make_context("xlaunch", words).params)
+    default = Request()
+    fields = {
+        name: getattr(said, name)
+        for name in Request._fields
+        if name not in (*NAMING, "program", "env")
+        and getattr(request, name) == getattr(default, name)
+    }
+    return request._replace(**fields, env=tuple({**dict(said.env), **dict(request.env)}.items()))
+
+
+def _value(parameter: Parameter, asked: Request, machine: Machine) -> Value | None:
+    """The value that changes nothing of what is asked; None where there is none, or it is not said."""
+    if parameter.where is Where.PROGRAM:
+        return None
+    if parameter.where is Where.VARIABLE:
+        said = dict(asked.env).get(parameter.name, UNSET)
+        return next((value for value in parameter.values if str(value) == said), None)
+    if parameter.name == LAYOUT:
+        wanted = plan(asked, machine).instances
+        return next((v for v in parameter.values if _planned(asked, v, machine) == wanted), None)
+    # Of `intel` and `intel+active`, which sets a variable besides, the longer one says more.
+    for value in sorted(parameter.values, key=lambda one: -len(str(one))):
+        if _same(with_option(asked, parameter.name, value), asked):
+            return value
+    return None
+
+
+def _planned(asked: Request, layout: Value, machine: Machine) -> object:
+    try:
+        return plan(with_option(asked, LAYOUT, layout), machine).instances
+    except UsageError:
+        return None
+
+
+def _same(one: Request, other: Request) -> bool:
+    return one._replace(env=()) == other._replace(env=()) and dict(one.env) == dict(other.env)
+
+
+def _left_out(
+    request: Request, asked: Request, made: Request, *, has_layout: bool
+) -> Iterator[str]:
+    """What the preset adds to the request and the configuration does not."""
+    for option in file_options(launch, click.Context(launch)):
+        field = FIELDS.get(str(option.name), str(option.name))
+        if field not in Request._fields or (has_layout and field in LAYOUT_FIELDS):
+            continue
+        if field == "env":
+            added = [pair for pair in asked.env if pair not in request.env]
+            yield from (f"env {name}" for name, value in added if (name, value) not in made.env)
+        elif getattr(asked, field) != getattr(made, field):
+            yield file_name_of(option)
