@@ -26,9 +26,11 @@ WORKLOADS = str(Path(__file__).resolve().parent / "workloads.py")
 WORKS = {
     "resnet50-fp32-64": ["resnet50", "--dtype", "float32", "--batch", "64"],
     "resnet50-bf16-64": ["resnet50", "--dtype", "bfloat16", "--batch", "64"],
+    "resnet50-fp32-1": ["resnet50", "--dtype", "float32", "--batch", "1"],
     "resnet50-bf16-1": ["resnet50", "--dtype", "bfloat16", "--batch", "1"],
     "bert-fp32-64": ["bert", "--dtype", "float32", "--batch", "64"],
     "bert-bf16-64": ["bert", "--dtype", "bfloat16", "--batch", "64"],
+    "bert-fp32-1": ["bert", "--dtype", "float32", "--batch", "1"],
     "bert-bf16-1": ["bert", "--dtype", "bfloat16", "--batch", "1"],
     "served-bf16-16x1": ["served", "--dtype", "bfloat16", "--clients", "16"],
 }
@@ -37,10 +39,11 @@ WORKS = {
 def compare_profiles(description: str | None, option: str, profiles: Sequence[str]) -> int:
     """Measure every profile that `option` of xlaunch names; the first is the peer of the others."""
     options = _parse(description, profiles)
-    cases = {name: (name, []) for name in options.profile or profiles}
+    chosen = options.profile or profiles
+    cases = {name: (name, []) for name in chosen}
     for entry in options.env:
         name, _, variable = entry.partition("=")
-        cases.setdefault(name, (profiles[0], []))[1].append(variable)
+        cases.setdefault(name, (chosen[0], []))[1].append(variable)
     works = options.work or list(WORKS)
     print(machine_line())
     raw: dict[str, dict[str, list]] = {work: {name: [] for name in cases} for work in works}
