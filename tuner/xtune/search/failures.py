@@ -2,8 +2,8 @@
 """What may fail, learnt from what did: a value, or two together, that no success has had.
 
 A launch that fails has a cause, and most causes are one setting, or two that do not go together. A
-launch that works clears every setting and every pair that it has. What is left are suspects; a
-configuration that has many of them will probably fail too.
+launch that works clears every setting and every pair that it has. What is left are suspects, those
+most that many failures have in common; a configuration that has some of them will probably fail too.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ def success_chances(candidates: Rows, worked: Rows, failed: Rows) -> Floats:
     chances = np.ones(len(candidates))
     if not len(failed):
         return chances
-    cleared = _shared(failed, worked)
+    cleared = np.asarray(_shared(failed, worked).any(axis=1))
+    repeated = np.asarray(_shared(failed, failed).sum(axis=1))
     common = _shared(failed, candidates)
+    singles = np.eye(failed.shape[1], dtype=bool)
     for at in range(len(failed)):
-        suspects = np.triu(~cleared[at].any(axis=0))
-        weights = suspects * np.where(np.eye(suspects.shape[0], dtype=bool), SINGLE_WEIGHT, 1.0)
+        suspects = np.triu(~cleared[at])
+        weights = suspects * np.where(singles, SINGLE_WEIGHT, 1.0) * repeated[at] ** 2.0
         total = weights.sum() + OTHER_WEIGHT
         blame = (common[at] * weights).sum(axis=(1, 2)) / total
         chances *= 1.0 - blame
