@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replays of strategies on recorded spaces: what each has found after so many launches.
 
-Ours is a whole search, with baseline, controls and final, run anew for each budget; what it
+`ours` is a whole search, with baseline, controls and final, run anew for each budget; what it
 recommends is the verdict's best where there is a gain, the bare command where there is none, and the
-favourite where it is open. The others are one run each, as such tools are used: a launch a
-configuration, the best value seen so far is the answer, the bare command before there is one.
+favourite where it is open. `search` is what such a search has found before its final begins: its
+favourite after so many launches, baseline and controls included. The others are one run each, as such
+tools are used: a launch a configuration, the best value seen so far is the answer, the bare command
+before there is one. They give no verdict, so `search` is what compares with them.
 
 One launch of each plan is held out in every run, drawn by its seed, and judges what the run chose
 from the others: a value that was lucky is not lucky twice. What is reached is shown as a share of
@@ -36,10 +38,11 @@ from xtune.search.recorded import RecordedMeasurer, Recording, read_recording
 from xtune.search.records import Rating, Record, Stage, Step
 from xtune.search.session import Result, Search
 from xtune.search.store import MemoryStore
-from xtune.search.strategy import Strategy
+from xtune.search.strategy import Allowance, Strategy
 from xtune.space.parameters import BARE, Configuration
 
 OURS = "ours"
+SEARCH = "search"
 SLOW = "gp"
 """Of Optuna's samplers the one whose every proposal takes a tenth of a second and more."""
 
@@ -232,6 +235,24 @@ def our_curve(source: Source, budgets: Sequence[int], seed: int) -> Curve:
     return Curve(seed, tuple(share(source, seed, parts, one) for one in chosen))
 
 
+def search_curve(source: Source, budgets: Sequence[int], seed: int) -> Curve:
+    parts = split_of_run(source, seed)
+    measurer = RecordedMeasurer(parts.drawn, seed)
+    space, objective = parts.drawn.header.space, parts.drawn.header.objective
+    strategy = Strategy(space, measurer.plan_hash, objective, host="here", seed=seed)
+    records: list[Record] = []
+    chosen = [BARE]
+    total = BEFORE_FINAL * max(budgets)
+    for number in range(max(budgets)):
+        step = strategy.next(records, Allowance(total - number, total))
+        if step is not None:
+            launch = measurer.measure(step.configuration, cut_at=step.cut_at)
+            records.append(Record(number, step, "here", launch))
+        favourite = strategy.favourite(records) if number + 1 in budgets else None
+        chosen.append(BARE if favourite is None else favourite.configuration)
+    return Curve(seed, tuple(share(source, seed, parts, chosen[budget]) for budget in budgets))
+
+
 def plain_curve(source: Source, budgets: Sequence[int], seed: int, name: str) -> Curve:
     """A proposer alone: every launch is one it proposed."""
     parts = split_of_run(source, seed)
@@ -293,7 +314,10 @@ PROPOSERS: dict[str, Callable[[Recording, RecordedMeasurer, int], Proposer]] = {
     "gp": partial(_sampler, "gp"),
     "hypertune": _hypertune,
 }
-STRATEGIES = (OURS, *PROPOSERS)
+STRATEGIES = (OURS, SEARCH, *PROPOSERS)
+
+BEFORE_FINAL = 2.0
+"""A search of so many times the launches has not begun its final yet."""
 
 
 def replay(
@@ -307,6 +331,8 @@ def replay(
 def _curve(source: Source, budgets: Sequence[int], name: str, seed: int) -> Curve:
     if name == OURS:
         return our_curve(source, budgets, seed)
+    if name == SEARCH:
+        return search_curve(source, budgets, seed)
     return plain_curve(source, budgets, seed, name)
 
 

@@ -112,10 +112,11 @@ def test_hosts_of_different_speed_are_put_on_one_scale() -> None:
     slow = ScriptedMeasurer(seed=1)
     fast = ScriptedMeasurer(lambda one: gain(one) + math.log(2.0), seed=2)
     records: list[Record] = []
+    here, there = strategy(slow, host="a"), strategy(fast, host="b")
     for _ in range(20):
-        records = follow(strategy(slow, host="a"), slow, 1, records=records, host="a")
-        records = follow(strategy(fast, host="b"), fast, 1, records=records, host="b")
-    favourite = strategy(slow, host="a").favourite(records)
+        records = follow(here, slow, 1, records=records, host="a")
+        records = follow(there, fast, 1, records=records, host="b")
+    favourite = here.favourite(records)
     assert favourite is not None
     found = gain(favourite.configuration)
     assert found > 0.3
