@@ -63,20 +63,18 @@ def front_of(
     spreads = [pooled_spread(column.values()) for column in columns]
     if len(pairs) < 2 or None in spreads:
         return ()
-    points = {
-        configuration: tuple(
-            [
-                Estimate(*spread.interval(column[configuration]))
-                for spread, column in zip(spreads, columns, strict=True)
-                if spread is not None
-            ]
-        )
+    estimates = {
+        configuration: [
+            Estimate(*spread.interval(column[configuration]))
+            for spread, column in zip(spreads, columns, strict=True)
+            if spread is not None
+        ]
         for configuration in pairs
     }
     goals = (objective.goal, second.goal)
-    places = pareto_places(list(points.values()), goals)
+    places = pareto_places([tuple(both) for both in estimates.values()], goals)
     found = [
-        Point(configuration, *points[configuration], place)
-        for configuration, place in zip(points, places, strict=True)
+        Point(configuration, both[0], both[1], place)
+        for (configuration, both), place in zip(estimates.items(), places, strict=True)
     ]
     return tuple(sorted(found, key=lambda one: -one.first.as_gain(objective.goal).value))
