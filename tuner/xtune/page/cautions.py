@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a reader should know before believing a study: drift, noise, and where evidence disagrees."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from xtune.evidence.drift import Control, drift_of
+from xtune.evidence.noise import Trouble, noise_cautions, pooled_spread
+from xtune.evidence.ratios import has_ratio
+from xtune.evidence.verdicts import Kind, Standing
+from xtune.measurement.launches import Outcome, Steadiness
+from xtune.page.findings import Findings, launch_spans
+from xtune.page.quantities import percent, ratio
+from xtune.screen.words import launches
+from xtune.search.records import Record, Stage
+from xtune.search.session import Ended
+from xtune.space.parameters import BARE, Configuration
+
+LARGEST_CHANCE = 0.05
+"""A gain that noise alone would favour as often by the exact test is one that two tests see differently."""
+
+HOSTS_DIFFER = 0.10
+"""Hosts of one study are said to differ where their bare commands do by more than this."""
+
+_OF_LITTLE_USE = (Trouble.TOO_FEW, Trouble.MORE_THAN_NEEDED)
+
+
+class Warned(NamedTuple):
+    """One thing to know."""
+
+    about: str
+    """**Ex.:** ``drift``, ``disagreement``."""
+    text: str
+
+
+def warnings_of(findings: Findings) -> tuple[Warned, ...]:
+    """All that there is to know, what weighs most first."""
+    return (
+        *_drift(findings),
+        *_disagreement(findings),
+        *_noise(findings),
+        *_steadiness(findings),
+        *_ending(findings),
+    )
+
+
+def _bare_by_host(findings: Findings) -> dict[str, list[Control]]:
+    found: dict[str, list[Control]] = {}
+    for record in findings.records:
+        launch = record.launch
+        if launch is None or launch.configuration != BARE or launch.outcome is not Outcome.MEASURED:
+            continue
+        if launch.value is not None and has_ratio(launch.value):
+            found.setdefault(record.host, []).append(Control(launch.began_s, launch.value))
+    return found
+
+
+def _drift(findings: Findings) -> Iterator[Warned]:
+    hosts = _bare_by_host(findings)
+    for number, controls in enumerate(hosts.values(), start=1):
+        caution = drift_of(controls).caution
+        if caution is not None:
+            where = f"host {number}: " if len(hosts) > 1 else ""
+            yield Warned("drift", where + caution.text)
+    medians = [statistics.median(one.value for one in controls) for controls in hosts.values()]
+    if len(medians) > 1 and max(medians) > (1.0 + HOSTS_DIFFER) * min(medians):
+        apart = max(medians) / min(medians) - 1.0
+        yield Warned(
+            "hosts",
+            f"the bare command differs by {percent(apart)} between the {len(medians)} hosts of this"
+            " study; values are compared with those of their own host",
+        )
+
+
+def _disagreement(findings: Findings) -> Iterator[Warned]:
+    verdict = findings.verdict
+    leader = next(
+        (row for row in verdict.standings if row.contender.configuration == verdict.leader), None
+    )
+    if leader is None or leader.interval is None:
+        return
+    yield from _search_and_final(findings, leader)
+    # Of n pairs that all agree no test by signs says less than 1 in 2**n: that is no disagreement.
+    least = 1.01 * 0.5**leader.interval.pairs
+    if verdict.kind is Kind.GAIN and leader.chance > max(LARGEST_CHANCE, least):
+        yield Warned(
+            "disagreement",
+            f"by the exact sign-flip test noise alone would favour the winner as much with a"
+            f" probability of {percent(leader.chance)}; the interval, which assumes a little more,"
+            " is surer. More pairs would make both agree",
+        )
+    if leader.outlying:
+        blocks = launch_spans(tuple([block + 1 for block in leader.outlying]))
+        yield Warned(
+            "outliers",
+            f"block {blocks} of the final is far from the others; it is kept, and outweighed where"
+            f" there are enough of them (all pairs alike: {ratio(leader.interval.plain)}, as"
+            f" reported: {ratio(leader.interval.estimate)})",
+        )
+
+
+def _search_and_final(findings: Findings, leader: Standing) -> Iterator[Warned]:
+    """Where what was seen before the final lies outside of what the final found."""
+    interval, objective = leader.interval, findings.objective
+    assert interval is not None
+    mine = _before_final(findings.records, leader.contender.configuration)
+    bare = _before_final(findings.records, BARE)
+    if not mine or not bare:
+        return
+    seen = statistics.median(mine) / statistics.median(bare)
+    seen = seen if objective.sign > 0 else 1.0 / seen
+    spread = pooled_spread(
+        [
+            [value for value in findings.values(one) if has_ratio(value)]
+            for one in dict.fromkeys(launch.configuration for launch in findings.launches)
+        ]
+    )
+    noise = 0.0 if spread is None else spread.spread * math.sqrt(1 / len(mine) + 1 / len(bare))
+    slack = math.exp(2.0 * noise)
+    if interval.low / slack <= seen <= interval.high * slack:
+        return
+    is_better = seen > interval.high
+    how = "better" if is_better else "worse"
+    yield Warned(
+        "disagreement",
+        f"before the final this looked {how} ({ratio(seen)}, by {launches(len(mine))}) than in it"
+        f" ({ratio(interval.low)} to {ratio(interval.high)}); only the final counts."
+        + (" The best of many launches are lucky ones, as a rule" if is_better else ""),
+    )
+
+
+def _before_final(records: tuple[Record, ...], wanted: Configuration) -> list[float]:
+    return [
+        record.launch.value
+        for record in records
+        if record.step.stage is not Stage.FINAL
+        and record.step.configuration == wanted
+        and record.launch is not None
+        and has_ratio(record.launch.value)
+        and record.launch.value is not None
+    ]
+
+
+def _noise(findings: Findings) -> Iterator[Warned]:
+    values = [value for value in findings.values(BARE) if has_ratio(value)]
+    if len(values) < 2:
+        return
+    for caution in noise_cautions(values):
+        if caution.trouble not in _OF_LITTLE_USE:
+            yield Warned("noise", f"the bare command: {caution.text}")
+
+
+def _steadiness(findings: Findings) -> Iterator[Warned]:
+    for configuration, name in ((BARE, "the bare command"), (findings.shown, "what is promising")):
+        if configuration == BARE and name != "the bare command":
+            continue
+        mine = [one for one in findings.launches if one.configuration == configuration]
+        measured = [one for one in mine if one.outcome is Outcome.MEASURED]
+        for steadiness in (Steadiness.NOT_STEADY, Steadiness.SLOW_DOWN):
+            count = sum(one.steadiness is steadiness for one in measured)
+            if 2 * count > len(measured):
+                yield Warned(
+                    "steadiness",
+                    f"{name}: {steadiness.value} in {count} of {len(measured)} launches; their means"
+                    " hide how values move within a launch",
+                )
+
+
+def _ending(findings: Findings) -> Iterator[Warned]:
+    if findings.ended == Ended.INTERRUPTED.value:
+        yield Warned("ending", "the last search was interrupted: this is the verdict so far")
+    elif findings.ended == Ended.STORAGE.value:
+        yield Warned(
+            "ending", "the last search ended early: what it saw could not be kept any more"
+        )
+    if findings.final_plan is None:
+        yield Warned(
+            "no final",
+            "no final was held, so nothing is claimed: values below are of the search alone",
+        )

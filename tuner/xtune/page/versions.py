@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was installed when the page was made: ours, the program's, the system's.
+
+Nothing is imported of the program's environment, and nothing run.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator
+from importlib import metadata
+
+from xlaunch.environment.prefix import interpreter_of, prefix_of, python_version, site_folders
+from xlaunch.environment.program import resolve_program
+from xlaunch.environment.variables import split_inherited
+from xlaunch.errors import XLaunchError
+from xlaunch.planning import Request
+
+OURS = ("optuna", "numpy", "plotly")
+THEIRS = (
+    "torch",
+    "torchvision",
+    "transformers",
+    "numpy",
+    "scipy",
+    "scikit-learn",
+    "tensorflow",
+    "jax",
+    "onnxruntime",
+    "openvino",
+    "intel-openmp",
+    "mkl",
+)
+"""Packages whose version may matter to how fast a program is, named where the program has them."""
+
+
+def own_versions() -> Iterator[tuple[str, str]]:
+    """Of what measured and of what made the page."""
+    import xtune
+
+    yield "xtune", xtune.__version__
+    yield "Python", platform.python_version()
+    for name in OURS:
+        try:
+            yield name, metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+
+
+def system_versions() -> Iterator[tuple[str, str]]:
+    """Of kernel, distribution and C library."""
+    yield "kernel", f"{platform.system()} {platform.release()}"
+    try:
+        release = platform.freedesktop_os_release()
+        yield "distribution", release.get("PRETTY_NAME", release.get("NAME", "unknown"))
+    except OSError:
+        pass
+    library = " ".join(platform.libc_ver()).strip()
+    if library:
+        yield "C library", library
+
+
+def program_versions(request: Request) -> Iterator[tuple[str, str]]:
+    """Of the interpreter that runs the program and of what it has installed; empty without one."""
+    inherited = split_inherited(os.environ).users_own
+    try:
+        program = resolve_program(request, inherited)
+    except XLaunchError:
+        return
+    interpreter = interpreter_of(program, inherited)
+    if interpreter is None:
+        return
+    prefix = prefix_of(interpreter)
+    version = python_version(prefix, interpreter)
+    if version is not None:
+        yield "Python", f"{'.'.join(map(str, version))} ({interpreter})"
+    folders = list(site_folders(prefix, interpreter))
+    for name in THEIRS:
+        for found in metadata.distributions(name=name, path=folders):
+            yield name, found.version
+            break
