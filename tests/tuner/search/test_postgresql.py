@@ -4,17 +4,14 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
-import subprocess
-import tempfile
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from tests.tuner.postgresql import Server
 from tests.tuner.search.studies import store_of
+from tests.tuner.search.studies import worker as another_host
 from tests.tuner.search.test_study import launch, step
 from tests.tuner.search.test_workers import complete, launches_begun, output, worker
 
@@ -22,82 +19,20 @@ from xtune.errors import StorageError
 from xtune.search.records import Stage
 from xtune.search.storage import open_storage
 from xtune.search.study import list_studies
+from xtune.search.workers import Watch
 
 pytestmark = pytest.mark.full
 
 
-def binaries() -> Path | None:
-    """Where Debian keeps what a cluster is made with, of the latest version."""
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-    return found[-1].parent if found else None
-
-
-class Server:
-    """A cluster of its own behind a socket in a private folder."""
-
-    def __init__(self, folder: Path, bin_folder: Path) -> None:
-        self._folder = folder
-        self._bin = bin_folder
-        # It refuses to be root.
-        self._user = "postgres" if os.geteuid() == 0 else None
-        if self._user:
-            shutil.chown(folder, self._user)
-        self._run("initdb", "-D", f"{folder}/data", "-A", "trust", "-U", "postgres", "--no-sync")
-
-    @property
-    def url(self) -> str:
-        return f"postgresql+psycopg://postgres@/postgres?host={self._folder}"
-
-    def start(self) -> None:
-        options = f"-k {self._folder} -c listen_addresses= -c fsync=off"
-        self._run(
-            *("pg_ctl", "-D", f"{self._folder}/data", "-l", f"{self._folder}/log", "-w"),
-            *("-o", options, "start"),
-        )
-
-    def stop(self) -> None:
-        self._run("pg_ctl", "-D", f"{self._folder}/data", "-w", "-m", "immediate", "stop")
-
-    def _run(self, name: str, *arguments: str) -> None:
-        done = subprocess.run(
-            [str(self._bin / name), *arguments],
-            user=self._user,
-            cwd=self._folder,
-            # pg_ctl's server keeps its output open; a pipe would never end.
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            check=False,
-        )
-        assert done.returncode == 0, (name, done.returncode)
-
-
-@pytest.fixture(scope="module")
-def server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    needs: Callable[[object, str], None] = request.getfixturevalue("needs")
-    found = binaries()
-    needs(found, "PostgreSQL (Debian: postgresql)")
-    needs(find_spec("psycopg"), "psycopg (psycopg[binary])")
-    assert found is not None
-    with tempfile.TemporaryDirectory(prefix="xtune-pg-", dir="/tmp") as folder:
-        made = Server(Path(folder), found)
-        made.start()
-        try:
-            yield made
-        finally:
-            made.stop()
-
-
-@pytest.fixture
-def url(server: Server) -> str:
-    """A database of its own for each test."""
-    import sqlalchemy
-
-    name = f"test_{os.urandom(4).hex()}"
-    engine = sqlalchemy.create_engine(server.url, isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection:
-        connection.execute(sqlalchemy.text(f"CREATE DATABASE {name}"))
-    engine.dispose()
-    return server.url.replace("/postgres?", f"/{name}?")
+def wait_until_given_up(url: str) -> None:
+    """A dead worker's launch is, once somebody has seen its count stand still for so long."""
+    me = another_host("node0")
+    with contextlib.closing(open_storage(url)) as storage:
+        store = store_of(storage, me, Watch(me, lease_s=0.5))
+        until = time.monotonic() + 60.0
+        while any(record.launch is None for record in store.records()):
+            assert time.monotonic() < until
+            time.sleep(0.05)
 
 
 def test_two_hosts_share_a_study_and_one_is_killed(url: str, tmp_path: Path) -> None:
@@ -110,7 +45,7 @@ def test_two_hosts_share_a_study_and_one_is_killed(url: str, tmp_path: Path) -> 
             first.kill()
             said = output(second)
     made = int(said.split()[1].rstrip(","))
-    # The dead worker's launch is given up once its count has stood still.
+    wait_until_given_up(url)
     with worker(url, tmp_path, 20, 3, host="node3") as third:
         more = int(output(third).split()[1].rstrip(","))
     records = complete(url)

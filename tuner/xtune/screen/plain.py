@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from xtune.measurement.launches import Outcome
 from xtune.measurement.objectives import Objective
@@ -65,12 +65,20 @@ class PlainScreen(Observer):
         self._say(describe_outline(outline))
 
     def waiting(self, holder: str) -> None:
+        self._say_waiting(
+            f"another search launches on this host now ({holder}); waiting for its launches"
+        )
+
+    def waiting_for_others(self, hosts: Sequence[str]) -> None:
+        names = ", ".join(host.split()[0] for host in hosts) or "the machine that makes the final"
+        self._say_waiting(f"waiting for {names}: what comes next depends on it (Ctrl-C ends this)")
+
+    def _say_waiting(self, text: str) -> None:
+        """Now and then: it is asked again and again."""
         now = self._clock()
         if self._waited_at is None or now - self._waited_at >= LONGEST_PAUSE_S:
             self._waited_at = now
-            self._say(
-                f"another search launches on this host now ({holder}); waiting for its launches"
-            )
+            self._say(text)
 
     def stage_changed(self, stage: Stage) -> None:
         if stage is not Stage.BASELINE or self._verbose:

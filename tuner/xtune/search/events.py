@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from xtune.search.budget import Budget
@@ -45,6 +46,12 @@ class Observer:
 
     def waiting(self, holder: str) -> None:
         """Another search launches on this host now. `holder` names it. **Ex.:** ``PID 4711``."""
+
+    def waiting_for_others(self, hosts: Sequence[str]) -> None:
+        """Nothing can be launched before launches of these other machines have ended.
+
+        None of them where a final is left to the machine that makes it.
+        """
 
     def stage_changed(self, stage: Stage) -> None:
         """What launches are made for changes; controls do not count."""

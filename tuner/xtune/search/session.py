@@ -38,6 +38,13 @@ LIMIT_MORE_S = 60.0
 KEEP_PAUSES_S = (1.0, 5.0, 15.0, 60.0)
 """Before a launch is tried to be kept again."""
 
+WAIT_S = 1.0
+"""Between two looks at what workers on other machines do."""
+
+LOOKS_BEFORE_TAKING_OVER = 5
+"""A final is its machine's own, for its launches are compared with each other. Another machine goes on
+with it when nothing of it has been under way so many times."""
+
 Turn = Callable[[], AbstractContextManager[object]]
 """Entered for each launch: waits until nobody else launches on this host."""
 
@@ -46,7 +53,7 @@ class Ended(enum.Enum):
     """Why a search ended."""
 
     DONE = "done"
-    """There was nothing more to settle, or another worker settles it."""
+    """There was nothing more to settle."""
     BUDGET = "budget"
     INTERRUPTED = "interrupted"
     STORAGE = "storage"
@@ -108,6 +115,8 @@ class Search:
         self._records: tuple[Record, ...] = ()
         """The last that were read, and those made since."""
         self._trouble = ""
+        self._idle_looks = 0
+        """In a row, at which no worker had a launch under way."""
 
     def run(self) -> Result:
         """Search, and conclude.
@@ -133,9 +142,30 @@ class Search:
                 self._read()
                 allowance = self._allowance()
                 step = self._strategy.next(self._records, allowance)
-                if step is None:
-                    return Ended.BUDGET if allowance.left < 1 else Ended.DONE
-                self._launch(step, allowance)
+                if step is not None and not self._is_of_others(step):
+                    self._launch(step, allowance)
+                    continue
+            if allowance.left < 1:
+                return Ended.BUDGET
+            busy = sorted({record.host for record in self._records if record.launch is None})
+            if step is None and not busy:
+                return Ended.DONE
+            # What they are at ends, or is given up when they have been silent for long enough.
+            self._idle_looks = 0 if busy else self._idle_looks + 1
+            self._observer.waiting_for_others(busy)
+            self._sleep(WAIT_S)
+
+    def _is_of_others(self, step: Step) -> bool:
+        """Whether a launch belongs to the final that another machine makes."""
+        if step.stage is not Stage.FINAL or self._idle_looks >= LOOKS_BEFORE_TAKING_OVER:
+            return False
+        attempt = step.details["attempt"]
+        hosts = [
+            record.host
+            for record in self._records
+            if record.step.stage is Stage.FINAL and record.step.details["attempt"] == attempt
+        ]
+        return bool(hosts) and hosts[-1] != self._store.host
 
     def _launch(self, step: Step, allowance: Allowance) -> None:
         number = self._store.claim(step)

@@ -11,14 +11,17 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import random
+import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xtune.errors import StorageError
 
 if TYPE_CHECKING:
-    from optuna.storages import BaseStorage
+    from optuna.storages import BaseStorage, RDBStorage
 
 SQLITE = "sqlite:///"
 JOURNAL = "journal:"
@@ -26,6 +29,9 @@ JOURNAL = "journal:"
 
 SQLITE_TIMEOUT_S = 60
 """For another process to finish what it writes."""
+
+MOST_MAKERS = 20
+"""Of one database's tables at a time."""
 
 DRIVERS = {
     "psycopg": "psycopg[binary]",
@@ -163,9 +169,24 @@ def _open(url: str) -> Storage:
         arguments = {"poolclass": NullPool, "connect_args": {"timeout": SQLITE_TIMEOUT_S}}
     # Two processes that make the tables of one new file trip over each other.
     with Storage.writing(Storage(None, "", lock_path)):  # type: ignore[arg-type]
-        backend = optuna.storages.RDBStorage(url, engine_kwargs=arguments)
+        backend = _with_tables(partial(optuna.storages.RDBStorage, url, engine_kwargs=arguments))
     cached = optuna.storages.get_storage(backend)
     return Storage(cached, _shown(url), lock_path, backend.engine.dispose)
+
+
+def _with_tables(opened: Callable[[], RDBStorage]) -> RDBStorage:
+    """The database, its tables made; two machines that make them at once trip over each other."""
+    from sqlalchemy.exc import IntegrityError, ProgrammingError
+
+    for _ in range(MOST_MAKERS):
+        try:
+            return opened()
+        except (
+            IntegrityError,
+            ProgrammingError,
+        ):  # made by another meanwhile: then it is there now
+            time.sleep(random.random() / 10)  # noqa: S311 - no secret
+    return opened()
 
 
 def _lock_path(url: str) -> str:

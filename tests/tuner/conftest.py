@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tests of fleets share: a real database server."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from tests.tuner.postgresql import Server, binaries
+
+
+@pytest.fixture(scope="module")
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    needs: Callable[[object, str], None] = request.getfixturevalue("needs")
+    found = binaries()
+    needs(found, "PostgreSQL (Debian: postgresql)")
+    needs(find_spec("psycopg"), "psycopg (psycopg[binary])")
+    assert found is not None
+    with tempfile.TemporaryDirectory(prefix="xtune-pg-", dir="/tmp") as folder:
+        made = Server(Path(folder), found)
+        made.start()
+        try:
+            yield made
+        finally:
+            made.stop()
+
+
+@pytest.fixture
+def url(server: Server) -> str:
+    """A database of its own for each test."""
+    import sqlalchemy
+
+    name = f"test_{os.urandom(4).hex()}"
+    engine = sqlalchemy.create_engine(server.url, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.execute(sqlalchemy.text(f"CREATE DATABASE {name}"))
+    engine.dispose()
+    return server.url.replace("/postgres?", f"/{name}?")
