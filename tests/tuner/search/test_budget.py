@@ -11,6 +11,7 @@ from xtune.errors import BudgetError
 from xtune.search.budget import (
     FEWEST_WITH_FINAL,
     MOST_BLOCKS,
+    MOST_BLOCKS_OF_REST,
     SHARE_OF_FINAL,
     Budget,
     FinalSize,
@@ -92,6 +93,12 @@ def test_larger_budgets_never_get_smaller_finals() -> None:
     ]
     assert [size.finalists for size in sizes] == sorted(size.finalists for size in sizes)
     assert final_size(1000) == FinalSize(3, 12)
+
+
+def test_what_is_left_over_makes_a_final_larger() -> None:
+    assert FinalSize(2, 9).with_rest(50.0) == FinalSize(2, 16)
+    assert FinalSize(2, 9).with_rest(20.0) == FinalSize(2, 9)
+    assert FinalSize(1, 4).with_rest(math.inf) == FinalSize(1, MOST_BLOCKS_OF_REST)
 
 
 def test_fewer_blocks_than_the_first_look_needs_are_no_use() -> None:

@@ -21,9 +21,11 @@ from tests.tuner.search.scripted import (
 
 from xtune.measurement.launches import Outcome
 from xtune.measurement.objectives import Goal, Objective, Requirement
+from xtune.search.budget import MOST_BLOCKS
 from xtune.search.records import Record, Stage
 from xtune.search.strategy import CONTROL_EVERY, Allowance, Seed, Strategy
 from xtune.space.parameters import BARE, Configuration
+from xtune.space.spaces import Space
 
 PRESET = SPACE.complete({"allocator": "glibc"})
 WINNER = SPACE.complete({"allocator": "tcmalloc", "batch": 8})
@@ -232,6 +234,18 @@ def test_the_final_gets_its_share_of_the_budget() -> None:
     assert final is not None
     assert final.plan.baseline == BARE
     assert final.decision().verdict.best != BARE
+
+
+def test_a_final_may_use_what_a_race_did_not_need() -> None:
+    """Two configurations that are hard to tell apart: blocks are all that helps."""
+    space = Space([SPACE.parameter("smt")])
+    measurer = ScriptedMeasurer(lambda one: 0.02 * bool(one.get("smt")), noise=0.04)
+    one = strategy(measurer, space=space)
+    records = follow(one, measurer, 120, total=100.0)
+    counts = Counter(stages(records))
+    assert counts[Stage.RACE] <= 16
+    assert counts[Stage.FINAL] > 2 * MOST_BLOCKS
+    assert len(records) <= 100
 
 
 def test_a_clear_gain_needs_few_blocks() -> None:

@@ -24,6 +24,9 @@ the search could not; then one finalist and more of the search find more."""
 
 MOST_BLOCKS = 12
 
+MOST_BLOCKS_OF_REST = 60
+"""Where nothing else is left to launch, a final may use what the search did not need."""
+
 FEWEST_LAUNCHES = 2
 """The bare command and something else."""
 
@@ -94,6 +97,11 @@ class FinalSize(NamedTuple):
     def launches(self) -> int:
         """If nobody drops out, nor is it over early."""
         return (self.finalists + 1) * self.blocks
+
+    def with_rest(self, left: float) -> FinalSize:
+        """The same, with as many blocks as fit into so many launches."""
+        fitting = math.floor(min(left, 1e6)) // (self.finalists + 1)
+        return self._replace(blocks=max(self.blocks, min(fitting, MOST_BLOCKS_OF_REST)))
 
     def with_blocks(self, most: int) -> FinalSize:
         """The same, with so many blocks at most; fewer than the first look needs are no use."""

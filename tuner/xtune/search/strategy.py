@@ -143,7 +143,9 @@ class Strategy:
         elif step is None:
             step = self._racing(records, scale)
         if step is None and size is not None and not _is_under_way(records):
-            return self._begin_final(records, scale, size, races=races)
+            rest = self._size_of_final(scale, allowance, rest=True)
+            assert rest is not None
+            return self._begin_final(records, scale, rest, races=races)
         return step
 
     def favourite(self, records: Sequence[Record]) -> Favourite | None:
@@ -260,9 +262,17 @@ class Strategy:
             return None
         return unscore(max(found) - max(CUT_SHARE, CUT_SPREADS * scale.spread), self._objective)
 
-    def _size_of_final(self, scale: Scale, allowance: Allowance) -> FinalSize | None:
-        """Smaller where the favourite is so far ahead that few blocks will show it."""
+    def _size_of_final(
+        self, scale: Scale, allowance: Allowance, *, rest: bool = False
+    ) -> FinalSize | None:
+        """Smaller where the favourite is so far ahead that few blocks will show it.
+
+        rest
+            It may use all that is left.
+        """
         size = final_size(allowance.total)
+        if size is not None and rest:
+            size = size.with_rest(allowance.left)
         if size is None or scale.bare is None:
             return size
         scores = [rating.score for rating in scale.ratings if rating.score is not None]
@@ -285,7 +295,7 @@ class Strategy:
         plan = plan_final(
             BARE,
             [Finalist(one, len(self._space.changes(one))) for one in finalists],
-            blocks=min(size.launches // (len(finalists) + 1), MOST_BLOCKS),
+            blocks=min(size.launches // (len(finalists) + 1), max(size.blocks, MOST_BLOCKS)),
             rule=self._rule,
             seed=self._seed + attempt,
             attempt=attempt,
