@@ -4,13 +4,19 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from xlaunch.errors import UsageError
+from xlaunch.machine.topology import Machine
 from xtune.cli import say
 from xtune.cli.conclusion import Conclusion
 from xtune.cli.kept import Kept
 from xtune.cli.preparation import Task
+from xtune.search.study import Subject
 from xtune.space.parameters import BARE
+
+if TYPE_CHECKING:
+    from xtune.page.findings import Findings
 
 SUFFIXES = (".html", ".htm")
 MIB = 1 << 20
@@ -49,26 +55,36 @@ def write_page(path: str, plotly: str, conclusion: Conclusion, task: Task, kept:
     """
     from xlaunch.cli.presets.writing import write_whole
     from xtune.page.document import page
+
+    ended = kept.study.notes.get("ended") or ""
+    findings = findings_of(conclusion, task.subject, task.machine, ended=ended, folder=kept.folder)
+    text = page(findings, plotly)
+    write_whole(path, text, option="--html")
+    say(f"page: {path} ({len(text.encode()) / MIB:.1f} MiB)")
+
+
+def findings_of(
+    conclusion: Conclusion, subject: Subject, machine: Machine, *, ended: str = "", folder: str = ""
+) -> Findings:
+    """What a page tells of a conclusion; its launches were made on `machine`, or one of its kind."""
     from xtune.page.findings import Findings
 
-    findings = Findings(
+    preset = conclusion.preset
+    return Findings(
         study=conclusion.study,
-        subject=task.subject,
+        subject=subject,
         verdict=conclusion.verdict,
         records=tuple([record for record in conclusion.records if record.launch is not None]),
         plain=conclusion.to_plain(),
         words=tuple(conclusion.lines()),
-        machine=task.machine,
-        resolver=task.resolver,
-        preset=None if conclusion.preset is None else os.path.basename(conclusion.preset),
+        machine=machine,
+        resolver=conclusion.resolver,
+        preset=None if preset is None else os.path.basename(preset),
         preset_text=_preset_text(conclusion),
         second=conclusion.second,
-        ended=kept.study.notes.get("ended") or "",
-        folder=kept.folder,
+        ended=ended,
+        folder=folder,
     )
-    text = page(findings, plotly)
-    write_whole(path, text, option="--html")
-    say(f"page: {path} ({len(text.encode()) / MIB:.1f} MiB)")
 
 
 def _preset_text(conclusion: Conclusion) -> str:
@@ -76,9 +92,9 @@ def _preset_text(conclusion: Conclusion) -> str:
     best = conclusion.verdict.best
     if best == BARE:
         return ""
-    name = os.path.basename(conclusion.preset or "best.toml")
     try:
-        text = conclusion.resolver.preset(best, use=name)
+        text = conclusion.resolver.preset(best, use=conclusion.preset or "best.toml")
     except UsageError:
         return ""  # a value that TOML cannot hold
-    return text if any(line and line[0] != "#" for line in text.splitlines()) else ""
+    says_nothing = all(not line or line[0] == "#" for line in text.splitlines())
+    return "" if says_nothing and conclusion.preset is None else text

@@ -145,30 +145,37 @@ def is_failure(launch: Launch) -> bool:
 
 
 class Failure(NamedTuple):
-    """Launches that failed in the same way under the same settings."""
+    """Launches that failed in the same way: outcome, exit code and last words are the same."""
 
     outcome: Outcome
-    configuration: Configuration
+    configurations: tuple[Configuration, ...]
     numbers: tuple[int, ...]
     """Which launches, the first being 1."""
     exit_code: int | None
     notes: tuple[str, ...]
     stderr_tail: str
+    """Both of the last of them."""
 
 
 def failures(findings: Findings) -> tuple[Failure, ...]:
     """What failed, in the order in which it first did."""
-    groups: dict[tuple[Outcome, Configuration, int | None], list[int]] = {}
-    last: dict[tuple[Outcome, Configuration, int | None], Launch] = {}
+    groups: dict[tuple[Outcome, int | None, str], list[tuple[int, Launch]]] = {}
     for number, launch in enumerate(findings.launches, start=1):
         if is_failure(launch):
-            key = launch.outcome, launch.configuration, launch.exit_code
-            groups.setdefault(key, []).append(number)
-            last[key] = launch
+            said = launch.stderr_tail.strip().splitlines()
+            key = launch.outcome, launch.exit_code, said[-1] if said else ""
+            groups.setdefault(key, []).append((number, launch))
     return tuple(
         [
-            Failure(*key[:2], tuple(numbers), key[2], last[key].notes, last[key].stderr_tail)
-            for key, numbers in groups.items()
+            Failure(
+                outcome,
+                tuple(dict.fromkeys(launch.configuration for _, launch in members)),
+                tuple([number for number, _ in members]),
+                exit_code,
+                members[-1][1].notes,
+                members[-1][1].stderr_tail,
+            )
+            for (outcome, exit_code, _), members in groups.items()
         ]
     )
 

@@ -33,8 +33,8 @@ def machine_section(findings: Findings) -> Section:
     rows = [*identity.facts, ("fingerprint", identity.fingerprint)]
     drawing = str(draw_machine(machine))
     body = join(
-        facts(rows),
         machine_picture(machine, None),
+        facts(rows),
         folded("Drawn as text, by xlaunch topology", code(drawing, "machine-drawing")),
         *[paragraph(f"Note: {note}", klass="note") for note in machine.notes],
     )

@@ -119,15 +119,17 @@
     });
   }
 
-  // On paper everything is open, and charts are as wide as the paper.
+  // On paper all but long lists is open, and charts are light and as wide as the paper.
   let closed = [];
   addEventListener("beforeprint", () => {
-    closed = [...document.querySelectorAll("details:not([open])")];
+    document.documentElement.classList.add("paper");
+    closed = [...document.querySelectorAll("details:not([open]):not(.long)")];
     for (const one of closed) one.open = true;
     draw(PAPER);
   });
   addEventListener("afterprint", () => {
     for (const one of closed) one.open = false;
+    document.documentElement.classList.remove("paper");
     draw();
   });
 

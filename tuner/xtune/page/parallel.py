@@ -27,7 +27,7 @@ BANDS = 5
 BAND_HEIGHT = 0.5
 """Of the room of a value that its lines take."""
 
-CURVE = tuple([at / 10 for at in range(1, 10)])
+CURVE = tuple([at / 16 for at in range(1, 16)])
 """Where between two axes a curve has its points."""
 
 LABEL = 14
@@ -234,7 +234,7 @@ def _curve(heights: Sequence[float]) -> tuple[list[float], list[float]]:
         before, after = heights[at - 1], heights[at]
         for part in CURVE:
             eased = 0.5 - 0.5 * math.cos(math.pi * part)
-            xs.append(round(at - 1 + part, 2))
+            xs.append(round(at - 1 + part, 3))
             ys.append(round(before + (after - before) * eased, 4))
         xs.append(float(at))
         ys.append(round(after, 4))

@@ -159,9 +159,10 @@ def code(told: str, name: str = "", *, copied: bool = True) -> Markup:
     return element("div", block, button, klass="code")
 
 
-def folded(summary: Child, *body: Child, opened: bool = False) -> Markup:
-    """Text that is shown when asked for; on paper always."""
-    return element("details", element("summary", summary), *body, open=opened)
+def folded(summary: Child, *body: Child, opened: bool = False, is_long: bool = False) -> Markup:
+    """Text that is shown when asked for; on paper always, unless it is long."""
+    klass = "long" if is_long else None
+    return element("details", element("summary", summary), *body, open=opened, klass=klass)
 
 
 def paragraph(*children: Child, klass: str = "") -> Markup:

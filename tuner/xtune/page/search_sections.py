@@ -61,7 +61,7 @@ def history_section(findings: Findings) -> Section:
     body = join(
         legend(entries),
         chart_frame(chart),
-        folded(f"All {launches(len(rows))} as a table", everything),
+        folded(f"All {launches(len(rows))} as a table", everything, is_long=True),
     )
     lead = f"Every launch in the order of the search; {quantity.axis}, {quantity.better}."
     return Section("history", "History", body, (chart,), lead=lead)
@@ -135,7 +135,13 @@ def importance_section(findings: Findings, found: Importance) -> Section:
             element("code", str(effect.value)),
             ratio(effect.ratio),
             f"{ratio(effect.low)} to {ratio(effect.high)}",
-            interval_picture(axis, effect.ratio, effect.low, effect.high, strong=row.matters),
+            interval_picture(
+                axis,
+                effect.ratio,
+                effect.low,
+                effect.high,
+                strong=row.matters and not effect.low <= 1.0 <= effect.high,
+            ),
             str(effect.configurations),
         )
         for row, effect in shown
@@ -200,8 +206,9 @@ def front_section(findings: Findings, second: SecondGoal) -> Section:
     best = [point for point in points if point.place is Place.FRONT]
     chart = front(findings, points, other)
 
-    def cells(quantity: Quantity, one: Estimate) -> tuple[str, str]:
-        return quantity.of(one.value), f"{number(one.low)} to {number(one.high)}"
+    def cells(quantity: Quantity, one: Estimate) -> tuple[Child, Child]:
+        reach = f"{number(one.low)} to {number(one.high)}"
+        return quantity.of(one.value), element("span", reach, klass="nowrap")
 
     rows = [
         (
@@ -256,17 +263,22 @@ def failures_section(findings: Findings) -> Section:
 
 def _failure(findings: Findings, one: Failure, *, opened: bool) -> Markup:
     count = f", {len(one.numbers)} times" if len(one.numbers) > 1 else ""
+    several = len(one.configurations) > 1
     exited = "" if one.exit_code is None else f", exit code {one.exit_code}"
     numbers = "launch " if len(one.numbers) == 1 else "launches "
     head = join(
         element("span", "\N{MULTIPLICATION X}", klass="cross", aria_hidden="true"),
         element("b", f"{one.outcome.value}{count}"),
         f"{exited} ({numbers}{launch_spans(one.numbers)}) ",
-        changed(one.configuration, findings.space),
+        f"with {len(one.configurations)} configurations"
+        if several
+        else changed(one.configurations[0], findings.space),
     )
     said = one.stderr_tail.strip("\n")
+    listed = [element("li", changed(each, findings.space)) for each in one.configurations]
     return folded(
         head,
+        element("ul", join(*listed), klass="listed") if several else None,
         *[paragraph(note) for note in one.notes],
         paragraph("The end of its standard error:", klass="note") if said else None,
         code(said, copied=False) if said else paragraph("It left nothing on standard error."),

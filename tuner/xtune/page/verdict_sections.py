@@ -76,12 +76,18 @@ def verdict_section(findings: Findings) -> Section:
     body = join(
         statement,
         _hero_interval(findings, interval) if interval is not None else None,
-        paragraph(_sentence(verdict.reason), klass="reason"),
+        paragraph(_sentence(verdict.reason), klass="reason") if _tells_more(findings) else None,
         _key_figures(findings),
         _what_to_type(findings),
         folded("As told in the terminal", code("\n".join(findings.words))),
     )
     return Section("verdict", "Verdict", element("div", body, klass=f"hero {verdict.kind.value}"))
+
+
+def _tells_more(findings: Findings) -> bool:
+    """Whether the reason says what figure and interval do not."""
+    verdict = findings.verdict
+    return verdict.kind is not Kind.GAIN or ";" in verdict.reason
 
 
 def _hero_interval(findings: Findings, interval: RatioInterval) -> Markup:
@@ -90,9 +96,9 @@ def _hero_interval(findings: Findings, interval: RatioInterval) -> Markup:
     confidence = percent(rule.confidence) if rule is not None else "95 %"
     axis = axis_for([interval.low, interval.high, interval.estimate, least])
     low, high = findings.plain["interval"]
-    who = "" if findings.verdict.kind is Kind.GAIN else "The most promising finalist: "
+    is_gain = findings.verdict.kind is Kind.GAIN
     told = join(
-        f"{who}between ",
+        "Between " if is_gain else "The most promising finalist: between ",
         data(low, ratio(interval.low), "low"),
         " and ",
         data(high, ratio(interval.high) if math.isfinite(interval.high) else "any ratio", "high"),
@@ -106,7 +112,7 @@ def _hero_interval(findings: Findings, interval: RatioInterval) -> Markup:
             interval.estimate,
             interval.low,
             interval.high,
-            strong=findings.verdict.kind is Kind.GAIN,
+            strong=is_gain,
             least=least,
             tall=True,
         ),

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`xtune report --html`, of a real search of a tiny program: the file, and every way to get it wrong."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.tuner.cli.commands import PATIENCE_S, XTUNE, Desk
+from tests.tuner.page.browser import Browser
+from tests.tuner.page.pages import SECTIONS, Element, read
+from tests.tuner.page.test_in_a_browser import see
+
+Needs = Callable[[object, str], None]
+
+SOMETIMES = """\
+import sys, time
+speed = int(sys.argv[1])
+if speed == 3:
+    sys.exit("</script> a speed of <3> & more is not built in")
+for turn in range(12):
+    time.sleep(0.002)
+    print(f"{speed * 100 + turn % 3} items/s", flush=True)
+"""
+
+WITHOUT_PLOTLY = """\
+import sys
+sys.modules["plotly"] = None
+from xtune.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def searched(desk: Desk, needs: Needs) -> Desk:
+    """A study with a gain, and a configuration that fails."""
+    needs(importlib.util.find_spec("plotly"), "plotly (the extra `report`)")
+    desk.write("sometimes.py", SOMETIMES)
+    done = desk.xtune(
+        "-q", "--metric", "items/s", "--only-params", "--param", "n=1,2,3,4", "--budget", "40",
+        "--study", "speeds", "sometimes.py", "{n}",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    return desk
+
+
+def page_of(desk: Desk, name: str = "page.html") -> Element:
+    return read((desk.folder / name).read_text())
+
+
+def test_the_page_of_a_real_search(searched: Desk, browser: Browser) -> None:
+    done = searched.xtune(
+        "report", "speeds", "--json", "--html", "page.html", "--save-preset", "best.toml"
+    )
+    assert done.code == 0, done.err
+    assert "xtune: page: " in done.err
+    root = page_of(searched)
+    found = done.found
+    assert found["verdict"] == "gain"
+    assert json.loads(root.by_id("verdict-json").text) == found
+    assert root.value("gain") == found["gain"]
+    assert [root.value("low"), root.value("high")] == found["interval"]
+    assert root.by_id("command").text == found["command"]
+    assert "--preset" in found["command"]
+    assert root.by_id("preset").text == (searched.folder / "best.toml").read_text()
+    assert {str(one.attributes["id"]) for one in root.all("section")} == set(SECTIONS)
+    exported = searched.xtune("export", "speeds").found["launches"]
+    values = [json.loads(str(one.attributes["value"])) for one in root.by_id("history").all("data")]
+    assert values == [launch.get("value") for launch in exported]
+    failed = root.by_id("failures")
+    assert "crashed" in failed.words
+    (said,) = [one.text for one in failed.all("pre")]
+    assert "</script> a speed of <3> & more is not built in" in said
+    assert list(searched.folder.glob(".page*")) == []
+    for width in (1200, 400):
+        see(browser, searched.folder / "page.html", width)
+
+
+def test_a_page_is_replaced_and_nothing_else_is(searched: Desk) -> None:
+    desk = searched
+    page = desk.folder / "page.html"
+    page.write_text("an older page")
+    before = page.stat().st_ino
+    plain = desk.xtune("report", "speeds")
+    done = desk.xtune("report", "--html", "page.html", "speeds")
+    assert done.code == 0, done.err
+    assert done.out == plain.out
+    assert page.stat().st_ino != before
+    assert page_of(desk).by_id("headline").words.startswith("Gain: ")
+
+    # A file system that takes no more: the page that is there stays whole.
+    kept = page.read_bytes()
+    limited = subprocess.run(
+        ["/bin/bash", "-c", 'ulimit -f 64; exec "$0" "$@"', *XTUNE, "report", "--html", "page.html"],
+        cwd=desk.folder, env=desk.environment, capture_output=True, text=True,
+        timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+    assert limited.returncode == 2
+    assert limited.stderr.count("\n") == 1, limited.stderr
+    assert "--html" in limited.stderr
+    assert "cannot be written: File too large" in limited.stderr
+    assert page.read_bytes() == kept
+    assert list(desk.folder.glob(".page*")) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("-", "a page goes to a file, not to standard output; name one, as report.html"),
+        ("nap.py", "the name of a page ends in .html; write --html report.html"),
+        ("nowhere/page.html", "there is no folder "),
+        ("folder.html", "is there and is not a regular file; choose another name"),
+        ("pipe.html", "is there and is not a regular file; choose another name"),
+        ("nap.py/page.html", "there is no folder "),
+    ],
+)
+def test_a_file_that_cannot_be_one_line(desk: Desk, file: str, said: str) -> None:
+    (desk.folder / "folder.html").mkdir()
+    os.mkfifo(desk.folder / "pipe.html")
+    done = desk.xtune("report", "--html", file)
+    assert done.code == 2
+    assert done.message.startswith(f"--html '{file}'")
+    assert said in done.message
+    assert (desk.folder / "nap.py").read_text().startswith("import sys")
+
+
+def test_without_plotly_it_says_what_to_install(desk: Desk) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_PLOTLY, "report", "--html", "page.html"],
+        cwd=desk.folder, env=desk.environment, capture_output=True, text=True,
+        timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.startswith("xtune: error: ")
+    assert "pip install 'xlaunch[report]'" in done.stderr
+    assert not (desk.folder / "page.html").exists()
+
+
+def test_a_study_without_launches_makes_no_page(desk: Desk, needs: Needs, tmp_path: Path) -> None:
+    needs(importlib.util.find_spec("plotly"), "plotly (the extra `report`)")
+    done = desk.xtune("report", "--html", "page.html")
+    assert done.code == 2
+    assert "there is no study in" in done.message
+    assert not (tmp_path / "page.html").exists()
