@@ -76,7 +76,6 @@ def test_no_profile_can_shrink_the_main_thread():
 def test_auto_leaves_the_program_s_runtime_alone():
     choice = choose_openmp("auto", ROOMY, python_in(sys.prefix), {})
     assert (choice.proposals, choice.preload, choice.warnings) == ((), None, ())
-    assert PROFILES["auto"].source == "to be measured by benchmarks/openmp"
 
 
 @pytest.mark.parametrize(
