@@ -99,8 +99,8 @@ ENVIRONMENT = [
         "--allocator",
         default="auto",
         metavar="NAME|FILE",
-        help="Allocator profile: auto, glibc, glibc-tuned, glibc-frugal, jemalloc, tcmalloc, "
-        "mimalloc, or a library.",
+        help="Allocator profile: auto, glibc, glibc-tuned, glibc-one-arena, glibc-frugal, "
+        "jemalloc, tcmalloc, mimalloc, or a library.",
     ),
     click.option(
         "--omp",
