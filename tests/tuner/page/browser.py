@@ -193,11 +193,12 @@ class Tab:
 
     @property
     def requests(self) -> list[str]:
-        """The addresses of all that was asked for."""
+        """The addresses of all that was asked for outside of what the page itself holds."""
         return [
-            event["params"]["request"]["url"]
+            url
             for event in self.events
             if event["method"] == "Network.requestWillBeSent"
+            and not (url := event["params"]["request"]["url"]).startswith(("data:", "blob:"))
         ]
 
     def screenshot(self, path: str) -> None:

@@ -150,9 +150,12 @@ def test_a_gain_says_ratio_command_preset_and_plan() -> None:
     found = CASES["gain"]()
     assert found.verdict.kind is Kind.GAIN
     root = read_page(found)
-    estimate = found.verdict.gain
+    estimate, interval = found.verdict.gain, found.verdict.interval
     assert estimate is not None
-    assert root.by_id("headline").words == f"Gain: {estimate:.3f}\N{MULTIPLICATION SIGN}"
+    assert interval is not None
+    word, shown = root.by_id("headline").words.rstrip("\N{MULTIPLICATION SIGN}").split()
+    assert word == "Gain:"
+    assert float(shown) == pytest.approx(estimate, abs=0.05 * (interval.high - interval.low))
     assert 'allocator = "tcmalloc"' in root.by_id("preset").text
     assert root.by_id("command").text.startswith("xlaunch ")
     standings = root.by_id("decision").rows()

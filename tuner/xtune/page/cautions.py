@@ -14,7 +14,7 @@ from xtune.evidence.ratios import has_ratio
 from xtune.evidence.verdicts import Kind, Standing
 from xtune.measurement.launches import Outcome, Steadiness
 from xtune.page.findings import Findings, launch_spans
-from xtune.page.quantities import percent, ratio
+from xtune.page.quantities import percent, ratio, reach
 from xtune.screen.words import launches
 from xtune.search.records import Record, Stage
 from xtune.search.session import Ended
@@ -128,7 +128,7 @@ def _search_and_final(findings: Findings, leader: Standing) -> Iterator[Warned]:
     yield Warned(
         "disagreement",
         f"before the final this looked {how} ({ratio(seen)}, by {launches(len(mine))}) than in it"
-        f" ({ratio(interval.low)} to {ratio(interval.high)}); only the final counts."
+        f" ({reach(interval.low, interval.high)}); only the final counts."
         + (" The best of many launches are lucky ones, as a rule" if is_better else ""),
     )
 

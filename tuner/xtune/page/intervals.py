@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from xtune.page.markup import Markup, element, join
-from xtune.page.quantities import TIMES, ratio
+from xtune.page.quantities import TIMES, ratio, reach
 
 WIDEST = math.log(64.0)
 """An axis reaches no further than 64 times."""
@@ -77,7 +77,7 @@ def interval_picture(
         width = f"{max(right - left, 0.0):g}%"
         shade = element("rect", x=f"{left:g}%", y="0", width=width, height="100%", klass="least")
     one, middle = f"{axis.place(1.0):g}%", f"{axis.place(estimate):g}%"
-    told = f"{ratio(estimate)}, {ratio(low)} to {ratio(high)}"
+    told = f"{ratio(estimate, low, high)}, {reach(low, high)}"
     return element(
         "svg",
         shade,

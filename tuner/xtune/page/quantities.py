@@ -79,12 +79,24 @@ def number(value: float) -> str:
     return f"{value:,.{places}f}".replace(",", THIN)
 
 
-def ratio(value: float) -> str:
-    """**Ex.:** ``1.831`` and a times sign; three places below 2."""
+def ratio(value: float, low: float = 0.0, high: float = math.inf) -> str:
+    """A ratio with a times sign, to as many places as its interval makes sense of, if it has one.
+
+    **Ex.:** 2.0637 is ``2.064`` of the interval 1.974 to 2.070, and ``2.06`` of 1.9 to 2.3.
+    """
     if not math.isfinite(value):
         return INFINITE
-    places = 3 if value < 2 else 2 if value < 10 else 1
+    width = high - low
+    if math.isfinite(width) and width > 0:
+        places = min(max(1 - math.floor(math.log10(width)), 0), 3)
+    else:
+        places = 3 if value < 2 else 2 if value < 10 else 1
     return f"{value:.{places}f}{TIMES}"
+
+
+def reach(low: float, high: float) -> str:
+    """An interval of ratios. **Ex.:** ``1.974 to 2.070``, each with its times sign."""
+    return f"{ratio(low, low, high)} to {ratio(high, low, high)}"
 
 
 def percent(share: float) -> str:

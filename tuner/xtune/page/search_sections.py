@@ -31,6 +31,7 @@ from xtune.page.quantities import (
     percent,
     quantity_of,
     ratio,
+    reach,
     size,
 )
 from xtune.screen.words import counted, duration, launches
@@ -133,8 +134,8 @@ def importance_section(findings: Findings, found: Importance) -> Section:
         (
             element("code", row.name),
             element("code", str(effect.value)),
-            ratio(effect.ratio),
-            f"{ratio(effect.low)} to {ratio(effect.high)}",
+            ratio(effect.ratio, effect.low, effect.high),
+            reach(effect.low, effect.high),
             interval_picture(
                 axis,
                 effect.ratio,
@@ -207,8 +208,8 @@ def front_section(findings: Findings, second: SecondGoal) -> Section:
     chart = front(findings, points, other)
 
     def cells(quantity: Quantity, one: Estimate) -> tuple[Child, Child]:
-        reach = f"{number(one.low)} to {number(one.high)}"
-        return quantity.of(one.value), element("span", reach, klass="nowrap")
+        ends = f"{number(one.low)} to {number(one.high)}"
+        return quantity.of(one.value), element("span", ends, klass="nowrap")
 
     rows = [
         (

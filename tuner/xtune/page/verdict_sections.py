@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Iterator
 
@@ -26,7 +25,16 @@ from xtune.page.parts import (
     people_legend,
     table,
 )
-from xtune.page.quantities import NOTHING, number, objective_quantity, percent, period, ratio, size
+from xtune.page.quantities import (
+    NOTHING,
+    number,
+    objective_quantity,
+    percent,
+    period,
+    ratio,
+    reach,
+    size,
+)
 from xtune.screen.words import aim, counted, duration, launches
 from xtune.space.parameters import BARE
 
@@ -61,7 +69,9 @@ def verdict_section(findings: Findings) -> Section:
     verdict, plain = findings.verdict, findings.plain
     icon, headline = HEADLINES[verdict.kind]
     if verdict.gain is not None:
-        told: Child = join("Gain: ", data(plain["gain"], ratio(verdict.gain), "gain"))
+        assert verdict.interval is not None
+        shown = ratio(verdict.gain, verdict.interval.low, verdict.interval.high)
+        told: Child = join("Gain: ", data(plain["gain"], shown, "gain"))
         below = "as good as the bare command"
     else:
         told, below = headline, ""
@@ -96,12 +106,13 @@ def _hero_interval(findings: Findings, interval: RatioInterval) -> Markup:
     confidence = percent(rule.confidence) if rule is not None else "95 %"
     axis = axis_for([interval.low, interval.high, interval.estimate, least])
     low, high = findings.plain["interval"]
+    ends = interval.low, interval.high
     is_gain = findings.verdict.kind is Kind.GAIN
     told = join(
         "Between " if is_gain else "The most promising finalist: between ",
-        data(low, ratio(interval.low), "low"),
+        data(low, ratio(interval.low, *ends), "low"),
         " and ",
-        data(high, ratio(interval.high) if math.isfinite(interval.high) else "any ratio", "high"),
+        data(high, ratio(interval.high, *ends), "high"),
         f" with {confidence} confidence, from {counted(interval.pairs, 'pair')} of launches.",
         " Above 1 is better, whatever the goal.",
     )
@@ -268,12 +279,10 @@ def _ratio_cells(row: Standing, axis: Axis, findings: Findings) -> tuple[Child, 
     wins = row.contender.configuration == findings.verdict.best
     alone = 100.0 * (1.0 - 2.0 * interval.level)
     return (
-        data(interval.estimate, ratio(interval.estimate)),
+        data(interval.estimate, ratio(interval.estimate, interval.low, interval.high)),
         element(
             "span",
-            data(interval.low, ratio(interval.low)),
-            " to ",
-            data(interval.high, ratio(interval.high)),
+            reach(interval.low, interval.high),
             title=f"alone of {alone:.3g} % confidence; {interval.method.value}",
         ),
         interval_picture(axis, interval.estimate, interval.low, interval.high, strong=wins),
