@@ -68,6 +68,7 @@ def test_ratios_have_the_places_that_their_interval_makes_sense_of() -> None:
     assert reach(1.9741, 2.0702) == f"1.974{TIMES} to 2.070{TIMES}"
     assert reach(5.903, 6.791) == f"5.90{TIMES} to 6.79{TIMES}"
     assert reach(10.31, 11.74) == f"10.3{TIMES} to 11.7{TIMES}"
+    assert reach(1.032, 3.61) == f"1.03{TIMES} to 3.61{TIMES}"
     assert reach(0.0, math.inf) == f"0.000{TIMES} to {INFINITE}"
     assert ratio(1.00049, 1.0, 1.0) == f"1.000{TIMES}"
     assert ratio(3.14159) == f"3.14{TIMES}"

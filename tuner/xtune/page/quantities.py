@@ -88,7 +88,8 @@ def ratio(value: float, low: float = 0.0, high: float = math.inf) -> str:
         return INFINITE
     width = high - low
     if math.isfinite(width) and width > 0:
-        places = min(max(1 - math.floor(math.log10(width)), 0), 3)
+        # How far an end is from 1 matters, too: two places where that may be little.
+        places = min(max(1 - math.floor(math.log10(width)), 2 if low < 5 else 0), 3)
     else:
         places = 3 if value < 2 else 2 if value < 10 else 1
     return f"{value:.{places}f}{TIMES}"
