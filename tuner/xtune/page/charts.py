@@ -15,8 +15,6 @@ from xtune.evidence.fronts import Point
 from xtune.evidence.importance import Importance
 from xtune.evidence.pareto import Place
 from xtune.measurement.launches import Launch, Outcome
-from xtune.measurement.objectives import WALL
-from xtune.measurement.summaries import name_of
 from xtune.page.findings import Contestant, Findings, best_so_far
 from xtune.page.markup import escape
 from xtune.page.quantities import Quantity, objective_quantity, percent, ratio
@@ -28,14 +26,6 @@ Trace = dict[str, Any]
 
 WIDE_RANGE = 12.0
 """Values further apart than this are shown on a logarithmic axis."""
-
-FEWEST_SAMPLES = 8
-"""Raw samples of a launch from which on their distribution is worth a look."""
-
-MOST_SAMPLES = 150
-"""Of a launch that are drawn: evenly spaced order statistics, which keep its quartiles and ends."""
-
-MOST_BOXES = 48
 
 COLOURS = ("@bare", "@one", "@two", "@three", "@four", "@five")
 SYMBOLS = ("square", "diamond", "circle", "triangle-up", "triangle-down", "star")
@@ -123,7 +113,7 @@ def history(findings: Findings) -> tuple[Chart, tuple[Mark, ...]]:
                 "yaxis": "y2" if without else "y",
                 "hovertext": [row[2] for row in rows],
                 "hoverinfo": "text",
-                "marker": _marker(mark.symbol, mark.colour, 8 if without else 9),
+                "marker": marker(mark.symbol, mark.colour, 8 if without else 9),
             }
         )
     has_strip = CUT_MARK in groups or FAILED_MARK in groups
@@ -218,14 +208,14 @@ def pairs(findings: Findings, people: Sequence[Contestant]) -> Chart | None:
                 "type": "scatter",
                 "mode": "lines+markers",
                 "x": [point[0] for point in points],
-                "y": [_brief(point[1]) for point in points],
+                "y": [brief(point[1]) for point in points],
                 "hovertext": [
                     text(f"{person.name}, block {block}: {ratio(value)}", person.told)
                     for block, value in points
                 ],
                 "hoverinfo": "text",
                 "line": {"color": COLOURS[place], "width": 1, "dash": "dot"},
-                "marker": _marker(SYMBOLS[place], COLOURS[place], 10),
+                "marker": marker(SYMBOLS[place], COLOURS[place], 10),
             }
         )
     if not data:
@@ -241,150 +231,6 @@ def pairs(findings: Findings, people: Sequence[Contestant]) -> Chart | None:
     }
     label = "How many times as good as the bare command each finalist was, block by block"
     return Chart("pairs", label, data, layout, 320)
-
-
-def distributions(findings: Findings, people: Sequence[Contestant]) -> Chart:
-    """What the launches of each contestant came to."""
-    quantity = objective_quantity(findings.objective)
-    data: list[Trace] = []
-    seen: list[float] = []
-    for place, person in enumerate(people):
-        rows = [
-            (at, record.step.stage, record.launch.value)
-            for at, record in enumerate(findings.records, start=1)
-            if record.launch is not None
-            and record.launch.configuration == person.configuration
-            and record.launch.value is not None
-        ]
-        if not rows:
-            continue
-        values = [row[2] for row in rows]
-        seen += values
-        if len(values) > 2:
-            data.append(
-                {
-                    "type": "box",
-                    "x0": place,
-                    "y": values,
-                    "boxpoints": False,
-                    "hoverinfo": "skip",
-                    "width": 0.5,
-                    "line": {"color": COLOURS[place], "width": 1},
-                    "fillcolor": "@wash",
-                }
-            )
-        final = [row[1] is Stage.FINAL for row in rows]
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "x": [round(place + _jitter(n), 3) for n in range(len(rows))],
-                "y": values,
-                "hovertext": [
-                    text(
-                        f"{person.name}: {quantity.of(value)}",
-                        f"launch {at}, {'in' if in_final else 'before'} the final",
-                    )
-                    for (at, _, value), in_final in zip(rows, final, strict=True)
-                ],
-                "hoverinfo": "text",
-                "marker": {
-                    **_marker(SYMBOLS[place], COLOURS[place], 9),
-                    "symbol": [
-                        SYMBOLS[place] if in_final else f"{SYMBOLS[place]}-open"
-                        for in_final in final
-                    ],
-                },
-            }
-        )
-    layout = {
-        "xaxis": {
-            "tickvals": list(range(len(people))),
-            "ticktext": [person.name for person in people],
-            "range": [-0.6, len(people) - 0.4],
-            "zeroline": False,
-            "fixedrange": True,
-            "showgrid": False,
-        },
-        "yaxis": {"title": {"text": text(quantity.axis)}, **scale(seen)},
-        "hovermode": "closest",
-    }
-    label = f"What the launches of each contestant came to; {quantity.better}"
-    return Chart("distributions", label, data, layout, 360)
-
-
-def samples(findings: Findings, people: Sequence[Contestant]) -> Chart | None:
-    """The raw samples of each launch of the contestants; None where launches have few."""
-    if findings.objective.metric == WALL:
-        return None
-    quantity = objective_quantity(findings.objective)
-    name = name_of(findings.objective.metric)
-    places = {person.configuration: place for place, person in enumerate(people)}
-    rows = [
-        (at, places[launch.configuration], values)
-        for at, launch in enumerate(findings.launches, start=1)
-        if launch.configuration in places
-        and len(values := _samples(launch, name)) >= FEWEST_SAMPLES
-    ]
-    # Where there are many, those of the bare command and of the first, and of these the last.
-    limit = len(people)
-    while len(rows) > MOST_BOXES and limit > 2:
-        limit -= 1
-        rows = [row for row in rows if row[1] < limit]
-    rows = sorted(rows[-MOST_BOXES:], key=lambda row: (row[1], row[0]))
-    if not rows:
-        return None
-    data: list[Trace] = [
-        {
-            "type": "box",
-            "x0": order,
-            "y": [_brief(value) for value in thinned(values)],
-            "boxpoints": "outliers",
-            "hoverinfo": "y",
-            "width": 0.7,
-            "marker": {"color": COLOURS[place], "size": 3},
-            "line": {"color": COLOURS[place], "width": 1},
-            "fillcolor": "@wash",
-        }
-        for order, (_, place, values) in enumerate(rows)
-    ]
-    layout = {
-        "xaxis": {
-            "title": {"text": "launch"},
-            "tickvals": list(range(len(rows))),
-            "ticktext": [f"{people[place].name}<br>{at}" for at, place, _ in rows],
-            "tickangle": 0,
-            "range": [-0.8, len(rows) - 0.2],
-            "zeroline": False,
-            "showgrid": False,
-        },
-        "yaxis": {
-            "title": {"text": text(quantity.axis)},
-            **scale([value for row in rows for value in row[2]]),
-        },
-        "hovermode": "closest",
-    }
-    label = "The raw samples of each launch: median, quartiles, ends"
-    return Chart("samples", label, data, layout, 360, width=min(1800, 110 + 34 * len(rows)))
-
-
-def _samples(launch: Launch, name: str) -> list[float]:
-    return [
-        value
-        for series in launch.series
-        if series.metric == name
-        for value in series.values
-        if math.isfinite(value)
-    ]
-
-
-def thinned(values: Sequence[float]) -> list[float]:
-    """At most `MOST_SAMPLES` of the values, evenly spaced by rank, the ends among them."""
-    ordered = sorted(values)
-    if len(ordered) <= MOST_SAMPLES:
-        return ordered
-    last = len(ordered) - 1
-    return [ordered[round(at * last / (MOST_SAMPLES - 1))] for at in range(MOST_SAMPLES)]
 
 
 def importance(found: Importance) -> Chart | None:
@@ -453,8 +299,8 @@ def front(findings: Findings, points: Sequence[Point], other: Quantity) -> Chart
             {
                 "type": "scatter",
                 "mode": "lines+markers" if place is Place.FRONT else "markers",
-                "x": [_brief(row.first.value) for row in rows],
-                "y": [_brief(row.other.value) for row in rows],
+                "x": [brief(row.first.value) for row in rows],
+                "y": [brief(row.other.value) for row in rows],
                 "hovertext": [
                     text(
                         f"{quantity.of(row.first.value)}, {other.of(row.other.value)}: {place.value}",
@@ -464,7 +310,7 @@ def front(findings: Findings, points: Sequence[Point], other: Quantity) -> Chart
                 ],
                 "hoverinfo": "text",
                 "line": {"color": colour, "width": 1, "dash": "dot"},
-                "marker": _marker(symbol, colour, 10),
+                "marker": marker(symbol, colour, 10),
                 **_errors(rows, colour),
             }
         )
@@ -488,8 +334,8 @@ def _errors(rows: Sequence[Point], colour: str) -> Trace:
         return {
             "type": "data",
             "symmetric": False,
-            "array": [_brief(one.high - one.value) for one in estimates],
-            "arrayminus": [_brief(one.value - one.low) for one in estimates],
+            "array": [brief(one.high - one.value) for one in estimates],
+            "arrayminus": [brief(one.value - one.low) for one in estimates],
             "color": colour,
             "thickness": 1,
             "width": 0,
@@ -531,16 +377,13 @@ def _level_line(at: float) -> dict[str, Any]:
     }
 
 
-def _marker(symbol: str, colour: str, size: int) -> Trace:
+def marker(symbol: str, colour: str, size: int) -> Trace:
+    """A point: filled with a thin edge, or hollow."""
     is_line = symbol.endswith("-open")
     outline = {"color": colour if is_line else "@surface", "width": 1.5 if is_line else 1}
     return {"symbol": symbol, "color": colour, "size": size, "line": outline}
 
 
-def _jitter(place: int) -> float:
-    """Points beside each other, always in the same way: the golden ratio's multiples."""
-    return 0.36 * ((place * 0.6180339887498949) % 1.0 - 0.5)
-
-
-def _brief(value: float) -> float:
+def brief(value: float) -> float:
+    """Six digits: more than anybody sees, and the page is shorter."""
     return float(f"{value:.6g}")

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from xtune.evidence.ratios import RatioInterval
 from xtune.evidence.verdicts import Kind, Standing
 from xtune.page.cautions import warnings_of
-from xtune.page.charts import distributions, pairs, samples
+from xtune.page.charts import pairs
+from xtune.page.distribution_charts import distributions, samples
 from xtune.page.findings import Contestant, Findings, launch_spans
 from xtune.page.intervals import Axis, axis_for, axis_picture, interval_picture
 from xtune.page.markup import Child, Markup, element, join
