@@ -58,7 +58,8 @@ def test_half_a_call_is_between(two_cpus: None) -> None:
     assert lock_share(both).held_share < lock_share(hold).held_share
 
 
-def test_with_one_cpu_it_cannot_be_known() -> None:
+def test_with_one_cpu_it_cannot_be_known(needs: Needs) -> None:
+    needs(lock_exists(), "an interpreter with a lock")
     before = os.sched_getaffinity(0)
     calls = []
     os.sched_setaffinity(0, {min(before)})

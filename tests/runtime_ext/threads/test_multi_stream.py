@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import sys
 import threading
 import warnings
 import weakref
@@ -413,8 +414,12 @@ def test_copies_have_streams_of_their_own(network, two: CPUPool) -> None:
 
 
 def test_eager_modules_are_warned_of_once(network, two: CPUPool) -> None:
-    with pytest.warns(InterpreterLockWarning, match="compile_for_streams"):
+    has_lock = getattr(sys, "_is_gil_enabled", lambda: True)()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
         multi = MultiStreamModule(network, 2, two)
+    assert [warning.category for warning in told] == [InterpreterLockWarning] * has_lock
+    assert all("compile_for_streams" in str(warning.message) for warning in told)
     with multi, warnings.catch_warnings():
         warnings.simplefilter("error")
         multi(batch_of(4))
