@@ -138,7 +138,7 @@ def test_drift_is_told_with_what_it_means() -> None:
     caution = drift_of(controls(heats_up, 0.01)).caution
     assert caution is not None
     assert caution.trouble is Trouble.DRIFT
-    assert "60 minutes" in caution.text
+    assert "60 min," in caution.text
     assert "\n" not in caution.text
 
 

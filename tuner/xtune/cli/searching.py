@@ -189,19 +189,8 @@ def recall(task: Task, asked: Asked, study: Study) -> Conclusion:
     )
 
 
-def print_conclusion(
-    conclusion: Conclusion, *, as_json: bool, save_preset: str | None = None
-) -> None:
-    """Print what a search came to.
-
-    save_preset
-        Write what won there first. Raises `UsageError` where that cannot be.
-    """
-    if save_preset is not None:
-        path, why = write_preset(conclusion, save_preset)
-        conclusion = conclusion._replace(preset=path)
-        if why:
-            say(f"note: {why}")
+def print_conclusion(conclusion: Conclusion, *, as_json: bool) -> None:
+    """Print what a search came to."""
     if as_json:
         click.echo(json.dumps(conclusion.to_plain()))
         return

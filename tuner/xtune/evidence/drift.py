@@ -80,7 +80,7 @@ class Drift(NamedTuple):
         return Caution(
             Trouble.DRIFT,
             f"the machine drifted: control launches of the default moved by {self.span:.1%} over"
-            f" {(self.times_s[-1] - self.times_s[0]) / 60:.0f} minutes, and differ by {self.noise:.1%}"
+            f" {(self.times_s[-1] - self.times_s[0]) / 60:.0f} min, and differ by {self.noise:.1%}"
             " from launch to launch; values of the search are corrected for it, and the final, whose"
             " launches take turns, does not need to be",
         )
