@@ -58,10 +58,11 @@ class HostTurn:
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             self._take(descriptor)
-            os.truncate(descriptor, 0)
-            os.pwrite(descriptor, f"PID {os.getpid()}".encode(), 0)
+            # What the last holder wrote stays until the next one writes: whoever waits reads a name.
+            name = f"PID {os.getpid()}".encode()
+            os.pwrite(descriptor, name, 0)
+            os.truncate(descriptor, len(name))
             yield
-            os.truncate(descriptor, 0)
         finally:
             os.close(descriptor)
 
