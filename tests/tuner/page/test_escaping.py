@@ -16,6 +16,7 @@ from xtune.measurement.launches import Launch, Outcome
 from xtune.measurement.objectives import Goal, Objective
 from xtune.page.charts import text as chart_text
 from xtune.page.document import page
+from xtune.page.findings import Findings
 from xtune.page.markup import element, escape, join, script_json
 from xtune.space.parameters import Configuration, Parameter, Where
 from xtune.space.spaces import Space
@@ -43,9 +44,8 @@ def fails(configuration: Configuration) -> Outcome:
     return Outcome.CRASHED if configuration.get("batch") == 8 else Outcome.MEASURED
 
 
-@pytest.fixture(scope="module")
-def text() -> str:
-    found = findings(
+def hostile_findings() -> Findings:
+    return findings(
         48,
         space=HOSTILE,
         objective=Objective("<u>/s", Goal.MAXIMIZE),
@@ -55,7 +55,11 @@ def text() -> str:
         program=(sys.executable, "-c", EVIL, "{mode}", "{batch}", "{</title>}"),
         study=EVIL,
     )
-    return page(found, PLOTLY)
+
+
+@pytest.fixture(scope="module")
+def text() -> str:
+    return page(hostile_findings(), PLOTLY)
 
 
 def test_no_element_comes_from_a_value(text: str) -> None:

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 from tests.tuner.page.browser import Browser, Tab
-from tests.tuner.page.pages import charts_of, findings, read
-from tests.tuner.page.test_escaping import EVIL, HOSTILE, fails, hostile
+from tests.tuner.page.pages import charts_of, read
+from tests.tuner.page.test_escaping import hostile_findings
 from tests.tuner.page.test_page import CASES
 
-from xtune.measurement.objectives import Goal, Objective
 from xtune.page.document import page
 from xtune.page.findings import Findings
 
@@ -70,16 +69,7 @@ def test_a_gain(browser: Browser, tmp_path: Path, plotly: str, width: int) -> No
 def test_a_hostile_study_runs_no_script_of_its_own(
     browser: Browser, tmp_path: Path, plotly: str
 ) -> None:
-    found = findings(
-        48,
-        space=HOSTILE,
-        objective=Objective("<u>/s", Goal.MAXIMIZE),
-        speed=lambda one: 0.3 if one.get("mode") == EVIL else 0.0,
-        outcomes=fails,
-        change=hostile,
-        study=EVIL,
-    )
-    tab = see(browser, write(tmp_path, found, plotly), 1200)
+    tab = see(browser, write(tmp_path, hostile_findings(), plotly), 1200)
     assert tab.evaluate("document.title.includes(\"document.title='taken'\")")
     assert tab.evaluate("document.images.length") == 0
     assert tab.evaluate("document.scripts.length") == 4

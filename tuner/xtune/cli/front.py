@@ -12,8 +12,6 @@ from xtune.measurement.objectives import Objective
 from xtune.screen.words import settings
 from xtune.space.spaces import Space
 
-__all__ = ["SecondGoal", "front_lines"]
-
 MOST_SHOWN = 12
 
 

@@ -13,9 +13,9 @@ from xlaunch.machine.topology import Machine
 from xlaunch.planning import Mode, Request, plan
 from xlaunch.run.metric_lines import Kind
 from xtune.cli import say
-from xtune.cli.front import SecondGoal
 from xtune.cli.options import Asked
 from xtune.errors import ObjectiveError, StudyError
+from xtune.evidence.fronts import SecondGoal
 from xtune.measurement.announcements import MARK, Announcement
 from xtune.measurement.hypertune import HypertuneSettings, parameters_of, read_settings
 from xtune.measurement.objectives import WALL, Goal, Objective

@@ -166,25 +166,23 @@ def _bare_line(findings: Findings) -> Trace:
         for at, launch in enumerate(findings.launches, start=1)
         if launch.configuration == BARE and launch.value is not None
     ]
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "x": [row[0] for row in rows],
-        "y": [row[1] for row in rows],
-        "hoverinfo": "skip",
-        "line": {"color": "@bare", "width": 1, "dash": "dot"},
-    }
+    return _line(rows, {"color": "@bare", "width": 1, "dash": "dot"})
 
 
 def _best_line(findings: Findings) -> Trace:
     rows = [(at, best) for at, best in enumerate(best_so_far(findings), 1) if best is not None]
+    return _line(rows, {"color": "@best", "width": 1.5, "shape": "hv"})
+
+
+def _line(rows: Sequence[tuple[int, float]], look: dict[str, Any]) -> Trace:
+    """Through values by the number of their launch."""
     return {
         "type": "scatter",
         "mode": "lines",
         "x": [row[0] for row in rows],
         "y": [row[1] for row in rows],
         "hoverinfo": "skip",
-        "line": {"color": "@best", "width": 1.5, "shape": "hv"},
+        "line": look,
     }
 
 

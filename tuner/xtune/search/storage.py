@@ -181,10 +181,8 @@ def _with_tables(opened: Callable[[], RDBStorage]) -> RDBStorage:
     for _ in range(MOST_MAKERS):
         try:
             return opened()
-        except (
-            IntegrityError,
-            ProgrammingError,
-        ):  # made by another meanwhile: then it is there now
+        except (IntegrityError, ProgrammingError):
+            # Another has made them meanwhile: next time they are there.
             time.sleep(random.random() / 10)  # noqa: S311 - no secret
     return opened()
 
