@@ -114,10 +114,17 @@ def test_presets_of_the_user_come_first(desk: Desk) -> None:
         **made[1]["configuration"], "allocator": "glibc", "thp": "never",
     }  # fmt: skip
 
+    quiet = desk.xtune(
+        "-q", "--metric", "items/s", "--param", "n=1,3", "--omp", "none", "--try", "mine.toml",
+        "--budget", "2", "--study", "quiet", "rate.py", "{n}",
+    )  # fmt: skip
+    assert (quiet.code, quiet.err) == (0, "")
+
     # A study keeps what it is to try; the file may change or go.
     (desk.folder / "mine.toml").unlink()
-    assert desk.xtune("resume", "--budget", "2").code == 0
-    later = [one["stage"] for one in desk.xtune("export").found["launches"]][3:]
+    (first,) = [s["study"] for s in desk.xtune("list", "--json").found if s["study"] != "quiet"]
+    assert desk.xtune("resume", first, "--budget", "2").code == 0
+    later = [one["stage"] for one in desk.xtune("export", first).found["launches"]][3:]
     assert len(later) == 2
     assert "seed" not in later
 

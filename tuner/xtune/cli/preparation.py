@@ -137,15 +137,15 @@ def prepare(asked: Asked, *, known: Subject | None = None, show_output: bool = F
     )
 
 
-def presets_to_try(task: Task, asked: Asked) -> list[Seed]:
-    """The user's presets, as far as the space has them; says what it has not.
+def presets_to_try(task: Task, asked: Asked, *, quiet: bool = False) -> list[Seed]:
+    """The user's presets, as far as the space has them; says what it has not, unless `quiet`.
 
     Raises `UsageError` and `SpaceError` for one that cannot be tried.
     """
     found = []
     for path in asked.tried:
         point = starting_point(path, task.request, task.resolver, task.machine)
-        if point.left_out:
+        if point.left_out and not quiet:
             say(f"note: {path} is tried without what is not searched: {', '.join(point.left_out)}")
         found.append(Seed(f"preset {os.path.basename(path)}", point.configuration))
     return found

@@ -85,7 +85,7 @@ def tune(
         check_preset(save_preset)
     task = prepare(asked, show_output=verbose)
     budget = budget_of(asked, task)
-    tried = presets_to_try(task, asked)
+    tried = presets_to_try(task, asked, quiet=quiet)
     storage = open_named(asked.storage)
     study = begin_study(storage, task, asked, context.obj, quiet=quiet)
     keep_tried(study, tried)
