@@ -42,7 +42,10 @@ class AllocatorProfile(NamedTuple):
 
 _KEEP_ALL = (
     "glibc.malloc.mmap_max=0:glibc.malloc.mmap_threshold=4294967296:"
-    "glibc.malloc.trim_threshold={keep}:glibc.malloc.top_pad=67108864"
+    "glibc.malloc.trim_threshold={keep}:glibc.malloc.top_pad=67108864:"
+    # With fast bins, every free of a block above 64 KiB merges what lies in them, and every small
+    # aligned block, as a tensor's, refills them. The thread's cache takes more of a size instead.
+    "glibc.malloc.mxfast=0:glibc.malloc.tcache_count=64"
 )
 
 PROFILES = {
@@ -60,7 +63,7 @@ PROFILES = {
             None,
             ((TUNABLES, _KEEP_ALL),),
             "freed blocks are kept and reused, up to {keep_gib:.0f} GiB",
-            "glibc manual, Memory Allocation Tunables",
+            "glibc manual, Memory Allocation Tunables; malloc/malloc.c, FASTBIN_CONSOLIDATION_THRESHOLD",
         ),
         AllocatorProfile(
             "glibc-one-arena",
