@@ -36,7 +36,7 @@ from xlaunch.errors import UsageError
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.planning import plan as make_plan
 from xlaunch.planning.plan import Instance, Plan
-from xlaunch.planning.request import MemoryPolicy
+from xlaunch.planning.request import HugePages, MemoryPolicy
 
 SCHEMA_VERSION = 1
 """Of ``--format json``: rises when a key changes its meaning or goes."""
@@ -129,6 +129,8 @@ def _surroundings(plan: Plan, inherited: Mapping[str, str]) -> Surroundings:
     environment = prepare_environment(plan, inherited)
     for warning in (*plan.warnings, *environment.warnings):
         say(f"warning: {warning}")
+    if plan.request.thp is HugePages.NEVER:
+        say(_left_out("--thp never"))
     variables = environment.variables[0]
     return Surroundings(
         plan=plan,
@@ -143,6 +145,9 @@ def _sh(found: Surroundings) -> str:
     """Lines for ``eval`` in any shell of the Bourne family."""
     for name in found.changed:
         _check_name(name, "a shell")
+    policy = found.plan.request.memory
+    if policy not in (MemoryPolicy.AUTO, MemoryPolicy.NONE):
+        say(_left_out(f"--memory {policy.value}"))
     lines = [f"export {name}={shlex.quote(value)}" for name, value in found.changed.items()]
     names = [name for name in found.removed if _NAME.fullmatch(name)]
     return "\n".join([*lines, *(f"unset {name}" for name in names)])
@@ -206,6 +211,10 @@ def _json(found: Surroundings) -> str:
 
 
 _NAME = re.compile("[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+
+
+def _left_out(option: str) -> str:
+    return f"warning: {option} is no variable: xlaunch sets it when it starts a program; left out"
 
 
 def _check_name(name: str, whose: str) -> None:

@@ -182,6 +182,16 @@ def test_unit_gets_what_the_user_has_set_in_this_shell():
     assert b"OMP_NUM_THREADS" not in xlaunch("env", env=env).out
 
 
+def test_what_no_variable_holds_is_said():
+    for format_, options, told in (
+        ("sh", ("--thp", "never"), "warning: --thp never is no variable"),
+        ("docker", ("--thp", "never"), "warning: --thp never is no variable"),
+        ("sh", ("--memory", "bind"), "warning: --memory bind is no variable"),
+    ):
+        assert told in xlaunch("env", "--format", format_, *options).err
+    assert xlaunch("env", "--memory", "auto", "--thp", "auto").err == ""
+
+
 # docker
 
 
