@@ -165,7 +165,7 @@ def inspect_library(name: str, path: str, target: Target | None, *, origin: str)
     try:
         elf = read_elf(real)
     except ElfError as error:
-        return Library(name, real, None, origin, f"{real} {error}")
+        return Library(name, real, None, origin, str(error))
     refusal = None
     if target is not None and elf.target != target:
         refusal = f"built for {elf.target}; the program is {target}"

@@ -135,7 +135,9 @@ def require_library(
             if proof.refusal is None:
                 return library, () if proof.note is None else (proof.note,)
             reason = proof.refusal
-        refused.append(f"{library.path}: {reason}")
+        # An option with the file's own path names it already.
+        named = option.endswith(f" {library.path}")
+        refused.append(reason if named else f"{library.path}: {reason}")
     if "/" in wanted:
         raise UsageError(f"{option}: {'; '.join(refused)}")
     looked = _where_it_was_looked_for(prefix, environment)

@@ -347,7 +347,7 @@ def test_library_that_is_nowhere(home, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_named_file_that_is_refused(tmp_path: Path, home):
-    with pytest.raises(UsageError, match=r"--omp x: .*/libgomp.so.1: .* cannot be read"):
+    with pytest.raises(UsageError, match=r"--omp x: .*/libgomp.so.1: cannot be read"):
         require(f"{tmp_path}/libgomp.so.1", home)
     tmp_path.chmod(0o755)
     path = library(tmp_path / "libgomp.so.1")
