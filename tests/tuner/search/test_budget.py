@@ -15,6 +15,7 @@ from xtune.search.budget import (
     SHARE_OF_FINAL,
     Budget,
     FinalSize,
+    fewest_with_final,
     final_size,
     parse_budget,
 )
@@ -85,6 +86,15 @@ def test_a_final_takes_its_share_and_no_more(total: float) -> None:
     assert size.launches <= SHARE_OF_FINAL * total
     assert 4 <= size.blocks <= MOST_BLOCKS
     assert 1 <= size.finalists <= 3
+
+
+@pytest.mark.parametrize("earlier", [0, 1, 7, 12, 23, 24, 400])
+def test_launches_of_earlier_searches_count(earlier: int) -> None:
+    fewest = fewest_with_final(earlier)
+    assert final_size(fewest - 1, earlier) is None
+    size = final_size(fewest, earlier)
+    assert size is not None
+    assert size.launches <= fewest
 
 
 def test_larger_budgets_never_get_smaller_finals() -> None:

@@ -103,6 +103,21 @@ def test_no_more_is_launched_than_allowed(launches: int) -> None:
         assert "too small for a final" in result.verdict.reason
 
 
+@pytest.mark.parametrize(("first", "second"), [(12, 12), (2, 22), (20, 8), (23, 8), (9, 40)])
+def test_a_resumed_search_concludes_from_what_was_launched_before(first: int, second: int) -> None:
+    measurer, store = ScriptedMeasurer(noise=0.02), MemoryStore()
+    before = make(measurer, Budget(launches=first), store=store).run()
+    assert before.decision is None
+    if second < 40:
+        assert f"{second} launches more are enough" in before.verdict.reason
+    result = make(measurer, Budget(launches=second), store=store).run()
+    assert result.launches <= second
+    assert result.decision is not None
+    assert result.verdict.kind is Kind.GAIN
+    # What was concluded does not count again.
+    assert make(measurer, Budget(launches=9), store=store).run().launches <= 9
+
+
 def test_time_is_a_budget_too() -> None:
     measurer = ScriptedMeasurer(noise=0.05, launch_s=10.0)
     result = make(measurer, Budget(time_s=400.0)).run()

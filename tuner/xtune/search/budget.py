@@ -108,14 +108,23 @@ class FinalSize(NamedTuple):
         return self._replace(blocks=max(min(self.blocks, most), FEWEST_PAIRS))
 
 
-def final_size(total: float) -> FinalSize | None:
-    """The final of a search of so many launches; None where there are too few for one."""
-    room = math.floor(min(total, 1e6) * SHARE_OF_FINAL)
+def final_size(total: float, earlier: int = 0) -> FinalSize | None:
+    """The final of a search of so many launches; None where there are too few for one.
+
+    earlier
+        Launches of earlier searches that no final has followed: they count as this one's.
+    """
+    room = math.floor(min((total + earlier) * SHARE_OF_FINAL, total, 1e6))
     for finalists, fewest in FEWEST_BLOCKS.items():
         blocks = min(room // (finalists + 1), MOST_BLOCKS)
         if blocks >= fewest:
             return FinalSize(finalists, blocks)
     return None
+
+
+def fewest_with_final(earlier: int) -> int:
+    """Launches of a search that can have a final, after so many of earlier ones."""
+    return max(2 * FEWEST_PAIRS, FEWEST_WITH_FINAL - earlier)
 
 
 def _duration(time_s: float) -> str:

@@ -12,7 +12,7 @@ import enum
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ from xtune.evidence.ratios import log_ratio
 from xtune.evidence.verdicts import Verdict, undecided
 from xtune.measurement.launches import Launch, Outcome
 from xtune.measurement.objectives import Objective
-from xtune.search.budget import FEWEST_WITH_FINAL, Budget, final_size
+from xtune.search.budget import Budget, fewest_with_final, final_size
 from xtune.search.events import Observer, Outline, Progress
 from xtune.search.measurer import Measurer
 from xtune.search.records import Record, Stage, Step
@@ -109,7 +109,7 @@ class Search:
         self._sleep = sleep
         self._walls: list[float] = []
         self._began_s = measurer.now_s()
-        self._since = 0
+        self._since = self._earlier = 0
         self._stage: Stage | None = None
         self._favourite: Favourite | None = None
         self._records: tuple[Record, ...] = ()
@@ -126,6 +126,7 @@ class Search:
         """
         self._read()
         self._since = max((record.number + 1 for record in self._records), default=0)
+        self._earlier = _without_final(self._records)
         ended = Ended.INTERRUPTED
         try:
             ended = self._search()
@@ -240,7 +241,7 @@ class Search:
             self._measurer.now_s() - self._began_s,
             statistics.fmean(self._walls) if self._walls else None,
         )
-        return Allowance(left, made + left, self._since)
+        return Allowance(left, made + left, self._since, self._earlier)
 
     def _progress(self, allowance: Allowance, stage: Stage) -> Progress:
         left_s = None
@@ -277,11 +278,16 @@ class Search:
             return f"it ended before the final: {self._trouble}"
         if ended is Ended.INTERRUPTED:
             return "it was interrupted before the final; xtune resume goes on"
-        if final_size(self._allowance().total) is None:
-            return (
-                f"the budget is too small for a final; give it {FEWEST_WITH_FINAL} launches or more"
-            )
+        if final_size(self._allowance().total, self._earlier) is None:
+            more = fewest_with_final(_without_final(self._records))
+            return f"the budget was too small for a final; {more} launches more are enough for one"
         return "nothing could be measured that might be better"
+
+
+def _without_final(records: Sequence[Record]) -> int:
+    """How many launches were made since the last final, or ever."""
+    made = [record.step.stage for record in records if record.launch is not None]
+    return next((at for at, stage in enumerate(reversed(made)) if stage is Stage.FINAL), len(made))
 
 
 def _require_baseline(launch: Launch, objective: Objective) -> None:

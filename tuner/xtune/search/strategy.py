@@ -55,6 +55,8 @@ class Allowance(NamedTuple):
     """Of this search, the final included."""
     since: int = 0
     """Records of lower numbers are of earlier searches of the same study."""
+    earlier: int = 0
+    """Launches of earlier searches that no final has followed."""
 
 
 class Favourite(NamedTuple):
@@ -115,7 +117,7 @@ class Strategy:
         """Whether the space is small enough to launch all of it several times."""
         if self.plans is None or math.isinf(allowance.total):
             return False
-        final = final_size(allowance.total)
+        final = final_size(allowance.total, allowance.earlier)
         room = allowance.total - (final.launches if final else 0)
         return self.plans * LAUNCHES_EACH <= room
 
@@ -270,7 +272,7 @@ class Strategy:
         rest
             It may use all that is left.
         """
-        size = final_size(allowance.total)
+        size = final_size(allowance.total, allowance.earlier)
         if size is not None and rest:
             size = size.with_rest(allowance.left)
         if size is None or scale.bare is None:
