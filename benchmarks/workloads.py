@@ -5,8 +5,9 @@
     python benchmarks/workloads.py bert --batch 64 --dtype bfloat16
     python benchmarks/workloads.py served --clients 16
 
-Random inputs, and random weights but for MiniLM: it measures speed and recognises nothing. Prints one line of JSON with
-the rate (images or sequences per second), and memory at the peak and at rest after the work.
+Random inputs, and random weights but for MiniLM: it measures speed and recognises nothing. Prints
+one line of JSON with the rate (images or sequences per second), and memory at the peak and at rest
+after the work; with `--turns` such a line for each line on stdin, so that processes can take turns.
 """
 
 from __future__ import annotations
@@ -177,22 +178,30 @@ def main() -> int:
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
     parser.add_argument("--clients", type=int, default=16, help="threads that call (served)")
     parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--turns", action="store_true", help="measure at each line on stdin")
     options = parser.parse_args()
     torch.manual_seed(0)
-    dtype = DTYPES[options.dtype]
     with torch.inference_mode():
-        if options.work == "served":
-            share = max(1, torch.get_num_threads() // options.clients)
-            rate = served_rate(resnet50(1, dtype).step, options.clients, share, options.seconds)
-        else:
-            work = MODELS[options.work](options.batch, dtype)
-            rate = rate_of(work.step, options.batch, options.seconds)
-    gc.collect()
-    peak, resting = memory_mib()
-    values = {"rate": rate, "peak_mib": peak, "resting_mib": resting}
-    line = json.dumps(values | {"threads": torch.get_num_threads(), "torch": torch.__version__})
-    print(line)
+        measure = measured_rate(options)
+        for _ in sys.stdin if options.turns else [""]:
+            rate = measure()
+            gc.collect()
+            peak, resting = memory_mib()
+            values = {"rate": rate, "peak_mib": peak, "resting_mib": resting}
+            versions = {"threads": torch.get_num_threads(), "torch": torch.__version__}
+            print(json.dumps(values | versions), flush=True)
     return 0
+
+
+def measured_rate(options: argparse.Namespace) -> Callable[[], float]:
+    """What measures the work once; its model is made here."""
+    dtype = DTYPES[options.dtype]
+    if options.work == "served":
+        share = max(1, torch.get_num_threads() // options.clients)
+        step = resnet50(1, dtype).step
+        return lambda: served_rate(step, options.clients, share, options.seconds)
+    work = MODELS[options.work](options.batch, dtype)
+    return lambda: rate_of(work.step, options.batch, options.seconds)
 
 
 if __name__ == "__main__":
