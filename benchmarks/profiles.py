@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import IO, NamedTuple, cast
 
 from measurement import machine_line, option_parser, print_table, until_stopped, write_raw
+
 from xtune.evidence.distributions import student_quantile
 
 WORKLOADS = str(Path(__file__).resolve().parent / "workloads.py")
