@@ -11,6 +11,9 @@ before there is one. They give no verdict, so `search` is what compares with the
 One launch of each plan is held out in every run, drawn by its seed, and judges what the run chose
 from the others: a value that was lucky is not lucky twice. What is reached is shown as a share of
 what an exhaustive search reaches, which sees every launch but those held out, and is judged likewise.
+
+A recording's rounds lie hours apart, and a launch is drawn from any of them; so what a round came to
+as a whole, over or under the others, is taken out first. A/A searches see the launches as they were.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ from xtune.search.budget import Budget
 from xtune.search.levels import Scale
 from xtune.search.measurer import Measurer
 from xtune.search.proposers import GridProposer, OptunaProposer, Proposer, RandomProposer
-from xtune.search.recorded import RecordedMeasurer, Recording, read_recording
+from xtune.search.recorded import RecordedLaunch, RecordedMeasurer, Recording, read_recording
 from xtune.search.records import Rating, Record, Stage, Step
 from xtune.search.session import Result, Search
 from xtune.search.store import MemoryStore
@@ -76,6 +79,38 @@ def load(source: Source, seed: int = 0) -> Recording:
 def _number(source: Source, seed: int) -> int:
     """Of the made-up space."""
     return seed % SPACES_EACH if source in {shape.name for shape in SHAPES} else 0
+
+
+@lru_cache(maxsize=SPACES_EACH)
+def _level(source: Source, number: int) -> Recording:
+    return levelled(_load(source, number))
+
+
+def levelled(recording: Recording) -> Recording:
+    """A recording whose every round is at the same level, by the plans that never failed."""
+    deviations: dict[int, list[float]] = {}
+    means = {
+        plan_hash: statistics.fmean(_logs(recording.by_plan[plan_hash]))
+        for plan_hash in recording.truth
+    }
+    for number, launch in recording.launches:
+        if launch.plan_hash in means:
+            (log,) = _logs([launch])
+            deviations.setdefault(number, []).append(log - means[launch.plan_hash])
+    levels = {number: math.exp(statistics.fmean(found)) for number, found in deviations.items()}
+
+    def at_level(one: RecordedLaunch) -> RecordedLaunch:
+        value = one.launch.value
+        if value is None:
+            return one
+        return one._replace(launch=one.launch._replace(value=value / levels.get(one.round, 1.0)))
+
+    launches = [at_level(one) for one in recording.launches]
+    return Recording(recording.header, recording.plans, launches)
+
+
+def _logs(launches: Sequence[Launch]) -> list[float]:
+    return [math.log(launch.value or math.nan) for launch in launches]
 
 
 @lru_cache(maxsize=SPACES_EACH)
@@ -130,7 +165,7 @@ def split(recording: Recording, place: Callable[[int], int]) -> Split:
 def split_of_run(source: Source, seed: int) -> Split:
     """The split that a run is made with."""
     rng = random.Random(f"{seed} split")
-    return split(load(source, seed), rng.randrange)
+    return split(_level(source, _number(source, seed)), rng.randrange)
 
 
 def share(source: Source, seed: int, parts: Split, configuration: Configuration) -> float:
@@ -145,7 +180,7 @@ def share(source: Source, seed: int, parts: Split, configuration: Configuration)
 @lru_cache(maxsize=100)
 def _reference(source: Source, number: int) -> float:
     """What exhaustive searches come to on average, each with other launches held out."""
-    recording = _load(source, number)
+    recording = _level(source, number)
     values = []
     most = max(len(launches) for launches in recording.by_plan.values())
     for at in range(most):
@@ -199,7 +234,7 @@ def _residuals(recording: Recording) -> list[float]:
     for plan_hash in recording.truth:
         launches = recording.by_plan[plan_hash]
         if len(launches) > 1:
-            logs[plan_hash] = [math.log(launch.value or math.nan) for launch in launches]
+            logs[plan_hash] = _logs(launches)
     means = {plan: statistics.fmean(values) for plan, values in logs.items()}
     left = {plan: iter(values) for plan, values in logs.items()}
     found = []

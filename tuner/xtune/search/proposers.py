@@ -36,6 +36,13 @@ CUT_MARGIN = 0.02
 """What was cut is taken to be 2 % worse than the value that it did not reach."""
 
 
+AGAIN = 2.0
+"""A second launch tells so many times what the model expects of it.
+
+The model's noise is normal, that of real launches has heavier tails: on recorded ones doubt pays more.
+"""
+
+
 class Proposer(Protocol):
     """Says which configuration to launch next."""
 
@@ -55,9 +62,10 @@ class Proposer(Protocol):
 class ModelProposer:
     """Proposes what a Gaussian process expects to improve most on the best configuration.
 
-    By augmented expected improvement (Huang et al. 2006), and none twice as long as there are others:
-    what a second launch says of the best the model mostly knows from its likes, and a final says it
-    better. Without that rule a third of 60 launches went to a single configuration.
+    Of those that were not launched yet, by augmented expected improvement (Huang et al. 2006), which
+    alone would launch one configuration over and over. One is launched again where the model expects
+    more of that than of any new one, by the knowledge gradient (Frazier et al. 2009): else, the more
+    launches, the more of the best one's value is luck, for it is the best of more.
     """
 
     def __init__(self, space: Space, plan_hash: PlanHash, seed: int = 0) -> None:
@@ -72,21 +80,29 @@ class ModelProposer:
     ) -> Configuration | None:
         scored = [rating for rating in ratings if rating.score is not None]
         failed = _failed(ratings)
+        refused = {*taken, *(rating.plan_hash for rating in failed)}
+        launched = {rating.plan_hash for rating in ratings}
         if len({rating.plan_hash for rating in scored}) < 2:
-            merits = self._generator.random(len(self.pool.configurations))
+            improvements = self._generator.random(len(self.pool.configurations))
+            gains = np.zeros_like(improvements)
         else:
             self._learn(scored)
-            merits = self._improvements(scored)
+            improvements, gains = self._merits(scored)
         worked = self._encoder.rows([rating.configuration for rating in scored])
         broken = self._encoder.rows([rating.configuration for rating in failed])
         chances = success_chances(self.pool.rows, worked, broken)
-        merits = merits * np.where(chances < LEAST_CHANCE, 0.0, chances)
+        chances = np.where(chances < LEAST_CHANCE, 0.0, chances)
         members = self.pool.configurations
-        best_first = [members[at] for at in np.argsort(-merits, kind="stable")]
-        refused = {*taken, *(rating.plan_hash for rating in failed)}
-        launched = {rating.plan_hash for rating in ratings}
-        found = self._first_without(best_first, refused | launched)
-        return found or self._first_without(best_first, refused)
+        by_gain, by_improvement = (
+            [members[at] for at in np.argsort(-merits * chances, kind="stable")]
+            for merits in (gains, improvements)
+        )
+        if gains.any():
+            most_telling = self._first_without(by_gain, refused)
+            if most_telling is not None and self.pool.resolve(most_telling) in launched:
+                return most_telling
+        found = self._first_without(by_improvement, refused | launched)
+        return found or self._first_without(by_improvement, refused)
 
     def _first_without(
         self, configurations: Sequence[Configuration], refused: Collection[str]
@@ -128,14 +144,20 @@ class ModelProposer:
         values = [_taken_for(rating) for rating in scored]
         self._surrogate.fit(rows, np.array(values))
 
-    def _improvements(self, scored: Sequence[Rating]) -> Floats:
-        """Augmented expected improvement of each of the pool, averaged over the fits."""
+    def _merits(self, scored: Sequence[Rating]) -> tuple[Floats, Floats]:
+        """Of each of the pool, averaged over the fits: its augmented improvement, and what a launch of
+        it tells (its knowledge gradient, more for one that is launched again).
+        """
         launched = list(dict.fromkeys(rating.configuration for rating in scored))
-        seen = self._surrogate.believe(self._encoder.rows(launched)).means
+        rows = self._encoder.rows(launched)
+        seen = self._surrogate.believe(rows).means
         self.pool.add_neighbours(launched[int(seen.mean(axis=0).argmax())])
         belief = self._surrogate.believe(self.pool.rows)
-        merits: Floats = augmented_improvement(belief, seen.max(axis=1)).mean(axis=0)
-        return merits
+        covariances = self._surrogate.covariances(self.pool.rows, rows)
+        improvements: Floats = augmented_improvement(belief, seen.max(axis=1)).mean(axis=0)
+        gains: Floats = knowledge_gradient(belief, seen, covariances).mean(axis=0)
+        again = (self.pool.rows[:, None] == rows[None]).all(axis=2).any(axis=1)
+        return improvements, np.where(again, AGAIN * gains, gains)
 
 
 def augmented_improvement(belief: Belief, best: Floats) -> Floats:
@@ -147,6 +169,31 @@ def augmented_improvement(belief: Belief, best: Floats) -> Floats:
     hidden: Floats = improvements * (1.0 - np.sqrt(noise / (belief.variances + noise)))
     return hidden
 
+
+def knowledge_gradient(belief: Belief, seen: Floats, covariances: Floats) -> Floats:
+    """(fits, configurations): by how much a launch of each raises the best mean, on average.
+
+    The best is sought among what was launched and the configuration itself.
+
+    seen
+        (fits, launched), means.
+    covariances
+        (fits, configurations, launched).
+    """
+    deviations = np.sqrt(belief.variances + belief.noise[:, None])
+    moves_itself = belief.variances / deviations
+    moves_others = covariances / deviations[:, :, None]
+    raised = np.zeros_like(belief.means)
+    for point, weight in zip(_POINTS, _WEIGHTS, strict=True):
+        others = (seen[:, None, :] + point * moves_others).max(axis=2)
+        raised += weight * np.maximum(others, belief.means + point * moves_itself)
+    gains: Floats = raised - seen.max(axis=1)[:, None]
+    return gains
+
+
+_POINTS, _WEIGHTS = np.polynomial.hermite_e.hermegauss(11)
+_WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
+"""Integrate over a standard normal variable."""
 
 _GRID = np.linspace(-8.0, 8.0, 4001)
 _CDF = np.array([0.5 * math.erfc(-point / math.sqrt(2.0)) for point in _GRID])

@@ -132,11 +132,9 @@ class Surrogate:
 
     def believe(self, rows: Rows) -> Belief:
         """What `fit` leads one to believe of configurations, in logarithms of values."""
-        crossed = self._kernel(self._correlations(self._rows, rows))
-        own, noise = np.exp(self._learnt[:, -2]), np.exp(self._learnt[:, -1])
-        crossed += own[:, None, None] * (self._rows[:, None] == rows[None]).all(axis=2)
-        explained = self._whitened @ crossed
+        explained = self._whitened @ self._shared(self._rows, rows)
         means = (self._targets_white[:, None, :] @ explained)[:, 0]
+        own, noise = np.exp(self._learnt[:, -2]), np.exp(self._learnt[:, -1])
         tangle = np.exp(self._learnt[:, self._count])
         prior = np.prod(1.0 + tangle[:, None] * np.exp(self._learnt[:, : self._count]), axis=1)
         variances = (prior - 1.0) / tangle + LEVEL_VARIANCE + own
@@ -147,6 +145,20 @@ class Surrogate:
             np.maximum(variances, 1e-12) * squared,
             noise * squared,
         )
+
+    def covariances(self, rows: Rows, others: Rows) -> Floats:
+        """(fits, rows, others): how beliefs of configurations hang together with those of others."""
+        explained = self._whitened @ self._shared(self._rows, rows)
+        explained_others = self._whitened @ self._shared(self._rows, others)
+        left: Floats = self._shared(rows, others) - explained.transpose(0, 2, 1) @ explained_others
+        return left * self._scale**2
+
+    def _shared(self, rows: Rows, others: Rows) -> Floats:
+        """The kernel of any two, with what a configuration has of its own."""
+        own = np.exp(self._learnt[:, -2])
+        shared = self._kernel(self._correlations(rows, others))
+        shared += own[:, None, None] * (rows[:, None] == others[None]).all(axis=2)
+        return shared
 
     def _correlations(self, rows: Rows, others: Rows) -> list[Floats]:
         return [
