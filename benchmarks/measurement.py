@@ -43,12 +43,15 @@ class Quartiles(NamedTuple):
     high: float
 
 
-def option_parser(description: str | None, *, rounds: int) -> argparse.ArgumentParser:
-    """The options that every benchmark has."""
+def option_parser(
+    description: str | None, *, rounds: int | None = None, turns: int | None = None
+) -> argparse.ArgumentParser:
+    """The options that every benchmark has; it measures in so many rounds, or turns, by default."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=_at_least_2, default=rounds, help=f"default {rounds}")
+    name, count = ("--rounds", rounds) if turns is None else ("--turns", turns)
+    parser.add_argument(name, type=_at_least_2, default=count, help=f"default {count}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every raw value to FILE")
     return parser
 
@@ -56,7 +59,7 @@ def option_parser(description: str | None, *, rounds: int) -> argparse.ArgumentP
 def _at_least_2(text: str) -> int:
     count = int(text)
     if count < 2:
-        raise argparse.ArgumentTypeError("quartiles need 2 rounds at least")
+        raise argparse.ArgumentTypeError("it takes 2 at least to tell how far they differ")
     return count
 
 

@@ -1,0 +1,338 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Contenders that are alive side by side and work by turns, one at a time.
+
+A machine that is shared with others is slow now and fast a second later, by far more than most
+things differ that one wants to compare. So all contenders of a comparison are started, and each
+works for a moment, in an order that is drawn anew for each turn; what the machine does to all of
+them falls out of the ratios. Starting them, and their first turn, is not counted.
+
+A contender is any number of processes, under any launcher, that go through `Turn` at each step:
+
+    turn = Turn(folder)
+    while True:
+        with turn:
+            step()
+
+Whose turn it is is a matter of locks in a folder, which nobody polls. A process ends when the
+benchmark does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import random
+import signal
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import numpy as np
+
+GATE, FLOOR, ALIVE = "gate", "floor", "alive"
+STEP = struct.Struct("=idd")
+"""Slot, beginning and end of a step (time.perf_counter, which all processes share)."""
+
+FEWEST_STEPS = 3
+"""Of each slot in a turn, however long that takes: the first one begins the clock."""
+
+LONGEST_START_S = 600.0
+RESAMPLES = 2000
+
+
+class Turn:
+    """The side of what works: a `with` block is one step, and waits until it may begin.
+
+    folder
+        Where the benchmark keeps its locks, as it was told on the command line.
+    slot, slots
+        Which of how many steps of this process may be under way at once: a thread each, or a
+        stream. Each slot has a Turn of its own.
+    """
+
+    def __init__(self, folder: Path, slot: int = 0, slots: int = 1) -> None:
+        self._slot = slot
+        self._gate, self._floor, self._alive = (
+            os.open(folder / name, os.O_RDWR) for name in (GATE, FLOOR, ALIVE)
+        )
+        steps = folder / f"{os.getpid()}-{slots}.steps"
+        self._steps = os.open(steps, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+    def __enter__(self) -> Self:
+        # Who waits for the floor holds the gate, so that nobody can begin behind the benchmark's back.
+        fcntl.flock(self._gate, fcntl.LOCK_SH)
+        fcntl.flock(self._floor, fcntl.LOCK_SH)
+        fcntl.flock(self._gate, fcntl.LOCK_UN)
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(self._alive, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            os._exit(0)  # the benchmark, which held it, is gone
+        self._began = time.perf_counter()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        os.write(self._steps, STEP.pack(self._slot, self._began, time.perf_counter()))
+        fcntl.flock(self._floor, fcntl.LOCK_UN)
+
+
+class Contender(NamedTuple):
+    """What is started, and what a step of it is worth."""
+
+    command: Sequence[str]
+    """`FOLDER` stands for what its processes give to `Turn`."""
+    items: int = 1
+    """Of a step: the size of a batch."""
+    processes: int = 1
+
+
+FOLDER = "{turns}"
+
+
+class Measured(NamedTuple):
+    """What a contender did, turn by turn."""
+
+    rates: list[float]
+    """Items a second, of all its processes together."""
+    latencies_s: list[float]
+    """Of every step of the counted turns."""
+    stolen: list[float]
+    """The share of the CPUs' time in each turn that the host gave to others."""
+    memory_mib: list[tuple[float, float]]
+    """After the latest turn, at the peak and at rest, over its processes."""
+
+    def plain(self) -> dict[str, object]:
+        """For a JSON file."""
+        peak, resting = self.memory_mib[-1] if self.memory_mib else (None, None)
+        p50, p99 = self.percentiles_ms()
+        return {
+            "rates": self.rates,
+            "stolen": self.stolen,
+            "p50_ms": p50,
+            "p99_ms": p99,
+            "steps": len(self.latencies_s),
+            "peak_mib": peak,
+            "resting_mib": resting,
+        }
+
+    def percentiles_ms(self) -> tuple[float | None, float | None]:
+        """The median and the 99th percentile of a step; the latter from 100 steps on."""
+        if not self.latencies_s:
+            return None, None
+        values = np.asarray(self.latencies_s) * 1e3
+        p99 = float(np.percentile(values, 99)) if len(values) >= 100 else None
+        return float(np.median(values)), p99
+
+
+class Times(NamedTuple):
+    """How many times the rate of another: the ratio of the medians, and its 95 % interval."""
+
+    ratio: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.ratio:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+
+def times(measured: Measured, base: Measured) -> Times | None:
+    """By bootstrap over turns, in which both had theirs; None of fewer than two."""
+    count = min(len(measured.rates), len(base.rates))
+    if count < 2:
+        return None
+    ours, theirs = np.array(measured.rates[:count]), np.array(base.rates[:count])
+    drawn = np.random.default_rng(0).integers(0, count, (RESAMPLES, count))
+    ratios = np.median(ours[drawn], axis=1) / np.median(theirs[drawn], axis=1)
+    low, high = np.percentile(ratios, [2.5, 97.5])
+    return Times(float(np.median(ours) / np.median(theirs)), float(low), float(high))
+
+
+def median_rate(measured: Measured) -> float | None:
+    """Over the turns; None before there is one."""
+    return statistics.median(measured.rates) if measured.rates else None
+
+
+def take_turns(
+    contenders: Mapping[str, Contender], *, turns: int, seconds: float, title: str
+) -> Iterator[dict[str, Measured]]:
+    """Start all, let them work by turns, and yield what was measured so far after each turn.
+
+    One that cannot be started, or ends, is told on stderr and has no rates.
+    """
+    measured = {name: Measured([], [], [], []) for name in contenders}
+    with contextlib.ExitStack() as stack:
+        alive = {}
+        for name, contender in contenders.items():
+            alive[name] = stack.enter_context(_Alive(name, contender))
+        for name, one in list(alive.items()):
+            # The first turn warms up: what is allocated and compiled in it is there afterwards.
+            if not one.is_ready() or one.work(0.0) is None:
+                del alive[name]
+        drawn = random.Random(0)
+        for number in range(turns):
+            order = list(alive)
+            drawn.shuffle(order)
+            worked = {name: alive[name].work(seconds) for name in order}
+            for name, done in worked.items():
+                if done is None:
+                    del alive[name]
+                    for values in measured[name]:
+                        values.clear()
+                    continue
+                measured[name].rates.append(done.rate)
+                measured[name].latencies_s.extend(done.latencies_s)
+                measured[name].stolen.append(done.stolen)
+                measured[name].memory_mib[:] = [alive[name].memory_mib()]
+            shown = ", ".join(f"{name} {done.rate:.1f}" for name, done in worked.items() if done)
+            lost = max((done.stolen for done in worked.values() if done), default=0.0)
+            told = f"{title}, turn {number + 1}: {shown}; at most {lost:.0%} of the CPUs stolen"
+            print(told, file=sys.stderr, flush=True)
+            yield measured
+
+
+class _Work(NamedTuple):
+    """What a contender did in one turn."""
+
+    rate: float
+    latencies_s: list[float]
+    stolen: float
+
+
+class _Alive:
+    """A contender that was started, and works when it is told to."""
+
+    def __init__(self, name: str, contender: Contender) -> None:
+        self._name = name
+        self._contender = contender
+
+    def __enter__(self) -> Self:
+        self._stack = contextlib.ExitStack()
+        self._folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
+        self._errors = self._stack.enter_context(tempfile.TemporaryFile("w+"))
+        self._gate, self._floor, alive = (
+            os.open(self._folder / name, os.O_RDWR | os.O_CREAT, 0o600)
+            for name in (GATE, FLOOR, ALIVE)
+        )
+        for lock in (self._gate, self._floor, alive):
+            self._stack.callback(os.close, lock)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        clean = {
+            name: value for name, value in os.environ.items() if not name.startswith("XLAUNCH_")
+        }
+        self._process = subprocess.Popen(
+            [str(self._folder) if word == FOLDER else word for word in self._contender.command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=self._errors,
+            env=clean,
+            start_new_session=True,
+        )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGTERM)
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        self._stack.close()
+
+    def is_ready(self) -> bool:
+        """Wait until all processes are at their first step; False when it ended instead."""
+        until = time.monotonic() + LONGEST_START_S
+        while len(list(self._folder.glob("*.steps"))) < self._contender.processes:
+            if self._has_ended() or time.monotonic() > until:
+                return False
+            time.sleep(0.05)
+        self._files = sorted(self._folder.glob("*.steps"))
+        return True
+
+    def work(self, seconds: float) -> _Work | None:
+        """One turn; None when it ended instead."""
+        starts = {path: path.stat().st_size for path in self._files}
+        slots = sum(_slots(path) for path in self._files)
+        stolen_before = _cpu_ticks()
+        began = time.perf_counter()
+        fcntl.flock(self._floor, fcntl.LOCK_UN)
+        fcntl.flock(self._gate, fcntl.LOCK_UN)
+        time.sleep(seconds)
+        while (
+            len(done := self._steps(starts)) < slots or min(map(len, done.values())) < FEWEST_STEPS
+        ):
+            if self._has_ended():
+                return None
+            time.sleep(0.02)
+        closed = time.perf_counter()
+        stolen, total = (b - a for a, b in zip(stolen_before, _cpu_ticks(), strict=True))
+        fcntl.flock(self._gate, fcntl.LOCK_EX)
+        fcntl.flock(self._floor, fcntl.LOCK_EX)
+        rate = 0.0
+        for steps in done.values():
+            ends = [end for _, end in steps if end <= closed]
+            rate += (len(ends) - 1) / (ends[-1] - ends[0])
+        latencies = [
+            end - start for steps in done.values() for start, end in steps if start >= began
+        ]
+        return _Work(rate * self._contender.items, latencies, stolen / total if total else 0.0)
+
+    def memory_mib(self) -> tuple[float, float]:
+        """At the peak and at rest, summed over its processes."""
+        peak = resting = 0.0
+        for path in self._files:
+            status = Path(f"/proc/{path.name.partition('-')[0]}/status").read_text()
+            kib = {
+                line.split(":")[0]: line.split()[1] for line in status.splitlines() if "kB" in line
+            }
+            peak += int(kib["VmHWM"]) / 1024
+            resting += int(kib["VmRSS"]) / 1024
+        return peak, resting
+
+    def _steps(
+        self, starts: Mapping[Path, int]
+    ) -> dict[tuple[Path, int], list[tuple[float, float]]]:
+        """The steps that ended since, by process and slot."""
+        found: dict[tuple[Path, int], list[tuple[float, float]]] = {}
+        for path, start in starts.items():
+            with path.open("rb") as stream:
+                stream.seek(start)
+                content = stream.read()
+            whole = len(content) // STEP.size * STEP.size
+            for slot, began, ended in STEP.iter_unpack(content[:whole]):
+                found.setdefault((path, slot), []).append((began, ended))
+        return found
+
+    def _has_ended(self) -> bool:
+        if self._process.poll() is None:
+            return False
+        self._errors.seek(0)
+        print(f"{self._name} ended: {self._errors.read().strip()[-500:]}", file=sys.stderr)
+        return True
+
+
+def _slots(path: Path) -> int:
+    return int(path.stem.partition("-")[2])
+
+
+def _cpu_ticks() -> tuple[int, int]:
+    """What the host gave to others while this machine wanted it, and all that was wanted."""
+    fields = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    user, nice, system, _idle, _wait, interrupts, soft, stolen = fields
+    return stolen, user + nice + system + interrupts + soft + stolen
