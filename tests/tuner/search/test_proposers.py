@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from tests.tuner.search.scripted import SPACE, gain
 
@@ -15,9 +17,10 @@ from xtune.search.proposers import (
     OptunaProposer,
     Proposer,
     RandomProposer,
+    knowledge_gradient,
 )
 from xtune.search.records import Rating
-from xtune.search.surrogate import Encoder
+from xtune.search.surrogate import Belief, Encoder
 from xtune.space.parameters import Configuration, Parameter, Where
 from xtune.space.spaces import Space
 
@@ -99,6 +102,39 @@ def test_every_plan_is_proposed_before_any_is_again(name: str) -> None:
         # Failures: nothing is worth launching again.
         ratings.append(rating(chosen, repr(chosen), None))
     assert {one.configuration for one in ratings} == set(small)
+
+
+def test_the_best_of_many_noisy_launches_is_launched_again() -> None:
+    proposer = ModelProposer(SPACE, repr)
+    generator = np.random.default_rng(3)
+    ratings: list[Rating] = []
+    for _ in range(40):
+        chosen = proposer.propose(ratings)
+        assert chosen is not None
+        score = gain(chosen) + 0.1 * generator.standard_normal()
+        ratings.append(rating(chosen, repr(chosen), score))
+    counts = collections.Counter(one.plan_hash for one in ratings)
+    (favourite,) = proposer.favourites(ratings, 1)
+    assert counts[repr(favourite)] >= 2
+    # Most launches still go to what is new.
+    assert len(counts) > 20
+
+
+def test_the_knowledge_gradient_is_what_a_launch_raises_the_best_mean_by() -> None:
+    generator = np.random.default_rng(0)
+    root = generator.standard_normal((4, 4))
+    covariance = root @ root.T
+    means, noise = np.array([0.3, 0.0, -0.2, 0.1]), 0.5
+    launched = [0, 1]
+    belief = Belief(means[None], np.diagonal(covariance)[None], np.array([noise]))
+    (found,) = knowledge_gradient(belief, means[None, launched], covariance[None][:, :, launched])
+    for at in range(4):
+        seen = sorted({*launched, at})
+        # What the value of such a launch would be, and the means after it (Kalman's update).
+        surprise = generator.standard_normal(200_000) * np.sqrt(covariance[at, at] + noise)
+        moved = covariance[at, seen] / (covariance[at, at] + noise)
+        best = (means[seen] + surprise[:, None] * moved).max(axis=1)
+        assert found[at] == pytest.approx(best.mean() - means[launched].max(), rel=0.1)
 
 
 def test_a_grid_goes_through_the_space_in_order_and_ends() -> None:

@@ -54,6 +54,17 @@ def test_it_learns_the_noise_from_repeated_launches() -> None:
     assert noise == pytest.approx(0.05, rel=0.3)
 
 
+def test_covariances_are_those_of_its_beliefs() -> None:
+    surrogate, _, chosen = learnt(25)
+    rows = Encoder(SPACE).rows(ALL)
+    covariances = surrogate.covariances(rows, rows)
+    belief = surrogate.believe(rows)
+    assert np.diagonal(covariances, axis1=1, axis2=2) == pytest.approx(belief.variances, rel=1e-6)
+    assert covariances == pytest.approx(covariances.transpose(0, 2, 1), abs=1e-9)
+    alone = surrogate.covariances(rows[:3], rows[chosen])
+    assert alone == pytest.approx(covariances[:, :3][:, :, chosen])
+
+
 def test_order_and_grouping_of_launches_do_not_matter() -> None:
     generator = np.random.default_rng(1)
     encoder = Encoder(SPACE)
