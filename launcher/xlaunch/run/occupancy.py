@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CPUs that others keep busy before a run begins: which, how much, and by whom.
+"""CPUs that others keep busy: before a run begins by processes, during it by the host's others.
 
 An instance that shares a core with a stranger is slow, and a parallel region is as slow as its
 slowest thread. Only a supervised run looks, and only where the kernel counts more than this one
@@ -24,6 +24,10 @@ OCCUPANT_SHARE = 0.2
 """Of a CPU, that a process must use to be named."""
 
 MOST_NAMED = 3
+
+STOLEN_SHARE = 0.05
+LEAST_STOLEN_TICKS = 10
+"""Of the time that a run wanted, and in all; below that nothing is said of what the host took."""
 
 
 class Occupant(NamedTuple):
@@ -60,6 +64,43 @@ def describe_occupancy(
         f"{', '.join(named) or 'of processes that are not seen from here'}; "
         "--cpus takes others"
     )
+
+
+class StolenTime:
+    """What the host of a virtual machine gives to others of the time that a run wants.
+
+    A parallel region ends with its slowest thread, so little of this costs much.
+    """
+
+    def __init__(self, cpus: Iterable[int], *, root: str = "/proc") -> None:
+        """Begins to count."""
+        self._cpus = frozenset(cpus)
+        self._root = root
+        self._before = self._ticks()
+
+    def describe(self) -> str | None:
+        """A line about the time since; None where it was next to nothing."""
+        stolen, wanted = (now - then for now, then in zip(self._ticks(), self._before, strict=True))
+        if stolen < max(LEAST_STOLEN_TICKS, STOLEN_SHARE * wanted):
+            return None
+        one = len(self._cpus) == 1
+        return (
+            f"the host gave {stolen / wanted:.0%} of the time that was wanted of CPU"
+            f"{'' if one else 's'} {format_cpu_list(self._cpus)} to other machines (steal in "
+            "/proc/stat): another run may be as much faster or slower"
+        )
+
+    def _ticks(self) -> tuple[int, int]:
+        """Stolen, and stolen or worked."""
+        stolen = wanted = 0
+        for line in (read_file(f"{self._root}/stat") or b"").split(b"\n"):
+            name, *fields = line.split()[:9] or [b""]
+            if name[:3] != b"cpu" or not name[3:].isdigit() or int(name[3:]) not in self._cpus:
+                continue
+            ticks = [int(field) for field in fields]
+            stolen += sum(ticks[7:8])
+            wanted += sum(ticks) - sum(ticks[3:5])
+        return stolen, wanted
 
 
 def _anything_runs(root: str) -> bool:

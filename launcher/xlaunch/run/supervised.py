@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from xlaunch.environment import Environment
 from xlaunch.planning.plan import Plan
 from xlaunch.run.keeper import keep
-from xlaunch.run.occupancy import describe_occupancy
+from xlaunch.run.occupancy import StolenTime, describe_occupancy
 from xlaunch.run.report import Report, leads_elsewhere, render_report, write_report_or_tell
 from xlaunch.run.supervisor import Supervisor
 
@@ -35,7 +35,8 @@ def run_supervised(
 
     `live` is told of what instances measure as it comes in.
     """
-    busy = describe_occupancy({cpu for instance in plan.instances for cpu in instance.cpus})
+    cpus = {cpu for instance in plan.instances for cpu in instance.cpus}
+    busy = describe_occupancy(cpus)
     folder, problem = _folder_for(plan)
     measure = _measure_for(plan, folder, live)
 
@@ -46,10 +47,14 @@ def run_supervised(
         for text in (problem, busy):
             if text is not None:
                 supervisor.warn(text)
+        stolen = StolenTime(cpus)
         try:
             report = supervisor.run()
         finally:
             _remove(folder)
+        if (lost := stolen.describe()) is not None:
+            supervisor.warn(lost)
+            report = report._replace(warnings=(*report.warnings, lost))
         if table:
             supervisor.say_block(render_report(report))
         supervisor.flush()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from launcher.run.launching import PATIENCE_S
-from xlaunch.run.occupancy import SAMPLE_S, describe_occupancy
+from xlaunch.run.occupancy import SAMPLE_S, StolenTime, describe_occupancy
 
 XLAUNCH = [sys.executable, "-m", "xlaunch"]
 
@@ -24,6 +24,7 @@ class Proc:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.work = [0, 0, 0, 0]
+        self.stolen = [700, 700, 700, 700]
         self.processes: dict[int, tuple[str, int, int]] = {}
         """Name, ticks a sample, CPU; by PID."""
         self.samples = 0
@@ -42,7 +43,9 @@ class Proc:
                 70 + self.samples * (work - work // 2),
             )
             idle, waiting = 5000 + self.samples * (8 - work), self.samples * 2
-            lines.append(f"cpu{cpu} {user} {nice} {system} {idle} {waiting} 0 0 0 700 0")
+            lines.append(
+                f"cpu{cpu} {user} {nice} {system} {idle} {waiting} 0 0 {self.stolen[cpu]} 700 0"
+            )
         (self.root / "stat").write_text("\n".join([*lines, "intr 5 6 7", "ctxt 8", ""]))
         for pid, (name, ticks, cpu) in self.processes.items():
             task = self.root / str(pid) / "task" / str(pid)
@@ -130,6 +133,39 @@ def test_proc_that_tells_nothing(proc: Proc, name: str):
         assert proc.describe(0) is not None
 
 
+def test_time_that_the_host_gave_to_others_is_told_of_our_cpus_alone(proc: Proc):
+    proc.work = [8, 8, 8, 8]
+    proc.write()
+    counted = StolenTime([1, 2], root=str(proc.root))
+    proc.samples += 20
+    proc.stolen = [700, 730, 710, 7000]
+    proc.write()
+    # 160 ticks of work each, and 40 stolen.
+    assert counted.describe() == (
+        "the host gave 11% of the time that was wanted of CPUs 1-2 to other machines (steal in "
+        "/proc/stat): another run may be as much faster or slower"
+    )
+    assert StolenTime([1, 2], root=str(proc.root)).describe() is None
+
+
+@pytest.mark.parametrize(
+    ("stolen", "samples", "told"), [(9, 1, False), (10, 1, True), (10, 30, False)]
+)
+def test_little_stolen_time_is_no_word_worth(proc: Proc, stolen: int, samples: int, told: bool):
+    proc.work[0] = 8
+    proc.write()
+    counted = StolenTime([0], root=str(proc.root))
+    proc.samples += samples
+    proc.stolen[0] += stolen
+    proc.write()
+    assert (counted.describe() is not None) == told
+
+
+def test_no_stolen_time_where_proc_tells_nothing(proc: Proc):
+    (proc.root / "stat").unlink()
+    assert StolenTime([0], root=str(proc.root)).describe() is None
+
+
 # A real one
 
 
@@ -175,3 +211,22 @@ def test_quiet_run_has_it_in_the_report_alone(burner: tuple[int, int], tmp_path:
 
 def test_launch_in_place_does_not_look(burner: tuple[int, int]):
     assert launch("--cpus", str(burner[1])).stderr == ""
+
+
+def test_stolen_time_is_told_after_a_supervised_run(tmp_path: Path):
+    report = tmp_path / "report.json"
+    code = (
+        "import sys; from xlaunch.run import occupancy; from xlaunch.cli import main\n"
+        "occupancy.StolenTime.describe = lambda self: 'the host took much'\n"
+        "sys.argv[0] = 'xlaunch'; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "--supervise", "--report", str(report), "echo", "worked"],
+        capture_output=True,
+        check=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert done.stdout == "worked\n"
+    assert "xlaunch: warning: the host took much\n" in done.stderr
+    assert "the host took much" in json.loads(report.read_text())["warnings"]
