@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Contenders of a benchmark work one at a time, are counted rightly, and end with it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+
+from turns import FOLDER, Contender, Measured, median_rate, take_turns, times  # noqa: E402
+
+PATIENCE_S = 60.0
+
+WORKER = f"""\
+import sys, threading, time
+from pathlib import Path
+sys.path.insert(0, {str(BENCHMARKS)!r})
+from turns import Turn
+folder, log, name, seconds, slots = Path(sys.argv[1]), *sys.argv[2:6]
+def work(slot):
+    turn = Turn(folder, slot, int(slots))
+    while True:
+        with turn:
+            began = time.perf_counter()
+            time.sleep(float(seconds))
+            with open(log, "a") as stream:
+                stream.write(f"{{name}} {{began}} {{time.perf_counter()}}\\n")
+threads = [threading.Thread(target=work, args=(slot,)) for slot in range(int(slots))]
+[thread.start() for thread in threads]
+"""
+
+TWICE = """\
+import subprocess, sys
+[process.wait() for process in [subprocess.Popen(sys.argv[1:]) for _ in range(2)]]
+"""
+
+
+def worker(log: Path, name: str, seconds: float, slots: int = 1) -> list[str]:
+    return [sys.executable, "-c", WORKER, FOLDER, str(log), name, str(seconds), str(slots)]
+
+
+def take_all(contenders: dict[str, Contender], turns: int = 3) -> dict[str, Measured]:
+    *_, measured = take_turns(contenders, turns=turns, seconds=0.1, title="test")
+    return measured
+
+
+def test_one_works_at_a_time(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    alone = Contender(worker(log, "alone", 0.005))
+    # Two processes of two threads each, under a program that starts them.
+    many = Contender(
+        [sys.executable, "-c", TWICE, *worker(log, "many", 0.01, slots=2)], items=3, processes=2
+    )
+    measured = take_all({"alone": alone, "many": many})
+    assert [len(one.rates) for one in measured.values()] == [3, 3]
+    steps = sorted(
+        (line.split() for line in log.read_text().splitlines()), key=lambda s: float(s[1])
+    )
+    for (name, _, end), (following, start, _) in itertools.pairwise(steps):
+        assert name == following or float(end) <= float(start)
+    # No step takes less than it sleeps.
+    assert 0 < max(measured["alone"].rates) <= 1 / 0.005
+    assert 3 / 0.01 < max(measured["many"].rates) <= 4 * 3 / 0.01
+    assert min(measured["many"].latencies_s) >= 0.01
+    peak, resting = measured["many"].memory_mib[-1]
+    assert 0 < resting <= peak
+
+
+def test_one_that_fails_is_told_and_the_others_go_on(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    broken = Contender([sys.executable, "-c", "raise SystemExit('no such thing')"])
+    dies = Contender(["timeout", "1", *worker(tmp_path / "log", "dies", 0.3)])
+    works = Contender(worker(tmp_path / "log", "works", 0.01))
+    measured = take_all({"broken": broken, "dies": dies, "works": works}, turns=4)
+    assert measured["broken"].rates == measured["dies"].rates == []
+    assert median_rate(measured["broken"]) is None
+    assert len(measured["works"].rates) == 4
+    told = capfd.readouterr().err
+    assert "broken ended: no such thing" in told
+    assert "dies ended:" in told
+
+
+def test_workers_end_with_a_benchmark_that_is_killed(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    code = (
+        f"import sys; sys.path.insert(0, {str(BENCHMARKS)!r})\n"
+        "from turns import Contender, take_turns\n"
+        f"contender = Contender({worker(log, 'left', 0.01)!r})\n"
+        "list(take_turns({'left': contender}, turns=1000, seconds=0.1, title='killed'))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    assert "killed, turn 1" in process.stderr.readline()
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert len(children) == 1
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stderr.close()
+    until = time.monotonic() + PATIENCE_S
+    while is_running(int(children[0])):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z" and os.path.exists(f"/proc/{pid}")
+
+
+def rated(*rates: float) -> Measured:
+    return Measured(list(rates), [], [], [])
+
+
+def test_times_is_the_ratio_of_medians_with_an_interval() -> None:
+    found = times(rated(20, 22, 18, 400), rated(10, 11, 9, 10))
+    assert found is not None
+    assert found.ratio == pytest.approx(2.1)
+    assert found.low <= found.ratio <= found.high
+    same = times(rated(*[6.0] * 5), rated(*[2.0] * 5))
+    assert same == pytest.approx((3.0, 3.0, 3.0))
+    assert str(same) == "3.00 [3.00, 3.00]"
+    assert times(rated(1.0), rated(1.0)) is None
+    # A slow second that both shared falls out.
+    slow = times(rated(*[4.0, 2.0] * 20), rated(*[2.0, 1.0] * 20))
+    assert slow is not None
+    assert slow.low == pytest.approx(2.0)
+
+
+def test_percentiles_are_of_enough_steps() -> None:
+    few = Measured([1.0], [0.001] * 99, [], [])
+    assert few.percentiles_ms() == (pytest.approx(1.0), None)
+    many = Measured([1.0], [0.001] * 100, [], [])
+    assert many.percentiles_ms() == (pytest.approx(1.0), pytest.approx(1.0))
+    assert rated().percentiles_ms() == (None, None)
