@@ -36,7 +36,7 @@ CUT_MARGIN = 0.02
 """What was cut is taken to be 2 % worse than the value that it did not reach."""
 
 
-AGAIN = 2.0
+AGAIN = 3.0
 """A second launch tells so many times what the model expects of it.
 
 The model's noise is normal, that of real launches has heavier tails: on recorded ones doubt pays more.
