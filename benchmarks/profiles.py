@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from measurement import machine_line, option_parser, print_table, until_stopped, write_raw
-from turns import FOLDER, Contender, Measured, median_rate, take_turns, times
+from measurement import machine_line, option_parser, print_table
+from turns import FOLDER, Contender, Measured, measure_rows, rate_cell, times
 
 WORKLOADS = str(Path(__file__).resolve().parent / "workloads.py")
 WORKS = {
@@ -44,39 +44,38 @@ def compare_profiles(
         name, _, variable = entry.partition("=")
         cases.setdefault(name, (chosen[0], []))[1].append(variable)
     print(machine_line())
-    raw: dict[str, dict[str, Measured]] = {}
-    with until_stopped():
-        for work in options.work or WORKS:
-            items, arguments = WORKS[work]
-            contenders = {
+    rows = (
+        (
+            work,
+            {
                 name: Contender(
                     [
                         *(sys.executable, "-m", "xlaunch", "-q", option, profile),
                         *(word for entry in environment for word in ("--env", entry)),
-                        *(WORKLOADS, FOLDER, *arguments),
+                        *(WORKLOADS, FOLDER, *WORKS[work][1]),
                     ],
-                    items,
+                    WORKS[work][0],
                 )
                 for name, (profile, environment) in cases.items()
-            }
-            for measured in take_turns(
-                contenders, turns=options.turns, seconds=options.seconds, title=work
-            ):
-                raw[work] = measured
-                # After each one: a machine that is taken away keeps what was measured.
-                plain = {w: {n: m.plain() for n, m in row.items()} for w, row in raw.items()}
-                write_raw(options.json, option.lstrip("-"), {"raw": plain})
+            },
+        )
+        for work in options.work or WORKS
+    )
+    measured = measure_rows(rows, options, option.lstrip("-"))
     first = next(iter(cases))
     print_table(
         [f"rate, times {first} [95 %], peak/resting MiB", *cases],
-        [[work, *(_cell(one, row[first]) for one in row.values())] for work, row in raw.items()],
+        [
+            [work, *(_cell(one, row[first]) for one in row.values())]
+            for work, row in measured.items()
+        ],
     )
     if auto in cases:
         print()
         others = [name for name in cases if name != auto]
         rows = [
             [work, *(str(times(row[auto], row[other]) or "-") for other in others)]
-            for work, row in raw.items()
+            for work, row in measured.items()
         ]
         print_table([f"{auto} is so many times", *others], rows)
         print(f"rule of auto: {rule}")
@@ -99,10 +98,7 @@ def _parse(description: str | None, profiles: Sequence[str]) -> argparse.Namespa
 
 
 def _cell(measured: Measured, base: Measured) -> str:
-    rate = median_rate(measured)
-    if rate is None:
+    if not measured.memory_mib:
         return "-"
-    ratio = times(measured, base)
-    shown = f" ({ratio})" if ratio is not None and measured is not base else ""
     peak, resting = measured.memory_mib[-1]
-    return f"{rate:.1f}{shown} {peak:.0f}/{resting:.0f}"
+    return f"{rate_cell(measured, base)} {peak:.0f}/{resting:.0f}"

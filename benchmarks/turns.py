@@ -19,6 +19,7 @@ benchmark does.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import fcntl
 import os
@@ -30,12 +31,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
 import numpy as np
+from measurement import until_stopped, write_raw
+
+from xlaunch.run.occupancy import StolenTime
 
 GATE, FLOOR, ALIVE = "gate", "floor", "alive"
 STEP = struct.Struct("=idd")
@@ -163,6 +167,36 @@ def median_rate(measured: Measured) -> float | None:
     return statistics.median(measured.rates) if measured.rates else None
 
 
+def rate_cell(measured: Measured, base: Measured) -> str:
+    """For a table: the median rate, and how many times that of `base` it is."""
+    rate = median_rate(measured)
+    if rate is None:
+        return "-"
+    ratio = None if measured is base else times(measured, base)
+    return f"{rate:.1f}" if ratio is None else f"{rate:.1f} ({ratio})"
+
+
+def measure_rows(
+    rows: Iterable[tuple[str, Mapping[str, Contender]]], options: argparse.Namespace, benchmark: str
+) -> dict[str, dict[str, Measured]]:
+    """Let the contenders of each row take turns; what was measured by then when it is stopped.
+
+    options
+        With `turns`, `seconds` and `json`.
+    """
+    measured: dict[str, dict[str, Measured]] = {}
+    with until_stopped():
+        for title, contenders in rows:
+            for row in take_turns(
+                contenders, turns=options.turns, seconds=options.seconds, title=title
+            ):
+                measured[title] = row
+                # After each one: a machine that is taken away keeps what was measured.
+                plain = {t: {n: m.plain() for n, m in r.items()} for t, r in measured.items()}
+                write_raw(options.json, benchmark, {"raw": plain})
+    return measured
+
+
 def take_turns(
     contenders: Mapping[str, Contender], *, turns: int, seconds: float, title: str
 ) -> Iterator[dict[str, Measured]]:
@@ -259,7 +293,10 @@ class _Alive:
         """Wait until all processes are at their first step; False when it ended instead."""
         until = time.monotonic() + LONGEST_START_S
         while len(list(self._folder.glob("*.steps"))) < self._contender.processes:
-            if self._has_ended() or time.monotonic() > until:
+            if self._has_ended():
+                return False
+            if time.monotonic() > until:
+                print(f"{self._name} did not start in {LONGEST_START_S:.0f} s", file=sys.stderr)
                 return False
             time.sleep(0.05)
         self._files = sorted(self._folder.glob("*.steps"))
@@ -267,9 +304,11 @@ class _Alive:
 
     def work(self, seconds: float) -> _Work | None:
         """One turn; None when it ended instead."""
+        if self._has_ended():
+            return None
         starts = {path: path.stat().st_size for path in self._files}
         slots = sum(_slots(path) for path in self._files)
-        stolen_before = _cpu_ticks()
+        stolen = StolenTime(os.sched_getaffinity(0))
         began = time.perf_counter()
         fcntl.flock(self._floor, fcntl.LOCK_UN)
         fcntl.flock(self._gate, fcntl.LOCK_UN)
@@ -280,18 +319,17 @@ class _Alive:
             if self._has_ended():
                 return None
             time.sleep(0.02)
-        closed = time.perf_counter()
-        stolen, total = (b - a for a, b in zip(stolen_before, _cpu_ticks(), strict=True))
+        lost = stolen.share()
         fcntl.flock(self._gate, fcntl.LOCK_EX)
         fcntl.flock(self._floor, fcntl.LOCK_EX)
         rate = 0.0
         for steps in done.values():
-            ends = [end for _, end in steps if end <= closed]
-            rate += (len(ends) - 1) / (ends[-1] - ends[0])
+            (_, first), (_, last) = steps[0], steps[-1]
+            rate += (len(steps) - 1) / (last - first)
         latencies = [
             end - start for steps in done.values() for start, end in steps if start >= began
         ]
-        return _Work(rate * self._contender.items, latencies, stolen / total if total else 0.0)
+        return _Work(rate * self._contender.items, latencies, lost)
 
     def memory_mib(self) -> tuple[float, float]:
         """At the peak and at rest, summed over its processes."""
@@ -322,6 +360,9 @@ class _Alive:
     def _has_ended(self) -> bool:
         if self._process.poll() is None:
             return False
+        # What it left behind must not work while others have their turn.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._errors.seek(0)
         print(f"{self._name} ended: {self._errors.read().strip()[-500:]}", file=sys.stderr)
         return True
@@ -329,10 +370,3 @@ class _Alive:
 
 def _slots(path: Path) -> int:
     return int(path.stem.partition("-")[2])
-
-
-def _cpu_ticks() -> tuple[int, int]:
-    """What the host gave to others while this machine wanted it, and all that was wanted."""
-    fields = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-    user, nice, system, _idle, _wait, interrupts, soft, stolen = fields
-    return stolen, user + nice + system + interrupts + soft + stolen

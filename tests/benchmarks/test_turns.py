@@ -90,6 +90,24 @@ def test_one_that_fails_is_told_and_the_others_go_on(
     assert "dies ended:" in told
 
 
+def test_what_one_that_died_left_behind_does_not_work_on(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    leaves = "import subprocess, sys, time; subprocess.Popen(sys.argv[1:]); time.sleep(2)"
+    dies = Contender([sys.executable, "-c", leaves, *worker(log, "left", 0.02)])
+    works = Contender(worker(log, "works", 0.02))
+    measured = take_all({"dies": dies, "works": works}, turns=15)
+    assert measured["dies"].rates == []
+    assert len(measured["works"].rates) == 15
+    steps = sorted(
+        (line.split() for line in log.read_text().splitlines()), key=lambda s: float(s[1])
+    )
+    assert {name for name, *_ in steps} == {"left", "works"}
+    # What it was at when it was ended may not have been finished; nothing is begun after it.
+    for (name, _, end), (following, start, _) in itertools.pairwise(steps):
+        assert name == following or float(end) <= float(start)
+    assert {name for name, *_ in steps[-20:]} == {"works"}
+
+
 def test_workers_end_with_a_benchmark_that_is_killed(tmp_path: Path) -> None:
     log = tmp_path / "log"
     code = (

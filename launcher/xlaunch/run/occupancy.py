@@ -30,6 +30,15 @@ LEAST_STOLEN_TICKS = 10
 """Of the time that a run wanted, and in all; below that nothing is said of what the host took."""
 
 
+class _Ticks(NamedTuple):
+    """Of a CPU since boot (see proc_stat(5))."""
+
+    work: int
+    """That it worked, or would have, had the host not given it to others."""
+    stolen: int
+    total: int
+
+
 class Occupant(NamedTuple):
     """A process that keeps a CPU busy."""
 
@@ -76,11 +85,11 @@ class StolenTime:
         """Begins to count."""
         self._cpus = frozenset(cpus)
         self._root = root
-        self._before = self._ticks()
+        self._before = _times(root)
 
     def describe(self) -> str | None:
         """A line about the time since; None where it was next to nothing."""
-        stolen, wanted = (now - then for now, then in zip(self._ticks(), self._before, strict=True))
+        stolen, wanted = self._since()
         if stolen < max(LEAST_STOLEN_TICKS, STOLEN_SHARE * wanted):
             return None
         one = len(self._cpus) == 1
@@ -90,17 +99,19 @@ class StolenTime:
             "/proc/stat): another run may be as much faster or slower"
         )
 
-    def _ticks(self) -> tuple[int, int]:
-        """Stolen, and stolen or worked."""
-        stolen = wanted = 0
-        for line in (read_file(f"{self._root}/stat") or b"").split(b"\n"):
-            name, *fields = line.split()[:9] or [b""]
-            if name[:3] != b"cpu" or not name[3:].isdigit() or int(name[3:]) not in self._cpus:
-                continue
-            ticks = [int(field) for field in fields]
-            stolen += sum(ticks[7:8])
-            wanted += sum(ticks) - sum(ticks[3:5])
-        return stolen, wanted
+    def share(self) -> float:
+        """Of the time since that was wanted, 0 to 1."""
+        stolen, wanted = self._since()
+        return stolen / wanted if wanted else 0.0
+
+    def _since(self) -> tuple[int, int]:
+        """Ticks that were stolen, and those that were stolen or worked."""
+        now = _times(self._root)
+        ours = [
+            (self._before[cpu], now[cpu]) for cpu in self._cpus & self._before.keys() & now.keys()
+        ]
+        stolen = sum(after.stolen - before.stolen for before, after in ours)
+        return stolen, sum(after.work - before.work for before, after in ours)
 
 
 def _anything_runs(root: str) -> bool:
@@ -110,8 +121,8 @@ def _anything_runs(root: str) -> bool:
     return not runnable.isdigit() or int(runnable) > 1
 
 
-def _times(root: str) -> dict[int, tuple[int, int]]:
-    """Of each CPU the ticks that it worked, and all ticks, since boot (see proc_stat(5))."""
+def _times(root: str) -> dict[int, _Ticks]:
+    """Of each CPU."""
     found = {}
     for line in (read_file(f"{root}/stat") or b"").split(b"\n"):
         name, *fields = line.split()[:9] or [b""]
@@ -119,18 +130,16 @@ def _times(root: str) -> dict[int, tuple[int, int]]:
             continue
         ticks = [int(field) for field in fields]
         idle = sum(ticks[3:5])  # idle, and idle with input or output pending
-        found[int(name[3:])] = (sum(ticks) - idle, sum(ticks))
+        found[int(name[3:])] = _Ticks(sum(ticks) - idle, sum(ticks[7:8]), sum(ticks))
     return found
 
 
-def _busy_shares(
-    before: dict[int, tuple[int, int]], after: dict[int, tuple[int, int]]
-) -> dict[int, float]:
+def _busy_shares(before: dict[int, _Ticks], after: dict[int, _Ticks]) -> dict[int, float]:
     shares = {}
-    for cpu, (work, total) in after.items():
-        earlier_work, earlier_total = before.get(cpu, (work, total))
-        if total > earlier_total:
-            shares[cpu] = (work - earlier_work) / (total - earlier_total)
+    for cpu, now in after.items():
+        then = before.get(cpu, now)
+        if now.total > then.total:
+            shares[cpu] = (now.work - then.work) / (now.total - then.total)
     return shares
 
 
