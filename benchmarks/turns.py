@@ -151,7 +151,10 @@ class Times(NamedTuple):
 
 
 def times(measured: Measured, base: Measured) -> Times | None:
-    """By bootstrap over turns, in which both had theirs; None of fewer than two."""
+    """By bootstrap over turns, in which both had theirs; None of fewer than two.
+
+    Each is one launch, and what differs from launch to launch is not in the interval.
+    """
     count = min(len(measured.rates), len(base.rates))
     if count < 2:
         return None
