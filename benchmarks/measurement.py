@@ -43,20 +43,19 @@ class Quartiles(NamedTuple):
     high: float
 
 
-def option_parser(
-    description: str | None, *, rounds: int | None = None, turns: int | None = None
-) -> argparse.ArgumentParser:
-    """The options that every benchmark has; it measures in so many rounds, or turns, by default."""
+def option_parser(description: str | None, *, rounds: int | None = None) -> argparse.ArgumentParser:
+    """The options that every benchmark has, with `--rounds` where it measures in rounds."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    name, count = ("--rounds", rounds) if turns is None else ("--turns", turns)
-    parser.add_argument(name, type=_at_least_2, default=count, help=f"default {count}")
+    if rounds is not None:
+        parser.add_argument("--rounds", type=at_least_2, default=rounds, help=f"default {rounds}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every raw value to FILE")
     return parser
 
 
-def _at_least_2(text: str) -> int:
+def at_least_2(text: str) -> int:
+    """The count that an option gives, of what has to differ among itself."""
     count = int(text)
     if count < 2:
         raise argparse.ArgumentTypeError("it takes 2 at least to tell how far they differ")

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from measurement import machine_line, option_parser, print_table
-from turns import FOLDER, Contender, Measured, measure_rows, rate_cell, times
+from measurement import machine_line, print_table
+from turns import FOLDER, Contender, Measured, measure_rows, rate_cell, times, turn_parser
 
 WORKLOADS = str(Path(__file__).resolve().parent / "workloads.py")
 WORKS = {
@@ -83,7 +83,7 @@ def compare_profiles(
 
 
 def _parse(description: str | None, profiles: Sequence[str]) -> argparse.Namespace:
-    parser = option_parser(description, turns=24)
+    parser = turn_parser(description, seconds=0.5)
     parser.add_argument("--profile", action="append", help=f"default: {', '.join(profiles)}")
     parser.add_argument("--work", action="append", choices=WORKS, help="default: all")
     parser.add_argument(
@@ -93,12 +93,12 @@ def _parse(description: str | None, profiles: Sequence[str]) -> argparse.Namespa
         metavar="NAME=VAR=VALUE",
         help="another case: the first profile with a variable; repeat for several variables",
     )
-    parser.add_argument("--seconds", type=float, default=0.5, help="of a turn; default 0.5")
     return parser.parse_args()
 
 
 def _cell(measured: Measured, base: Measured) -> str:
-    if not measured.memory_mib:
+    memory = measured.memory_mib()
+    if memory is None:
         return "-"
-    peak, resting = measured.memory_mib[-1]
+    peak, resting = memory
     return f"{rate_cell(measured, base)} {peak:.0f}/{resting:.0f}"

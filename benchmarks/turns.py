@@ -2,9 +2,11 @@
 """Contenders that are alive side by side and work by turns, one at a time.
 
 A machine that is shared with others is slow now and fast a second later, by far more than most
-things differ that one wants to compare. So all contenders of a comparison are started, and each
-works for a moment, in an order that is drawn anew for each turn; what the machine does to all of
-them falls out of the ratios. Starting them, and their first turn, is not counted.
+things differ that one wants to compare; and two launches of the same command differ for as long as
+they live. So each contender of a comparison is started several times, and each launch works for a
+moment, in an order that is drawn anew for each turn: what the machine does to all of them falls out
+of the ratios, and what a launch happened to get is in their intervals. Starting them, and their first
+turn, is not counted.
 
 A contender is any number of processes, under any launcher, that go through `Turn` at each step:
 
@@ -22,6 +24,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
+import math
 import os
 import random
 import signal
@@ -37,9 +40,10 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 import numpy as np
-from measurement import until_stopped, write_raw
+from measurement import at_least_2, option_parser, until_stopped, write_raw
 
 from xlaunch.run.occupancy import StolenTime
+from xtune.evidence.distributions import student_quantile
 
 GATE, FLOOR, ALIVE = "gate", "floor", "alive"
 STEP = struct.Struct("=idd")
@@ -49,7 +53,6 @@ FEWEST_STEPS = 3
 """Of each slot in a turn, however long that takes: the first one begins the clock."""
 
 LONGEST_START_S = 600.0
-RESAMPLES = 2000
 
 
 class Turn:
@@ -104,8 +107,8 @@ class Contender(NamedTuple):
 FOLDER = "{turns}"
 
 
-class Measured(NamedTuple):
-    """What a contender did, turn by turn."""
+class Launched(NamedTuple):
+    """What one launch of a contender did, turn by turn; empty if it ended by itself."""
 
     rates: list[float]
     """Items a second, of all its processes together."""
@@ -114,33 +117,61 @@ class Measured(NamedTuple):
     stolen: list[float]
     """The share of the CPUs' time in each turn that the host gave to others."""
     memory_mib: list[tuple[float, float]]
-    """After the latest turn, at the peak and at rest, over its processes."""
+    """After each turn, at the peak and at rest, over its processes."""
+
+
+class Measured(NamedTuple):
+    """What the launches of a contender did."""
+
+    launches: tuple[Launched, ...]
 
     def plain(self) -> dict[str, object]:
         """For a JSON file."""
-        peak, resting = self.memory_mib[-1] if self.memory_mib else (None, None)
         p50, p99 = self.percentiles_ms()
         return {
-            "rates": self.rates,
-            "stolen": self.stolen,
+            "rate": self.rate(),
             "p50_ms": p50,
             "p99_ms": p99,
-            "steps": len(self.latencies_s),
-            "peak_mib": peak,
-            "resting_mib": resting,
+            "launches": [
+                {
+                    "rates": launch.rates,
+                    "stolen": launch.stolen,
+                    "peak_and_resting_mib": launch.memory_mib,
+                    "steps": len(launch.latencies_s),
+                }
+                for launch in self.launches
+            ],
         }
+
+    def levels(self) -> list[float]:
+        """Of each launch that worked: the median rate over its turns."""
+        return [statistics.median(launch.rates) for launch in self.launches if launch.rates]
+
+    def rate(self) -> float | None:
+        """The geometric mean over launches; None where none worked."""
+        levels = self.levels()
+        return statistics.geometric_mean(levels) if levels else None
+
+    def memory_mib(self) -> tuple[float, float] | None:
+        """After the latest turn, at the peak and at rest: the mean over launches."""
+        latest = [launch.memory_mib[-1] for launch in self.launches if launch.memory_mib]
+        if not latest:
+            return None
+        peaks, resting = zip(*latest, strict=True)
+        return statistics.fmean(peaks), statistics.fmean(resting)
 
     def percentiles_ms(self) -> tuple[float | None, float | None]:
         """The median and the 99th percentile of a step; the latter from 100 steps on."""
-        if not self.latencies_s:
+        latencies = [value for launch in self.launches for value in launch.latencies_s]
+        if not latencies:
             return None, None
-        values = np.asarray(self.latencies_s) * 1e3
+        values = np.asarray(latencies) * 1e3
         p99 = float(np.percentile(values, 99)) if len(values) >= 100 else None
         return float(np.median(values)), p99
 
 
 class Times(NamedTuple):
-    """How many times the rate of another: the ratio of the medians, and its 95 % interval."""
+    """How many times the rate of another, and the 95 % interval of that."""
 
     ratio: float
     low: float
@@ -151,32 +182,41 @@ class Times(NamedTuple):
 
 
 def times(measured: Measured, base: Measured) -> Times | None:
-    """By bootstrap over turns, in which both had theirs; None of fewer than two.
-
-    Each is one launch, and what differs from launch to launch is not in the interval.
-    """
-    count = min(len(measured.rates), len(base.rates))
-    if count < 2:
+    """By Welch's t of the logarithms of launches' levels; None where one has fewer than two."""
+    ours, theirs = (np.log(one.levels()) for one in (measured, base))
+    if min(len(ours), len(theirs)) < 2:
         return None
-    ours, theirs = np.array(measured.rates[:count]), np.array(base.rates[:count])
-    drawn = np.random.default_rng(0).integers(0, count, (RESAMPLES, count))
-    ratios = np.median(ours[drawn], axis=1) / np.median(theirs[drawn], axis=1)
-    low, high = np.percentile(ratios, [2.5, 97.5])
-    return Times(float(np.median(ours) / np.median(theirs)), float(low), float(high))
-
-
-def median_rate(measured: Measured) -> float | None:
-    """Over the turns; None before there is one."""
-    return statistics.median(measured.rates) if measured.rates else None
+    difference = float(ours.mean() - theirs.mean())
+    errors = [float(logs.var(ddof=1)) / len(logs) for logs in (ours, theirs)]
+    reach = 0.0
+    if any(errors):
+        freedoms = (len(ours) - 1, len(theirs) - 1)
+        shares = (error**2 / freedom for error, freedom in zip(errors, freedoms, strict=True))
+        degrees = sum(errors) ** 2 / sum(shares)
+        reach = student_quantile(0.025, degrees) * math.sqrt(sum(errors))
+    return Times(*(math.exp(difference + way * reach) for way in (0, -1, 1)))
 
 
 def rate_cell(measured: Measured, base: Measured) -> str:
-    """For a table: the median rate, and how many times that of `base` it is."""
-    rate = median_rate(measured)
+    """For a table: the rate, and how many times that of `base` it is."""
+    rate = measured.rate()
     if rate is None:
         return "-"
     ratio = None if measured is base else times(measured, base)
     return f"{rate:.1f}" if ratio is None else f"{rate:.1f} ({ratio})"
+
+
+def turn_parser(description: str | None, *, seconds: float) -> argparse.ArgumentParser:
+    """The options of every benchmark whose contenders take turns, of so many seconds by default."""
+    parser = option_parser(description)
+    parser.add_argument(
+        "--launches", type=at_least_2, default=4, help="of each contender, all alive; default 4"
+    )
+    parser.add_argument("--turns", type=at_least_2, default=6, help="of each launch; default 6")
+    parser.add_argument(
+        "--seconds", type=float, default=seconds, help=f"of a turn; default {seconds:g}"
+    )
+    return parser
 
 
 def measure_rows(
@@ -185,13 +225,17 @@ def measure_rows(
     """Let the contenders of each row take turns; what was measured by then when it is stopped.
 
     options
-        With `turns`, `seconds` and `json`.
+        Of `turn_parser`.
     """
     measured: dict[str, dict[str, Measured]] = {}
     with until_stopped():
         for title, contenders in rows:
             for row in take_turns(
-                contenders, turns=options.turns, seconds=options.seconds, title=title
+                contenders,
+                launches=options.launches,
+                turns=options.turns,
+                seconds=options.seconds,
+                title=title,
             ):
                 measured[title] = row
                 # After each one: a machine that is taken away keeps what was measured.
@@ -201,41 +245,53 @@ def measure_rows(
 
 
 def take_turns(
-    contenders: Mapping[str, Contender], *, turns: int, seconds: float, title: str
+    contenders: Mapping[str, Contender], *, launches: int, turns: int, seconds: float, title: str
 ) -> Iterator[dict[str, Measured]]:
-    """Start all, let them work by turns, and yield what was measured so far after each turn.
+    """Launch all, let them work by turns, and yield what was measured so far after each turn.
 
-    One that cannot be started, or ends, is told on stderr and has no rates.
+    A launch that cannot be started, or ends, is told on stderr and has no rates.
     """
-    measured = {name: Measured([], [], [], []) for name in contenders}
+    measured = {
+        name: Measured(tuple(Launched([], [], [], []) for _ in range(launches)))
+        for name in contenders
+    }
     with contextlib.ExitStack() as stack:
-        alive = {}
-        for name, contender in contenders.items():
-            alive[name] = stack.enter_context(_Alive(name, contender))
-        for name, one in list(alive.items()):
+        alive = {
+            (name, number): stack.enter_context(_Alive(f"{name}, launch {number + 1},", contender))
+            for number in range(launches)
+            for name, contender in contenders.items()
+        }
+        for key, one in list(alive.items()):
             # The first turn warms up: what is allocated and compiled in it is there afterwards.
             if not one.is_ready() or one.work(0.0) is None:
-                del alive[name]
+                del alive[key]
         drawn = random.Random(0)
-        for number in range(turns):
+        for turn in range(turns):
             order = list(alive)
             drawn.shuffle(order)
-            worked = {name: alive[name].work(seconds) for name in order}
-            for name, done in worked.items():
+            worked = {key: alive[key].work(seconds) for key in order}
+            for (name, number), done in worked.items():
+                launched = measured[name].launches[number]
                 if done is None:
-                    del alive[name]
-                    for values in measured[name]:
+                    del alive[name, number]
+                    for values in launched:
                         values.clear()
                     continue
-                measured[name].rates.append(done.rate)
-                measured[name].latencies_s.extend(done.latencies_s)
-                measured[name].stolen.append(done.stolen)
-                measured[name].memory_mib[:] = [alive[name].memory_mib()]
-            shown = ", ".join(f"{name} {done.rate:.1f}" for name, done in worked.items() if done)
+                launched.rates.append(done.rate)
+                launched.latencies_s.extend(done.latencies_s)
+                launched.stolen.append(done.stolen)
+                launched.memory_mib.append(alive[name, number].memory_mib())
             lost = max((done.stolen for done in worked.values() if done), default=0.0)
-            told = f"{title}, turn {number + 1}: {shown}; at most {lost:.0%} of the CPUs stolen"
+            shown = ", ".join(f"{name} {_shown(one)}" for name, one in measured.items())
+            told = f"{title}, turn {turn + 1}: {shown}; at most {lost:.0%} of the CPUs stolen"
             print(told, file=sys.stderr, flush=True)
             yield measured
+
+
+def _shown(measured: Measured) -> str:
+    """The latest turn of each launch."""
+    latest = [f"{launch.rates[-1]:.1f}" for launch in measured.launches if launch.rates]
+    return " ".join(latest) or "-"
 
 
 class _Work(NamedTuple):
@@ -247,7 +303,7 @@ class _Work(NamedTuple):
 
 
 class _Alive:
-    """A contender that was started, and works when it is told to."""
+    """A launch of a contender, which works when it is told to."""
 
     def __init__(self, name: str, contender: Contender) -> None:
         self._name = name

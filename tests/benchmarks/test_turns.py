@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import signal
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
-from turns import FOLDER, Contender, Measured, median_rate, take_turns, times  # noqa: E402
+from turns import FOLDER, Contender, Launched, Measured, take_turns, times  # noqa: E402
 
 PATIENCE_S = 60.0
 
@@ -48,9 +49,16 @@ def worker(log: Path, name: str, seconds: float, slots: int = 1) -> list[str]:
     return [sys.executable, "-c", WORKER, FOLDER, str(log), name, str(seconds), str(slots)]
 
 
-def take_all(contenders: dict[str, Contender], turns: int = 3) -> dict[str, Measured]:
-    *_, measured = take_turns(contenders, turns=turns, seconds=0.1, title="test")
+def take_all(
+    contenders: dict[str, Contender], turns: int = 3, launches: int = 1
+) -> dict[str, Measured]:
+    *_, measured = take_turns(contenders, launches=launches, turns=turns, seconds=0.1, title="test")
     return measured
+
+
+def turn_counts(measured: Measured) -> list[int]:
+    """Of each launch."""
+    return [len(launch.rates) for launch in measured.launches]
 
 
 def test_one_works_at_a_time(tmp_path: Path) -> None:
@@ -60,19 +68,21 @@ def test_one_works_at_a_time(tmp_path: Path) -> None:
     many = Contender(
         [sys.executable, "-c", TWICE, *worker(log, "many", 0.01, slots=2)], items=3, processes=2
     )
-    measured = take_all({"alone": alone, "many": many})
-    assert [len(one.rates) for one in measured.values()] == [3, 3]
+    measured = take_all({"alone": alone, "many": many}, launches=2)
+    assert turn_counts(measured["alone"]) == turn_counts(measured["many"]) == [3, 3]
     steps = sorted(
         (line.split() for line in log.read_text().splitlines()), key=lambda s: float(s[1])
     )
     for (name, _, end), (following, start, _) in itertools.pairwise(steps):
-        assert name == following or float(end) <= float(start)
+        assert name == following == "many" or float(end) <= float(start)
     # No step takes less than it sleeps.
-    assert 0 < max(measured["alone"].rates) <= 1 / 0.005
-    assert 3 / 0.01 < max(measured["many"].rates) <= 4 * 3 / 0.01
-    assert min(measured["many"].latencies_s) >= 0.01
-    peak, resting = measured["many"].memory_mib[-1]
-    assert 0 < resting <= peak
+    for launch in measured["alone"].launches:
+        assert 0 < max(launch.rates) <= 1 / 0.005
+    for launch in measured["many"].launches:
+        assert 3 / 0.01 < max(launch.rates) <= 4 * 3 / 0.01
+        assert min(launch.latencies_s) >= 0.01
+        assert all(0 < resting <= peak for peak, resting in launch.memory_mib)
+    assert measured["many"].memory_mib() is not None
 
 
 def test_one_that_fails_is_told_and_the_others_go_on(
@@ -82,12 +92,21 @@ def test_one_that_fails_is_told_and_the_others_go_on(
     dies = Contender(["timeout", "1", *worker(tmp_path / "log", "dies", 0.3)])
     works = Contender(worker(tmp_path / "log", "works", 0.01))
     measured = take_all({"broken": broken, "dies": dies, "works": works}, turns=4)
-    assert measured["broken"].rates == measured["dies"].rates == []
-    assert median_rate(measured["broken"]) is None
-    assert len(measured["works"].rates) == 4
+    assert turn_counts(measured["broken"]) == turn_counts(measured["dies"]) == [0]
+    assert measured["broken"].rate() is measured["broken"].memory_mib() is None
+    assert turn_counts(measured["works"]) == [4]
     told = capfd.readouterr().err
-    assert "broken ended: no such thing" in told
-    assert "dies ended:" in told
+    assert "broken, launch 1, ended: no such thing" in told
+    assert "dies, launch 1, ended:" in told
+
+
+def test_a_launch_that_ends_leaves_the_others_of_its_contender(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    once = f'mkdir {mark} && exec timeout 1 "$@" || exec "$@"'
+    command = ["sh", "-c", once, "sh", *worker(tmp_path / "log", "one", 0.2)]
+    measured = take_all({"one": Contender(command)}, turns=4, launches=2)
+    assert sorted(turn_counts(measured["one"])) == [0, 4]
+    assert len(measured["one"].levels()) == 1
 
 
 def test_what_one_that_died_left_behind_does_not_work_on(tmp_path: Path) -> None:
@@ -96,8 +115,8 @@ def test_what_one_that_died_left_behind_does_not_work_on(tmp_path: Path) -> None
     dies = Contender([sys.executable, "-c", leaves, *worker(log, "left", 0.02)])
     works = Contender(worker(log, "works", 0.02))
     measured = take_all({"dies": dies, "works": works}, turns=15)
-    assert measured["dies"].rates == []
-    assert len(measured["works"].rates) == 15
+    assert turn_counts(measured["dies"]) == [0]
+    assert turn_counts(measured["works"]) == [15]
     steps = sorted(
         (line.split() for line in log.read_text().splitlines()), key=lambda s: float(s[1])
     )
@@ -114,7 +133,7 @@ def test_workers_end_with_a_benchmark_that_is_killed(tmp_path: Path) -> None:
         f"import sys; sys.path.insert(0, {str(BENCHMARKS)!r})\n"
         "from turns import Contender, take_turns\n"
         f"contender = Contender({worker(log, 'left', 0.01)!r})\n"
-        "list(take_turns({'left': contender}, turns=1000, seconds=0.1, title='killed'))"
+        "list(take_turns({'left': contender}, launches=1, turns=1000, seconds=0.1, title='killed'))"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
@@ -138,28 +157,40 @@ def is_running(pid: int) -> bool:
     return state != "Z" and os.path.exists(f"/proc/{pid}")
 
 
-def rated(*rates: float) -> Measured:
-    return Measured(list(rates), [], [], [])
+def rated(*launches: tuple[float, ...]) -> Measured:
+    return Measured(tuple(Launched(list(rates), [], [], []) for rates in launches))
 
 
-def test_times_is_the_ratio_of_medians_with_an_interval() -> None:
-    found = times(rated(20, 22, 18, 400), rated(10, 11, 9, 10))
+def test_times_holds_what_differs_from_launch_to_launch() -> None:
+    # Within a launch a median: a slow second does not count.
+    ours, theirs = rated((20, 22, 1), (24, 24, 24)), rated((10, 10, 10), (12, 900, 12))
+    found = times(ours, theirs)
     assert found is not None
-    assert found.ratio == pytest.approx(2.1)
-    assert found.low <= found.ratio <= found.high
-    same = times(rated(*[6.0] * 5), rated(*[2.0] * 5))
+    assert found.ratio == pytest.approx(2.0)
+    assert found.ratio == pytest.approx(ours.rate() / theirs.rate())
+    # By hand: both logarithms spread by log(1.2) / sqrt(2); two degrees of freedom, t = 4.3027.
+    reach = 4.3027 * math.sqrt(2 * (math.log(1.2) ** 2 / 2) / 2)
+    assert found.low == pytest.approx(2.0 / math.exp(reach), rel=1e-4)
+    assert found.high == pytest.approx(2.0 * math.exp(reach), rel=1e-4)
+    # More turns of the same launches tell no more.
+    again = times(rated((20, 22, 1) * 9, (24,) * 9), theirs)
+    assert again == pytest.approx(found)
+
+
+def test_times_of_launches_that_do_not_differ() -> None:
+    same = times(rated((6.0, 6.0), (6.0, 6.0)), rated((2.0,), (2.0,), (2.0,)))
     assert same == pytest.approx((3.0, 3.0, 3.0))
     assert str(same) == "3.00 [3.00, 3.00]"
-    assert times(rated(1.0), rated(1.0)) is None
-    # A slow second that both shared falls out.
-    slow = times(rated(*[4.0, 2.0] * 20), rated(*[2.0, 1.0] * 20))
-    assert slow is not None
-    assert slow.low == pytest.approx(2.0)
+
+
+def test_times_of_a_single_launch_is_not_told() -> None:
+    assert times(rated((1.0, 1.0)), rated((1.0,), (1.0,))) is None
+    assert times(rated((1.0,), ()), rated((1.0,), (1.0,))) is None
 
 
 def test_percentiles_are_of_enough_steps() -> None:
-    few = Measured([1.0], [0.001] * 99, [], [])
+    few = Measured((Launched([1.0], [0.001] * 50, [], []), Launched([1.0], [0.001] * 49, [], [])))
     assert few.percentiles_ms() == (pytest.approx(1.0), None)
-    many = Measured([1.0], [0.001] * 100, [], [])
+    many = Measured((Launched([1.0], [0.001] * 50, [], []), Launched([1.0], [0.001] * 50, [], [])))
     assert many.percentiles_ms() == (pytest.approx(1.0), pytest.approx(1.0))
-    assert rated().percentiles_ms() == (None, None)
+    assert rated((1.0,)).percentiles_ms() == (None, None)
