@@ -261,6 +261,8 @@ def take_turns(
             for number in range(launches)
             for name, contender in contenders.items()
         }
+        for one in alive.values():
+            stack.callback(one.stop)  # all of them, before the first one is waited for
         for key, one in list(alive.items()):
             # The first turn warms up: what is allocated and compiled in it is there afterwards.
             if not one.is_ready() or one.work(0.0) is None:
@@ -339,14 +341,18 @@ class _Alive:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGTERM)
+        self.stop()
         try:
             self._process.wait(20)
         except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         self._stack.close()
+
+    def stop(self) -> None:
+        """Ask it to end, and do not wait for it."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGTERM)
 
     def is_ready(self) -> bool:
         """Wait until all processes are at their first step; False when it ended instead."""
