@@ -8,6 +8,7 @@ with their defaults. at::launch copies them for torch's own threads; this does s
 from __future__ import annotations
 
 import contextlib
+import itertools
 from typing import NamedTuple
 
 import torch
@@ -30,12 +31,20 @@ class Autocast(NamedTuple):
     cache: bool
 
 
+_WITHOUT_AUTOCAST = {
+    (grad, inference): Modes(grad, inference, autocast=None)
+    for grad, inference in itertools.product((False, True), repeat=2)
+}
+"""Made once: this is asked for twice a call."""
+
+
 def current_modes() -> Modes:
     """The modes of the calling thread."""
-    autocast = None
-    if torch.is_autocast_enabled("cpu"):
-        autocast = Autocast(torch.get_autocast_dtype("cpu"), torch.is_autocast_cache_enabled())
-    return Modes(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast)
+    grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+    if not torch.is_autocast_enabled("cpu"):
+        return _WITHOUT_AUTOCAST[grad, inference]
+    autocast = Autocast(torch.get_autocast_dtype("cpu"), torch.is_autocast_cache_enabled())
+    return Modes(grad, inference, autocast)
 
 
 class ThreadModes:

@@ -19,6 +19,7 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeVar
 
 from xruntime.errors import ClosedError, LostInForkError
+from xruntime.futures import LightFuture
 from xruntime.mailbox import Mailbox
 from xruntime.modes import Modes, ThreadModes, current_modes
 from xruntime.native import CLOSED, INTERRUPTED
@@ -52,7 +53,7 @@ def submission_of(
     return Submission(future, function, args, kwargs, current_modes(), contextvars.copy_context())
 
 
-class TaskFuture(Future[T]):
+class TaskFuture(LightFuture[T]):
     """A concurrent.futures.Future whose result is waited for without the interpreter's lock."""
 
     line: _Line | None = None
@@ -66,18 +67,14 @@ class TaskFuture(Future[T]):
         Raises TimeoutError after `timeout` seconds, CancelledError, and LostInForkError in a forked
         child that inherited the future.
         """
-        if self.done() or self._wait(timeout):
-            return super().result(0)
-        return super().result(_left(timeout))
+        return super().result(0 if self.done() or self._wait(timeout) else _left(timeout))
 
     get = result
     """The name that Intel's extension for PyTorch gave it."""
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """The call's exception, or None. Raises as `result` does."""
-        if self.done() or self._wait(timeout):
-            return super().exception(0)
-        return super().exception(_left(timeout))
+        return super().exception(0 if self.done() or self._wait(timeout) else _left(timeout))
 
     def _wait(self, timeout_s: float | None) -> bool:
         """Wait a short while; whether the result is there."""
