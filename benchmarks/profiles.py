@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from measurement import machine_line, print_table
@@ -28,14 +28,20 @@ WORKS = {
 
 
 def compare_profiles(
-    description: str | None, option: str, profiles: Sequence[str], *, auto: str, rule: str
+    description: str | None,
+    option: str,
+    profiles: Sequence[str],
+    *,
+    auto: str,
+    rule: str,
+    least: float,
 ) -> int:
     """Measure every profile that `option` of xlaunch names; the first is the peer of the others.
 
     auto
         The profile that xlaunch chooses by itself, which a second table holds against the others.
-    rule
-        By which it was chosen, told below that.
+    rule, least
+        By which it was chosen: it is to be at least so many times as fast as any other on every row.
     """
     options = _parse(description, profiles)
     chosen = options.profile or profiles
@@ -78,8 +84,25 @@ def compare_profiles(
             for work, row in measured.items()
         ]
         print_table([f"{auto} is so many times", *others], rows)
-        print(f"rule of auto: {rule}")
+        print(f"\nrule of auto: {rule}")
+        print(*judgements(measured, auto, least), sep="\n")
     return 0
+
+
+def judgements(
+    measured: Mapping[str, Mapping[str, Measured]], auto: str, least: float
+) -> list[str]:
+    """Where `auto` is surely not `least` times as fast as another, and where that is not known."""
+    broken, open_ = [], []
+    for work, row in measured.items():
+        for name, other in row.items():
+            ratio = None if name == auto else times(row[auto], other)
+            if ratio is None or ratio.low >= least:
+                continue
+            told = f"{work}, {ratio} times {name}"
+            (broken if ratio.high < least else open_).append(told)
+    lines = [f"  broken: {told}" for told in broken] + [f"  not known: {told}" for told in open_]
+    return [*lines, "  kept by everything else that was measured"]
 
 
 def _parse(description: str | None, profiles: Sequence[str]) -> argparse.Namespace:

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a profile keeps its rule is told from intervals, row by row."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+from profiles import judgements
+from turns import Launched, Measured
+
+
+def rated(*rates: float) -> Measured:
+    return Measured(tuple(Launched([rate], [], [], []) for rate in rates))
+
+
+def test_broken_not_known_and_kept() -> None:
+    measured = {
+        "slow": {"auto": rated(90, 90.1, 89.9), "other": rated(100, 100.1, 99.9)},
+        "noisy": {"auto": rated(90, 110, 100), "other": rated(100, 100.1, 99.9)},
+        "level": {"auto": rated(97, 97.1, 96.9), "other": rated(100, 100.1, 99.9)},
+        "died": {"auto": rated(97, 97.1, 96.9), "other": Measured(())},
+    }
+    broken, not_known, rest = judgements(measured, "auto", 0.95)
+    assert broken.startswith("  broken: slow, 0.90 [0.90, 0.90] times other")
+    assert not_known.startswith("  not known: noisy, 1.00 [0.7")
+    assert rest == "  kept by everything else that was measured"
