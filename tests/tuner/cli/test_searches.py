@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sqlite3
 import subprocess
@@ -33,6 +34,28 @@ def test_finds_the_shortest_nap(desk: Desk) -> None:
     assert shlex.split(found["command"])[-2:] == ["nap.py", "0.05"]
     assert "xtune: to search: 2 configurations" in done.err
     assert "all will take" in done.err
+
+
+def test_what_won_is_launched_without_each_of_its_changes(desk: Desk) -> None:
+    desk.write(
+        "product.py", 'import sys; print(f"{int(sys.argv[1]) * int(sys.argv[2])} items/s")\n'
+    )
+    values = ",".join(str(number) for number in range(10, 31))
+    done = desk.xtune(
+        "--metric", "items/s", "--only-params", "--param", f"n={values}", "--param", f"m={values}",
+        "--budget", "40", "--study", "product", "product.py", "{n}", "{m}",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    # It prints the product of its arguments, 30 and 30 at best, without any noise.
+    lines = [line.strip() for line in done.out.splitlines()]
+    assert lines[0].startswith("gain: ")
+    assert lines[1] == "best: n=30, m=30"
+    told = [line.split(": ") for line in lines if line.startswith("without its ")]
+    assert [setting for setting, _ in told] == ["without its n=30", "without its m=30"]
+    assert all(shown.startswith("0.333 times that, ") for _, shown in told)
+    assert "xtune: the best without one of its changes" in done.err
+    exported = json.loads(desk.xtune("export", "product").out)
+    assert "ablation" in {launch["stage"] for launch in exported["launches"]}
 
 
 def test_the_preset_runs_and_the_study_is_kept(desk: Desk) -> None:

@@ -166,6 +166,10 @@ def test_a_gain_says_ratio_command_preset_and_plan() -> None:
     people = contestants(found)
     assert [row[0] for row in root.by_id("distributions").rows()] == [one.name for one in people]
     assert people[0].configuration == BARE
+    left_out = [row for row in root.by_id("importance").rows() if " instead of " in row[1]]
+    assert [row[0] for row in left_out] == [one.name for one in found.ablations]
+    assert set(found.space.changes(found.verdict.best)) == {row[0] for row in left_out}
+    assert ["batch", "4 instead of 8"] in [row[:2] for row in left_out]
 
 
 def test_no_gain_keeps_the_default() -> None:

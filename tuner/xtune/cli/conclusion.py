@@ -18,6 +18,8 @@ from xtune.evidence.verdicts import Kind, Verdict
 from xtune.measurement.launches import Launch, Outcome
 from xtune.measurement.objectives import Objective
 from xtune.screen.words import amount, duration, launches, settings
+from xtune.search.ablation import Ablation, ablations_of
+from xtune.search.levels import Scale
 from xtune.search.records import Record
 from xtune.search.strategy import Favourite
 from xtune.space.parameters import BARE, Configuration, Value, Where
@@ -75,6 +77,12 @@ class Conclusion(NamedTuple):
         if best != BARE and self.preset is not None:
             return shlex.join(self.resolver.preset_command(best, use=self.preset))
         return shlex.join(self.resolver.command(best))
+
+    @property
+    def ablations(self) -> tuple[Ablation, ...]:
+        """What won, without one of its changes."""
+        scale = Scale(self.records, self.objective)
+        return ablations_of(self.verdict.best, self.space, self.resolver.plan_hash, scale)
 
     def to_plain(self) -> dict[str, Any]:
         """What --json prints."""
@@ -182,11 +190,14 @@ class Conclusion(NamedTuple):
 
     def _mattered(self) -> Iterator[str]:
         """The settings that made a difference; of a small space what each configuration came to."""
+        left_out = self.ablations
+        for one in left_out:
+            yield f"  without its {_describe_ablation(one)}"
         importance = importance_of(self.launches, self.space.parameters, self.objective)
         found = [row for row in importance.settings if row.matters and _is_visible(row)]
         for row in found:
             yield f"  mattered: {_describe(row)}"
-        if found:
+        if found or left_out:
             return
         if self.space.size > MOST_SHOWN:
             yield f"  what mattered: {_nothing(importance)}"
@@ -288,6 +299,10 @@ def _describe(row: SettingImportance) -> str:
         f" {row.share_high:.0%}): {best.value} is {best.ratio:.3g} times its default,"
         f" {best.low:.3g} to {best.high:.3g}"
     )
+
+
+def _describe_ablation(one: Ablation) -> str:
+    return f"{one.name}={one.value}: {one.ratio:.3g} times that, {one.low:.3g} to {one.high:.3g}"
 
 
 def _nothing(importance: Importance) -> str:

@@ -15,7 +15,9 @@ from xtune.evidence.verdicts import Verdict
 from xtune.measurement.launches import Launch, Outcome
 from xtune.measurement.objectives import Objective
 from xtune.screen.words import settings
+from xtune.search.ablation import Ablation, ablations_of
 from xtune.search.encoding import decode_final_plan
+from xtune.search.levels import Scale
 from xtune.search.records import Record, Stage
 from xtune.search.study import Subject
 from xtune.space.parameters import BARE, Configuration
@@ -70,6 +72,12 @@ class Findings(NamedTuple):
         if verdict.best != BARE or verdict.leader is None:
             return verdict.best
         return verdict.leader
+
+    @property
+    def ablations(self) -> tuple[Ablation, ...]:
+        """The winner without one of its changes."""
+        scale = Scale(self.records, self.objective)
+        return ablations_of(self.verdict.best, self.space, self.resolver.plan_hash, scale)
 
     @property
     def final_plan(self) -> FinalPlan | None:

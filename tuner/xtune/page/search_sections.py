@@ -125,7 +125,7 @@ def importance_section(findings: Findings, found: Importance) -> Section:
     chart = importance(found)
     if chart is None:
         told = f"Nothing can be said of single settings: {found.note or 'none varied enough'}."
-        body = join(paragraph(told), _medians(findings))
+        body = join(paragraph(told), _ablations(findings), _medians(findings))
         return Section("importance", title, body)
     effects = [(row, effect) for row in found.settings for effect in row.effects]
     shown = effects[:MOST_EFFECTS]
@@ -159,6 +159,7 @@ def importance_section(findings: Findings, found: Importance) -> Section:
             ]
         ),
         chart_frame(chart),
+        _ablations(findings),
         element("h3", "What each value did"),
         table(
             ("setting", "value", "ratio", "interval", axis_picture(axis), "configurations"),
@@ -178,6 +179,41 @@ def importance_section(findings: Findings, found: Importance) -> Section:
     )
     lead = "How much of the differences each setting accounts for, with its 95 % interval."
     return Section("importance", title, body, (chart,), lead=lead)
+
+
+def _ablations(findings: Findings) -> Markup | None:
+    """The winner without one of its changes."""
+    found = findings.ablations
+    if not found:
+        return None
+    axis = axis_for([end for one in found for end in (one.low, one.high, one.ratio)])
+    rows = [
+        (
+            element("code", one.name),
+            element("code", f"{one.default} instead of {one.value}"),
+            ratio(one.ratio, one.low, one.high),
+            reach(one.low, one.high),
+            interval_picture(
+                axis, one.ratio, one.low, one.high, strong=not one.low <= 1.0 <= one.high
+            ),
+            str(one.launches),
+        )
+        for one in found
+    ]
+    return join(
+        element("h3", "The winner without one of its changes"),
+        table(
+            ("setting", "with", "ratio", "interval", axis_picture(axis), "launches"),
+            rows,
+            numbers=(2, 5),
+            klass="effects",
+        ),
+        paragraph(
+            "Ratio: to the winner itself, so below 1 where the change helps; intervals of 95 %, each"
+            " by itself.",
+            klass="note",
+        ),
+    )
 
 
 def _medians(findings: Findings) -> Markup | None:

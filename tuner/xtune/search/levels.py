@@ -49,9 +49,18 @@ class Scale:
         scores = [one for one in found if one is not None]
         return sum(scores) / len(scores) if scores else None
 
-    @cached_property
+    @property
     def spread(self) -> float:
         """Standard deviation of a score between launches of one plan."""
+        return self._noise[0]
+
+    @property
+    def degrees(self) -> float:
+        """Of freedom, that `spread` has."""
+        return self._noise[1]
+
+    @cached_property
+    def _noise(self) -> tuple[float, float]:
         groups: dict[str, list[float]] = {}
         for record in self._records:
             found = self.score_of(record)
@@ -62,7 +71,7 @@ class Scale:
             centre = sum(group) / len(group)
             squares += sum((one - centre) ** 2 for one in group)
             degrees += len(group) - 1
-        return math.sqrt(squares / degrees)
+        return math.sqrt(squares / degrees), degrees
 
     def score_of(self, record: Record) -> float | None:
         """The score of a record; what it did not reach, of one that was cut; None for a failure."""

@@ -26,6 +26,8 @@ class Stage(enum.Enum):
     """What the model, or a sampler, thought worth trying."""
     CONTROL = "control"
     """The bare command again, to see whether the machine drifts."""
+    ABLATION = "ablation"
+    """What looks best, without one of its changes."""
     FINAL = "final"
     """The top few and the bare command in turns."""
 

@@ -3,7 +3,8 @@
 
 First the bare command, then what is worth trying first: xlaunch's own default, presets, earlier
 winners. A small space is raced, a larger one searched by a proposer; the bare command is launched
-again every few launches, as a control. What is left of the budget for it goes to the paired final.
+again every few launches, as a control. What the best would be without each of its changes is launched
+where it is far ahead, and what is left of the budget for it goes to the paired final.
 
 A strategy holds nothing that does not follow from the records: after a kill, or in another worker,
 the same records lead to the same stage.
@@ -19,6 +20,7 @@ from xtune.evidence.finals import Final, Finalist, plan_final
 from xtune.evidence.verdicts import Rule, blocks_for
 from xtune.measurement.launches import Outcome
 from xtune.measurement.objectives import Objective
+from xtune.search.ablation import not_launched, without_each
 from xtune.search.budget import MOST_BLOCKS, FinalSize, final_size
 from xtune.search.encoding import decode_final_plan, encode_final_plan
 from xtune.search.levels import Scale
@@ -34,6 +36,9 @@ CONTROL_EVERY = 10
 CUT_SHARE = math.log(1.4)
 CUT_SPREADS = 6.0
 """What is behind the best by 40 %, and by six times the noise, is not waited for."""
+
+MOST_ABLATIONS = 6
+"""Changes of the best that are left out, one at a time."""
 
 FINALIST_DEVIATIONS = 2.0
 """Who is behind the favourite by more than this, for all the model knows, is no finalist."""
@@ -138,16 +143,22 @@ class Strategy:
         races = self.races(allowance)
         size = self._size_of_final(scale, allowance)
         if size is not None and allowance.left <= size.launches:
-            return self._begin_final(records, scale, size, races=races)
+            return self._begin_final(records, size, races=races)
+        if size is not None and allowance.left <= size.launches + MOST_ABLATIONS and not races:
+            left_out = self._ablations(records)
+            if left_out and allowance.left <= size.launches + len(left_out):
+                return left_out[0]
         step = self._control(records)
         if step is None and not races:
             step = self._seeding(records) or self._searching(records, scale)
         elif step is None:
             step = self._racing(records, scale)
         if step is None and size is not None and not _is_under_way(records):
+            if not races and (left_out := self._ablations(records)):
+                return left_out[0]
             rest = self._size_of_final(scale, allowance, rest=True)
             assert rest is not None
-            return self._begin_final(records, scale, rest, races=races)
+            return self._begin_final(records, rest, races=races)
         return step
 
     def favourite(self, records: Sequence[Record]) -> Favourite | None:
@@ -216,6 +227,25 @@ class Strategy:
         key = f"search {plan_hash} {before}"
         return Step(Stage.SEARCH, chosen, plan_hash, key, cut_at=self._cut_at(scale))
 
+    def _ablations(self, records: Sequence[Record]) -> list[Step]:
+        """The favourite without one of its changes, where it is far ahead; not what is known."""
+        scale = self._scale(_without_ablations(records))
+        if scale.bare is None or _ahead(scale) <= self._rule.min_effect:
+            return []
+        favourites = self._model.favourites(scale.ratings, 1)
+        wanted = without_each(self._space, favourites[0]) if favourites else []
+        known = {record.step.plan_hash for record in records}
+        return [
+            Step(
+                Stage.ABLATION,
+                configuration,
+                plan_hash := self._hash(configuration),
+                f"ablation {plan_hash}",
+                f"the best without its {name}",
+            )
+            for name, configuration in not_launched(wanted, self._plan_hash, known)[:MOST_ABLATIONS]
+        ]
+
     def _racing(self, records: Sequence[Record], scale: Scale) -> Step | None:
         """The next of the block; of the one after it, where others still are at work on this one."""
         blocks, state = self._race(records, scale)
@@ -277,8 +307,7 @@ class Strategy:
             size = size.with_rest(allowance.left)
         if size is None or scale.bare is None:
             return size
-        scores = [rating.score for rating in scale.ratings if rating.score is not None]
-        ahead = max(scores, default=scale.bare) - scale.bare - 2.0 * scale.spread
+        ahead = _ahead(scale)
         if ahead <= self._rule.min_effect:
             return size
         spread = math.sqrt(2.0) * scale.spread
@@ -286,9 +315,11 @@ class Strategy:
         return size if needed is None else size.with_blocks(needed)
 
     def _begin_final(
-        self, records: Sequence[Record], scale: Scale, size: FinalSize, *, races: bool
+        self, records: Sequence[Record], size: FinalSize, *, races: bool
     ) -> Step | None:
         """The first turn of a new final; None where there is nobody to be in it."""
+        # An ablation that was launched once and had luck would take the place of what was not.
+        scale = self._scale(_without_ablations(records))
         finalists = self._finalists(records, scale, size, races=races)
         if not finalists:
             return None
@@ -368,6 +399,17 @@ class Strategy:
         plan_hash = self._plan_hash(configuration)
         assert plan_hash is not None, f"{configuration!r} was chosen and cannot be carried out"
         return plan_hash
+
+
+def _ahead(scale: Scale) -> float:
+    """By how much the best launch is ahead of the bare command, noise aside; of scores."""
+    assert scale.bare is not None
+    scores = [rating.score for rating in scale.ratings if rating.score is not None]
+    return max(scores, default=scale.bare) - scale.bare - 2.0 * scale.spread
+
+
+def _without_ablations(records: Sequence[Record]) -> list[Record]:
+    return [record for record in records if record.step.stage is not Stage.ABLATION]
 
 
 def _finals(records: Sequence[Record]) -> list[Record]:

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What looks best is launched without each of its changes, and what that tells is told."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+from tests.tuner.search.scripted import (
+    BEST,
+    RATE,
+    SMALL,
+    SPACE,
+    ScriptedMeasurer,
+    follow,
+    gain,
+    stages,
+)
+
+from xtune.evidence.distributions import student_quantile
+from xtune.measurement.launches import Outcome
+from xtune.search.ablation import ablations_of, without_each
+from xtune.search.levels import USUAL_DEGREES, Scale
+from xtune.search.records import Record, Stage, Step
+from xtune.search.strategy import MOST_ABLATIONS, Strategy
+from xtune.space.parameters import BARE, Configuration
+from xtune.space.spaces import Space
+
+TOTAL = 40
+
+
+def strategy(measurer: ScriptedMeasurer, space: Space = SPACE) -> Strategy:
+    return Strategy(space, measurer.plan_hash, RATE, host="here", seed=1)
+
+
+def recorded(
+    measurer: ScriptedMeasurer, *launched: Configuration, cut: bool = False
+) -> list[Record]:
+    """Launches of these, whatever for."""
+    records = []
+    for number, configuration in enumerate(launched):
+        plan_hash = measurer.plan_hash(configuration) or ""
+        cut_at = 1e9 if cut else None
+        step = Step(Stage.SEARCH, configuration, plan_hash, str(number), cut_at=cut_at)
+        launch = measurer.measure(configuration, cut_at=cut_at)
+        records.append(Record(number, step, "here", launch))
+    return records
+
+
+def without(name: str, configuration: Configuration = BEST) -> Configuration:
+    return SPACE.complete({**configuration, name: SPACE.default[name]})
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_before_the_final_the_best_is_launched_without_each_change(seed: int) -> None:
+    measurer = ScriptedMeasurer(seed=seed)
+    one = strategy(measurer)
+    records = follow(one, measurer, 100, total=TOTAL)
+    assert len(records) <= TOTAL
+    final = one.final(records)
+    assert final is not None
+    best = final.plan.finalists[0].configuration
+    assert gain(best) == pytest.approx(gain(BEST))
+    first = stages(records).index(Stage.FINAL)
+    count = Counter(stages(records))[Stage.ABLATION]
+    assert 0 < count <= MOST_ABLATIONS
+    assert stages(records)[first - count : first] == [Stage.ABLATION] * count
+    # Each plan is known by then, most by the search itself, and none was launched for this twice.
+    launched = Counter(record.step.configuration for record in records[:first])
+    for name, other in without_each(SPACE, best):
+        assert launched[other] >= 1, name
+    left_out = records[first - count : first]
+    assert all(launched[record.step.configuration] == 1 for record in left_out)
+    assert {record.step.origin for record in left_out} <= {
+        f"the best without its {name}" for name in SPACE.changes(best)
+    }
+
+
+def test_nothing_is_left_out_where_nothing_is_ahead() -> None:
+    measurer = ScriptedMeasurer(lambda _: 0.0, noise=0.02)
+    records = follow(strategy(measurer), measurer, 100, total=TOTAL)
+    assert len(records) == TOTAL
+    assert Stage.ABLATION not in stages(records)
+
+
+def test_nothing_is_left_out_of_a_race_which_launches_everything() -> None:
+    measurer = ScriptedMeasurer()
+    records = follow(strategy(measurer, SMALL), measurer, 100, total=60)
+    assert Stage.RACE in stages(records)
+    assert Stage.ABLATION not in stages(records)
+
+
+def test_one_that_had_luck_is_no_finalist() -> None:
+    """All that is launched as an ablation looks twice as good as it is."""
+    ablated: list[Configuration] = []
+    measurer = ScriptedMeasurer(lambda one: gain(one) + math.log(2.0) * (one in ablated))
+    one = strategy(measurer)
+    records: list[Record] = []
+    while Stage.FINAL not in stages(records):
+        before = len(records)
+        records = follow(one, measurer, 1, total=TOTAL, records=records)
+        assert len(records) > before
+        step = records[-1].step
+        if step.stage is Stage.ABLATION:
+            # It is too late for this launch; make it anew.
+            ablated.append(step.configuration)
+            records[-1] = records[-1]._replace(launch=measurer.measure(step.configuration))
+    assert ablated
+    final = one.final(records)
+    assert final is not None
+    assert not {finalist.configuration for finalist in final.plan.finalists} & set(ablated)
+
+
+def test_without_each_leaves_out_one_change_at_a_time() -> None:
+    assert dict(without_each(SPACE, BEST)) == {
+        "allocator": SPACE.complete({"batch": 8, "thp": "always"}),
+        "batch": SPACE.complete({"allocator": "tcmalloc", "thp": "always"}),
+        "thp": SPACE.complete({"allocator": "tcmalloc", "batch": 8}),
+    }
+    assert without_each(SPACE, SPACE.complete({"batch": 8})) == []
+    # What the conditions of a space do not allow is left out.
+    bound = Space(SPACE.parameters, conditions=["batch != 4 if allocator == 'tcmalloc'"])
+    assert [name for name, _ in without_each(bound, bound.complete(BEST))] == ["allocator", "thp"]
+
+
+def test_ratios_and_intervals_by_hand() -> None:
+    measurer = ScriptedMeasurer(noise=0.0)
+    records = recorded(measurer, BEST, BEST, BEST, without("allocator"), without("thp"))
+    scale = Scale(records, RATE)
+    first, second = ablations_of(BEST, SPACE, measurer.plan_hash, scale)
+    assert (first.name, first.value, first.default) == ("allocator", "tcmalloc", "auto")
+    assert first.ratio == pytest.approx(math.exp(-0.2))
+    assert second.name == "thp"
+    assert second.ratio == pytest.approx(math.exp(-0.1))
+    assert first.launches == second.launches == 1
+    # Without any noise seen, what is taken for it weighs as before, among two degrees more.
+    assert scale.degrees == USUAL_DEGREES + 2
+    error = scale.spread * math.sqrt(1 + 1 / 3)
+    reach = student_quantile(0.025, scale.degrees) * error
+    assert math.log(first.low) == pytest.approx(-0.2 - reach)
+    assert math.log(first.high) == pytest.approx(-0.2 + reach)
+
+
+def test_what_was_cut_or_failed_tells_nothing() -> None:
+    measurer = ScriptedMeasurer()
+    records = recorded(measurer, BEST) + recorded(measurer, without("thp"), cut=True)
+    assert records[1].launch is not None
+    assert records[1].launch.outcome is Outcome.CUT
+    assert ablations_of(BEST, SPACE, measurer.plan_hash, Scale(records, RATE)) == ()
+    broken = ScriptedMeasurer(outcomes=lambda _: Outcome.CRASHED)
+    records = recorded(measurer, BEST) + recorded(broken, without("thp"))
+    assert ablations_of(BEST, SPACE, measurer.plan_hash, Scale(records, RATE)) == ()
+
+
+def test_a_change_that_changes_no_plan_is_not_told() -> None:
+    """A machine on which `omp` does nothing: without it, it is the same."""
+
+    def plan(configuration: Configuration) -> str:
+        return repr({name: value for name, value in configuration.items() if name != "omp"})
+
+    measurer = ScriptedMeasurer(noise=0.0, plan=plan)
+    best = SPACE.complete({**BEST, "omp": "intel"})
+    records = recorded(measurer, BARE, BEST, without("thp", best))
+    found = ablations_of(best, SPACE, plan, Scale(records, RATE))
+    assert [(one.name, round(one.ratio, 3)) for one in found] == [("thp", 0.905)]
