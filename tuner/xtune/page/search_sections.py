@@ -149,6 +149,9 @@ def importance_section(findings: Findings, found: Importance) -> Section:
     ]
     matters = [row.name for row in found.settings if row.matters]
     told = f"Surely: {', '.join(matters)}." if matters else "None by itself, as far as can be told."
+    left_out = _ablations(findings)
+    if left_out is not None:
+        told += " What the winner owes to each of its changes is below."
     hidden = len(effects) - len(shown)
     body = join(
         paragraph(told),
@@ -159,7 +162,7 @@ def importance_section(findings: Findings, found: Importance) -> Section:
             ]
         ),
         chart_frame(chart),
-        _ablations(findings),
+        left_out,
         element("h3", "What each value did"),
         table(
             ("setting", "value", "ratio", "interval", axis_picture(axis), "configurations"),
