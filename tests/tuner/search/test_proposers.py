@@ -120,6 +120,19 @@ def test_the_best_of_many_noisy_launches_is_launched_again() -> None:
     assert len(counts) > 20
 
 
+def test_as_many_launches_of_others_are_learnt_anew() -> None:
+    model = ModelProposer(SPACE, repr)
+    configurations = [SPACE.complete({"allocator": one, "smt": two})
+                      for one in ("auto", "tcmalloc") for two in (False, True)]  # fmt: skip
+    one, two, three, four = configurations
+    first = [Rating(one, repr(one), 0.0), Rating(two, repr(two), 1.0)] * 3
+    second = [Rating(three, repr(three), 1.0), Rating(four, repr(four), 0.0)] * 3
+    assert model.favourites(first, 1) == [two]
+    assert model.favourites(second, 1) == [three]
+    mean, _ = model.believed(three)
+    assert mean > 0.7
+
+
 def test_the_knowledge_gradient_is_what_a_launch_raises_the_best_mean_by() -> None:
     generator = np.random.default_rng(0)
     root = generator.standard_normal((4, 4))

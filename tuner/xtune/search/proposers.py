@@ -73,7 +73,7 @@ class ModelProposer:
         self.pool = Pool(space, plan_hash, self._encoder, seed)
         self._generator = np.random.default_rng(seed)
         self._surrogate = Surrogate(self._encoder, self._generator)
-        self._learnt = 0
+        self._learnt: list[str] = []
 
     def propose(
         self, ratings: Sequence[Rating], taken: Collection[str] = ()
@@ -137,9 +137,10 @@ class ModelProposer:
         return float(means.mean()), math.sqrt(variance)
 
     def _learn(self, scored: Sequence[Rating]) -> None:
-        if len(scored) == self._learnt:
+        launched = [rating.plan_hash for rating in scored]
+        if launched == self._learnt:
             return
-        self._learnt = len(scored)
+        self._learnt = launched
         rows = self._encoder.rows([rating.configuration for rating in scored])
         values = [_taken_for(rating) for rating in scored]
         self._surrogate.fit(rows, np.array(values))
