@@ -92,17 +92,22 @@ def compare_profiles(
 def judgements(
     measured: Mapping[str, Mapping[str, Measured]], auto: str, least: float
 ) -> list[str]:
-    """Where `auto` is surely not `least` times as fast as another, and where that is not known."""
-    broken, open_ = [], []
+    """Where `auto` is surely not `least` times as fast as another, where that is not known, and how
+    often it surely is.
+    """
+    broken, open_, kept = [], [], 0
     for work, row in measured.items():
         for name, other in row.items():
             ratio = None if name == auto else times(row[auto], other)
-            if ratio is None or ratio.low >= least:
+            if ratio is None:
+                continue
+            if ratio.low >= least:
+                kept += 1
                 continue
             told = f"{work}, {ratio} times {name}"
             (broken if ratio.high < least else open_).append(told)
     lines = [f"  broken: {told}" for told in broken] + [f"  not known: {told}" for told in open_]
-    return [*lines, "  kept by everything else that was measured"]
+    return [*lines, f"  kept: {kept} of {kept + len(lines)}"]
 
 
 def _parse(description: str | None, profiles: Sequence[str]) -> argparse.Namespace:

@@ -26,4 +26,5 @@ def test_broken_not_known_and_kept() -> None:
     broken, not_known, rest = judgements(measured, "auto", 0.95)
     assert broken.startswith("  broken: slow, 0.90 [0.90, 0.90] times other")
     assert not_known.startswith("  not known: noisy, 1.00 [0.7")
-    assert rest == "  kept by everything else that was measured"
+    assert rest == "  kept: 1 of 3"
+    assert judgements({}, "auto", 0.95) == ["  kept: 0 of 0"]

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 from xtune.evidence.fronts import SecondGoal, front_of
-from xtune.evidence.importance import Importance
+from xtune.evidence.importance import Importance, ValueEffect
 from xtune.evidence.pareto import Estimate, Place
 from xtune.measurement.launches import Launch, Outcome
 from xtune.page.charts import front, history, importance
 from xtune.page.findings import Failure, Findings, failures, launch_spans
-from xtune.page.intervals import axis_for, axis_picture, interval_picture
+from xtune.page.intervals import Axis, axis_for, axis_picture, interval_picture
 from xtune.page.markup import Child, Markup, element, join
 from xtune.page.parallel import MOST_AXES, parallel_lines
 from xtune.page.parts import (
@@ -35,6 +35,7 @@ from xtune.page.quantities import (
     size,
 )
 from xtune.screen.words import counted, duration, launches
+from xtune.search.ablation import Ablation
 from xtune.space.parameters import BARE
 
 MOST_EFFECTS = 40
@@ -134,15 +135,7 @@ def importance_section(findings: Findings, found: Importance) -> Section:
         (
             element("code", row.name),
             element("code", str(effect.value)),
-            ratio(effect.ratio, effect.low, effect.high),
-            reach(effect.low, effect.high),
-            interval_picture(
-                axis,
-                effect.ratio,
-                effect.low,
-                effect.high,
-                strong=row.matters and not effect.low <= 1.0 <= effect.high,
-            ),
+            *_interval_cells(axis, effect, sure=row.matters),
             str(effect.configurations),
         )
         for row, effect in shown
@@ -194,11 +187,7 @@ def _ablations(findings: Findings) -> Markup | None:
         (
             element("code", one.name),
             element("code", f"{one.default} instead of {one.value}"),
-            ratio(one.ratio, one.low, one.high),
-            reach(one.low, one.high),
-            interval_picture(
-                axis, one.ratio, one.low, one.high, strong=not one.low <= 1.0 <= one.high
-            ),
+            *_interval_cells(axis, one, sure=True),
             str(one.launches),
         )
         for one in found
@@ -216,6 +205,18 @@ def _ablations(findings: Findings) -> Markup | None:
             " by itself.",
             klass="note",
         ),
+    )
+
+
+def _interval_cells(
+    axis: Axis, one: ValueEffect | Ablation, *, sure: bool
+) -> tuple[Child, Child, Child]:
+    """A ratio, its interval, and both drawn: strongly where it is `sure` and leaves out 1."""
+    strong = sure and not one.low <= 1.0 <= one.high
+    return (
+        ratio(one.ratio, one.low, one.high),
+        reach(one.low, one.high),
+        interval_picture(axis, one.ratio, one.low, one.high, strong=strong),
     )
 
 
