@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 import pytest
-from tests.tuner.cli.commands import Desk
+from tests.tuner.cli.commands import RATE, Desk
 
 KEYS = ["verdict", "gain", "interval", "best", "baseline", "launches", "command"]
 
@@ -150,6 +150,25 @@ def test_presets_of_the_user_come_first(desk: Desk) -> None:
     later = [one["stage"] for one in desk.xtune("export", first).found["launches"]][3:]
     assert len(later) == 2
     assert "seed" not in later
+
+
+def test_an_edit_between_two_searches_is_told(desk: Desk) -> None:
+    words = (
+        "--metric", "items/s", "--only-params", "--param", "n=1,2", "--budget", "2", "rate.py",
+        "{n}",
+    )  # fmt: skip
+    assert "warning" not in desk.xtune(*words).err
+    unchanged = desk.xtune(*words).err
+    assert "all its launches count" in unchanged
+    assert "warning" not in unchanged
+    desk.write("rate.py", f"# edited\n{RATE}")
+    told = "4 launches of this study, which count, were made with the program as it was before an"
+    assert f"xtune: warning: {told} edit; if that may" in desk.xtune(*words).err
+    assert told in desk.xtune("resume", "--budget", "2").err
+    assert desk.xtune("-q", *words).err == ""
+    assert desk.xtune("report", "--html", "page.html").code == 0
+    page = (desk.folder / "page.html").read_text()
+    assert "4 of the launches (1 to 4) were made with the program as it was before an edit" in page
 
 
 @pytest.mark.parametrize(

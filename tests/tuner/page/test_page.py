@@ -18,6 +18,7 @@ from xtune.evidence.verdicts import Kind
 from xtune.measurement.launches import Launch, Outcome, Secondary, Series
 from xtune.measurement.objectives import WALL, Goal, Objective, Requirement
 from xtune.page.findings import Findings, best_so_far, contestants, failures
+from xtune.search.provenance import Made, Provenance
 from xtune.space.parameters import BARE, Configuration
 
 Needs = Callable[[object, str], None]
@@ -290,6 +291,20 @@ def test_space_and_machine_are_told_in_full() -> None:
     versions = root.by_id("versions").words
     assert "xtune" in versions
     assert "Python" in versions
+    assert "those of the launches were not kept" in versions
+
+
+def test_versions_are_those_of_the_launches() -> None:
+    before = Provenance("", {"program": {"torch": "1.0.1"}, "system": {}, "tuner": {}})
+    after = Provenance("", {"program": {"torch": "1.0.2"}, "system": {}, "tuner": {}})
+    made = (Made(before, (1, 2, 3, 9)), Made(after, (4, 10)))
+    root = read_page(CASES["gain"]()._replace(made=made))
+    versions = root.by_id("versions").words
+    assert "torch1.0.2" in versions
+    assert "1.0.1" not in versions
+    assert "As they were when the latest launches were made" in versions
+    warned = root.by_id("warnings").words
+    assert "4 of the launches (1 to 3, 9) were made with torch 1.0.1 (now 1.0.2)" in warned
 
 
 def _classes(one: Element) -> list[str]:

@@ -12,6 +12,7 @@ from xtune.cli import say
 from xtune.cli.conclusion import Conclusion
 from xtune.cli.kept import Kept
 from xtune.cli.preparation import Task
+from xtune.search.provenance import Made, made_with
 from xtune.search.study import Subject
 from xtune.space.parameters import BARE
 
@@ -57,14 +58,27 @@ def write_page(path: str, plotly: str, conclusion: Conclusion, task: Task, kept:
     from xtune.page.document import page
 
     ended = kept.study.notes.get("ended") or ""
-    findings = findings_of(conclusion, task.subject, task.machine, ended=ended, folder=kept.folder)
+    findings = findings_of(
+        conclusion,
+        task.subject,
+        task.machine,
+        ended=ended,
+        folder=kept.folder,
+        made=made_with(kept.study, conclusion.records),
+    )
     text = page(findings, plotly)
     write_whole(path, text, option="--html")
     say(f"page: {path} ({len(text.encode()) / MIB:.1f} MiB)")
 
 
 def findings_of(
-    conclusion: Conclusion, subject: Subject, machine: Machine, *, ended: str = "", folder: str = ""
+    conclusion: Conclusion,
+    subject: Subject,
+    machine: Machine,
+    *,
+    ended: str = "",
+    folder: str = "",
+    made: tuple[Made, ...] = (),
 ) -> Findings:
     """What a page tells of a conclusion; its launches were made on `machine`, or one of its kind."""
     from xtune.page.findings import Findings
@@ -84,6 +98,7 @@ def findings_of(
         second=conclusion.second,
         ended=ended,
         folder=folder,
+        made=made,
     )
 
 

@@ -22,9 +22,11 @@ from xtune.measurement.objectives import WALL, Goal, Objective
 from xtune.measurement.requirements import parse_requirement
 from xtune.measurement.runner import Runner
 from xtune.measurement.summaries import kind_in
+from xtune.search.provenance import Provenance
 from xtune.search.strategy import Seed
 from xtune.search.study import Subject
 from xtune.space.identities import identify_machine, identify_program
+from xtune.space.installed import installed
 from xtune.space.launch_options import (
     ALL_CORES,
     BY_NODE,
@@ -135,6 +137,11 @@ def prepare(asked: Asked, *, known: Subject | None = None, show_output: bool = F
     return Task(
         subject, request, machine, made.left_out, made.notes, resolver, runner, made.hypertune
     )
+
+
+def provenance(task: Task) -> Provenance:
+    """What launches of the task are made with from now on."""
+    return Provenance(task.subject.program.content, installed(task.request))
 
 
 def presets_to_try(task: Task, asked: Asked, *, quiet: bool = False) -> list[Seed]:

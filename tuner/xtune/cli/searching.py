@@ -19,14 +19,15 @@ from xlaunch.errors import XLaunchError
 from xtune.cli import EXIT_INTERRUPTED, say
 from xtune.cli.conclusion import Conclusion, write_preset
 from xtune.cli.options import DEFAULT_BUDGET, Asked
-from xtune.cli.preparation import Task, second_goal, seeds
+from xtune.cli.preparation import Task, provenance, second_goal, seeds
 from xtune.errors import StorageError
 from xtune.evidence.verdicts import Kind, Rule, Verdict, undecided
 from xtune.screen.plain import PlainScreen
-from xtune.screen.words import aim, describe_space, settings
+from xtune.screen.words import aim, describe_space, launches, settings
 from xtune.search.budget import Budget, parse_budget
 from xtune.search.events import Observer
 from xtune.search.host_turn import HostTurn, runtime_folder
+from xtune.search.provenance import keep_provenance, made_with, outdated
 from xtune.search.session import Ended, Result, Search
 from xtune.search.storage import Storage
 from xtune.search.strategy import Seed, Strategy
@@ -130,6 +131,7 @@ def search(
     """
     study.keep_note("ended", None)
     store = StudyStore(study)
+    _keep_provenance(task, study, store, quiet=shown.quiet)
     first = [*tried, *seeds(task), *earlier_winners(study.storage, task.subject)]
     strategy = _strategy(task, asked, store.host, first)
     with _Signals() as signals, _screen(task, shown) as screen:
@@ -161,6 +163,18 @@ def search(
     if result.ended is Ended.INTERRUPTED:
         return EXIT_INTERRUPTED if signals.number is None else 128 + signals.number
     return 0
+
+
+def _keep_provenance(task: Task, study: Study, store: StudyStore, *, quiet: bool) -> None:
+    """Keep what is launched from now on, and warn where earlier launches were made with other things."""
+    records, now = store.records(), provenance(task)
+    numbers, told = outdated(made_with(study, records), now)
+    if numbers and not quiet:
+        say(
+            f"warning: {launches(len(numbers))} of this study, which count, were made with"
+            f" {', '.join(told)}; if that may change what is measured, begin anew with --study NAME"
+        )
+    keep_provenance(study, store.host, records, now)
 
 
 def recall(task: Task, asked: Asked, study: Study) -> Conclusion:

@@ -16,6 +16,7 @@ from xtune.measurement.launches import Outcome, Steadiness
 from xtune.page.findings import Findings, launch_spans
 from xtune.page.quantities import percent, ratio, reach
 from xtune.screen.words import launches
+from xtune.search.provenance import outdated
 from xtune.search.records import Record, Stage
 from xtune.search.session import Ended
 from xtune.space.parameters import BARE, Configuration
@@ -40,12 +41,25 @@ class Warned(NamedTuple):
 def warnings_of(findings: Findings) -> tuple[Warned, ...]:
     """All that there is to know, what weighs most first."""
     return (
+        *_provenance(findings),
         *_drift(findings),
         *_disagreement(findings),
         *_noise(findings),
         *_steadiness(findings),
         *_ending(findings),
     )
+
+
+def _provenance(findings: Findings) -> Iterator[Warned]:
+    if not findings.made:
+        return
+    numbers, told = outdated(findings.made, findings.made[-1].provenance)
+    if numbers:
+        yield Warned(
+            "provenance",
+            f"{len(numbers)} of the launches ({launch_spans(numbers)}) were made with"
+            f" {', '.join(told)}; they are compared with the others all the same",
+        )
 
 
 def _bare_by_host(findings: Findings) -> dict[str, list[Control]]:

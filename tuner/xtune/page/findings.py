@@ -18,6 +18,7 @@ from xtune.screen.words import settings
 from xtune.search.ablation import Ablation, ablations_of
 from xtune.search.encoding import decode_final_plan
 from xtune.search.levels import Scale
+from xtune.search.provenance import Made
 from xtune.search.records import Record, Stage
 from xtune.search.study import Subject
 from xtune.space.parameters import BARE, Configuration
@@ -52,6 +53,8 @@ class Findings(NamedTuple):
     """How the last search ended, as it was kept; empty where that is not known."""
     folder: str = ""
     """In which the program's words mean what they meant."""
+    made: tuple[Made, ...] = ()
+    """The launches by what they were made with, as far as that was kept."""
 
     @property
     def space(self) -> Space:

@@ -15,14 +15,20 @@ from xtune.page.findings import Findings
 from xtune.page.machine_picture import machine_picture
 from xtune.page.markup import Child, Markup, element, join
 from xtune.page.parts import Section, changed, code, facts, folded, paragraph, table
-from xtune.page.versions import own_versions, program_versions, system_versions
 from xtune.screen.words import counted
+from xtune.space.installed import PROGRAM, SYSTEM, TUNER, Installed, installed
 from xtune.space.parameters import BARE, Parameter, Where
 
 PLACES = {
     Where.OPTION: "option of xlaunch",
     Where.VARIABLE: "environment variable",
     Where.PROGRAM: "the program's own",
+}
+
+GROUPS = {
+    TUNER: "The tuner",
+    PROGRAM: "The program's environment",
+    SYSTEM: "The system",
 }
 
 
@@ -150,22 +156,23 @@ def _reason(parameter: Parameter) -> str:
 
 
 def versions_section(findings: Findings) -> Section:
-    """What was installed when the page was made."""
-    request = findings.resolver.request(BARE)
-    groups: tuple[tuple[str, tuple[tuple[str, Child], ...]], ...] = (
-        ("The tuner", tuple(own_versions())),
-        ("The program's environment", tuple(program_versions(request))),
-        ("The system", tuple(system_versions())),
-    )
+    """What the latest launches were made with."""
+    if findings.made:
+        found: Installed = findings.made[-1].provenance.installed
+        lead = "As they were when the latest launches were made."
+    else:
+        found = installed(findings.resolver.request(BARE))
+        lead = "As they were when this page was made: those of the launches were not kept."
     study = (
         ("name", findings.study),
         ("begun in", element("code", findings.folder)),
         ("program", element("code", findings.subject.program.place)),
     )
+    groups = [(title, tuple(found.get(group, {}).items())) for group, title in GROUPS.items()]
     columns = [
         element("div", element("h3", title), facts(rows))
         for title, rows in (*groups, ("The study", study))
         if rows
     ]
     body = element("div", join(*columns), klass="columns")
-    return Section("versions", "Versions", body, lead="As they were when this page was made.")
+    return Section("versions", "Versions", body, lead=lead)

@@ -112,10 +112,6 @@ class ProgramIdentity(NamedTuple):
         same_file = self.place == other.place or (self.content == other.content != "")
         return self.command == other.command and same_file
 
-    def was_edited(self, other: ProgramIdentity) -> bool:
-        """Whether the file of an agreeing program holds something else now."""
-        return self.content != other.content
-
     def to_plain(self) -> dict[str, Any]:
         """For JSON."""
         return {**self._asdict(), "words": list(self.words)}

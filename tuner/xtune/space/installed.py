@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was installed when the page was made: ours, the program's, the system's.
+"""What is installed: ours, the program's, the system's.
 
 Nothing is imported of the program's environment, and nothing run.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 
 from xlaunch.environment.prefix import interpreter_of, prefix_of, python_version, site_folders
@@ -35,8 +35,26 @@ THEIRS = (
 """Packages whose version may matter to how fast a program is, named where the program has them."""
 
 
-def own_versions() -> Iterator[tuple[str, str]]:
-    """Of what measured and of what made the page."""
+TUNER, PROGRAM, SYSTEM = "tuner", "program", "system"
+
+INTERPRETER = "interpreter"
+"""The one entry that is no version: where the program's Python lies."""
+
+Installed = Mapping[str, Mapping[str, str]]
+"""Versions by name, of the tuner, the program's environment and the system."""
+
+
+def installed(request: Request) -> Installed:
+    """What there is now, where the program of `request` would run."""
+    return {
+        TUNER: dict(_own_versions()),
+        PROGRAM: dict(_program_versions(request)),
+        SYSTEM: dict(_system_versions()),
+    }
+
+
+def _own_versions() -> Iterator[tuple[str, str]]:
+    """Of what measures and of what makes pages."""
     import xtune
 
     yield "xtune", xtune.__version__
@@ -48,7 +66,7 @@ def own_versions() -> Iterator[tuple[str, str]]:
             continue
 
 
-def system_versions() -> Iterator[tuple[str, str]]:
+def _system_versions() -> Iterator[tuple[str, str]]:
     """Of kernel, distribution and C library."""
     yield "kernel", f"{platform.system()} {platform.release()}"
     try:
@@ -61,7 +79,7 @@ def system_versions() -> Iterator[tuple[str, str]]:
         yield "C library", library
 
 
-def program_versions(request: Request) -> Iterator[tuple[str, str]]:
+def _program_versions(request: Request) -> Iterator[tuple[str, str]]:
     """Of the interpreter that runs the program and of what it has installed; empty without one."""
     inherited = split_inherited(os.environ).users_own
     try:
@@ -74,7 +92,8 @@ def program_versions(request: Request) -> Iterator[tuple[str, str]]:
     prefix = prefix_of(interpreter)
     version = python_version(prefix, interpreter)
     if version is not None:
-        yield "Python", f"{'.'.join(map(str, version))} ({interpreter})"
+        yield "Python", ".".join(map(str, version))
+    yield INTERPRETER, interpreter
     folders = list(site_folders(prefix, interpreter))
     for name in THEIRS:
         for found in metadata.distributions(name=name, path=folders):
