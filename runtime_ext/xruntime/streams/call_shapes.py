@@ -15,37 +15,61 @@ from torch.utils import dlpack
 _SCALARS = (int, float, bool, str, type(None), torch.dtype, torch.device)
 
 
-def plain(value: Any, shape: list[Any]) -> Any:
-    """`value` as the code was compiled for it; appends to `shape` what tells it from other shapes.
+class CallShape:
+    """What tells one call from calls of other shapes, gathered while its arguments are made plain."""
 
-    torch makes other code for a tensor that was made in inference mode, that requires gradients, or is
-    a Parameter, and for a view of another tensor, such as a stream's part of a batch: there even where
-    in the batch it begins counts. So all come as plain tensors of their own on the same memory.
-    """
-    kind = type(value)
-    if kind is torch.Tensor or kind is torch.nn.Parameter:
-        if value.layout is not torch.strided:
-            shape += (kind, value.dtype, value.shape, value.layout)
-            return value
-        if (
-            value.requires_grad
-            or value.is_inference()
-            or value.storage_offset()
-            or value._is_view()  # noqa: SLF001 - torch has no public question for it
-            or kind is torch.nn.Parameter
-        ):
-            value = _of_its_own(value)
-        shape += (kind, value.dtype, value.shape, value.stride())
+    __slots__ = ("_tensors", "parts")
+
+    def __init__(self) -> None:
+        self.parts: list[Any] = []
+        self._tensors: list[torch.Tensor] = []
+
+    def key(self) -> tuple[Any, ...]:
+        """Equal for calls that the same code serves."""
+        if len(self._tensors) > 1:
+            numbers = [id(tensor) for tensor in self._tensors]
+            if len(set(numbers)) < len(numbers):
+                # torch makes code that reads a tensor once where it is given twice.
+                self.parts.append(tuple([numbers.index(number) for number in numbers]))
+        return tuple(self.parts)
+
+    def plain(self, value: Any) -> Any:
+        """`value` as the code was compiled for it.
+
+        torch makes other code for a tensor that was made in inference mode, that requires gradients, or is
+        a Parameter, and for a view of another tensor, such as a stream's part of a batch: there even where
+        in the batch it begins counts. So all come as plain tensors of their own on the same memory.
+        """
+        kind = type(value)
+        if kind is torch.Tensor or kind is torch.nn.Parameter:
+            return self._plain_tensor(value)
+        if kind is tuple or kind is list:
+            self.parts += (kind, len(value))
+            return kind([self.plain(item) for item in value])
+        if kind is dict:
+            self.parts += (kind, *value)
+            return {key: self.plain(item) for key, item in value.items()}
+        # What is in anything else is not looked at, so that such a call is like no other.
+        self.parts += (kind, value if kind in _SCALARS else object())
         return value
-    if kind is tuple or kind is list:
-        shape += (kind, len(value))
-        return kind([plain(item, shape) for item in value])
-    if kind is dict:
-        shape += (kind, *value)
-        return {key: plain(item, shape) for key, item in value.items()}
-    # What is in anything else is not looked at, so that such a call is like no other.
-    shape += (kind, value if kind in _SCALARS else object())
-    return value
+
+    def _plain_tensor(self, value: torch.Tensor) -> torch.Tensor:
+        kind = type(value)
+        self.parts += (kind, value.dtype, value.device, value.shape)
+        if value.layout is not torch.strided:
+            self.parts.append(value.layout)
+        else:
+            if (
+                value.requires_grad
+                or value.is_inference()
+                or value.storage_offset()
+                or value._is_view()  # noqa: SLF001 - torch has no public question for it
+                or kind is torch.nn.Parameter
+            ):
+                value = _of_its_own(value)
+            self.parts.append(value.stride())
+        self._tensors.append(value)
+        return value
 
 
 def form_of(key: tuple[Any, ...]) -> tuple[Any, ...]:

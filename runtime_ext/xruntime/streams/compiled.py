@@ -36,7 +36,7 @@ import torch
 from xruntime.errors import CompilationError, InterpreterLockWarning, SampleError
 from xruntime.modes import Autocast
 from xruntime.streams.accuracy import Difference, difference, tolerance_for
-from xruntime.streams.call_shapes import form_of, plain
+from xruntime.streams.call_shapes import CallShape, form_of
 from xruntime.streams.inductor import (
     NotPermittedError,
     chosen_options,
@@ -57,6 +57,7 @@ from xruntime.streams.samples import (
     team_of,
     wrong_thread_error,
 )
+from xruntime.streams.shortcuts import GUARDS_EVERY_S, Entry, Shortcut
 from xruntime.threads import resize_team
 
 __all__ = ["CompiledForStreams", "Evidence", "Kind", "compile_for_streams", "kind_of"]
@@ -97,8 +98,9 @@ class CompiledForStreams(torch.nn.Module):
     `compile_for_streams`.
 
     A call raises ThreadCountError in a thread with another number of threads, and CompilationError
-    where torch would have to compile again for another reason than a new shape, for instance because
-    a global setting of torch's was changed.
+    where torch would have to compile again for another reason than a new shape: because a setting of
+    torch's was changed, at once; because the module or a global variable was, within a tenth of a second,
+    where weights are frozen (see `xruntime.streams.shortcuts`).
     """
 
     threads: int
@@ -107,8 +109,6 @@ class CompiledForStreams(torch.nn.Module):
     evidence: Evidence
 
     stream_kind: Final = Kind.COMPILED_FOR_STREAMS
-
-    _compiled: Callable[..., Any]
 
     def __init__(
         self,
@@ -127,15 +127,14 @@ class CompiledForStreams(torch.nn.Module):
         self.dynamic = dynamic
         self._autocast = autocast
         self._options = dict(options)
-        self._seen: set[tuple[Any, ...]] = set()
-        """Calls for which there is code."""
+        self._seen: dict[tuple[Any, ...], Shortcut | None] = {}
+        """Calls for which there is code, and how it is called without asking torch's guards."""
 
         self._settled: set[tuple[Any, ...]] = set()
         """Forms of calls, some of which found code that was made for others."""
 
         self._graphs = 0
-        # Past Module's own __setattr__, which would register the module a second time.
-        object.__setattr__(self, "_compiled", torch.compile(model, backend=self._compile_graph))
+        self._entry = Entry(model, self._compile_graph)
         self.eval()
         name = type(model).__name__
         _log.info("compiling %s for streams of %s; this may take a minute", name, _threads(threads))
@@ -152,25 +151,28 @@ class CompiledForStreams(torch.nn.Module):
         have = torch.get_num_threads()
         if have != self.threads:
             raise wrong_thread_error(self.threads, have)
-        shape: list[Any] = []
-        args = tuple([plain(value, shape) for value in args])
+        shape = CallShape()
+        args = tuple([shape.plain(value) for value in args])
         if kwargs:
-            shape.extend(kwargs)
-            kwargs = {key: plain(value, shape) for key, value in kwargs.items()}
-        key = tuple(shape)
+            shape.parts.extend(kwargs)
+            kwargs = {key: shape.plain(value) for key, value in kwargs.items()}
+        key = shape.key()
         if anew:
-            self._seen.discard(key)
+            self._seen.pop(key, None)
             self._settled.discard(form_of(key))
         with torch.inference_mode(), self._under_autocast():
             if key in self._seen:
-                return self._run(args, kwargs)
+                return self._run(key, args, kwargs)
             if form_of(key) in self._settled:
                 # Most likely there is code for it; to try does not keep others waiting.
                 try:
-                    return self._compiled(*args, **kwargs)
+                    outputs, shortcut = self._entry.call(args, kwargs)
                 except Exception as error:
                     if find_error(error, NotPermittedError) is None:
                         raise
+                else:
+                    self._remember(key, shortcut)
+                    return outputs
             return self._run_first(key, args, kwargs)
 
     def prepare(self, sample: object) -> Self:
@@ -203,9 +205,18 @@ class CompiledForStreams(torch.nn.Module):
                 f"  compiled {_cut(graphs)}, in {compile_s:.1f} s; a call takes {lock.call_s * 1e3:.2f} ms",
                 f"  against the eager module: {different}",
                 f"  the interpreter's lock is {held}",
-                f"  graphs compiled so far, for all shapes: {self._graphs}",
+                f"  graphs compiled so far, for all shapes: {self._graphs}; {self._guards()}",
             )
         )
+
+    def _guards(self) -> str:
+        """How often torch's guards are asked."""
+        taken = [shortcut is not None for shortcut in tuple(self._seen.values())]
+        if not all(taken):
+            return "torch's guards are asked at each call" + (
+                ", of some shapes" if any(taken) else ""
+            )
+        return f"torch's guards are asked every {GUARDS_EVERY_S:g} s"
 
     def _compile(self, call: Sample, tolerance: float | None) -> Evidence:
         """Compile for the call, in the calling thread, and see what came of it."""
@@ -257,10 +268,15 @@ class CompiledForStreams(torch.nn.Module):
                 f" {first_line(errors[0])}"
             ) from errors[0]
 
-    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run(self, key: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        shortcut = self._seen.get(key)
+        if shortcut is not None and shortcut.may_be_taken():
+            return shortcut.call(*args, **kwargs)
         try:
-            return self._compiled(*args, **kwargs)
+            return self._entry.guarded(*args, **kwargs)
         except Exception as error:
+            if shortcut is not None:
+                shortcut.close()
             if find_error(error, NotPermittedError) is None:
                 raise
             raise CompilationError(
@@ -279,14 +295,17 @@ class CompiledForStreams(torch.nn.Module):
             if key not in self._seen:
                 graphs = self._graphs
                 with permitted(), self._freezing(), explaining(self.model):
-                    outputs = self._compiled(*args, **kwargs)
+                    outputs, shortcut = self._entry.call(args, kwargs)
                 if self._graphs == graphs:
                     self._settled.add(form_of(key))
-                if len(self._seen) >= MOST_SHAPES:
-                    self._seen.clear()
-                self._seen.add(key)
+                self._remember(key, shortcut)
                 return outputs
-        return self._run(args, kwargs)
+        return self._run(key, args, kwargs)
+
+    def _remember(self, key: tuple[Any, ...], shortcut: Shortcut | None) -> None:
+        if len(self._seen) >= MOST_SHAPES:
+            self._seen.clear()
+        self._seen[key] = shortcut
 
     def _freezing(self) -> contextlib.AbstractContextManager[Any]:
         # Dynamo asks the setting of the process, not the options of a compilation, whether weights are
@@ -451,7 +470,7 @@ def _with_varying_sizes(call: Sample) -> Sample:
                 f"dynamic=True needs a sample of at least 2 items, and one tensor has {value.shape[0]}:"
                 " torch makes code of its own for sizes below 2"
             )
-        value = plain(value.detach(), [])
+        value = CallShape().plain(value.detach())
         dynamo.maybe_mark_dynamic(value, 0)
         return value
 
