@@ -191,3 +191,18 @@ def test_keys_of_calls() -> None:
     assert len({key(one), *map(key, different)}) == 1 + len(different)
     assert key(1) != key(True)
     assert key(object()) != key(object())
+
+
+@pytest.mark.parametrize(
+    ("text", "is_whole"),
+    [
+        ("__compiled_fn_1()", True),
+        ("print()", False),
+        ("__compiled_fn_1(); __compiled_fn_2()", False),
+        ("__compiled_fn_1(); __resume_at_20_3()", False),
+    ],
+)
+def test_code_is_whole_that_calls_one_graph_and_nothing_after_a_break(
+    text: str, is_whole: bool
+) -> None:
+    assert shortcuts._is_whole(compile(text, "made", "exec")) == is_whole
