@@ -27,7 +27,7 @@ from typing import Any, Final
 
 import torch
 
-GUARDS_EVERY_S: Final = 0.1
+GUARDS_EVERY_S = 0.1
 """So long a change of the module may go unnoticed."""
 
 _FROM_ARGUMENTS = ("L['args']", "L['kwargs']")
