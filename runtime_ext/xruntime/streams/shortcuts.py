@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType
-from typing import Any, Final
+from typing import Any
 
 import torch
 

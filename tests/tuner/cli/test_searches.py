@@ -162,8 +162,8 @@ def test_an_edit_between_two_searches_is_told(desk: Desk) -> None:
     assert "all its launches count" in unchanged
     assert "warning" not in unchanged
     desk.write("rate.py", f"# edited\n{RATE}")
-    told = "4 launches of this study, which count, were made with the program as it was before an"
-    assert f"xtune: warning: {told} edit; if that may" in desk.xtune(*words).err
+    told = "4 launches that this study counts were made with the program as it was before an edit"
+    assert f"xtune: warning: {told}; if that may" in desk.xtune(*words).err
     assert told in desk.xtune("resume", "--budget", "2").err
     assert desk.xtune("-q", *words).err == ""
     assert desk.xtune("report", "--html", "page.html").code == 0

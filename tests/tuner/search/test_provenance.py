@@ -25,13 +25,15 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
     return open_storage(str(tmp_path / request.param))
 
 
-def make(storage: Storage, host: str, number: int, made: Provenance) -> None:
+def make(
+    storage: Storage, host: str, number: int, made: Provenance, value: float | None = 1.5
+) -> None:
     """A launch of a host, as a worker that has just been started there would make it."""
     store = store_of(again(storage), worker=worker(host))
     keep_provenance(open_study(again(storage), SUBJECT), store.host, store.records(), made)
     claimed = store.claim(step(number))
     assert claimed is not None
-    assert store.finish(claimed, launch())
+    assert store.finish(claimed, launch(value))
 
 
 def test_each_launch_is_known_by_what_it_was_made_with(storage: Storage) -> None:
@@ -44,6 +46,13 @@ def test_each_launch_is_known_by_what_it_was_made_with(storage: Storage) -> None
     assert [(one.provenance, one.numbers) for one in found] == [(OLD, (1, 3)), (NEW, (2, 4, 5))]
     assert outdated(found, NEW) == ((1, 3), ("torch 2.11.0 (now 2.13.0)",))
     assert outdated(found, OLD) == ((2, 4, 5), ("torch 2.13.0 (now 2.11.0)",))
+
+
+def test_launches_that_failed_are_nobodys(storage: Storage) -> None:
+    for number, value in enumerate((1.5, None, 2.5)):
+        make(storage, "node1", number, OLD, value)
+    (found,) = made_with(open_study(again(storage), SUBJECT), store_of(again(storage)).records())
+    assert found.numbers == (1, 3)
 
 
 def test_launches_of_before_it_was_kept_are_nobodys(storage: Storage) -> None:

@@ -170,8 +170,9 @@ def _keep_provenance(task: Task, study: Study, store: StudyStore, *, quiet: bool
     records, now = store.records(), provenance(task)
     numbers, told = outdated(made_with(study, records), now)
     if numbers and not quiet:
+        were = "was" if len(numbers) == 1 else "were"
         say(
-            f"warning: {launches(len(numbers))} of this study, which count, were made with"
+            f"warning: {launches(len(numbers))} that this study counts {were} made with"
             f" {', '.join(told)}; if that may change what is measured, begin anew with --study NAME"
         )
     keep_provenance(study, store.host, records, now)

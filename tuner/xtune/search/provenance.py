@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from xtune.measurement.launches import Outcome
 from xtune.search.records import Record
 from xtune.search.study import Study
 from xtune.space.installed import INTERPRETER, PROGRAM, SYSTEM, TUNER, Installed
@@ -68,14 +69,14 @@ def keep_provenance(study: Study, host: str, records: Sequence[Record], now: Pro
 def made_with(study: Study, records: Sequence[Record]) -> tuple[Made, ...]:
     """The launches of a study by what they were made with, those with the latest launch last.
 
-    Launches of before this was kept are left out.
+    Those that failed, of which nothing is compared, are left out, and those of before this was kept.
     """
     known = {host: _kept(study, host) for host in {record.host for record in records}}
     ended = [record for record in records if record.launch is not None]
     found: list[tuple[Provenance, list[int]]] = []
     for number, record in enumerate(ended, start=1):
         before = [one for since, one in known[record.host] if since <= record.number]
-        if not before:
+        if not before or not _has_value(record):
             continue
         numbers = next((numbers for one, numbers in found if one == before[-1]), None)
         if numbers is None:
@@ -95,6 +96,10 @@ def outdated(made: Sequence[Made], now: Provenance) -> tuple[tuple[int, ...], tu
             numbers += one.numbers
             told.update(dict.fromkeys(differences))
     return tuple(sorted(numbers)), tuple(told)
+
+
+def _has_value(record: Record) -> bool:
+    return record.launch is not None and record.launch.outcome in (Outcome.MEASURED, Outcome.CUT)
 
 
 def _kept(study: Study, host: str) -> list[tuple[int, Provenance]]:
