@@ -248,6 +248,21 @@ def test_a_final_may_use_what_a_race_did_not_need() -> None:
     assert len(records) <= 100
 
 
+@pytest.mark.parametrize(("total", "blocks"), [(10, 0), (11, 4), (15, 6), (20, 8)])
+def test_a_budget_too_small_for_a_final_is_enough_where_nothing_else_is_left(
+    total: int, blocks: int
+) -> None:
+    """Two configurations, one of which cannot run: after a few launches nothing is left to search."""
+    space = Space([SPACE.parameter("smt")])
+    crashes = lambda one: Outcome.CRASHED if one.get("smt") else Outcome.MEASURED  # noqa: E731
+    measurer = ScriptedMeasurer(lambda one: 0.02 * (one != BARE), noise=0.02, outcomes=crashes)
+    one = strategy(measurer, space=space)
+    records = follow(one, measurer, total, total=float(total))
+    made = Counter(stages(records))
+    assert made[Stage.FINAL] == 2 * blocks
+    assert (one.final(records) is not None) == bool(blocks)
+
+
 def test_a_clear_gain_needs_few_blocks() -> None:
     """Of 200 launches a third is not kept for what four blocks show."""
     measurer = ScriptedMeasurer(lambda one: 0.0 if one == BARE else 1.0 + gain(one), noise=0.01)

@@ -108,6 +108,9 @@ class FinalSize(NamedTuple):
         return self._replace(blocks=max(min(self.blocks, most), FEWEST_PAIRS))
 
 
+SMALLEST_FINAL = FinalSize(1, FEWEST_PAIRS)
+
+
 def final_size(total: float, earlier: int = 0) -> FinalSize | None:
     """The final of a search of so many launches; None where there are too few for one.
 
@@ -124,7 +127,7 @@ def final_size(total: float, earlier: int = 0) -> FinalSize | None:
 
 def fewest_with_final(earlier: int) -> int:
     """Launches of a search that can have a final, after so many of earlier ones."""
-    return max(2 * FEWEST_PAIRS, FEWEST_WITH_FINAL - earlier)
+    return max(SMALLEST_FINAL.launches, FEWEST_WITH_FINAL - earlier)
 
 
 def _duration(time_s: float) -> str:

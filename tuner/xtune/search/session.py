@@ -22,7 +22,7 @@ from xtune.evidence.ratios import log_ratio
 from xtune.evidence.verdicts import Verdict, undecided
 from xtune.measurement.launches import Launch, Outcome
 from xtune.measurement.objectives import Objective
-from xtune.search.budget import Budget, fewest_with_final, final_size
+from xtune.search.budget import SMALLEST_FINAL, Budget, fewest_with_final, final_size
 from xtune.search.events import Observer, Outline, Progress
 from xtune.search.measurer import Measurer
 from xtune.search.records import Record, Stage, Step
@@ -278,10 +278,15 @@ class Search:
             return f"it ended before the final: {self._trouble}"
         if ended is Ended.INTERRUPTED:
             return "it was interrupted before the final; xtune resume goes on"
-        if final_size(self._allowance().total, self._earlier) is None:
+        allowance = self._allowance()
+        if ended is Ended.DONE:  # a control launch may come before what is left, a final
+            had_room, more = allowance.left >= SMALLEST_FINAL.launches, SMALLEST_FINAL.launches + 1
+        else:
+            had_room = final_size(allowance.total, self._earlier) is not None
             more = fewest_with_final(_without_final(self._records))
-            return f"the budget was too small for a final; {more} launches more are enough for one"
-        return "nothing could be measured that might be better"
+        if had_room:
+            return "nothing could be measured that might be better"
+        return f"the budget was too small for a final; {more} launches more are enough for one"
 
 
 def _without_final(records: Sequence[Record]) -> int:

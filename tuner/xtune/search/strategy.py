@@ -21,7 +21,7 @@ from xtune.evidence.verdicts import Rule, blocks_for
 from xtune.measurement.launches import Outcome
 from xtune.measurement.objectives import Objective
 from xtune.search.ablation import not_launched, without_each
-from xtune.search.budget import MOST_BLOCKS, FinalSize, final_size
+from xtune.search.budget import MOST_BLOCKS, SMALLEST_FINAL, FinalSize, final_size
 from xtune.search.encoding import decode_final_plan, encode_final_plan
 from xtune.search.levels import Scale
 from xtune.search.proposers import ModelProposer, Proposer
@@ -153,11 +153,10 @@ class Strategy:
             step = self._seeding(records) or self._searching(records, scale)
         elif step is None:
             step = self._racing(records, scale)
-        if step is None and size is not None and not _is_under_way(records):
-            if not races and (left_out := self._ablations(records)):
+        rest = self._size_of_final(scale, allowance, rest=True)
+        if step is None and rest is not None and not _is_under_way(records):
+            if not races and size is not None and (left_out := self._ablations(records)):
                 return left_out[0]
-            rest = self._size_of_final(scale, allowance, rest=True)
-            assert rest is not None
             return self._begin_final(records, rest, races=races)
         return step
 
@@ -300,11 +299,12 @@ class Strategy:
         """Smaller where the favourite is so far ahead that few blocks will show it.
 
         rest
-            It may use all that is left.
+            It may use all that is left, since nothing else is.
         """
         size = final_size(allowance.total, allowance.earlier)
-        if size is not None and rest:
-            size = size.with_rest(allowance.left)
+        if rest:
+            size = (size or SMALLEST_FINAL).with_rest(allowance.left)
+            size = size if size.launches <= allowance.left else None
         if size is None or scale.bare is None:
             return size
         ahead = _ahead(scale)
