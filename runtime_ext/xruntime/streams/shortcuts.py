@@ -5,9 +5,9 @@ Each call of compiled code first asks whether everything that the code was made 
 attribute of each layer, beside the arguments and the settings of torch. For models of 50 layers that
 takes about a millisecond under the lock: enough for 64 streams to wait for each other.
 
-Arguments are compared by who calls, and settings of torch's in one short call. What is left are the module and
-Python's global variables, and those are asked about ten times a second instead of a thousand times. So
-a change of them is noticed later, but not missed: see `GUARDS_EVERY_S`.
+Arguments are compared by who calls, and settings of torch's in one short call. What is left are the
+module and Python's global variables, and those are asked about ten times a second instead of a thousand
+times. So a change of them is noticed later, but not missed: see `GUARDS_EVERY_S`.
 
 A shortcut is taken only where all that the code computes with is known: one graph, whose inputs all
 come from the arguments. Anything else, and a torch that does not tell, is called through the guards.
@@ -73,10 +73,11 @@ class Entry:
         if ran.count != 1 or graph is None:
             return outputs, None  # cut into several graphs, or none, or one that reads the module
         made = [new for old, new in codes if old is self._function.__code__]
-        if len(made) == len(codes) == 1 and _is_whole(made[0]):
+        settings = getattr(torch._C._dynamo.guards, "GlobalStateGuard", None)  # noqa: SLF001 - as torch does
+        if len(made) == len(codes) == 1 and _is_whole(made[0]) and settings is not None:
             space, closure = self._function.__globals__, self._function.__closure__
             function = FunctionType(made[0], space, made[0].co_name, None, closure)
-            self._shortcuts[graph] = Shortcut(function)
+            self._shortcuts[graph] = Shortcut(function, settings().check)
         return outputs, self._shortcuts.get(graph)
 
     def _compile(self, graph: torch.fx.GraphModule, inputs: list[Any], **how: Any) -> Any:
@@ -98,11 +99,11 @@ class Shortcut:
     Any number of threads may use it at once.
     """
 
-    __slots__ = ("_due_s", "_settings", "call")
+    __slots__ = ("_due_s", "_settings_are_the_same", "call")
 
-    def __init__(self, call: Callable[..., Any]) -> None:
+    def __init__(self, call: Callable[..., Any], settings_are_the_same: Callable[[], bool]) -> None:
         self.call = call
-        self._settings = torch._C._dynamo.guards.GlobalStateGuard()  # noqa: SLF001 - as torch's guards ask
+        self._settings_are_the_same = settings_are_the_same
         self._due_s = time.monotonic() + GUARDS_EVERY_S
 
     def may_be_taken(self) -> bool:
@@ -111,8 +112,7 @@ class Shortcut:
         if now_s >= self._due_s:
             self._due_s = now_s + GUARDS_EVERY_S
             return False
-        may: bool = self._settings.check()
-        return may
+        return self._settings_are_the_same()
 
     def close(self) -> None:
         """Something has changed: all calls go through the guards, until they pass."""
