@@ -3,6 +3,8 @@
 
     python benchmarks/serving.py FOLDER resnet50 --dtype bfloat16 --streams 16 --threads 4
 
+With --batches a batch of one item a stream comes at a time, is split and joined.
+
 Forms of the model: compiled (xruntime.compile_for_streams), guarded (the same, asking torch's guards at
 every call), package (AOTInductor, called without the interpreter's lock), script (TorchScript), eager.
 As many requests are in flight as there are streams, by the turns of FOLDER. With --prepare it only
@@ -21,7 +23,7 @@ from pathlib import Path
 
 import torch
 from turns import Turn
-from workloads import DTYPES, MODELS, Work
+from workloads import DTYPES, MODELS, Work, work_on
 
 from xruntime import CPUPool, MultiStreamModule, compile_for_streams
 from xruntime.streams import shortcuts
@@ -81,6 +83,12 @@ def serve(folder: Path, streams: MultiStreamModule, batch: torch.Tensor) -> None
         streams.submit(batch).add_done_callback(answered)
 
 
+def serve_batches(folder: Path, streams: MultiStreamModule, item: torch.Tensor) -> None:
+    """Batch after batch, by turns, for ever: a step is from the batch to its joined output."""
+    batch = torch.cat([item] * streams.num_streams)
+    work_on(folder, lambda: streams(batch))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -92,6 +100,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, required=True, help="threads of each stream")
     parser.add_argument("--form", choices=FORMS, default="compiled")
     parser.add_argument("--packages", type=Path, default=Path(tempfile.gettempdir()))
+    parser.add_argument("--batches", action="store_true", help="instead of requests")
     parser.add_argument("--prepare", action="store_true", help="compile, and measure nothing")
     options = parser.parse_args()
     torch.manual_seed(0)
@@ -111,7 +120,8 @@ def main() -> None:
         pool = CPUPool(smt=False)
         pool = CPUPool(pool.core_ids[: options.streams * options.threads])
         with MultiStreamModule(model, options.streams, pool) as streams:
-            serve(options.folder, streams, work.batch)
+            feed = serve_batches if options.batches else serve
+            feed(options.folder, streams, work.batch)
 
 
 if __name__ == "__main__":
