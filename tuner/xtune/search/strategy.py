@@ -153,12 +153,14 @@ class Strategy:
             step = self._seeding(records) or self._searching(records, scale)
         elif step is None:
             step = self._racing(records, scale)
+        if step is not None or _is_under_way(records):
+            return step
         rest = self._size_of_final(scale, allowance, rest=True)
-        if step is None and rest is not None and not _is_under_way(records):
-            if not races and size is not None and (left_out := self._ablations(records)):
-                return left_out[0]
-            return self._begin_final(records, rest, races=races)
-        return step
+        if rest is None:
+            return None
+        if not races and size is not None and (left_out := self._ablations(records)):
+            return left_out[0]
+        return self._begin_final(records, rest, races=races)
 
     def favourite(self, records: Sequence[Record]) -> Favourite | None:
         """What is probably best so far; None before anything was measured."""
