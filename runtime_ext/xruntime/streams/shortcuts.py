@@ -2,8 +2,8 @@
 """Calls code that torch compiled past torch's guards, which hold the interpreter's lock.
 
 Each call of compiled code first asks whether everything that the code was made for is still so: each
-attribute of each layer, beside the arguments and the settings of torch. For models of 50 layers that
-takes about a millisecond under the lock: enough for 64 streams to wait for each other.
+attribute of each layer, beside the arguments and the settings of torch. Streams wait for each other
+meanwhile, and the more so, the more layers and streams there are (benchmarks/streams, form `guarded`).
 
 Arguments are compared by who calls, and settings of torch's in one short call. What is left are the
 module and Python's global variables, and those are asked about ten times a second instead of a thousand

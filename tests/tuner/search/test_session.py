@@ -103,6 +103,20 @@ def test_no_more_is_launched_than_allowed(launches: int) -> None:
         assert "too small for a final" in result.verdict.reason
 
 
+@pytest.mark.parametrize(("launches", "more"), [(2, 22), (6, 9)])
+def test_what_would_be_enough_for_a_final_is_told(launches: int, more: int) -> None:
+    """Of two configurations one crashes: after three launches a final is all that is left."""
+    space = Space([SPACE.parameter("smt")])
+    measurer = ScriptedMeasurer(
+        outcomes=lambda one: Outcome.CRASHED if one.get("smt") else Outcome.MEASURED
+    )
+    store = MemoryStore()
+    result = make(measurer, Budget(launches=launches), space=space, store=store).run()
+    assert f"; {more} launches more are enough for one" in result.verdict.reason
+    again = make(measurer, Budget(launches=more), space=space, store=store).run()
+    assert again.decision is not None
+
+
 def finals(result: Result) -> int:
     return sum(record.step.stage is Stage.FINAL for record in result.records)
 
