@@ -171,6 +171,27 @@ def test_an_edit_between_two_searches_is_told(desk: Desk) -> None:
     assert "4 of the launches (1 to 4) were made with the program as it was before an edit" in page
 
 
+def test_an_edit_during_a_search_is_told(desk: Desk) -> None:
+    edit = """
+import os, pathlib
+with open("launches", "a") as made:
+    made.write("x")
+if os.path.getsize("launches") == 3:
+    with open(__file__, "a") as program:
+        program.write("# edited")
+"""
+    desk.write("rate.py", f"{RATE}{edit}")
+    done = desk.xtune(
+        "--metric", "items/s", "--only-params", "--param", "n=1,2", "--budget", "6", "rate.py",
+        "{n}",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    assert done.err.count("warning: the program was edited while it is searched for") == 1
+    assert desk.xtune("report", "--html", "page.html").code == 0
+    page = (desk.folder / "page.html").read_text()
+    assert "3 of the launches (1 to 3) were made with the program as it was before an edit" in page
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

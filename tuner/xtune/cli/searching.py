@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -27,12 +26,13 @@ from xtune.screen.words import aim, describe_space, launches, settings
 from xtune.search.budget import Budget, parse_budget
 from xtune.search.events import Observer
 from xtune.search.host_turn import HostTurn, runtime_folder
-from xtune.search.provenance import keep_provenance, made_with, outdated
+from xtune.search.provenance import Provenance, keep_provenance, made_with, outdated
 from xtune.search.session import Ended, Result, Search
 from xtune.search.storage import Storage
 from xtune.search.strategy import Seed, Strategy
 from xtune.search.study import Study, earlier_winners, open_study
 from xtune.search.study_store import StudyStore
+from xtune.space.identities import identify_program
 from xtune.space.parameters import BARE, Configuration
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -131,15 +131,24 @@ def search(
     """
     study.keep_note("ended", None)
     store = StudyStore(study)
-    _keep_provenance(task, study, store, quiet=shown.quiet)
+    made = _keep_provenance(task, study, store, quiet=shown.quiet)
     first = [*tried, *seeds(task), *earlier_winners(study.storage, task.subject)]
     strategy = _strategy(task, asked, store.host, first)
     with _Signals() as signals, _screen(task, shown) as screen:
         host_turn = HostTurn(runtime_folder(os.environ), screen.waiting)
 
-        def turn() -> AbstractContextManager[None]:
+        @contextlib.contextmanager
+        def turn() -> Iterator[None]:
+            nonlocal made
             signals.check()
-            return host_turn()
+            with host_turn():
+                content = identify_program(task.request).content
+                if content not in ("", made.content):
+                    made = made._replace(content=content)
+                    now = open_study(study.storage, study.subject, study.name)
+                    keep_provenance(now, store.host, store.records(), made)
+                    screen.edited()
+                yield
 
         result = Search(
             task.space,
@@ -165,8 +174,8 @@ def search(
     return 0
 
 
-def _keep_provenance(task: Task, study: Study, store: StudyStore, *, quiet: bool) -> None:
-    """Keep what is launched from now on, and warn where earlier launches were made with other things."""
+def _keep_provenance(task: Task, study: Study, store: StudyStore, *, quiet: bool) -> Provenance:
+    """Keep what launches are made with from now on, and warn where earlier ones were with other things."""
     records, now = store.records(), provenance(task)
     numbers, told = outdated(made_with(study, records), now)
     if numbers and not quiet:
@@ -176,6 +185,7 @@ def _keep_provenance(task: Task, study: Study, store: StudyStore, *, quiet: bool
             f" {', '.join(told)}; if that may change what is measured, begin anew with --study NAME"
         )
     keep_provenance(study, store.host, records, now)
+    return now
 
 
 def recall(task: Task, asked: Asked, study: Study) -> Conclusion:

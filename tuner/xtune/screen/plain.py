@@ -102,6 +102,13 @@ class PlainScreen(Observer):
         told = describe_step(step, self._space)
         self._say(f"{told}: another worker took this launch for lost and it is not counted")
 
+    def edited(self) -> None:
+        self._say(
+            "warning: the program was edited while it is searched for; the launches so far were made"
+            " with it as it was before; if that may change what is measured, begin anew with --study"
+            " NAME"
+        )
+
     def storage_trouble(self, message: str, pause_s: float) -> None:
         self._say(f"{message}; tried again in {duration(pause_s)}")
 

@@ -68,5 +68,8 @@ class Observer:
     def lost(self, step: Step) -> None:
         """A launch was given up for lost by others while it was made here; it is not counted."""
 
+    def edited(self) -> None:
+        """The program's file is another than it was at the launch before."""
+
     def storage_trouble(self, message: str, pause_s: float) -> None:
         """A launch could not be kept; it is tried again after so many seconds."""
