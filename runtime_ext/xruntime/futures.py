@@ -1,29 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A concurrent.futures.Future that takes a lock only where somebody waits by it.
+"""A concurrent.futures.Future whose lock is made when it is first asked for.
 
-The standard one makes a condition variable with its lock, and takes it five times in the life of a call
-that is submitted, done and waited for. Two threads on two cores hand those cache lines to and fro:
-a fifth of a Task's round trip. Here a call that nobody cancels, lists or adds a callback to gets
-along without, because its waiter waits by the worker's mailbox.
+The standard one makes a condition variable with its lock and two lists, and takes the lock five times
+in the life of a call that is submitted, done and waited for. Two threads on two cores hand all those
+cache lines to and fro, which is a quarter of a Task's round trip. A call that nobody cancels, lists
+or adds a callback to gets along without, because its waiter waits by the worker's mailbox.
 
-Why it needs none
------------------
-Two questions are each decided by one entry of a dictionary, which `setdefault` gives to whoever
-comes first.
-
-Begun or cancelled: worker and canceller put into one entry what they want.
-
-Ended: the other entry holds a real lock from when somebody first asks for it, and then the worker sets
-the outcome under it as the base class does. Or the worker was first and put NoLock there, which in
-itself means that the future is finished; what is finished does not change, and needs no lock.
-Nothing less would do: concurrent.futures.wait() looks at the state twice under the lock, and for ever
-waits for one that was finished in between.
+The base class changes nothing, and waits for nothing, but by `_condition`. Whoever asks for that first
+makes it, holding a lock of all futures, and from then on everything is as in the base class. Until
+then only the worker changes the future, and does so under the same lock: so the future does not end
+between two looks of somebody who holds its condition, as concurrent.futures.wait() relies on. What has
+ended does not change, and is read without any lock.
 """
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures._base import (
     CANCELLED,
@@ -32,36 +26,14 @@ from concurrent.futures._base import (
     PENDING,
     RUNNING,
 )
-from typing import TYPE_CHECKING, Any, TypeVar
-
-if TYPE_CHECKING:
-    from concurrent.futures._base import _Waiter
+from typing import TypeVar
 
 T = TypeVar("T")
 
-_FATE = "fate"
-"""Who was first: RUNNING or CANCELLED."""
-_LOCK = "lock"
 _ENDED = (FINISHED, CANCELLED, CANCELLED_AND_NOTIFIED)
 
-
-class NoLock:
-    """In place of the lock of a future that is finished."""
-
-    def acquire(self) -> bool:
-        return True
-
-    def release(self) -> None:
-        """There is nothing to release."""
-
-    def __enter__(self) -> bool:
-        return True
-
-    def __exit__(self, *raised: object) -> None:
-        """There is nothing to release."""
-
-
-_FINISHED_WITHOUT = NoLock()
+_making = threading.RLock()
+"""Held for a few instructions each. A signal's handler may ask for a lock amidst another's making."""
 
 
 class LightFuture(Future[T]):
@@ -70,70 +42,73 @@ class LightFuture(Future[T]):
     One thread alone calls `set_running_or_notify_cancel`, `set_result` and `set_exception`.
     """
 
-    def __init__(self) -> None:
-        # All that the base class sets, but for `_condition` and `_state`, which are below.
-        self._result = None
-        self._exception = None
-        self._waiters: list[_Waiter] = []
-        self._done_callbacks: list[Callable[[Future[T]], object]] = []
-        self._first: dict[str, object] = {}
-        self._known_state = PENDING
+    # What the base class gives to each of them. Most get along with these.
+    _state = PENDING
+    _result: T | None = None
+    _exception: BaseException | None = None
+    _waiters: Sequence[object] = ()  # type: ignore[assignment]
+    _done_callbacks: Sequence[Callable[[Future[T]], object]] = ()
 
-    def __getattr__(self, name: str) -> Any:
-        if name != "_condition":
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return self._first.get(_LOCK) or self._first.setdefault(_LOCK, threading.Condition())
+    _made: threading.Condition | None = None
+
+    def __init__(self) -> None:
+        """Nothing is set: see above."""
 
     @property
-    def _state(self) -> str:
-        return FINISHED if self._first.get(_LOCK) is _FINISHED_WITHOUT else self._known_state
-
-    @_state.setter
-    def _state(self, state: str) -> None:
-        self._known_state = state
-
-    def cancel(self) -> bool:
-        """Whether the call will not be made: not once it has begun."""
-        if self._first.setdefault(_FATE, CANCELLED) == RUNNING:
-            return False
-        return super().cancel()
+    def _condition(self) -> threading.Condition:  # type: ignore[override]
+        if self._made is None:
+            made = threading.Condition()
+            with _making:
+                if self._made is None:
+                    self._waiters, self._done_callbacks = [], []
+                    self._made = made
+        return self._made
 
     def set_running_or_notify_cancel(self) -> bool:
         """For the worker: whether to make the call. Raises RuntimeError the second time."""
-        if self._first.setdefault(_FATE, RUNNING) == CANCELLED or self._known_state != PENDING:
-            return super().set_running_or_notify_cancel()
-        self._known_state = RUNNING
-        return True
+        with _making:
+            if self._made is None and self._state == PENDING:
+                self._state = RUNNING
+                return True
+        return super().set_running_or_notify_cancel()
 
     def set_result(self, result: T) -> None:
         """For the worker. Raises InvalidStateError where there is an outcome already."""
-        if self._known_state == RUNNING and _LOCK not in self._first:
-            self._result = result
-            if self._first.setdefault(_LOCK, _FINISHED_WITHOUT) is _FINISHED_WITHOUT:
+        with _making:
+            if self._made is None and self._state == RUNNING:
+                self._result = result
+                self._state = FINISHED
                 return
         super().set_result(result)
 
     def set_exception(self, exception: BaseException | None) -> None:
         """For the worker. Raises InvalidStateError where there is an outcome already."""
-        if self._known_state == RUNNING and _LOCK not in self._first:
-            self._exception = exception
-            if self._first.setdefault(_LOCK, _FINISHED_WITHOUT) is _FINISHED_WITHOUT:
+        with _making:
+            if self._made is None and self._state == RUNNING:
+                self._exception = exception
+                self._state = FINISHED
                 return
         super().set_exception(exception)
 
     def done(self) -> bool:
         """Whether it was cancelled or has an outcome."""
-        return self._first.get(_LOCK) is _FINISHED_WITHOUT or self._known_state in _ENDED
+        return self._state in _ENDED
 
     def result(self, timeout: float | None = None) -> T:
         """As the base class's."""
-        if self._first.get(_LOCK) is _FINISHED_WITHOUT and self._exception is None:
+        if self._state == FINISHED and self._exception is None:
             found: T = self._result  # type: ignore[assignment]
             return found
         return super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """As the base class's."""
-        if self._first.get(_LOCK) is _FINISHED_WITHOUT:
-            return self._exception
-        return super().exception(timeout)
+        return self._exception if self._state == FINISHED else super().exception(timeout)
+
+
+def _forget_holder() -> None:
+    global _making  # noqa: PLW0603 - a thread that is not here may have held it
+    _making = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_forget_holder)

@@ -8,43 +8,22 @@ with their defaults. at::launch copies them for torch's own threads; this does s
 from __future__ import annotations
 
 import contextlib
-import itertools
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
-
-
-class Modes(NamedTuple):
-    """What a thread's torch operators do besides computing.
-
-    **Ex.:** ``Modes(grad=False, inference=True, autocast=None)`` under ``torch.inference_mode()``.
-    """
-
-    grad: bool
-    inference: bool
-    autocast: Autocast | None
-    """None where autocast is off for the CPU."""
+from torch import is_autocast_enabled, is_grad_enabled, is_inference_mode_enabled
 
 
 class Autocast(NamedTuple):
+    """**Ex.:** ``Autocast(torch.bfloat16, cache=True)`` under ``torch.autocast("cpu")``."""
+
     dtype: torch.dtype
     cache: bool
 
 
-_WITHOUT_AUTOCAST = {
-    (grad, inference): Modes(grad, inference, autocast=None)
-    for grad, inference in itertools.product((False, True), repeat=2)
-}
-"""Made once: this is asked for twice a call."""
-
-
-def current_modes() -> Modes:
-    """The modes of the calling thread."""
-    grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-    if not torch.is_autocast_enabled("cpu"):
-        return _WITHOUT_AUTOCAST[grad, inference]
-    autocast = Autocast(torch.get_autocast_dtype("cpu"), torch.is_autocast_cache_enabled())
-    return Modes(grad, inference, autocast)
+def current_autocast() -> Autocast:
+    """The calling thread's, where it is on for the CPU."""
+    return Autocast(torch.get_autocast_dtype("cpu"), torch.is_autocast_cache_enabled())
 
 
 class ThreadModes:
@@ -56,17 +35,24 @@ class ThreadModes:
     def __init__(self) -> None:
         self._entered = contextlib.ExitStack()
 
-    def take(self, wanted: Modes) -> None:
-        """Bring the thread under `wanted`, whatever the call before may have left."""
-        if current_modes() == wanted:
+    def take(self, grad: bool, inference: bool, autocast: Autocast | Literal[False]) -> None:
+        """Bring the thread under these modes, whatever the call before may have left.
+
+        `autocast` is False where it is to be off for the CPU.
+        """
+        if (
+            is_grad_enabled() is grad
+            and is_inference_mode_enabled() is inference
+            and (is_autocast_enabled("cpu") and current_autocast()) == autocast
+        ):
             return
         self._entered.close()
         enter = self._entered.enter_context
         # Inference mode sets grad mode as well, so grad mode comes second.
-        enter(torch.inference_mode(wanted.inference))
-        enter(torch.set_grad_enabled(wanted.grad))
-        if wanted.autocast is not None:
-            dtype, cache = wanted.autocast
+        enter(torch.inference_mode(inference))
+        enter(torch.set_grad_enabled(grad))
+        if autocast:
+            dtype, cache = autocast
             enter(torch.autocast("cpu", dtype=dtype, cache_enabled=cache))
-        elif torch.is_autocast_enabled("cpu"):
+        elif is_autocast_enabled("cpu"):
             enter(torch.autocast("cpu", enabled=False))

@@ -16,12 +16,14 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from torch import is_autocast_enabled, is_grad_enabled, is_inference_mode_enabled
 
 from xruntime.errors import ClosedError, LostInForkError
 from xruntime.futures import LightFuture
 from xruntime.mailbox import Mailbox
-from xruntime.modes import Modes, ThreadModes, current_modes
+from xruntime.modes import Autocast, ThreadModes, current_autocast
 from xruntime.native import CLOSED, INTERRUPTED
 from xruntime.threads import confine_team, resize_team
 
@@ -39,8 +41,10 @@ class Submission(NamedTuple):
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    modes: Modes
     context: contextvars.Context
+    grad: bool
+    inference: bool
+    autocast: Autocast | Literal[False]
     after: Callable[[], object] | None = None
     """What the worker calls next, when the future has what came of the call."""
 
@@ -49,8 +53,21 @@ def submission_of(
     function: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Submission:
     """A call with a future of its own, the calling thread's modes and a copy of its context."""
-    future: TaskFuture[T] = TaskFuture()
-    return Submission(future, function, args, kwargs, current_modes(), contextvars.copy_context())
+    # Calling the class itself would take twice as long.
+    return tuple.__new__(
+        Submission,
+        (
+            TaskFuture(),
+            function,
+            args,
+            kwargs,
+            contextvars.copy_context(),
+            is_grad_enabled(),
+            is_inference_mode_enabled(),
+            is_autocast_enabled("cpu") and current_autocast(),
+            None,
+        ),
+    )
 
 
 class TaskFuture(LightFuture[T]):
@@ -81,6 +98,12 @@ class TaskFuture(LightFuture[T]):
         line = self.line
         if line is None:
             return False
+        # Not to the end: it would not hear of cancel().
+        wait_us = NATIVE_WAIT_US
+        if timeout_s is not None:
+            wait_us = min(wait_us, max(0, int(timeout_s * 1e6)))
+        if line.mailbox.wait(self.ticket, wait_us):
+            return True
         if line.lost:
             raise LostInForkError(
                 f"process {os.getpid()} waits for a result of its parent's worker: fork() does not"
@@ -91,11 +114,7 @@ class TaskFuture(LightFuture[T]):
                 "a task waits for the result of a later task of its own worker, which would never"
                 " come. Call the function directly, or use another Task"
             )
-        # Not to the end: it would not hear of cancel().
-        wait_us = NATIVE_WAIT_US
-        if timeout_s is not None:
-            wait_us = min(wait_us, max(0, int(timeout_s * 1e6)))
-        return line.mailbox.wait(self.ticket, wait_us)
+        return False
 
 
 def _left(timeout_s: float | None) -> float | None:
@@ -220,10 +239,10 @@ def _serve(line: _Line) -> None:
 
 
 def _do(call: Submission, modes: ThreadModes) -> None:
-    future, function, args, kwargs, wanted, context, after = call
+    future, function, args, kwargs, context, grad, inference, autocast, after = call
     if future.set_running_or_notify_cancel():
         try:
-            modes.take(wanted)
+            modes.take(grad, inference, autocast)
             result = context.run(function, *args, **kwargs)
         except BaseException as error:  # noqa: BLE001 - it belongs to who waits for the result
             future.set_exception(error)

@@ -15,7 +15,7 @@ import pytest
 
 from xruntime import futures
 from xruntime.cpu_pool import CPUPool
-from xruntime.futures import LightFuture, NoLock
+from xruntime.futures import LightFuture
 from xruntime.task import Task
 
 PATIENCE_S = 60.0
@@ -99,8 +99,19 @@ def test_a_call_that_is_only_waited_for_makes_no_lock(second: CPUPool) -> None:
         assert future.result() == 3
         failed = task("three")
         assert isinstance(failed.exception(), TypeError)
-    assert isinstance(future._condition, NoLock)
-    assert isinstance(failed._condition, NoLock)
+    assert future._made is None
+    assert failed._made is None
+
+
+def test_all_who_ask_for_the_lock_get_the_same() -> None:
+    found: list[threading.Condition] = []
+
+    def ask(future: LightFuture[int]) -> None:
+        found.append(future._condition)
+
+    for future in interleaved(ask, ask):
+        assert found == [future._condition] * 2
+        found.clear()
 
 
 def test_either_cancelled_or_done() -> None:

@@ -163,6 +163,30 @@ def test_fork_while_many_threads_submit() -> None:
     """)
 
 
+def test_forked_child_cancels_though_a_thread_of_its_parent_makes_a_lock() -> None:
+    lines = run("""
+        from xruntime import futures
+        release = threading.Event()
+        task = Task(lambda: release.wait(60), pool)
+        task()
+        future = task()
+        held = threading.Event()
+        def hold():
+            with futures._making:
+                held.set()
+                release.wait(60)
+        threading.Thread(target=hold).start()
+        held.wait(60)
+        def child():
+            signal.alarm(30)
+            print(future.cancel())
+        in_child(child)
+        release.set()
+        assert future.result()
+    """)
+    assert lines == ["True"]
+
+
 def test_forked_child_may_end_by_exit_handlers() -> None:
     lines = run("""
         task = Task(int, pool)
