@@ -44,7 +44,7 @@ std::string text_of(const CpuList& cpus) {
 class PinnedTeam {
  public:
   // Throws std::runtime_error when a CPU may not be used.
-  explicit PinnedTeam(const CpuList& cpus) : mailbox_(xk_mailbox_create()) {
+  explicit PinnedTeam(const CpuList& cpus) : mailbox_(xk_mailbox_create(kSpinUs, 0)) {
     if (mailbox_ == nullptr) throw std::bad_alloc();
     std::promise<std::string> ready;
     std::future<std::string> obstacle = ready.get_future();
@@ -71,7 +71,7 @@ class PinnedTeam {
 
   // Returns when that task is done.
   void wait(int64_t ticket) {
-    while (xk_mailbox_await(mailbox_, ticket, -1, kSpinUs) == XK_INTERRUPTED) {
+    while (xk_mailbox_await(mailbox_, ticket, -1) == XK_INTERRUPTED) {
     }
   }
 
@@ -90,7 +90,7 @@ class PinnedTeam {
     }
     ready->set_value("");
     for (int64_t done = 0;;) {
-      const int64_t posted = xk_mailbox_next(mailbox_, done, kSpinUs, 0);
+      const int64_t posted = xk_mailbox_next(mailbox_, done);
       if (posted == XK_INTERRUPTED) continue;
       if (posted == XK_CLOSED) break;
       for (; done < posted; ++done) take()();

@@ -21,7 +21,7 @@ extern "C" {
 #endif
 
 /* The version of this interface. A caller compares it with xk_abi_version() first of all. */
-#define XK_ABI_VERSION 1
+#define XK_ABI_VERSION 2
 
 /* What functions return, below zero, where they cannot do what they were asked. */
 #define XK_INVALID_ARGUMENT (-1) /* an argument breaks the contract; nothing was done */
@@ -118,14 +118,20 @@ XK_API int32_t xk_thread_cpus(int32_t thread_id, int32_t* cpus, int32_t capacity
  * order of the tickets, and so that an item whose post was refused can be taken back.
  *
  * Who waits spins for spin_us microseconds (0: not at all), then sleeps on a futex. A spinning
- * thread offers its CPU to others after the first two microseconds. Whoever calls from Python
- * releases the interpreter's lock around the waiting functions (next and await), and keeps it
- * around the others: they return at once. A mailbox that is NULL is an invalid argument; closing or
- * destroying it does nothing. */
+ * thread offers its CPU to others after the first two microseconds.
+ *
+ * A worker whose item was there only after waiting spins up to grace_us more (0: not at all), until
+ * a submitter is inside xk_mailbox_await for that item or a later one: a submitter from Python
+ * holds the interpreter's lock until then, and a worker that asked for the lock too early would be
+ * put to sleep.
+ *
+ * Whoever calls from Python releases the interpreter's lock around the waiting functions (next and
+ * await), and keeps it around the others: they return at once. A mailbox that is NULL is an invalid
+ * argument; closing or destroying it does nothing. */
 typedef struct xk_mailbox xk_mailbox;
 
-/* Returns an empty mailbox, or NULL when there is no memory. */
-XK_API xk_mailbox* xk_mailbox_create(void);
+/* Returns an empty mailbox, or NULL when there is no memory or a time is below zero. */
+XK_API xk_mailbox* xk_mailbox_create(int32_t spin_us, int32_t grace_us);
 
 /* Ends its life; NULL is none. No other call on it may be running or come later: the worker has got
  * XK_CLOSED and every xk_mailbox_await has returned. */
@@ -138,14 +144,8 @@ XK_API int64_t xk_mailbox_post(xk_mailbox* mailbox);
 /* Worker: says that the items up to ticket `done` are done (waking who awaits them), then waits for
  * another. Returns how many items were posted so far, which is more than `done`; XK_CLOSED when
  * there is none and will be none; XK_INTERRUPTED, and the same call can be made again; or
- * XK_INVALID_ARGUMENT when `done` is less than it was before or more than was posted.
- *
- * When an item was there only after waiting and grace_us > 0, it spins up to grace_us more until a
- * submitter is inside xk_mailbox_await for a ticket beyond `done`: a submitter from Python holds
- * the interpreter's lock until then, and a worker that asked for the lock too early would be put to
- * sleep. */
-XK_API int64_t xk_mailbox_next(xk_mailbox* mailbox, int64_t done, int32_t spin_us,
-                               int32_t grace_us);
+ * XK_INVALID_ARGUMENT when `done` is less than it was before or more than was posted. */
+XK_API int64_t xk_mailbox_next(xk_mailbox* mailbox, int64_t done);
 
 /* Submitter: waits until item `ticket`, which was posted, is done. Returns 0; XK_TIMED_OUT after
  * timeout_us (0: at once; below 0: no limit); XK_INTERRUPTED; or XK_INVALID_ARGUMENT, also for a
@@ -154,8 +154,7 @@ XK_API int64_t xk_mailbox_next(xk_mailbox* mailbox, int64_t done, int32_t spin_u
  * Only a sleep is interrupted: a signal that arrives while it spins, or in the instant before it
  * sleeps, goes unnoticed until the item is done. A thread that must see signals soon (Python's main
  * thread) waits in slices of a bounded timeout_us. */
-XK_API int32_t xk_mailbox_await(xk_mailbox* mailbox, int64_t ticket, int64_t timeout_us,
-                                int32_t spin_us);
+XK_API int32_t xk_mailbox_await(xk_mailbox* mailbox, int64_t ticket, int64_t timeout_us);
 
 /* Takes no more posts. The worker still gets what was posted before, then XK_CLOSED. May be called
  * again. */

@@ -146,6 +146,8 @@ class Posts {
 
 struct xk_mailbox {
  public:
+  xk_mailbox(int32_t spin_us, int32_t grace_us) : spin_us_(spin_us), grace_us_(grace_us) {}
+
   int64_t post() {
     int64_t seen = posts_.load(std::memory_order_relaxed);
     do {
@@ -161,7 +163,7 @@ struct xk_mailbox {
     wake_worker();
   }
 
-  int64_t next(int64_t done, int32_t spin_us, int32_t grace_us) {
+  int64_t next(int64_t done) {
     // Only the worker writes done_, and it is the caller.
     const int64_t done_before = done_.load(std::memory_order_relaxed);
     Posts posts(posts_.load(std::memory_order_acquire));
@@ -174,24 +176,24 @@ struct xk_mailbox {
         posts = Posts(posts_.load(std::memory_order_acquire));
         return posts.news(done);
       };
-      if (!spin(spin_us, kNoDeadline, news) && !sleep_until_news(done, &posts)) {
+      if (!spin(spin_us_, kNoDeadline, news) && !sleep_until_news(done, &posts)) {
         return XK_INTERRUPTED;
       }
     }
     if (posts.count() <= done) return XK_CLOSED;
-    if (waits && grace_us > 0) {
-      spin(grace_us, kNoDeadline, [&] { return awaited_.load(std::memory_order_relaxed) > done; });
+    if (waits && grace_us_ > 0) {
+      spin(grace_us_, kNoDeadline, [&] { return awaited_.load(std::memory_order_relaxed) > done; });
     }
     return posts.count();
   }
 
-  int32_t await(int64_t ticket, int64_t timeout_us, int32_t spin_us) {
+  int32_t await(int64_t ticket, int64_t timeout_us) {
     const auto is_done = [&] { return done_.load(std::memory_order_acquire) >= ticket; };
     if (is_done()) return 0;
     if (ticket > Posts(posts_.load(std::memory_order_relaxed)).count()) return XK_INVALID_ARGUMENT;
     say_awaited(ticket);
     const int64_t deadline_ns = deadline_after(timeout_us);
-    if (spin(spin_us, deadline_ns, is_done)) return 0;
+    if (spin(spin_us_, deadline_ns, is_done)) return 0;
 
     sleepers_.fetch_add(1, std::memory_order_seq_cst);
     int32_t result = 0;
@@ -254,6 +256,8 @@ struct xk_mailbox {
     }
   }
 
+  const int32_t spin_us_;
+  const int32_t grace_us_;
   // Written by submitters, read by the worker.
   alignas(kCacheLine) std::atomic<int64_t> posts_{0};
   std::atomic<int64_t> awaited_{0};
@@ -264,10 +268,11 @@ struct xk_mailbox {
   std::atomic<uint32_t> worker_{kAwake};
 };
 
-xk_mailbox* xk_mailbox_create(void) {
+xk_mailbox* xk_mailbox_create(int32_t spin_us, int32_t grace_us) {
+  if (spin_us < 0 || grace_us < 0) return nullptr;
   void* memory = nullptr;
   if (posix_memalign(&memory, alignof(xk_mailbox), sizeof(xk_mailbox)) != 0) return nullptr;
-  return new (memory) xk_mailbox;
+  return new (memory) xk_mailbox(spin_us, grace_us);
 }
 
 void xk_mailbox_destroy(xk_mailbox* mailbox) {
@@ -280,14 +285,13 @@ int64_t xk_mailbox_post(xk_mailbox* mailbox) {
   return mailbox == nullptr ? XK_INVALID_ARGUMENT : mailbox->post();
 }
 
-int64_t xk_mailbox_next(xk_mailbox* mailbox, int64_t done, int32_t spin_us, int32_t grace_us) {
-  if (mailbox == nullptr || spin_us < 0 || grace_us < 0) return XK_INVALID_ARGUMENT;
-  return mailbox->next(done, spin_us, grace_us);
+int64_t xk_mailbox_next(xk_mailbox* mailbox, int64_t done) {
+  return mailbox == nullptr ? XK_INVALID_ARGUMENT : mailbox->next(done);
 }
 
-int32_t xk_mailbox_await(xk_mailbox* mailbox, int64_t ticket, int64_t timeout_us, int32_t spin_us) {
-  if (mailbox == nullptr || ticket < 1 || spin_us < 0) return XK_INVALID_ARGUMENT;
-  return mailbox->await(ticket, timeout_us, spin_us);
+int32_t xk_mailbox_await(xk_mailbox* mailbox, int64_t ticket, int64_t timeout_us) {
+  if (mailbox == nullptr || ticket < 1) return XK_INVALID_ARGUMENT;
+  return mailbox->await(ticket, timeout_us);
 }
 
 void xk_mailbox_close(xk_mailbox* mailbox) {

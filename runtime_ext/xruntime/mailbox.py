@@ -31,7 +31,7 @@ class Mailbox:
 
     def __init__(self) -> None:
         waiting, quick = library(), quick_library()
-        self._handle = quick.xk_mailbox_create()
+        self._handle = quick.xk_mailbox_create(SPIN_US, GRACE_US)
         if not self._handle:
             raise MemoryError("there is no memory for a mailbox")
         self._await = waiting.xk_mailbox_await
@@ -55,12 +55,12 @@ class Mailbox:
         # With more to do at hand it keeps the interpreter's lock: to let go and ask again is a wait in
         # line behind all other streams.
         act = self._take if known > done else self._next
-        posted: int = act(self._handle, done, SPIN_US, GRACE_US)
+        posted: int = act(self._handle, done)
         return posted
 
     def wait(self, ticket: int, timeout_us: int) -> bool:
         """Whether item `ticket` is done, or was within `timeout_us`; a signal ends the wait early."""
-        result: int = self._await(self._handle, ticket, timeout_us, SPIN_US)
+        result: int = self._await(self._handle, ticket, timeout_us)
         return result == 0
 
     def close(self) -> None:

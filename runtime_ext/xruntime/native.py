@@ -21,7 +21,7 @@ from pathlib import Path
 import xruntime
 from xruntime.errors import KernelsUnavailableError
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 """XK_ABI_VERSION of the xkernels.h that this package was written against."""
 
 LIBRARY_NAME = "libxkernels.so"
@@ -88,20 +88,14 @@ _WAITING: dict[str, _Signature] = {
     "xk_team_confine": (ctypes.c_int32, (_CPUS, ctypes.c_int32)),
     "xk_team_pin": (ctypes.c_int32, (_CPUS, ctypes.c_int32)),
     "xk_thread_cpus": (ctypes.c_int32, (ctypes.c_int32, _CPUS, ctypes.c_int32)),
-    "xk_mailbox_next": (
-        ctypes.c_int64,
-        (_MAILBOX, ctypes.c_int64, ctypes.c_int32, ctypes.c_int32),
-    ),
-    "xk_mailbox_await": (
-        ctypes.c_int32,
-        (_MAILBOX, ctypes.c_int64, ctypes.c_int64, ctypes.c_int32),
-    ),
+    "xk_mailbox_next": (ctypes.c_int64, (_MAILBOX, ctypes.c_int64)),
+    "xk_mailbox_await": (ctypes.c_int32, (_MAILBOX, ctypes.c_int64, ctypes.c_int64)),
 }
 _QUICK: dict[str, _Signature] = {
     "xk_abi_version": (ctypes.c_int32, ()),
     "xk_team_size": (ctypes.c_int32, ()),
     "xk_team_resize": (ctypes.c_int32, (ctypes.c_int32,)),
-    "xk_mailbox_create": (_MAILBOX, ()),
+    "xk_mailbox_create": (_MAILBOX, (ctypes.c_int32, ctypes.c_int32)),
     "xk_mailbox_destroy": (None, (_MAILBOX,)),
     "xk_mailbox_post": (ctypes.c_int64, (_MAILBOX,)),
     # Only where an item is known to be there: then it does not wait.

@@ -60,7 +60,8 @@ int64_t answer_to(const Item& item) { return item.number * 31 + item.submitter; 
 // The worker takes no lock: the mailbox alone makes the items visible to it.
 class Desk {
  public:
-  explicit Desk(int64_t most) : items_(static_cast<size_t>(most) + 1) {
+  Desk(int64_t most, int32_t spin_us, int32_t grace_us)
+      : mailbox(xk_mailbox_create(spin_us, grace_us)), items_(static_cast<size_t>(most) + 1) {
     REQUIRE(mailbox != nullptr);
   }
   ~Desk() { xk_mailbox_destroy(mailbox); }
@@ -78,11 +79,11 @@ class Desk {
 
   // Answers items until the mailbox is closed; how many there were. Each submitter's items must
   // come in the order in which it handed them in, none left out, none twice.
-  int64_t work(int submitters, int32_t spin_us, int32_t grace_us) {
+  int64_t work(int submitters) {
     std::vector<int64_t> expected(static_cast<size_t>(submitters), 0);
     int64_t done = 0;
     while (true) {
-      const int64_t count = xk_mailbox_next(mailbox, done, spin_us, grace_us);
+      const int64_t count = xk_mailbox_next(mailbox, done);
       if (count == XK_CLOSED) return done;
       REQUIRE(count > done);
       while (done < count) {
@@ -93,7 +94,7 @@ class Desk {
     }
   }
 
-  xk_mailbox* mailbox = xk_mailbox_create();
+  xk_mailbox* const mailbox;
 
  private:
   std::mutex lock_;
@@ -104,10 +105,10 @@ class Desk {
 // Submitters hand in `items` each. Even ones await each item at once; odd ones let a few wait and
 // await the last of them first.
 void handoffs(int submitters, int64_t items, int32_t spin_us, int32_t grace_us) {
-  Desk desk(submitters * items);
+  Desk desk(submitters * items, spin_us, grace_us);
   std::atomic<int64_t> right{0};
   int64_t worked = 0;
-  std::thread worker([&] { worked = desk.work(submitters, spin_us, grace_us); });
+  std::thread worker([&] { worked = desk.work(submitters); });
   std::vector<std::thread> threads;
   for (int submitter = 0; submitter < submitters; ++submitter) {
     threads.emplace_back([&, submitter] {
@@ -122,7 +123,7 @@ void handoffs(int submitters, int64_t items, int32_t spin_us, int32_t grace_us) 
           REQUIRE(tickets[count] > 0);
         }
         while (count-- > 0) {
-          REQUIRE(xk_mailbox_await(desk.mailbox, tickets[count], kNoLimit, spin_us) == 0);
+          REQUIRE(xk_mailbox_await(desk.mailbox, tickets[count], kNoLimit) == 0);
           REQUIRE(out[count].answer == answer_to(out[count]));
           ++right;
         }
@@ -142,10 +143,10 @@ void races(int rounds, int submitters, int32_t spin_us) {
   constexpr int64_t kMost = 10000;
   int64_t accepted_ever = 0;
   for (int round = 0; round < rounds; ++round) {
-    Desk desk(submitters * kMost);
+    Desk desk(submitters * kMost, spin_us, 0);
     std::atomic<int64_t> accepted{0};
     int64_t worked = 0;
-    std::thread worker([&] { worked = desk.work(submitters, spin_us, 0); });
+    std::thread worker([&] { worked = desk.work(submitters); });
     std::vector<std::thread> threads;
     for (int submitter = 0; submitter < submitters; ++submitter) {
       threads.emplace_back([&, submitter] {
@@ -154,7 +155,7 @@ void races(int rounds, int submitters, int32_t spin_us) {
           const int64_t ticket = desk.hand_in(&item);
           if (ticket == XK_CLOSED) return;
           ++accepted;
-          REQUIRE(xk_mailbox_await(desk.mailbox, ticket, kNoLimit, spin_us) == 0);
+          REQUIRE(xk_mailbox_await(desk.mailbox, ticket, kNoLimit) == 0);
           REQUIRE(item.answer == answer_to(item));
         }
       });
@@ -173,25 +174,25 @@ void races(int rounds, int submitters, int32_t spin_us) {
 }
 
 void timeouts() {
-  xk_mailbox* mailbox = xk_mailbox_create();
-  REQUIRE(xk_mailbox_post(mailbox) == 1);
   int count = 0;
   for (const int32_t spin_us : {0, 100, 50000}) {
+    xk_mailbox* mailbox = xk_mailbox_create(spin_us, 0);
+    REQUIRE(xk_mailbox_post(mailbox) == 1);
     for (const int64_t timeout_us : {0, 1, 1000, 20000}) {
       const int64_t start = now_us();
-      REQUIRE(xk_mailbox_await(mailbox, 1, timeout_us, spin_us) == XK_TIMED_OUT);
+      REQUIRE(xk_mailbox_await(mailbox, 1, timeout_us) == XK_TIMED_OUT);
       REQUIRE(now_us() - start >= timeout_us);
       ++count;
     }
+    // A worker that says it is done ends a wait, whose limit may be beyond what a clock can count.
+    std::thread waiter([&] { REQUIRE(xk_mailbox_await(mailbox, 1, INT64_MAX) == 0); });
+    REQUIRE(xk_mailbox_next(mailbox, 0) == 1);
+    REQUIRE(xk_mailbox_post(mailbox) == 2);
+    REQUIRE(xk_mailbox_next(mailbox, 1) == 2);
+    waiter.join();
+    REQUIRE(xk_mailbox_await(mailbox, 1, 0) == 0);
+    xk_mailbox_destroy(mailbox);
   }
-  // A worker that says it is done ends a wait, whose limit may be beyond what a clock can count.
-  std::thread waiter([&] { REQUIRE(xk_mailbox_await(mailbox, 1, INT64_MAX, 0) == 0); });
-  REQUIRE(xk_mailbox_next(mailbox, 0, 0, 0) == 1);
-  REQUIRE(xk_mailbox_post(mailbox) == 2);
-  REQUIRE(xk_mailbox_next(mailbox, 1, 0, 0) == 2);
-  waiter.join();
-  REQUIRE(xk_mailbox_await(mailbox, 1, 0, 0) == 0);
-  xk_mailbox_destroy(mailbox);
   std::printf("%d timeouts\n", count);
 }
 
@@ -209,15 +210,15 @@ void signals() {
   struct sigaction action = {};
   action.sa_handler = [](int) { ++handled; };  // no SA_RESTART
   REQUIRE(sigaction(SIGUSR1, &action, nullptr) == 0);
-  xk_mailbox* mailbox = xk_mailbox_create();
+  xk_mailbox* mailbox = xk_mailbox_create(10, 0);
 
   std::atomic<bool> interrupted{false};
   std::thread worker([&] {
-    REQUIRE(xk_mailbox_next(mailbox, 0, 0, 0) == XK_INTERRUPTED);
+    REQUIRE(xk_mailbox_next(mailbox, 0) == XK_INTERRUPTED);
     interrupted = true;
     int64_t count;
     do {
-      count = xk_mailbox_next(mailbox, 0, 0, 0);
+      count = xk_mailbox_next(mailbox, 0);
     } while (count == XK_INTERRUPTED);
     REQUIRE(count == 1);
   });
@@ -227,18 +228,18 @@ void signals() {
 
   interrupted = false;
   std::thread submitter([&] {
-    REQUIRE(xk_mailbox_await(mailbox, 1, kNoLimit, 0) == XK_INTERRUPTED);
-    REQUIRE(xk_mailbox_await(mailbox, 1, 60000000, 10) == XK_INTERRUPTED);
+    REQUIRE(xk_mailbox_await(mailbox, 1, kNoLimit) == XK_INTERRUPTED);
+    REQUIRE(xk_mailbox_await(mailbox, 1, 60000000) == XK_INTERRUPTED);
     interrupted = true;
     int32_t result;
     do {
-      result = xk_mailbox_await(mailbox, 1, kNoLimit, 0);
+      result = xk_mailbox_await(mailbox, 1, kNoLimit);
     } while (result == XK_INTERRUPTED);
     REQUIRE(result == 0);
   });
   interrupt(&submitter, &interrupted);
   xk_mailbox_close(mailbox);
-  REQUIRE(xk_mailbox_next(mailbox, 1, 0, 0) == XK_CLOSED);
+  REQUIRE(xk_mailbox_next(mailbox, 1) == XK_CLOSED);
   submitter.join();
   xk_mailbox_destroy(mailbox);
   REQUIRE(handled >= 3);
@@ -249,21 +250,21 @@ void signals() {
 void grace() {
   constexpr int32_t kForever = INT32_MAX;
   constexpr int64_t kRounds = 200;
-  xk_mailbox* mailbox = xk_mailbox_create();
+  xk_mailbox* mailbox = xk_mailbox_create(0, kForever);
   std::atomic<int64_t> waiting{0};
   std::atomic<int64_t> asks{-1};
   std::thread worker([&] {
     for (int64_t done = 0; done < kRounds; ++done) {
       asks = done;
-      REQUIRE(xk_mailbox_next(mailbox, done, 0, kForever) == done + 1);
+      REQUIRE(xk_mailbox_next(mailbox, done) == done + 1);
       REQUIRE(waiting == done + 1);
     }
     // An item that is there already is taken at once.
     REQUIRE(xk_mailbox_post(mailbox) == kRounds + 1);
-    REQUIRE(xk_mailbox_next(mailbox, kRounds, 0, kForever) == kRounds + 1);
+    REQUIRE(xk_mailbox_next(mailbox, kRounds) == kRounds + 1);
     // Nobody comes any more: nobody is waited for.
     xk_mailbox_close(mailbox);
-    REQUIRE(xk_mailbox_next(mailbox, kRounds + 1, 0, kForever) == XK_CLOSED);
+    REQUIRE(xk_mailbox_next(mailbox, kRounds + 1) == XK_CLOSED);
   });
   for (int64_t ticket = 1; ticket <= kRounds; ++ticket) {
     // Until the worker asks there is nothing for it to wait for; after that it sleeps or soon will.
@@ -272,7 +273,7 @@ void grace() {
     REQUIRE(xk_mailbox_post(mailbox) == ticket);
     for (int i = 0; i < 50; ++i) sched_yield();
     waiting = ticket;
-    REQUIRE(xk_mailbox_await(mailbox, ticket, kNoLimit, 0) == 0);
+    REQUIRE(xk_mailbox_await(mailbox, ticket, kNoLimit) == 0);
   }
   worker.join();
   xk_mailbox_destroy(mailbox);
@@ -284,24 +285,24 @@ std::atomic<int> futex_wakes{0};
 
 // Who finds nobody asleep makes no system call.
 void calls() {
-  xk_mailbox* mailbox = xk_mailbox_create();
+  xk_mailbox* mailbox = xk_mailbox_create(0, 0);
   constexpr int64_t kItems = 1000;
   for (int64_t ticket = 1; ticket <= kItems; ++ticket) {
     REQUIRE(xk_mailbox_post(mailbox) == ticket);
   }
-  REQUIRE(xk_mailbox_next(mailbox, 0, 0, 0) == kItems);
+  REQUIRE(xk_mailbox_next(mailbox, 0) == kItems);
   for (int64_t done = 1; done < kItems; ++done) {
-    REQUIRE(xk_mailbox_next(mailbox, done, 0, 0) == kItems);
-    REQUIRE(xk_mailbox_await(mailbox, done, kNoLimit, 0) == 0);
+    REQUIRE(xk_mailbox_next(mailbox, done) == kItems);
+    REQUIRE(xk_mailbox_await(mailbox, done, kNoLimit) == 0);
   }
   REQUIRE(futex_calls == 0);
 
   // One that sleeps is woken by one call.
-  std::thread submitter([&] { REQUIRE(xk_mailbox_await(mailbox, kItems, kNoLimit, 0) == 0); });
+  std::thread submitter([&] { REQUIRE(xk_mailbox_await(mailbox, kItems, kNoLimit) == 0); });
   while (futex_calls == 0) sched_yield();
   xk_mailbox_close(mailbox);
   REQUIRE(futex_wakes == 0);
-  REQUIRE(xk_mailbox_next(mailbox, kItems, 0, 0) == XK_CLOSED);
+  REQUIRE(xk_mailbox_next(mailbox, kItems) == XK_CLOSED);
   submitter.join();
   REQUIRE(futex_wakes == 1);
   xk_mailbox_destroy(mailbox);
