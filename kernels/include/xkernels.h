@@ -160,6 +160,33 @@ XK_API int32_t xk_mailbox_await(xk_mailbox* mailbox, int64_t ticket, int64_t tim
  * again. */
 XK_API void xk_mailbox_close(xk_mailbox* mailbox);
 
+/* ---- The same mailbox, as functions of Python ----
+ *
+ * ctypes takes a tenth of a microsecond for each argument, and a hand-over from Python has six of
+ * them. Functions of the interpreter's own kind take next to nothing. xk_mailbox_python_methods
+ * returns an array of four of its PyMethodDef:
+ *
+ *   post()   next(done)   take(done)   await(ticket, timeout_us)
+ *
+ * PyCFunction_NewEx makes functions of them; what they have for self is the mailbox's address, an
+ * int. They take and return ints, as the functions above do. `next` and `await` release the
+ * interpreter's lock; `post` keeps it, and so does `take`, which is `next` for a worker that knows
+ * of an item that is there.
+ *
+ * The library is built without Python and serves every version of it: what it calls are these six
+ * functions of the stable ABI, which the caller finds. Objects are PyObject*, states
+ * PyThreadState*. They are kept; another call replaces them. Returns NULL where `python` is. */
+typedef struct {
+  void* (*save_thread)(void);          /* PyEval_SaveThread: releases the lock */
+  void (*restore_thread)(void* state); /* PyEval_RestoreThread */
+  void* (*int_from)(long long value);  /* PyLong_FromLongLong */
+  long long (*value_of)(void* object); /* PyLong_AsLongLong */
+  void* (*address_in)(void* object);   /* PyLong_AsVoidPtr */
+  void* (*error)(void);                /* PyErr_Occurred */
+} xk_python;
+
+XK_API const void* xk_mailbox_python_methods(const xk_python* python);
+
 #ifdef __cplusplus
 }
 #endif

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Final
 
-from xruntime.native import library, quick_library
+from xruntime.native import mailbox_functions, quick_library
 
 SPIN_US: Final = 50 if len(os.sched_getaffinity(0)) > 1 else 0
 """How long who waits spins before it sleeps, in microseconds.
@@ -27,24 +28,19 @@ class Mailbox:
     is absent, MemoryError when there is no room.
     """
 
-    __slots__ = ("_await", "_close", "_destroy", "_handle", "_next", "_post", "_take")
+    __slots__ = ("_await", "_close", "_destroy", "_handle", "_next", "_take", "post")
+
+    post: Callable[[], int]
+    """One item more; returns its ticket, or CLOSED."""
 
     def __init__(self) -> None:
-        waiting, quick = library(), quick_library()
-        self._handle = quick.xk_mailbox_create(SPIN_US, GRACE_US)
+        kernels = quick_library()
+        self._handle = kernels.xk_mailbox_create(SPIN_US, GRACE_US)
         if not self._handle:
             raise MemoryError("there is no memory for a mailbox")
-        self._await = waiting.xk_mailbox_await
-        self._next = waiting.xk_mailbox_next
-        self._take = quick.xk_mailbox_next
-        self._post = quick.xk_mailbox_post
-        self._close = quick.xk_mailbox_close
-        self._destroy = quick.xk_mailbox_destroy
-
-    def post(self) -> int:
-        """One item more; returns its ticket, or CLOSED."""
-        ticket: int = self._post(self._handle)
-        return ticket
+        self.post, self._next, self._take, self._await = mailbox_functions(self._handle)
+        self._close = kernels.xk_mailbox_close
+        self._destroy = kernels.xk_mailbox_destroy
 
     def next(self, done: int, known: int) -> int:
         """The worker says that items up to `done` are done, and waits for another.
@@ -55,13 +51,11 @@ class Mailbox:
         # With more to do at hand it keeps the interpreter's lock: to let go and ask again is a wait in
         # line behind all other streams.
         act = self._take if known > done else self._next
-        posted: int = act(self._handle, done)
-        return posted
+        return act(done)
 
     def wait(self, ticket: int, timeout_us: int) -> bool:
         """Whether item `ticket` is done, or was within `timeout_us`; a signal ends the wait early."""
-        result: int = self._await(self._handle, ticket, timeout_us)
-        return result == 0
+        return self._await(ticket, timeout_us) == 0
 
     def close(self) -> None:
         """Take no more posts; the worker still gets those that were made."""

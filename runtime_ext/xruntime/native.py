@@ -4,11 +4,11 @@
 The library is built with the package where GCC is at hand. XRUNTIME_KERNELS=PATH names another one,
 for instance a build with sanitizers.
 
-Its functions are reached in two ways. `library()` releases the interpreter's lock around each call:
-that is for functions that wait or run a parallel region. `quick_library()` keeps it: that is for
-functions that return at once. There releasing the lock would cost more than the call, and worse, it
-would let another thread have it: a submitter that posts an item would be stopped between the post
-and the await by the very worker it woke.
+Its functions are reached in three ways. `library()` releases the interpreter's lock around each
+call: that is for functions that run a parallel region. `quick_library()` keeps it: that is for
+functions that return at once, where releasing it would cost more than the call. `mailbox_functions`
+does without ctypes, which takes longer than a mailbox does. A post keeps the lock for another reason
+as well: a submitter would be stopped between the post and the await by the very worker it woke.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import xruntime
 from xruntime.errors import KernelsUnavailableError
@@ -55,6 +57,43 @@ class CTeamMember(ctypes.Structure):
     )
 
 
+_OF_PYTHON = (
+    "PyEval_SaveThread",
+    "PyEval_RestoreThread",
+    "PyLong_FromLongLong",
+    "PyLong_AsLongLong",
+    "PyLong_AsVoidPtr",
+    "PyErr_Occurred",
+)
+
+
+class CPython(ctypes.Structure):
+    """xk_python of xkernels.h: where these functions are."""
+
+    _fields_ = tuple((name, ctypes.c_void_p) for name in _OF_PYTHON)
+
+
+class CMethod(ctypes.Structure):
+    """PyMethodDef of Python's stable ABI."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("function", ctypes.c_void_p),
+        ("flags", ctypes.c_int),
+        ("documentation", ctypes.c_char_p),
+    )
+
+
+class MailboxFunctions(NamedTuple):
+    """What a mailbox does, as functions of the interpreter's own kind."""
+
+    post: Callable[[], int]
+    next: Callable[[int], int]
+    take: Callable[[int], int]
+    """`next` for a worker that knows of an item: it keeps the interpreter's lock."""
+    await_: Callable[[int, int], int]
+
+
 def library_path() -> Path:
     """Where the library is.
 
@@ -81,15 +120,13 @@ _MAILBOX = ctypes.c_void_p
 
 _Signature = tuple[type | None, tuple[type, ...]]
 
-# What waits, and what runs a parallel region or makes the OpenMP runtime ready for one.
+# What runs a parallel region or makes the OpenMP runtime ready for one.
 _WAITING: dict[str, _Signature] = {
     "xk_openmp_team": (ctypes.c_int32, (ctypes.POINTER(CTeamMember), ctypes.c_int32)),
     "xk_team_keep_workers": (ctypes.c_int32, ()),
     "xk_team_confine": (ctypes.c_int32, (_CPUS, ctypes.c_int32)),
     "xk_team_pin": (ctypes.c_int32, (_CPUS, ctypes.c_int32)),
     "xk_thread_cpus": (ctypes.c_int32, (ctypes.c_int32, _CPUS, ctypes.c_int32)),
-    "xk_mailbox_next": (ctypes.c_int64, (_MAILBOX, ctypes.c_int64)),
-    "xk_mailbox_await": (ctypes.c_int32, (_MAILBOX, ctypes.c_int64, ctypes.c_int64)),
 }
 _QUICK: dict[str, _Signature] = {
     "xk_abi_version": (ctypes.c_int32, ()),
@@ -97,10 +134,8 @@ _QUICK: dict[str, _Signature] = {
     "xk_team_resize": (ctypes.c_int32, (ctypes.c_int32,)),
     "xk_mailbox_create": (_MAILBOX, (ctypes.c_int32, ctypes.c_int32)),
     "xk_mailbox_destroy": (None, (_MAILBOX,)),
-    "xk_mailbox_post": (ctypes.c_int64, (_MAILBOX,)),
-    # Only where an item is known to be there: then it does not wait.
-    "xk_mailbox_next": _WAITING["xk_mailbox_next"],
     "xk_mailbox_close": (None, (_MAILBOX,)),
+    "xk_mailbox_python_methods": (ctypes.c_void_p, (ctypes.POINTER(CPython),)),
 }
 
 
@@ -154,3 +189,23 @@ def quick_library() -> ctypes.PyDLL:
     except (OSError, AttributeError) as error:
         raise KernelsUnavailableError(f"{path} cannot be loaded: {error}") from error
     return loaded
+
+
+@functools.cache
+def _mailbox_methods() -> tuple[int, ...]:
+    """The address of each PyMethodDef of xk_mailbox_python_methods."""
+    found = [getattr(ctypes.pythonapi, name) for name in _OF_PYTHON]
+    python = CPython(*(ctypes.cast(function, ctypes.c_void_p).value for function in found))
+    first = quick_library().xk_mailbox_python_methods(ctypes.byref(python))
+    count, size = len(MailboxFunctions._fields), ctypes.sizeof(CMethod)
+    return tuple(first + at * size for at in range(count))
+
+
+_new_function = ctypes.PYFUNCTYPE(
+    ctypes.py_object, ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p
+)(("PyCFunction_NewEx", ctypes.pythonapi))
+
+
+def mailbox_functions(mailbox: int) -> MailboxFunctions:
+    """The functions of the mailbox at that address, for as long as it lives."""
+    return MailboxFunctions(*(_new_function(one, mailbox, None) for one in _mailbox_methods()))

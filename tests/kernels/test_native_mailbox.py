@@ -10,10 +10,13 @@ import ctypes
 import shutil
 import signal
 import subprocess
+import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -143,11 +146,6 @@ def test_thread_sanitizer_finds_no_race_in_a_million_items(
 
 
 @pytest.fixture
-def waiting(built_library: Path) -> ctypes.CDLL:
-    return native.library()
-
-
-@pytest.fixture
 def quick(built_library: Path) -> ctypes.PyDLL:
     return native.quick_library()
 
@@ -160,81 +158,121 @@ def mailbox(quick: ctypes.PyDLL) -> Iterator[int]:
     quick.xk_mailbox_destroy(made)
 
 
+@pytest.fixture
+def call(mailbox: int) -> native.MailboxFunctions:
+    return native.mailbox_functions(mailbox)
+
+
 def test_python_hands_over_in_order(
-    waiting: ctypes.CDLL, quick: ctypes.PyDLL, mailbox: int
+    call: native.MailboxFunctions, quick: ctypes.PyDLL, mailbox: int
 ) -> None:
     items: deque[int] = deque()
     answers: list[int] = []
 
     def work() -> None:
-        done = 0
-        while (count := waiting.xk_mailbox_next(mailbox, done)) != native.CLOSED:
-            if count == native.INTERRUPTED:
-                continue
-            while done < count:
+        done = count = 0
+        while True:
+            count = (call.take if count > done else call.next)(done)
+            if count == native.CLOSED:
+                return
+            if count != native.INTERRUPTED:
                 answers.append(items.popleft() ** 2)
                 done += 1
 
     worker = threading.Thread(target=work)
     worker.start()
-    for number in range(2000):
-        items.append(number)
-        ticket = quick.xk_mailbox_post(mailbox)
-        assert ticket == number + 1
-        while waiting.xk_mailbox_await(mailbox, ticket, -1) == native.INTERRUPTED:
+    for number in range(0, 2000, 2):
+        items.extend((number, number + 1))
+        assert [call.post(), call.post()] == [number + 1, number + 2]
+        while call.await_(number + 2, -1) == native.INTERRUPTED:
             pass
-        assert answers[number] == number**2
+        assert answers[number:] == [number**2, (number + 1) ** 2]
     quick.xk_mailbox_close(mailbox)
     worker.join()
     assert len(answers) == 2000
-    assert quick.xk_mailbox_post(mailbox) == native.CLOSED
+    assert call.post() == native.CLOSED
 
 
-def test_a_waiting_main_thread_still_runs_signal_handlers(
-    waiting: ctypes.CDLL, quick: ctypes.PyDLL, mailbox: int
-) -> None:
+def test_a_waiting_main_thread_still_runs_signal_handlers(call: native.MailboxFunctions) -> None:
     """It waits in slices: a signal may come in the instant before it sleeps."""
-    ticket = quick.xk_mailbox_post(mailbox)
+    ticket = call.post()
     main = threading.main_thread().ident
     assert main is not None
     heard = threading.Event()
     before = signal.signal(signal.SIGUSR1, lambda *_: heard.set())
 
-    def call() -> None:
+    def send() -> None:
         while not heard.is_set():
             signal.pthread_kill(main, signal.SIGUSR1)
 
-    caller = threading.Thread(target=call)
+    sender = threading.Thread(target=send)
     try:
-        caller.start()
+        sender.start()
         results = set()
         while not heard.is_set():
-            results.add(waiting.xk_mailbox_await(mailbox, ticket, 10_000))
+            results.add(call.await_(ticket, 10_000))
     finally:
         heard.set()
-        caller.join()
+        sender.join()
         signal.signal(signal.SIGUSR1, before)
     assert results <= {native.INTERRUPTED, native.TIMED_OUT}
 
 
+def test_only_what_waits_releases_the_interpreters_lock(call: native.MailboxFunctions) -> None:
+    """Another thread that is ready to run does while one waits, and not while one posts."""
+    gate = threading.Lock()
+    gate.acquire()
+    passed: list[str] = []
+
+    def come() -> None:
+        with gate:
+            passed.append("come")
+
+    other = threading.Thread(target=come)
+    before = sys.getswitchinterval()
+    try:
+        other.start()
+        sys.setswitchinterval(60)
+        gate.release()
+        end = time.monotonic() + 0.02
+        while time.monotonic() < end:
+            call.post()
+        assert call.take(1) > 1
+        assert not passed
+        call.await_(2, 50_000)
+        assert passed
+    finally:
+        sys.setswitchinterval(before)
+        other.join()
+
+
 @pytest.mark.parametrize("ticket", [0, -1, 2, 2**62])
-def test_await_refuses_what_no_item_can_have(
-    waiting: ctypes.CDLL, quick: ctypes.PyDLL, mailbox: int, ticket: int
-) -> None:
-    assert quick.xk_mailbox_post(mailbox) == 1
-    assert waiting.xk_mailbox_await(mailbox, ticket, 0) == native.INVALID_ARGUMENT
+def test_await_refuses_what_no_item_can_have(call: native.MailboxFunctions, ticket: int) -> None:
+    assert call.post() == 1
+    assert call.await_(ticket, 0) == native.INVALID_ARGUMENT
 
 
 @pytest.mark.parametrize("done", [0, 3])
-def test_next_refuses_what_cannot_be_done(
-    waiting: ctypes.CDLL, quick: ctypes.PyDLL, mailbox: int, done: int
-) -> None:
+def test_next_refuses_what_cannot_be_done(call: native.MailboxFunctions, done: int) -> None:
     """Of two items one is done: it cannot be undone, nor can a third be."""
-    for ticket in (1, 2):
-        assert quick.xk_mailbox_post(mailbox) == ticket
-    assert waiting.xk_mailbox_next(mailbox, 1) == 2
-    assert waiting.xk_mailbox_next(mailbox, done) == native.INVALID_ARGUMENT
-    assert waiting.xk_mailbox_await(mailbox, 2, 0) == native.TIMED_OUT
+    assert [call.post(), call.post()] == [1, 2]
+    assert call.next(1) == 2
+    assert call.next(done) == call.take(done) == native.INVALID_ARGUMENT
+    assert call.await_(2, 0) == native.TIMED_OUT
+
+
+def test_what_is_no_number_of_an_item_raises(call: native.MailboxFunctions) -> None:
+    wrong: Any = "1"
+    for act in (call.next, call.take, lambda value: call.await_(value, 0)):
+        with pytest.raises(TypeError):
+            act(wrong)
+        with pytest.raises(OverflowError):
+            act(1 << 64)
+    with pytest.raises(TypeError):
+        call.await_(1, wrong)
+    few: Any = call.await_
+    assert few(1) == native.INVALID_ARGUMENT
+    assert call.post() == 1, "and nothing was done"
 
 
 @pytest.mark.parametrize(("spin_us", "grace_us"), [(-1, 0), (0, -1)])
@@ -244,9 +282,11 @@ def test_no_mailbox_waits_less_than_no_time(
     assert quick.xk_mailbox_create(spin_us, grace_us) is None
 
 
-def test_no_mailbox_is_refused(waiting: ctypes.CDLL, quick: ctypes.PyDLL) -> None:
-    assert quick.xk_mailbox_post(None) == native.INVALID_ARGUMENT
-    assert waiting.xk_mailbox_next(None, 0) == native.INVALID_ARGUMENT
-    assert waiting.xk_mailbox_await(None, 1, 0) == native.INVALID_ARGUMENT
+def test_no_mailbox_is_refused(quick: ctypes.PyDLL) -> None:
+    nowhere = native.mailbox_functions(0)
+    assert nowhere.post() == native.INVALID_ARGUMENT
+    assert nowhere.next(0) == nowhere.take(0) == native.INVALID_ARGUMENT
+    assert nowhere.await_(1, 0) == native.INVALID_ARGUMENT
     quick.xk_mailbox_close(None)
     quick.xk_mailbox_destroy(None)
+    assert quick.xk_mailbox_python_methods(None) is None
