@@ -75,6 +75,22 @@ def recorder(folder: Path, program: Path, *options: str) -> subprocess.Popen[str
     return start(folder, "record", file, "--rounds", "2", *options, "--", *space, *work)
 
 
+def test_the_bare_command_is_recorded_without_settings_of_the_recorder(tmp_path: Path) -> None:
+    program = tmp_path / "work.py"
+    program.write_text(
+        "import os\n"
+        "settings = [name for name in os.environ if name.endswith('_NUM_THREADS')]\n"
+        "print(100 + len(settings), 'items/s')\n"
+    )
+    space = ("--metric", "items/s", "--only-params", "--param", "n=1,2", str(program), "{n}")
+    file = tmp_path / "work.jsonl"
+    with start(tmp_path, "record", str(file), "--rounds", "1", "--", *space) as process:
+        errors = process.communicate(timeout=120)[1]
+        assert process.returncode == 0, errors
+    launches = [one.launch for one in read_recording(file).launches]
+    assert {one.value for one in launches if one.configuration == BARE} == {100}
+
+
 def test_a_killed_recorder_goes_on_where_it_was(tmp_path: Path, program: Path) -> None:
     file = tmp_path / "work.jsonl"
     (tmp_path / "hang").touch()
