@@ -147,6 +147,9 @@ XK_API int64_t xk_mailbox_post(xk_mailbox* mailbox);
  * XK_INVALID_ARGUMENT when `done` is less than it was before or more than was posted. */
 XK_API int64_t xk_mailbox_next(xk_mailbox* mailbox, int64_t done);
 
+/* Whether xk_mailbox_next would return at once: 1 or 0; XK_INVALID_ARGUMENT. */
+XK_API int32_t xk_mailbox_ready(xk_mailbox* mailbox, int64_t done);
+
 /* Submitter: waits until item `ticket`, which was posted, is done. Returns 0; XK_TIMED_OUT after
  * timeout_us (0: at once; below 0: no limit); XK_INTERRUPTED; or XK_INVALID_ARGUMENT, also for a
  * ticket that is not posted yet. The worker's writes before it said so are visible afterwards.
@@ -164,14 +167,14 @@ XK_API void xk_mailbox_close(xk_mailbox* mailbox);
  *
  * ctypes takes a tenth of a microsecond for each argument, and a hand-over from Python has six of
  * them. Functions of the interpreter's own kind take next to nothing. xk_mailbox_python_methods
- * returns an array of four of its PyMethodDef:
+ * returns an array of three of its PyMethodDef:
  *
- *   post()   next(done)   take(done)   await(ticket, timeout_us)
+ *   post()   next(done)   await(ticket, timeout_us)
  *
  * PyCFunction_NewEx makes functions of them; what they have for self is the mailbox's address, an
- * int. They take and return ints, as the functions above do. `next` and `await` release the
- * interpreter's lock; `post` keeps it, and so does `take`, which is `next` for a worker that knows
- * of an item that is there.
+ * int. They take and return ints, as the functions above do. `await` releases the interpreter's
+ * lock, and so does `next` where it has to wait: a worker with more to do at hand keeps the lock,
+ * for to let it go and ask again is a wait in line behind all other threads.
  *
  * The library is built without Python and serves every version of it: what it calls are these six
  * functions of the stable ABI, which the caller finds. Objects are PyObject*, states

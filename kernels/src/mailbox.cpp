@@ -187,6 +187,10 @@ struct xk_mailbox {
     return posts.count();
   }
 
+  bool ready(int64_t done) const {
+    return Posts(posts_.load(std::memory_order_acquire)).news(done);
+  }
+
   int32_t await(int64_t ticket, int64_t timeout_us) {
     const auto is_done = [&] { return done_.load(std::memory_order_acquire) >= ticket; };
     if (is_done()) return 0;
@@ -287,6 +291,10 @@ int64_t xk_mailbox_post(xk_mailbox* mailbox) {
 
 int64_t xk_mailbox_next(xk_mailbox* mailbox, int64_t done) {
   return mailbox == nullptr ? XK_INVALID_ARGUMENT : mailbox->next(done);
+}
+
+int32_t xk_mailbox_ready(xk_mailbox* mailbox, int64_t done) {
+  return mailbox == nullptr ? XK_INVALID_ARGUMENT : mailbox->ready(done);
 }
 
 int32_t xk_mailbox_await(xk_mailbox* mailbox, int64_t ticket, int64_t timeout_us) {

@@ -41,16 +41,11 @@ bool read(Object object, int64_t* value) {
 
 Object post(Object self, Object) { return python.int_from(xk_mailbox_post(mailbox_of(self))); }
 
-Object take(Object self, Object argument) {
-  int64_t done;
-  if (!read(argument, &done)) return nullptr;
-  return python.int_from(xk_mailbox_next(mailbox_of(self), done));
-}
-
 Object next(Object self, Object argument) {
   int64_t done;
   if (!read(argument, &done)) return nullptr;
   xk_mailbox* mailbox = mailbox_of(self);
+  if (xk_mailbox_ready(mailbox, done) != 0) return python.int_from(xk_mailbox_next(mailbox, done));
   void* state = python.save_thread();
   const int64_t posted = xk_mailbox_next(mailbox, done);
   python.restore_thread(state);
@@ -71,7 +66,6 @@ Object await(Object self, const Object* arguments, ptrdiff_t count) {
 constexpr MethodDef kMethods[] = {
     {"post", post, kNoArguments, nullptr},
     {"next", next, kOneArgument, nullptr},
-    {"take", take, kOneArgument, nullptr},
     {"await", await, kArguments, nullptr},
 };
 

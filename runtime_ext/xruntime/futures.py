@@ -35,6 +35,9 @@ _ENDED = (FINISHED, CANCELLED, CANCELLED_AND_NOTIFIED)
 _making = threading.RLock()
 """Held for a few instructions each. A signal's handler may ask for a lock amidst another's making."""
 
+_hold, _let_go = _making.acquire, _making.release
+"""For the worker, whom no signal interrupts: `with` makes two objects each time."""
+
 
 class LightFuture(Future[T]):
     """A Future whose lock is made when it is first asked for; all else is as in the base class.
@@ -66,29 +69,31 @@ class LightFuture(Future[T]):
 
     def set_running_or_notify_cancel(self) -> bool:
         """For the worker: whether to make the call. Raises RuntimeError the second time."""
-        with _making:
-            if self._made is None and self._state == PENDING:
-                self._state = RUNNING
-                return True
-        return super().set_running_or_notify_cancel()
+        _hold()
+        if begins := self._made is None and self._state == PENDING:
+            self._state = RUNNING
+        _let_go()
+        return begins or super().set_running_or_notify_cancel()
 
     def set_result(self, result: T) -> None:
         """For the worker. Raises InvalidStateError where there is an outcome already."""
-        with _making:
-            if self._made is None and self._state == RUNNING:
-                self._result = result
-                self._state = FINISHED
-                return
-        super().set_result(result)
+        _hold()
+        if ends := self._made is None and self._state == RUNNING:
+            self._result = result
+            self._state = FINISHED
+        _let_go()
+        if not ends:
+            super().set_result(result)
 
     def set_exception(self, exception: BaseException | None) -> None:
         """For the worker. Raises InvalidStateError where there is an outcome already."""
-        with _making:
-            if self._made is None and self._state == RUNNING:
-                self._exception = exception
-                self._state = FINISHED
-                return
-        super().set_exception(exception)
+        _hold()
+        if ends := self._made is None and self._state == RUNNING:
+            self._exception = exception
+            self._state = FINISHED
+        _let_go()
+        if not ends:
+            super().set_exception(exception)
 
     def done(self) -> bool:
         """Whether it was cancelled or has an outcome."""
@@ -107,8 +112,9 @@ class LightFuture(Future[T]):
 
 
 def _forget_holder() -> None:
-    global _making  # noqa: PLW0603 - a thread that is not here may have held it
+    global _making, _hold, _let_go  # noqa: PLW0603 - a thread that is not here may have held it
     _making = threading.RLock()
+    _hold, _let_go = _making.acquire, _making.release
 
 
 os.register_at_fork(after_in_child=_forget_holder)

@@ -28,34 +28,28 @@ class Mailbox:
     is absent, MemoryError when there is no room.
     """
 
-    __slots__ = ("_await", "_close", "_destroy", "_handle", "_next", "_take", "post")
+    __slots__ = ("_close", "_destroy", "_handle", "next", "post", "wait")
 
     post: Callable[[], int]
-    """One item more; returns its ticket, or CLOSED."""
+    """``post()``: one item more; returns its ticket, or CLOSED."""
+
+    next: Callable[[int], int]
+    """``next(done)``: the worker says that items up to `done` are done, and waits for another.
+
+    Returns how many were posted so far, more than `done`; CLOSED when none will be; INTERRUPTED.
+    """
+
+    wait: Callable[[int, int], int]
+    """``wait(ticket, timeout_us)``: 0 when that item is done; TIMED_OUT; INTERRUPTED."""
 
     def __init__(self) -> None:
         kernels = quick_library()
         self._handle = kernels.xk_mailbox_create(SPIN_US, GRACE_US)
         if not self._handle:
             raise MemoryError("there is no memory for a mailbox")
-        self.post, self._next, self._take, self._await = mailbox_functions(self._handle)
+        self.post, self.next, self.wait = mailbox_functions(self._handle)
         self._close = kernels.xk_mailbox_close
         self._destroy = kernels.xk_mailbox_destroy
-
-    def next(self, done: int, known: int) -> int:
-        """The worker says that items up to `done` are done, and waits for another.
-
-        `known`: how many were posted when it last asked. Returns how many were posted so far, more
-        than `done`; CLOSED when none will be; INTERRUPTED.
-        """
-        # With more to do at hand it keeps the interpreter's lock: to let go and ask again is a wait in
-        # line behind all other streams.
-        act = self._take if known > done else self._next
-        return act(done)
-
-    def wait(self, ticket: int, timeout_us: int) -> bool:
-        """Whether item `ticket` is done, or was within `timeout_us`; a signal ends the wait early."""
-        return self._await(ticket, timeout_us) == 0
 
     def close(self) -> None:
         """Take no more posts; the worker still gets those that were made."""

@@ -89,8 +89,6 @@ class MailboxFunctions(NamedTuple):
 
     post: Callable[[], int]
     next: Callable[[int], int]
-    take: Callable[[int], int]
-    """`next` for a worker that knows of an item: it keeps the interpreter's lock."""
     await_: Callable[[int, int], int]
 
 
@@ -135,6 +133,7 @@ _QUICK: dict[str, _Signature] = {
     "xk_mailbox_create": (_MAILBOX, (ctypes.c_int32, ctypes.c_int32)),
     "xk_mailbox_destroy": (None, (_MAILBOX,)),
     "xk_mailbox_close": (None, (_MAILBOX,)),
+    "xk_mailbox_ready": (ctypes.c_int32, (_MAILBOX, ctypes.c_int64)),
     "xk_mailbox_python_methods": (ctypes.c_void_p, (ctypes.POINTER(CPython),)),
 }
 

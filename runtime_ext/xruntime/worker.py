@@ -102,7 +102,7 @@ class TaskFuture(LightFuture[T]):
         wait_us = NATIVE_WAIT_US
         if timeout_s is not None:
             wait_us = min(wait_us, max(0, int(timeout_s * 1e6)))
-        if line.mailbox.wait(self.ticket, wait_us):
+        if line.mailbox.wait(self.ticket, wait_us) == 0:
             return True
         if line.lost:
             raise LostInForkError(
@@ -228,9 +228,9 @@ def _serve(line: _Line) -> None:
         line.started.set_exception(error)
         return
     line.started.set_result(None)
-    mailbox, submissions, modes = line.mailbox, line.submissions, ThreadModes()
-    done = posted = 0
-    while (posted := mailbox.next(done, posted)) != CLOSED:
+    next_one, submissions, modes = line.mailbox.next, line.submissions, ThreadModes()
+    done = 0
+    while (posted := next_one(done)) != CLOSED:
         if posted != INTERRUPTED:
             _do(submissions.popleft(), modes)
             done += 1

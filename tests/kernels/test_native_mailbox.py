@@ -170,11 +170,8 @@ def test_python_hands_over_in_order(
     answers: list[int] = []
 
     def work() -> None:
-        done = count = 0
-        while True:
-            count = (call.take if count > done else call.next)(done)
-            if count == native.CLOSED:
-                return
+        done = 0
+        while (count := call.next(done)) != native.CLOSED:
             if count != native.INTERRUPTED:
                 answers.append(items.popleft() ** 2)
                 done += 1
@@ -218,15 +215,18 @@ def test_a_waiting_main_thread_still_runs_signal_handlers(call: native.MailboxFu
     assert results <= {native.INTERRUPTED, native.TIMED_OUT}
 
 
-def test_only_what_waits_releases_the_interpreters_lock(call: native.MailboxFunctions) -> None:
-    """Another thread that is ready to run does while one waits, and not while one posts."""
+@pytest.mark.parametrize("act", ["await", "next"])
+def test_only_what_waits_releases_the_interpreters_lock(
+    call: native.MailboxFunctions, act: str
+) -> None:
+    """Another thread that is ready to run does while one waits, and not before."""
     gate = threading.Lock()
     gate.acquire()
-    passed: list[str] = []
+    passed: list[int] = []
 
     def come() -> None:
         with gate:
-            passed.append("come")
+            passed.append(call.post())
 
     other = threading.Thread(target=come)
     before = sys.getswitchinterval()
@@ -236,11 +236,14 @@ def test_only_what_waits_releases_the_interpreters_lock(call: native.MailboxFunc
         gate.release()
         end = time.monotonic() + 0.02
         while time.monotonic() < end:
-            call.post()
-        assert call.take(1) > 1
+            count = call.post()
+        assert call.next(0) == count
         assert not passed
-        call.await_(2, 50_000)
-        assert passed
+        if act == "next":
+            assert call.next(count) == count + 1
+        else:
+            assert call.await_(count, 50_000) == native.TIMED_OUT
+        assert passed == [count + 1]
     finally:
         sys.setswitchinterval(before)
         other.join()
@@ -257,13 +260,13 @@ def test_next_refuses_what_cannot_be_done(call: native.MailboxFunctions, done: i
     """Of two items one is done: it cannot be undone, nor can a third be."""
     assert [call.post(), call.post()] == [1, 2]
     assert call.next(1) == 2
-    assert call.next(done) == call.take(done) == native.INVALID_ARGUMENT
+    assert call.next(done) == native.INVALID_ARGUMENT
     assert call.await_(2, 0) == native.TIMED_OUT
 
 
 def test_what_is_no_number_of_an_item_raises(call: native.MailboxFunctions) -> None:
     wrong: Any = "1"
-    for act in (call.next, call.take, lambda value: call.await_(value, 0)):
+    for act in (call.next, lambda value: call.await_(value, 0)):
         with pytest.raises(TypeError):
             act(wrong)
         with pytest.raises(OverflowError):
@@ -285,8 +288,9 @@ def test_no_mailbox_waits_less_than_no_time(
 def test_no_mailbox_is_refused(quick: ctypes.PyDLL) -> None:
     nowhere = native.mailbox_functions(0)
     assert nowhere.post() == native.INVALID_ARGUMENT
-    assert nowhere.next(0) == nowhere.take(0) == native.INVALID_ARGUMENT
+    assert nowhere.next(0) == native.INVALID_ARGUMENT
     assert nowhere.await_(1, 0) == native.INVALID_ARGUMENT
+    assert quick.xk_mailbox_ready(None, 0) == native.INVALID_ARGUMENT
     quick.xk_mailbox_close(None)
     quick.xk_mailbox_destroy(None)
     assert quick.xk_mailbox_python_methods(None) is None
