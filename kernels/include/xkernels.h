@@ -118,7 +118,8 @@ XK_API int32_t xk_thread_cpus(int32_t thread_id, int32_t* cpus, int32_t capacity
  * order of the tickets, and so that an item whose post was refused can be taken back.
  *
  * Who waits spins for spin_us microseconds (0: not at all), then sleeps on a futex. A spinning
- * thread offers its CPU to others after the first two microseconds.
+ * thread offers its CPU to others after the first ten microseconds, and at once where the other
+ * side was on the same CPU.
  *
  * A worker whose item was there only after waiting spins up to grace_us more (0: not at all), until
  * a submitter is inside xk_mailbox_await for that item or a later one: a submitter from Python

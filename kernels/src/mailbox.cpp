@@ -37,7 +37,7 @@
 namespace {
 
 constexpr int64_t kNoDeadline = INT64_MAX;
-constexpr int64_t kYieldAfterNs = 2000;
+constexpr int64_t kYieldAfterNs = 10000;
 constexpr int kPausesBetweenLooks = 8;
 constexpr size_t kCacheLine = 64;
 
@@ -70,17 +70,19 @@ void pause() {
 
 // Spins until `ready` says so, for at most `spin_us`; whether it did.
 //
-// The first microseconds it keeps its CPU: that is how long a hand-off between two cores takes.
-// Then it offers the CPU to others between looks, because the thread it waits for may be one of
-// them: a layout can give both the same CPU.
+// The first microseconds it keeps its CPU: that is how long a hand-off between two cores takes, and
+// a call that offers the CPU costs more than it brings. Then it offers it between looks, because
+// the thread it waits for may be without one. It offers it at once where that thread was on
+// `other_cpu`, and that is the caller's own: a layout can give both the same.
 template <typename Ready>
-bool spin(int32_t spin_us, int64_t deadline_ns, Ready ready) {
+bool spin(int32_t spin_us, int64_t deadline_ns, int32_t other_cpu, Ready ready) {
   if (spin_us == 0) return ready();
+  const int64_t yield_after_ns = other_cpu == sched_getcpu() ? 0 : kYieldAfterNs;
   const int64_t start = now_ns();
   const int64_t wanted = start + int64_t{spin_us} * 1000;
   const int64_t end = wanted < deadline_ns ? wanted : deadline_ns;
   for (int64_t now = start; now < end; now = now_ns()) {
-    if (now - start < kYieldAfterNs) {
+    if (now - start < yield_after_ns) {
       for (int i = 0; i < kPausesBetweenLooks; ++i) {
         if (ready()) return true;
         pause();
@@ -149,6 +151,7 @@ struct xk_mailbox {
   xk_mailbox(int32_t spin_us, int32_t grace_us) : spin_us_(spin_us), grace_us_(grace_us) {}
 
   int64_t post() {
+    submitter_cpu_.store(sched_getcpu(), std::memory_order_relaxed);
     int64_t seen = posts_.load(std::memory_order_relaxed);
     do {
       if (Posts(seen).closed()) return XK_CLOSED;
@@ -176,13 +179,16 @@ struct xk_mailbox {
         posts = Posts(posts_.load(std::memory_order_acquire));
         return posts.news(done);
       };
-      if (!spin(spin_us_, kNoDeadline, news) && !sleep_until_news(done, &posts)) {
+      const int32_t submitter_cpu = submitter_cpu_.load(std::memory_order_relaxed);
+      if (!spin(spin_us_, kNoDeadline, submitter_cpu, news) && !sleep_until_news(done, &posts)) {
         return XK_INTERRUPTED;
       }
     }
     if (posts.count() <= done) return XK_CLOSED;
+    worker_cpu_.store(sched_getcpu(), std::memory_order_relaxed);
     if (waits && grace_us_ > 0) {
-      spin(grace_us_, kNoDeadline, [&] { return awaited_.load(std::memory_order_relaxed) > done; });
+      spin(grace_us_, kNoDeadline, submitter_cpu_.load(std::memory_order_relaxed),
+           [&] { return awaited_.load(std::memory_order_relaxed) > done; });
     }
     return posts.count();
   }
@@ -197,7 +203,8 @@ struct xk_mailbox {
     if (ticket > Posts(posts_.load(std::memory_order_relaxed)).count()) return XK_INVALID_ARGUMENT;
     say_awaited(ticket);
     const int64_t deadline_ns = deadline_after(timeout_us);
-    if (spin(spin_us_, deadline_ns, is_done)) return 0;
+    const int32_t worker_cpu = worker_cpu_.load(std::memory_order_relaxed);
+    if (spin(spin_us_, deadline_ns, worker_cpu, is_done)) return 0;
 
     sleepers_.fetch_add(1, std::memory_order_seq_cst);
     int32_t result = 0;
@@ -266,10 +273,12 @@ struct xk_mailbox {
   alignas(kCacheLine) std::atomic<int64_t> posts_{0};
   std::atomic<int64_t> awaited_{0};
   std::atomic<uint32_t> sleepers_{0};
+  std::atomic<int32_t> submitter_cpu_{-1};
   // Written by the worker, read by submitters.
   alignas(kCacheLine) std::atomic<int64_t> done_{0};
   std::atomic<uint32_t> done_word_{0};
   std::atomic<uint32_t> worker_{kAwake};
+  std::atomic<int32_t> worker_cpu_{-1};
 };
 
 xk_mailbox* xk_mailbox_create(int32_t spin_us, int32_t grace_us) {
