@@ -173,7 +173,7 @@ def test_an_edit_between_two_searches_is_told(desk: Desk) -> None:
 
 def test_an_edit_during_a_search_is_told(desk: Desk) -> None:
     edit = """
-import os, pathlib
+import os
 with open("launches", "a") as made:
     made.write("x")
 if os.path.getsize("launches") == 3:
