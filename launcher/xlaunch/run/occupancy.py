@@ -30,6 +30,15 @@ LEAST_STOLEN_TICKS = 10
 """Of the time that a run wanted, and in all; below that nothing is said of what the host took."""
 
 
+_BUSY = "busy with other work"
+_STOLEN = "to other machines (steal in /proc/stat)"
+
+
+def tells_of_others(warning: str) -> bool:
+    """Whether a warning of a run is one of those made here."""
+    return _BUSY in warning or _STOLEN in warning
+
+
 class _Ticks(NamedTuple):
     """Of a CPU since boot (see proc_stat(5))."""
 
@@ -68,8 +77,8 @@ def describe_occupancy(
     one = len(busy) == 1
     share = sum(busy.values()) / len(busy)
     return (
-        f"CPU{'' if one else 's'} {format_cpu_list(busy)} {'is' if one else 'are'} busy with "
-        f"other work ({share:.0%}{'' if one else ' on average'}): "
+        f"CPU{'' if one else 's'} {format_cpu_list(busy)} {'is' if one else 'are'} {_BUSY} "
+        f"({share:.0%}{'' if one else ' on average'}): "
         f"{', '.join(named) or 'of processes that are not seen from here'}; "
         "--cpus takes others"
     )
@@ -95,8 +104,8 @@ class StolenTime:
         one = len(self._cpus) == 1
         return (
             f"the host gave {stolen / wanted:.0%} of the time that was wanted of CPU"
-            f"{'' if one else 's'} {format_cpu_list(self._cpus)} to other machines (steal in "
-            "/proc/stat): another run may be as much faster or slower"
+            f"{'' if one else 's'} {format_cpu_list(self._cpus)} {_STOLEN}: another run may be as"
+            " much faster or slower"
         )
 
     def share(self) -> float:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from launcher.run.launching import PATIENCE_S
-from xlaunch.run.occupancy import SAMPLE_S, StolenTime, describe_occupancy
+from xlaunch.run.occupancy import SAMPLE_S, StolenTime, describe_occupancy, tells_of_others
 
 XLAUNCH = [sys.executable, "-m", "xlaunch"]
 
@@ -117,6 +117,7 @@ def test_half_is_busy(proc: Proc, work: int, told: bool):
 def test_occupants_of_another_container_cannot_be_named(proc: Proc):
     proc.work[0] = 8
     proc.write()
+    assert tells_of_others(str(proc.describe(0)))
     assert "busy with other work (80%): of processes that are not seen from here;" in str(
         proc.describe(0)
     )
@@ -140,6 +141,7 @@ def test_time_that_the_host_gave_to_others_is_told_of_our_cpus_alone(proc: Proc)
     proc.samples += 20
     proc.stolen = [700, 730, 710, 7000]
     proc.write()
+    assert tells_of_others(str(counted.describe()))
     # 160 ticks of work each, and 40 stolen.
     assert counted.describe() == (
         "the host gave 11% of the time that was wanted of CPUs 1-2 to other machines (steal in "

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sqlite3
 import subprocess
@@ -120,6 +121,26 @@ def test_nothing_to_gain_is_a_good_answer(desk: Desk) -> None:
     assert command[-2:] == ["same.py", "1"]
     assert "xlaunch" not in command
     assert not list(desk.folder.glob("*.toml"))
+
+
+def test_work_of_others_on_the_same_cpus_is_told(desk: Desk) -> None:
+    burning = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"])
+        for _ in os.sched_getaffinity(0)
+    ]
+    try:
+        done = desk.xtune("--only-params", "--param", "t=0.2,0.1", "--budget", "2", "nap.py", "{t}")
+    finally:
+        for process in burning:
+            process.kill()
+            process.wait()
+    assert done.code == 0, done.err
+    assert done.err.count("warning: CPU") == 1, done.err
+    assert "python" in done.err.partition("busy with other work")[2]
+    (told,) = [line for line in done.out.splitlines() if "worth knowing" in line]
+    assert told.startswith(
+        "  worth knowing: 2 launches of 2 (1, 2) did not have the CPUs to themselves"
+    )
 
 
 def test_presets_of_the_user_come_first(desk: Desk) -> None:

@@ -41,9 +41,36 @@ def test_a_calm_study_warns_of_nothing() -> None:
 def test_drift() -> None:
     found = findings(90, change=counting(lambda at, value: value * (1.0 + 0.006 * at)))
     assert "drift" in abouts(found)
+    assert any(line.startswith("  worth knowing: the machine drifted") for line in found.words)
     section = read_page(found).by_id("warnings")
     assert "! Drift" not in section.words  # the sign is the style's
     assert "Drift The machine drifted" in section.words
+
+
+BUSY = "CPU 0 is busy with other work (80%): make (PID 42); --cpus takes others"
+
+
+def test_launches_beside_others_work() -> None:
+    def shared(every: int) -> Findings:
+        def noted(launch: Launch) -> Launch:
+            made.append(launch)
+            beside = len(made) % every == 0
+            return launch._replace(notes=("of no weight", BUSY) if beside else ("of no weight",))
+
+        made: list[Launch] = []
+        return findings(60, change=noted)
+
+    found = shared(every=5)
+    count, made = len(found.launches) // 5, len(found.launches)
+    told = (
+        f"{count} launches of {made} ({', '.join(map(str, range(5, made + 1, 5)))}) did not have"
+        f" the CPUs to themselves; of the last: {BUSY}"
+    )
+    assert told in [one.text for one in warnings_of(found) if one.about == "others"]
+    assert f"  worth knowing: {told}" in found.words
+    seldom = shared(every=15)
+    assert "others" not in abouts(seldom)
+    assert not [line for line in seldom.words if "worth knowing" in line]
 
 
 def test_hosts_that_differ() -> None:

@@ -17,6 +17,7 @@ from xtune.evidence.importance import Importance, SettingImportance, importance_
 from xtune.evidence.verdicts import Kind, Verdict
 from xtune.measurement.launches import Launch, Outcome
 from xtune.measurement.objectives import Objective
+from xtune.screen.cautions import launch_warnings
 from xtune.screen.words import amount, duration, launches, settings
 from xtune.search.ablation import Ablation, ablations_of
 from xtune.search.levels import Scale
@@ -131,6 +132,8 @@ class Conclusion(NamedTuple):
         yield from self._failures()
         if self.second is not None:
             yield from front_lines(self.launches, self.space, self.objective, self.second)
+        for warned in launch_warnings(self.records):
+            yield f"  worth knowing: {warned.text}"
         if self.trouble:
             yield f"  {self.trouble}"
         yield f"  run it: {self.command}"

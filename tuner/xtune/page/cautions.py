@@ -1,21 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a reader should know before believing a study: drift, noise, and where evidence disagrees."""
+"""What a reader should know before believing a study: what it was made with and beside, drift, noise, and
+where evidence disagrees.
+"""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Iterator
-from typing import NamedTuple
 
-from xtune.evidence.drift import Control, drift_of
 from xtune.evidence.noise import Trouble, noise_cautions, pooled_spread
 from xtune.evidence.ratios import has_ratio
 from xtune.evidence.verdicts import Kind, Standing
 from xtune.measurement.launches import Outcome, Steadiness
-from xtune.page.findings import Findings, launch_spans
+from xtune.page.findings import Findings
 from xtune.page.quantities import percent, ratio, reach
-from xtune.screen.words import launches
+from xtune.screen.cautions import Warned, launch_warnings
+from xtune.screen.words import launches, spans
 from xtune.search.provenance import outdated
 from xtune.search.records import Record, Stage
 from xtune.search.session import Ended
@@ -24,25 +25,14 @@ from xtune.space.parameters import BARE, Configuration
 LARGEST_CHANCE = 0.05
 """A gain that noise alone would favour as often by the exact test is one that two tests see differently."""
 
-HOSTS_DIFFER = 0.10
-"""Hosts of one study are said to differ where their bare commands do by more than this."""
-
 _OF_LITTLE_USE = (Trouble.TOO_FEW, Trouble.MORE_THAN_NEEDED)
-
-
-class Warned(NamedTuple):
-    """One thing to know."""
-
-    about: str
-    """**Ex.:** ``drift``, ``disagreement``."""
-    text: str
 
 
 def warnings_of(findings: Findings) -> tuple[Warned, ...]:
     """All that there is to know, what weighs most first."""
     return (
         *_provenance(findings),
-        *_drift(findings),
+        *launch_warnings(findings.records),
         *_disagreement(findings),
         *_noise(findings),
         *_steadiness(findings),
@@ -57,36 +47,8 @@ def _provenance(findings: Findings) -> Iterator[Warned]:
     if numbers:
         yield Warned(
             "provenance",
-            f"{len(numbers)} of the launches ({launch_spans(numbers)}) were made with"
+            f"{len(numbers)} of the launches ({spans(numbers)}) were made with"
             f" {', '.join(told)}; they are compared with the others all the same",
-        )
-
-
-def _bare_by_host(findings: Findings) -> dict[str, list[Control]]:
-    found: dict[str, list[Control]] = {}
-    for record in findings.records:
-        launch = record.launch
-        if launch is None or launch.configuration != BARE or launch.outcome is not Outcome.MEASURED:
-            continue
-        if launch.value is not None and has_ratio(launch.value):
-            found.setdefault(record.host, []).append(Control(launch.began_s, launch.value))
-    return found
-
-
-def _drift(findings: Findings) -> Iterator[Warned]:
-    hosts = _bare_by_host(findings)
-    for number, controls in enumerate(hosts.values(), start=1):
-        caution = drift_of(controls).caution
-        if caution is not None:
-            where = f"host {number}: " if len(hosts) > 1 else ""
-            yield Warned("drift", where + caution.text)
-    medians = [statistics.median(one.value for one in controls) for controls in hosts.values()]
-    if len(medians) > 1 and max(medians) > (1.0 + HOSTS_DIFFER) * min(medians):
-        apart = max(medians) / min(medians) - 1.0
-        yield Warned(
-            "hosts",
-            f"the bare command differs by {percent(apart)} between the {len(medians)} hosts of this"
-            " study; values are compared with those of their own host",
         )
 
 
@@ -108,7 +70,7 @@ def _disagreement(findings: Findings) -> Iterator[Warned]:
             " is surer. More pairs would make both agree",
         )
     if leader.outlying:
-        blocks = launch_spans(tuple([block + 1 for block in leader.outlying]))
+        blocks = spans(tuple([block + 1 for block in leader.outlying]))
         yield Warned(
             "outliers",
             f"block {blocks} of the final is far from the others; it is kept, and outweighed where"

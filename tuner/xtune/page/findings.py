@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import itertools
 import statistics
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -189,15 +188,3 @@ def failures(findings: Findings) -> tuple[Failure, ...]:
             for (outcome, exit_code, _), members in groups.items()
         ]
     )
-
-
-def launch_spans(numbers: tuple[int, ...]) -> str:
-    """Numbers as people list them. **Ex.:** ``3, 7 to 9``."""
-    spans = []
-    for _, group in itertools.groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
-        members = [number for _, number in group]
-        if len(members) > 2:
-            spans.append(f"{members[0]} to {members[-1]}")
-        else:
-            spans += [str(number) for number in members]
-    return ", ".join(spans)

@@ -8,7 +8,7 @@ from xtune.evidence.importance import Importance, ValueEffect
 from xtune.evidence.pareto import Estimate, Place
 from xtune.measurement.launches import Launch, Outcome
 from xtune.page.charts import front, history, importance
-from xtune.page.findings import Failure, Findings, failures, launch_spans
+from xtune.page.findings import Failure, Findings, failures
 from xtune.page.intervals import Axis, axis_for, axis_picture, interval_picture
 from xtune.page.markup import Child, Markup, element, join
 from xtune.page.parallel import MOST_AXES, parallel_lines
@@ -34,7 +34,7 @@ from xtune.page.quantities import (
     reach,
     size,
 )
-from xtune.screen.words import counted, duration, launches
+from xtune.screen.words import counted, duration, launches, spans
 from xtune.search.ablation import Ablation
 from xtune.space.parameters import BARE
 
@@ -310,7 +310,7 @@ def _failure(findings: Findings, one: Failure, *, opened: bool) -> Markup:
     head = join(
         element("span", "\N{MULTIPLICATION X}", klass="cross", aria_hidden="true"),
         element("b", f"{one.outcome.value}{count}"),
-        f"{exited} ({numbers}{launch_spans(one.numbers)}) ",
+        f"{exited} ({numbers}{spans(one.numbers)}) ",
         f"with {len(one.configurations)} configurations"
         if several
         else changed(one.configurations[0], findings.space),

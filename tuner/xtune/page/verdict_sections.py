@@ -11,7 +11,7 @@ from xtune.evidence.verdicts import Kind, Standing
 from xtune.page.cautions import warnings_of
 from xtune.page.charts import pairs
 from xtune.page.distribution_charts import distributions, samples
-from xtune.page.findings import Contestant, Findings, launch_spans
+from xtune.page.findings import Contestant, Findings
 from xtune.page.intervals import Axis, axis_for, axis_picture, interval_picture
 from xtune.page.markup import Child, Markup, element, join
 from xtune.page.parts import (
@@ -36,7 +36,7 @@ from xtune.page.quantities import (
     reach,
     size,
 )
-from xtune.screen.words import aim, counted, duration, launches
+from xtune.screen.words import aim, counted, duration, launches, spans
 from xtune.space.parameters import BARE
 
 HEADLINES = {
@@ -258,7 +258,7 @@ def _how(findings: Findings) -> Iterator[Child]:
         f" count. "
     )
     yield (
-        f"It was planned to look after block {launch_spans(plan.looks)}; {min(done, len(plan.orders))}"
+        f"It was planned to look after block {spans(plan.looks)}; {min(done, len(plan.orders))}"
         " were begun. "
     )
     yield (

@@ -6,8 +6,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from xtune.measurement.launches import Outcome
+from xtune.measurement.launches import Launch, Outcome
 from xtune.measurement.objectives import Objective
+from xtune.screen.cautions import shared_with
 from xtune.screen.words import (
     STAGES,
     describe_favourite,
@@ -57,6 +58,7 @@ class PlainScreen(Observer):
         self._favourite: Favourite | None = None
         self._failed: set[tuple[str, str]] = set()
         self._timed = False
+        self._told_shared = False
         self._waited_at: float | None = None
         """When it was last said that another search has the turn."""
 
@@ -86,6 +88,7 @@ class PlainScreen(Observer):
 
     def launched(self, record: Record, progress: Progress) -> None:
         assert record.launch is not None
+        self._tell_shared(record.launch)
         if not self._timed:
             self._timed = True
             self._tell_time(record, progress)
@@ -114,6 +117,13 @@ class PlainScreen(Observer):
 
     def _described(self, record: Record) -> str:
         return describe_launch(record, self._space, self._objective)
+
+    def _tell_shared(self, launch: Launch) -> None:
+        """Once, at once: who ends what keeps the CPUs busy need not search again."""
+        told = shared_with(launch)
+        if told is not None and not self._told_shared:
+            self._told_shared = True
+            self._say(f"warning: {told}")
 
     def _tell_time(self, record: Record, progress: Progress) -> None:
         assert record.launch is not None

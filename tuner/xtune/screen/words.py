@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 
@@ -166,3 +167,15 @@ def describe_step(step: Step, space: Space) -> str:
     """What is launched now, and what for."""
     origin = f" ({step.origin})" if step.origin and step.configuration != BARE else ""
     return f"{settings(step.configuration, space)}{origin}"
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """Numbers as people list them. **Ex.:** ``3, 7 to 9``."""
+    found = []
+    for _, group in itertools.groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
+        members = [number for _, number in group]
+        if len(members) > 2:
+            found.append(f"{members[0]} to {members[-1]}")
+        else:
+            found += [str(number) for number in members]
+    return ", ".join(found)
