@@ -42,14 +42,13 @@ def shared_with(launch: Launch) -> str | None:
 
 
 def _shared(records: Sequence[Record]) -> Iterator[Warned]:
-    made = [record.launch for record in records if record.launch is not None]
-    beside = {number: shared_with(launch) for number, launch in enumerate(made, start=1)}
-    numbers = [number for number, told in beside.items() if told]
-    if numbers and len(numbers) >= SHARED * len(made):
+    seen = [shared_with(record.launch) for record in records if record.launch is not None]
+    numbers = [number for number, told in enumerate(seen, start=1) if told]
+    if numbers and len(numbers) >= SHARED * len(seen):
         yield Warned(
             "others",
-            f"{launches(len(numbers))} of {len(made)} ({spans(numbers)}) did not have the CPUs to"
-            f" themselves; of the last: {beside[numbers[-1]]}",
+            f"{launches(len(numbers))} of {len(seen)} ({spans(numbers)}) did not have the CPUs to"
+            f" themselves; of the last: {seen[numbers[-1] - 1]}",
         )
 
 
