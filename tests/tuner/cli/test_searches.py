@@ -143,6 +143,26 @@ def test_work_of_others_on_the_same_cpus_is_told(desk: Desk) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("required", "why"),
+    [
+        ("p99(step_ms)<=20ms", "--require 'p99(step_ms)<=20ms': no p99 of "),
+        ("rss<=1MiB", "rss<=1MiB"),
+    ],
+)
+def test_what_is_not_kept_is_told_with_the_reason(desk: Desk, required: str, why: str) -> None:
+    desk.write("steps.py", "for number in range(3): print(f'step_ms: {5 + number}')\n")
+    done = desk.xtune(
+        "--metric", "step_ms", "--require", required, "--only-params", "--param", "n=1,2",
+        "--budget", "3", "steps.py", "{n}",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    (bare,) = [line for line in done.err.splitlines() if "a launch took" in line]
+    assert f"; breaks what is required: {why}" in bare
+    (told,) = [line for line in done.out.splitlines() if " broke what is required" in line]
+    assert told.startswith(f"  3 of 3 launches broke what is required; the last: {why}")
+
+
 def test_presets_of_the_user_come_first(desk: Desk) -> None:
     desk.write("mine.toml", 'allocator = "glibc"\nthp = "never"\ntimeout = "1h"\n')
     done = desk.xtune(

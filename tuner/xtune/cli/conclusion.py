@@ -18,7 +18,7 @@ from xtune.evidence.verdicts import Kind, Verdict
 from xtune.measurement.launches import Launch, Outcome
 from xtune.measurement.objectives import Objective
 from xtune.screen.cautions import launch_warnings
-from xtune.screen.words import amount, duration, launches, settings
+from xtune.screen.words import amount, duration, launches, settings, unkept
 from xtune.search.ablation import Ablation, ablations_of
 from xtune.search.levels import Scale
 from xtune.search.records import Record
@@ -221,6 +221,11 @@ class Conclusion(NamedTuple):
         if failed:
             told = ", ".join(f"{count} {outcome.value}" for outcome, count in failed.items())
             yield f"  launches that failed: {told} (xtune export has what they said)"
+        measured = [one for one in self.launches if one.outcome is Outcome.MEASURED]
+        broke = [one for one in measured if not self.objective.is_feasible(one)]
+        if broke:
+            told = unkept(broke[-1], self.objective)
+            yield f"  {len(broke)} of {launches(len(measured))} broke what is required; the last: {told}"
 
 
 def write_preset(conclusion: Conclusion, wanted: str | None) -> tuple[str | None, str]:

@@ -151,9 +151,21 @@ def describe_launch(record: Record, space: Space, objective: Objective) -> str:
     if launch.outcome is Outcome.MEASURED and launch.value is not None:
         broken = ""
         if not objective.is_feasible(launch):
-            broken = "; breaks what is required"
+            broken = f"; breaks what is required: {unkept(launch, objective)}"
         return f"{told}: {amount(launch.value, objective)}{broken}"
     return f"{told}: {describe_failure(launch)}"
+
+
+def unkept(launch: Launch, objective: Objective) -> str:
+    """What a launch that was measured does not keep of what is required, and where that is not known, why."""
+    seen = dict(launch.requirements)
+    broken = [
+        one.text
+        for one in objective.requirements
+        if seen.get(one.text) is not None and not one.holds(seen[one.text])
+    ]
+    unknown = [note for note in launch.notes if note.startswith("--require ")]
+    return "; ".join([*broken, *unknown])
 
 
 def describe_failure(launch: Launch) -> str:
