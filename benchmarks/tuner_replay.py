@@ -8,12 +8,14 @@ favourite after so many launches, baseline and controls included. The others are
 tools are used: a launch a configuration, the best value seen so far is the answer, the bare command
 before there is one. They give no verdict, so `search` is what compares with them.
 
-One launch of each plan is held out in every run, drawn by its seed, and judges what the run chose
-from the others: a value that was lucky is not lucky twice. What is reached is shown as a share of
-what an exhaustive search reaches, which sees every launch but those held out, and is judged likewise.
+A plan is as good as the mean of its recorded launches. What a run sees of it is that mean times the
+noise of one of its launches; what it chose is judged by the mean alone, as a share of the best. So no
+luck makes both what is seen and what judges, and none makes one at the other's cost: were one of a
+plan's five launches held out to judge it, then a slow one would do that exactly where the other four
+look good, and who chooses well among equals would seem to choose badly.
 
-A recording's rounds lie hours apart, and a launch is drawn from any of them; so what a round came to
-as a whole, over or under the others, is taken out first. A/A searches see the launches as they were.
+A recording's rounds lie hours apart, so what a round came to as a whole, over or under the others, is
+taken out first. A/A searches see the launches as they were.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import math
 import random
 import statistics
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import lru_cache, partial
 from pathlib import Path
@@ -131,62 +133,54 @@ def describe(source: Source) -> str:
     )
 
 
-class Split(NamedTuple):
-    """A recording without some of its launches, and those."""
-
-    drawn: Recording
-    """What a strategy sees."""
-    judges: dict[str, Launch]
-    """One of each plan that has several; a plan's only launch judges itself."""
-
-    def value(self, plan_hash: str | None) -> float | None:
-        """What the launch that judges a plan came to; None where it must not be chosen."""
-        judge = self.judges.get(plan_hash or "")
-        if judge is None or not self.drawn.header.objective.is_feasible(judge):
-            return None
-        return judge.value
+Noise = Mapping[str, Sequence[float]]
+"""Of each plan that never failed: of each launch the logarithm of its value, relative to their mean."""
 
 
-def split(recording: Recording, place: Callable[[int], int]) -> Split:
-    """Hold out a launch of each plan; `place` says which, of so many."""
-    held_out = {
-        plan_hash: launches[place(len(launches))]
-        for plan_hash, launches in recording.by_plan.items()
-    }
-    kept = [
-        one
-        for one in recording.launches
-        if one.launch is not held_out[one.launch.plan_hash]
-        or len(recording.by_plan[one.launch.plan_hash]) == 1
-    ]
-    return Split(Recording(recording.header, recording.plans, kept), held_out)
+class ResampledMeasurer(RecordedMeasurer):
+    """Answers with the mean that a plan came to, and the noise of one of its recorded launches.
+
+    Of plans that failed now and then the launches are drawn as they are.
+    """
+
+    def __init__(self, recording: Recording, noise: Noise, seed: int) -> None:
+        super().__init__(recording, seed)
+        self._noise = noise
+        self._chance = random.Random(f"{seed} noise")
+
+    def draw(self, plan_hash: str) -> Launch:
+        launch = super().draw(plan_hash)
+        if plan_hash not in self._noise:
+            return launch
+        noise = self._chance.choice(self._noise[plan_hash])
+        return launch._replace(value=self.recording.truth[plan_hash] * math.exp(noise))
 
 
-def split_of_run(source: Source, seed: int) -> Split:
-    """The split that a run is made with."""
-    rng = random.Random(f"{seed} split")
-    return split(_level(source, _number(source, seed)), rng.randrange)
+def measurer_of_run(source: Source, seed: int) -> ResampledMeasurer:
+    """What the run of that seed sees."""
+    number = _number(source, seed)
+    return ResampledMeasurer(_level(source, number), _noise(source, number), seed)
 
 
-def share(source: Source, seed: int, parts: Split, configuration: Configuration) -> float:
-    """What a run's choice reaches of what an exhaustive search does."""
-    value = parts.value(parts.drawn.plan_hash(configuration))
-    if value is None:
-        return 0.0
-    reference = _reference(source, _number(source, seed))
-    return value / reference if parts.drawn.header.objective.sign > 0 else reference / value
+@lru_cache(maxsize=SPACES_EACH)
+def _noise(source: Source, number: int) -> Noise:
+    return noise_of(_level(source, number))
 
 
-@lru_cache(maxsize=100)
-def _reference(source: Source, number: int) -> float:
-    """What exhaustive searches come to on average, each with other launches held out."""
-    recording = _level(source, number)
-    values = []
-    most = max(len(launches) for launches in recording.by_plan.values())
-    for at in range(most):
-        parts = split(recording, lambda count, at=at: at % count)
-        values.append(parts.value(parts.drawn.best))
-    return statistics.fmean(value for value in values if value is not None)
+def noise_of(recording: Recording) -> Noise:
+    """Stretched, for a mean of few launches follows each of them; none where there is only one."""
+    found = {}
+    for plan_hash in recording.truth:
+        logs = _logs(recording.by_plan[plan_hash])
+        mean, count = statistics.fmean(logs), len(logs)
+        stretch = math.sqrt(count / max(1, count - 1))
+        found[plan_hash] = [(log - mean) * stretch for log in logs]
+    return found
+
+
+def share(recording: Recording, configuration: Configuration) -> float:
+    """What a run's choice reaches of the best recorded plan."""
+    return recording.share(recording.plan_hash(configuration))
 
 
 class NullMeasurer:
@@ -198,7 +192,7 @@ class NullMeasurer:
 
     def __init__(self, recording: Recording, seed: int) -> None:
         self._recording = recording
-        self._noise = _residuals(recording)
+        self._noise = _in_order(recording)
         self._next = random.Random(f"{seed} noise").randrange(len(self._noise))
         self._now_s = 0.0
 
@@ -225,32 +219,16 @@ class NullMeasurer:
         return self._now_s
 
 
-def _residuals(recording: Recording) -> list[float]:
-    """Of each recorded launch the logarithm of its value, relative to its plan's mean.
-
-    Stretched, for a mean of few launches follows each of them.
-    """
-    logs: dict[str, list[float]] = {}
-    for plan_hash in recording.truth:
-        launches = recording.by_plan[plan_hash]
-        if len(launches) > 1:
-            logs[plan_hash] = _logs(launches)
-    means = {plan: statistics.fmean(values) for plan, values in logs.items()}
-    left = {plan: iter(values) for plan, values in logs.items()}
-    found = []
-    for recorded in recording.launches:
-        plan = recorded.launch.plan_hash
-        if plan in logs:
-            count = len(logs[plan])
-            found.append((next(left[plan]) - means[plan]) * math.sqrt(count / (count - 1)))
-    return found
+def _in_order(recording: Recording) -> list[float]:
+    """The noise of each recorded launch, but of those that are the only ones of their plan."""
+    noise = noise_of(recording)
+    left = {plan_hash: iter(found) for plan_hash, found in noise.items() if len(found) > 1}
+    plans = [recorded.launch.plan_hash for recorded in recording.launches]
+    return [next(left[plan_hash]) for plan_hash in plans if plan_hash in left]
 
 
-def search(
-    recording: Recording, launches: int, seed: int, measurer: Measurer | None = None
-) -> Result:
+def search(recording: Recording, launches: int, seed: int, measurer: Measurer) -> Result:
     """One of our searches."""
-    measurer = measurer or RecordedMeasurer(recording, seed)
     space, objective = recording.header.space, recording.header.objective
     strategy = Strategy(space, measurer.plan_hash, objective, host="here", seed=seed)
     budget = Budget(launches=launches)
@@ -265,15 +243,17 @@ def recommended(result: Result) -> Configuration:
 
 
 def our_curve(source: Source, budgets: Sequence[int], seed: int) -> Curve:
-    parts = split_of_run(source, seed)
-    chosen = [recommended(search(parts.drawn, budget, seed)) for budget in budgets]
-    return Curve(seed, tuple(share(source, seed, parts, one) for one in chosen))
+    recording = _level(source, _number(source, seed))
+    searches = [
+        search(recording, budget, seed, measurer_of_run(source, seed)) for budget in budgets
+    ]
+    return Curve(seed, tuple(share(recording, recommended(one)) for one in searches))
 
 
 def search_curve(source: Source, budgets: Sequence[int], seed: int) -> Curve:
-    parts = split_of_run(source, seed)
-    measurer = RecordedMeasurer(parts.drawn, seed)
-    space, objective = parts.drawn.header.space, parts.drawn.header.objective
+    measurer = measurer_of_run(source, seed)
+    recording = measurer.recording
+    space, objective = recording.header.space, recording.header.objective
     strategy = Strategy(space, measurer.plan_hash, objective, host="here", seed=seed)
     records: list[Record] = []
     chosen = [BARE]
@@ -285,15 +265,15 @@ def search_curve(source: Source, budgets: Sequence[int], seed: int) -> Curve:
             records.append(Record(number, step, "here", launch))
         favourite = strategy.favourite(records) if number + 1 in budgets else None
         chosen.append(BARE if favourite is None else favourite.configuration)
-    return Curve(seed, tuple(share(source, seed, parts, chosen[budget]) for budget in budgets))
+    return Curve(seed, tuple(share(recording, chosen[budget]) for budget in budgets))
 
 
 def plain_curve(source: Source, budgets: Sequence[int], seed: int, name: str) -> Curve:
     """A proposer alone: every launch is one it proposed."""
-    parts = split_of_run(source, seed)
-    measurer = RecordedMeasurer(parts.drawn, seed)
-    objective = parts.drawn.header.objective
-    proposer = PROPOSERS[name](parts.drawn, measurer, seed)
+    measurer = measurer_of_run(source, seed)
+    recording = measurer.recording
+    objective = recording.header.objective
+    proposer = PROPOSERS[name](recording, measurer, seed)
     ratings: list[Rating] = []
     best, best_score = None, -math.inf
     chosen = [BARE]
@@ -308,7 +288,7 @@ def plain_curve(source: Source, budgets: Sequence[int], seed: int, name: str) ->
             if rating.score is not None and rating.score > best_score:
                 best, best_score = configuration, rating.score
         chosen.append(BARE if best is None else best)
-    return Curve(seed, tuple(share(source, seed, parts, chosen[budget]) for budget in budgets))
+    return Curve(seed, tuple(share(recording, chosen[budget]) for budget in budgets))
 
 
 def _grid(recording: Recording, measurer: RecordedMeasurer, seed: int) -> Proposer:

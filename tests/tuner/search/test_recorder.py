@@ -157,8 +157,8 @@ def test_strategies_are_replayed_and_compared(tmp_path: Path) -> None:
     curves = content["curves"]["small"]
     assert curves.keys() == {"ours", "random", "grid", "tpe", "hypertune"}
     assert all(len(one) == 3 for one in curves.values())
-    # Judged by launches that were held out, whose noise may put a choice above the best of them all.
-    assert all(0 < share < 1.2 for one in curves.values() for _, shares in one for share in shares)
+    # Judged by what plans come to on average, and none of them is above the best.
+    assert all(0 < share <= 1 for one in curves.values() for _, shares in one for share in shares)
 
     reused = ["--strategies", "random", "--reuse", "first.json", "--json", "second.json"]
     with start(tmp_path, "replay", *arguments[:-2], "--budgets", "5,20", *reused) as process:

@@ -137,14 +137,14 @@ class RecordedMeasurer:
     """
 
     def __init__(self, recording: Recording, seed: int = 0) -> None:
-        self._recording = recording
+        self.recording = recording
         self._random = random.Random(f"{seed} {recording.header.name}")  # noqa: S311 - no secret
         self._left: dict[str, list[Launch]] = {}
         self._now_s = 0.0
         self.launches = 0
 
     def plan_hash(self, configuration: Configuration) -> str | None:
-        return self._recording.plan_hash(configuration)
+        return self.recording.plan_hash(configuration)
 
     def measure(
         self,
@@ -154,10 +154,10 @@ class RecordedMeasurer:
         limit_s: float | None = None,
     ) -> Launch:
         """One of the recorded launches. Raises KeyError where the configuration was not recorded."""
-        plan_hash = self._recording.plan_hash(configuration)
+        plan_hash = self.recording.plan_hash(configuration)
         if plan_hash is None:
             raise KeyError(f"{configuration!r} could not be carried out when this was recorded")
-        launch = self._draw(plan_hash)._replace(configuration=configuration, began_s=self._now_s)
+        launch = self.draw(plan_hash)._replace(configuration=configuration, began_s=self._now_s)
         launch = self._limited(launch, limit_s) if limit_s is not None else launch
         launch = self._cut(launch, cut_at) if cut_at is not None else launch
         self._now_s += launch.secondary.wall_s
@@ -167,10 +167,11 @@ class RecordedMeasurer:
     def now_s(self) -> float:
         return self._now_s
 
-    def _draw(self, plan_hash: str) -> Launch:
+    def draw(self, plan_hash: str) -> Launch:
+        """A launch of a plan."""
         left = self._left.get(plan_hash)
         if not left:
-            left = self._left[plan_hash] = list(self._recording.by_plan[plan_hash])
+            left = self._left[plan_hash] = list(self.recording.by_plan[plan_hash])
             self._random.shuffle(left)
         return left.pop()
 
@@ -180,7 +181,7 @@ class RecordedMeasurer:
         return _ended(launch, Outcome.TIMED_OUT, limit_s)
 
     def _cut(self, launch: Launch, cut_at: float) -> Launch:
-        objective = self._recording.header.objective
+        objective = self.recording.header.objective
         if launch.value is None or objective.sign * (launch.value - cut_at) >= 0:
             return launch
         wall_s = launch.secondary.wall_s
