@@ -20,10 +20,11 @@ from tests.tuner.search.scripted import (
 
 from xtune.evidence.distributions import student_quantile
 from xtune.measurement.launches import Outcome
-from xtune.search.ablation import ablations_of, without_each
+from xtune.search.ablation import ablations_of, leaner, without_each
+from xtune.search.budget import SMALLEST_FINAL
 from xtune.search.levels import USUAL_DEGREES, Scale
 from xtune.search.records import Record, Stage, Step
-from xtune.search.strategy import MOST_ABLATIONS, Strategy
+from xtune.search.strategy import MOST_ABLATIONS, Allowance, Strategy
 from xtune.space.parameters import BARE, Configuration
 from xtune.space.spaces import Space
 
@@ -73,7 +74,8 @@ def test_before_the_final_the_best_is_launched_without_each_change(seed: int) ->
     left_out = records[first - count : first]
     assert all(launched[record.step.configuration] == 1 for record in left_out)
     assert {record.step.origin for record in left_out} <= {
-        f"the best without its {name}" for name in SPACE.changes(best)
+        "the best without what seems to do nothing",
+        *(f"the best without its {name}" for name in SPACE.changes(best)),
     }
 
 
@@ -164,3 +166,77 @@ def test_a_change_that_changes_no_plan_is_not_told() -> None:
     records = recorded(measurer, BARE, BEST, without("thp", best))
     found = ablations_of(best, SPACE, plan, Scale(records, RATE))
     assert [(one.name, round(one.ratio, 3)) for one in found] == [("thp", 0.905)]
+
+
+def test_changes_are_left_out_one_after_another_the_cheapest_first() -> None:
+    best = SPACE.complete({**BEST, "omp": "intel"})
+    found = [dict(SPACE.changes(one)) for one in leaner(SPACE, best, gain)]
+    assert found == [
+        {"allocator": "tcmalloc", "batch": 8, "thp": "always"},
+        {"allocator": "tcmalloc", "batch": 8},
+        {"allocator": "tcmalloc"},
+        {},
+    ]
+    # What the conditions of a space do not allow waits until they do: 8 needs the huge pages.
+    bound = Space(SPACE.parameters, conditions=["thp != 'auto' if batch == 8"])
+    allowed = [dict(bound.changes(one)) for one in leaner(bound, bound.complete(BEST), gain)]
+    assert allowed == [{"allocator": "tcmalloc", "thp": "always"}, {"allocator": "tcmalloc"}, {}]
+
+
+WITH_OMP = SPACE.complete({**BEST, "omp": "intel"})
+
+
+def finalists_of(measurer: ScriptedMeasurer, total: int, seed: int) -> list[Configuration]:
+    """Of a search that has launched the best already."""
+    one = Strategy(SPACE, measurer.plan_hash, RATE, host="here", seed=seed)
+    records = recorded(measurer, WITH_OMP)
+    final = one.final(follow(one, measurer, total, total=total, records=records))
+    assert final is not None
+    return [finalist.configuration for finalist in final.plan.finalists]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_wins_carries_nothing_that_does_nothing(seed: int) -> None:
+    """Another OpenMP is worth two thousandths, always: the best has it, and who uses it need not."""
+    measurer = ScriptedMeasurer(
+        lambda one: gain(one) + 0.002 * (one.get("omp") == "intel"), noise=0.0
+    )
+    # Where there is room for one, it is the one with fewer changes; else both, and the final says.
+    assert finalists_of(measurer, 40, seed) == [BEST]
+    assert finalists_of(measurer, 90, seed)[:2] == [WITH_OMP, BEST]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_seems_to_do_nothing_and_does_something_stays(seed: int) -> None:
+    """That OpenMP does nothing but to the best, which is half as fast without it."""
+
+    def speed(one: Configuration) -> float:
+        spoilt = one.get("omp") != "intel" and all(
+            one.get(name) == BEST[name] for name in ("allocator", "batch", "thp")
+        )
+        return gain(one) - math.log(2.0) * spoilt
+
+    assert finalists_of(ScriptedMeasurer(speed, noise=0.0), 60, seed)[0] == WITH_OMP
+
+
+@pytest.mark.parametrize(("lost", "finalist"), [(0.0, BEST), (math.log(2.0), WITH_OMP)])
+def test_a_single_launch_can_refuse_what_has_fewer_changes(
+    lost: float, finalist: Configuration
+) -> None:
+    """It is never a finalist by the luck of one launch; by the failure of one it is not."""
+    measurer = ScriptedMeasurer(noise=0.0)
+    few = [SPACE.complete(changes) for changes in ({}, {"batch": 8}, {"thp": "always"})]
+    both = [SPACE.complete({**one, "omp": omp}) for one in few for omp in ("auto", "intel")]
+    records = recorded(measurer, BARE, *both, WITH_OMP, WITH_OMP)
+    records[0] = records[0]._replace(step=records[0].step._replace(stage=Stage.BASELINE))
+    (last,) = recorded(ScriptedMeasurer(lambda one: gain(one) - lost, noise=0.0), BEST)
+    step = last.step._replace(stage=Stage.ABLATION)
+    records.append(last._replace(number=len(records), step=step))
+
+    one = strategy(measurer)
+    begins = one.next(records, Allowance(SMALLEST_FINAL.launches, TOTAL))
+    assert begins is not None
+    assert begins.stage is Stage.FINAL
+    final = one.final([*records, Record(len(records), begins, "here", None)])
+    assert final is not None
+    assert [one.configuration for one in final.plan.finalists] == [finalist]

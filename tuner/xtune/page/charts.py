@@ -65,7 +65,7 @@ MARKS = {
     Stage.SEED: Mark("worth trying first", "triangle-up", "@three"),
     Stage.RACE: Mark("raced", "circle", "@two"),
     Stage.SEARCH: Mark("searched", "circle", "@two"),
-    Stage.ABLATION: Mark("the best without one of its changes", "triangle-down", "@two"),
+    Stage.ABLATION: Mark("the best without some of its changes", "triangle-down", "@two"),
     Stage.FINAL: Mark("a finalist in the final", "diamond", "@one"),
 }
 FAILED_MARK = Mark("failed", "x", "@bad")

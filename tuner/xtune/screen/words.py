@@ -23,7 +23,7 @@ STAGES = {
     Stage.RACE: "racing all there is",
     Stage.SEARCH: "searching",
     Stage.CONTROL: "the bare command again",
-    Stage.ABLATION: "the best without one of its changes",
+    Stage.ABLATION: "the best without some of its changes",
     Stage.FINAL: "the final: the best and the bare command in turns",
 }
 """What launches are made for."""

@@ -4,12 +4,15 @@
 A search that finds something fast soon launches little else, so a model of all its launches cannot
 tell which of the changes did it. The direct answer is an ablation: the configuration with one changed
 setting as it is by default, held against the configuration itself.
+
+What found something fast carries changes that only came along. Whoever uses it would keep them for
+ever, so it is launched without all that seem to do nothing before anything is compared with it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from xtune.evidence.distributions import student_quantile
@@ -42,15 +45,32 @@ def without_each(space: Space, configuration: Configuration) -> list[tuple[str, 
 
     Of a single change there is nothing to tell: without it, it is the default.
     """
-    changes = space.changes(configuration)
-    if len(changes) < 2:
+    if len(space.changes(configuration)) < 2:
         return []
-    found = []
-    for name in changes:
+    return list(_without_each(space, configuration))
+
+
+def leaner(
+    space: Space, configuration: Configuration, believed: Callable[[Configuration], float]
+) -> Iterator[Configuration]:
+    """The configuration without one of its changes, then without two, and so on.
+
+    Of what is left that goes which costs least, as far as is `believed` of configurations, larger is
+    better.
+    """
+    left = configuration
+    while others := [other for _, other in _without_each(space, left)]:
+        left = max(others, key=believed)
+        yield left
+
+
+def _without_each(
+    space: Space, configuration: Configuration
+) -> Iterator[tuple[str, Configuration]]:
+    for name in space.changes(configuration):
         other = space.complete({**configuration, name: space.parameter(name).default})
         if other in space:
-            found.append((name, other))
-    return found
+            yield name, other
 
 
 def ablations_of(

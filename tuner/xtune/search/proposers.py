@@ -82,12 +82,11 @@ class ModelProposer:
         failed = _failed(ratings)
         refused = {*taken, *(rating.plan_hash for rating in failed)}
         launched = {rating.plan_hash for rating in ratings}
-        if len({rating.plan_hash for rating in scored}) < 2:
+        if self.learn(ratings):
+            improvements, gains = self._merits(scored)
+        else:
             improvements = self._generator.random(len(self.pool.configurations))
             gains = np.zeros_like(improvements)
-        else:
-            self._learn(scored)
-            improvements, gains = self._merits(scored)
         worked = self._encoder.rows([rating.configuration for rating in scored])
         broken = self._encoder.rows([rating.configuration for rating in failed])
         chances = success_chances(self.pool.rows, worked, broken)
@@ -120,30 +119,34 @@ class ModelProposer:
     def favourites(self, ratings: Sequence[Rating], count: int) -> list[Configuration]:
         """The launched configurations that are probably best, the best first; none that failed."""
         failed = {rating.plan_hash for rating in _failed(ratings)}
-        scored = [rating for rating in ratings if rating.score is not None]
-        whole = {r.plan_hash: r.configuration for r in scored if not r.is_cut}
+        whole = {
+            r.plan_hash: r.configuration for r in ratings if r.score is not None and not r.is_cut
+        }
         choices = [one for plan_hash, one in whole.items() if plan_hash not in failed]
-        if len({rating.plan_hash for rating in scored}) < 2:
+        if not self.learn(ratings):
             return choices[:count]
-        self._learn(scored)
         means = self._surrogate.believe(self._encoder.rows(choices)).means.mean(axis=0)
         return [choices[at] for at in np.argsort(-means, kind="stable")[:count]]
 
     def believed(self, configuration: Configuration) -> tuple[float, float]:
-        """Mean and standard deviation of a configuration's score; after `favourites`."""
+        """Mean and standard deviation of a configuration's score, by what was learnt last."""
         belief = self._surrogate.believe(self._encoder.rows([configuration]))
         means = belief.means[:, 0]
         variance = float(belief.variances[:, 0].mean() + means.var())
         return float(means.mean()), math.sqrt(variance)
 
-    def _learn(self, scored: Sequence[Rating]) -> None:
+    def learn(self, ratings: Sequence[Rating]) -> bool:
+        """Learn from these launches; False where they are of fewer than two plans."""
+        scored = [rating for rating in ratings if rating.score is not None]
         launched = [rating.plan_hash for rating in scored]
-        if launched == self._learnt:
-            return
-        self._learnt = launched
-        rows = self._encoder.rows([rating.configuration for rating in scored])
-        values = [_taken_for(rating) for rating in scored]
-        self._surrogate.fit(rows, np.array(values))
+        if len(set(launched)) < 2:
+            return False
+        if launched != self._learnt:
+            self._learnt = launched
+            rows = self._encoder.rows([rating.configuration for rating in scored])
+            values = [_taken_for(rating) for rating in scored]
+            self._surrogate.fit(rows, np.array(values))
+        return True
 
     def _merits(self, scored: Sequence[Rating]) -> tuple[Floats, Floats]:
         """Of each of the pool, averaged over the fits: its augmented improvement, and what a launch of

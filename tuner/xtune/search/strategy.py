@@ -3,8 +3,9 @@
 
 First the bare command, then what is worth trying first: xlaunch's own default, presets, earlier
 winners. A small space is raced, a larger one searched by a proposer; the bare command is launched
-again every few launches, as a control. What the best would be without each of its changes is launched
-where it is far ahead, and what is left of the budget for it goes to the paired final.
+again every few launches, as a control. Where the best is far ahead it is launched without the changes
+that seem to do nothing, and then without each of the others; what is left of the budget for it goes to
+the paired final.
 
 A strategy holds nothing that does not follow from the records: after a kill, or in another worker,
 the same records lead to the same stage.
@@ -13,14 +14,14 @@ the same records lead to the same stage.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from xtune.evidence.finals import Final, Finalist, plan_final
 from xtune.evidence.verdicts import Rule, blocks_for
 from xtune.measurement.launches import Outcome
 from xtune.measurement.objectives import Objective
-from xtune.search.ablation import not_launched, without_each
+from xtune.search.ablation import leaner, not_launched, without_each
 from xtune.search.budget import MOST_BLOCKS, SMALLEST_FINAL, FinalSize, final_size
 from xtune.search.encoding import decode_final_plan, encode_final_plan
 from xtune.search.levels import Scale
@@ -38,7 +39,10 @@ CUT_SPREADS = 6.0
 """What is behind the best by 40 %, and by six times the noise, is not waited for."""
 
 MOST_ABLATIONS = 6
-"""Changes of the best that are left out, one at a time."""
+"""Launches of the best without some of its changes."""
+
+FEWEST_KEPT = 3
+"""Launches that are kept for those, where they seem to need fewer: what is best may turn out another."""
 
 FINALIST_DEVIATIONS = 2.0
 """Who is behind the favourite by more than this, for all the model knows, is no finalist."""
@@ -146,8 +150,11 @@ class Strategy:
             return self._begin_final(records, size, races=races)
         if size is not None and allowance.left <= size.launches + MOST_ABLATIONS and not races:
             left_out = self._ablations(records)
-            if left_out and allowance.left <= size.launches + len(left_out):
+            if left_out and allowance.left <= size.launches + max(len(left_out), FEWEST_KEPT):
                 return left_out[0]
+            # Another launch of the search would find another best, of which less is known.
+            if not left_out and records[-1].step.stage is Stage.ABLATION:
+                return self._begin_final(records, size, races=races)
         step = self._control(records)
         if step is None and not races:
             step = self._seeding(records) or self._searching(records, scale)
@@ -229,12 +236,24 @@ class Strategy:
         return Step(Stage.SEARCH, chosen, plan_hash, key, cut_at=self._cut_at(scale))
 
     def _ablations(self, records: Sequence[Record]) -> list[Step]:
-        """The favourite without one of its changes, where it is far ahead; not what is known."""
+        """The favourite without what seems to do nothing, then that without one of its changes.
+
+        Where it is far ahead; not what is known.
+        """
         scale = self._scale(_without_ablations(records))
         if scale.bare is None or _ahead(scale) <= self._rule.min_effect:
             return []
         favourites = self._model.favourites(scale.ratings, 1)
-        wanted = without_each(self._space, favourites[0]) if favourites else []
+        if not favourites:
+            return []
+        lean = self._leanest(records, scale, favourites[0])
+        wanted = [
+            ("the best without what seems to do nothing", lean),
+            *(
+                (f"the best without its {name}", one)
+                for name, one in without_each(self._space, lean)
+            ),
+        ]
         known = {record.step.plan_hash for record in records}
         return [
             Step(
@@ -242,10 +261,44 @@ class Strategy:
                 configuration,
                 plan_hash := self._hash(configuration),
                 f"ablation {plan_hash}",
-                f"the best without its {name}",
+                origin,
             )
-            for name, configuration in not_launched(wanted, self._plan_hash, known)[:MOST_ABLATIONS]
-        ]
+            for origin, configuration in not_launched(wanted, self._plan_hash, known)
+        ][:MOST_ABLATIONS]
+
+    def _leanest(
+        self,
+        records: Sequence[Record],
+        scale: Scale,
+        configuration: Configuration,
+        among: Collection[str] | None = None,
+    ) -> Configuration:
+        """It without as many of its changes as may be left out at no cost that would matter.
+
+        As far as the model knows from the launches of `scale`; unless launches of the leaner one,
+        whatever they were for, failed, were cut or fell behind that.
+
+        among
+            Plans; None for all that can be carried out.
+        """
+        if not self._model.learn(scale.ratings):
+            return configuration
+        least = self._model.believed(configuration)[0] - self._rule.min_effect
+        refused = {
+            rating.plan_hash
+            for rating in self._scale(records).ratings
+            if rating.is_cut or rating.score is None or rating.score < least - 2.0 * scale.spread
+        }
+        found = configuration
+        for one in leaner(self._space, configuration, lambda one: self._model.believed(one)[0]):
+            plan_hash = self._plan_hash(one)
+            if plan_hash is None or plan_hash in refused:
+                continue
+            if among is not None and plan_hash not in among:
+                continue
+            if self._model.believed(one)[0] >= least:
+                found = one
+        return found
 
     def _racing(self, records: Sequence[Record], scale: Scale) -> Step | None:
         """The next of the block; of the one after it, where others still are at work on this one."""
@@ -343,6 +396,21 @@ class Strategy:
     def _finalists(
         self, records: Sequence[Record], scale: Scale, size: FinalSize, *, races: bool
     ) -> list[Configuration]:
+        """The best and what does as much with fewer changes, where there is room for both."""
+        found = self._contenders(records, scale, size, races=races)
+        if not found:
+            return []
+        launched = {record.step.plan_hash for record in records}
+        lean = self._leanest(records, scale, found[0], launched)
+        if size.finalists == 1 or self._hash(lean) == self._hash(found[0]):
+            return [lean, *found[1:]]
+        others = [one for one in found[1:] if self._hash(one) != self._hash(lean)]
+        return [found[0], lean, *others][: size.finalists]
+
+    def _contenders(
+        self, records: Sequence[Record], scale: Scale, size: FinalSize, *, races: bool
+    ) -> list[Configuration]:
+        """What may be best, for all the race or the model knows; the best first."""
         rated = scale.ratings
         if races:
             survivors = self._race(records, scale)[1].survivors
