@@ -336,3 +336,24 @@ def test_the_front_of_two_goals(desk: Desk) -> None:
     assert front[0] == "n=2"
     assert {"the bare command", "xlaunch as it is"} >= {front[1]}
     assert not any(line.startswith("    n=3") for line in lines)
+
+
+def test_two_goals_of_which_nothing_keeps_what_is_required(desk: Desk) -> None:
+    desk.write(
+        "slow.py",
+        "import sys\n"
+        "if sys.argv[1] == '3': sys.exit('three is too many')\n"
+        "for turn in range(3): print(int(sys.argv[1]), 'items/s\\nlatency', 7, 'ms')\n",
+    )
+    done = desk.xtune(
+        "--metric", "items/s", "--metric", "latency", "--require", "latency<=5", "--only-params",
+        "--param", "n=1,2,3", "--budget", "40", "slow.py", "{n}",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    front = (
+        "front of items/s and latency: none, since no launch that has both keeps what is required"
+    )
+    assert f"  {front}" in done.out.splitlines()
+    assert "  of 3 launches besides the bare command's 2 broke what is required, and 1 failed" in (
+        done.out.splitlines()
+    )

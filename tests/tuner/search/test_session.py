@@ -339,3 +339,12 @@ def test_a_launch_that_others_gave_up_for_lost_does_not_count() -> None:
     result = make(ScriptedMeasurer(), Budget(launches=6), store=store, observer=diary).run()
     assert diary.lines.count("lost") == 1
     assert len(result.records) == len(store.records()) == 5
+
+
+def test_a_search_in_which_all_but_the_bare_command_fails_says_so() -> None:
+    measurer = ScriptedMeasurer(
+        outcomes=lambda one: Outcome.MEASURED if one == BARE else Outcome.CRASHED
+    )
+    result = make(measurer, Budget(launches=30), space=SMALL).run()
+    assert result.verdict.kind is Kind.INCONCLUSIVE
+    assert result.verdict.reason == "every launch failed but those of the bare command"

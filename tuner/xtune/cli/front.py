@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from xtune.evidence.fronts import SecondGoal, front_of
 from xtune.evidence.pareto import Place
+from xtune.evidence.ratios import has_ratio
 from xtune.measurement.launches import Launch
 from xtune.measurement.objectives import Objective
 from xtune.screen.words import settings
@@ -25,7 +26,8 @@ def front_lines(
     """
     points = front_of(launches, objective, second)
     if not points:
-        yield f"  front of {objective.metric} and {second.metric}: too few launches have both"
+        why = _why_none(launches, objective, second)
+        yield f"  front of {objective.metric} and {second.metric}: none, since {why}"
         return
     front = [point for point in points if point.place is Place.FRONT]
     yield f"  front of {objective.metric} and {second.metric} ({len(front)} of {len(points)}):"
@@ -37,3 +39,16 @@ def front_lines(
         )
     if len(front) > MOST_SHOWN:
         yield f"    and {len(front) - MOST_SHOWN} more"
+
+
+def _why_none(launches: Sequence[Launch], objective: Objective, second: SecondGoal) -> str:
+    both = [one for one in launches if has_ratio(one.value) and has_ratio(second.of(one))]
+    kept = {one.configuration for one in both if objective.is_feasible(one)}
+    if not both:
+        return "no launch has both"
+    if not kept:
+        return "no launch that has both keeps what is required"
+    if len(kept) == 1:
+        keeps = " and keeps what is required" if objective.requirements else ""
+        return f"only one configuration has both{keeps}"
+    return "none of its configurations was launched twice, which shows what is noise"

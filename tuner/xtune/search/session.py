@@ -285,8 +285,21 @@ class Search:
             had_room = final_size(allowance.total, self._earlier) is not None
             more = fewest_with_final(_without_final(self._records))
         if had_room:
-            return "nothing could be measured that might be better"
+            return self._nothing_to_compare()
         return f"the budget was too small for a final; {more} launches more are enough for one"
+
+    def _nothing_to_compare(self) -> str:
+        """Why there was nobody to be in a final."""
+        made = [one.launch for one in self._records if one.step.configuration != BARE]
+        tried = [launch for launch in made if launch is not None]
+        if not tried:
+            return "there was nothing to launch but the bare command"
+        measured = [launch for launch in tried if launch.outcome is Outcome.MEASURED]
+        broke = sum(not self._objective.is_feasible(launch) for launch in measured)
+        if not broke:
+            return "every launch failed but those of the bare command"
+        failed = f", and {len(tried) - broke} failed" if broke < len(tried) else ""
+        return f"of {len(tried)} launches besides the bare command's {broke} broke what is required{failed}"
 
 
 def _without_final(records: Sequence[Record]) -> int:

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why there is no front is said, where there is none."""
+
+from __future__ import annotations
+
+import pytest
+
+from xtune.cli.front import front_lines
+from xtune.evidence.fronts import SecondGoal
+from xtune.measurement.launches import Launch, Outcome, Secondary
+from xtune.measurement.objectives import Goal, Objective
+from xtune.measurement.requirements import parse_requirement
+from xtune.space.parameters import BARE, Configuration, Parameter, Where
+from xtune.space.spaces import Space
+
+SPACE = Space([Parameter("n", (1, 2), 1, Where.PROGRAM, ordered=True)])
+SECOND = SecondGoal("latency", Goal.MINIMIZE)
+REQUIRED = parse_requirement("latency<=10")
+
+
+def launch(n: int | None, latency: float | None) -> Launch:
+    metrics = () if latency is None else (("latency", latency),)
+    return Launch(
+        BARE if n is None else Configuration({"n": n}),
+        str(n),
+        Outcome.MEASURED,
+        100.0,
+        0.0,
+        secondary=Secondary(1.0),
+        metrics=metrics,
+        requirements=((REQUIRED.text, latency),),
+    )
+
+
+@pytest.mark.parametrize(
+    ("launches", "why"),
+    [
+        ([launch(None, None), launch(2, None)], "no launch has both"),
+        ([launch(None, 20), launch(2, 30)], "no launch that has both keeps what is required"),
+        (
+            [launch(None, 20), launch(2, 9), launch(2, 8)],
+            "only one configuration has both and keeps what is required",
+        ),
+        (
+            [launch(None, 9), launch(2, 8)],
+            "none of its configurations was launched twice, which shows what is noise",
+        ),
+    ],
+)
+def test_no_front_is_told_with_the_reason(launches: list[Launch], why: str) -> None:
+    objective = Objective("items/s", Goal.MAXIMIZE, (REQUIRED,))
+    (line,) = front_lines(launches, SPACE, objective, SECOND)
+    assert line == f"  front of items/s and latency: none, since {why}"
+
+
+def test_only_one_configuration_has_both() -> None:
+    objective = Objective("items/s", Goal.MAXIMIZE)
+    (line,) = front_lines([launch(None, None), launch(2, 9)], SPACE, objective, SECOND)
+    assert line.endswith(": none, since only one configuration has both")
