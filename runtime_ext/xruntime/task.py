@@ -83,4 +83,4 @@ class Task(Generic[P, T]):
         self.close(cancel_pending=kind is not None)
 
     def __repr__(self) -> str:
-        return f"<{self._worker.name} on CPUs {','.join(map(str, self.pool.core_ids))}>"
+        return f"<{self._worker.name} on CPUs {self.pool}>"

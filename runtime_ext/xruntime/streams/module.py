@@ -151,6 +151,11 @@ class MultiStreamModule(torch.nn.Module):
         lines += [f"  seen with {m.streams}: {m.items_per_s:.1f} items/s" for m in self._seen]
         return "\n".join(lines)
 
+    def extra_repr(self) -> str:
+        """What torch shows of it beside the model. **Ex.:** ``2 streams on CPUs 0-7``."""
+        count = self.num_streams
+        return f"{count} {'stream' if count == 1 else 'streams'} on CPUs {self.cpu_pool}"
+
     def __enter__(self) -> Self:
         return self
 

@@ -110,6 +110,9 @@ class StreamPackage:
             lines.append(f"  not checked: {self._inputs.unchecked}, of which its C++ tells nothing")
         return "\n".join(lines)
 
+    def __repr__(self) -> str:
+        return f"<StreamPackage {self.path}, {self.runners} calls at a time>"
+
     def close(self) -> None:
         """Wait for the calls that run, then free the weights. Closing again does nothing."""
         self._runner.close()

@@ -153,6 +153,7 @@ def test_what_is_loaded_is_told(package: StreamPackage, file: Path) -> None:
         f"{file}, made by torch {torch.__version__}: 3 calls at a time, threads of each: 1\n"
         "  the interpreter's lock is free during a call"
     )
+    assert repr(package) == f"<StreamPackage {file}, 3 calls at a time>"
 
 
 def test_streams_of_a_package(package: StreamPackage, model: Named, needs: Needs) -> None:

@@ -190,6 +190,13 @@ def test_automatic_number_is_measured_and_kept(network, two: CPUPool) -> None:
         torch.testing.assert_close(multi(large), network(large))
 
 
+def test_what_it_is_shown_as(network, two: CPUPool) -> None:
+    with MultiStreamModule(network, 2, two) as multi:
+        first, second, *_ = repr(multi).splitlines()
+    assert first == "MultiStreamModule("
+    assert second.strip() == f"2 streams on CPUs {two}"
+
+
 def test_single_calls_go_on_while_the_number_is_found(network, two: CPUPool) -> None:
     answered: list[int] = []
     with MultiStreamModule(network, "auto", two) as multi:

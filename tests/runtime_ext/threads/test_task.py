@@ -46,6 +46,11 @@ def network() -> torch.nn.Module:
     return torch.nn.Sequential(*layers).eval()
 
 
+def test_what_it_is_shown_as(network, two: CPUPool) -> None:
+    with Task(network, two) as task:
+        assert repr(task) == f"<Task(Sequential) on CPUs {two}>"
+
+
 def test_module_runs_beside_and_gives_the_same_result(network, two: CPUPool) -> None:
     batch = torch.rand(2, 3, 8, 8)
     with Task(network, two) as task:
