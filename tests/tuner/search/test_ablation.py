@@ -67,12 +67,12 @@ def test_before_the_final_the_best_is_launched_without_each_change(seed: int) ->
     count = Counter(stages(records))[Stage.ABLATION]
     assert 0 < count <= MOST_ABLATIONS
     assert stages(records)[first - count : first] == [Stage.ABLATION] * count
-    # Each plan is known by then, most by the search itself, and none was launched for this twice.
+    # Each plan is known by then, most by the search itself, and none was launched for this thrice.
     launched = Counter(record.step.configuration for record in records[:first])
     for name, other in without_each(SPACE, best):
         assert launched[other] >= 1, name
     left_out = records[first - count : first]
-    assert all(launched[record.step.configuration] == 1 for record in left_out)
+    assert all(launched[record.step.configuration] <= 2 for record in left_out)
     assert {record.step.origin for record in left_out} <= {
         "the best without what seems to do nothing",
         *(f"the best without its {name}" for name in SPACE.changes(best)),
@@ -94,7 +94,7 @@ def test_nothing_is_left_out_of_a_race_which_launches_everything() -> None:
 
 
 def test_one_that_had_luck_is_no_finalist() -> None:
-    """All that is launched as an ablation looks twice as good as it is."""
+    """All that is launched as an ablation alone looks twice as good as it is."""
     ablated: list[Configuration] = []
     measurer = ScriptedMeasurer(lambda one: gain(one) + math.log(2.0) * (one in ablated))
     one = strategy(measurer)
@@ -104,7 +104,8 @@ def test_one_that_had_luck_is_no_finalist() -> None:
         records = follow(one, measurer, 1, total=TOTAL, records=records)
         assert len(records) > before
         step = records[-1].step
-        if step.stage is Stage.ABLATION:
+        known = {record.step.plan_hash for record in records[:-1]}
+        if step.stage is Stage.ABLATION and step.plan_hash not in known:
             # It is too late for this launch; make it anew.
             ablated.append(step.configuration)
             records[-1] = records[-1]._replace(launch=measurer.measure(step.configuration))
@@ -139,7 +140,7 @@ def test_ratios_and_intervals_by_hand() -> None:
     # Without any noise seen, what is taken for it weighs as before, among two degrees more.
     assert scale.degrees == USUAL_DEGREES + 2
     error = scale.spread * math.sqrt(1 + 1 / 3)
-    reach = student_quantile(0.025, scale.degrees) * error
+    reach = student_quantile(0.025 / 2, scale.degrees) * error  # two are told
     assert math.log(first.low) == pytest.approx(-0.2 - reach)
     assert math.log(first.high) == pytest.approx(-0.2 + reach)
 
@@ -240,3 +241,35 @@ def test_a_single_launch_can_refuse_what_has_fewer_changes(
     final = one.final([*records, Record(len(records), begins, "here", None)])
     assert final is not None
     assert [one.configuration for one in final.plan.finalists] == [finalist]
+
+
+@pytest.mark.parametrize("slow", [True, False])
+def test_what_a_single_slow_launch_tells_of_is_launched_again(slow: bool) -> None:
+    """Without `thp` it was launched once, and was 20 % behind: by bad luck, or because it is."""
+    measurer = ScriptedMeasurer(
+        lambda one: gain(one) - 0.1 * (one.get("thp") == "auto") * (not slow), noise=0.0
+    )
+    few = [SPACE.complete(changes) for changes in ({}, {"batch": 8}, {"allocator": "tcmalloc"})]
+    others = [without("allocator"), without("batch")]
+    records = recorded(measurer, BARE, *few, *others, *others, BEST, BEST)
+    records[0] = records[0]._replace(step=records[0].step._replace(stage=Stage.BASELINE))
+    unlucky = ScriptedMeasurer(lambda one: gain(one) - 0.1, noise=0.0)
+    (last,) = recorded(unlucky, without("thp"))
+    records.append(last._replace(number=len(records)))
+
+    one, allowance = strategy(measurer), Allowance(SMALLEST_FINAL.launches + 1, TOTAL)
+    again = one.next(records, allowance)
+    assert again is not None
+    assert (again.stage, again.configuration) == (Stage.ABLATION, without("thp"))
+    assert again.origin == "the best without its thp"
+    # While another worker launches it, and once there are two, it is not asked for.
+    claimed = Record(len(records), again, "there", None)
+    assert one.next([*records, claimed], allowance) != again
+    records.append(claimed._replace(launch=measurer.measure(again.configuration)))
+    then = one.next(records, Allowance(SMALLEST_FINAL.launches + 1, TOTAL))
+    assert then is not None
+    assert then.stage is Stage.FINAL
+    scale = Scale(records, RATE)
+    told = {row.name: row for row in ablations_of(BEST, SPACE, measurer.plan_hash, scale)}
+    assert told["thp"].launches == 2
+    assert told["thp"].ratio == pytest.approx(math.exp(-0.15 if slow else -0.2), abs=0.02)

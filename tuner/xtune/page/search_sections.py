@@ -201,8 +201,8 @@ def _ablations(findings: Findings) -> Markup | None:
             klass="effects",
         ),
         paragraph(
-            "Ratio: to the winner itself, so below 1 where the change helps; intervals of 95 %, each"
-            " by itself.",
+            "Ratio: to the winner itself, so below 1 where the change helps; intervals of 95 %, all of"
+            " them together.",
             klass="note",
         ),
     )

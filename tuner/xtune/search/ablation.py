@@ -83,8 +83,8 @@ def ablations_of(
 
     Nothing of the bare command, which has no changes.
 
-    The intervals are of 95 %, by Student's t and the noise between all launches of one plan; they are
-    not corrected for their number.
+    The intervals are of 95 % all together (Bonferroni), by Student's t and the noise between all
+    launches of one plan.
     """
     if configuration == BARE:
         return ()
@@ -99,14 +99,16 @@ def ablations_of(
         return (plans[one] if one in plans else plan_hash(one)) or ""
 
     whole = scores.get(plan_of(configuration), [])
+    known = [
+        (name, scores[plan_of(other)])
+        for name, other in without_each(space, configuration)
+        if plan_of(other) in scores and plan_of(other) != plan_of(configuration)
+    ]
     found = []
-    for name, other in without_each(space, configuration):
-        without = scores.get(plan_of(other), [])
-        if not whole or not without or plan_of(other) == plan_of(configuration):
-            continue
+    for name, without in known if whole else []:
         lost = sum(without) / len(without) - sum(whole) / len(whole)
         error = scale.spread * math.sqrt(1.0 / len(without) + 1.0 / len(whole))
-        reach = student_quantile(0.5 * (1.0 - CONFIDENCE), scale.degrees) * error
+        reach = student_quantile(0.5 * (1.0 - CONFIDENCE) / len(known), scale.degrees) * error
         ratio, low, high = (math.exp(lost + way * reach) for way in (0, -1, 1))
         value, default = space.complete(configuration)[name], space.parameter(name).default
         found.append(Ablation(name, value, default, ratio, low, high, len(without)))

@@ -49,6 +49,12 @@ class Scale:
         scores = [one for one in found if one is not None]
         return sum(scores) / len(scores) if scores else None
 
+    def mean_of(self, plan_hash: str) -> float | None:
+        """The mean score of a plan; None where none of its launches has one."""
+        found = [one.score for one in self.ratings if one.plan_hash == plan_hash]
+        scores = [score for score in found if score is not None]
+        return sum(scores) / len(scores) if scores else None
+
     @property
     def spread(self) -> float:
         """Standard deviation of a score between launches of one plan."""

@@ -44,6 +44,9 @@ MOST_ABLATIONS = 6
 FEWEST_KEPT = 3
 """Launches that are kept for those, where they seem to need fewer: what is best may turn out another."""
 
+TIE_DEVIATIONS = 1.0
+"""What is behind the favourite by less is as good, where a final will compare the two."""
+
 FINALIST_DEVIATIONS = 2.0
 """Who is behind the favourite by more than this, for all the model knows, is no finalist."""
 
@@ -149,7 +152,7 @@ class Strategy:
         if size is not None and allowance.left <= size.launches:
             return self._begin_final(records, size, races=races)
         if size is not None and allowance.left <= size.launches + MOST_ABLATIONS and not races:
-            left_out = self._ablations(records)
+            left_out = self._ablations(records, size)
             if left_out and allowance.left <= size.launches + max(len(left_out), FEWEST_KEPT):
                 return left_out[0]
             # Another launch of the search would find another best, of which less is known.
@@ -165,7 +168,7 @@ class Strategy:
         rest = self._size_of_final(scale, allowance, rest=True)
         if rest is None:
             return None
-        if not races and size is not None and (left_out := self._ablations(records)):
+        if not races and size is not None and (left_out := self._ablations(records, size)):
             return left_out[0]
         return self._begin_final(records, rest, races=races)
 
@@ -235,10 +238,10 @@ class Strategy:
         key = f"search {plan_hash} {before}"
         return Step(Stage.SEARCH, chosen, plan_hash, key, cut_at=self._cut_at(scale))
 
-    def _ablations(self, records: Sequence[Record]) -> list[Step]:
+    def _ablations(self, records: Sequence[Record], size: FinalSize) -> list[Step]:
         """The favourite without what seems to do nothing, then that without one of its changes.
 
-        Where it is far ahead; not what is known.
+        Where it is far ahead. Not what is known; but again what a single launch tells of.
         """
         scale = self._scale(_without_ablations(records))
         if scale.bare is None or _ahead(scale) <= self._rule.min_effect:
@@ -246,7 +249,7 @@ class Strategy:
         favourites = self._model.favourites(scale.ratings, 1)
         if not favourites:
             return []
-        lean = self._leanest(records, scale, favourites[0])
+        lean = self._leanest(records, scale, favourites[0], size)
         wanted = [
             ("the best without what seems to do nothing", lean),
             *(
@@ -255,39 +258,61 @@ class Strategy:
             ),
         ]
         known = {record.step.plan_hash for record in records}
-        return [
-            Step(
-                Stage.ABLATION,
-                configuration,
-                plan_hash := self._hash(configuration),
-                f"ablation {plan_hash}",
-                origin,
-            )
+        steps = [
+            self._ablation(configuration, origin)
             for origin, configuration in not_launched(wanted, self._plan_hash, known)
-        ][:MOST_ABLATIONS]
+        ]
+        doubted = [(name, one) for name, one in wanted[1:] if self._is_doubtful(records, lean, one)]
+        steps += [self._ablation(one, origin, "again ") for origin, one in doubted]
+        return steps[:MOST_ABLATIONS]
+
+    def _ablation(self, configuration: Configuration, origin: str, again: str = "") -> Step:
+        plan_hash = self._hash(configuration)
+        return Step(
+            Stage.ABLATION, configuration, plan_hash, f"ablation {again}{plan_hash}", origin
+        )
+
+    def _is_doubtful(
+        self, records: Sequence[Record], best: Configuration, without: Configuration
+    ) -> bool:
+        """Whether a change seems to matter by a single launch, which may just have been a slow one."""
+        scale = self._scale(records)
+        plan_hash = self._hash(without)
+        seen = [record for record in records if record.step.plan_hash == plan_hash]
+        if len(seen) != 1 or seen[0].launch is None:
+            return False
+        score, whole = scale.score_of(seen[0]), scale.mean_of(self._hash(best))
+        if score is None or whole is None:
+            return False
+        return 2.0 * scale.spread < whole - score < CUT_SHARE
 
     def _leanest(
         self,
         records: Sequence[Record],
         scale: Scale,
         configuration: Configuration,
+        size: FinalSize,
         among: Collection[str] | None = None,
     ) -> Configuration:
         """It without as many of its changes as may be left out at no cost that would matter.
 
         As far as the model knows from the launches of `scale`; unless launches of the leaner one,
-        whatever they were for, failed, were cut or fell behind that.
+        whatever they were for, failed, were cut or fell behind that. Where the final has room for both
+        it will tell what they differ by, so what may be as good is enough.
 
         among
             Plans; None for all that can be carried out.
         """
         if not self._model.learn(scale.ratings):
             return configuration
-        least = self._model.believed(configuration)[0] - self._rule.min_effect
+        best, best_deviation = self._model.believed(configuration)
+        deviations = TIE_DEVIATIONS if size.finalists > 1 else 0.0
         refused = {
             rating.plan_hash
             for rating in self._scale(records).ratings
-            if rating.is_cut or rating.score is None or rating.score < least - 2.0 * scale.spread
+            if rating.is_cut
+            or rating.score is None
+            or rating.score < best - self._rule.min_effect - 2.0 * scale.spread
         }
         found = configuration
         for one in leaner(self._space, configuration, lambda one: self._model.believed(one)[0]):
@@ -296,7 +321,9 @@ class Strategy:
                 continue
             if among is not None and plan_hash not in among:
                 continue
-            if self._model.believed(one)[0] >= least:
+            mean, deviation = self._model.believed(one)
+            reach = deviations * math.hypot(deviation, best_deviation)
+            if mean >= best - max(self._rule.min_effect, reach):
                 found = one
         return found
 
@@ -401,7 +428,7 @@ class Strategy:
         if not found:
             return []
         launched = {record.step.plan_hash for record in records}
-        lean = self._leanest(records, scale, found[0], launched)
+        lean = self._leanest(records, scale, found[0], size, launched)
         if size.finalists == 1 or self._hash(lean) == self._hash(found[0]):
             return [lean, *found[1:]]
         others = [one for one in found[1:] if self._hash(one) != self._hash(lean)]
@@ -479,7 +506,13 @@ def _ahead(scale: Scale) -> float:
 
 
 def _without_ablations(records: Sequence[Record]) -> list[Record]:
-    return [record for record in records if record.step.stage is not Stage.ABLATION]
+    """But for those of plans that the search has launched itself."""
+    others = {r.step.plan_hash for r in records if r.step.stage is not Stage.ABLATION}
+    return [
+        record
+        for record in records
+        if record.step.stage is not Stage.ABLATION or record.step.plan_hash in others
+    ]
 
 
 def _finals(records: Sequence[Record]) -> list[Record]:
