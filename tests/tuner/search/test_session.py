@@ -348,3 +348,16 @@ def test_a_search_in_which_all_but_the_bare_command_fails_says_so() -> None:
     result = make(measurer, Budget(launches=30), space=SMALL).run()
     assert result.verdict.kind is Kind.INCONCLUSIVE
     assert result.verdict.reason == "every launch failed but those of the bare command"
+
+
+def test_what_others_do_on_the_cpus_is_no_part_of_what_is_wrong() -> None:
+    class Silent(ScriptedMeasurer):
+        def measure(self, configuration: Configuration, **options: float | None) -> Launch:  # type: ignore[override]
+            launch = super().measure(configuration)
+            busy = "CPU 1 is busy with other work (100%): make (PID 7); --cpus takes others"
+            notes = ("no value of 'items/s' was seen", busy)
+            return launch._replace(outcome=Outcome.NO_METRIC, value=None, notes=notes)
+
+    with pytest.raises(MetricNotSeenError) as caught:
+        make(Silent(), Budget(launches=5)).run()
+    assert str(caught.value) == "no value of 'items/s' was seen"
