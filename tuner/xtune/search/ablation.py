@@ -12,7 +12,7 @@ ever, so it is launched without all that seem to do nothing before anything is c
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from xtune.evidence.distributions import student_quantile
@@ -118,7 +118,7 @@ def ablations_of(
 def not_launched(
     wanted: Sequence[tuple[str, Configuration]],
     plan_hash: Callable[[Configuration], str | None],
-    known: set[str],
+    known: Collection[str],
 ) -> list[tuple[str, Configuration]]:
     """Those that can be carried out and are no plan that is `known`; of equal plans the first."""
     found: dict[str, tuple[str, Configuration]] = {}

@@ -14,6 +14,7 @@ the same records lead to the same stage.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
@@ -249,55 +250,48 @@ class Strategy:
         favourites = self._model.favourites(scale.ratings, 1)
         if not favourites:
             return []
-        lean = self._leanest(records, scale, favourites[0], size)
-        wanted = [
-            ("the best without what seems to do nothing", lean),
-            *(
-                (f"the best without its {name}", one)
-                for name, one in without_each(self._space, lean)
-            ),
+        seen = self._scale(records)
+        lean = self._leanest(scale, seen, favourites[0], size)
+        without = [
+            (f"the best without its {name}", one) for name, one in without_each(self._space, lean)
         ]
-        known = {record.step.plan_hash for record in records}
+        wanted = [("the best without what seems to do nothing", lean), *without]
+        launched = Counter(record.step.plan_hash for record in records)
         steps = [
             self._ablation(configuration, origin)
-            for origin, configuration in not_launched(wanted, self._plan_hash, known)
+            for origin, configuration in not_launched(wanted, self._plan_hash, launched)
         ]
-        doubted = [(name, one) for name, one in wanted[1:] if self._is_doubtful(records, lean, one)]
-        steps += [self._ablation(one, origin, "again ") for origin, one in doubted]
+        steps += [
+            self._ablation(one, origin, "again ")
+            for origin, one in without
+            if launched[self._hash(one)] == 1 and self._seems_to_matter(seen, lean, one)
+        ]
         return steps[:MOST_ABLATIONS]
 
     def _ablation(self, configuration: Configuration, origin: str, again: str = "") -> Step:
         plan_hash = self._hash(configuration)
-        return Step(
-            Stage.ABLATION, configuration, plan_hash, f"ablation {again}{plan_hash}", origin
-        )
+        key = f"ablation {again}{plan_hash}"
+        return Step(Stage.ABLATION, configuration, plan_hash, key, origin)
 
-    def _is_doubtful(
-        self, records: Sequence[Record], best: Configuration, without: Configuration
-    ) -> bool:
-        """Whether a change seems to matter by a single launch, which may just have been a slow one."""
-        scale = self._scale(records)
-        plan_hash = self._hash(without)
-        seen = [record for record in records if record.step.plan_hash == plan_hash]
-        if len(seen) != 1 or seen[0].launch is None:
-            return False
-        score, whole = scale.score_of(seen[0]), scale.mean_of(self._hash(best))
+    def _seems_to_matter(self, seen: Scale, best: Configuration, without: Configuration) -> bool:
+        """Whether a change does, as far as is seen; no slow launch is as slow as the worst of them."""
+        score, whole = seen.mean_of(self._hash(without)), seen.mean_of(self._hash(best))
         if score is None or whole is None:
             return False
-        return 2.0 * scale.spread < whole - score < CUT_SHARE
+        return 2.0 * seen.spread < whole - score < CUT_SHARE
 
     def _leanest(
         self,
-        records: Sequence[Record],
         scale: Scale,
+        seen: Scale,
         configuration: Configuration,
         size: FinalSize,
         among: Collection[str] | None = None,
     ) -> Configuration:
         """It without as many of its changes as may be left out at no cost that would matter.
 
-        As far as the model knows from the launches of `scale`; unless launches of the leaner one,
-        whatever they were for, failed, were cut or fell behind that. Where the final has room for both
+        As far as the model knows from the launches of `scale`; unless those that were `seen` of the
+        leaner one, whatever they were for, failed, were cut or fell behind that. Where the final has room for both
         it will tell what they differ by, so what may be as good is enough.
 
         among
@@ -309,7 +303,7 @@ class Strategy:
         deviations = TIE_DEVIATIONS if size.finalists > 1 else 0.0
         refused = {
             rating.plan_hash
-            for rating in self._scale(records).ratings
+            for rating in seen.ratings
             if rating.is_cut
             or rating.score is None
             or rating.score < best - self._rule.min_effect - 2.0 * scale.spread
@@ -428,7 +422,7 @@ class Strategy:
         if not found:
             return []
         launched = {record.step.plan_hash for record in records}
-        lean = self._leanest(records, scale, found[0], size, launched)
+        lean = self._leanest(scale, self._scale(records), found[0], size, launched)
         if size.finalists == 1 or self._hash(lean) == self._hash(found[0]):
             return [lean, *found[1:]]
         others = [one for one in found[1:] if self._hash(one) != self._hash(lean)]
