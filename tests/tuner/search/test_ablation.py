@@ -247,19 +247,48 @@ def test_a_single_launch_can_refuse_what_has_fewer_changes(
     assert [one.configuration for one in final.plan.finalists] == [finalist]
 
 
-@pytest.mark.parametrize("slow", [True, False])
-def test_what_a_single_slow_launch_tells_of_is_launched_again(slow: bool) -> None:
-    """Without `thp` it was launched once, and was 20 % behind: by bad luck, or because it is."""
-    measurer = ScriptedMeasurer(
-        lambda one: gain(one) - 0.1 * (one.get("thp") == "auto") * (not slow), noise=0.0
-    )
+def doubted(measurer: ScriptedMeasurer) -> list[Record]:
+    """All that the best's changes do is known but for `thp`: without it, one launch was 20 % behind."""
     few = [SPACE.complete(changes) for changes in ({}, {"batch": 8}, {"allocator": "tcmalloc"})]
     others = [without("allocator"), without("batch")]
     records = recorded(measurer, BARE, *few, *others, *others, BEST, BEST)
     records[0] = records[0]._replace(step=records[0].step._replace(stage=Stage.BASELINE))
     unlucky = ScriptedMeasurer(lambda one: gain(one) - 0.1, noise=0.0)
     (last,) = recorded(unlucky, without("thp"))
-    records.append(last._replace(number=len(records)))
+    return [*records, last._replace(number=len(records))]
+
+
+@pytest.mark.parametrize(("more", "kept"), [(1, True), (3, True), (4, False)])
+def test_launches_are_kept_for_more_than_is_doubted_so_far(more: int, kept: bool) -> None:
+    measurer = ScriptedMeasurer(noise=0.0)
+    step = strategy(measurer).next(
+        doubted(measurer), Allowance(SMALLEST_FINAL.launches + more, TOTAL)
+    )
+    assert step is not None
+    assert (step.stage is Stage.ABLATION) == kept
+
+
+@pytest.mark.parametrize("more", [0, 1, 2])
+def test_what_ablations_leave_over_makes_the_final_longer(more: int) -> None:
+    measurer = ScriptedMeasurer(noise=0.0)
+    *records, last = doubted(measurer)
+    step = last.step._replace(stage=Stage.ABLATION)
+    records += [last._replace(step=step), last._replace(step=step, number=last.number + 1)]
+    one = strategy(measurer)
+    begins = one.next(records, Allowance(SMALLEST_FINAL.launches + more, TOTAL))
+    assert begins is not None
+    final = one.final([*records, Record(len(records), begins, "here", None)])
+    assert final is not None
+    assert len(final.plan.orders) == SMALLEST_FINAL.blocks + more // 2
+
+
+@pytest.mark.parametrize("slow", [True, False])
+def test_what_a_single_slow_launch_tells_of_is_launched_again(slow: bool) -> None:
+    """Without `thp` it was launched once, and was 20 % behind: by bad luck, or because it is."""
+    measurer = ScriptedMeasurer(
+        lambda one: gain(one) - 0.1 * (one.get("thp") == "auto") * (not slow), noise=0.0
+    )
+    records = doubted(measurer)
 
     one, allowance = strategy(measurer), Allowance(SMALLEST_FINAL.launches + 1, TOTAL)
     again = one.next(records, allowance)

@@ -158,7 +158,7 @@ class Strategy:
                 return left_out[0]
             # Another launch of the search would find another best, of which less is known.
             if not left_out and records[-1].step.stage is Stage.ABLATION:
-                return self._begin_final(records, size, races=races)
+                return self._begin_final(records, size.with_rest(allowance.left), races=races)
         step = self._control(records)
         if step is None and not races:
             step = self._seeding(records) or self._searching(records, scale)
