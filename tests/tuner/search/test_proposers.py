@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 from collections.abc import Callable
 
 import numpy as np
@@ -17,6 +18,7 @@ from xtune.search.proposers import (
     OptunaProposer,
     Proposer,
     RandomProposer,
+    best_first,
     knowledge_gradient,
 )
 from xtune.search.records import Rating
@@ -118,6 +120,15 @@ def test_the_best_of_many_noisy_launches_is_launched_again() -> None:
     assert counts[repr(favourite)] >= 2
     # Most launches still go to what is new.
     assert len(counts) > 20
+
+
+def test_chance_decides_between_merits_that_come_to_the_same() -> None:
+    merits = np.array([0.0, 1.0, 0.5, 1.0 + 1e-9, 1.0 - 1e-9, 0.5])
+    orders = {tuple(best_first(merits, np.random.default_rng(seed))) for seed in range(200)}
+    assert {order[:3] for order in orders} == set(itertools.permutations((1, 3, 4)))
+    assert {order[3:] for order in orders} == {(2, 5, 0), (5, 2, 0)}
+    nothing = {tuple(best_first(np.zeros(2), np.random.default_rng(seed))) for seed in range(50)}
+    assert nothing == {(0, 1), (1, 0)}
 
 
 def test_as_many_launches_of_others_are_learnt_anew() -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from xtune.search.failures import success_chances
 from xtune.search.pool import Pool
@@ -31,6 +32,9 @@ MOST_ASKED = 200
 
 LEAST_CHANCE = 0.2
 """What fails four times out of five is left to the last, however good it would be."""
+
+SAME_DIGITS = 6
+"""Merits that are the same in so many digits come to the same."""
 
 CUT_MARGIN = 0.02
 """What was cut is taken to be 2 % worse than the value that it did not reach."""
@@ -71,8 +75,8 @@ class ModelProposer:
     def __init__(self, space: Space, plan_hash: PlanHash, seed: int = 0) -> None:
         self._encoder = Encoder(space)
         self.pool = Pool(space, plan_hash, self._encoder, seed)
-        self._generator = np.random.default_rng(seed)
-        self._surrogate = Surrogate(self._encoder, self._generator)
+        self._seed = seed
+        self._surrogate = Surrogate(self._encoder, np.random.default_rng(seed))
         self._learnt: list[str] = []
 
     def propose(
@@ -85,15 +89,16 @@ class ModelProposer:
         if self.learn(ratings):
             improvements, gains = self._merits(scored)
         else:
-            improvements = self._generator.random(len(self.pool.configurations))
+            improvements = np.ones(len(self.pool.configurations))
             gains = np.zeros_like(improvements)
         worked = self._encoder.rows([rating.configuration for rating in scored])
         broken = self._encoder.rows([rating.configuration for rating in failed])
         chances = success_chances(self.pool.rows, worked, broken)
         chances = np.where(chances < LEAST_CHANCE, 0.0, chances)
         members = self.pool.configurations
+        chance = np.random.default_rng((self._seed, len(ratings)))
         by_gain, by_improvement = (
-            [members[at] for at in np.argsort(-merits * chances, kind="stable")]
+            [members[at] for at in best_first(merits * chances, chance)]
             for merits in (gains, improvements)
         )
         if gains.any():
@@ -162,6 +167,17 @@ class ModelProposer:
         gains: Floats = knowledge_gradient(belief, seen, covariances).mean(axis=0)
         again = (self.pool.rows[:, None] == rows[None]).all(axis=2).any(axis=1)
         return improvements, np.where(again, AGAIN * gains, gains)
+
+
+def best_first(merits: Floats, chance: np.random.Generator) -> NDArray[np.intp]:
+    """Positions, of the largest first; chance decides between those that come to the same.
+
+    Before much is known all values that were never tried do: the order in which a space names them
+    would decide, the same in every search.
+    """
+    largest = merits.max()
+    rounded = np.round(merits / largest, SAME_DIGITS) if largest > 0.0 else np.zeros_like(merits)
+    return np.lexsort((chance.random(len(merits)), -rounded))
 
 
 def augmented_improvement(belief: Belief, best: Floats) -> Floats:
