@@ -24,7 +24,7 @@ from xtune.measurement.objectives import Goal, Objective, Requirement
 from xtune.search.budget import MOST_BLOCKS
 from xtune.search.records import Record, Stage
 from xtune.search.strategy import CONTROL_EVERY, Allowance, Seed, Strategy
-from xtune.space.parameters import BARE, Configuration
+from xtune.space.parameters import BARE, Configuration, Parameter, Where
 from xtune.space.spaces import Space
 
 PRESET = SPACE.complete({"allocator": "glibc"})
@@ -39,20 +39,62 @@ def strategy(measurer: ScriptedMeasurer, **options: object) -> Strategy:
     return Strategy(space, measurer.plan_hash, objective, **arguments)  # type: ignore[arg-type]
 
 
+def numbers(
+    name: str, default: int, where: Where = Where.PROGRAM, *, ordered: bool = True
+) -> Parameter:
+    return Parameter(name, (1, 2, 4, 8), default, where, ordered=ordered)
+
+
 def test_the_bare_command_is_first_then_what_is_known_to_be_worth_trying() -> None:
     measurer = ScriptedMeasurer()
-    records = follow(strategy(measurer, seeds=SEEDS), measurer, 5)
-    assert measurer.measured[:4] == [BARE, SPACE.default, PRESET, WINNER]
-    assert stages(records) == [Stage.BASELINE, *[Stage.SEED] * 3, Stage.SEARCH]
-    origins = [record.step.origin for record in records[:4]]
-    assert origins == ["the bare command", "xlaunch", "preset latency", "an earlier winner"]
+    records = follow(strategy(measurer, seeds=SEEDS), measurer, 6)
+    other_end = SPACE.complete({"batch": 16})
+    assert measurer.measured[:5] == [BARE, SPACE.default, PRESET, WINNER, other_end]
+    assert stages(records) == [Stage.BASELINE, *[Stage.SEED] * 4, Stage.SEARCH]
+    assert [record.step.origin for record in records[:5]] == [
+        "the bare command",
+        "xlaunch",
+        "preset latency",
+        "an earlier winner",
+        "the other end of batch",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "conditions", "tried"),
+    [
+        ([numbers("batch", 8), numbers("workers", 2)], [], [{"batch": 1, "workers": 8}]),
+        ([numbers("batch", 1), numbers("depth", 1, Where.VARIABLE)], [], [{"batch": 8}]),
+        ([numbers("batch", 1), numbers("kind", 1, ordered=False)], [], [{"batch": 8}]),
+        ([numbers("batch", 1), numbers("workers", 1)], ["batch * workers <= 8"], []),
+        ([numbers("depth", 1, Where.VARIABLE)], [], []),
+    ],
+)
+def test_the_other_end_is_that_of_the_programs_own_ordered_parameters(
+    parameters: list[Parameter], conditions: list[str], tried: list[dict[str, int]]
+) -> None:
+    space = Space([SPACE.parameter("allocator"), *parameters], conditions=conditions)
+    measurer = ScriptedMeasurer()
+    records = follow(strategy(measurer, space=space), measurer, 6, total=20)
+    seeds = [r.step.configuration for r in records if r.step.stage is Stage.SEED]
+    assert seeds == [space.default, *map(space.complete, tried)]
+
+
+def test_searches_do_not_all_begin_with_what_a_space_names_first() -> None:
+    """Of values that were never tried, each is as good as the others."""
+    first = set()
+    for seed in range(12):
+        measurer = ScriptedMeasurer()
+        records = follow(strategy(measurer, seed=seed), measurer, 5)
+        first |= {record.step.configuration["allocator"] for record in records[3:]}
+    assert first == set(SPACE.parameter("allocator").values)
 
 
 def test_seeds_of_one_plan_are_launched_once() -> None:
     measurer = ScriptedMeasurer()
     seeds = [Seed("a preset", SPACE.default), *SEEDS, Seed("again", WINNER)]
-    records = follow(strategy(measurer, seeds=seeds), measurer, 5)
-    assert stages(records)[1:] == [Stage.SEED] * 3 + [Stage.SEARCH]
+    records = follow(strategy(measurer, seeds=seeds), measurer, 6)
+    assert stages(records)[1:] == [Stage.SEED] * 4 + [Stage.SEARCH]
 
 
 def test_seeds_that_cannot_be_carried_out_are_left_out() -> None:

@@ -2,10 +2,10 @@
 """What to launch next, from all that was launched so far.
 
 First the bare command, then what is worth trying first: xlaunch's own default, presets, earlier
-winners. A small space is raced, a larger one searched by a proposer; the bare command is launched
-again every few launches, as a control. Where the best is far ahead it is launched without the changes
-that seem to do nothing, and then without each of the others; what is left of the budget for it goes to
-the paired final.
+winners, the default at the other end of the program's parameters. A small space is raced, a larger one
+searched by a proposer; the bare command is launched again every few launches, as a control. Where the
+best is far ahead it is launched without the changes that seem to do nothing, and then without each of
+the others; what is left of the budget for it goes to the paired final.
 
 A strategy holds nothing that does not follow from the records: after a kill, or in another worker,
 the same records lead to the same stage.
@@ -29,7 +29,7 @@ from xtune.search.levels import Scale
 from xtune.search.proposers import ModelProposer, Proposer
 from xtune.search.racing import LAUNCHES_EACH, RaceState, Scores, block_order, race_state
 from xtune.search.records import Rating, Record, Stage, Step, unscore
-from xtune.space.parameters import BARE, Configuration
+from xtune.space.parameters import BARE, Configuration, Value, Where
 from xtune.space.spaces import Space
 
 CONTROL_EVERY = 10
@@ -117,7 +117,8 @@ class Strategy:
         self._seed = seed
         self._model = ModelProposer(space, plan_hash, seed)
         self._proposer: Proposer = proposer or self._model
-        self._seeds = self._distinct([Seed("xlaunch", space.default), *seeds])
+        default = Seed("xlaunch", space.default)
+        self._seeds = self._distinct([default, *seeds, *_other_end(space)])
         self._finals: dict[int, tuple[Final, int]] = {}
 
     @property
@@ -490,6 +491,22 @@ class Strategy:
         plan_hash = self._plan_hash(configuration)
         assert plan_hash is not None, f"{configuration!r} was chosen and cannot be carried out"
         return plan_hash
+
+
+def _other_end(space: Space) -> list[Seed]:
+    """The default with each ordered parameter of the program as far from where it is as may be.
+
+    Whoever asks for a range of batch sizes mostly expects much of its other end.
+    """
+    changes: dict[str, Value] = {}
+    for parameter in space.parameters:
+        if parameter.where is Where.PROGRAM and parameter.ordered:
+            values = parameter.values
+            is_low = 2 * values.index(parameter.default) < len(values)
+            changes[parameter.name] = values[-1] if is_low else values[0]
+    if not changes:
+        return []
+    return [Seed(f"the other end of {', '.join(changes)}", space.complete(changes))]
 
 
 def _ahead(scale: Scale) -> float:
