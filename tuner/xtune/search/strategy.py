@@ -292,8 +292,8 @@ class Strategy:
         """It without as many of its changes as may be left out at no cost that would matter.
 
         As far as the model knows from the launches of `scale`; unless those that were `seen` of the
-        leaner one, whatever they were for, failed, were cut or fell behind that. Where the final has room for both
-        it will tell what they differ by, so what may be as good is enough.
+        leaner one, whatever they were for, failed, were cut or fell behind that. Where the final has
+        room for both it will tell what they differ by, so what may be as good is enough.
 
         among
             Plans; None for all that can be carried out.
