@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from launcher.guests.initramfs import PACKAGES, PYTHON
+from tests.launcher.guests.initramfs import PACKAGES, PYTHON
 
 QEMU = "qemu-system-x86_64"
 BOOT_TIMEOUT_S = 120.0

@@ -6,8 +6,8 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
-from launcher.guests.guest import Guest
-from launcher.guests.initramfs import PROGRAMS, PYTHON
+from tests.launcher.guests.guest import Guest
+from tests.launcher.guests.initramfs import PROGRAMS, PYTHON
 
 OCCUPANT = (PYTHON, f"{PROGRAMS}/occupant.py")
 REPORT = "/tmp/report.json"

@@ -6,10 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-from launcher.guests.conftest import MakeGroup
-from launcher.guests.guest import GROUPS, Guest
-from launcher.guests.occupants import OCCUPANT, occupy
+from tests.launcher.guests.conftest import MakeGroup
+from tests.launcher.guests.guest import GROUPS, Guest
+from tests.launcher.guests.occupants import OCCUPANT, occupy
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 
@@ -87,12 +86,17 @@ def test_the_tightest_quota_on_the_way_up_counts(server: Guest, make_group: Make
     assert found["cpu_quota_source"] == f"cgroup v2 {GROUPS}/tight"
 
 
-def test_quota_within_a_cpuset_divides_up_the_cpuset(server: Guest, make_group: MakeGroup) -> None:
-    group = make_group("both", cpuset_cpus="8-15", cpu_max="200000 100000")
+@pytest.mark.parametrize(
+    ("quota", "masks"), [("200000", ["8-15"] * 2), ("800000", ["8,10", "12,14"])]
+)
+def test_cpuset_is_divided_up_where_the_quota_grants_all_of_it(
+    server: Guest, make_group: MakeGroup, quota: str, masks: list[str]
+) -> None:
+    group = make_group(f"both-{quota}", cpuset_cpus="8-15", cpu_max=f"{quota} 100000")
     plan = server.plan("--instances", "2", group=group)
-    assert plan["bound"]
+    assert plan["bound"] == (quota == "800000")
     launch = occupy(server, "--instances", "2", group=group)
-    assert [launch.said[index]["mask"] for index in (0, 1)] == ["8", "10"]
+    assert [launch.said[index]["mask"] for index in (0, 1)] == masks
 
 
 def test_memory_limit_is_read_from_whichever_group_sets_the_tightest(

@@ -7,10 +7,9 @@ import contextlib
 from collections.abc import Iterator
 
 import pytest
-
-from launcher.guests.conftest import MakeGroup
-from launcher.guests.guest import Guest
-from launcher.guests.occupants import occupy
+from tests.launcher.guests.conftest import MakeGroup
+from tests.launcher.guests.guest import Guest
+from tests.launcher.guests.occupants import occupy
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 

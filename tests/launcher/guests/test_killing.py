@@ -7,10 +7,9 @@ The control group that it lives in counts: whatever a process does, the kernel h
 from __future__ import annotations
 
 import pytest
-
-from launcher.guests.conftest import MakeGroup
-from launcher.guests.guest import Guest
-from launcher.guests.initramfs import PROGRAMS
+from tests.launcher.guests.conftest import MakeGroup
+from tests.launcher.guests.guest import Guest
+from tests.launcher.guests.initramfs import PROGRAMS
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 

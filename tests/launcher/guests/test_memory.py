@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 import pytest
-
-from launcher.guests.guest import Guest
-from launcher.guests.initramfs import PYTHON
-from launcher.guests.occupants import OCCUPANT, occupy
+from tests.launcher.guests.guest import Guest
+from tests.launcher.guests.initramfs import PYTHON
+from tests.launcher.guests.occupants import OCCUPANT, occupy
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 

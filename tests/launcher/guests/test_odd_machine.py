@@ -5,9 +5,8 @@ control groups of version 1 beside version 2."""
 from __future__ import annotations
 
 import pytest
-
-from launcher.guests.guest import Guest
-from launcher.guests.occupants import OCCUPANT, occupy
+from tests.launcher.guests.guest import Guest
+from tests.launcher.guests.occupants import OCCUPANT, occupy
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 

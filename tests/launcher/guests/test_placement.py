@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import pytest
+from tests.launcher.guests.guest import Guest, accelerator
+from tests.launcher.guests.occupants import OCCUPANT, occupy
 
-from launcher.guests.guest import Guest, accelerator
-from launcher.guests.occupants import OCCUPANT, occupy
 from xlaunch.machine.cpu_list import format_cpu_list
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]

@@ -1,25 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Captured machines, each with its expected answer, against what is read from them.
+"""Captured machines: what is read from them, against the expected answers that lie beside others'.
 
-The captures lie beside the project, in ``../shared/topologies``; its README defines the answers.
+The README of ``../shared/topologies`` defines the answers.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.captures import (
+    OTHERS,
+    WITHOUT_OTHERS,
+    among_others,
+    capture_path,
+    other_captures,
+    own_captures,
+)
 
 from xlaunch.cli.machine_drawing import draw_machine
 from xlaunch.machine import read_machine
 from xlaunch.machine.capture import unpacked, write_capture
 from xlaunch.machine.description import describe_machine
 
-FOLDER = Path(__file__).resolve().parents[4] / "shared" / "topologies"
-NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
 ABOUT_THE_CAPTURE = {
     "name",
     "description",
@@ -29,21 +34,29 @@ ABOUT_THE_CAPTURE = {
     "uncertain",
     "notes",
 }
+ODD = (
+    "hwloc-16amd64-8n2c-cpusets",
+    "hwloc-fakeheteromemtiers",
+    "libvirt-test6",
+    "lscpu-arm-A510-A710-A715-X3",
+    "vm-x86-cg1quota",
+)
+"""Captures of other projects with files that few machines have."""
 MAY_BE_EXTRA = {"isolated_cpus", "notes"}
 """The answers have isolated CPUs "only where it matters"; our notes are our own."""
 
 
 def test_the_captures_are_there() -> None:
-    if not NAMES:
-        assert not os.environ.get("CI"), f"{FOLDER} is missing, and CI has to test with it"
-        pytest.skip(f"{FOLDER} is not there")
-    assert len(NAMES) >= 83
+    assert len(own_captures()) >= 12
+    if not OTHERS.is_dir():
+        pytest.skip(WITHOUT_OTHERS)
+    assert len(other_captures()) >= 83
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", among_others(other_captures()))
 def test_reads_as_expected(name: str) -> None:
-    answer = json.loads((FOLDER / f"{name}.json").read_text())
-    with unpacked(str(FOLDER / f"{name}.tar.xz")) as root:
+    answer = json.loads((OTHERS / f"{name}.json").read_text())
+    with unpacked(capture_path(name)) as root:
         machine = read_machine(root)
     found = json.loads(json.dumps(describe_machine(machine)))
 
@@ -64,20 +77,9 @@ def test_reads_as_expected(name: str) -> None:
     assert max(map(len, drawing.splitlines())) <= 80
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "hwloc-16amd64-8n2c-cpusets",
-        "hwloc-fakeheteromemtiers",
-        "libvirt-test6",
-        "lscpu-arm-A510-A710-A715-X3",
-        "vm-x86-cg1quota",
-    ],
-)
+@pytest.mark.parametrize("name", [*own_captures(), *among_others(ODD)])
 def test_captured_again_it_reads_the_same(name: str, tmp_path: Path) -> None:
-    if name not in NAMES:
-        pytest.skip(f"{FOLDER} has no {name}")
-    with unpacked(str(FOLDER / f"{name}.tar.xz")) as root:
+    with unpacked(capture_path(name)) as root:
         write_capture(str(tmp_path / "again.tar.xz"), root)
         once = describe_machine(read_machine(root))
     with unpacked(str(tmp_path / "again.tar.xz")) as root:

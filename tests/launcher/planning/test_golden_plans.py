@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is planned for every captured machine, as text that was read by people.
+"""What is read and planned for every captured machine, as text that was read by people.
 
-``XLAUNCH_UPDATE_GOLDEN=1 pytest tests/launcher/planning/test_golden_plans.py`` writes the files
-anew; read the difference before it is committed.
+``XLAUNCH_UPDATE_GOLDEN=1 pytest -m "long or not long" FILE``, with this file, rewrites the golden
+files; read the difference before it is committed.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.captures import OTHERS, each_capture, other_captures, own_captures, read_capture
 
-from launcher.planning.captures import capture_names, read_capture
+from xlaunch.cli.machine_drawing import draw_machine
 from xlaunch.errors import UsageError
 from xlaunch.machine.topology import Machine
 from xlaunch.planning import MAX, ECores, MemoryPolicy, Mode, Place, Request, plan
@@ -52,7 +52,8 @@ def golden_text(machine: Machine) -> str:
     requests = {**EXPLAINED, **REQUESTS}
     if machine.topology.core_kinds:
         requests |= HYBRID_REQUESTS
-    parts = [
+    parts = [f"$ xlaunch topology\n{draw_machine(machine)}".rstrip()]
+    parts += [
         f"$ xlaunch plan {options}".rstrip()
         + "\n"
         + planned(request, machine, explain=options in EXPLAINED)
@@ -61,12 +62,15 @@ def golden_text(machine: Machine) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def test_captures_are_there(needs: Callable[[object, str], None]) -> None:
-    needs(capture_names(), "the captured machines in ../shared/topologies")
-    assert {path.stem for path in GOLDEN.glob("*.txt")} == set(capture_names())
+def test_each_capture_has_a_golden_file_and_no_file_is_left_over() -> None:
+    golden = {path.stem for path in GOLDEN.glob("*.txt")}
+    own = set(own_captures())
+    assert own <= golden
+    if OTHERS.is_dir():
+        assert golden - own == set(other_captures())
 
 
-@pytest.mark.parametrize("name", capture_names())
+@pytest.mark.parametrize("name", each_capture())
 def test_plans_of_a_captured_machine_are_as_reviewed(name: str) -> None:
     text = golden_text(read_capture(name))
     path = GOLDEN / f"{name}.txt"

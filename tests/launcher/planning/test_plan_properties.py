@@ -6,10 +6,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.captures import other_captures, own_captures, read_capture
 
-from launcher.planning.captures import capture_names, read_capture
 from launcher.planning.shapes import make_machine
 from xlaunch.errors import UsageError
 from xlaunch.machine.topology import CPUs, Machine
@@ -42,9 +43,12 @@ def made_up_machines(draw: st.DrawFn) -> Machine:
     )
 
 
-MACHINES = st.one_of(
-    made_up_machines(),
-    *([st.sampled_from(capture_names()).map(read_capture)] if capture_names() else []),
+MACHINES = made_up_machines() | st.sampled_from(own_captures()).map(read_capture)
+EVERY_MACHINE = MACHINES | st.sampled_from(other_captures() or own_captures()).map(read_capture)
+SETTINGS = settings(
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 
 
@@ -97,17 +101,22 @@ def wild(draw: st.DrawFn, request: Request, machine: Machine) -> Request:
     )
 
 
-@settings(
-    max_examples=1500,
-    derandomize=True,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
-@given(data=st.data())
+@settings(SETTINGS, max_examples=200)
+@given(machine=MACHINES, data=st.data())
 def test_any_request_makes_a_plan_that_keeps_its_promises_or_one_line_of_error(
-    data: st.DataObject,
+    machine: Machine, data: st.DataObject
 ) -> None:
-    machine = data.draw(MACHINES, label="machine")
+    check_a_request(machine, data)
+
+
+@pytest.mark.long
+@settings(SETTINGS, max_examples=1500)
+@given(machine=EVERY_MACHINE, data=st.data())
+def test_any_request_of_any_machine(machine: Machine, data: st.DataObject) -> None:
+    check_a_request(machine, data)
+
+
+def check_a_request(machine: Machine, data: st.DataObject) -> None:
     request = data.draw(requests(machine), label="request")
     try:
         made = plan(request, machine)

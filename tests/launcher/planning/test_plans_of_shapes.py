@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.planning.shapes import make_machine
+from launcher.planning.shapes import GIB, make_machine
 from xlaunch.errors import UsageError
 from xlaunch.machine import flat_machine
 from xlaunch.machine.cpu_list import format_cpu_list, parse_cpu_list
@@ -128,6 +128,12 @@ class TestPlacement:
         machine = make_machine(packages=(8, 8), nodes=(4,) * 4, l3=(2,) * 8)
         request = Request(instances=6, ncores=1, place=Place.SCATTER)
         assert masks(request, machine) == ["0", "2", "4", "8", "10", "12"]
+
+    def test_scatter_counts_instances_that_are_already_placed(self) -> None:
+        # CPUs 0-1 alone share a cache; then package 1 is the less loaded one.
+        machine = make_machine(packages=(4, 4), l3=(2, 1, 1, 1, 1, 1, 1))
+        request = Request(instances=2, ncores=2, place=Place.SCATTER)
+        assert masks(request, machine) == ["0-1", "4-5"]
 
     def test_an_instance_larger_than_a_cache_group_touches_no_more_than_it_must(self) -> None:
         assert masks(Request(instances=4, ncores=16), EPYC) == ["0-15", "16-31", "32-47", "48-63"]
@@ -276,20 +282,35 @@ class TestQuota:
         machine = make_machine(packages=(8,), quota=0.5)
         assert threads(plan(Request(), machine)) == [1]
 
+    def test_siblings_count_within_the_quota_where_nothing_is_bound(self) -> None:
+        machine = make_machine(packages=(8,), smt=2, quota=7.0)
+        assert threads(plan(Request(ncores=2, smt=True), machine)) == [4]
+        assert threads(plan(Request(ncores=2), machine)) == [2]
+        assert threads(plan(Request(ncores=6, smt=True), machine)) == [7]
+
     def test_a_quota_of_all_cpus_limits_nothing(self) -> None:
         machine = make_machine(packages=(8,), quota=8.0)
         made = plan(Request(instances=2), machine)
         assert made.bound
         assert threads(made) == [4, 4]
 
-    def test_a_quota_inside_a_cpuset(self) -> None:
+    def test_a_cpuset_larger_than_the_quota_is_shared_with_others(self) -> None:
         machine = make_machine(
-            packages=(16,), allowed=range(8), narrowed_by=("cpuset 0-7",), quota=3.5
+            packages=(64,), allowed=range(2, 64), narrowed_by=("cpuset 2-63",), quota=4.0
         )
-        everything = plan(Request(), machine)
-        assert everything.bound
-        assert [(i.cpus, i.threads) for i in everything.instances] == [(tuple(range(8)), 3)]
-        assert masks(Request(instances=3), machine) == ["0", "1", "2"]
+        for request, expected in ((Request(), [4]), (Request(instances=2), [2, 2])):
+            made = plan(request, machine)
+            assert not made.bound
+            assert [i.cpus for i in made.instances] == [tuple(range(2, 64))] * len(expected)
+            assert threads(made) == expected
+        assert masks(Request(cpus=tuple(range(2, 10)), instances=2), machine) == ["2-3", "4-5"]
+
+    def test_a_cpuset_no_larger_than_the_quota_is_a_place(self) -> None:
+        machine = make_machine(
+            packages=(16,), allowed=range(4, 8), narrowed_by=("cpuset 4-7",), quota=4.0
+        )
+        assert masks(Request(instances=2), machine) == ["4-5", "6-7"]
+        assert threads(plan(Request(), machine)) == [4]
 
     def test_naming_cpus_asks_to_be_bound(self) -> None:
         machine = make_machine(packages=(16,), quota=4.0)
@@ -304,10 +325,9 @@ class TestQuota:
         assert threads(plan(Request(smt=True), machine)) == [3]
 
     def test_throughput_shares_the_quota_by_size(self) -> None:
-        machine = make_machine(
-            packages=(6,), nodes=(2, 4), narrowed_by=("affinity mask 0-5",), quota=4.0
-        )
-        assert threads(plan(Request(mode=Mode.THROUGHPUT), machine)) == [1, 3]
+        machine = make_machine(packages=(6,), nodes=(2, 4), quota=4.0)
+        request = Request(mode=Mode.THROUGHPUT, cpus=tuple(range(6)))
+        assert threads(plan(request, machine)) == [1, 3]
 
     def test_more_than_the_quota_is_an_error_that_names_it(self) -> None:
         machine = make_machine(packages=(16,), quota=3.5)
@@ -402,6 +422,22 @@ class TestMemory:
             "--memory bind: instance 0 runs on NUMA node 0, which has no memory that may be used; "
             "nodes with memory: 1-2; choose another --memory, or --nodes"
         )
+
+
+class TestMemoryShare:
+    @pytest.mark.parametrize(
+        ("total", "limit", "share"),
+        [(64, 8, 4), (8, 64, 4), (64, None, 32), (None, 8, 4), (None, None, None)],
+    )
+    def test_each_instance_has_an_equal_part_of_the_tighter_bound(
+        self, total: int | None, limit: int | None, share: int | None
+    ) -> None:
+        sizes = [None if size is None else size * GIB for size in (total, limit, share)]
+        limits = TWO_SOCKETS.limits._replace(
+            memory_total_bytes=sizes[0], memory_limit_bytes=sizes[1]
+        )
+        made = plan(Request(instances=2), TWO_SOCKETS._replace(limits=limits))
+        assert made.memory_share_bytes == sizes[2]
 
 
 class TestErrors:

@@ -1,19 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The spaces of machines: of captured ones as text that was read by people, and what decides them.
 
-``XLAUNCH_UPDATE_GOLDEN=1 pytest tests/tuner/space/test_machine_space.py`` writes the files anew; read
-the difference before it is committed.
+``XLAUNCH_UPDATE_GOLDEN=1 pytest -m "long or not long" FILE``, with this file, rewrites the golden
+files; read the difference before it is committed.
 """
 
 from __future__ import annotations
 
 import os
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.launcher.planning.captures import capture_names, read_capture
+from tests.captures import among_others, own_captures, read_capture
 from tests.launcher.planning.shapes import make_machine
 
 from xlaunch.errors import UsageError
@@ -28,7 +27,8 @@ from xtune.space.user_parameters import parse_parameters
 
 GOLDEN = Path(__file__).with_name("golden")
 
-CAPTURES = (
+OWN = ("1-cpu", "2-packages-4-dies-5-nodes-smt-container", "4-packages-8-nodes")
+OTHERS = (
     "ghw-linux-amd64-accel-nvidia",
     "hwloc-20em64t-hybrid-1p6c2t+2ca4co1t",
     "hwloc-256ppc-8n8s4t",
@@ -86,13 +86,12 @@ def golden_text(machine: Machine) -> str:
     )
 
 
-def test_captures_are_there(needs: Callable[[object, str], None]) -> None:
-    needs(capture_names(), "the captured machines in ../shared/topologies")
-    assert set(CAPTURES) <= set(capture_names())
-    assert {path.stem for path in GOLDEN.glob("*.txt")} == set(CAPTURES)
+def test_each_capture_has_a_golden_file_and_no_file_is_left_over() -> None:
+    assert set(OWN) <= set(own_captures())
+    assert {path.stem for path in GOLDEN.glob("*.txt")} == {*OWN, *OTHERS}
 
 
-@pytest.mark.parametrize("name", sorted(set(CAPTURES) & set(capture_names())))
+@pytest.mark.parametrize("name", [*OWN, *among_others(OTHERS)])
 def test_spaces_of_a_captured_machine_are_as_reviewed(name: str) -> None:
     text = golden_text(read_capture(name))
     path = GOLDEN / f"{name}.txt"
