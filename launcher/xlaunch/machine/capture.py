@@ -63,7 +63,7 @@ NODE_FILES = ("cpulist", "cpumap", "meminfo", "distance")
 GROUP_FILE = re.compile(
     r"(cpuset\.|effective_)?(cpus|mems)(\.effective|\.partition|\.exclusive)?"
     r"|cpuset\.effective_(cpus|mems)|cpu\.max|cpu\.cfs_(quota|period)_us"
-    r"|memory\.(max|limit_in_bytes)|cgroup\.(controllers|type)"
+    r"|memory\.(max|high|limit_in_bytes)|cgroup\.(controllers|type)"
 )
 PCI_FILES = ("class", "vendor", "device", "numa_node", "local_cpulist", "local_cpus")
 PCI_CLASSES = ("0x02", "0x03", "0x12", "0x0108")

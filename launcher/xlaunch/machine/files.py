@@ -11,7 +11,7 @@ import os
 from xlaunch.machine.topology import CPUs
 
 READ_BYTES = 1 << 16
-"""More than any attribute of sysfs holds, so that one read is enough for most files."""
+"""More than any attribute of sysfs holds."""
 
 
 class Tree:
@@ -35,8 +35,10 @@ class Tree:
             return None
         try:
             content = os.read(fd, READ_BYTES)
-            # procfs hands out a page at a time; a short sysfs attribute ends with its only line.
-            if len(content) >= 4096 or not content.endswith(b"\n"):
+            # A read of procfs returns whole records, less than a page: only an empty one is the end.
+            # A short attribute of sysfs comes with one read, and there are thousands of them.
+            whole = len(content) < 4096 and content.endswith(b"\n")
+            if not whole or path.startswith("/proc/"):
                 while more := os.read(fd, READ_BYTES):
                     content += more
         except OSError:

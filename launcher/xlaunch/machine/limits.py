@@ -9,6 +9,7 @@ from typing import NamedTuple
 from xlaunch.machine.cgroups import ControlGroups, Group
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.machine.files import Tree, is_live, parse_list, parse_mask
+from xlaunch.machine.nodes import read_memory_total
 from xlaunch.machine.topology import CPUs, Limits, Topology
 
 UNLIMITED_BYTES = 1 << 62
@@ -52,16 +53,8 @@ def read_limits(root: str, topology: Topology) -> Limits:
         memory_limit_bytes=None if memory is None else int(memory),
         memory_limit_source=memory_source,
         narrowed_via=tuple(narrowed_via),
-        memory_total_bytes=_memory_total(tree),
+        memory_total_bytes=read_memory_total(tree),
     )
-
-
-def _memory_total(tree: Tree) -> int | None:
-    for line in tree.read_start("/proc/meminfo").splitlines():
-        name, _, rest = line.partition(":")
-        if name == "MemTotal" and rest.split()[0].isdigit():
-            return int(rest.split()[0]) * 1024
-    return None
 
 
 class _CPULimit(NamedTuple):
@@ -158,10 +151,11 @@ def _memory_limits(tree: Tree, groups: ControlGroups) -> list[tuple[float, str]]
     limits: list[tuple[float, str]] = []
     for levels in groups.enclosing("memory"):
         for group in levels:
-            name = "max" if group.version == 2 else "limit_in_bytes"
-            text = tree.read(group.file("memory", name)) or ""
-            if text.isdecimal() and int(text) < UNLIMITED_BYTES:
-                limits.append((int(text), _describe(group)))
+            # At memory.high the kernel slows a group down and takes its pages, before memory.max.
+            for name in ("max", "high") if group.version == 2 else ("limit_in_bytes",):
+                text = tree.read(group.file("memory", name)) or ""
+                if text.isdecimal() and int(text) < UNLIMITED_BYTES:
+                    limits.append((int(text), _describe(group)))
     return limits
 
 

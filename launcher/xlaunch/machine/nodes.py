@@ -7,6 +7,8 @@ from xlaunch.machine.files import Tree, parse_list, parse_mask
 from xlaunch.machine.topology import CPUs, NumaNode
 
 NODE_FOLDER = "/sys/devices/system/node"
+MIN_SHARE = 0.5
+"""Of the machine's memory: nodes that list less are not believed."""
 CPU_FOLDER = "/sys/devices/system/cpu"
 
 
@@ -34,7 +36,7 @@ def read_numa_nodes(tree: Tree, online: CPUs) -> tuple[tuple[NumaNode, ...], lis
         )
         for node in ids
     )
-    return nodes, notes
+    return _believed_sizes(nodes, read_memory_total(tree), notes), notes
 
 
 def _node_cpus(tree: Tree, node: int, online: frozenset[int]) -> CPUs:
@@ -56,6 +58,35 @@ def _cpus_by_links(tree: Tree, ids: list[int], online: CPUs) -> dict[int, CPUs]:
             if node in members:
                 members[node].append(cpu)
     return {node: tuple(cpus) for node, cpus in members.items()}
+
+
+def read_memory_total(tree: Tree) -> int | None:
+    """MemTotal of the machine in bytes; None when unknown."""
+    for line in tree.read_start("/proc/meminfo").splitlines():
+        name, _, rest = line.partition(":")
+        if name == "MemTotal" and rest.split()[0].isdigit():
+            return int(rest.split()[0]) * 1024
+    return None
+
+
+def _believed_sizes(
+    nodes: tuple[NumaNode, ...], total: int | None, notes: list[str]
+) -> tuple[NumaNode, ...]:
+    """The nodes with the machine's memory where their own files lag far behind it.
+
+    A virtual machine that got its memory after boot may show the first part only.
+    """
+    filled = [node for node in nodes if node.memory_bytes]
+    known = sum([node.memory_bytes or 0 for node in filled])
+    unknown = any(node.memory_bytes is None for node in nodes)
+    if total is None or not filled or unknown or known >= total * MIN_SHARE:
+        return nodes
+    size = total if len(filled) == 1 else None
+    notes.append(
+        f"NUMA nodes list {known / 2**30:.1f} GiB of the machine's {total / 2**30:.1f} GiB; "
+        + ("the latter counts" if size else "how much each node has is not known")
+    )
+    return tuple([node._replace(memory_bytes=size) if node in filled else node for node in nodes])
 
 
 def _settle_doubles(cpus_of: dict[int, CPUs], notes: list[str]) -> None:

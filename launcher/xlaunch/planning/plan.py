@@ -48,7 +48,7 @@ class Plan(NamedTuple):
     count: int  # type: ignore[assignment]  # hides tuple.count
     """Instances in the whole layout; more than are run when `--instance-index` selects."""
     bound: bool
-    """False: masks stay as they are (a CPU quota without a cpuset, or a system without affinity)."""
+    """False: masks stay as they are (a CPU quota for fewer CPUs than are allowed, or no affinity)."""
     allowed_cpus: CPUs
     """The CPUs that were planned on."""
     idle_cpus: CPUs

@@ -42,6 +42,8 @@ def plan(request: Request, machine: Machine) -> Plan:
     **Ex.:** two instances on 16 cores in two nodes: CPUs 0-7 with memory preferred on node 0, and
     8-15 with memory preferred on node 1.
     """
+    if request.cache_dir is not None and request.no_cache:
+        raise UsageError("--cache-dir contradicts --no-cache; drop one")
     can_bind, quota = _has_masks(machine), _effective_quota(machine)
     bound = can_bind and _binds(request, machine)
     pool = select_pool(request, machine, bound=bound)
@@ -114,13 +116,13 @@ def _has_masks(machine: Machine) -> bool:
 def _binds(request: Request, machine: Machine) -> bool:
     """Whether instances get masks of their own.
 
-    A CPU quota is not a place: each container with one would bind to the same lowest CPUs. So with
-    a quota only a set of CPUs of our own, the cpuset's or the user's, is divided up.
+    A CPU quota is not a place: each container with one would bind to the same lowest CPUs, of the
+    machine or of a cpuset that several share. So CPUs are divided up where the quota grants all the
+    time of those that are allowed, or where the user names them.
     """
-    if _effective_quota(machine) is None or machine.limits.narrowed_by:
-        return True
     return (
-        request.cpus is not None
+        _effective_quota(machine) is None
+        or request.cpus is not None
         or request.nodes is not None
         or request.ecores in (ECores.EXCLUDE, ECores.ONLY)
     )

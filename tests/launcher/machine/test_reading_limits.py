@@ -118,6 +118,14 @@ def test_v2_the_tightest_of_all_levels(tmp_path: Path) -> None:
     )
 
 
+def test_v2_memory_that_the_kernel_takes_back_early_is_a_limit_too(tmp_path: Path) -> None:
+    group = "sys/fs/cgroup/job"
+    files = {"proc/self/cgroup": "0::/job", f"{group}/memory.max": "5000"}
+    for high, expected in (("3000", 3000), ("7000", 5000), ("max", 5000)):
+        found = limits(tmp_path / high, V2, files | {f"{group}/memory.high": high})
+        assert found.memory_limit_bytes == expected
+
+
 def test_v2_a_level_without_the_controller_inherits(tmp_path: Path) -> None:
     # Threaded groups, and groups below which the controller is not enabled, have no such files.
     found = limits(

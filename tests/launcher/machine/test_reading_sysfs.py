@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from launcher.machine.trees import CPU, NODE, cache, cpus, each, write_files
 from xlaunch.machine.core_kinds import CoreKind
 from xlaunch.machine.sysfs import read_topology
@@ -298,6 +300,35 @@ def test_nodes_with_sparse_ids_memory_and_distances(tmp_path: Path) -> None:
         (10, 20),
     )
     assert (second.id, second.cpus, second.memory_bytes) == (72, (1,), None)
+
+
+@pytest.mark.parametrize(
+    ("sizes_gib", "total_gib", "expected_gib"),
+    [
+        ((5,), 251, (251,)),
+        ((0, 5), 251, (0, 251)),
+        ((5, 4), 251, (None, None)),
+        ((120, 120), 251, (120, 120)),
+        ((5,), None, (5,)),
+        ((5, None), 251, (5, None)),
+    ],
+)
+def test_nodes_that_lag_far_behind_the_machine_s_memory_are_not_believed(
+    tmp_path: Path,
+    sizes_gib: tuple[int | None, ...],
+    total_gib: int | None,
+    expected_gib: tuple[int | None, ...],
+) -> None:
+    files = lone_cores(2)
+    for number, size in enumerate(sizes_gib):
+        files |= node(number, str(number), kib=None if size is None else size << 20)
+    if total_gib is not None:
+        files["proc/meminfo"] = f"MemTotal:       {total_gib << 20} kB\nMemFree: 7 kB"
+    topology, notes = read_with_notes(tmp_path, files)
+    found = [n.memory_bytes for n in topology.numa_nodes]
+    assert found == [None if size is None else size << 30 for size in expected_gib]
+    changed = expected_gib != sizes_gib
+    assert [f"of the machine's {total_gib}.0 GiB" in note for note in notes] == [True] * changed
 
 
 def test_more_than_64_nodes_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
