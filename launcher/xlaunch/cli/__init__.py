@@ -130,7 +130,9 @@ def _explain(error: object) -> str:
     import click
 
     if isinstance(error, click.NoSuchOption):
-        near = error.possibilities
+        # Opposites of flags (--no-verbose) are many, and near to every option that begins with n.
+        meant_opposite = error.option_name.startswith("--no-")
+        near = [it for it in error.possibilities or () if meant_opposite or it[:5] != "--no-"]
         hint = f"; did you mean {' or '.join(sorted(near))}?" if near else ""
         return f"there is no option {error.option_name}{hint}"
     assert isinstance(error, click.ClickException)

@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import click
@@ -30,8 +31,10 @@ from xlaunch.cli.parameters import Word
 from xlaunch.cli.presets.command import LayeredCommand
 from xlaunch.cli.topology import machine_of
 from xlaunch.environment import prepare_environment
+from xlaunch.environment.caches import LOCATIONS
+from xlaunch.environment.preload import VARIABLE as PRELOAD
 from xlaunch.environment.program import find_interpreter
-from xlaunch.environment.variables import Setting
+from xlaunch.environment.variables import OURS, Setting, without_names
 from xlaunch.errors import UsageError
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.planning import plan as make_plan
@@ -72,7 +75,7 @@ class Surroundings(NamedTuple):
 
 
 @click.command(cls=LayeredCommand, context_settings=CONTEXT)
-@with_program
+@partial(with_program, required=False)
 @with_options(
     [
         click.option(
@@ -177,9 +180,19 @@ def _systemd(found: Surroundings) -> str:
 
 def _docker(found: Surroundings) -> str:
     """Flags of ``docker run`` and ``podman run``, in one line for ``eval``."""
+    variables = found.alone
+    asked = dict(found.plan.request.env)
+    host_only = [n for n in variables if n in HOST_PATHS and n not in asked]
+    if PRELOAD in host_only or found.plan.request.cache_dir is not None:
+        say(
+            f"warning: {', '.join(host_only)} left out: a container does not have this machine's "
+            "files; --env sets a path in the container"
+        )
     words = []
-    for name, value in found.alone.items():
-        words += ["--env", f"{name}={value}"]
+    variables[OURS] = without_names(variables[OURS], host_only)
+    for name, value in variables.items():
+        if name not in host_only:
+            words += ["--env", f"{name}={value}"]
     instance = found.instance
     if found.plan.bound:
         words += ["--cpuset-cpus", format_cpu_list(instance.cpus)]
@@ -209,6 +222,9 @@ def _json(found: Surroundings) -> str:
     }
     return json.dumps(facts, indent=1)
 
+
+HOST_PATHS = frozenset((PRELOAD, *(name for name, *_ in LOCATIONS)))
+"""Variables that name files of this machine."""
 
 _NAME = re.compile("[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 

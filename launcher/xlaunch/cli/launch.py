@@ -57,6 +57,13 @@ def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None
             help="Print the plan and run nothing (xlaunch plan).",
         ),
         click.option(
+            "--json",
+            "as_json",
+            cls=OneCallOption,
+            is_flag=True,
+            help="With --dry-run: print the plan as JSON.",
+        ),
+        click.option(
             "--explain", cls=OneCallOption, is_flag=True, help="Say each decision and its reason."
         ),
         click.option("-v", "--verbose", is_flag=True, help="Show the plan before it runs."),
@@ -74,6 +81,7 @@ def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None
 def launch(
     *,
     dry_run: bool,
+    as_json: bool,
     explain: bool,
     verbose: bool,
     quiet: bool,
@@ -105,8 +113,13 @@ def launch(
         from xlaunch.cli.topology import machine_of
 
         with machine_of(sysroot, synthetic) as machine:
-            print_plan(request, machine, explain=explain, as_json=False)
+            print_plan(request, machine, explain=explain, as_json=as_json)
         return 0
+    if as_json:
+        raise UsageError(
+            "--json prints a plan: it goes with --dry-run or xlaunch plan; --report FILE writes the "
+            "results of a run"
+        )
     if sysroot is not None or synthetic is not None:
         option = "--synthetic" if sysroot is None else "--sysroot"
         raise UsageError(f"{option} names another machine; it goes with --dry-run or xlaunch plan")
@@ -115,7 +128,9 @@ def launch(
     environment = prepare_environment(plan, os.environ, make_folders=True)
     check_outputs(plan)
     if not quiet:
-        for warning in (*plan.warnings, *environment.warnings):
+        # The plan, where it is shown, holds them too.
+        shown = () if verbose or explain else (*plan.warnings, *environment.warnings)
+        for warning in shown:
             say(f"warning: {warning}")
         if request.max_restarts is not None and request.on_failure is not OnFailure.RESTART:
             say("warning: --max-restarts does nothing without --on-failure restart")

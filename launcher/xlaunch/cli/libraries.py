@@ -72,6 +72,8 @@ def judge(found: Sequence[Library], interpreter: str) -> tuple[tuple[Judged, ...
             judged.append(Judged(library, False, "usable; another comes first"))
         else:
             taken.add(library.name)
+            if library.note is not None:
+                notes[f"{library.path}: {library.note}"] = None
             judged.append(Judged(library, True, "chosen: the first that works"))
     return tuple(judged), tuple(notes)
 

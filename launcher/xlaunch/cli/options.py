@@ -139,12 +139,13 @@ RUNNING = [
         "--on-failure",
         type=Word(OnFailure),
         default=OnFailure.STOP,
-        help="An instance that fails ends the others (stop, default), or not, or is started anew.",
+        help="An instance that fails ends the others (stop, default), or not, or is restarted.",
     ),
     click.option(
         "--max-restarts",
         type=Count(),
-        help="With --on-failure restart: times for each instance. Default: 3; max: no limit.",
+        help="With --on-failure restart: restarts of each instance in the whole run. Default: 3; max: no "
+        "limit.",
     ),
     click.option(
         "--timeout", type=Duration(zero=False), help="End the run after this time: 90, 10m, 2h."
@@ -255,9 +256,9 @@ def with_options(*groups: Sequence[Callable[[Command], Command]]) -> Callable[[C
     return decorate
 
 
-def with_program(command: Command) -> Command:
+def with_program(command: Command, *, required: bool = True) -> Command:
     """Give a command the program's words: all that follows the options."""
-    metavar = "[--] PROGRAM [ARGS...]"
+    metavar = "[--] PROGRAM [ARGS...]" if required else "[[--] PROGRAM [ARGS...]]"
     return click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar=metavar)(command)
 
 

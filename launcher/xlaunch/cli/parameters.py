@@ -25,14 +25,18 @@ else:
 
 
 class Count(_ParamType):
-    """A whole number from 1, or ``max``."""
+    """A whole number from 1, or ``max`` in any case."""
 
     name = "N|max"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        """The values as they are written; click would show them in capitals."""
+        return self.name
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value is MAX or isinstance(value, int):
             return value
-        if value == "max":
+        if value.lower() == "max":
             return MAX
         number = _whole_number(value)
         if number:
@@ -148,17 +152,21 @@ class MetricName(_ParamType):
 
 
 class Word(_ParamType, Generic[E]):
-    """One of an enumeration's values."""
+    """One of an enumeration's values, in any case."""
 
     def __init__(self, words: type[E]) -> None:
         self._words = words
         self.name = "|".join(member.value for member in words)
 
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        """The values as they are written; click would show them in capitals."""
+        return self.name
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if isinstance(value, self._words):
             return value
         try:
-            return self._words(value)
+            return self._words(value.lower())
         except ValueError:
             allowed = ", ".join(member.value for member in self._words)
             return self.fail(f"{value!r} is not one of {allowed}", param, ctx)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from functools import partial
 from typing import Any
 
 import click
@@ -26,6 +27,7 @@ from xlaunch.cli.options import (
 from xlaunch.cli.presets.command import LayeredCommand, explain_options
 from xlaunch.cli.topology import machine_of
 from xlaunch.environment import Environment, prepare_environment
+from xlaunch.environment.program import starts_ranks
 from xlaunch.machine.topology import Machine
 from xlaunch.planning import plan as make_plan
 from xlaunch.planning import plan_to_dict, render_plan
@@ -34,7 +36,7 @@ from xlaunch.planning.request import Request
 
 
 @click.command(cls=LayeredCommand, context_settings=CONTEXT)
-@with_program
+@partial(with_program, required=False)
 @with_options(
     LAYOUT,
     PROGRAM,
@@ -115,11 +117,17 @@ def describe(
         ]
     if explain and program.interpreter_reason is not None:
         lines.append(f"  interpreter: {program.interpreter_reason}")
-    first = environment.settings[0]
-    for position, setting in enumerate(first):
-        values = [settings[position].value for settings in environment.settings]
-        value = setting.value if len(set(values)) == 1 else " ".join(values)
-        reason = f"  ({setting.reason})" if explain or setting.users_own else ""
+    if explain and starts_ranks(program):
+        lines.append("  thread counts: left to the program, which starts ranks of its own")
+    # An instance may lack a variable that another one has: thread counts of their own differ.
+    values: dict[str, list[str]] = {}
+    for setting in [setting for settings in environment.settings for setting in settings]:
+        values.setdefault(setting.name, []).append(setting.value)
+    for setting in environment.settings[0]:
+        own = values[setting.name]
+        value = setting.value if len(set(own)) == 1 else " ".join(own)
+        told = explain or setting.users_own or setting.option is not None
+        reason = f"  ({setting.reason})" if told else ""
         lines.append(f"  {setting.name}={value}{reason}")
     return "\n".join(lines)
 

@@ -11,14 +11,17 @@ from xlaunch.environment.caches import cache_settings
 from xlaunch.environment.openmp import choose_openmp
 from xlaunch.environment.pages import glibc_asks, page_settings, page_warning, system_mode
 from xlaunch.environment.prefix import interpreter_of, prefix_of
-from xlaunch.environment.program import Program, resolve_program
+from xlaunch.environment.program import Program, resolve_program, starts_ranks
 from xlaunch.environment.substitution import own_program, with_own_variables
 from xlaunch.environment.threads import Installed, find_installed, thread_settings
 from xlaunch.environment.variables import (
     Outside,
+    Proposal,
     Setting,
     choose_settings,
+    inherited_notes,
     instance_variables,
+    layout_option,
     split_inherited,
 )
 from xlaunch.planning.plan import Plan
@@ -67,6 +70,7 @@ def prepare_environment(
             profile,
             given,
             memory_share_bytes=plan.memory_share_bytes,
+            threads=max([instance.threads for instance in plan.instances], default=1),
             huge_pages=glibc_asks(request.thp, mode, glibc),
         ),
         *page_settings(request.thp),
@@ -102,17 +106,24 @@ def prepare_environment(
     piped = (plan.relayed and not request.pty) or request.log_dir is not None
     # One instance that is not relayed writes to where this process writes.
     piped |= "PYTHONUNBUFFERED" in outside.chosen and not request.pty
+    ranks = starts_ranks(program)
     programs, settings, variables = [], [], []
     for instance in plan.instances:
         own = with_own_variables(plan, instance)
         known = {**inherited, **dict(own.request.env)}
-        threads = thread_settings(instance.threads, installed, known)
-        chosen = choose_settings(own, instance, inherited, [*proposals, *threads], piped=piped)
+        threads: tuple[Proposal, ...] = ()
+        if not ranks:
+            option = layout_option(request)
+            threads = thread_settings(instance.threads, installed, known, option)
+        chosen = choose_settings(
+            own, instance, inherited, [*proposals, *threads], piped=piped, starts_ranks=ranks
+        )
         programs.append(own_program(program, plan, instance))
         settings.append(chosen)
         variables.append(instance_variables(own, instance, chosen, inherited))
     warning = page_warning(request.thp, mode)
     warnings += [warning] if warning is not None else []
+    warnings += inherited_notes(settings[0], plan) if settings else []
     return Environment(program, tuple(programs), tuple(settings), tuple(variables), tuple(warnings))
 
 

@@ -26,6 +26,8 @@ TUNABLES_SINCE = (2, 26)
 
 SHARE_KEPT = 2
 """Of its share of the memory, an instance may keep one part in so many for reuse."""
+MAX_WORKERS = 16
+"""Data loader workers to share that with, at most: each inherits the settings, and keeps as much."""
 
 
 class AllocatorProfile(NamedTuple):
@@ -132,7 +134,8 @@ def choose_profile(asked: str, *, glibc: tuple[int, int] | None) -> AllocatorPro
     if asked == AUTO:
         return PROFILES["glibc-tuned" if has_tunables else "glibc"]
     if "/" in asked:
-        known = [row for row in PROFILES.values() if row.library and row.library in asked]
+        name = os.path.basename(asked)
+        known = [row for row in PROFILES.values() if row.library and row.library in name]
         reason = "the library that was named"
         row = known[0] if known else PROFILES["glibc"]
         return row._replace(name=asked, library=asked, reason=reason)
@@ -153,15 +156,17 @@ def allocator_settings(
     inherited: Mapping[str, str],
     *,
     memory_share_bytes: int | None,
+    threads: int,
     huge_pages: bool,
 ) -> tuple[Proposal, ...]:
     """The variables of `profile`, scaled to the instance's memory.
 
+    Data loader workers inherit them, so the instance shares with as many workers as it has threads.
     The user's own GLIBC_TUNABLES win name by name. `huge_pages`: let glibc ask for them.
     """
     keep = MOST_KEPT_BYTES
     if memory_share_bytes is not None:
-        keep = min(keep, memory_share_bytes // SHARE_KEPT)
+        keep = min(keep, memory_share_bytes // SHARE_KEPT // (1 + min(threads, MAX_WORKERS)))
     words = {"keep": keep, "keep_mib": keep >> 20, "keep_gib": keep / 2**30}
     reason = f"allocator {profile.name}: {profile.reason.format(**words)}"
     proposals = []

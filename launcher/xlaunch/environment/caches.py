@@ -14,7 +14,7 @@ import sys
 import zlib
 from collections.abc import Mapping
 
-from xlaunch.environment.ownership import writable_by_others
+from xlaunch.environment.ownership import inspect_ownership, make_private
 from xlaunch.environment.variables import Proposal
 from xlaunch.errors import UsageError
 
@@ -36,13 +36,18 @@ NAMELESS = (
     "XDG_CACHE_HOME, or use --no-cache to have none"
 )
 
+INTEL = "0x8086"
+"""Intel's vendor number on PCI."""
+
 SWITCHES = (("SYCL_CACHE_PERSISTENT", "1", "SYCL keeps nothing between runs unless told to"),)
 
 
 def cache_settings(
     asked: str | None, inherited: Mapping[str, str], *, make: bool
 ) -> tuple[tuple[Proposal, ...], str | None]:
-    """The variables that move every compile cache below one folder, or a warning why none is moved.
+    """The variables that move every compile cache below one directory, and a warning, if any.
+
+    The warning says why none is moved, or what to know of the directory.
 
     `asked`: `--cache-dir`, for which a failure is a `UsageError`; None: below XDG_CACHE_HOME.
     `make`: make the folder, for this user only.
@@ -54,23 +59,45 @@ def cache_settings(
         return (), "compile caches stay where they are: there is no home folder"
     folder = os.path.join(os.path.abspath(base), hardware_key())
     refusal = _make(folder) if make else None
+    note = None
     if refusal is None and os.path.exists(folder):
-        refusal = writable_by_others(folder)
+        refusal, note = inspect_ownership(folder, named=asked is not None, private=asked is None)
     if refusal is not None:
         if asked is not None:
             raise UsageError(f"--cache-dir {asked}: {refusal}")
         return (), f"compile caches stay where they are: {refusal}"
     reason = "compiled code is kept in one private folder for this hardware"
-    moved = [Proposal(name, os.path.join(folder, sub), reason) for name, sub, _ in LOCATIONS]
-    return (*moved, *(Proposal(name, value, why) for name, value, why in SWITCHES)), None
+    option = None if asked is None else f"--cache-dir {asked}"
+    moved = [
+        Proposal(name, os.path.join(folder, sub), reason, option=option)
+        for name, sub, _ in LOCATIONS
+    ]
+    switches = [Proposal(*row) for row in SWITCHES if has_intel_gpu()]
+    return (*moved, *switches), None if note is None else f"--cache-dir {asked}: {note}"
+
+
+def has_intel_gpu(drm: str = "/sys/class/drm") -> bool:
+    """Whether this machine has a GPU of Intel's, by the kernel's list of graphics devices."""
+    try:
+        names = [name for name in os.listdir(drm) if name.startswith("renderD")]
+    except OSError:
+        return False
+    for name in names:
+        try:
+            with open(os.path.join(drm, name, "device", "vendor"), encoding="ascii") as file:
+                if file.read().strip() == INTEL:
+                    return True
+        except (OSError, ValueError):
+            continue
+    return False
 
 
 def _make(folder: str) -> str | None:
     """Make a folder and those that libraries do not make themselves; why that failed."""
     try:
-        os.makedirs(folder, mode=0o700, exist_ok=True)
+        make_private(folder)
         for _, sub, _ in NOT_MADE_BY_THEIR_LIBRARY:
-            os.makedirs(os.path.join(folder, sub), mode=0o700, exist_ok=True)
+            make_private(os.path.join(folder, sub))
     except OSError as error:
         return f"{folder}: {error.strerror}"
     return None
@@ -78,9 +105,19 @@ def _make(folder: str) -> str | None:
 
 def default_folder(inherited: Mapping[str, str]) -> str | None:
     """**Ex.:** ``~/.cache/xlaunch/compiled``; None without a home."""
-    home = inherited.get("HOME")
-    base = inherited.get("XDG_CACHE_HOME") or (os.path.join(home, ".cache") if home else None)
-    return os.path.join(base, "xlaunch", "compiled") if base else None
+    home = cache_home(inherited)
+    return None if home is None else os.path.join(home, "compiled")
+
+
+def cache_home(inherited: Mapping[str, str]) -> str | None:
+    """**Ex.:** ``~/.cache/xlaunch``; None without a home."""
+    base = inherited.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(base):  # the specification has relative ones ignored
+        home = inherited.get("HOME", "")
+        if not os.path.isabs(home):
+            return None
+        base = os.path.join(home, ".cache")
+    return os.path.join(base, "xlaunch")
 
 
 def hardware_key() -> str:

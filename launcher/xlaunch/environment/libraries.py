@@ -3,8 +3,8 @@
 
 Distributions ship these libraries under versioned names alone (``libjemalloc.so.2``); pip's
 intel-openmp puts libiomp5.so into PREFIX/lib; wheels carry copies in folders of their own. What
-is found is used only when it was built for the program's interpreter, and when nobody but root and
-the user could have put it there.
+is found is used only when it was built for the program's interpreter, and when nobody but root, the
+user and the user's groups could have put it there.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from xlaunch.environment.elf import ElfError, Target, read_elf, read_target
 from xlaunch.environment.loader_cache import read_loader_cache
-from xlaunch.environment.ownership import writable_by_others
+from xlaunch.environment.ownership import inspect_ownership
 from xlaunch.environment.prefix import base_of, site_folders
 from xlaunch.errors import UsageError
 
@@ -39,27 +39,27 @@ _KINDS = {
         r"libjemalloc\.so(\.2(\.\d+)*)?",
         rb"\0(\d+\.\d+\.\d+)-\d+-g[0-9a-f]{40}\0",
         "jemalloc",
-        "apt-get install libjemalloc2, dnf install jemalloc, or conda install jemalloc",
+        "apt-get install libjemalloc2, dnf install jemalloc, or conda install -c conda-forge jemalloc",
     ),
     "tcmalloc": _Kind(
         r"libtcmalloc(_minimal)?\.so(\.4(\.\d+)*)?",
         rb"gperftools (\d+\.\d+(?:\.\d+)?)\0",
         "gperftools",
-        "apt-get install libtcmalloc-minimal4, dnf install gperftools-libs, or conda install "
-        "gperftools",
+        "apt-get install libtcmalloc-minimal4, dnf install gperftools-libs, or "
+        "conda install -c conda-forge gperftools",
     ),
     "mimalloc": _Kind(
         r"libmimalloc\.so(\.[23](\.\d+)*)?",
         None,
         "mimalloc",
-        "apt-get install libmimalloc2.0, dnf install mimalloc, or conda install mimalloc",
+        "apt-get install libmimalloc2.0, dnf install mimalloc, or conda install -c conda-forge mimalloc",
     ),
     "intel": _Kind(r"libiomp5\.so", None, "intel-openmp", "pip install intel-openmp (x86-64 only)"),
     "llvm": _Kind(
         r"libomp(-[0-9a-f]{6,})?\.so(\.5)?",
         None,
         "llvm-openmp",
-        "apt-get install libomp5, dnf install libomp, or conda install llvm-openmp",
+        "apt-get install libomp5, dnf install libomp, or conda install -c conda-forge llvm-openmp",
     ),
     "gnu": _Kind(
         r"libgomp(-[0-9a-f]{6,})?\.so(\.1(\.\d+)*)?",
@@ -91,6 +91,8 @@ class Library(NamedTuple):
     """Why it was looked at. **Ex.:** ``"the program's prefix"``, ``"the loader's cache"``."""
     refusal: str | None = None
     """Why it cannot be used; None: it can."""
+    note: str | None = None
+    """What the user should know of one that is used."""
 
 
 class Searched(NamedTuple):
@@ -159,14 +161,19 @@ def find_libraries(
     return tuple(sorted(found.values(), key=lambda it: (order[it.name], it.refusal is not None)))
 
 
-def inspect_library(name: str, path: str, target: Target | None, *, origin: str) -> Library:
-    """The library at `path`, and whether a program built for `target` can use it."""
+def inspect_library(
+    name: str, path: str, target: Target | None, *, origin: str, named: bool = False
+) -> Library:
+    """The library at `path`, and whether a program built for `target` can use it.
+
+    `named`: the user typed its path, see `inspect_ownership`.
+    """
     real = os.path.realpath(path)
     try:
         elf = read_elf(real)
     except ElfError as error:
         return Library(name, real, None, origin, str(error))
-    refusal = None
+    refusal, note = None, None
     if target is not None and elf.target != target:
         refusal = f"built for {elf.target}; the program is {target}"
     elif not elf.shared:
@@ -176,8 +183,8 @@ def inspect_library(name: str, path: str, target: Target | None, *, origin: str)
     elif _PRIVATE_COPY.search(elf.soname or os.path.basename(real)):
         refusal = f"a wheel's private copy: its soname is {elf.soname}"
     else:
-        refusal = writable_by_others(path)
-    return Library(name, real, _version(name, real), origin, refusal)
+        refusal, note = inspect_ownership(path, named=named)
+    return Library(name, real, _version(name, real), origin, refusal, note)
 
 
 def places(

@@ -1,34 +1,83 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who could change a file before it is used: nobody but root and the user, or it is refused."""
+"""Who could change a file before it is used: the one rule for libraries, presets, settings, caches.
+
+A file that another user owns, or that every user may write, is refused, and so is one below such a
+directory. One that a group may write is accepted with a note where this process is in that group.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import stat
+from collections.abc import Iterator
+from typing import NamedTuple
 
-_MOST_LINKS = 40
+_MAX_LINKS = 40
 """As many as the kernel follows, see path_resolution(7)."""
 
 
-def writable_by_others(path: str) -> str | None:
-    """Why another user could change what `path` leads to; None when none can.
+class Ownership(NamedTuple):
+    """Whether a file may be used."""
 
-    Looked at: the file, every folder above it, and the same for each symbolic link on the way. A
-    folder that all may write is no danger where it is sticky and what is in it is not another's.
+    refusal: str | None = None
+    """Why it may not; None: it may."""
+    note: str | None = None
+    """What the user should know of a file that may be used."""
+
+
+def inspect_ownership(path: str, *, named: bool = False, private: bool = False) -> Ownership:
+    """Whether `path` may be used, by who could change what it leads to.
+
+    Looked at: the file, every directory above it, and the same for each symbolic link on the way. A
+    directory that all may write is no danger where it is sticky and what is in it is not another's.
     The owner of ``/`` counts as root: that is what root looks like from inside a user namespace.
     Windows has access lists instead, which are not looked at.
+
+    `named`: the user typed this path, so that what would be refused is a note. `private`: a
+    directory of ours for the user alone, which no group may write.
     """
     if not hasattr(os, "geteuid"):
-        return None
+        return Ownership()
+    trusted = {0, os.geteuid(), os.stat("/").st_uid}
+    shared: str | None = None
+    refusal: str | None = None
     try:
-        trusted = {0, os.geteuid(), os.stat("/").st_uid}
-        return _check(os.path.abspath(path), trusted, [_MOST_LINKS])
+        for here, status in _steps(os.path.abspath(path), [_MAX_LINKS]):
+            refusal = refusal or _danger(here, status, trusted)
+            group = _group_that_may_write(status)
+            if group is not None and shared is None:
+                shared = f"a group ({_group(group)}) may write {here}"
+                if private or group not in {os.getegid(), *os.getgroups()}:
+                    refusal = refusal or shared
+        if private and os.stat(path).st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            refusal = refusal or f"{path} is for one user, and others may write it; chmod go-w it"
     except (OSError, ValueError) as error:
-        return f"{path} cannot be looked at ({getattr(error, 'strerror', None) or error})"
+        if named:  # a pipe has no path to look at; what is not there is seen when it is opened
+            return Ownership()
+        reason = getattr(error, "strerror", None) or error
+        return Ownership(f"{path} cannot be looked at ({reason})")
+    if refusal is not None:
+        return Ownership(None, f"{refusal}; used as you named it") if named else Ownership(refusal)
+    return Ownership(None, None if shared is None else f"{shared}, and you are in it")
 
 
-def _check(path: str, trusted: set[int], links_left: list[int]) -> str | None:
-    """The same for an absolute path, which may hold ``..`` behind a link."""
+def make_private(directory: str) -> None:
+    """Make a directory and those missing above it, each for this user only. Raises OSError."""
+    if os.path.isdir(directory):
+        return
+    parent = os.path.dirname(directory)
+    if parent != directory:
+        make_private(parent)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(directory, 0o700)
+    if not os.path.isdir(directory):
+        raise NotADirectoryError(errno.ENOTDIR, "is no directory", directory)
+
+
+def _steps(path: str, links_left: list[int]) -> Iterator[tuple[str, os.stat_result]]:
+    """Every file on the way to an absolute path, which may hold ``..`` behind a link."""
     here = "/"
     parts = [part for part in path.split("/") if part not in ("", ".")]
     for index, part in enumerate(["", *parts]):
@@ -37,32 +86,38 @@ def _check(path: str, trusted: set[int], links_left: list[int]) -> str | None:
             continue
         here = os.path.join(here, part)
         status = os.lstat(here)
-        if status.st_uid not in trusted:
-            return f"{here} belongs to another user ({_user(status.st_uid)})"
+        yield here, status
         if stat.S_ISLNK(status.st_mode):
             links_left[0] -= 1
             if links_left[0] < 0:
-                return f"{here} is a loop of symbolic links"
+                raise OSError(errno.ELOOP, "a loop of symbolic links")
             target = os.path.join(os.path.dirname(here), os.readlink(here))
-            return _check(os.path.join(target, *parts[index:]), trusted, links_left)
-        reason = _mode_reason(here, status)
-        if reason is not None:
-            return reason
-    return None
+            yield from _steps(os.path.join(target, *parts[index:]), links_left)
+            return
 
 
-def _mode_reason(path: str, status: os.stat_result) -> str | None:
-    mode = status.st_mode
-    if stat.S_ISDIR(mode) and mode & stat.S_ISVTX:
+def _danger(path: str, status: os.stat_result, trusted: set[int]) -> str | None:
+    if status.st_uid not in trusted:
+        return f"{path} belongs to another user ({_user(status.st_uid)})"
+    if _has_no_mode(status):
         return None
-    if mode & stat.S_IWOTH:
-        return f"every user may write {path}"
-    if mode & stat.S_IWGRP and not _private_group(status.st_gid):
-        return f"a group ({_group(status.st_gid)}) may write {path}"
-    return None
+    return f"every user may write {path}" if status.st_mode & stat.S_IWOTH else None
 
 
-def _private_group(gid: int) -> bool:
+def _group_that_may_write(status: os.stat_result) -> int | None:
+    """The group, unless it is root's or the user's own."""
+    if _has_no_mode(status) or not status.st_mode & stat.S_IWGRP or _is_own(status.st_gid):
+        return None
+    return status.st_gid
+
+
+def _has_no_mode(status: os.stat_result) -> bool:
+    """Whether the mode says nothing: of a link, and of a sticky directory."""
+    mode = status.st_mode
+    return stat.S_ISLNK(mode) or bool(stat.S_ISDIR(mode) and mode & stat.S_ISVTX)
+
+
+def _is_own(gid: int) -> bool:
     """Whether the group is root's, or the user's own and nobody else's.
 
     Many systems give each user a group of the same name, and files that it may write.

@@ -49,7 +49,7 @@ def page_settings(asked: HugePages) -> tuple[Proposal, ...]:
     if asked is not HugePages.ALWAYS:
         return ()
     reason = "--thp always: torch asks for huge pages under its tensors"
-    return (Proposal("THP_MEM_ALLOC_ENABLE", "1", reason),)
+    return (Proposal("THP_MEM_ALLOC_ENABLE", "1", reason, option="--thp always"),)
 
 
 def page_warning(asked: HugePages, mode: SystemMode) -> str | None:

@@ -11,10 +11,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import stat
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from xlaunch.environment.caches import cache_home
+from xlaunch.environment.ownership import inspect_ownership, make_private
 from xlaunch.environment.variables import Proposal
 from xlaunch.errors import UsageError
 
@@ -121,7 +122,9 @@ def require_library(
         target = program_target(prefix, interpreter)
         path = os.path.abspath(wanted)
         found: tuple[Library, ...] = (
-            inspect_library(kind_of(path) or "", path, target, origin="named by the user"),
+            inspect_library(
+                kind_of(path) or "", path, target, origin="named by the user", named=True
+            ),
         )
     else:
         found = find_libraries((wanted,), prefix, environment, interpreter=interpreter)
@@ -133,7 +136,8 @@ def require_library(
         if reason is None:
             proof = prove_preload(library.path, prover, environment)
             if proof.refusal is None:
-                return library, () if proof.note is None else (proof.note,)
+                note = None if library.note is None else f"{option}: {library.note}"
+                return library, tuple([text for text in (note, proof.note) if text is not None])
             reason = proof.refusal
         # An option with the file's own path names it already.
         named = option.endswith(f" {library.path}")
@@ -230,25 +234,15 @@ def _key(library: str, interpreter: str, environment: Mapping[str, str]) -> str:
 
 def _private_folder(environment: Mapping[str, str]) -> tuple[str | None, str | None]:
     """A folder of ours that nobody else can write, made if need be; or None and why."""
-    base = environment.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(base):  # the specification: relative paths are to be ignored
-        home = environment.get("HOME", "")
-        if not os.path.isabs(home):
-            return None, _not_kept("HOME is not set")
-        base = os.path.join(home, ".cache")
-    folder = os.path.join(base, "xlaunch")
+    folder = cache_home(environment)
+    if folder is None:
+        return None, _not_kept("HOME is not set")
     try:
-        os.makedirs(base, mode=0o700, exist_ok=True)
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(folder, 0o700)
-        status = os.lstat(folder)
+        make_private(folder)
     except (OSError, ValueError) as error:
         return None, _not_kept(f"{folder}: {getattr(error, 'strerror', None) or error}")
-    if not stat.S_ISDIR(status.st_mode):
-        return None, _not_kept(f"{folder} is no folder")
-    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-        return None, _not_kept(f"{folder} can be written by others")
-    return folder, None
+    refusal = inspect_ownership(folder, private=True).refusal
+    return (folder, None) if refusal is None else (None, _not_kept(refusal))
 
 
 def _not_kept(reason: str) -> str:

@@ -15,6 +15,27 @@ from xlaunch.planning.request import Request
 PYTHON_SUFFIXES = (".py", ".pyw", ".pyc", ".pyz")
 
 
+RANK_LAUNCHERS = frozenset(
+    (
+        *("torchrun", "torchrun_main", "accelerate", "deepspeed", "horovodrun", "ipexrun"),
+        *("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "prun"),
+        *("srun", "aprun", "jsrun", "flux"),
+    )
+)
+"""Programs that start ranks and leave each of them a part of their CPUs."""
+
+RANK_MODULES = frozenset(
+    (
+        *("torch.distributed.run", "torch.distributed.launch", "torch.distributed.elastic"),
+        *("torch.backends.xeon.run_cpu", "intel_extension_for_pytorch.cpu.launch"),
+        *("accelerate", "accelerate.commands.launch", "accelerate.commands.accelerate_cli"),
+        *("deepspeed", "deepspeed.launcher.runner", "deepspeed.launcher.launch"),
+        *("horovod.runner.launch",),
+    )
+)
+"""The same as Python modules."""
+
+
 class Program(NamedTuple):
     """A program that was found, as it will be executed."""
 
@@ -50,6 +71,29 @@ def resolve_program(request: Request, environment: Mapping[str, str]) -> Program
         _check_file(name, must_execute=True)
         return Program(name, (name, *arguments), None)
     return Program(_search_path(name, environment), (name, *arguments), None)
+
+
+def starts_ranks(program: Program) -> bool:
+    """Whether `program` starts processes of its own that divide its CPUs.
+
+    **Ex.:** ``torchrun``, ``mpirun -n 4 app``, ``python -m torch.distributed.run``.
+    """
+    name, words = os.path.basename(program.argv[0]), iter(program.argv[1:])
+    if not name.startswith(("python", "pypy")):
+        return name in RANK_LAUNCHERS
+    for word in words:
+        if not word.startswith("-"):
+            return os.path.basename(word) in RANK_LAUNCHERS
+        if word in ("-W", "-X"):
+            next(words, "")
+        if word.startswith(("--", "-W", "-X")):
+            continue
+        flags, is_module, attached = word[1:].partition("m")
+        if "c" in flags:  # the program is the next word
+            break
+        if is_module:  # -m NAME, -um NAME, -mNAME
+            return (attached or next(words, "")) in RANK_MODULES
+    return False
 
 
 def find_interpreter(asked: str | None, environment: Mapping[str, str]) -> tuple[str, str]:

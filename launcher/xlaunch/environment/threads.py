@@ -141,11 +141,11 @@ def find_installed(prefix: str, interpreter: str) -> Installed:
 
 
 def thread_settings(
-    threads: int, installed: Installed, environment: Mapping[str, str]
+    threads: int, installed: Installed, environment: Mapping[str, str], option: str | None = None
 ) -> tuple[Proposal, ...]:
     """The variables that tell the installed libraries how many threads an instance may have.
 
-    `environment`: what it inherits.
+    `environment`: what it inherits. `option`: the one that asked for so many, see `Proposal`.
     """
     proposals = []
     for row in VARIABLES:
@@ -157,7 +157,7 @@ def thread_settings(
             continue
         if row.follows_openmp and not _differs(environment, row.name, threads):
             continue
-        proposals.append(Proposal(row.name, str(threads), row.reason))
+        proposals.append(Proposal(row.name, str(threads), row.reason, option=option))
     return tuple(proposals)
 
 

@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which variables an instance gets, each with its reason. What the user has set stays."""
+"""Which variables an instance gets, each with its reason.
+
+What ``--env`` sets comes first, then what an option of the command line asks for, then what is
+inherited, then what this launcher would choose by itself. An empty variable counts as unset.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from xlaunch.environment.substitution import substitute, words_of
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.planning.plan import Instance, Plan
+from xlaunch.planning.request import Request
 
 OPTION_PREFIX = "XLAUNCH_OPT_"
 """Options of this launcher come from such variables; its instances do not inherit them."""
@@ -16,14 +21,16 @@ OPTION_PREFIX = "XLAUNCH_OPT_"
 OURS = "XLAUNCH_SET"
 """Lists what a launcher set, so that a launcher inside an instance can tell it from the user's.
 
-**Ex.:** ``OMP_NUM_THREADS=4``; with what was there before where ours is made of it, an LD_PRELOAD of
-``/a/mine.so`` and jemalloc: ``LD_PRELOAD=/a/mine.so:/b/libjemalloc.so`` `_BEFORE` ``/a/mine.so``."""
+**Ex.:** ``OMP_NUM_THREADS=4``; with what was there before where ours replaces it, an LD_PRELOAD of
+``/a/mine.so`` and jemalloc: ``LD_PRELOAD=/a/mine.so:/b/libjemalloc.so|/a/mine.so``. Entries are
+separated by ``;``; percent signs and the two separators are written as in a URL."""
 
 MEMORY = "XLAUNCH_INSTANCE_MEMORY_BYTES"
 """An instance's equal share of the memory, which a launcher inside it divides further."""
 
-_SEPARATOR = "\x1f"
-_BEFORE = "\x1e"
+_SEPARATOR = ";"
+_BEFORE = "|"
+_ESCAPES = (("%", "%25"), (_SEPARATOR, "%3B"), (_BEFORE, "%7C"))
 _MOST_DIGITS = 20
 """Of a number of bytes; a longer one says nothing."""
 
@@ -36,16 +43,22 @@ class Setting(NamedTuple):
     reason: str
     users_own: bool = False
     """It was set already, and stays."""
+    lost: str | None = None
+    """The other value where there were two: ours when the user's stays, else the inherited one."""
+    option: str | None = None
+    """The option that asked for this value, in place of an inherited one."""
 
 
 class Proposal(NamedTuple):
-    """A variable that one concern wants set; a value of the user's own wins over it."""
+    """A variable that one concern wants set; an inherited value wins unless an option asks for it."""
 
     name: str
     value: str
     reason: str
     merged: bool = False
     """The value holds the user's own already, and replaces it."""
+    option: str | None = None
+    """The option of the command line that asks for this very value. **Ex.:** ``"--ncores 2"``."""
 
 
 class Outside(NamedTuple):
@@ -63,7 +76,7 @@ def split_inherited(inherited: Mapping[str, str]) -> Outside:
     """Tell the user's own variables from those that a launcher outside set.
 
     A variable counts as set by it while it has the very value that `OURS` lists. Where that value
-    was made of one of the user's, as LD_PRELOAD and GLIBC_TUNABLES are, the user's comes back.
+    replaced one of the user's, or was made of it as LD_PRELOAD is, the user's comes back.
     """
     users_own, chosen = dict(inherited), dict[str, str]()
     digits = users_own.get(MEMORY, "") if OURS in users_own else ""
@@ -71,6 +84,7 @@ def split_inherited(inherited: Mapping[str, str]) -> Outside:
     for entry in users_own.pop(OURS, "").split(_SEPARATOR):
         name, equals, values = entry.partition("=")
         value, made_of_another, before = values.partition(_BEFORE)
+        name, value, before = _unescaped(name), _unescaped(value), _unescaped(before)
         if not equals or users_own.get(name) != value:
             continue
         chosen[name] = value
@@ -88,33 +102,79 @@ def choose_settings(
     proposals: Sequence[Proposal],
     *,
     piped: bool,
+    starts_ranks: bool = False,
 ) -> tuple[Setting, ...]:
     """The variables that running `instance` well takes, over what it inherits.
 
     `inherited` is the user's own (see `split_inherited`). `proposals` come from the concerns that
     treat all instances alike. `piped`: its output goes through a pipe or into a log file.
+    `starts_ranks`: it divides its CPUs among processes of its own, so no thread count is set.
     """
     asked = dict(plan.request.env)
     settings: list[Setting] = []
 
-    def choose(name: str, value: str, reason: str, *, merged: bool = False) -> None:
-        own = asked.get(name, inherited.get(name))
-        if not merged and own is not None:
-            reason = "already set" if own == value else f"already set; not changed to {value}"
-            settings.append(Setting(name, own, reason, users_own=True))
+    def choose(proposal: Proposal) -> None:
+        name, value = proposal.name, proposal.value
+        own = asked.get(name, inherited.get(name) or None)
+        if proposal.merged:
+            if name in asked:
+                value = substitute(value, words_of(plan, instance))
+            settings.append(Setting(name, value, proposal.reason))
+        elif own is None:
+            settings.append(Setting(name, value, proposal.reason))
+        elif own == value:
+            settings.append(Setting(name, own, "already set", users_own=True))
+        elif proposal.option is not None and name not in asked:
+            reason = f"{proposal.option} asks for it; {own} was inherited"
+            settings.append(Setting(name, value, reason, lost=own, option=proposal.option))
         else:
-            settings.append(Setting(name, value, reason))
+            reason = f"already set; not changed to {value}"
+            settings.append(Setting(name, own, reason, users_own=True, lost=value))
 
-    threads = instance.threads
-    choose("OMP_NUM_THREADS", str(threads), "one thread for each CPU that the instance may use")
+    if not starts_ranks:
+        choose(
+            Proposal(
+                "OMP_NUM_THREADS",
+                str(instance.threads),
+                "one thread for each CPU that the instance may use",
+                option=layout_option(plan.request),
+            )
+        )
     if piped:
-        choose("PYTHONUNBUFFERED", "1", "so that output shows as it is written")
+        choose(Proposal("PYTHONUNBUFFERED", "1", "so that output shows as it is written"))
     for proposal in proposals:
-        value = proposal.value
-        if proposal.merged and proposal.name in asked:
-            value = substitute(value, words_of(plan, instance))
-        choose(proposal.name, value, proposal.reason, merged=proposal.merged)
+        choose(proposal)
     return tuple(settings)
+
+
+def layout_option(request: Request) -> str | None:
+    """The option that says how many threads each instance has; None where none does.
+
+    **Ex.:** ``"--ncores 2"``; ``"--instances max"``.
+    """
+    for name, value in (("ncores", request.ncores), ("instances", request.instances)):
+        if value is not None:
+            return f"--{name} {value if isinstance(value, int) else value.value}"
+    if request.mode is not None:
+        return f"--mode {request.mode.value}"
+    return "--smt" if request.smt else None
+
+
+def inherited_notes(settings: Sequence[Setting], plan: Plan) -> tuple[str, ...]:
+    """A line on the inherited variables that options replaced, and one on those that were kept."""
+    asked = dict(plan.request.env)
+    replaced: dict[str, list[str]] = {}
+    kept = []
+    for setting in settings:
+        if setting.lost is None or setting.name in asked:
+            continue
+        if setting.users_own:
+            kept.append(f"{setting.name}={setting.value} (not {setting.lost})")
+        elif setting.option is not None:
+            was = f"{setting.name}={setting.lost} (now {setting.value})"
+            replaced.setdefault(setting.option, []).append(was)
+    notes = [f"{option} replaces the inherited {', '.join(r)}" for option, r in replaced.items()]
+    return (*notes, *([f"inherited variables stay: {', '.join(kept)}"] if kept else []))
 
 
 def instance_variables(
@@ -129,7 +189,7 @@ def instance_variables(
     variables.update((setting.name, setting.value) for setting in chosen)
     before = {**inherited, **asked}
     entries = [_entry(setting, before.get(setting.name)) for setting in chosen]
-    variables[OURS] = _SEPARATOR.join([entry for entry in entries if entry is not None])
+    variables[OURS] = _SEPARATOR.join(entries)
     variables["XLAUNCH_INSTANCE_INDEX"] = str(instance.index)
     variables["XLAUNCH_INSTANCE_COUNT"] = str(plan.count)
     variables["XLAUNCH_INSTANCE_CPUS"] = format_cpu_list(instance.cpus)
@@ -142,9 +202,26 @@ def instance_variables(
     return variables
 
 
-def _entry(setting: Setting, before: str | None) -> str | None:
-    """`setting` as `OURS` lists it; None where its separators stand in the values themselves."""
-    parts = [f"{setting.name}={setting.value}", *([] if before is None else [before])]
-    if any(mark in part for part in parts for mark in (_SEPARATOR, _BEFORE)):
-        return None
-    return _BEFORE.join(parts)
+def without_names(listed: str, names: Collection[str]) -> str:
+    """A value of `OURS` without the entries of these variables."""
+    entries = listed.split(_SEPARATOR)
+    kept = [entry for entry in entries if _unescaped(entry.partition("=")[0]) not in names]
+    return _SEPARATOR.join(kept)
+
+
+def _entry(setting: Setting, before: str | None) -> str:
+    """`setting` as `OURS` lists it."""
+    entry = f"{_escaped(setting.name)}={_escaped(setting.value)}"
+    return entry if before is None else f"{entry}{_BEFORE}{_escaped(before)}"
+
+
+def _escaped(text: str) -> str:
+    for character, written in _ESCAPES:
+        text = text.replace(character, written)
+    return text
+
+
+def _unescaped(text: str) -> str:
+    for character, written in reversed(_ESCAPES):
+        text = text.replace(written, character)
+    return text

@@ -19,7 +19,7 @@ COUNTS = (
     "-1",
     "1.5",
     "one",
-    "MAX",
+    "MAXIMUM",
     "",
     " ",
     "1 ",
@@ -31,7 +31,7 @@ COUNTS = (
 )
 LISTS = ("", " ", ",", "1-", "-1", "a", "0-", "0--1", "3-1", "0-3:0", "0:1:2", "0;1", "0,,1", "1.0", "0-3:", "٣", MANY_DIGITS)  # fmt: skip
 TIMES = ("", "soon", "-1", "1 x", "1x", "1hm", "nan", "inf", "-inf", "1e999", "s", "1,5", MANY_DIGITS)  # fmt: skip
-WORDS = ("", "x", "LATENCY", "latency ", "no", "\n")
+WORDS = ("", "x", "LATENCIES", "latency ", "no", "\n")
 
 WRONG_VALUES = [
     *((option, value) for option in ("--instances", "--ncores") for value in COUNTS),
@@ -70,6 +70,7 @@ UNHAVABLE = [
 ]
 
 CONTRADICTIONS = [
+    ("--cache-dir", "x", "--no-cache"),
     ("--instances", "max", "--ncores", "max"),
     ("--mode", "latency", "--instances", "2"),
     ("--mode", "throughput", "--ncores", "1"),

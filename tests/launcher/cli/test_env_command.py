@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -52,7 +53,7 @@ def test_shell_gets_every_value_unchanged(shell: str):
 def test_shell_has_the_environment_that_an_instance_has(options: tuple[str, ...]):
     env = {"XLAUNCH_OPT_GRACE": "5", "MKL_NUM_THREADS": "3"}
     python = sys.executable
-    script = f'eval "$("$@")"; exec {python} {SHOW}'
+    script = f'eval "$("$@" 2>/dev/null)"; exec {python} {SHOW}'  # a line on MKL_NUM_THREADS
     told = json.loads(in_shell(script, "env", *options, python, **env))["env"]
     real = xlaunch(*options, python, SHOW, env=clean_environment(**env)).only()["env"]
     for name in WRITTEN_BY_SHELLS:
@@ -217,6 +218,28 @@ def test_docker_gets_the_place():
     assert bound == [b"--cpuset-cpus", b"16-31", b"--cpuset-mems", b"1"]
     done = xlaunch("env", "--format", "docker", *options, "--memory", "interleave")
     assert "warning: docker has no flag for interleaved memory" in done.err
+
+
+def test_docker_gets_no_paths_of_this_machine(tmp_path: Path):
+    options = ("--env", "TRITON_CACHE_DIR=/inside")
+    told = [word.decode() for word in docker_words(*options)]
+    assert not any(re.search("(INDUCTOR|CUDA|NUMBA|SYCL).*_CACHE", word) for word in told)
+    assert "TRITON_CACHE_DIR=/inside" in told
+    (listed,) = [word for word in told if word.startswith("XLAUNCH_SET=")]
+    assert "CACHE" not in listed
+    assert "OMP_NUM_THREADS=" in listed
+    done = xlaunch("env", "--format", "docker", "--cache-dir", tmp_path)
+    assert str(tmp_path) not in done.out.decode()
+    assert "TORCHINDUCTOR_CACHE_DIR" in done.err
+    assert "left out: a container does not have this machine's files" in done.err
+    done = xlaunch("env", "--format", "docker", env=clean_environment(LD_PRELOAD="/lib/x.so"))
+    assert "/lib/x.so" not in done.out.decode()
+
+
+def test_every_format_is_printable_text():
+    for form in ("sh", "systemd", "docker", "json"):
+        text = xlaunch("env", "--format", form).out.decode()
+        assert text.replace("\n", "").isprintable(), form
 
 
 # JSON

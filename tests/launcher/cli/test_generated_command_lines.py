@@ -112,7 +112,7 @@ def check(command_line: tuple[str, ...], allowed: tuple[int, ...]) -> None:
         one_error_line(err)
 
 
-@COMMAND_LINES
+@settings(COMMAND_LINES, max_examples=100)
 @given(words(launch), JUNK)
 @example(("--report", "", "--log-dir", ""), "")
 @example(("--version",), "x")
@@ -120,6 +120,14 @@ def test_launches_of_nothing(options: tuple[str, ...], argument: str):
     check(("--dry-run", *options, "--", MISSING, argument), (0, 2, 126, 127))
 
 
+@pytest.mark.long
+@COMMAND_LINES
+@given(words(launch), JUNK)
+def test_many_launches_of_nothing(options: tuple[str, ...], argument: str):
+    check(("--dry-run", *options, "--", MISSING, argument), (0, 2, 126, 127))
+
+
+@pytest.mark.long
 # Options that would leave files even where the program is missing are not among these.
 @settings(COMMAND_LINES, max_examples=400)
 @given(words(launch, without=frozenset(("--log-dir", "--cache-dir", "-m", "--module"))))
@@ -129,18 +137,21 @@ def test_launches_of_a_missing_program(options: tuple[str, ...]):
         check((*options, MISSING), (0, 2, 126, 127))
 
 
+@pytest.mark.long
 @settings(COMMAND_LINES, max_examples=400)
 @given(words(plan), st.sampled_from(((), ("true",), (MISSING,), ("-m", "json"), ("--", str(SHOW)))))
 def test_plans(options: tuple[str, ...], program: tuple[str, ...]):
     check(("plan", *options, *program), (0, 2, 126, 127))
 
 
+@pytest.mark.long
 @settings(COMMAND_LINES, max_examples=150)
 @given(words(topology))
 def test_topologies(options: tuple[str, ...]):
     check(("topology", *options), (0, 2))
 
 
+@pytest.mark.long
 @settings(COMMAND_LINES, max_examples=300)
 @given(
     st.dictionaries(
@@ -160,6 +171,7 @@ def test_options_from_variables(values: dict[str, str]):
         check(("plan", "true"), (0, 2))
 
 
+@pytest.mark.long
 @settings(COMMAND_LINES, max_examples=200)
 @given(
     st.dictionaries(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -25,6 +26,7 @@ from launcher.cli.commands import (
     run,
 )
 from launcher.run.launching import is_alive, wait_until
+from xlaunch.run.syscalls import memory_policy_calls
 
 OTHER = Path(__file__).with_name("other_system.py")
 TWO = ("--instances", "2", "--ncores", "1", "--oversubscribe")
@@ -220,3 +222,27 @@ def test_library_launches_there_too(tmp_path: Path, system: str):
     )
     done = run((sys.executable, "-c", code, OTHER.parent, system))
     assert (done.code, done.out) == (0, b"6 2\n"), done.err
+
+
+@pytest.mark.parametrize(
+    ("machine", "bits", "known"),
+    [
+        ("x86_64", 64, True),
+        ("aarch64", 64, True),
+        ("i686", 32, True),
+        ("armv7l", 32, True),
+        ("x86_64", 32, False),
+        ("aarch64", 32, False),
+        ("alpha", 64, False),
+    ],
+)
+def test_memory_policy_is_refused_where_its_system_calls_have_other_numbers(
+    machine: str, bits: int, known: bool
+):
+    if known:
+        assert all(number > 0 for number in memory_policy_calls(machine, bits))
+        return
+    with pytest.raises(OSError, match=f"{machine}") as error:
+        memory_policy_calls(machine, bits)
+    assert error.value.errno == errno.ENOSYS
+    assert ("use a 64-bit one" in str(error.value)) == (bits == 32)

@@ -119,3 +119,37 @@ def test_help_and_version():
         done = xlaunch(command, "--help")
         assert (done.code, done.err) == (0, "")
         assert f"Usage: xlaunch {command}".encode() in done.out
+
+
+def test_dry_run_prints_json_as_plan_does():
+    options = ("--ncores", "1", "--json", "true")
+    assert xlaunch("--dry-run", *options) == xlaunch("plan", *options)
+    message = xlaunch("--json", "true").refused()
+    assert message.startswith("--json prints a plan: it goes with --dry-run or xlaunch plan")
+
+
+def test_words_are_taken_in_any_case_and_shown_in_lower_case():
+    for words in (("--mode", "THROUGHPUT"), ("--instances", "MAX"), ("--place", "Scatter")):
+        made = xlaunch("plan", "--json", *words)
+        assert made.code == 0, made.err
+        assert made == xlaunch("plan", "--json", words[0], words[1].lower())
+    text = xlaunch("--help").out.decode()
+    for shown in ("--mode latency|throughput", "--instances N|max", "--on-failure stop|continue"):
+        assert shown in text
+
+
+@pytest.mark.parametrize("command", ["plan", "env"])
+def test_usage_shows_whether_a_program_is_needed(command: str):
+    assert b"[OPTIONS] [[--] PROGRAM [ARGS...]]\n" in xlaunch(command, "--help").out
+    assert b"[OPTIONS] [--] PROGRAM [ARGS...]\n" in xlaunch("--help").out
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("--nproc-per-node", None), ("--ncore", "--ncores"), ("--no-smtt", "--no-smt")],
+)
+def test_opposite_of_a_flag_is_suggested_to_who_means_one(typed: str, meant: str | None):
+    message = xlaunch(typed, "true").refused()
+    assert ("did you mean" in message) == (meant is not None)
+    assert (meant or "--help") in message
+    assert ("--no-" in message) == typed.startswith("--no-")

@@ -15,6 +15,7 @@ import pytest
 from launcher.cli.commands import clean_environment, one_error_line, xlaunch
 from launcher.cli.settings import Home, home, typed
 from xlaunch.cli import run
+from xlaunch.errors import UsageError
 from xlaunch.planning.request import MAX, MemoryPolicy, Mode, OnFailure
 
 __all__ = ["home"]
@@ -220,7 +221,33 @@ def test_project_file_of_another_user_is_not_read(home: Home, monkeypatch: pytes
     found = typed("program")
     assert found.request.env == ()
     (note,) = found.sources.notes
-    assert note.startswith(f"{home.project} belongs to user {owner} and is not read")
+    assert note.startswith(
+        f"{home.project} is not read for options: {home.project} belongs to another user"
+    )
+
+
+@pytest.mark.parametrize("which", ["project", "user"])
+@pytest.mark.parametrize("place", ["file", "directory"])
+def test_settings_that_every_user_may_write_are_not_read(home: Home, which: str, place: str):
+    home.write(which, "env = { LD_PRELOAD = '/tmp/theirs.so' }")
+    path: Path = getattr(home, which)
+    (path if place == "file" else path.parent).chmod(0o777)
+    found = typed("program")
+    assert found.request.env == ()
+    (note,) = found.sources.notes
+    assert f"{path} is not read for options: every user may write" in note
+
+
+def test_preset_that_every_user_may_write_takes_its_path(home: Home):
+    home.write("preset", "ncores = 3")
+    (home.here / "best.toml").chmod(0o666)
+    with pytest.raises(UsageError, match=r"--preset best: every user may write .* its path") as why:
+        typed("--preset", "best", "program")
+    named = str(why.value).rpartition(" ")[2]
+    found = typed("--preset", named, "program")
+    assert found.request.ncores == 3
+    (note,) = found.sources.notes
+    assert note.endswith(f"every user may write {home.here}/best.toml; used as you named it")
 
 
 def test_help_and_version_work_whatever_files_say(home: Home):

@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +17,7 @@ from launcher.cli.commands import (
     XLAUNCH,
     allowed_cpus,
     clean_environment,
+    program,
     run,
     show,
     two_cpus,
@@ -75,6 +79,42 @@ def test_user_s_own_threads_stay_and_the_plan_says_so():
     assert show(env=env)["env"]["OMP_NUM_THREADS"] == "7"
     out = xlaunch("plan", "true", env=env).out.decode()
     assert "OMP_NUM_THREADS=7  (already set" in out
+    assert out.count("warning: inherited variables stay: OMP_NUM_THREADS=7 (not ") == 1
+
+
+def test_flag_wins_over_the_inherited_number_of_threads_and_says_so():
+    env = clean_environment(OMP_NUM_THREADS="7")
+    done = xlaunch("--ncores", "1", "sh", "-c", "echo $OMP_NUM_THREADS", env=env)
+    line = "--ncores 1 replaces the inherited OMP_NUM_THREADS=7 (now 1)"
+    assert (done.out, done.err) == (b"1\n", f"xlaunch: warning: {line}\n")
+    out = xlaunch("plan", "--ncores", "1", "true", env=env).out.decode()
+    assert f"warning: {line}\n" in out
+    told = xlaunch("-v", "--ncores", "1", "true", env=env).err
+    assert told.count(line) == 1
+
+
+def test_program_that_starts_ranks_gets_no_thread_count(tmp_path: Path):
+    names = ("OMP_NUM_THREADS", "PYTHON_CPU_COUNT", "RAYON_NUM_THREADS")
+    torchrun = program(tmp_path / "torchrun", f'#!/bin/sh\nexec {sys.executable} {SHOW} "$@"\n')
+    for options in ((), ("--ncores", "1"), SEVERAL):
+        for told in xlaunch(*options, torchrun).shown():
+            assert not set(names) & set(told["env"])
+    env = clean_environment(OMP_NUM_THREADS="7")
+    assert xlaunch("--ncores", "1", torchrun, env=env).only()["env"]["OMP_NUM_THREADS"] == "7"
+    # A launcher around this one has set a number for one process.
+    told = xlaunch("--ncores", "1", "--", *XLAUNCH, torchrun).only()["env"]
+    assert "OMP_NUM_THREADS" not in told
+    out = xlaunch("plan", "--explain", torchrun).out.decode()
+    assert "thread counts: left to the program, which starts ranks of its own" in out
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("words", [("torchrun",), ("-m", "torch.distributed.run")])
+def test_torchrun_shares_the_cpus_among_its_ranks(words: tuple[str, ...], needs: Any):
+    needs(find_spec("torch"), "torch")
+    env = clean_environment(PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    told = xlaunch("-q", *words, "--nproc-per-node", "2", SHOW, env=env)
+    assert [one["env"]["OMP_NUM_THREADS"] for one in told.shown()] == ["1", "1"]
 
 
 def test_env_option_comes_over_everything():
@@ -92,9 +132,10 @@ def test_env_option_takes_any_bytes():
 def test_output_through_a_pipe_of_ours_is_not_held_back():
     assert "PYTHONUNBUFFERED" not in show()["env"]
     assert xlaunch("--tag", "-q", "sh", "-c", "echo $PYTHONUNBUFFERED").out == b"[0] 1\n"
-    env = clean_environment(PYTHONUNBUFFERED="")
-    done = xlaunch("--tag", "-q", "sh", "-c", "echo :$PYTHONUNBUFFERED:", env=env)
-    assert done.out == b"[0] ::\n"
+    for inherited, expected in (("", b"1"), ("x", b"x")):
+        env = clean_environment(PYTHONUNBUFFERED=inherited)
+        done = xlaunch("--tag", "-q", "sh", "-c", "echo $PYTHONUNBUFFERED", env=env)
+        assert done.out == b"[0] %s\n" % expected
 
 
 def test_one_instance_on_everything_keeps_every_cpu_of_a_narrower_mask(needs: Any):

@@ -89,15 +89,18 @@ def test_tuned_glibc_has_the_pages_again(profile):
     assert faults_of_last_round(profile) < 0.01 * PAGES
 
 
+@pytest.mark.long
 def test_frugal_glibc_keeps_small_blocks_and_returns_large_ones():
     assert 0.9 * LARGE_PAGES < faults_of_last_round("glibc-frugal") < 1.1 * LARGE_PAGES
 
 
+@pytest.mark.long
 def test_arenas_of_threads_are_why_there_is_a_profile_with_one():
     assert faults_of_last_round("glibc-tuned", thread=True) > 0.5 * PAGES
     assert faults_of_last_round("glibc-one-arena", thread=True) < 0.01 * PAGES
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("profile", ["jemalloc", "tcmalloc", "mimalloc"])
 def test_preloaded_allocator_has_the_pages_again(profile: str, needs: Callable[..., None]):
     needs(find_library(profile, sys.prefix, os.environ), f"the library of {profile}")
@@ -106,11 +109,16 @@ def test_preloaded_allocator_has_the_pages_again(profile: str, needs: Callable[.
 
 def test_share_of_memory_bounds_what_is_kept():
     (tunables,) = allocator_settings(
-        PROFILES["glibc-tuned"], {}, memory_share_bytes=8 << 30, huge_pages=False
+        PROFILES["glibc-tuned"], {}, memory_share_bytes=8 << 30, threads=3, huge_pages=False
     )
-    assert f"trim_threshold={4 << 30}:" in f"{tunables.value}:"
+    # The process and a loader worker for each thread, which inherit this, keep half of it together.
+    assert f"trim_threshold={1 << 30}:" in f"{tunables.value}:"
+    (many,) = allocator_settings(
+        PROFILES["glibc-tuned"], {}, memory_share_bytes=34 << 30, threads=64, huge_pages=False
+    )
+    assert f"trim_threshold={1 << 30}:" in f"{many.value}:"
     (unknown,) = allocator_settings(
-        PROFILES["glibc-tuned"], {}, memory_share_bytes=None, huge_pages=True
+        PROFILES["glibc-tuned"], {}, memory_share_bytes=None, threads=3, huge_pages=True
     )
     assert f"trim_threshold={64 << 30}:" in f"{unknown.value}:"
     assert unknown.value.endswith("glibc.malloc.hugetlb=1")
@@ -125,10 +133,16 @@ def test_users_tunables_win_name_by_name():
     }
     inherited = {"GLIBC_TUNABLES": "glibc.malloc.mmap_max=65536"}
     (tunables,) = allocator_settings(
-        PROFILES["glibc-tuned"], inherited, memory_share_bytes=None, huge_pages=False
+        PROFILES["glibc-tuned"], inherited, memory_share_bytes=None, threads=3, huge_pages=False
     )
     assert "glibc.malloc.mmap_max=65536" in tunables.value.split(":")
     assert "glibc.malloc.mmap_max=0" not in tunables.value.split(":")
+
+
+def test_path_has_the_settings_of_the_allocator_that_its_file_name_tells():
+    profile = choose_profile("/opt/tcmalloc-tests/libmimalloc.so.2", glibc=(2, 36))
+    assert profile.variables == PROFILES["mimalloc"].variables
+    assert choose_profile("/opt/jemalloc/lib/libown.so", glibc=(2, 36)).variables == ()
 
 
 @pytest.mark.parametrize(

@@ -206,7 +206,7 @@ def test_user_s_binding_stays_and_is_warned_of(name: str, value: str, under: lis
     for asked in PROFILES:
         if PROFILES[asked].library is not None:
             runtime(asked)
-        environment = {name: value, "HOME": os.environ.get("HOME", "")}
+        environment = {name: value, "XDG_CACHE_HOME": os.environ["XDG_CACHE_HOME"]}
         choice = choose_openmp(asked, ROOMY, python_in(sys.prefix), environment)
         assert name not in [proposal.name for proposal in choice.proposals]
         if any(f"{name}={value} is set and stays" in warning for warning in choice.warnings):

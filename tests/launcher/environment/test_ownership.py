@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that another user could change are told, wherever on the way to them the gap is."""
+"""Files that another user could change are refused, wherever on the way to them the gap is."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from xlaunch.environment.ownership import writable_by_others
+from xlaunch.environment.ownership import Ownership, inspect_ownership, make_private
 
 
 @pytest.fixture
@@ -24,6 +24,10 @@ def library(tmp_path: Path) -> Path:
     return path
 
 
+def refusal(path: Path) -> str | None:
+    return inspect_ownership(str(path)).refusal
+
+
 def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make `path` another user's; without the right to do so, make us another user."""
     if os.geteuid() == 0:
@@ -34,7 +38,7 @@ def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_file_of_one_s_own(library: Path):
-    assert writable_by_others(str(library)) is None
+    assert refusal(library) is None
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o757])
@@ -42,43 +46,93 @@ def test_file_of_one_s_own(library: Path):
 def test_file_or_folder_that_all_may_write(library: Path, mode: int, which: int):
     path = [library, library.parent, library.parent.parent][which]
     path.chmod(mode)
-    reason = writable_by_others(str(library))
+    reason = refusal(library)
     assert reason is not None
     assert reason.endswith(f" {path}")
 
 
 def test_sticky_folder_is_no_danger(library: Path):
     library.parent.chmod(0o1777)
-    assert writable_by_others(str(library)) is None
+    assert refusal(library) is None
 
 
 def test_sticky_file_is_no_folder(library: Path):
     library.chmod(0o1666)
-    assert writable_by_others(str(library)) is not None
+    assert refusal(library) is not None
 
 
 def test_file_of_another_user(library: Path, monkeypatch: pytest.MonkeyPatch):
     give_away(library, monkeypatch)
-    assert "belongs to another user" in (writable_by_others(str(library)) or "")
+    assert "belongs to another user" in (refusal(library) or "")
 
 
 def test_file_of_another_user_in_a_sticky_folder(library: Path, monkeypatch: pytest.MonkeyPatch):
     library.parent.chmod(0o1777)
     give_away(library, monkeypatch)
-    assert writable_by_others(str(library)) is not None
+    assert refusal(library) is not None
 
 
 def test_folder_of_another_user(library: Path, monkeypatch: pytest.MonkeyPatch):
     give_away(library.parent, monkeypatch)
-    assert "belongs to another user" in (writable_by_others(str(library)) or "")
+    assert "belongs to another user" in (refusal(library) or "")
 
 
-def test_group_that_has_others_in_it(library: Path, needs):
+def test_group_that_this_process_is_not_in(library: Path, needs):
     needs(os.geteuid() == 0, "root, who can give a file to any group")
     os.chown(library, -1, 54321)
-    assert writable_by_others(str(library)) is None
+    assert refusal(library) is None
     library.chmod(0o664)
-    assert writable_by_others(str(library)) == f"a group (group 54321) may write {library}"
+    assert refusal(library) == f"a group (group 54321) may write {library}"
+
+
+@pytest.mark.parametrize("which", ["file", "directory"])
+def test_group_that_this_process_is_in_is_accepted_with_a_note(
+    library: Path, which: str, needs, monkeypatch: pytest.MonkeyPatch
+):
+    needs(os.geteuid() == 0, "root, who can give a file to any group")
+    monkeypatch.setattr(os, "getgroups", lambda: [54321])
+    path = library if which == "file" else library.parent
+    os.chown(path, -1, 54321)
+    path.chmod(0o775)
+    told = f"a group (group 54321) may write {path}"
+    assert inspect_ownership(str(library)) == Ownership(None, f"{told}, and you are in it")
+    assert inspect_ownership(str(library), named=True).refusal is None
+    assert inspect_ownership(str(library.parent), private=True).refusal == (
+        told if which == "directory" else None
+    )
+
+
+def test_path_that_the_user_typed_is_used_with_a_note(library: Path):
+    library.chmod(0o666)
+    told = f"every user may write {library}"
+    assert inspect_ownership(str(library)) == Ownership(told)
+    assert inspect_ownership(str(library), named=True) == Ownership(
+        None, f"{told}; used as you named it"
+    )
+    assert inspect_ownership("/proc/self/fd/pipe:[1]", named=True) == Ownership()
+
+
+def test_directory_for_one_user_alone(library: Path):
+    folder = library.parent
+    for mode, fine in ((0o700, True), (0o755, True), (0o770, False), (0o702, False)):
+        folder.chmod(mode)
+        found = inspect_ownership(str(folder), private=True)
+        assert (found.refusal is None) is fine, oct(mode)
+        assert found.note is None
+
+
+def test_private_directories_are_made_so_whatever_the_mask(tmp_path: Path):
+    before = os.umask(0)
+    try:
+        make_private(str(tmp_path / "one" / "two"))
+    finally:
+        os.umask(before)
+    for folder in (tmp_path / "one", tmp_path / "one" / "two"):
+        assert folder.stat().st_mode & 0o777 == 0o700
+    make_private(str(tmp_path / "one"))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotADirectoryError):
+        make_private(str(tmp_path / "file"))
 
 
 def test_user_s_own_group_is_the_user(library: Path, monkeypatch: pytest.MonkeyPatch):
@@ -96,17 +150,17 @@ def test_user_s_own_group_is_the_user(library: Path, monkeypatch: pytest.MonkeyP
     for name, members, fine in (("me", [], True), ("me", ["me"], True), ("me", ["you"], False)):
         group = grp.struct_group((name, "x", gid, members))
         monkeypatch.setattr(grp, "getgrgid", lambda _, group=group: group)
-        assert (writable_by_others(str(library)) is None) is fine, members
+        assert (refusal(library) is None) is fine, members
     everyone = grp.struct_group(("users", "x", gid, []))
     monkeypatch.setattr(grp, "getgrgid", lambda _: everyone)
-    assert writable_by_others(str(library)) is not None
+    assert refusal(library) is not None
 
 
 def test_link_out_of_a_safe_folder(library: Path, tmp_path: Path):
     library.parent.chmod(0o777)
     link = tmp_path / "link.so"
     link.symlink_to("one/two/lib.so")
-    assert str(library.parent) in (writable_by_others(str(link)) or "")
+    assert str(library.parent) in (refusal(link) or "")
 
 
 def test_link_in_a_folder_that_all_may_write(library: Path, tmp_path: Path):
@@ -114,27 +168,27 @@ def test_link_in_a_folder_that_all_may_write(library: Path, tmp_path: Path):
     loose.mkdir()
     loose.chmod(0o777)
     (loose / "link.so").symlink_to(library)
-    assert str(loose) in (writable_by_others(str(loose / "link.so")) or "")
+    assert str(loose) in (refusal(loose / "link.so") or "")
 
 
 def test_link_to_a_folder_and_up_again(library: Path, tmp_path: Path):
     (tmp_path / "short").symlink_to(library.parent)
-    assert writable_by_others(str(tmp_path / "short" / "lib.so")) is None
+    assert refusal(tmp_path / "short" / "lib.so") is None
     library.chmod(0o666)
-    assert str(library) in (writable_by_others(str(tmp_path / "short" / "lib.so")) or "")
+    assert str(library) in (refusal(tmp_path / "short" / "lib.so") or "")
     library.chmod(0o644)
     link = tmp_path / "up.so"
     link.symlink_to("short/../two/lib.so")  # the folder above what the link leads to
-    assert writable_by_others(str(link)) is None
+    assert refusal(link) is None
     library.parent.parent.chmod(0o777)
-    assert str(library.parent.parent) in (writable_by_others(str(link)) or "")
+    assert str(library.parent.parent) in (refusal(link) or "")
 
 
 def test_loop_of_links(tmp_path: Path):
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
-    assert "loop" in (writable_by_others(str(tmp_path / "a")) or "")
+    assert "loop" in (refusal(tmp_path / "a") or "")
 
 
 def test_file_that_is_not_there(tmp_path: Path):
-    assert "No such file" in (writable_by_others(str(tmp_path / "absent")) or "")
+    assert "No such file" in (refusal(tmp_path / "absent") or "")

@@ -297,15 +297,20 @@ def test_folder_that_others_can_write_is_not_believed(good: str, home, starts):
     kept(home).parent.mkdir(parents=True)
     prove_preload(good, sys.executable, home)
     kept(home).parent.chmod(0o777)
-    assert "can be written by others" in (prove_preload(good, sys.executable, home).note or "")
-    assert len(starts) == 2
+    assert "every user may write" in (prove_preload(good, sys.executable, home).note or "")
+    kept(home).parent.chmod(0o770)
+    assert "is for one user" in (prove_preload(good, sys.executable, home).note or "")
+    assert len(starts) == 3
 
 
-def test_folder_that_is_a_link_is_not_believed(good: str, home, tmp_path: Path):
-    (tmp_path / "elsewhere").mkdir()
+def test_folder_behind_a_link_is_believed_if_it_is_private(good: str, home, tmp_path: Path):
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
     kept(home).parent.parent.mkdir()
     kept(home).parent.symlink_to(tmp_path / "elsewhere")
-    assert "is no folder" in (prove_preload(good, sys.executable, home).note or "")
+    assert prove_preload(good, sys.executable, home).note is None
+    (tmp_path / "elsewhere").chmod(0o777)
+    note = prove_preload(good, sys.executable, home).note or ""
+    assert f"every user may write {tmp_path}/elsewhere" in note
 
 
 def test_home_is_used_without_xdg(good: str, tmp_path: Path):
@@ -353,6 +358,14 @@ def test_named_file_that_is_refused(tmp_path: Path, home):
     path = library(tmp_path / "libgomp.so.1")
     with pytest.raises(UsageError, match=r"libgomp.so.1: .*preload"):
         require(str(path), home)
+
+
+def test_named_file_that_every_user_may_write_is_taken_with_a_note(tmp_path: Path, good: str, home):
+    path = tmp_path / "libgomp.so.1"
+    shutil.copy(good, path)
     path.chmod(0o666)
-    with pytest.raises(UsageError, match="every user may write"):
-        require(str(path), home)
+    found, notes = require(str(path), home)
+    assert found.path == str(path)
+    assert notes == (f"--omp x: every user may write {path}; used as you named it",)
+    home["LD_LIBRARY_PATH"] = str(tmp_path)
+    assert require("gnu", home, None)[0].path != str(path)

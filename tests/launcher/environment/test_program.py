@@ -9,7 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from xlaunch.environment.program import PYTHON_SUFFIXES, find_interpreter, resolve_program
+from xlaunch.environment.program import (
+    PYTHON_SUFFIXES,
+    Program,
+    find_interpreter,
+    resolve_program,
+    starts_ranks,
+)
 from xlaunch.errors import ProgramNotExecutableError, ProgramNotFoundError, UsageError
 from xlaunch.planning import Request
 from xlaunch.run.start import exec_error, execute
@@ -171,3 +177,33 @@ def test_reasons_of_the_kernel():
     assert isinstance(exec_error(program, 2), ProgramNotFoundError)
     for number in (1, 13, 7, 12, 26):
         assert isinstance(exec_error(program, number), ProgramNotExecutableError)
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("torchrun --nproc-per-node 2 rank.py", True),
+        ("/opt/venv/bin/torchrun rank.py", True),
+        ("mpirun -n 4 app", True),
+        ("mpiexec -n 4 app", True),
+        ("srun app", True),
+        ("deepspeed train.py", True),
+        ("accelerate launch train.py", True),
+        ("python -m torch.distributed.run rank.py", True),
+        ("/opt/venv/bin/python3.13 -u -X dev -m torch.distributed.launch rank.py", True),
+        ("python -um torch.distributed.run rank.py", True),
+        ("python -mtorch.distributed.run rank.py", True),
+        ("python /opt/venv/bin/torchrun rank.py", True),
+        ("python train.py torchrun", False),
+        ("python -W ignore::m train.py", False),
+        ("python -Wignore::m torchrun", True),
+        ("python -c torchrun", False),
+        ("python -m torch.utils.collect_env", False),
+        ("python", False),
+        ("app -m torch.distributed.run", False),
+        ("torchrunner", False),
+    ],
+)
+def test_programs_that_start_ranks_of_their_own(command: str, expected: bool):
+    argv = tuple(command.split())
+    assert starts_ranks(Program(argv[0], argv, None)) is expected

@@ -14,10 +14,12 @@ from xlaunch.environment.variables import (
     Proposal,
     Setting,
     choose_settings,
+    inherited_notes,
     instance_variables,
     split_inherited,
+    without_names,
 )
-from xlaunch.planning import Plan, Request, plan
+from xlaunch.planning import MAX, Mode, Plan, Request, plan
 
 OMP = "OMP_NUM_THREADS"
 VARIABLE = "XLAUNCH_INSTANCE_"
@@ -52,22 +54,64 @@ def variables(
 
 def test_threads_of_the_instance():
     assert chosen({})[OMP][:2] == (OMP, "4")
-    assert chosen({})["CACHE"] == ("CACHE", "ours", "kept in one place", False)
+    assert chosen({})["CACHE"] == ("CACHE", "ours", "kept in one place", False, None, None)
 
 
-@pytest.mark.parametrize("own", ["7", "4", "", "junk"])
-def test_user_s_own_stays(own: str):
-    setting = chosen({OMP: own})[OMP]
+WIDE = plan(Request(program=("x",)), make_machine(packages=(4,), nodes=(4,)))
+"""One instance on four cores, which no option asked for."""
+
+
+@pytest.mark.parametrize("own", ["7", "4", "junk"])
+def test_user_s_own_stays_where_no_option_asks_for_another(own: str):
+    setting = chosen({OMP: own}, WIDE)[OMP]
     assert (setting.value, setting.users_own) == (own, True)
     assert "already set" in setting.reason
     assert ("not changed to 4" in setting.reason) == (own != "4")
-    assert variables({OMP: own})[OMP] == own
+    assert variables({OMP: own}, WIDE)[OMP] == own
+    notes = inherited_notes([setting], WIDE)
+    assert notes == ((f"inherited variables stay: {OMP}={own} (not 4)",) if own != "4" else ())
+
+
+@pytest.mark.parametrize(
+    ("asked", "threads", "option"),
+    [
+        ({"ncores": 2}, "2", "--ncores 2"),
+        ({"ncores": MAX}, "4", "--ncores max"),
+        ({"instances": 2}, "2", "--instances 2"),
+        ({"instances": MAX, "ncores": 2}, "2", "--ncores 2"),
+        ({"mode": Mode.THROUGHPUT}, "4", "--mode throughput"),
+    ],
+)
+def test_option_replaces_what_is_inherited_and_says_so(asked, threads: str, option: str):
+    made = plan(Request(program=("x",), **asked), make_machine(packages=(4,), nodes=(4,)))
+    setting = chosen({OMP: "7"}, made)[OMP]
+    assert (setting.value, setting.users_own) == (threads, False)
+    assert inherited_notes([setting], made) == (
+        f"{option} replaces the inherited {OMP}=7 (now {threads})",
+    )
+    assert variables({OMP: "7"}, made)[OMP] == threads
+    by_env = made._replace(request=made.request._replace(env=((OMP, "3"),)))
+    setting = chosen({OMP: "7"}, by_env)[OMP]
+    assert (setting.value, inherited_notes([setting], by_env)) == ("3", ())
+
+
+def test_empty_variable_is_unset_unless_the_option_env_makes_it_so():
+    assert chosen({OMP: ""}, WIDE)[OMP].value == "4"
+    assert inherited_notes([chosen({OMP: ""}, WIDE)[OMP]], WIDE) == ()
+    assert variables({OMP: ""}, WIDE)[OMP] == "4"
+    made = planned(env=((OMP, ""),))
+    assert variables({OMP: "7"}, made)[OMP] == ""
+
+
+def test_what_an_option_replaced_comes_back_for_a_launch_within_the_launch():
+    assert split_inherited(variables({OMP: "7"})).users_own[OMP] == "7"
 
 
 def test_output_through_a_pipe_is_not_held_back():
     assert "PYTHONUNBUFFERED" not in chosen({})
     assert chosen({}, piped=True)["PYTHONUNBUFFERED"].value == "1"
-    assert chosen({"PYTHONUNBUFFERED": ""}, piped=True)["PYTHONUNBUFFERED"].users_own
+    assert chosen({"PYTHONUNBUFFERED": ""}, piped=True)["PYTHONUNBUFFERED"].value == "1"
+    assert chosen({"PYTHONUNBUFFERED": "x"}, piped=True)["PYTHONUNBUFFERED"].users_own
 
 
 def test_instance_knows_its_place():
@@ -104,11 +148,11 @@ def test_launcher_inside_chooses_anew_what_the_outer_one_chose():
 
 def test_launcher_inside_keeps_what_the_user_chose():
     for inherited in ({OMP: "4"}, {OMP: "7"}):
-        assert chosen(variables(inherited))[OMP].users_own
+        assert chosen(variables(inherited, WIDE), WIDE)[OMP].users_own
     made = planned(env=((OMP, "3"),))
-    assert chosen(variables({}, made))[OMP].users_own
+    assert chosen(variables({}, made), WIDE)[OMP].users_own
     changed_between = variables({}) | {OMP: "5"}
-    assert chosen(changed_between)[OMP] == (OMP, "5", "already set; not changed to 4", True)
+    assert chosen(changed_between, WIDE)[OMP][:2] == (OMP, "5")
 
 
 @pytest.mark.parametrize("own", [None, "", "/mine.so", "a=b:c"])
@@ -129,12 +173,15 @@ def test_value_that_was_made_of_the_user_s_gives_it_back(own: str | None, asked:
     assert "LIST" not in changed.chosen
 
 
-@pytest.mark.parametrize("own", ["a\x1fb", "a\x1eb"])
-def test_value_that_cannot_be_listed_is_the_user_s_from_then_on(own: str):
+@pytest.mark.parametrize("own", ["a;b", "a|b", "100%", "%3B", "a=b", "|;%", "a\nb"])
+def test_list_of_what_was_set_holds_any_value(own: str):
     ours = Proposal("LIST", f"{own}:/ours.so", "made of both", merged=True)
     outer = variables({"LIST": own}, proposals=(ours,))
-    assert split_inherited(outer).users_own["LIST"] == ours.value
-    assert split_inherited(outer).chosen.keys() == {OMP, "CACHE"}
+    assert split_inherited(outer).users_own["LIST"] == own
+    assert split_inherited(outer).chosen.keys() == {OMP, "CACHE", "LIST"}
+    assert outer[OURS].replace("\n", "").isprintable()
+    rest = without_names(outer[OURS], ("LIST", OMP))
+    assert rest == "CACHE=ours"
 
 
 @pytest.mark.parametrize(
@@ -146,8 +193,8 @@ def test_share_of_the_memory_is_that_of_the_instance_around(text: str, share: in
     assert split_inherited({MEMORY: text}).memory_share_bytes is None
 
 
-@given(st.text(alphabet="=\x1f:,A1 ", max_size=12) | st.text(max_size=8))
+@given(st.text(alphabet="=;|%:,A1 ", max_size=12) | st.text(max_size=8))
 def test_damaged_list_of_what_is_ours_is_the_user_s_problem_only(text: str):
     """Whatever it says, a choice is made, and a value of the user's is lost only if it is named."""
-    setting = chosen({OURS: text, OMP: "7"})[OMP]
-    assert setting.users_own == (f"{OMP}=7" not in text.split("\x1f"))
+    setting = chosen({OURS: text, OMP: "7"}, WIDE)[OMP]
+    assert setting.users_own == (f"{OMP}=7" not in text.split(";"))

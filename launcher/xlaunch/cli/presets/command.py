@@ -144,7 +144,7 @@ def file_options(command: click.Command, ctx: click.Context) -> list[click.Optio
 
 def parse_preset(path: str, ctx: click.Context) -> dict[str, Any]:
     """What the preset `path` says, by option. Raises `UsageError` unless it is a valid preset."""
-    (layer,) = find_layers(path, isolated=True).strongest_first
+    (layer,) = find_layers(path, isolated=True, named=True).strongest_first
     return _checked(ctx.command, ctx, layer, [])
 
 

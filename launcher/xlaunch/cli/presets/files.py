@@ -7,9 +7,9 @@ Nothing is imported for this, and next to nothing done, where there is no such f
 from __future__ import annotations
 
 import os
-import sys
 from typing import Any, NamedTuple
 
+from xlaunch.environment.ownership import inspect_ownership
 from xlaunch.errors import UsageError
 
 SUFFIX = ".toml"
@@ -42,21 +42,31 @@ class Layers(NamedTuple):
     """What was found and not read, one line each."""
 
 
-def find_layers(preset: str | None, *, isolated: bool) -> Layers:
+def find_layers(preset: str | None, *, isolated: bool, named: bool = False) -> Layers:
     """What the preset, the project's file and the user's file say; the preset counts most.
 
-    `isolated`: the preset alone. Raises `UsageError` for a preset that is not there, and for a file
-    that cannot be read or is not TOML.
+    `isolated`: the preset alone. `named`: `preset` is the path of a file, with a slash or without,
+    so the user answers for it. Raises `UsageError` for a preset that is not there or that others
+    may write, and for a file that cannot be read or is not TOML.
     """
     layers: list[Layer] = []
     notes: list[str] = []
     if preset is not None:
         path = locate_preset(preset)
         shown = shorten(path)
-        layers.append(Layer(f"preset {shown}", shown, _parse(_read(path), shown), standing=False))
+        data = _read(path)
+        ownership = inspect_ownership(path, named=named or "/" in preset)
+        if ownership.refusal is not None:
+            raise UsageError(
+                f"--preset {preset}: {ownership.refusal}; to take it nevertheless write its path, "
+                f"{path if '/' in path else f'./{path}'}"
+            )
+        if ownership.note is not None:
+            notes.append(f"preset {shown}: {ownership.note}")
+        layers.append(Layer(f"preset {shown}", shown, _parse(data, shown), standing=False))
     if not isolated:
         layers += _project_layers(notes)
-        layers += _user_layers()
+        layers += _user_layers(notes)
     return Layers(tuple(layers), tuple(notes))
 
 
@@ -109,10 +119,9 @@ def _project_layers(notes: list[str]) -> list[Layer]:
     folder = _current_folder()
     while folder is not None:
         path = os.path.join(folder, PROJECT_FILE)
-        if os.path.isfile(path) and not _is_foreign(path, notes):
-            data = _read(path)
-            # Most have none, and need no parser to tell.
-            table = _tool_table(_parse(data, shorten(path)), path) if b"xlaunch" in data else None
+        # Most have no table of ours, and need no parser to tell.
+        if os.path.isfile(path) and b"xlaunch" in (data := _read(path)) and _is_ours(path, notes):
+            table = _tool_table(_parse(data, shorten(path)), path)
             if table is not None:
                 shown = shorten(path)
                 place = f"{shown}, [tool.xlaunch]"
@@ -123,28 +132,25 @@ def _project_layers(notes: list[str]) -> list[Layer]:
     return []
 
 
-def _user_layers() -> list[Layer]:
+def _user_layers(notes: list[str]) -> list[Layer]:
     path = user_folder("config" + SUFFIX)
-    if path is None or not os.path.lexists(path):
+    if path is None or not os.path.lexists(path) or not _is_ours(path, notes):
         return []
     shown = shorten(path)
     return [Layer(f"user {shown}", shown, _parse(_read(path), shown), standing=True)]
 
 
-def _is_foreign(path: str, notes: list[str]) -> bool:
-    """Whether another user could choose what runs here: in a shared folder above, say /tmp."""
-    if sys.platform == "win32":
-        return False  # files have no owner's number there
-    # In a user namespace the owner of / is what root looks like.
-    trusted = {0, os.geteuid(), os.stat("/").st_uid}
-    others = {os.stat(path).st_uid, os.lstat(path).st_uid} - trusted
-    if not others:
-        return False
-    notes.append(
-        f"{shorten(path)} belongs to user {others.pop()} and is not read for options; "
-        "copy what it says into a preset of your own"
-    )
-    return True
+def _is_ours(path: str, notes: list[str]) -> bool:
+    """Whether nobody else could choose what runs here: in a shared directory above, say /tmp."""
+    refusal, note = inspect_ownership(path)
+    if refusal is not None:
+        notes.append(
+            f"{shorten(path)} is not read for options: {refusal}; "
+            "copy what it says into a preset of your own"
+        )
+    elif note is not None:
+        notes.append(f"{shorten(path)}: {note}")
+    return refusal is None
 
 
 def _tool_table(document: dict[str, Any], path: str) -> dict[str, Any] | None:
