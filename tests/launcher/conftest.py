@@ -31,11 +31,12 @@ def signals_reach_launches() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What launches keep between runs is not the user's."""
+    """Launches keep what they keep between runs below a home and a cache of the tests' own."""
     with pytest.MonkeyPatch.context() as patch:
         # torch, imported by tests before these, writes where its cache is into the environment.
         for name, *_ in LOCATIONS:
             patch.delenv(name, raising=False)
+        patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
 

@@ -14,7 +14,8 @@ import signal
 import sys
 from collections.abc import Callable
 
-from xlaunch.run.processes import children, descendants
+from xlaunch.run.processes import children, descendants, has_job_control
+from xlaunch.run.signalling import kill_all
 from xlaunch.run.syscalls import SI_KERNEL, become_subreaper
 
 PASSED_ON = (
@@ -32,12 +33,14 @@ PASSED_ON = (
 OWN_FAULT = 125
 
 
-def keep(supervise: Callable[[int, set[signal.Signals]], int]) -> int:
+def keep(supervise: Callable[[int, set[signal.Signals]], int], *, caller: int | None = None) -> int:
     """Run `supervise` in a child, guard it, and return the exit code for this process.
 
     `supervise` gets the descriptor that signals come from and the signal mask for instances, and
     returns an exit code. A Ctrl-C that ended the run ends this process by SIGINT as well: that is
-    how a shell knows that a script should not go on.
+    how a shell knows that a script should not go on. `caller`: the PID of a process that passes on
+    its own SIGINT; where this process has had the same one, from the terminal as a rule, that is
+    no second one.
     """
     passed_on = {number for number in PASSED_ON if signal.getsignal(number) != signal.SIG_IGN}
     # SIGTTIN, SIGTTOU: the supervisor is a member of a group that the terminal may stop, and moves
@@ -57,12 +60,15 @@ def keep(supervise: Callable[[int, set[signal.Signals]], int]) -> int:
         os.close(commands_out)
         _run_and_exit(supervise, commands_in, {signal.Signals(n) for n in original_mask})
     os.close(commands_in)
-    status, interrupted = _pass_signals_on(supervisor, commands_out, passed_on | {signal.SIGCHLD})
+    status, interrupted = _pass_signals_on(
+        supervisor, commands_out, passed_on | {signal.SIGCHLD}, caller
+    )
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         _end_all_descendants(strangers)
         if number == signal.SIGINT:  # its word for: the terminal's Ctrl-C ended the instance
             _die_of_interrupt(whole_group=True)
+            return 128 + number  # as PID 1 of a container it did not die
         name = signal.Signals(number).name
         print(
             f"xlaunch: the supervisor was ended by {name}; every instance was killed",
@@ -99,14 +105,25 @@ def _run_and_exit(
 
 
 def _pass_signals_on(
-    supervisor: int, commands: int, numbers: set[signal.Signals]
+    supervisor: int, commands: int, numbers: set[signal.Signals], caller: int | None
 ) -> tuple[int, bool]:
     """Wait for the supervisor; its wait status, and whether the terminal sent SIGINT meanwhile."""
     interrupted = False
+    not_by_caller = 0
     while True:
         info = signal.sigwaitinfo(numbers)
+        if info.si_signo == signal.SIGINT and caller is not None:
+            if info.si_code != SI_KERNEL and info.si_pid == caller:
+                if not_by_caller:
+                    not_by_caller -= 1  # the caller had it as well, and passes it on
+                    continue
+            else:
+                not_by_caller += 1
+        from_terminal = info.si_code == SI_KERNEL
+        if info.si_signo == signal.SIGTSTP and from_terminal and not has_job_control(os.getpid()):
+            continue
         if info.si_signo != signal.SIGCHLD:
-            interrupted |= info.si_signo == signal.SIGINT and info.si_code == SI_KERNEL
+            interrupted |= info.si_signo == signal.SIGINT and from_terminal
             try:
                 os.write(commands, bytes([info.si_signo]))
             except BrokenPipeError:  # it has just ended
@@ -128,11 +145,7 @@ def _end_all_descendants(strangers: set[int]) -> None:
     Orphans become our children, so that is the end.
     """
     while ours := [pid for pid in children(os.getpid()) if pid not in strangers]:
-        for pid in [process for child in ours for process in (child, *descendants(child))]:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+        kill_all([process for child in ours for process in (child, *descendants(child))])
         os.waitpid(ours[0], 0)
 
 

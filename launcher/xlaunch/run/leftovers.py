@@ -2,22 +2,24 @@
 """What instances leave running when they end: asked to end, and killed after the grace period.
 
 Orphans of the run become the supervisor's children, as it is a child subreaper. An orphan of an
-instance that still runs is its helper, and is left alone.
+instance that still runs is its helper, and is left alone. One that could be anyone's is left alone
+until no instance runs: it may be a helper, too.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import time
 from collections.abc import Iterable, Sequence
 
-from xlaunch.run.processes import children, descendants, environment_value, process_group
+from xlaunch.machine.cpu_list import format_cpu_list
+from xlaunch.run.processes import children, descendants, initial_environment, read_status
 from xlaunch.run.running import Running
+from xlaunch.run.signalling import send
 
 LEFTOVER_INTERVAL_S = 0.05
-"""How often is looked for them, as long as there may be some."""
+"""Polling interval while leftovers may exist."""
 
 
 class Leftovers:
@@ -26,8 +28,9 @@ class Leftovers:
     `known`, below, are all runs of all instances so far, in the order of the supervisor's.
     """
 
-    def __init__(self, grace_s: float) -> None:
-        """`grace_s`: between SIGTERM and SIGKILL."""
+    def __init__(self, count: int, grace_s: float) -> None:
+        """`count`: of the plan's instances. `grace_s`: between SIGTERM and SIGKILL."""
+        self._count = count
         self._grace_s = grace_s
         self._deadlines: dict[int, float] = {}
 
@@ -47,38 +50,44 @@ class Leftovers:
         for orphan in children(os.getpid()):
             if orphan in instances:
                 continue
-            owner = _owner(orphan, known)
+            owner = self._owner(orphan, known)
+            if owner is None and instances and not kill:
+                continue  # whose it is cannot be told
             if owner is not None and owner.ended is None:
                 continue  # a helper of an instance that still runs
             for pid in (orphan, *descendants(orphan)):
                 if owner is not None:
                     owner.leftovers.add(pid)
                 deadline = self._deadlines.get(pid)
-                with contextlib.suppress(ProcessLookupError):
-                    if kill or (deadline is not None and now >= deadline):
-                        os.kill(pid, signal.SIGKILL)
-                    elif deadline is None:
-                        self._deadlines[pid] = now + self._grace_s
-                        os.kill(pid, signal.SIGTERM)
-                        os.kill(pid, signal.SIGCONT)
+                if kill or (deadline is not None and now >= deadline):
+                    send(pid, signal.SIGKILL)
+                elif deadline is None:
+                    self._deadlines[pid] = now + self._grace_s
+                    send(pid, signal.SIGTERM)
+                    send(pid, signal.SIGCONT)
         self._deadlines = {
             pid: at for pid, at in self._deadlines.items() if os.path.exists(f"/proc/{pid}")
         }
 
     def reap(self, pid: int, known: Sequence[Running]) -> None:
         """Reap an orphan that has ended; what it cost is its instance's."""
-        owner = _owner(pid, known)
+        owner = self._owner(pid, known)
         _, _, usage = os.wait4(pid, 0)
         self._deadlines.pop(pid, None)
         if owner is not None:
             owner.add_usage(usage)
 
-
-def _owner(pid: int, known: Sequence[Running]) -> Running | None:
-    """The instance that an orphan comes from: by what is known, its group, its environment."""
-    group = process_group(pid)
-    index = environment_value(pid, "XLAUNCH_INSTANCE_INDEX")
-    for run in known:
-        if pid in run.leftovers or group == run.pid:
-            return run
-    return next((run for run in known if str(run.instance.index) == index), None)
+    def _owner(self, pid: int, known: Sequence[Running]) -> Running | None:
+        """The instance that an orphan comes from: by what is known, its group, its environment."""
+        status = read_status(f"/proc/{pid}")
+        for run in known:
+            if pid in run.leftovers or (status is not None and status.group == run.pid):
+                return run
+        # An xlaunch within an instance gives what it starts an index of its own.
+        variables = initial_environment(pid)
+        place = [variables.get(f"XLAUNCH_INSTANCE_{name}") for name in ("INDEX", "COUNT", "CPUS")]
+        for run in known:
+            cpus = format_cpu_list(run.instance.cpus)
+            if place == [str(run.instance.index), str(self._count), cpus]:
+                return run
+        return None

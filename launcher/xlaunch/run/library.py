@@ -52,7 +52,7 @@ def launch(
     try:
         return keeper.report()
     except KeyboardInterrupt:
-        keeper.process.wait()  # the terminal has interrupted it as well
+        keeper.interrupt()
         raise
     finally:
         keeper.close()
@@ -117,9 +117,11 @@ class RunningLaunch:
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until everything has ended, at most for `timeout_s`; whether it has."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        poll = select.poll()  # select() takes no descriptor above 1023
+        poll.register(self, select.POLLIN)
         while not self._keeper.ended:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not select.select([self], [], [], left)[0]:
+            if not poll.poll(None if left is None else 1000 * left):
                 return False
             self._keeper.receive()
         return True
@@ -174,11 +176,12 @@ class _Keeper:
         task = pickle.dumps((plan, prepared, table, watched))
         self.descriptor, report_out = os.pipe()
         task_in, task_out = os.pipe()
+        numbers = [str(number) for number in (os.getpid(), task_in, report_out)]
         stdin, stdout, stderr = streams or (None, None, None)
         try:
             self.process = subprocess.Popen(
                 # The child must find this very package, wherever the caller found it.
-                (sys.executable, "-P", "-c", _CHILD, _HOME, str(task_in), str(report_out)),
+                (sys.executable, "-P", "-c", _CHILD, _HOME, *numbers),
                 pass_fds=(task_in, report_out, *([live[0].descriptor] if live else ())),
                 stdin=stdin,
                 stdout=stdout,
@@ -206,7 +209,7 @@ class _Keeper:
             self.ended = True
 
     def drain(self) -> None:
-        """Wait for the end."""
+        """Wait for the end; a report that nobody reads would hold it up."""
         while not self.ended:
             self.receive()
 
@@ -220,11 +223,18 @@ class _Keeper:
         report: Report = pickle.loads(self._data)  # noqa: S301
         return report
 
+    def interrupt(self) -> None:
+        """Pass on a SIGINT that this process had, and each that follows, until the run has ended."""
+        while not self.ended:
+            self.process.send_signal(signal.SIGINT)
+            with contextlib.suppress(KeyboardInterrupt):
+                self.drain()
+
     def close(self) -> None:
         """End the run if it still goes on, and give the pipe back."""
         if self.process.poll() is None:
             self.process.terminate()
-            self.process.wait()
+            self.drain()
         os.close(self.descriptor)
 
 
@@ -240,19 +250,24 @@ _HOME = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__
 
 _CHILD = """
 import sys
-home, task, report = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+home, *numbers = sys.argv[1:]
 sys.path.insert(0, home)
 from xlaunch.run.library import serve
-sys.exit(serve(task, report))
+sys.exit(serve(*map(int, numbers)))
 """
 
 
-def serve(task_descriptor: int, report_descriptor: int) -> int:
-    """Be the keeper of one run for `launch` or `start`; the exit code for this process."""
+def serve(caller: int, task_descriptor: int, report_descriptor: int) -> int:
+    """Be the keeper of one run for `launch` or `start`; the exit code for this process.
+
+    `caller`: the PID of the process that called them.
+    """
     from xlaunch.run.supervised import run_supervised
     from xlaunch.run.syscalls import die_with_parent
 
     die_with_parent(signal.SIGTERM)
+    if os.getppid() != caller:
+        return 128 + signal.SIGTERM  # it ended before the request above
     with open(task_descriptor, "rb") as stream:
         plan, environment, table, watched = pickle.loads(stream.read())  # noqa: S301 - our parent's
     os.set_inheritable(report_descriptor, False)
@@ -267,4 +282,4 @@ def serve(task_descriptor: int, report_descriptor: int) -> int:
         with open(report_descriptor, "wb", closefd=False) as stream:
             stream.write(pickle.dumps(report))
 
-    return run_supervised(plan, environment, table=table, deliver=deliver, live=live)
+    return run_supervised(plan, environment, table=table, deliver=deliver, live=live, caller=caller)

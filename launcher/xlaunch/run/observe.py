@@ -8,6 +8,7 @@ instances run, rarely enough that looking costs at most half a percent of one CP
 from __future__ import annotations
 
 import time
+from collections import Counter
 
 from xlaunch.run.processes import (
     descendants,
@@ -33,7 +34,14 @@ class Observation:
         self.peak_rss_bytes = 0
         """Largest sum over the instance's processes at one moment."""
         self.samples = 0
+        self.ticks = 0
+        """CPU time of its processes and of children that they waited for, at the last look."""
+        self.ticks_by_cpu: Counter[int] = Counter()
+        """CPU time by where its thread was last; on both CPUs for a thread that has moved."""
+        self.placed_ticks = 0
+        """CPU time that `ticks_by_cpu` covers."""
         self._ticks: dict[int, int] = {}
+        self._last_cpus: dict[int, int] = {}
         self._migrations: dict[int, int] = {}
 
     @property
@@ -43,16 +51,18 @@ class Observation:
 
     def look(self) -> None:
         """Look at every thread of every process once."""
-        rss = 0
+        rss = ticks = 0
         for pid in [self.pid, *descendants(self.pid)]:
             process = read_status(f"/proc/{pid}")
             if process is None:
                 continue
             rss += process.rss_bytes
+            ticks += process.cpu_ticks + process.children_ticks
             for thread in threads(pid):
                 self._look_at_thread(pid, thread)
         self.peak_rss_bytes = max(self.peak_rss_bytes, rss)
         self.samples += 1
+        self.ticks = ticks
 
     def look_at_zombie(self) -> None:
         """Take the last CPU of an instance that has ended and is not yet reaped.
@@ -69,7 +79,12 @@ class Observation:
             return
         # A thread that has not run since the last look tells nothing new.
         if status.state == "R" or status.cpu_ticks > self._ticks.get(thread, 0):
+            used = status.cpu_ticks - self._ticks.get(thread, 0)
             self._ticks[thread] = status.cpu_ticks
+            for cpu in {status.last_cpu, self._last_cpus.get(thread, status.last_cpu)}:
+                self.ticks_by_cpu[cpu] += used
+            self.placed_ticks += used
+            self._last_cpus[thread] = status.last_cpu
             self.cpus.add(status.last_cpu)
             moved = migrations(pid, thread)
             if moved is not None:

@@ -1,25 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CPUs that others keep busy: before a run begins by processes, during it by the host's others.
+"""CPUs that others use during a run: other processes, and other machines of the same host.
 
-An instance that shares a core with a stranger is slow, and a parallel region is as slow as its
-slowest thread. Only a supervised run looks, and only where the kernel counts more than this one
-process as runnable: an idle machine is not looked at longer, and a launch in place never waits.
+An instance that shares a core is slow, and a parallel region is as slow as its slowest thread. Only
+a supervised run looks, from its start on, and only where something else ran before. Nothing waits.
 """
 
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.run.processes import TICKS_PER_SECOND, read_file, read_status
 
-SAMPLE_S = 0.1
-"""Ten ticks of most kernels: a share is known to a tenth."""
+SAMPLE_S = 0.25
+MIN_SAMPLE_S = 0.1
+"""Ten ticks of most kernels: a share is known to a tenth. Nothing is said of a shorter run."""
 
-BUSY_SHARE = 0.5
+BUSY_SHARE = 0.3
+"""Share of a CPU used by others: one that competes with an instance gets half, give or take."""
 OCCUPANT_SHARE = 0.2
 """Of a CPU, that a process must use to be named."""
 
@@ -43,7 +43,7 @@ class _Ticks(NamedTuple):
     """Of a CPU since boot (see proc_stat(5))."""
 
     work: int
-    """That it worked, or would have, had the host not given it to others."""
+    """Non-idle ticks, including steal."""
     stolen: int
     total: int
 
@@ -55,33 +55,114 @@ class Occupant(NamedTuple):
     name: str
 
 
-def describe_occupancy(
-    cpus: Iterable[int], *, root: str = "/proc", sleep: Callable[[float], None] = time.sleep
-) -> str | None:
-    """A line about those of `cpus` that others keep busy; None when none of them is.
+def anything_runs(root: str = "/proc") -> bool:
+    """Whether the kernel counts a runnable thread besides this one (see proc_loadavg(5))."""
+    fields = (read_file(f"{root}/loadavg") or b"").split()
+    runnable = fields[3].partition(b"/")[0] if len(fields) > 3 else b""
+    return not runnable.isdigit() or int(runnable) > 1
 
-    Takes `SAMPLE_S` when anything else runs on the machine, twice that when a CPU is busy.
+
+Own = Callable[[int], int]
+"""Ticks that the run itself may have used on a CPU since its start."""
+
+
+class Occupancy:
+    """Other processes on the CPUs of a run, in two steps: which CPUs are busy, then whose work it is.
+
+    The caller calls `look` when `due` has come, and `finish` at the end of the run.
     """
-    if not _anything_runs(root):
+
+    def __init__(
+        self, cpus: Iterable[int], now: float, *, bound: bool = True, root: str = "/proc"
+    ) -> None:
+        """Begin to sample. `now`: on the clock of `time.monotonic()`, here and below.
+
+        Not `bound`: the kernel moves instances away from single busy CPUs, so only a large share of
+        all CPUs together is worth a word.
+        """
+        self._cpus = sorted(set(cpus))
+        self._bound = bound
+        self._root = root
+        self._before = _times(root)
+        self._busy: dict[int, float] = {}
+        self._processes: dict[int, int] = {}
+        self._began = now
+        self._scanned_at = now
+        self.due = now + SAMPLE_S
+        """When `look` wants to be called; infinity once there is nothing more to say."""
+
+    def look(self, now: float, own: Own, ours: Collection[int]) -> str | None:
+        """Take the next step; a line about CPUs that others keep busy, after the second.
+
+        `ours`: PIDs of the run, its launcher's among them.
+        """
+        if now < self.due:
+            return None
+        if self._busy:
+            return self._describe(now, ours)
+        self._find_busy(now, own)
         return None
-    before = _times(root)
-    sleep(SAMPLE_S)
-    shares = _busy_shares(before, _times(root))
-    busy = {cpu: shares[cpu] for cpu in cpus if shares.get(cpu, 0.0) >= BUSY_SHARE}
-    if not busy:
-        return None
-    occupants = _find_occupants(busy.keys(), root, sleep)
-    named = [f"{occupant.name} (PID {occupant.pid})" for occupant in occupants[:MOST_NAMED]]
-    if len(occupants) > MOST_NAMED:
-        named.append(f"{len(occupants) - MOST_NAMED} more")
-    one = len(busy) == 1
-    share = sum(busy.values()) / len(busy)
-    return (
-        f"CPU{'' if one else 's'} {format_cpu_list(busy)} {'is' if one else 'are'} {_BUSY} "
-        f"({share:.0%}{'' if one else ' on average'}): "
-        f"{', '.join(named) or 'of processes that are not seen from here'}; "
-        "--cpus takes others"
-    )
+
+    def finish(self, now: float, own: Own, ours: Collection[int]) -> str | None:
+        """As `look`, at the end of a run that was too short for both steps."""
+        if not self._busy and now >= self._began + MIN_SAMPLE_S:
+            self._find_busy(now, own)
+        return self._describe(now, ours) if self._busy and self.due < float("inf") else None
+
+    def _find_busy(self, now: float, own: Own) -> None:
+        self._busy = self._busy_shares(own)
+        self.due = float("inf")
+        if self._busy:
+            self._processes = _process_ticks(self._root)
+            self._scanned_at = now
+            self.due = now + SAMPLE_S
+
+    def _busy_shares(self, own: Own) -> dict[int, float]:
+        """The share that others used, of each CPU of which it is large."""
+        shares = {}
+        after = _times(self._root)
+        for cpu in self._cpus:
+            then, now = self._before.get(cpu), after.get(cpu)
+            if then is None or now is None or now.total <= then.total:
+                continue
+            worked = (now.work - now.stolen) - (then.work - then.stolen)
+            shares[cpu] = max(0.0, (worked - own(cpu)) / (now.total - then.total))
+        if not self._bound and sum(shares.values()) < BUSY_SHARE * len(shares):
+            return {}
+        return {cpu: share for cpu, share in shares.items() if share >= BUSY_SHARE}
+
+    def _describe(self, now: float, ours: Collection[int]) -> str:
+        self.due = float("inf")
+        passed_s = now - self._scanned_at
+        occupants = self._find_occupants(passed_s, ours)
+        named = [f"{occupant.name} (PID {occupant.pid})" for occupant in occupants[:MOST_NAMED]]
+        if len(occupants) > MOST_NAMED:
+            named.append(f"{len(occupants) - MOST_NAMED} more")
+        if not named and passed_s >= SAMPLE_S:
+            named.append("of processes that are not seen from here")
+        one = len(self._busy) == 1
+        share = sum(self._busy.values()) / len(self._busy)
+        return (
+            f"CPU{'' if one else 's'} {format_cpu_list(self._busy)} {'is' if one else 'are'} "
+            f"{_BUSY} ({share:.0%}{'' if one else ' on average'})"
+            f"{': ' if named else ''}{', '.join(named)}"
+            f"{'; --cpus takes others' if self._bound else ''}"
+        )
+
+    def _find_occupants(self, passed_s: float, ours: Collection[int]) -> list[Occupant]:
+        """The processes that use the busy CPUs, those that use most first."""
+        least = max(1.0, OCCUPANT_SHARE * passed_s * TICKS_PER_SECOND)
+        before = self._processes
+        after = _process_ticks(self._root)
+        used = {pid: ticks - before.get(pid, ticks) for pid, ticks in after.items()}
+        found = []
+        for pid in sorted(used.keys() - set(ours), key=lambda pid: (-used[pid], pid)):
+            if used[pid] < least:
+                break
+            if not self._busy.keys().isdisjoint(_last_cpus(self._root, pid)):
+                name = (read_file(f"{self._root}/{pid}/comm") or b"?").strip()
+                found.append(Occupant(pid, name.decode(errors="replace")))
+        return found
 
 
 class StolenTime:
@@ -123,13 +204,6 @@ class StolenTime:
         return stolen, sum(after.work - before.work for before, after in ours)
 
 
-def _anything_runs(root: str) -> bool:
-    """Whether the kernel counts a runnable thread besides this one (see proc_loadavg(5))."""
-    fields = (read_file(f"{root}/loadavg") or b"").split()
-    runnable = fields[3].partition(b"/")[0] if len(fields) > 3 else b""
-    return not runnable.isdigit() or int(runnable) > 1
-
-
 def _times(root: str) -> dict[int, _Ticks]:
     """Of each CPU."""
     found = {}
@@ -140,34 +214,6 @@ def _times(root: str) -> dict[int, _Ticks]:
         ticks = [int(field) for field in fields]
         idle = sum(ticks[3:5])  # idle, and idle with input or output pending
         found[int(name[3:])] = _Ticks(sum(ticks) - idle, sum(ticks[7:8]), sum(ticks))
-    return found
-
-
-def _busy_shares(before: dict[int, _Ticks], after: dict[int, _Ticks]) -> dict[int, float]:
-    shares = {}
-    for cpu, now in after.items():
-        then = before.get(cpu, now)
-        if now.total > then.total:
-            shares[cpu] = (now.work - then.work) / (now.total - then.total)
-    return shares
-
-
-def _find_occupants(
-    busy: Iterable[int], root: str, sleep: Callable[[float], None]
-) -> list[Occupant]:
-    """The processes that use those CPUs, those that use most first."""
-    members = set(busy)
-    before = _process_ticks(root)
-    sleep(SAMPLE_S)
-    least = OCCUPANT_SHARE * SAMPLE_S * TICKS_PER_SECOND
-    used = {pid: ticks - before.get(pid, ticks) for pid, ticks in _process_ticks(root).items()}
-    found = []
-    for pid in sorted(used, key=lambda pid: (-used[pid], pid)):
-        if used[pid] < least:
-            break
-        if pid != os.getpid() and not members.isdisjoint(_last_cpus(root, pid)):
-            name = (read_file(f"{root}/{pid}/comm") or b"?").strip().decode(errors="replace")
-            found.append(Occupant(pid, name))
     return found
 
 

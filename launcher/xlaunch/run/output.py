@@ -134,6 +134,12 @@ class Sink:
         self._waiting.append(lines)
         self._size += len(lines)
 
+    def give_up(self) -> None:
+        """Forget what is queued, and what is added from now on."""
+        self.broken = True
+        self._waiting.clear()
+        self._size = 0
+
     def write_some(self) -> None:
         """Write what fits without blocking; call it when poll() says that the descriptor is writable."""
         data = self._waiting[0]
@@ -142,9 +148,7 @@ class Sink:
         except BlockingIOError:
             return
         except OSError:  # EPIPE as a rule: nobody reads on
-            self.broken = True
-            self._waiting.clear()
-            self._size = 0
+            self.give_up()
             return
         self._size -= count
         if count == len(data):

@@ -19,8 +19,13 @@ class TaskStatus(NamedTuple):
     state: str
     """**Ex.:** ``R`` runs, ``S`` sleeps, ``T`` is stopped, ``Z`` is a zombie."""
     parent: int
+    """0 for a parent outside the PID namespace."""
+    group: int
+    session: int
     cpu_ticks: int
     """User and system time so far, in `TICKS_PER_SECOND`."""
+    children_ticks: int
+    """The same of its children that it has waited for; 0 for a thread."""
     rss_bytes: int
     last_cpu: int
     """The CPU it runs on or ran on last."""
@@ -36,7 +41,10 @@ def read_status(path: str) -> TaskStatus | None:
     return TaskStatus(
         state=fields[0].decode(),
         parent=int(fields[1]),
+        group=int(fields[2]),
+        session=int(fields[3]),
         cpu_ticks=int(fields[11]) + int(fields[12]),
+        children_ticks=int(fields[13]) + int(fields[14]),
         rss_bytes=int(fields[21]) * PAGE_BYTES,
         last_cpu=int(fields[36]),
     )
@@ -71,20 +79,30 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def environment_value(pid: int, name: str) -> str | None:
-    """A variable of a process's *initial* environment."""
-    text = read_file(f"/proc/{pid}/environ")
-    for entry in (text or b"").split(b"\0"):
-        key, _, value = entry.partition(b"=")
-        if key == name.encode():
-            return os.fsdecode(value)
-    return None
+def initial_environment(pid: int) -> dict[str, str]:
+    """The environment that a process's program was started with; empty when it cannot be read."""
+    entries = (read_file(f"/proc/{pid}/environ") or b"").split(b"\0")
+    pairs = [os.fsdecode(entry).partition("=") for entry in entries]
+    return {name: value for name, _, value in pairs if name}
 
 
-def process_group(pid: int) -> int | None:
-    """The process group of a process, also of a zombie."""
-    text = read_file(f"/proc/{pid}/stat")
-    return None if text is None else int(text[text.rfind(b")") + 2 :].split()[2])
+def has_job_control(pid: int) -> bool:
+    """Whether a shell would notice that the job of a process is stopped, and could continue it.
+
+    Otherwise its process group is an *orphaned* one (see setpgid(2)), as of PID 1 of a container or
+    of a command of `ssh -t`, and the kernel spares programs in it from Ctrl-Z.
+    """
+    process = read_status(f"/proc/{pid}")
+    while process is not None and process.parent:
+        parent = read_status(f"/proc/{process.parent}")
+        if parent is None:
+            return True  # /proc hides it: it is another user's
+        if parent.session != process.session:
+            return False
+        if parent.group != process.group:
+            return True
+        process = parent
+    return False
 
 
 def migrations(pid: int, thread: int) -> int | None:
@@ -105,16 +123,16 @@ def _children_by_scan(pid: int) -> list[int]:
 
 
 def read_file(path: str) -> bytes | None:
-    """The whole of a small file under /proc; None when it cannot be read."""
+    """The whole of a file under /proc; None when it cannot be read."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
     try:
-        data = os.read(descriptor, 1 << 16)
-        if len(data) == 1 << 16:
-            while more := os.read(descriptor, 1 << 16):
-                data += more
+        data = b""
+        # A read returns whole records, less than a page: only an empty one is the end.
+        while more := os.read(descriptor, 1 << 16):
+            data += more
         return data
     except OSError:
         return None

@@ -13,8 +13,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from xlaunch.planning.plan import Instance, Plan
-from xlaunch.run.logs import STREAMS
-from xlaunch.run.output import READ_SIZE, LineTagger, Sink, Verbatim, read_available, same_file
+from xlaunch.run.logs import STREAMS, open_logs
+from xlaunch.run.output import LineTagger, Sink, Verbatim, read_available, same_file
+from xlaunch.run.start import Streams
 
 PIPE_BYTES = 1 << 20
 """What a pipe holds at most, unless an administrator allows more."""
@@ -47,15 +48,29 @@ class Relay:
         self.seen: Listener | None = None
         """Sees all that instances write, before it is passed on."""
 
-    def open(self, instance: Instance) -> tuple[int, int]:
-        """New ways for an instance's standard output and error: the ends that it writes to."""
-        out, err = (
-            self._open_way(instance, stream, sink)
-            for stream, sink in zip(STREAMS, (self._stdout, self._stderr), strict=True)
-        )
-        return out, err
+    def open_streams(self, instance: Instance, opened: list[int], *, first: bool) -> Streams:
+        """The standard streams of a run of an instance.
 
-    def _open_way(self, instance: Instance, stream: str, sink: Sink) -> int:
+        Those that the instance alone needs are noted in `opened`. `first`: of its runs, whose log
+        files are new.
+        """
+        stdin = 0
+        if len(self._plan.instances) > 1:
+            stdin = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+            opened.append(stdin)
+        if self._plan.request.log_dir is not None:
+            outputs = open_logs(self._plan.request.log_dir, instance.index, new=first)
+        elif self._plan.relayed:
+            outputs = (
+                self._open_pipe(instance, STREAMS[0], self._stdout),
+                self._open_pipe(instance, STREAMS[1], self._stderr),
+            )
+        else:
+            return Streams(stdin, 1, 2)
+        opened.extend(outputs)
+        return Streams(stdin, *outputs)
+
+    def _open_pipe(self, instance: Instance, stream: str, sink: Sink) -> int:
         if self._plan.request.pty:
             from xlaunch.run.pseudo_terminal import open_pseudo_terminal
 
@@ -90,8 +105,6 @@ class Relay:
             self._read_source(descriptor)
         elif descriptor not in (self._stdout.descriptor, self._stderr.descriptor):
             pass  # closed while the events before it were handled
-        elif events & select.POLLNVAL:
-            self._poll.unregister(descriptor)
         else:
             self._write_sink(descriptor)
 
@@ -99,35 +112,38 @@ class Relay:
         """Read what an instance that has ended left in its pipes; at most what they can hold."""
         for descriptor, source in list(self._sources.items()):
             if source.index == index:
-                for _ in range(PIPE_BYTES // READ_SIZE):
-                    if descriptor in self._sources:
-                        self._read_source(descriptor)
+                left = PIPE_BYTES
+                while descriptor in self._sources and left > 0:
+                    count = self._read_source(descriptor)
+                    left -= count or left
 
-    def finish(self, given_up: Callable[[], bool]) -> None:
+    def finish(self) -> None:
         """Take what the last processes wrote; a stranger that holds a pipe open is not waited for."""
+        for index in {source.index for source in self._sources.values()}:
+            self.drain(index)
         for descriptor, source in self._sources.items():
-            while data := read_available(descriptor):
-                source.sink.add(self._taken(source, data))
-                self.flush(given_up)
-            source.sink.add(source.tagger.finish())
+            self._put(source.sink, source.tagger.finish())
+            self._poll.unregister(descriptor)
             os.close(descriptor)
         self._sources.clear()
-        self.flush(given_up)
 
-    def flush(self, given_up: Callable[[], bool]) -> None:
-        """Write what waits for the destinations, as long as somebody reads and it is not given up."""
-        for sink in {self._stdout, self._stderr}:
-            while sink.pending and not sink.broken:
-                if given_up():
-                    return
-                if select.select([], [sink.descriptor], [], 0.1)[1]:
-                    sink.write_some()
+    @property
+    def pending(self) -> bool:
+        """Whether output waits for somebody to read it."""
+        return self._stdout.pending or self._stderr.pending
 
-    def _read_source(self, descriptor: int) -> None:
+    def drop_pending(self) -> None:
+        """Give up destinations whose readers take nothing."""
+        for sink in (self._stdout, self._stderr):
+            if sink.pending:
+                sink.give_up()
+
+    def _read_source(self, descriptor: int) -> int:
+        """Pass on some of what an instance wrote; the number of bytes."""
         source = self._sources[descriptor]
         data = read_available(descriptor)
         if data is None:
-            return
+            return 0
         self._put(source.sink, self._taken(source, data) if data else source.tagger.finish())
         if not data or source.sink.broken:
             # With no reader left, the instance gets the SIGPIPE that it would get without us.
@@ -136,6 +152,7 @@ class Relay:
             del self._sources[descriptor]
         elif source.sink.full:
             self._watch_sources_of(source.sink, readable=False)
+        return len(data)
 
     def _taken(self, source: _Source, data: bytes) -> bytes:
         """What of `data` is to be passed on now; whoever measures has seen it."""

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from resource import RUSAGE_SELF, getrusage, struct_rusage
 from typing import TYPE_CHECKING
 
 from xlaunch.planning.plan import Instance
 from xlaunch.run.observe import Observer
+from xlaunch.run.processes import TICKS_PER_SECOND
 from xlaunch.run.report import InstanceReport, signal_name
 
 if TYPE_CHECKING:
@@ -62,6 +63,13 @@ class Running:
         self.minor_faults += usage.ru_minflt
         self.major_faults += usage.ru_majflt
 
+    def ticks_on(self, cpu: int) -> int:
+        """CPU time that it may have used on `cpu`, in ticks, with all that cannot be placed."""
+        seen = self.observation
+        total = max(seen.ticks, round(self.cpu_s * TICKS_PER_SECOND))
+        unplaced = max(0, total - seen.placed_ticks) if cpu in self.instance.cpus else 0
+        return seen.ticks_by_cpu[cpu] + unplaced
+
     def note_peak_rss(self, own_bytes: int) -> None:
         """Take the sampled peak, or its process's own (`ru_maxrss`) where that is larger.
 
@@ -81,7 +89,17 @@ class Running:
         return f"instance {index} failed with exit code {self.exit_code}"
 
 
-def report_of(runs: Sequence[Running], metrics: tuple[InstanceMetric, ...]) -> InstanceReport:
+def reports_of(
+    ended: Iterable[Running], metrics: Mapping[int, tuple[InstanceMetric, ...]]
+) -> tuple[InstanceReport, ...]:
+    """What each instance did, in the order of their numbers. `metrics`: by those numbers."""
+    runs: dict[int, list[Running]] = {}
+    for running in ended:
+        runs.setdefault(running.instance.index, []).append(running)
+    return tuple([_report_of(runs[index], metrics.get(index, ())) for index in sorted(runs)])
+
+
+def _report_of(runs: Sequence[Running], metrics: tuple[InstanceMetric, ...]) -> InstanceReport:
     """What one instance did: all its runs together; exit code and PID of the last."""
     last = runs[-1]
     wall_s = sum(run.wall_s for run in runs)

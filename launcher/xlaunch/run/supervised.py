@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING
 from xlaunch.environment import Environment
 from xlaunch.planning.plan import Plan
 from xlaunch.run.keeper import keep
-from xlaunch.run.occupancy import StolenTime, describe_occupancy
+from xlaunch.run.occupancy import StolenTime, anything_runs
 from xlaunch.run.report import Report, leads_elsewhere, render_report, write_report_or_tell
-from xlaunch.run.supervisor import Supervisor
+from xlaunch.run.supervisor import ENDING, Supervisor
 
 if TYPE_CHECKING:
     from xlaunch.run.live import LiveWriter
     from xlaunch.run.measuring import Measure
-
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 def run_supervised(
@@ -30,23 +28,29 @@ def run_supervised(
     table: bool,
     deliver: Callable[[Report], None] | None,
     live: LiveWriter | None = None,
+    caller: int | None = None,
 ) -> int:
     """Run `plan` under a keeper and a supervisor; the exit code of the first failure, or 0.
 
-    `live` is told of what instances measure as it comes in.
+    `live` gets what instances measure as it comes in. `caller`: as `keep` has it.
     """
     cpus = {cpu for instance in plan.instances for cpu in instance.cpus}
-    busy = describe_occupancy(cpus)
+    maybe_busy = cpus if anything_runs() else ()
     folder, problem = _folder_for(plan)
     measure = _measure_for(plan, folder, live)
 
     def supervise(commands: int, signal_mask: set[signal.Signals]) -> int:
         supervisor = Supervisor(
-            plan, environment, commands, signal_mask, measure=measure, quiet=not table
+            plan,
+            environment,
+            commands,
+            signal_mask,
+            measure=measure,
+            quiet=not table,
+            maybe_busy=maybe_busy,
         )
-        for text in (problem, busy):
-            if text is not None:
-                supervisor.warn(text)
+        if problem is not None:
+            supervisor.warn(problem)
         stolen = StolenTime(cpus)
         try:
             report = supervisor.run()
@@ -66,10 +70,10 @@ def run_supervised(
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
             os.kill(os.getpid(), signal.SIGINT)
-        return code
+        return code or supervisor.exit_code
 
     try:
-        return keep(supervise)
+        return keep(supervise, caller=caller)
     finally:
         _remove(folder)  # where the supervisor was killed
 
@@ -88,9 +92,11 @@ def _write_report(report: Report, path: str | None, commands: int) -> int:
         target=lambda: codes.append(write_report_or_tell(report, path)), daemon=True
     )
     writer.start()
+    poll = select.poll()  # select() takes no descriptor above 1023
+    poll.register(commands, select.POLLIN)
     while not codes and writer.is_alive():
         writer.join(0.05)
-        if select.select([commands], [], [], 0)[0]:
+        if poll.poll(0):
             numbers = os.read(commands, 1)
             if not numbers:
                 return report.exit_code  # the keeper is gone, and nobody is told

@@ -7,26 +7,27 @@ destinations. Nothing in the loop blocks.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import signal
 import time
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from xlaunch.environment import Environment
 from xlaunch.machine.cpu_list import name_numbers
-from xlaunch.planning.plan import Instance, Plan
+from xlaunch.planning.plan import Plan
 from xlaunch.planning.request import MAX, OnFailure
 from xlaunch.run.leftovers import LEFTOVER_INTERVAL_S, Leftovers
-from xlaunch.run.logs import open_logs
 from xlaunch.run.observe import Observer
-from xlaunch.run.processes import children, descendants
+from xlaunch.run.processes import children, descendants, has_job_control
 from xlaunch.run.relay import Relay
 from xlaunch.run.report import Measured, Report
 from xlaunch.run.restarts import Restarts
-from xlaunch.run.running import Running, report_of
-from xlaunch.run.start import Streams, exec_failure, fork_instance, place_of
+from xlaunch.run.running import Running, reports_of
+from xlaunch.run.sharing import Sharing
+from xlaunch.run.signalling import kill_all, send
+from xlaunch.run.start import exec_failure, fork_instance, place_of
 from xlaunch.run.states import (
     EVENT_OF_SIGNAL,
     SIGNAL_OF_EVENT,
@@ -42,6 +43,8 @@ from xlaunch.run.terminal import CtrlC, Terminal
 
 if TYPE_CHECKING:
     from xlaunch.run.measuring import Measure, Measuring
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 TIMED_OUT = 124
 OWN_FAULT = 125
@@ -61,8 +64,12 @@ class Supervisor:
         *,
         measure: Measure | None = None,
         quiet: bool = False,
+        maybe_busy: Collection[int] = (),
     ) -> None:
-        """`measure`: begins the measuring, where something is measured. `quiet`: say no warnings."""
+        """`measure`: begins the measuring, where something is measured. `quiet`: say no warnings.
+
+        `maybe_busy`: CPUs of the instances that others may use as well.
+        """
         self._plan = plan
         self._quiet = quiet
         self._request = plan.request
@@ -78,20 +85,24 @@ class Supervisor:
         self._ended: list[Running] = []
         self._restarts = Restarts(plan.request.max_restarts)
         self._last_signal = signal.SIGTERM
-        self._leftovers = Leftovers(plan.request.grace_s)
+        self._leftovers = Leftovers(plan.count, plan.request.grace_s)
         self._grace_at: float | None = None
         self._timeout_at: float | None = None
-        self._killed_at: float | None = None
+        self._flushing = False
         self._exit_code = 0
         self._reason: str | None = None
         self._warnings = [*plan.warnings, *environment.warnings]
-        self._terminal = self._find_terminal()
+        alone = len(plan.instances) == 1
+        self._terminal = Terminal.find(os.getpgid(self._keeper)) if alone else None
         self._ctrl_c = CtrlC(self._terminal, plan.request.grace_s)
         self._poll = select.poll()
         self._relay = Relay(plan, self._poll)
         self._measuring: Measuring | None = measure and measure(self._poll, self.warn)
         if self._measuring is not None:
             self._relay.seen = self._measuring.feed
+        self._sharing: Sharing | None = None
+        if maybe_busy:
+            self._sharing = Sharing(maybe_busy, self._observer, self._known, bound=plan.bound)
         self.ended_by_ctrl_c = False
         """The instance had the terminal, and Ctrl-C there ended it."""
 
@@ -108,11 +119,16 @@ class Supervisor:
         while not self._finished():
             self._wait()
             self._check_clock()
-        self._relay.finish(self._output_is_given_up)
+        if self._sharing is not None:
+            self._look_for_others(self._sharing, at_end=True)
+            self._sharing = None
+        self._relay.finish()
         if self._measuring is not None:
             self._measuring.finish()
         if self._terminal is not None:
             self._terminal.take_back()
+        self._timeout_at = self._grace_at = None  # they were for the instances
+        self.flush()
         return self._make_report()
 
     def say(self, text: str) -> None:
@@ -124,15 +140,23 @@ class Supervisor:
         self._relay.say(text)
 
     def flush(self) -> None:
-        """Write what waits for the destinations, as long as somebody reads."""
-        self._relay.flush(self._output_is_given_up)
+        """Write what waits for the destinations, until a signal ends the wait for their readers."""
+        self._flushing = True
+        patience = time.monotonic() + DRAIN_AFTER_KILL_S
+        while self._relay.pending:
+            if self._state is State.KILLING and time.monotonic() > patience:
+                self._relay.drop_pending()
+            else:
+                self._wait()
+                self._check_clock()
+        self._flushing = False
+
+    @property
+    def exit_code(self) -> int:
+        """That of the first failure, 0 without one."""
+        return self._exit_code
 
     # Starting.
-
-    def _find_terminal(self) -> Terminal | None:
-        if len(self._plan.instances) != 1:
-            return None
-        return Terminal.find(os.getpgid(self._keeper))
 
     def _start_all(self) -> None:
         for position in range(len(self._plan.instances)):
@@ -157,7 +181,8 @@ class Supervisor:
             variables = variables | self._measuring.variables(instance.index)
         opened: list[int] = []
         try:
-            streams = self._open_streams(instance, opened)
+            first = all(run.instance.index != instance.index for run in self._ended)
+            streams = self._relay.open_streams(instance, opened, first=first)
             started = time.monotonic()
             with place_of(self._plan, instance, self.warn):
                 pid, exec_result = fork_instance(
@@ -177,24 +202,6 @@ class Supervisor:
     def _lend_terminal(self, group: int) -> None:
         if self._terminal is not None:
             self._terminal.lend_to(group)
-
-    def _open_streams(self, instance: Instance, opened: list[int]) -> Streams:
-        """The instance's three streams; those that only it needs are noted in `opened`."""
-        if len(self._plan.instances) == 1:
-            stdin = 0
-        else:
-            stdin = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-            opened.append(stdin)
-        if self._request.log_dir is not None:
-            first = all(run.instance.index != instance.index for run in self._ended)
-            outputs = open_logs(self._request.log_dir, instance.index, new=first)
-            opened.extend(outputs)
-            return Streams(stdin, *outputs)
-        if not self._plan.relayed:
-            return Streams(stdin, 1, 2)
-        outputs = self._relay.open(instance)
-        opened.extend(outputs)
-        return Streams(stdin, *outputs)
 
     # Waiting, and what is waited for.
 
@@ -224,6 +231,8 @@ class Supervisor:
         deadlines += [at for at in set_times if at is not None]
         if self._running and self._measuring is not None:
             deadlines.append(self._measuring.due)
+        if self._running and self._sharing is not None:
+            deadlines.append(self._sharing.due)
         if (self._state, Event.RESTART_DUE) in TABLE:
             deadlines.append(self._restarts.next_at)
         now = time.monotonic()
@@ -244,12 +253,19 @@ class Supervisor:
             self._handle(Event.SECOND_CTRL_C)
         if self._running and now >= self._observer.due:
             self._observer.look()
+        if self._sharing is not None and now >= self._sharing.due:
+            self._look_for_others(self._sharing)
         if self._leftovers.waiting:
             self._end_leftovers()
         if self._running and self._measuring is not None:
             self._measuring.look()
         if now >= self._restarts.next_at and (self._state, Event.RESTART_DUE) in TABLE:
             self._restart_those_due(now)
+
+    def _look_for_others(self, sharing: Sharing, *, at_end: bool = False) -> None:
+        warning = sharing.look(at_end=at_end)
+        if warning is not None:
+            self.warn(warning)
 
     def _read_commands(self) -> None:
         numbers = os.read(self._commands, 64)
@@ -276,6 +292,10 @@ class Supervisor:
         if number == signal.SIGCONT and self._terminal is not None:
             self._terminal.lend_again()
         before, self._last_signal = self._state, number
+        if self._flushing and number in ENDING:
+            self._fail(128 + number, f"{number.name} came while output waited for its reader")
+            self._relay.drop_pending()
+            return
         self._handle(EVENT_OF_SIGNAL[number])
         if self._state is State.ENDING and before is not State.ENDING and self._running:
             again = "; Ctrl-C again: now" if number == signal.SIGINT else ""
@@ -306,26 +326,20 @@ class Supervisor:
 
     def _signal(self, action: Action) -> None:
         if action.target is Target.EVERYTHING:
-            self._kill_everything()
+            kill_all(descendants(os.getpid()))
             return
         # Of a group that we are a member of we have a copy: it is blocked, and known by its sender.
-        for pid in self._running:
-            with contextlib.suppress(ProcessLookupError):
-                if action.signal is None:
-                    pass
-                elif action.target is Target.GROUPS:
-                    os.killpg(pid, action.signal)
-                elif action.target is Target.PROCESSES:
-                    os.kill(pid, action.signal)
-                if action.continue_groups:
-                    os.killpg(pid, signal.SIGCONT)
-
-    def _kill_everything(self) -> None:
-        if self._killed_at is None:
-            self._killed_at = time.monotonic()
-        for pid in descendants(os.getpid()):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        for pid, running in self._running.items():
+            sent = True
+            if action.signal is not None and action.target is not Target.NOBODY:
+                sent = send(pid, action.signal, group=action.target is Target.GROUPS)
+            if action.continue_groups:
+                send(pid, signal.SIGCONT, group=True)
+            if not sent:
+                self.warn(
+                    f"instance {running.instance.index} (PID {pid}) runs as another user: it cannot "
+                    "be signalled, and its end is waited for"
+                )
 
     # Ends of processes.
 
@@ -434,7 +448,9 @@ class Supervisor:
     def _note_stop(self, pid: int, number: int) -> None:
         if pid not in self._running or number == signal.SIGSTOP:
             return
-        if self._terminal is not None or len(self._plan.instances) == 1:
+        if self._terminal and number == signal.SIGTSTP and not has_job_control(self._keeper):
+            send(pid, signal.SIGCONT, group=True)  # nobody else would
+        elif self._terminal is not None or len(self._plan.instances) == 1:
             self._handle(Event.INSTANCE_SUSPENDED)
         elif number in (signal.SIGTTIN, signal.SIGTTOU):
             index = self._running[pid].instance.index
@@ -456,19 +472,9 @@ class Supervisor:
 
     # The end.
 
-    def _output_is_given_up(self) -> bool:
-        return self._killed_at is not None and (
-            time.monotonic() > self._killed_at + DRAIN_AFTER_KILL_S
-        )
-
     def _make_report(self) -> Report:
         measured = Measured() if self._measuring is None else self._measuring.results()
-        runs: dict[int, list[Running]] = {}
-        for running in self._ended:
-            runs.setdefault(running.instance.index, []).append(running)
-        reports = tuple(
-            report_of(runs[index], measured.by_instance.get(index, ())) for index in sorted(runs)
-        )
+        reports = reports_of(self._ended, measured.by_instance)
         for report in reports:
             outside = set(report.cpus_observed) - set(report.cpus_asked)
             if outside and self._plan.bound:

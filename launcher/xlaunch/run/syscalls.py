@@ -117,11 +117,22 @@ def restore_memory_policy(policy: InheritedPolicy) -> None:
     _check(_libc.syscall(_mempolicy_call(0), policy.mode, mask if policy.nodes else None, size))
 
 
-def _mempolicy_call(position: int) -> int:
-    numbers = _MEMPOLICY_CALLS.get(os.uname().machine)
+def memory_policy_calls(machine: str, bits: int) -> tuple[int, int]:
+    """The numbers of set_mempolicy and get_mempolicy for a Python of `bits` on `machine`.
+
+    Raises OSError where they are not known, as for a 32-bit Python on a 64-bit kernel.
+    """
+    numbers = _MEMPOLICY_CALLS.get(machine)
     if numbers is None:
-        raise OSError(errno.ENOSYS, f"memory policy calls are not known on {os.uname().machine}")
-    return numbers[position]
+        raise OSError(errno.ENOSYS, f"memory policy calls are not known on {machine}")
+    if (bits == 32) != (machine in ("i686", "i386", "armv7l")):
+        reason = f"a {bits}-bit Python on {machine} has other system call numbers; use a 64-bit one"
+        raise OSError(errno.ENOSYS, reason)
+    return numbers
+
+
+def _mempolicy_call(position: int) -> int:
+    return memory_policy_calls(os.uname().machine, _BITS)[position]
 
 
 class SignalInfo(NamedTuple):

@@ -3,15 +3,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
+import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import xlaunch
-from launcher.run.launching import is_alive, wait_until
+from launcher.run.launching import PATIENCE_S, is_alive, wait_until
 from xlaunch.run.live import (
     LINES_AFTER_MARK,
     LiveLine,
@@ -101,6 +106,67 @@ def test_page_faults_are_counted():
     assert instance.minor_faults > 32  # a huge page each, where the system gives such
     assert instance.major_faults is not None
     assert instance.started
+
+
+@contextlib.contextmanager
+def calling(code: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A program that launches, in a process group of its own."""
+    words = [sys.executable, "-c", code]
+    with subprocess.Popen(words, start_new_session=True, stderr=subprocess.DEVNULL) as caller:
+        try:
+            yield caller
+        finally:
+            caller.kill()
+
+
+@pytest.mark.parametrize("whole_group", [False, True])
+def test_interrupted_caller_ends_the_run(tmp_path: Path, whole_group: bool):
+    """With `kill -INT` to the caller alone, or to all of its group, as a terminal does."""
+    program = """
+import signal, sys, time
+def finish(*_):
+    time.sleep(0.3)  # killed in between, it would not get to the next line
+    open("told", "w")
+    sys.exit(0)
+signal.signal(signal.SIGINT, finish)
+open("ready", "w")
+signal.pause()
+"""
+    code = f"""
+import sys, xlaunch
+words = (sys.executable, "-c", {program!r})
+plan = xlaunch.plan(xlaunch.Request(program=words, ncores=1), xlaunch.read_machine())
+try: xlaunch.launch(plan)
+except KeyboardInterrupt: sys.exit(9)
+"""
+    with calling(code) as caller:
+        wait_until((tmp_path / "ready").exists, "the program")
+        if whole_group:
+            os.killpg(caller.pid, signal.SIGINT)
+        else:
+            caller.send_signal(signal.SIGINT)
+        assert caller.wait(PATIENCE_S) == 9
+    assert (tmp_path / "told").exists()
+
+
+def test_caller_interrupted_twice_kills(tmp_path: Path):
+    program = """
+import signal, time
+signal.signal(signal.SIGINT, lambda *_: open("told", "w"))
+open("ready", "w")
+while True: time.sleep(600)
+"""
+    code = f"""
+import sys, xlaunch
+request = xlaunch.Request(program=(sys.executable, "-c", {program!r}), ncores=1, grace_s=3600)
+try: xlaunch.launch(xlaunch.plan(request, xlaunch.read_machine()))
+except KeyboardInterrupt: sys.exit(9)
+"""
+    with calling(code) as caller:
+        for word in ("ready", "told"):
+            wait_until((tmp_path / word).exists, f"the program to be {word}")
+            caller.send_signal(signal.SIGINT)
+        assert caller.wait(PATIENCE_S) == 9
 
 
 def test_an_interpreter_that_is_missing_is_no_failure_of_the_program(tmp_path: Path):
@@ -200,6 +266,27 @@ while True: signal.pause()
     assert not any(map(is_alive, pids))
 
 
+def test_nothing_is_started_for_a_caller_that_was_killed_at_once():
+    """Before its child could ask the kernel to be ended with it."""
+    code = """
+import os, signal, subprocess, xlaunch
+plan = xlaunch.plan(xlaunch.Request(program=("sleep", "600"), ncores=1), xlaunch.read_machine())
+run = xlaunch.start(plan, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+with open(f"/proc/self/task/{os.getpid()}/children") as file: print(file.read(), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    caller = subprocess.run(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False
+    )
+    assert caller.returncode == -signal.SIGKILL
+    keeper = int(caller.stdout)
+    try:
+        wait_until(lambda: not is_alive(keeper), "the end of what the caller started")
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(keeper, signal.SIGKILL)
+
+
 def test_output_and_input_are_the_caller_s_choice(tmp_path: Path):
     code = "print(repr(sys.stdin.read()), os.isatty(0)); print('told', file=sys.stderr)"
     with (
@@ -236,6 +323,45 @@ def test_descriptors_are_given_back():
             run.report()
         xlaunch.launch(plan_of(""))
     assert count() == before
+
+
+MANY_DESCRIPTORS = """
+import os, resource, sys, xlaunch
+from xlaunch.cli import main
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+while os.dup(0) < 1100: pass
+"""
+
+
+@pytest.fixture
+def high_limit(needs: Callable[[object, str], None]) -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needs(hard == resource.RLIM_INFINITY or hard > 1500, "a hard limit of 1,500 open files")
+
+
+@pytest.mark.usefixtures("high_limit")
+def test_caller_may_have_thousands_of_descriptors():
+    code = """
+plan = xlaunch.plan(xlaunch.Request(program=("true",), ncores=1), xlaunch.read_machine())
+with xlaunch.start(plan) as run:
+    assert run.wait(60)
+    print(run.report().exit_code)
+"""
+    words = [sys.executable, "-c", MANY_DESCRIPTORS + code]
+    done = subprocess.run(words, stdout=subprocess.PIPE, check=True)
+    assert done.stdout == b"0\n"
+
+
+@pytest.mark.usefixtures("high_limit")
+def test_report_goes_to_a_pipe_with_thousands_of_descriptors_open(tmp_path: Path):
+    os.mkfifo(tmp_path / "report")
+    words = [sys.executable, "-c", MANY_DESCRIPTORS + "main()", "--report", "report", "-q", "true"]
+    with subprocess.Popen(words) as run:
+        reader = threading.Thread(target=(tmp_path / "report").read_bytes, daemon=True)
+        reader.start()
+        assert run.wait(PATIENCE_S) == 0
+        reader.join()
 
 
 # The file in memory

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from launcher.run.launching import PATIENCE_S, children_of, is_alive, wait_until
+from xlaunch.run.barrier import LONGEST_HOLD_S, Barrier
 
 XLAUNCH = [sys.executable, "-m", "xlaunch"]
 BEGIN = """
@@ -124,14 +125,17 @@ for step in range(4):
 
 
 def test_log_files_are_read_along(measure: Start):
-    code = "for _ in range(30): print(f'{100 * (index + 1)} x/s'); time.sleep(0.02)\nprint('7 x/s')"
+    """The barrier opens for instance 0 once a value of instance 1 was seen in its log file."""
+    code = """
+if index: print("5 x/s", flush=True); wait_for("0.passed")
+else: barrier()
+print("7 x/s")
+"""
     run = measure(code, "--log-dir", "logs")
     code_, out, err = run.end()
     assert (code_, out) == (0, ""), err
     metrics = [one["metrics"][0] for one in run.report()["instances"]]
-    assert [(one["count"], one["last"]) for one in metrics] == [(31, 7), (31, 7)]
-    (total,) = run.report()["metrics"]
-    assert 200 < total["sum"] <= 300
+    assert [(one["count"], one["last"]) for one in metrics] == [(1, 7), (2, 7)]
 
 
 @pytest.mark.parametrize("stream", [1, 2])
@@ -256,6 +260,18 @@ def test_instance_that_is_killed_at_the_barrier_is_not_waited_for(measure: Start
     run.allow("go")
     assert run.end()[0] == 137
     assert len(run.told("after")) == 2
+
+
+def test_barrier_opens_for_those_who_have_waited_long_enough(tmp_path: Path):
+    barrier = Barrier(str(tmp_path), [0, 1, 2], 0.0)
+    reader = os.open(barrier.path(1), os.O_RDONLY | os.O_NONBLOCK)
+    barrier.look(5.0, [], 0.0)
+    barrier.look(5.0 + LONGEST_HOLD_S - 1, [], 0.0)
+    assert (barrier.came, barrier.released_at, barrier.overdue) == (True, None, [])
+    barrier.look(5.0 + LONGEST_HOLD_S, [], 0.0)
+    assert (barrier.released_at, barrier.overdue) == (5.0 + LONGEST_HOLD_S, [0, 2])
+    assert os.read(reader, 1) == b""  # its end of file
+    os.close(reader)
 
 
 def test_instance_that_prints_a_value_is_past_its_warm_up(measure: Start):

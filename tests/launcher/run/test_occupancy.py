@@ -7,26 +7,35 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from launcher.run.launching import PATIENCE_S
-from xlaunch.run.occupancy import SAMPLE_S, StolenTime, describe_occupancy, tells_of_others
+from xlaunch.run.observe import Observation
+from xlaunch.run.occupancy import (
+    MIN_SAMPLE_S,
+    SAMPLE_S,
+    Occupancy,
+    StolenTime,
+    anything_runs,
+    tells_of_others,
+)
+from xlaunch.run.processes import TICKS_PER_SECOND
 
 XLAUNCH = [sys.executable, "-m", "xlaunch"]
 
 
 class Proc:
-    """A /proc of four CPUs, in which `work` ticks a sample are used, by `processes`."""
+    """A /proc of four CPUs, in which `work` of ten ticks a sample are used, by `processes`."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.work = [0, 0, 0, 0]
         self.stolen = [700, 700, 700, 700]
         self.processes: dict[int, tuple[str, int, int]] = {}
-        """Name, ticks a sample, CPU; by PID."""
+        """Name, tenths of a CPU, CPU; by PID."""
         self.samples = 0
         self.runnable(2)
         self.write()
@@ -51,18 +60,32 @@ class Proc:
             task = self.root / str(pid) / "task" / str(pid)
             task.mkdir(parents=True, exist_ok=True)
             fields = ["0"] * 50
-            fields[0], fields[11], fields[36] = "R", str(self.samples * ticks), str(cpu)
+            fields[0], fields[36] = "R", str(cpu)
+            fields[11] = str(round(self.samples * ticks * SAMPLE_S * TICKS_PER_SECOND / 10))
             for folder in (task, task.parents[1]):
                 (folder / "stat").write_text(f"{pid} ({name}) {' '.join(fields)}\n")
                 (folder / "comm").write_text(f"{name}\n")
 
-    def sleep(self, seconds: float) -> None:
-        assert seconds == SAMPLE_S
+    def pass_time(self) -> None:
         self.samples += 1
         self.write()
 
-    def describe(self, *cpus: int) -> str | None:
-        return describe_occupancy(cpus, root=str(self.root), sleep=self.sleep)
+    def describe(
+        self,
+        *cpus: int,
+        own: Sequence[int] = (0, 0, 0, 0),
+        ours: tuple[int, ...] = (),
+        bound: bool = True,
+    ) -> str | None:
+        """What is said of a run on `cpus` that used `own` ticks of each in the first sample."""
+        occupancy = Occupancy(cpus, 0.0, bound=bound, root=str(self.root))
+        for _ in range(2):
+            self.pass_time()
+            assert occupancy.look(occupancy.due / 2, own.__getitem__, ours) is None
+            told = occupancy.look(occupancy.due, own.__getitem__, ours)
+            if occupancy.due == float("inf"):
+                return told
+        raise AssertionError
 
 
 @pytest.fixture
@@ -75,11 +98,44 @@ def test_idle_cpus_are_no_word_worth(proc: Proc):
     assert proc.samples == 1
 
 
-def test_machine_on_which_nothing_runs_is_not_sampled(proc: Proc):
+@pytest.mark.parametrize(("count", "others"), [(1, False), (2, True)])
+def test_others_run_where_more_than_this_process_is_runnable(proc: Proc, count: int, others: bool):
+    proc.runnable(count)
+    assert anything_runs(str(proc.root)) == others
+
+
+def test_work_of_the_run_itself_is_not_that_of_others(proc: Proc):
+    proc.work = [8, 8, 8, 8]
+    proc.processes = {42: ("ours", 8, 0), 43: ("other", 4, 1), 44: ("supervisor", 3, 1)}
+    proc.write()
+    assert proc.describe(0, 1, 2, own=(8, 4, 6, 0), ours=(42, 44)) == (
+        "CPU 1 is busy with other work (40%): other (PID 43); --cpus takes others"
+    )
+
+
+def test_time_that_the_host_took_is_not_work_of_others(proc: Proc):
+    proc.work[0] = 2
+    occupancy = Occupancy([0], 0.0, root=str(proc.root))
+    proc.pass_time()
+    proc.stolen[0] += 8
+    proc.write()
+    occupancy.look(SAMPLE_S, lambda _: 2, ())
+    assert occupancy.due == float("inf")
+
+
+@pytest.mark.parametrize(
+    ("ended_at", "told"),
+    [
+        (0.9 * MIN_SAMPLE_S, None),
+        (1.1 * MIN_SAMPLE_S, "CPU 0 is busy with other work (80%); --cpus takes others"),
+    ],
+)
+def test_short_run_is_told_of_what_one_sample_showed(proc: Proc, ended_at: float, told: str | None):
     proc.work[0] = 8
-    proc.runnable(1)
-    assert proc.describe(0) is None
-    assert proc.samples == 0
+    occupancy = Occupancy([0], 0.0, root=str(proc.root))
+    proc.pass_time()
+    assert occupancy.finish(ended_at, lambda _: 0, ()) == told
+    assert occupancy.finish(ended_at, lambda _: 0, ()) is None
 
 
 def test_busy_cpu_is_named_with_its_share_and_its_occupant(proc: Proc):
@@ -107,8 +163,17 @@ def test_other_cpus_are_not_our_business(proc: Proc):
     assert proc.describe(2, 3) is None
 
 
-@pytest.mark.parametrize(("work", "told"), [(4, False), (5, True)])
-def test_half_is_busy(proc: Proc, work: int, told: bool):
+@pytest.mark.parametrize(("work", "told"), [([8, 2, 0, 0], False), ([8, 5, 0, 0], True)])
+def test_unbound_run_avoids_busy_cpus_unless_they_are_many(proc: Proc, work: list[int], told: bool):
+    proc.work = work
+    proc.write()
+    line = "CPUs 0-1 are busy with other work (65% on average): of processes that are not seen"
+    assert str(proc.describe(0, 1, 2, 3, bound=False)).startswith(line) == told
+    assert "--cpus" not in str(proc.describe(0, 1, 2, 3, bound=False))
+
+
+@pytest.mark.parametrize(("work", "told"), [(2, False), (3, True)])
+def test_nearly_a_third_is_busy(proc: Proc, work: int, told: bool):
     proc.work[1] = work
     proc.write()
     assert (proc.describe(1) is not None) == told
@@ -123,15 +188,13 @@ def test_occupants_of_another_container_cannot_be_named(proc: Proc):
     )
 
 
-@pytest.mark.parametrize("name", ["loadavg", "stat"])
-def test_proc_that_tells_nothing(proc: Proc, name: str):
-    proc.work[0] = 8
-    (proc.root / name).unlink()
-    if name == "stat":
-        proc.write = lambda: None  # type: ignore[method-assign]
-        assert proc.describe(0) is None
-    else:
-        assert proc.describe(0) is not None
+def test_proc_that_tells_nothing(proc: Proc):
+    for name in ("loadavg", "stat"):
+        (proc.root / name).unlink()
+    assert anything_runs(str(proc.root))
+    occupancy = Occupancy([0], 0.0, root=str(proc.root))
+    assert occupancy.look(SAMPLE_S, lambda _: 0, ()) is None
+    assert occupancy.due == float("inf")
 
 
 def test_time_that_the_host_gave_to_others_is_told_of_our_cpus_alone(proc: Proc):
@@ -184,9 +247,9 @@ def burner() -> Iterator[tuple[int, int]]:
         process.kill()
 
 
-def launch(*words: str) -> subprocess.CompletedProcess[str]:
+def launch(*words: str, program: str = "sleep 0.8") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*XLAUNCH, *words, "true"],
+        [*XLAUNCH, *words, "sh", "-c", program],
         capture_output=True,
         check=True,
         text=True,
@@ -194,21 +257,49 @@ def launch(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_warning_comes_before_a_supervised_run(burner: tuple[int, int], tmp_path: Path):
+def test_supervised_run_on_a_busy_cpu_gets_a_warning(burner: tuple[int, int], tmp_path: Path):
     pid, cpu = burner
     report = tmp_path / "report.json"
     done = launch("--cpus", str(cpu), "--report", str(report))
     first = done.stderr.splitlines()[0]
     assert first.startswith(f"xlaunch: warning: CPU {cpu} is busy with other work (")
     assert f"(PID {pid})" in first
-    (warning,) = json.loads(report.read_text())["warnings"]
-    assert first == f"xlaunch: warning: {warning}"
+    warnings = json.loads(report.read_text())["warnings"]
+    assert first.removeprefix("xlaunch: warning: ") in warnings
+
+
+def test_busy_cpu_does_not_delay_the_start(burner: tuple[int, int], tmp_path: Path):
+    """A run that is over before a sample could be taken has no warning."""
+    code = (
+        "from xlaunch.run import occupancy; from xlaunch.cli import main\n"
+        "occupancy.SAMPLE_S = occupancy.MIN_SAMPLE_S = 3600\n"
+        "main()"
+    )
+    report = tmp_path / "report.json"
+    words = ["--cpus", str(burner[1]), "--report", str(report), "true"]
+    subprocess.run([sys.executable, "-c", code, *words], check=True, timeout=PATIENCE_S)
+    warnings = json.loads(report.read_text())["warnings"]
+    assert not any(tells_of_others(one) for one in warnings if "steal" not in one)
+
+
+def test_work_of_ended_children_is_the_program_s_own():
+    """Their threads were never looked at; their time is that of the process that waited for them."""
+    burn = f"{sys.executable} -c 'import time\nwhile time.process_time() < 0.1: pass'"
+    code = f"{burn}; {burn}; echo; read line"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(["sh", "-c", code], **pipes) as shell:  # type: ignore[call-overload]
+        shell.stdout.readline()
+        seen = Observation(shell.pid)
+        seen.look()
+        shell.communicate()
+    assert seen.ticks >= 0.15 * TICKS_PER_SECOND
+    assert seen.placed_ticks < 0.1 * TICKS_PER_SECOND
 
 
 def test_quiet_run_has_it_in_the_report_alone(burner: tuple[int, int], tmp_path: Path):
     report = tmp_path / "report.json"
     assert launch("-q", "--cpus", str(burner[1]), "--report", str(report)).stderr == ""
-    assert "busy with other work" in json.loads(report.read_text())["warnings"][0]
+    assert "busy with other work" in str(json.loads(report.read_text())["warnings"])
 
 
 def test_launch_in_place_does_not_look(burner: tuple[int, int]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 from pathlib import Path
 
 from launcher.cli.commands import show, xlaunch
@@ -13,7 +14,9 @@ from xlaunch.environment.caches import default_folder
 
 def test_launches_of_tests_have_a_cache_of_their_own():
     told = show()["env"]
-    assert Path(told["XDG_CACHE_HOME"]) != Path.home() / ".cache"
+    users_own = Path(pwd.getpwuid(os.getuid()).pw_dir)
+    assert not Path(told["HOME"]).samefile(users_own)
+    assert Path(told["XDG_CACHE_HOME"]) != users_own / ".cache"
     folder = default_folder(os.environ)
     assert folder is not None
     assert folder.startswith(told["XDG_CACHE_HOME"])

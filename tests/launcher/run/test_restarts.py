@@ -188,7 +188,7 @@ def test_what_is_summed_is_of_all_runs(launch: Start):
     run = launch(code, "-q", count=1)
     assert run.end()[0] == 0
     (instance,) = run.report()["instances"]
-    assert 0.6 <= instance["cpu_s"] <= instance["wall_s"] + 0.1
+    assert instance["cpu_s"] >= 0.6
     assert instance["restarts"] == 1
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 import pytest
@@ -45,13 +46,16 @@ def test_program_may_survive_hangup_and_quit(start, name):
     assert run.end()[0] == 143
 
 
-def test_signals_in_a_burst_are_not_merged(start):
-    run = start(count=1, witness=())
-    for _ in range(3):
-        run.send(signal.SIGUSR1)
-        run.send(signal.SIGUSR2)
-    run.wait_for(0, "SIGUSR1")
-    run.wait_for(0, "SIGUSR2")
+def test_two_interrupts_that_wait_for_the_supervisor_are_not_merged(start):
+    run = start("--grace", "1h", witness=("--ignore", "SIGINT"), count=1)
+    supervisor = run.supervisor
+    os.kill(supervisor, signal.SIGSTOP)
+    wait_until(lambda: _state(supervisor) == "T", "the supervisor to be stopped")
+    for _ in range(2):
+        run.send(signal.SIGINT)
+        wait_until(lambda: not _is_pending(run.process.pid, signal.SIGINT), "the keeper to have it")
+    os.kill(supervisor, signal.SIGCONT)
+    assert run.end()[0] == 137  # of one alone: nothing, for an hour
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
@@ -161,7 +165,11 @@ def _state(pid: int) -> str:
         return file.read().rpartition(")")[2].split()[0]
 
 
-def _pidfd(pid: int) -> int:
-    import os
+def _is_pending(pid: int, number: signal.Signals) -> bool:
+    with open(f"/proc/{pid}/status") as file:
+        (mask,) = [int(line.split()[1], 16) for line in file if line.startswith("ShdPnd:")]
+    return bool(mask >> (number - 1) & 1)
 
+
+def _pidfd(pid: int) -> int:
     return os.pidfd_open(pid)

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pexpect
@@ -129,6 +130,14 @@ def test_background_job_that_reads_the_terminal_stops_and_fg_lets_it_read(shell)
     assert exit_code(shell) == 0
 
 
+def test_one_of_several_that_reads_the_terminal_is_reported_as_stopped(shell):
+    layout = "--instances 2 --ncores 1 --oversubscribe"
+    shell.sendline(f"{XLAUNCH} {layout} -q -- sh -c 'read line </dev/tty'")
+    shell.expect("instance [01] is stopped: it uses the terminal, which none of several has")
+    shell.sendintr()
+    assert exit_code(shell) == 130
+
+
 def test_terminal_is_the_program_s_own(shell):
     code = "import os, sys; print(sys.stdin.isatty(), os.tcgetpgrp(0) == os.getpgrp())"
     for supervise in ("", "--supervise"):
@@ -189,6 +198,68 @@ def test_terminal_is_given_back(shell):
     shell.expect_exact('wo""rd? ')
     shell.sendline("given")
     shell.expect_exact("word=given")
+
+
+SEVERAL = ["--instances", "2", "--ncores", "1", "--oversubscribe"]
+
+
+@pytest.fixture(params=["session leader", "PID 1"])
+def without_shell(
+    request: pytest.FixtureRequest, needs: Callable[[object, str], None]
+) -> Iterator[Callable[..., pexpect.spawn]]:
+    """Start xlaunch as the session leader of a terminal or, as in a container, as PID 1."""
+    words = [sys.executable, "-m", "xlaunch", "-q"]
+    if request.param == "PID 1":
+        unshare = ["unshare", "--pid", "--fork", "--mount-proc"]
+        done = subprocess.run([*unshare, "true"], capture_output=True, check=False)
+        needs(done.returncode == 0, "unshare (util-linux), as root")
+        words = [*unshare, *words]
+    spawned = []
+
+    def start(*options: str) -> pexpect.spawn:
+        spawned.append(
+            pexpect.spawn(words[0], [*words[1:], *options], timeout=20, encoding="utf-8")
+        )
+        return spawned[-1]
+
+    yield start
+    for child in spawned:
+        child.close(force=True)
+
+
+def ended_by_interrupt(child: pexpect.spawn) -> bool:
+    child.expect(pexpect.EOF)
+    child.wait()
+    return child.signalstatus == 2 or child.exitstatus == 130
+
+
+@pytest.mark.parametrize("layout", [["--supervise"], SEVERAL], ids=["one", "two"])
+def test_ctrl_c_without_a_shell(without_shell, layout):
+    child = without_shell(*layout, "sh", "-c", "echo started; exec sleep 600")
+    for _ in range(2 if layout is SEVERAL else 1):
+        child.expect_exact("started")
+    child.sendintr()
+    assert ended_by_interrupt(child)
+    assert "supervisor was ended" not in child.before
+
+
+def test_ctrl_z_without_a_shell_does_not_stop_one(without_shell):
+    child = without_shell("--supervise", "sh", "-c", "echo started; read line; echo got $line")
+    child.expect_exact("started")
+    child.sendcontrol("z")
+    child.sendline("a word")
+    child.expect_exact("got a word")
+    child.expect(pexpect.EOF)
+    assert child.wait() == 0
+
+
+def test_ctrl_z_without_a_shell_does_not_stop_several(without_shell):
+    child = without_shell(*SEVERAL, "sh", "-c", "echo started; exec sleep 600")
+    for _ in range(2):
+        child.expect_exact("started")
+    child.sendcontrol("z")
+    child.sendintr()
+    assert ended_by_interrupt(child)
 
 
 def _environment() -> dict[str, str]:
