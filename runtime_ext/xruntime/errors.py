@@ -42,6 +42,10 @@ class InterpreterLockWarning(UserWarning):
     """Streams wait for each other, because what they run holds the interpreter's lock."""
 
 
+class UncheckedInputWarning(UserWarning):
+    """Tensors are handed to a package's code that cannot be compared with what it was made for."""
+
+
 class CPUPoolError(UsageError, ValueError):
     """CPUs that cannot be had, or a question that a pool of CPUs cannot answer."""
 

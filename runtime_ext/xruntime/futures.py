@@ -15,6 +15,9 @@ ended does not change, and is read without any lock.
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import operator
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -30,6 +33,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+_log = logging.getLogger("xruntime")
+
 _ENDED = (FINISHED, CANCELLED, CANCELLED_AND_NOTIFIED)
 
 _making = threading.RLock()
@@ -37,6 +42,17 @@ _making = threading.RLock()
 
 _hold, _let_go = _making.acquire, _making.release
 """For the worker, whom no signal interrupts: `with` makes two objects each time."""
+
+
+class _Condition(threading.Condition):
+    """A condition whose lock is held exactly in its `with` block, though a signal's handler raises.
+
+    The base class's two methods are written in Python, where a handler may run after the lock was taken
+    and before the block is entered, or before it is released.
+    """
+
+    __enter__ = property(operator.attrgetter("_lock.__enter__"))
+    __exit__ = property(operator.attrgetter("_lock.__exit__"))
 
 
 class LightFuture(Future[T]):
@@ -60,7 +76,7 @@ class LightFuture(Future[T]):
     @property
     def _condition(self) -> threading.Condition:  # type: ignore[override]
         if self._made is None:
-            made = threading.Condition()
+            made = _Condition()
             with _making:
                 if self._made is None:
                     self._waiters, self._done_callbacks = [], []
@@ -95,6 +111,17 @@ class LightFuture(Future[T]):
         if not ends:
             super().set_exception(exception)
 
+    def _invoke_callbacks(self) -> None:
+        # Whoever waits in vain takes his off the list.
+        for callback in tuple(self._done_callbacks):
+            try:
+                callback(self)
+            except BaseException as error:
+                # Of a worker only the callback ends; cancel() is called by who may want to exit.
+                if self._state != FINISHED and not isinstance(error, Exception):
+                    raise
+                _log.exception("the callback %r of %r failed", callback, self)
+
     def done(self) -> bool:
         """Whether it was cancelled or has an outcome."""
         return self._state in _ENDED
@@ -104,11 +131,39 @@ class LightFuture(Future[T]):
         if self._state == FINISHED and self._exception is None:
             found: T = self._result  # type: ignore[assignment]
             return found
-        return super().result(timeout)
+        self._wait_for_outcome(timeout)
+        return super().result(0)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """As the base class's."""
-        return self._exception if self._state == FINISHED else super().exception(timeout)
+        if self._state == FINISHED:
+            return self._exception
+        self._wait_for_outcome(timeout)
+        return super().exception(0)
+
+    def _wait_for_outcome(self, timeout_s: float | None) -> None:
+        """Wait until it was cancelled or has an outcome. Raises TimeoutError."""
+        # A condition's wait() releases its lock where a signal's handler may raise.
+        gate = threading.Lock()
+        gate.acquire()
+
+        def open_gate(_: object) -> None:
+            gate.release()
+
+        with self._condition:
+            if self.done():
+                return
+            # Before callbacks, which may take their time.
+            self._done_callbacks.insert(0, open_gate)  # type: ignore[attr-defined]
+        try:
+            gate.acquire(
+                timeout=-1 if timeout_s is None else max(0.0, min(timeout_s, threading.TIMEOUT_MAX))
+            )
+        finally:
+            with self._condition, contextlib.suppress(ValueError):
+                self._done_callbacks.remove(open_gate)  # type: ignore[attr-defined]
+        if not self.done():
+            raise TimeoutError
 
 
 def _forget_holder() -> None:

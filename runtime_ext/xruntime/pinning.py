@@ -19,7 +19,13 @@ from typing import NamedTuple, ParamSpec, TypeVar
 
 from xruntime.cpu_pool import CPUPool
 from xruntime.openmp import openmp_team
-from xruntime.threads import confine_team, resize_team, team_size
+from xruntime.threads import (
+    confine_team,
+    mkl_threads,
+    resize_team,
+    set_mkl_threads,
+    team_size,
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -29,6 +35,9 @@ class _Before(NamedTuple):
     """What a thread was like, to be made so again."""
 
     threads: int
+    mkl_threads: int
+    """0: the process's."""
+
     cpus: frozenset[int]
     """The calling thread's affinity mask."""
 
@@ -69,9 +78,20 @@ class pin:  # noqa: N801 - it reads as a verb: `with pin(pool):`
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        entered, before = _stack().pop()
-        assert entered is self, "pins are left in the order opposite to that of entry"
-        _restore(before)
+        stack = _stack()
+        places = [place for place, (entered, _) in enumerate(stack) if entered is self]
+        if not places:
+            raise RuntimeError(
+                f"pin({self.pool}) was entered in another thread than {threading.current_thread().name}:"
+                " leave it in the thread that it pinned, where a generator that holds it has to be closed"
+            )
+        _, before = stack.pop(places[-1])
+        if places[-1] == len(stack):
+            _restore(before)
+        else:
+            # Another pin was entered since and holds, as of a generator beside; it undoes both.
+            above, _ = stack[places[-1]]
+            stack[places[-1]] = above, before
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
         """`function`, run on the pool each time it is called."""
@@ -97,13 +117,14 @@ def _stack() -> list[tuple[pin, _Before]]:
 
 def _begin(pool: CPUPool, *, pin_workers: bool) -> _Before:
     threads, cpus = team_size(), frozenset(os.sched_getaffinity(0))
+    mkl_before = mkl_threads()
     resize_team(len(pool))
     # The workers that there will be, started now with the masks that they would have without us.
     workers = {
         member.thread_id: frozenset(os.sched_getaffinity(member.thread_id))
         for member in openmp_team().members[1:]
     }
-    before = _Before(threads, cpus, workers)
+    before = _Before(threads, mkl_before, cpus, workers)
     try:
         confine_team(pool.core_ids, pin_workers=pin_workers)
     except BaseException:
@@ -119,3 +140,4 @@ def _restore(before: _Before) -> None:
     for member in openmp_team().members[1:]:
         os.sched_setaffinity(member.thread_id, before.workers.get(member.thread_id, before.cpus))
     resize_team(before.threads)
+    set_mkl_threads(before.mkl_threads)

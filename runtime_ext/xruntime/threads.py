@@ -38,12 +38,11 @@ def resize_team(threads: int) -> int:
     """
     _let_torch_begin()
     previous: int = quick_library().xk_team_resize(threads)
-    set_mkl = _mkl_setter()
-    if set_mkl is not None:
-        set_mkl(threads)
+    previous_mkl = set_mkl_threads(threads)
     torch = sys.modules.get("torch")
     if torch is not None and torch.get_num_threads() != threads:
         quick_library().xk_team_resize(previous)
+        set_mkl_threads(previous_mkl)
         raise SecondRuntimeError(
             f"the team was set to {threads} threads, and torch still has"
             f" {torch.get_num_threads()}: it runs on another OpenMP runtime than xruntime."
@@ -51,6 +50,24 @@ def resize_team(threads: int) -> int:
             " Start it with one runtime for all, by xlaunch --omp gnu or LD_PRELOAD"
         )
     return previous
+
+
+def set_mkl_threads(threads: int) -> int:
+    """Set MKL's number of threads in the calling thread alone; returns what it was.
+
+    0 stands for the process's number. Without MKL nothing is set, and the answer is 0.
+    """
+    set_mkl = _mkl_setter()
+    return 0 if set_mkl is None else int(set_mkl(threads))
+
+
+def mkl_threads() -> int:
+    """MKL's number of threads in the calling thread; 0: the process's."""
+    _let_torch_begin()
+    # MKL tells it only when it is set.
+    count = set_mkl_threads(0)
+    set_mkl_threads(count)
+    return count
 
 
 def confine_team(cpus: Sequence[int], *, pin_workers: bool = False) -> int:

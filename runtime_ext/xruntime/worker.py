@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextvars
+import functools
 import os
 import threading
 import weakref
@@ -18,7 +19,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from torch import is_autocast_enabled, is_grad_enabled, is_inference_mode_enabled
+from torch import (
+    clear_autocast_cache,
+    is_autocast_enabled,
+    is_grad_enabled,
+    is_inference_mode_enabled,
+)
 
 from xruntime.errors import ClosedError, LostInForkError
 from xruntime.futures import LightFuture
@@ -45,8 +51,13 @@ class Submission(NamedTuple):
     grad: bool
     inference: bool
     autocast: Autocast | Literal[False]
-    after: Callable[[], object] | None = None
-    """What the worker calls next, when the future has what came of the call."""
+
+
+class Turn(NamedTuple):
+    """Lets a worker make calls that wait elsewhere."""
+
+    take: Callable[[Callable[[Submission], None]], None]
+    """Called in the worker's thread with a function that makes a call. It raises nothing."""
 
 
 def submission_of(
@@ -65,7 +76,6 @@ def submission_of(
             is_grad_enabled(),
             is_inference_mode_enabled(),
             is_autocast_enabled("cpu") and current_autocast(),
-            None,
         ),
     )
 
@@ -84,26 +94,30 @@ class TaskFuture(LightFuture[T]):
         Raises TimeoutError after `timeout` seconds, CancelledError, and LostInForkError in a forked
         child that inherited the future.
         """
-        return super().result(0 if self.done() or self._wait(timeout) else _left(timeout))
+        if not self.done():
+            self._wait(timeout)
+        return super().result(_left(timeout))
 
     get = result
     """The name that Intel's extension for PyTorch gave it."""
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """The call's exception, or None. Raises as `result` does."""
-        return super().exception(0 if self.done() or self._wait(timeout) else _left(timeout))
+        if not self.done():
+            self._wait(timeout)
+        return super().exception(_left(timeout))
 
-    def _wait(self, timeout_s: float | None) -> bool:
-        """Wait a short while; whether the result is there."""
+    def _wait(self, timeout_s: float | None) -> None:
+        """Wait a short while for the result."""
         line = self.line
         if line is None:
-            return False
+            return
         # Not to the end: it would not hear of cancel().
         wait_us = NATIVE_WAIT_US
         if timeout_s is not None:
             wait_us = min(wait_us, max(0, int(timeout_s * 1e6)))
         if line.mailbox.wait(self.ticket, wait_us) == 0:
-            return True
+            return
         if line.lost:
             raise LostInForkError(
                 f"process {os.getpid()} waits for a result of its parent's worker: fork() does not"
@@ -114,7 +128,6 @@ class TaskFuture(LightFuture[T]):
                 "a task waits for the result of a later task of its own worker, which would never"
                 " come. Call the function directly, or use another Task"
             )
-        return False
 
 
 def _left(timeout_s: float | None) -> float | None:
@@ -129,7 +142,7 @@ class _Line:
         self.threads = threads
         self.pin_workers = pin_workers
         self.mailbox = Mailbox()
-        self.submissions: deque[Submission] = deque()
+        self.submissions: deque[Submission | Turn] = deque()
         self.order = threading.Lock()
         """Held while a submission is queued, so that queue and tickets agree."""
         self.lost = False
@@ -163,26 +176,38 @@ class Worker:
         self.put(call)
         return call.future
 
-    def put(self, call: Submission) -> None:
-        """Hand over a call that was made before. Raises ClosedError."""
+    def put(self, work: Submission | Turn) -> None:
+        """Hand over a call that was made before, or a turn. Raises ClosedError.
+
+        A signal's handler may raise in here at any point: the work is handed over then, or is not.
+        """
         line = self._line
         if line.lost:
             line = self._begin_again(line)
         with line.order:
-            line.submissions.append(call)
-            ticket = line.mailbox.post()
+            # Handlers run after a call, so nothing comes between the two, nor loses the lock.
+            try:
+                line.submissions.append(work)
+            finally:
+                ticket = line.mailbox.post()
             if ticket == CLOSED:
                 line.submissions.pop()
         if ticket == CLOSED:
             raise ClosedError(f"{self.name} is closed and takes no more work")
-        future = call.future
-        # In this order, for a thread that waits reads them in the other.
-        future.ticket, future.line = ticket, line
+        if isinstance(work, Submission):
+            future = work.future
+            # In this order, for a thread that waits reads them in the other.
+            future.ticket, future.line = ticket, line
 
     @property
     def pending(self) -> int:
         """How many submissions no thread has begun."""
         return len(self._line.submissions)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the calling thread is this worker's."""
+        return self._line.thread is threading.current_thread()
 
     def close(self, *, wait: bool = True, cancel_pending: bool = False) -> None:
         """Take no more work; with `wait`, return when what was handed over is done.
@@ -194,10 +219,11 @@ class Worker:
         if line.lost:
             return
         if cancel_pending:
-            for submission in tuple(line.submissions):
-                submission.future.cancel()
+            for work in tuple(line.submissions):
+                if isinstance(work, Submission):
+                    work.future.cancel()
         line.mailbox.close()
-        if wait and line.thread is not threading.current_thread():
+        if wait and not self.is_current:
             line.thread.join()
 
     def _begin(self) -> None:
@@ -205,8 +231,12 @@ class Worker:
         line.thread.name = self.name
         # Before the thread, which looks for itself there when it ends.
         _lines.add(line)
-        line.thread.start()
-        line.started.result()
+        try:
+            line.thread.start()
+            line.started.result()
+        except BaseException:
+            line.mailbox.close()
+            raise
         self._line = line
         weakref.finalize(self, line.mailbox.close)
 
@@ -232,24 +262,39 @@ def _serve(line: _Line) -> None:
     done = 0
     while (posted := next_one(done)) != CLOSED:
         if posted != INTERRUPTED:
-            _do(submissions.popleft(), modes)
+            work = submissions.popleft()
+            if isinstance(work, Turn):
+                work.take(functools.partial(_do_in_turn, line, done + 1, modes))
+            else:
+                _do(modes, work)
+            # Nothing of it is kept while the next is waited for.
+            del work
             done += 1
     # LLVM's and Intel's runtimes give this team's threads, masks and all, to another host thread.
     confine_team(sorted(os.sched_getaffinity(os.getpid())))
 
 
-def _do(call: Submission, modes: ThreadModes) -> None:
-    future, function, args, kwargs, context, grad, inference, autocast, after = call
+def _do_in_turn(line: _Line, ticket: int, modes: ThreadModes, call: Submission) -> None:
+    # Whoever waits for the call waits for the turn, in the same order as in `put`.
+    call.future.ticket, call.future.line = ticket, line
+    _do(modes, call)
+
+
+def _do(modes: ThreadModes, call: Submission) -> None:
+    future, function, args, kwargs, context, grad, inference, autocast = call
     if future.set_running_or_notify_cancel():
         try:
             modes.take(grad, inference, autocast)
-            result = context.run(function, *args, **kwargs)
+            try:
+                result = context.run(function, *args, **kwargs)
+            finally:
+                if autocast:
+                    # As at the end of an autocast block: weights may be other ones at the next call.
+                    clear_autocast_cache()
         except BaseException as error:  # noqa: BLE001 - it belongs to who waits for the result
             future.set_exception(error)
         else:
             future.set_result(result)
-    if after is not None:
-        after()
     # An exception's traceback holds this frame, which would hold it and the arguments.
     del future, call, args, kwargs
 

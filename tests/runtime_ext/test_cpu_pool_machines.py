@@ -1,36 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pools of captured machines: their shape, and the exact CPUs.
-
-The captures lie beside the project, in ``../shared/topologies``.
-"""
+"""Pools of captured machines: their shape, and the exact CPUs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-from tests.launcher.planning.captures import capture_names, read_capture
+from tests.captures import each_capture, read_capture
 
-from xlaunch.machine.topology import Machine
 from xruntime.cpu_pool import CPUPool
 from xruntime.errors import CPUPoolError
-
-Capture = Callable[[str], Machine]
-
-
-@pytest.fixture
-def capture(needs: Callable[[object, str], None]) -> Capture:
-    needs(capture_names(), "the captured machines in ../shared/topologies")
-    return read_capture
 
 
 def shown(pools: tuple[CPUPool, ...]) -> list[str]:
     return [str(pool) for pool in pools]
 
 
-def test_two_packages_with_smt(capture: Capture) -> None:
+@pytest.mark.long
+def test_two_packages_with_smt() -> None:
     """Two packages of 12 cores, one node and one L3 each; siblings are 0 and 24, 1 and 25."""
-    machine = capture("arbiterd-48cpu")
+    machine = read_capture("arbiterd-48cpu")
     assert shown(CPUPool(machine=machine).per_node()) == ["0-11,24-35", "12-23,36-47"]
     assert str(CPUPool(node=1, smt=False, machine=machine)) == "12-23"
     assert shown(CPUPool(machine=machine).split(4)) == [
@@ -55,9 +42,10 @@ def test_two_packages_with_smt(capture: Capture) -> None:
     ]
 
 
-def test_sub_numa_clusters(capture: Capture) -> None:
+@pytest.mark.long
+def test_sub_numa_clusters() -> None:
     """Two packages of 20 cores, one L3 each, two nodes of ten cores whose numbers are interleaved."""
-    machine = capture("cri-2-socket-4-node-40-core")
+    machine = read_capture("cri-2-socket-4-node-40-core")
     node = CPUPool(node=1, smt=False, machine=machine)
     assert str(node) == "3-4,7-9,13-14,17-19"
     everything = CPUPool(machine=machine)
@@ -66,9 +54,10 @@ def test_sub_numa_clusters(capture: Capture) -> None:
     assert shown(everything.per_l3()) == ["0-19,40-59", "20-39,60-79"]
 
 
-def test_l3_complexes(capture: Capture) -> None:
+@pytest.mark.long
+def test_l3_complexes() -> None:
     """An AMD processor of six cores with SMT, three to an L3."""
-    machine = capture("ghw-linux-amd64-61797caf7c0b6bca1725ad7975ed4773")
+    machine = read_capture("ghw-linux-amd64-61797caf7c0b6bca1725ad7975ed4773")
     everything = CPUPool(machine=machine)
     assert shown(everything.per_l3()) == ["0-2,6-8", "3-5,9-11"]
     assert everything.split(2) == everything.per_l3()
@@ -76,9 +65,10 @@ def test_l3_complexes(capture: Capture) -> None:
     assert shown(everything.split(4, equal=True)) == ["0,6", "1,7", "2,8", "3,9"]
 
 
-def test_performance_and_efficiency_cores(capture: Capture) -> None:
+@pytest.mark.long
+def test_performance_and_efficiency_cores() -> None:
     """Six performance cores with SMT, siblings side by side, and eight efficiency cores."""
-    machine = capture("hwloc-20em64t-hybrid-1p6c2t+2ca4co1t")
+    machine = read_capture("hwloc-20em64t-hybrid-1p6c2t+2ca4co1t")
     everything = CPUPool(machine=machine)
     assert (len(everything), everything.core_count) == (20, 14)
     assert everything.to_dict()["efficiency_cpus"] == list(range(12, 20))
@@ -86,9 +76,10 @@ def test_performance_and_efficiency_cores(capture: Capture) -> None:
     assert "efficiency cores: CPUs 12-19" in everything.describe().splitlines()
 
 
-def test_nodes_without_cpus(capture: Capture) -> None:
+@pytest.mark.long
+def test_nodes_without_cpus() -> None:
     """Three nodes with two CPUs each, and four of memory alone."""
-    machine = capture("hwloc-fakeheteromemtiers")
+    machine = read_capture("hwloc-fakeheteromemtiers")
     assert shown(CPUPool(machine=machine).per_node()) == ["0-1", "2-3", "4-5"]
     with pytest.raises(CPUPoolError, match=r"node 6 has no CPU that is online; .* used: 0-2$"):
         CPUPool(node=6, machine=machine)
@@ -96,17 +87,19 @@ def test_nodes_without_cpus(capture: Capture) -> None:
         CPUPool(node=3, machine=machine)
 
 
-def test_node_numbers_with_holes(capture: Capture) -> None:
+@pytest.mark.long
+def test_node_numbers_with_holes() -> None:
     """Four packages of two nodes, numbered 0, 1, 2, 33, 34, 45, 72, 73."""
-    machine = capture("hwloc-48amd64-4pa2n6c-sparse")
+    machine = read_capture("hwloc-48amd64-4pa2n6c-sparse")
     assert str(CPUPool(node=45, machine=machine)) == "30-35"
     with pytest.raises(CPUPoolError, match=r"nodes .* used: 0-2,33-34,45,72-73$"):
         CPUPool(node=3, machine=machine)
 
 
-def test_offline_cpus(capture: Capture) -> None:
+@pytest.mark.long
+def test_offline_cpus() -> None:
     """Four packages of two cores with SMT; CPUs 2, 5, 13 and 14 are offline."""
-    machine = capture("hwloc-16em64t-4s2c2t-offlines")
+    machine = read_capture("hwloc-16em64t-4s2c2t-offlines")
     everything = CPUPool(machine=machine)
     assert str(everything) == "0-1,3-4,6-12,15"
     with pytest.raises(CPUPoolError, match=r"CPUs 2,5 are offline; .* used: 0-1,3-4,6-12,15; "):
@@ -118,9 +111,10 @@ def test_offline_cpus(capture: Capture) -> None:
     assert shown(everything.split(3, equal=True)) == ["0,4,8,12", "3,7,11,15", "6,10"]
 
 
-def test_a_cpuset_with_holes(capture: Capture) -> None:
+@pytest.mark.long
+def test_a_cpuset_with_holes() -> None:
     """Eight nodes of two cores; a cpuset allows 0-3, 5-6 and 12-15, and CPU 4 is offline."""
-    machine = capture("hwloc-16amd64-8n2c-cpusets")
+    machine = read_capture("hwloc-16amd64-8n2c-cpusets")
     everything = CPUPool(machine=machine)
     assert str(everything) == "0-3,5-6,12-15"
     assert shown(everything.per_node()) == ["0-1", "2-3", "5", "6", "12-13", "14-15"]
@@ -135,31 +129,34 @@ def test_a_cpuset_with_holes(capture: Capture) -> None:
     assert shown(everything.split(5)) == ["0-1", "2-3", "5-6", "12-13", "14-15"]
 
 
-def test_a_mask_that_names_cpus_that_are_not_there(capture: Capture) -> None:
+@pytest.mark.long
+def test_a_mask_that_names_cpus_that_are_not_there() -> None:
     """A virtual machine; two nodes of six and four CPUs, the mask allows the first."""
-    machine = capture("vm-x86-isol-maxcpus")
+    machine = read_capture("vm-x86-isol-maxcpus")
     assert CPUPool(machine=machine) == CPUPool(node=0, machine=machine)
     with pytest.raises(CPUPoolError, match="node 1 has CPUs 6-9, none of which is allowed"):
         CPUPool(node=1, machine=machine)
 
 
-def test_a_quota_is_told(capture: Capture) -> None:
+@pytest.mark.long
+def test_a_quota_is_told() -> None:
     """A container with nine CPUs of fifteen and a quota of three and a half."""
-    pool = CPUPool(machine=capture("vm-x86-cg1quota"))
+    pool = CPUPool(machine=read_capture("vm-x86-cg1quota"))
     assert str(pool) == "1-3,9-14"
     assert pool.describe().splitlines()[-1].startswith("CPU quota: the time of 3.5 CPUs (")
 
 
-def test_four_threads_a_core(capture: Capture) -> None:
+@pytest.mark.long
+def test_four_threads_a_core() -> None:
     """POWER: eight nodes of eight cores with four threads each."""
-    machine = capture("hwloc-256ppc-8n8s4t")
+    machine = read_capture("hwloc-256ppc-8n8s4t")
     pool = CPUPool(node=13, machine=machine)
     assert (str(pool), pool.core_count) == ("224-255", 8)
     assert shown(pool.split(3)) == ["224-235", "236-247", "248-255"]
     assert str(CPUPool("225-231", smt=False, machine=machine)) == "225,228"
 
 
-@pytest.mark.parametrize("name", capture_names())
+@pytest.mark.parametrize("name", each_capture())
 def test_every_machine_can_be_divided(name: str) -> None:
     everything = CPUPool(machine=read_capture(name))
     assert everything.cpus == read_capture(name).limits.allowed_cpus

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.captures import own_captures, read_capture
 from tests.launcher.planning.brute_force import Crossings, add, selections, subtract
-from tests.launcher.planning.captures import capture_names, read_capture
 from tests.launcher.planning.shapes import make_machine
 
 from xlaunch.machine.topology import CPUs, Machine
@@ -111,10 +111,7 @@ def made_up_machines(draw: st.DrawFn) -> Machine:
     )
 
 
-MACHINES = st.one_of(
-    made_up_machines(),
-    *([st.sampled_from(capture_names()).map(read_capture)] if capture_names() else []),
-)
+MACHINES = made_up_machines() | st.sampled_from(own_captures()).map(read_capture)
 
 
 @st.composite

@@ -90,7 +90,9 @@ def ready(needs: Needs) -> None:
         needs(None, "libxkernels.so (g++ at hand when xlaunch was installed)")
 
 
-@pytest.mark.parametrize("order", ["library first", "torch first"])
+@pytest.mark.parametrize(
+    "order", ["library first", pytest.param("torch first", marks=pytest.mark.long)]
+)
 def test_libgomp_is_mapped_once_and_shared(order: str) -> None:
     answer = probe(order)
     assert len(answer["mapped"]) == 1, answer["mapped"]
@@ -98,6 +100,7 @@ def test_libgomp_is_mapped_once_and_shared(order: str) -> None:
     assert_one_team(answer)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("order", ["library first", "torch first"])
 def test_team_is_shared_under_a_preloaded_libiomp5(order: str, needs: Needs) -> None:
     runtime = intel_runtime()
@@ -107,6 +110,7 @@ def test_team_is_shared_under_a_preloaded_libiomp5(order: str, needs: Needs) -> 
     assert_one_team(answer)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("order", ["library first", "torch first"])
 def test_team_is_shared_under_a_preloaded_libomp(order: str, needs: Needs) -> None:
     runtime = llvm_runtime()

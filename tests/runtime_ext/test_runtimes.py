@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All that threads do holds under each OpenMP runtime: the tests of `threads`, run again.
+"""Threads, pins and streams hold under each OpenMP runtime: their tests, run again.
 
 A runtime is chosen once, when a process starts, so each run is a process of its own. torch's own
 libgomp is what they run on anyway.
@@ -17,9 +17,13 @@ import pytest
 from tests.runtime_ext.runtimes import intel_runtime, llvm_runtime
 from tests.runtime_ext.threads.conftest import Needs
 
-SUITE = Path(__file__).parent / "threads"
+SUITE = [
+    Path(__file__).parent / "threads" / name
+    for name in ("test_pin.py", "test_task.py", "test_multi_stream.py")
+]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("find", "package"),
     [(intel_runtime, "PyPI's intel-openmp"), (llvm_runtime, "Debian's libomp5")],
@@ -29,7 +33,7 @@ def test_threads_under(find, package: str, needs: Needs) -> None:
     runtime = find()
     needs(runtime, package)
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(SUITE)],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *SUITE],
         # Waiting workers of these runtimes spin for 200 ms, and here many threads share two CPUs.
         env=os.environ | {"LD_PRELOAD": str(runtime), "KMP_BLOCKTIME": "1"},
         cwd=Path(__file__).parents[2],

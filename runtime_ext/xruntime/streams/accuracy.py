@@ -19,7 +19,7 @@ such values: what is nearly 0 is so by cancellation.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -75,9 +75,9 @@ class Difference(NamedTuple):
         return f"{text}; {self.other_dtypes}" if self.other_dtypes else text
 
 
-def tolerance_for(model: torch.nn.Module, autocast: Autocast | None) -> float:
-    """The difference that the coarsest precision explains, of the weights' and autocast's."""
-    used = {value.dtype for value in (*model.parameters(), *model.buffers())}
+def tolerance_for(values: Iterable[torch.Tensor], autocast: Autocast | None) -> float:
+    """The difference that the coarsest precision explains, of the tensors' and autocast's."""
+    used = {value.dtype for value in values}
     if autocast is not None:
         used.add(autocast.dtype)
     return next((TOLERANCES[dtype] for dtype in TOLERANCES if dtype in used), 1e-3)

@@ -7,20 +7,34 @@ Most differences do not matter to what is computed; these are taken away here.
 
 from __future__ import annotations
 
+import contextlib
+import enum
 from typing import Any
 
 import torch
 from torch.utils import dlpack
 
-_SCALARS = (int, float, bool, str, type(None), torch.dtype, torch.device)
+from xruntime.errors import BatchError
+from xruntime.streams.nests import entries, rebuilt
+
+_SCALARS = frozenset(
+    (
+        *(int, float, complex, bool, str, bytes, type(None), range, torch.Size),
+        *(torch.dtype, torch.device, torch.layout, torch.memory_format),
+    )
+)
+"""Values that torch compares whole."""
 
 
 class CallShape:
     """What tells one call from calls of other shapes, gathered while its arguments are made plain."""
 
-    __slots__ = ("_tensors", "parts")
+    __slots__ = ("_tensors", "opaque", "parts")
 
     def __init__(self) -> None:
+        self.opaque = False
+        """An argument is of a class that is not known here: such a call's key is like no other."""
+
         self.parts: list[Any] = []
         self._tensors: list[torch.Tensor] = []
 
@@ -49,8 +63,17 @@ class CallShape:
         if kind is dict:
             self.parts += (kind, *value)
             return {key: self.plain(item) for key, item in value.items()}
-        # What is in anything else is not looked at, so that such a call is like no other.
-        self.parts += (kind, value if kind in _SCALARS else object())
+        if kind in _SCALARS or isinstance(value, enum.Enum):
+            self.parts += (kind, value)
+            return value
+        # A NamedTuple, OrderedDict or ModelOutput.
+        inner = entries(value)
+        if inner is not None:
+            self.parts += (kind, *(key for key, _ in inner))
+            with contextlib.suppress(BatchError):
+                return rebuilt(value, [self.plain(item) for _, item in inner], ())
+        self.parts += (kind, object())
+        self.opaque = True
         return value
 
     def _plain_tensor(self, value: torch.Tensor) -> torch.Tensor:

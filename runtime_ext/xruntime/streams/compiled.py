@@ -37,6 +37,7 @@ from xruntime.errors import CompilationError, InterpreterLockWarning, SampleErro
 from xruntime.modes import Autocast
 from xruntime.streams.accuracy import Difference, difference, tolerance_for
 from xruntime.streams.call_shapes import CallShape, form_of
+from xruntime.streams.entry import Entry
 from xruntime.streams.inductor import (
     NotPermittedError,
     chosen_options,
@@ -57,7 +58,6 @@ from xruntime.streams.samples import (
     team_of,
     wrong_thread_error,
 )
-from xruntime.streams.shortcuts import GUARDS_EVERY_S, Entry, Shortcut
 from xruntime.threads import resize_team
 
 __all__ = ["CompiledForStreams", "Evidence", "Kind", "compile_for_streams", "kind_of"]
@@ -65,9 +65,6 @@ __all__ = ["CompiledForStreams", "Evidence", "Kind", "compile_for_streams", "kin
 _log = logging.getLogger("xruntime")
 
 DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
-
-MOST_SHAPES: Final = 4096
-"""So many shapes are remembered as seen; then remembering begins anew."""
 
 HELD_SHARE: Final = 0.5
 HELD_S: Final = 1e-3
@@ -93,14 +90,14 @@ class CompiledForStreams(torch.nn.Module):
     """A module's compiled form, for threads that have `threads` cores each. Called like the module.
 
     Any number of threads may call it at once. It runs in inference mode, under the autocast that it
-    was compiled for, whatever the caller's modes are. It keeps the weights as they were when it was
-    compiled: frozen, they are a packed copy, and the module that it was made from has its own. Made by
-    `compile_for_streams`.
+    was compiled for, whatever the caller's modes are. Made by `compile_for_streams`.
+
+    A compiled module is frozen: after a change of the module that it was made from call `prepare()` again;
+    `check()` compares the two.
 
     A call raises ThreadCountError in a thread with another number of threads, and CompilationError
-    where torch would have to compile again for another reason than a new shape: because a setting of
-    torch's was changed, at once; because the module or a global variable was, within a tenth of a second,
-    where weights are frozen (see `xruntime.streams.shortcuts`).
+    where torch would have to compile again for another reason than a new shape, such as a setting of
+    torch's that was changed, or would run the eager module.
     """
 
     threads: int
@@ -127,27 +124,29 @@ class CompiledForStreams(torch.nn.Module):
         self.dynamic = dynamic
         self._autocast = autocast
         self._options = dict(options)
-        self._seen: dict[tuple[Any, ...], Shortcut | None] = {}
-        """Calls for which there is code, and how it is called without asking torch's guards."""
-
-        self._settled: set[tuple[Any, ...]] = set()
-        """Forms of calls, some of which found code that was made for others."""
-
         self._graphs = 0
         self._entry = Entry(model, self._compile_graph)
+        """All code there is; `prepare` replaces it whole."""
+
+        self._sample = call
+        if tolerance is None:
+            tolerance = tolerance_for((*model.parameters(), *model.buffers()), autocast)
+        self.tolerance = tolerance
+        """The largest difference from the eager module, as a part of an output's largest value."""
+
         self.eval()
         name = type(model).__name__
         _log.info("compiling %s for streams of %s; this may take a minute", name, _threads(threads))
         with team_of(threads):
-            self.evidence = self._compile(call, tolerance)
+            self.evidence = self._compile(call)
         _log.info("%s", self.describe())
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's outputs, as it gives them in eval mode."""
-        return self._call(args, kwargs, anew=False)
+        return self._call(args, kwargs)
 
-    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, anew: bool) -> Any:
-        """The outputs; `anew` forgets that there was code for such a call."""
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, anew: bool = False) -> Any:
+        """The outputs; with `anew` all code is forgotten first where there is some for such a call."""
         have = torch.get_num_threads()
         if have != self.threads:
             raise wrong_thread_error(self.threads, have)
@@ -157,34 +156,80 @@ class CompiledForStreams(torch.nn.Module):
             shape.parts.extend(kwargs)
             kwargs = {key: shape.plain(value) for key, value in kwargs.items()}
         key = shape.key()
-        if anew:
-            self._seen.pop(key, None)
-            self._settled.discard(form_of(key))
+        entry = self._entry
+        if anew and key in entry.seen:
+            entry = self._forget()
         with torch.inference_mode(), self._under_autocast():
-            if key in self._seen:
-                return self._run(key, args, kwargs)
-            if form_of(key) in self._settled:
+            if key in entry.seen:
+                return self._run(entry, args, kwargs)
+            form = form_of(key)
+            if form in entry.settled:
                 # Most likely there is code for it; to try does not keep others waiting.
                 try:
-                    outputs, shortcut = self._entry.call(args, kwargs)
+                    outputs = entry(args, kwargs)
                 except Exception as error:
                     if find_error(error, NotPermittedError) is None:
                         raise
                 else:
-                    self._remember(key, shortcut)
+                    if not shape.opaque:
+                        entry.remember(key)
                     return outputs
-            return self._run_first(key, args, kwargs)
+            with compiling:
+                if key not in entry.seen:
+                    graphs = self._graphs
+                    with permitted(), self._freezing(), explaining(self.model):
+                        outputs = entry(args, kwargs)
+                    if self._graphs == graphs:
+                        entry.settled.add(form)
+                    if not shape.opaque:
+                        entry.remember(key)
+                    return outputs
+            return self._run(entry, args, kwargs)
 
-    def prepare(self, sample: object) -> Self:
+    def _forget(self) -> Entry:
+        """Forget all code; calls that run keep what they have."""
+        self._entry = entry = Entry(self.model, self._compile_graph)
+        return entry
+
+    def prepare(self, sample: object = None) -> Self:
         """Compile for another shape now, rather than in a stream's first call with it.
 
-        Also where something that the code depends on has changed since. `sample` is as for
-        compile_for_streams. Raises CompilationError and SampleError.
+        `sample` is as for compile_for_streams. After a change of the module: without one, or with one of
+        a shape that there is code for, all code is forgotten, and compiled anew for this sample now (None:
+        for the first) and for other shapes at their next call. Raises CompilationError and SampleError.
         """
-        call = sample_call(sample)
+        if sample is None:
+            self._forget()
+        call = self._sample if sample is None else sample_call(sample)
         with team_of(self.threads):
             self._call(*call, anew=True)
         return self
+
+    def check(self, sample: object = None) -> Difference:
+        """Compare with the module that it was made from, as that is now; return the largest difference.
+
+        `sample` is as for compile_for_streams; None: what it was compiled with. Raises CompilationError
+        where the difference is larger than the tolerance that it was compiled with.
+        """
+        call = self._sample if sample is None else sample_call(sample)
+        with team_of(self.threads):
+            expected = self.eager(*call.args, **call.kwargs)
+            return self._compare(expected, self(*call.args, **call.kwargs))
+
+    def eager(self, *args: Any, **kwargs: Any) -> Any:
+        """The outputs of the module that it was made from, in the same modes."""
+        with torch.inference_mode(), self._under_autocast():
+            return self.model(*args, **kwargs)
+
+    def _compare(self, expected: Any, outputs: Any) -> Difference:
+        different = difference(expected, outputs, self.tolerance)
+        if not different.allowed:
+            raise CompilationError(
+                f"{type(self.model).__name__} computes something else when it is compiled: {different}. If"
+                " the module was changed since, call prepare(). Outputs that chance decides, or that small"
+                " differences turn over, are no fault: tolerance=float('inf') allows any"
+            )
+        return different
 
     def describe(self) -> str:
         """What was compiled and what was seen then: a few lines to read."""
@@ -205,43 +250,20 @@ class CompiledForStreams(torch.nn.Module):
                 f"  compiled {_cut(graphs)}, in {compile_s:.1f} s; a call takes {lock.call_s * 1e3:.2f} ms",
                 f"  against the eager module: {different}",
                 f"  the interpreter's lock is {held}",
-                f"  graphs compiled so far, for all shapes: {self._graphs}; {self._guards()}",
+                f"  graphs compiled so far, for all shapes: {self._graphs}",
             )
         )
 
-    def _guards(self) -> str:
-        """How often torch's guards are asked."""
-        taken = [shortcut is not None for shortcut in tuple(self._seen.values())]
-        if not all(taken):
-            return "torch's guards are asked at each call" + (
-                ", of some shapes" if any(taken) else ""
-            )
-        return f"torch's guards are asked every {GUARDS_EVERY_S:g} s"
-
-    def _compile(self, call: Sample, tolerance: float | None) -> Evidence:
+    def _compile(self, call: Sample) -> Evidence:
         """Compile for the call, in the calling thread, and see what came of it."""
         args, kwargs = call
         name = type(self.model).__name__
-        with torch.inference_mode(), self._under_autocast():
-            expected = self.model(*args, **kwargs)
+        expected = self.eager(*args, **kwargs)
         began = time.perf_counter()
         outputs = self(*args, **kwargs)
         compile_s = time.perf_counter() - began
         graphs = self._graphs
-        if graphs == 0:
-            raise CompilationError(
-                f"torch found nothing in {name} that it can compile; TORCH_LOGS=graph_breaks tells why"
-                " (TORCH_COMPILE_DISABLE=1 in the environment is one reason)"
-            )
-        if tolerance is None:
-            tolerance = tolerance_for(self.model, self._autocast)
-        different = difference(expected, outputs, tolerance)
-        if not different.allowed:
-            raise CompilationError(
-                f"{name} computes something else when it is compiled: {different}. Outputs that chance"
-                " decides, or that small differences turn over, are no fault: tolerance=float('inf')"
-                " allows any"
-            )
+        different = self._compare(expected, outputs)
         if different.other_dtypes:
             _log.warning("%s: %s", name, different.other_dtypes)
         self._call_from_another_thread(call)
@@ -268,44 +290,20 @@ class CompiledForStreams(torch.nn.Module):
                 f" {first_line(errors[0])}"
             ) from errors[0]
 
-    def _run(self, key: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        shortcut = self._seen.get(key)
-        if shortcut is not None and shortcut.may_be_taken():
-            return shortcut.call(*args, **kwargs)
+    def _run(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call for which there is code: nothing is compiled."""
         try:
-            return self._entry.guarded(*args, **kwargs)
+            return entry(args, kwargs)
         except Exception as error:
-            if shortcut is not None:
-                shortcut.close()
             if find_error(error, NotPermittedError) is None:
                 raise
             raise CompilationError(
                 f"{type(self.model).__name__} would have to be compiled again, which a stream's call"
                 " does for a new shape only. Something else that the code depends on has changed since:"
-                " a setting of torch's such as torch.set_default_dtype, an attribute of the module, or"
-                " torch._dynamo.reset() was called. Change it back, or call prepare(sample), which"
-                " compiles for it. TORCH_LOGS=recompiles tells what it was"
+                " a setting of torch's such as torch.set_default_dtype, or torch._dynamo.reset() was"
+                " called. Change it back, or call prepare(), which compiles for it. TORCH_LOGS=recompiles"
+                " tells what it was"
             ) from error
-
-    def _run_first(
-        self, key: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """A call of a shape that was not seen before: one at a time, and it may compile."""
-        with compiling:
-            if key not in self._seen:
-                graphs = self._graphs
-                with permitted(), self._freezing(), explaining(self.model):
-                    outputs, shortcut = self._entry.call(args, kwargs)
-                if self._graphs == graphs:
-                    self._settled.add(form_of(key))
-                self._remember(key, shortcut)
-                return outputs
-        return self._run(key, args, kwargs)
-
-    def _remember(self, key: tuple[Any, ...], shortcut: Shortcut | None) -> None:
-        if len(self._seen) >= MOST_SHAPES:
-            self._seen.clear()
-        self._seen[key] = shortcut
 
     def _freezing(self) -> contextlib.AbstractContextManager[Any]:
         # Dynamo asks the setting of the process, not the options of a compilation, whether weights are
@@ -397,7 +395,7 @@ def compile_for_streams(
         autocast of the calling thread, if that is on.
     freezing
         Make the weights constants of the code: they are packed for the CPU's instructions, and batch
-        norms vanish in convolutions. Later changes to them are not seen.
+        norms vanish in convolutions.
     dynamic
         Let dimension 0 of every tensor vary from the start; the sample needs at least 2 items.
     options

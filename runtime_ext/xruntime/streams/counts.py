@@ -7,7 +7,9 @@ import math
 from typing import NamedTuple
 
 VISITS = 3
-"""Batches that each count is given; the first of them, which warms up, does not count."""
+"""Batches that each count is given; the first of them, which warms up, does not count.
+
+So many batches in a row that are too small for what is left to try end the search."""
 
 
 class Measured(NamedTuple):
@@ -27,6 +29,7 @@ class StreamCountSearch:
     def __init__(self, counts: tuple[int, ...]) -> None:
         self._visits = dict.fromkeys(counts, 0)
         self._rates = dict.fromkeys(counts, 0.0)
+        self._too_small = 0
 
     def next_count(self, items: int) -> int | None:
         """The count that a batch of `items` shall be run on; None where it is too small to tell.
@@ -34,6 +37,7 @@ class StreamCountSearch:
         A count is tried only on batches that have an item for each of its streams.
         """
         open_counts = [n for n, visits in self._visits.items() if visits < VISITS and n <= items]
+        self._too_small = 0 if open_counts else self._too_small + 1
         # All batches of one count in a row: its streams are warm then.
         return open_counts[0] if open_counts else None
 
@@ -45,8 +49,9 @@ class StreamCountSearch:
 
     @property
     def best(self) -> int | None:
-        """The count with the highest rate; None until all were tried."""
-        if any(visits < VISITS for visits in self._visits.values()):
+        """The count with the highest rate; None until all were tried that batches have items for."""
+        unfinished = any(visits < VISITS for visits in self._visits.values())
+        if (unfinished and self._too_small < VISITS) or not any(self._rates.values()):
             return None
         return max(self._rates, key=lambda count: self._rates[count])
 

@@ -25,6 +25,13 @@ from xruntime.streams.counts import Measured, StreamCountSearch, counts_to_try
 from xruntime.streams.hints import MultiStreamModuleHint
 from xruntime.streams.interpreter_lock import lock_exists
 from xruntime.streams.packages import StreamPackage
+from xruntime.streams.whole_batch import (
+    compare,
+    copied,
+    eager_original,
+    training_dependent,
+    training_error,
+)
 from xruntime.streams.workers import QUEUE_LENGTH, Streams, answers
 from xruntime.worker import TaskFuture
 
@@ -39,7 +46,7 @@ class MultiStreamModule(torch.nn.Module):
 
     num_streams
         A number, or "auto": the first batches try out several numbers, the fastest is kept, and
-        `describe()` tells what was seen. More streams than cores become one a core, with a warning;
+        `describe()` tells what was seen; numbers above the items of a batch are not tried. More streams than cores become one a core, with a warning;
         `oversubscribe` allows them. Streams have the same number of cores; where that leaves some
         over, the first streams have one more, except for modules that were compiled for a number.
     concat_output
@@ -51,12 +58,17 @@ class MultiStreamModule(torch.nn.Module):
         Run each worker of a stream's team on one CPU.
     queue_length
         How many calls of `submit` and `map` wait for each stream before their caller does.
+    check
+        Compare the first batch that is split without hints with a call of the eager module on all of
+        it: without a hint the batch's dimension is a guess. Packages have no eager module.
 
     Grad, inference and autocast modes of the caller hold in the streams. An eager module is right,
     but its streams wait for each other in Python: one InterpreterLockWarning says so and names the
     remedy, `compile_for_streams`.
 
     Raises StreamCountError for a number that cannot be had, TypeError for a model that cannot be called.
+    A call raises BatchError where the module cannot be split: a batch norm or dropout is in training
+    mode, arguments or outputs do not fit, or the first comparison fails.
     """
 
     def __init__(
@@ -71,6 +83,7 @@ class MultiStreamModule(torch.nn.Module):
         pin_workers: bool = False,
         oversubscribe: bool = False,
         queue_length: int = QUEUE_LENGTH,
+        check: bool = True,
     ) -> None:
         super().__init__()
         if not callable(model):
@@ -85,6 +98,11 @@ class MultiStreamModule(torch.nn.Module):
         self.input_split_hint = input_split_hint
         self.output_concat_hint = output_concat_hint
         self._kind = kind_of(model)
+        self._training_dependent = training_dependent(model)
+        guesses = input_split_hint is None or output_concat_hint is None
+        self._uncompared = check and concat_output and guesses
+        """The next batch that is split is compared with the whole."""
+
         self._pin_workers = pin_workers
         self._queue_length = queue_length
         self._oversubscribe = oversubscribe
@@ -111,17 +129,42 @@ class MultiStreamModule(torch.nn.Module):
         A batch with fewer items than streams uses that many streams. An exception of a stream is
         raised when all have ended.
         """
+        self._refuse_training()
+        if self._uncompared:
+            return self._compared_call(args, kwargs)
+        return self._split_call(args, kwargs)
+
+    def _split_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._search is not None:
             with self._deciding:
                 if self._search is not None:
                     return self._measured_call(self._search, args, kwargs)
         return self._call(self._streams, args, kwargs)
 
+    def _compared_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call whose result is compared with that of the whole batch, if it is split."""
+        original = eager_original(self.model)
+        items = count_items(args, kwargs, self.input_split_hint)
+        if original is None or min(items, len(self._streams)) < 2:
+            return self._split_call(args, kwargs)
+        call = copied((args, kwargs))
+        result = self._split_call(args, kwargs)
+        compare(self.model, original, call, result)
+        self._uncompared = False
+        return result
+
+    def _refuse_training(self) -> None:
+        for name, layer in self._training_dependent:
+            if layer.training:
+                raise training_error(name, layer)
+
     def submit(self, /, *args: Any, **kwargs: Any) -> TaskFuture[Any]:
         """Call the model with these arguments, whole, on the next free stream.
 
-        Returns a future at once, or when the queue has room. Raises ClosedError.
+        Returns a future at once, or when the queue has room. Raises ClosedError, and BatchError for a
+        module in training mode.
         """
+        self._refuse_training()
         while True:
             streams = self._streams
             try:
@@ -147,6 +190,11 @@ class MultiStreamModule(torch.nn.Module):
         if self._search is not None:
             lines.append(
                 "  the number is not settled: the next batches with an item for each stream are measured"
+            )
+        if self._uncompared and eager_original(self.model) is None:
+            lines.append(
+                "  not compared with a whole batch, for there is no eager module: dimension 0 of every"
+                " tensor is taken for the batch where no hint says otherwise"
             )
         lines += [f"  seen with {m.streams}: {m.items_per_s:.1f} items/s" for m in self._seen]
         return "\n".join(lines)
@@ -251,23 +299,22 @@ class MultiStreamModule(torch.nn.Module):
     ) -> Any:
         items = count_items(args, kwargs, self.input_split_hint)
         count = search.next_count(items)
-        if count is None:
-            return self._call(self._streams, args, kwargs)
-        if count != len(self._streams):
-            self._replace_streams(count)
+        if count is not None:
+            self._use_streams(count)
         began = time.perf_counter()
         result = self._call(self._streams, args, kwargs)
-        search.record(count, items, time.perf_counter() - began)
-        self._seen = search.measured
+        if count is not None:
+            search.record(count, items, time.perf_counter() - began)
+            self._seen = search.measured
         if search.best is not None:
-            if search.best != count:
-                self._replace_streams(search.best)
+            self._use_streams(search.best)
             self._search = None
         return result
 
-    def _replace_streams(self, count: int) -> None:
-        before, self._streams = self._streams, self._start(count)
-        before.close()
+    def _use_streams(self, count: int) -> None:
+        if count != len(self._streams):
+            before, self._streams = self._streams, self._start(count)
+            before.close()
 
     def _warn_of_the_lock(self, count: int) -> None:
         if count == 1 or not self._kind.holds_lock or not lock_exists():

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence, Set
-from typing import Any
+from typing import Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, inference_mode, is_inference_mode_enabled
 
 from xruntime.errors import BatchError
 from xruntime.streams.hints import HintNode, MultiStreamModuleHint
@@ -28,6 +29,8 @@ from xruntime.streams.nests import (
     refuse_hidden,
     shape_of,
 )
+
+_NOTHING: Final = contextlib.nullcontext()
 
 
 def join(
@@ -153,8 +156,13 @@ class _Joint:
         ):
             raise self._sizes_error(values, self._sizes, path)
         try:
-            # Keeps channels_last where all parts have it.
-            return torch.cat(values, dim)  # type: ignore[arg-type]  # any sequence will do
+            # Keeps channels_last where all parts have it, and gives what a single part would be: an
+            # inference tensor or not.
+            inference = values[0].is_inference()
+            with (
+                _NOTHING if inference is is_inference_mode_enabled() else inference_mode(inference)
+            ):
+                return torch.cat(values, dim)  # type: ignore[arg-type]  # any sequence will do
         except RuntimeError as error:
             shapes = [list(value.shape) for value in values]
             for shape in shapes:

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, NamedTuple
 
-from xlaunch.environment.ownership import writable_by_others
+from xlaunch.environment.ownership import inspect_ownership
 from xruntime.errors import PackageError
 
 FORMAT: Final = b"pt2"
@@ -66,7 +66,7 @@ class PackageContents(NamedTuple):
 
 def check_trusted(path: str) -> None:
     """Raises PackageError if another user could have put code into the file, or could do so now."""
-    reason = writable_by_others(path)
+    reason = inspect_ownership(path).refusal
     if reason is not None:
         raise PackageError(
             f"{path}: {reason}. A package is code that this process would run, so only you and root may"

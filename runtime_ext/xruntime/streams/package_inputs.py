@@ -46,7 +46,7 @@ class InputSpec(NamedTuple):
 
 
 def input_specs(sources: Iterable[str], count: int | None) -> tuple[InputSpec | None, ...] | None:
-    """What the package's C++ says of each of its `count` inputs; None where it is not found there.
+    """What the package's C++ says of each of its `count` inputs; None where it is not found there, whole.
 
     Without a count it is what the C++ tells, and None in all if it tells nothing.
     """
@@ -59,6 +59,7 @@ def input_specs(sources: Iterable[str], count: int | None) -> tuple[InputSpec | 
     dtypes: dict[int, torch.dtype] = {}
     numbers: dict[str, dict[int, dict[int, int]]] = {"dim": {}, "stride": {}}
     dims = [0] * count
+    varying: list[set[int]] = [set() for _ in range(count)]
     for source in sources:
         names = {name: int(index) for name, index in _HANDLE.findall(source)}
         for name, dtype in _DTYPE.findall(source):
@@ -72,12 +73,28 @@ def input_specs(sources: Iterable[str], count: int | None) -> tuple[InputSpec | 
         ] + _VARYING.findall(source):
             if int(index) < count:
                 dims[int(index)] = max(dims[int(index)], int(dim) + 1)
+        for index, dim in _VARYING.findall(source):
+            if int(index) < count:
+                varying[int(index)].add(int(dim))
     return tuple(
-        InputSpec(dtypes[i], dims[i], numbers["dim"].get(i, {}), numbers["stride"].get(i, {}))
+        _whole(
+            InputSpec(dtypes[i], dims[i], numbers["dim"].get(i, {}), numbers["stride"].get(i, {})),
+            varying[i],
+        )
         if i in dtypes
         else None
         for i in range(count)
     )
+
+
+def _whole(spec: InputSpec, varying: set[int]) -> InputSpec | None:
+    """The spec; None where the C++ must have more checks than were found, in words of another torch."""
+    every = set(range(spec.dims))
+    if spec.sizes.keys() | varying != every:
+        return None
+    # Where all sizes are fixed all strides are, and the innermost one always is.
+    strides = every <= spec.strides.keys() if spec.sizes.keys() == every else bool(spec.strides)
+    return spec if strides else None
 
 
 class Inputs:

@@ -21,7 +21,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import torch
 
@@ -30,6 +30,7 @@ from xruntime.errors import (
     InterpreterLockWarning,
     PackageError,
     ThreadCountError,
+    UncheckedInputWarning,
 )
 from xruntime.streams.inductor import (
     chosen_options,
@@ -53,6 +54,8 @@ from xruntime.streams.package_files import (
 from xruntime.streams.package_inputs import Inputs, input_specs
 from xruntime.streams.package_runners import CRunner, Runner, TorchRunner, why_not_by_hand
 from xruntime.streams.samples import Sample, check_threads, sample_call, team_of, wrong_thread_error
+
+TRIED_TORCH: Final = "2.8 to 2.13"
 
 
 class StreamPackage:
@@ -93,6 +96,11 @@ class StreamPackage:
             raise wrong_thread_error(self.threads, have)
         return self._runner.run(self._inputs.of_call(args, kwargs))
 
+    @property
+    def unchecked(self) -> str:
+        """Which inputs are passed on without a check, in words; empty if none is."""
+        return self._inputs.unchecked
+
     def describe(self) -> str:
         """What is loaded and how it is called: a few lines to read."""
         made = f", made by torch {self._torch}" if self._torch else ""
@@ -107,7 +115,9 @@ class StreamPackage:
             f"  the interpreter's lock is {lock}",
         ]
         if self._inputs.unchecked:
-            lines.append(f"  not checked: {self._inputs.unchecked}, of which its C++ tells nothing")
+            lines.append(
+                f"  not checked: {self._inputs.unchecked}, of which its C++ does not tell enough"
+            )
         return "\n".join(lines)
 
     def __repr__(self) -> str:
@@ -140,7 +150,8 @@ def load_package(
 
     Raises PackageError for a file that is no package, is altered, may be changed by others, or was
     made for another machine; ThreadCountError for runners below 1. Warns with InterpreterLockWarning
-    where the code can only be called through torch's own runner.
+    where the code can only be called through torch's own runner, and with UncheckedInputWarning where
+    its C++ does not tell what tensors it takes.
     """
     _check_runners(runners)
     path = os.path.abspath(os.fspath(path))
@@ -165,7 +176,17 @@ def load_package(
             InterpreterLockWarning,
             stacklevel=2,
         )
-    return StreamPackage(path, contents, runner, runners=runners, reason=reason)
+    package = StreamPackage(path, contents, runner, runners=runners, reason=reason)
+    if package.unchecked:
+        warnings.warn(
+            f"{path}: {package.unchecked} will not be checked, since its C++ does not tell what they have to"
+            f" be in a way that is known from torch {TRIED_TORCH}. A tensor of another dtype, shape or"
+            " memory layout would give wrong numbers. Make it by compile_package, with the torch that"
+            " runs it",
+            UncheckedInputWarning,
+            stacklevel=2,
+        )
+    return package
 
 
 def _check_runners(runners: object) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from xruntime.errors import SampleError, ThreadCountError
 from xruntime.streams.nests import leaves, place
-from xruntime.threads import resize_team
+from xruntime.threads import mkl_threads, resize_team, set_mkl_threads
 
 
 class Sample(NamedTuple):
@@ -75,11 +75,13 @@ def check_threads(threads: object) -> int:
 @contextlib.contextmanager
 def team_of(threads: int) -> Iterator[None]:
     """The calling thread's native work has `threads` threads in the block, and what it had after."""
+    mkl_before = mkl_threads()
     before = resize_team(threads)
     try:
         yield
     finally:
         resize_team(before)
+        set_mkl_threads(mkl_before)
 
 
 def wrong_thread_error(compiled: int, have: int) -> ThreadCountError:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
 import threading
@@ -14,7 +15,7 @@ from typing import Any
 
 from xruntime.cpu_pool import CPUPool
 from xruntime.errors import ClosedError
-from xruntime.worker import Submission, TaskFuture, Worker, submission_of
+from xruntime.worker import Submission, TaskFuture, Turn, Worker, submission_of
 
 QUEUE_LENGTH = 2
 """How many calls wait for each stream before `submit` makes its caller wait."""
@@ -22,6 +23,9 @@ QUEUE_LENGTH = 2
 
 class Streams:
     """One stream a pool of `pools`; each calls `module` with its own team, a thread a CPU.
+
+    A signal's handler, such as that of Ctrl-C, may raise anywhere in the main thread. So a submitter
+    only adds its call to what waits and wakes a stream; all else that changes is changed by the streams.
 
     `call_each` gives every stream its own part of a batch. `submit` gives a whole call to whichever
     stream is free first; at most `queue_length` calls a stream wait, then the submitter does. Both may
@@ -90,57 +94,98 @@ class Streams:
 
         Raises ClosedError.
         """
-        self._room.acquire()
         call = submission_of(self.module, args, kwargs)
-        with self._changed:
+        gate = None
+        with self._lock:
             if self._closed:
-                self._room.release()
                 raise ClosedError("these streams are closed and take no more work")
-            free = self._free.pop() if self._free else None
-            if free is None:
+            if len(self._waiting) >= len(self) * self._queue_length and not self._free:
+                gate = threading.Lock()
+                gate.acquire()
+                self._outside.append((call, gate))
+            else:
                 self._waiting.append(call)
-        if free is not None:
-            self._give(call, free)
+                self._wake(1)
+        if gate is not None:
+            # A stream releases it when there is room.
+            try:
+                gate.acquire()
+            except BaseException:
+                call.future.cancel()
+                raise
         return call.future
 
     def close(self, *, wait: bool = True, cancel_pending: bool = False) -> None:
         """Take no more calls; with `wait`, return when those accepted are done.
 
-        `cancel_pending` cancels those that have not begun. Closing again does nothing.
+        `cancel_pending` cancels those that have not begun. Closing again does nothing. A call that a
+        stream makes does not wait: it would wait for itself.
         """
-        with self._changed:
+        with self._lock:
             self._closed = True
-            if cancel_pending:
-                for call in self._waiting:
-                    call.future.cancel()
-            if wait:
-                self._changed.wait_for(lambda: len(self._free) == len(self._workers))
+            waiting = [*self._waiting, *(call for call, _ in self._outside)]
+        if cancel_pending:
+            # Not with the lock, which a callback may need.
+            for call in waiting:
+                call.future.cancel()
+        wait = wait and not any(worker.is_current for worker in self._workers)
+        for index, worker in enumerate(self._workers):
+            if self._waiting or self._outside:
+                # A submitter may have been interrupted before it woke a stream.
+                with contextlib.suppress(ClosedError):
+                    worker.put(self._turn(index))
+            worker.close(wait=False, cancel_pending=cancel_pending)
         if wait:
             for worker in self._workers:
-                worker.close(cancel_pending=cancel_pending)
+                worker.close()
 
     def _begin(self) -> None:
-        self._changed = threading.Condition(threading.Lock())
-        """Held while what follows is changed; notified when the last stream becomes free."""
-        self._room = threading.Semaphore(len(self) * self._queue_length)
+        self._lock = threading.Lock()
+        """Held while what follows is read or changed."""
         self._waiting: deque[Submission] = deque()
-        # The stream that was free last comes first: its caches are warm.
-        self._free = list(reversed(range(len(self._workers))))
+        self._outside: deque[tuple[Submission, threading.Lock]] = deque()
+        """Calls for which there is no room yet; the lock is released when there is."""
+        # In the order in which they became free; the last comes first: its caches are warm.
+        self._free = dict.fromkeys(reversed(range(len(self._workers))))
 
-    def _give(self, call: Submission, index: int) -> None:
-        self._room.release()
-        self._workers[index].put(call._replace(after=functools.partial(self._became_free, index)))
+    def _turn(self, index: int) -> Turn:
+        # Made each time: kept, it would keep these streams.
+        return Turn(functools.partial(self._take_turn, index))
 
-    def _became_free(self, index: int) -> None:
-        # One call at a time, to the end of the worker's line: parts of batches wait there, too.
-        with self._changed:
-            call = self._waiting.popleft() if self._waiting else None
-            if call is None:
-                self._free.append(index)
-                if len(self._free) == len(self._workers):
-                    self._changed.notify_all()
-        if call is not None:
-            self._give(call, index)
+    def _wake(self, streams: int) -> None:
+        """Have so many free streams look for calls. `_lock` is held."""
+        for _ in range(min(streams, len(self._free))):
+            index = next(reversed(self._free))
+            # In this order: a stream that is woken twice finds nothing, one that is not is lost.
+            self._workers[index].put(self._turn(index))
+            self._free.pop(index, None)
+
+    def _take_turn(self, index: int, make: Callable[[Submission], None]) -> None:
+        """In a stream's thread: make the call that waits longest, then queue for another."""
+        while (call := self._next_call(index)) is not None:
+            make(call)
+            del call
+            # One call at a time, to the end of the worker's line: parts of batches wait there, too.
+            if self._waiting:
+                with contextlib.suppress(ClosedError):
+                    self._workers[index].put(self._turn(index))
+                    return
+
+    def _next_call(self, index: int) -> Submission | None:
+        with self._lock:
+            if self._outside:
+                admitted, gate = self._outside.popleft()
+                self._waiting.append(admitted)
+                gate.release()
+            if not self._waiting:
+                self._free[index] = None
+                return None
+            self._free.pop(index, None)
+            call = self._waiting.popleft()
+            if self._waiting and self._free:
+                # A submitter was interrupted before it woke somebody.
+                self._wake(1)
+        return call
 
 
 def answers(

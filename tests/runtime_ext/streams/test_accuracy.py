@@ -75,7 +75,8 @@ def test_other_forms_are_refused(expected: object, seen: object, text: str) -> N
 
 def test_coarsest_precision_in_use_sets_the_tolerance() -> None:
     model = Images()
-    assert tolerance_for(model, None) == TOLERANCES[torch.float32]
-    assert tolerance_for(model, Autocast(torch.float16, True)) == TOLERANCES[torch.float16]
-    assert tolerance_for(model.to(torch.bfloat16), None) == TOLERANCES[torch.bfloat16]
-    assert tolerance_for(torch.nn.ReLU(), None) == TOLERANCES[torch.float32]
+    assert tolerance_for(model.parameters(), None) == TOLERANCES[torch.float32]
+    half = tolerance_for(model.parameters(), Autocast(torch.float16, True))
+    assert half == TOLERANCES[torch.float16]
+    assert tolerance_for(model.bfloat16().parameters(), None) == TOLERANCES[torch.bfloat16]
+    assert tolerance_for((), None) == TOLERANCES[torch.float32]

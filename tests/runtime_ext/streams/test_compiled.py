@@ -12,7 +12,7 @@ import os
 import pickle
 import subprocess
 import sys
-import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -42,15 +42,17 @@ from xruntime.errors import (
     StreamCountError,
     ThreadCountError,
 )
+from xruntime.streams.call_shapes import CallShape
 from xruntime.streams.compiled import CompiledForStreams, compile_for_streams
 from xruntime.streams.interpreter_lock import lock_exists, lock_share
 from xruntime.streams.kinds import Kind, kind_of
 from xruntime.streams.module import MultiStreamModule
-from xruntime.streams.shortcuts import GUARDS_EVERY_S
 
 Needs = Callable[[object, str], None]
 
 pytestmark = [
+    # `test_short_compilation` is among the short ones.
+    pytest.mark.long,
     # torch warns of what it imports itself.
     pytest.mark.filterwarnings("ignore:.*torch.jit.*"),
     pytest.mark.usefixtures("compiler"),
@@ -304,14 +306,98 @@ def test_numbers_that_change_are_compiled_for_and_then_no_longer(compiler: None)
 def test_after_a_change_it_is_compiled_anew_when_asked_for(compiler: None) -> None:
     model, sample = Scaled(), torch.randn(3, 4)
     compiled = compile_for_streams(model, (sample, 2.0), threads=1)
+    before = eager(model, sample, 2.0)
+
+    def result() -> torch.Tensor:
+        return call_in_thread(lambda: compiled(sample, 2.0), team=1)
+
     model.negate = True
-    time.sleep(GUARDS_EVERY_S)
-    for _ in range(3):
-        with pytest.raises(CompilationError, match=r"compiled again.*call prepare.sample."):
-            call_in_thread(lambda: compiled(sample, 2.0), team=1)
-    compiled.prepare((sample, 2.0))
-    result = call_in_thread(lambda: compiled(sample, 2.0), team=1)
-    torch.testing.assert_close(result, eager(model, sample, 2.0))
+    torch.testing.assert_close(result(), before)
+    with pytest.raises(CompilationError, match=r"computes something else.*call prepare\(\)"):
+        compiled.check()
+    for _ in range(2):
+        # Without a sample, and with one of a shape that there is code for.
+        compiled.prepare(*[(sample, 2.0)] * (not model.negate))
+        torch.testing.assert_close(result(), eager(model, sample, 2.0))
+        assert compiled.check((sample, 2.0)).allowed
+        model.negate = False
+
+
+class Pair(NamedTuple):
+    left: torch.Tensor
+    right: torch.Tensor
+
+
+class Output(OrderedDict[str, torch.Tensor]):
+    """Like transformers' ModelOutput."""
+
+
+class Pairs(nn.Module):
+    def forward(self, pair: Pair, more: Output, way: object) -> torch.Tensor:
+        return pair.left * pair.right + more["bias"]
+
+
+class Way:
+    """A class that nobody here knows."""
+
+
+def test_nests_of_other_classes_compile_once(compiler: None) -> None:
+    whole = torch.randn(4, 3)
+
+    def arguments(part: slice) -> tuple[Any, ...]:
+        return Pair(whole[part], whole[part]), Output(bias=whole[part]), Way()
+
+    compiled = compile_for_streams(Pairs().eval(), arguments(slice(0, 2)), threads=1)
+    graphs = compiled._graphs
+    for part in (slice(2, 4), slice(1, 3)):
+        result = call_in_thread(lambda part=part: compiled(*arguments(part)), team=1)
+        torch.testing.assert_close(result, whole[part] ** 2 + whole[part])
+    assert compiled._graphs == graphs
+
+
+def test_keys_of_calls() -> None:
+    def key(*values: Any) -> tuple[Any, ...]:
+        shape = CallShape()
+        for value in values:
+            shape.plain(value)
+        return shape.key()
+
+    one, other = torch.zeros(2, 3), torch.ones(2, 3)
+    assert key(one, [other, 2]) == key(other, [one, 2])
+    assert key(Pair(one, other)) == key(Pair(other, one)) != key((one, other))
+    assert key(Output(a=one)) == key(Output(a=other)) != key(Output(b=one))
+    assert key(one, other) != key(one, one)
+    assert key(one, one) == key(other, other)
+    different = [one.to("meta"), one.double(), torch.zeros(3, 2).T, torch.zeros(2, 4), (one,)]
+    assert len({key(one), *map(key, different)}) == 1 + len(different)
+    assert key(1) != key(True)
+    assert key(Way()) != key(Way())
+
+
+def test_modules_of_one_class_have_code_of_their_own(compiler: None) -> None:
+    sample = torch.randn(3, 4)
+    models = [Scaled() for _ in range(3)]
+    # More than torch would keep for one piece of code.
+    with torch._dynamo.config.patch(recompile_limit=2):
+        made = [compile_for_streams(model, (sample, 2.0), threads=1) for model in models]
+    for model, compiled in zip(models, made, strict=True):
+        result = call_in_thread(lambda compiled=compiled: compiled(sample, 2.0), team=1)
+        torch.testing.assert_close(result, eager(model, sample, 2.0))
+
+
+class Gap(nn.Module):
+    """Of two tensors, or of a tensor and itself."""
+
+    def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        return left.sin() - right.sin()
+
+
+def test_a_tensor_that_is_given_twice_is_a_case_of_its_own(compiler: None) -> None:
+    left, right = torch.randn(3, 4), torch.randn(3, 4)
+    compiled = compile_for_streams(Gap().eval(), (left, left), threads=1)
+    for pair in ((left, right), (right, right), (left, right)):
+        result = call_in_thread(lambda pair=pair: compiled(*pair), team=1)
+        torch.testing.assert_close(result, pair[0].sin() - pair[1].sin())
 
 
 def test_weights_are_constants_of_the_code(compiler: None) -> None:
@@ -363,12 +449,25 @@ def test_what_torch_wrapped_is_compiled_from_its_module() -> None:
     model = Doubled().eval()
     compiled = compile_for_streams(torch.compile(model), torch.ones(3, 4), threads=1)
     assert compiled.model is model
-    # Beyond torch's limit it would fall back to the eager module.
-    with (
-        torch._dynamo.config.patch(recompile_limit=1),
-        pytest.raises(CompilationError, match=r"more shapes than torch.*dynamic=True"),
-    ):
-        compiled.prepare(torch.ones(5, 4))
+
+    known, more = torch.ones(3, 4), torch.ones(5, 4)
+
+    def limited(batch: torch.Tensor) -> Any:
+        with torch._dynamo.config.patch(recompile_limit=1):
+            return compiled(batch)
+
+    # Beyond torch's limit it would fall back to the eager module, and not say so.
+    for _ in range(2):
+        with pytest.raises(CompilationError, match=r"more shapes than torch.*dynamic=True"):
+            call_in_thread(lambda: limited(more), team=1)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with pytest.raises(CompilationError, match="ran without compiled code"):
+            call_in_thread(lambda: limited(known), team=1)
+    finally:
+        torch.set_default_dtype(before)
+    call_in_thread(lambda: limited(known), team=1)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*")
@@ -435,7 +534,7 @@ except CompilationError as error:
 
 
 @pytest.mark.full
-def test_threads_that_compile_may_end(tmp_path) -> None:
+def test_threads_that_compile_may_end() -> None:
     # A process of its own: whatever traces first in it, is in a thread that ends.
     program = """
 import threading, torch
@@ -457,10 +556,8 @@ for items in (5, 1):
     in_thread(lambda: made[0](torch.ones(items, 4)))
 print([tuple(output.shape) for output in made[1:]])
 """
-    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-c", program],
-        env=environment,
         capture_output=True,
         text=True,
         check=False,

@@ -34,6 +34,7 @@ from xruntime.errors import (
     PackageInputError,
     StreamCountError,
     ThreadCountError,
+    UncheckedInputWarning,
 )
 from xruntime.streams import packages
 from xruntime.streams.hints import MultiStreamModuleHint
@@ -48,6 +49,7 @@ Needs = Callable[[object, str], None]
 Change = Callable[[str, bytes], bytes | None]
 
 pytestmark = [
+    pytest.mark.long,
     # torch warns of what it imports itself.
     pytest.mark.filterwarnings("ignore:.*torch.jit.*"),
     pytest.mark.usefixtures("compiler"),
@@ -307,7 +309,9 @@ def test_package_whose_inputs_cannot_be_checked_says_so(file: Path, model: Named
         file, tmp_path / "named.pt2", lambda name, data: None if name.endswith(".cpp") else data
     )
     args, kwargs = call(4)
-    with load_package(path, runners=1) as package:
+    with pytest.warns(UncheckedInputWarning, match=r"named.pt2: 4 of 4 inputs will not be checked"):
+        package = load_package(path, runners=1)
+    with package:
         assert "not checked: 4 of 4 inputs" in package.describe()
         assert_right(run(package, *args, **kwargs), model, 4)
 

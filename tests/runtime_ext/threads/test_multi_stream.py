@@ -16,6 +16,7 @@ from tests.runtime_ext.threads.teams import Team, read_team
 
 from xruntime.cpu_pool import CPUPool, get_default_num_streams
 from xruntime.errors import BatchError, ClosedError, InterpreterLockWarning, StreamCountError
+from xruntime.streams.counts import StreamCountSearch
 from xruntime.streams.hints import MultiStreamModuleHint as Hint
 from xruntime.streams.module import MultiStreamModule
 
@@ -190,6 +191,41 @@ def test_automatic_number_is_measured_and_kept(network, two: CPUPool) -> None:
         torch.testing.assert_close(multi(large), network(large))
 
 
+def test_automatic_number_is_found_on_batches_too_small_for_the_largest(
+    network, two: CPUPool
+) -> None:
+    with MultiStreamModule(network, "auto", two) as multi:
+        for _ in range(6):
+            torch.testing.assert_close(multi(batch_of(1)), network(batch_of(1)))
+        assert "not settled" not in multi.describe()
+        assert multi.num_streams == 1
+
+
+def test_of_the_numbers_that_small_batches_fill_the_fastest_is_kept() -> None:
+    search = StreamCountSearch((8, 4, 2, 1))
+    seconds = {4: 3.0, 2: 1.0, 1: 2.0}
+    tried = []
+    while search.best is None:
+        count = search.next_count(4)
+        if count is not None:
+            search.record(count, 4, seconds[count])
+        tried.append(count)
+    assert tried == [4] * 3 + [2] * 3 + [1] * 3 + [None] * 3
+    assert search.best == 2
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_kind_of_the_result_does_not_depend_on_the_batch(two: CPUPool, inside: bool) -> None:
+    def compute(x: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode(inside):
+            return x + 1
+
+    with MultiStreamModule(compute, 2, two) as multi:
+        for mode in (torch.inference_mode, torch.enable_grad):
+            with mode():
+                assert [multi(torch.zeros(n)).is_inference() for n in (1, 2)] == [inside] * 2
+
+
 def test_what_it_is_shown_as(network, two: CPUPool) -> None:
     with MultiStreamModule(network, 2, two) as multi:
         first, second, *_ = repr(multi).splitlines()
@@ -327,6 +363,47 @@ def test_batches_that_do_not_fit_are_refused_before_anything_runs(network, two: 
     assert calls == []
 
 
+@pytest.mark.parametrize("layer", [torch.nn.BatchNorm1d(3), torch.nn.Dropout(0.5)])
+def test_layers_that_train_are_refused(two: CPUPool, layer: torch.nn.Module) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), layer)
+    batch = torch.rand(4, 3)
+    with MultiStreamModule(model, 2, two) as multi:
+        for call in (multi, multi.submit):
+            with pytest.raises(BatchError, match=r"'1' is in training mode.*\.eval\(\)"):
+                call(batch)
+        model.eval()
+        torch.testing.assert_close(multi(batch), model(batch))
+        torch.testing.assert_close(multi.submit(batch).result(60), model(batch))
+
+
+def test_a_wrong_guess_of_the_batch_is_found_on_the_first_call(two: CPUPool) -> None:
+    # Steps come first and items second, as many of both: the sizes say nothing.
+    sequences = torch.rand(4, 4, 3)
+    module = Called(lambda x: x.cumsum(0))
+    with MultiStreamModule(module, 2, two) as multi:
+        for _ in range(2):
+            with pytest.raises(BatchError, match=r"whole batch: .*input_split_hint.*check=False"):
+                multi(sequences)
+    with MultiStreamModule(module, 2, two, True, Hint(1), Hint(1)) as multi:
+        torch.testing.assert_close(multi(sequences), module(sequences))
+    with MultiStreamModule(module, 2, two, check=False) as multi:
+        assert multi(sequences).shape == sequences.shape
+
+
+def test_the_whole_is_compared_once_and_on_what_the_caller_gave(two: CPUPool) -> None:
+    sizes: list[int] = []
+
+    def double(x: torch.Tensor) -> torch.Tensor:
+        sizes.append(x.shape[0])
+        return x.mul_(2)
+
+    with MultiStreamModule(Called(double), 2, two) as multi:
+        for items in (1, 4, 4):
+            x = torch.ones(items)
+            assert multi(x).tolist() == x.tolist() == [2.0] * items
+    assert sorted(sizes) == [1, 2, 2, 2, 2, 4]
+
+
 def test_map_keeps_the_order_and_reads_no_further_than_needed(two: CPUPool) -> None:
     read: list[int] = []
 
@@ -397,6 +474,44 @@ def test_closing_finishes_what_was_accepted(two: CPUPool) -> None:
         multi.submit(1)
     with pytest.raises(ClosedError):
         multi(torch.zeros(2))
+
+
+def test_a_callback_may_use_the_streams_that_cancel_its_call(two: CPUPool) -> None:
+    release, refused = threading.Event(), []
+
+    def again(_: object) -> None:
+        with pytest.raises(ClosedError) as caught:
+            multi.submit(0)
+        refused.append(caught.value)
+
+    multi = MultiStreamModule(lambda _: release.wait(60), 1, two)
+    futures = [multi.submit(number) for number in range(3)]
+    futures[-1].add_done_callback(again)
+    threading.Timer(0.01, release.set).start()
+    with pytest.raises(KeyError), multi:
+        raise KeyError
+    assert futures[-1].cancelled()
+    assert len(refused) == 1
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_call_may_close_its_own_streams(two: CPUPool, whole: bool) -> None:
+    def close(x: torch.Tensor) -> torch.Tensor:
+        multi.close()
+        return x + 1
+
+    multi = MultiStreamModule(close, 2, two)
+    call = threading.Thread(
+        target=lambda: results.append(multi.submit(x).result(60) if whole else multi(x)),
+        daemon=True,
+    )
+    results: list[torch.Tensor] = []
+    x = torch.zeros(2)
+    call.start()
+    call.join(60)
+    assert [result.tolist() for result in results] == [[1.0, 1.0]]
+    with pytest.raises(ClosedError):
+        multi.submit(x)
 
 
 def test_streams_nobody_holds_end_their_threads(network, two: CPUPool) -> None:

@@ -14,7 +14,8 @@ from tests.runtime_ext.threads.teams import Team, read_team
 from xruntime import openmp_team
 from xruntime.cpu_pool import CPUPool
 from xruntime.pinning import pin
-from xruntime.threads import resize_team
+from xruntime.streams.samples import team_of
+from xruntime.threads import mkl_threads, resize_team, set_mkl_threads
 
 
 def test_block_runs_on_the_pool_and_is_undone(two: CPUPool, second: CPUPool) -> None:
@@ -114,6 +115,55 @@ def test_one_decorator_used_by_many_threads_at_once(first: CPUPool, second: CPUP
     expected = [Team(1, [first.core_ids])] * 4 + [Team(1, [second.core_ids])] * 4
     assert sorted(teams) == sorted(expected)
     assert after == [before] * 8
+
+
+@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="torch without MKL")
+@pytest.mark.parametrize("count", [0, 3])
+def test_mkls_count_is_restored(two: CPUPool, count: int) -> None:
+    former = set_mkl_threads(count)
+    try:
+        with pin(two):
+            assert mkl_threads() == 2
+        assert mkl_threads() == count
+        with team_of(1):
+            assert mkl_threads() == 1
+        assert mkl_threads() == count
+    finally:
+        set_mkl_threads(former)
+
+
+def test_pins_of_generators_side_by_side(first: CPUPool, second: CPUPool) -> None:
+    def pinned(pool: CPUPool):
+        with pin(pool):
+            yield
+            yield
+
+    before = read_team()
+    one, another = pinned(first), pinned(second)
+    next(one)
+    next(another)
+    one.close()
+    # The one that was entered last holds.
+    assert read_team() == Team(1, [second.core_ids])
+    another.close()
+    assert read_team() == before
+
+
+def test_a_pin_is_left_in_the_thread_that_entered_it(first: CPUPool) -> None:
+    entered = pin(first)
+    with entered:
+        errors: list[BaseException] = []
+
+        def leave() -> None:
+            try:
+                entered.__exit__(None, None, None)
+            except RuntimeError as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=leave)
+        thread.start()
+        thread.join()
+    assert "was entered in another thread" in str(errors[0])
 
 
 def test_exception_passes_and_all_is_restored(second: CPUPool) -> None:

@@ -65,14 +65,17 @@ def test_interpreter_ends_with_tasks_open_and_finishes_their_work() -> None:
     assert lines[-1] == "did 4"
 
 
+@pytest.mark.long
 def test_interpreter_ends_by_an_exception_with_tasks_open() -> None:
     run("task = Task(torch.add, pool); task(torch.ones(1), 1); raise SystemExit(7)", code=7)
 
 
+@pytest.mark.long
 def test_interpreter_ends_with_an_idle_task() -> None:
     run("task = Task(torch.add, pool)")
 
 
+@pytest.mark.long
 def test_sys_exit_in_a_thread_that_waits() -> None:
     lines = run("""
         task = Task(time.sleep, pool)
@@ -112,6 +115,7 @@ def test_ctrl_c_interrupts_a_wait() -> None:
         process.wait()
 
 
+@pytest.mark.long
 def test_forked_child_uses_a_task_of_its_parent() -> None:
     lines = run("""
         task = Task(lambda x: (x + 1, os.getpid(), mask()), pool)
@@ -127,6 +131,7 @@ def test_forked_child_uses_a_task_of_its_parent() -> None:
     assert lines == ["42"]
 
 
+@pytest.mark.long
 def test_forked_child_is_told_that_a_result_will_not_come() -> None:
     lines = run("""
         release = threading.Event()
@@ -145,6 +150,7 @@ def test_forked_child_is_told_that_a_result_will_not_come() -> None:
     assert "fork() does not copy threads. Submit again" in lines[0]
 
 
+@pytest.mark.long
 def test_fork_while_many_threads_submit() -> None:
     run("""
         tasks = [Task(int, pool) for _ in range(4)]
@@ -163,6 +169,7 @@ def test_fork_while_many_threads_submit() -> None:
     """)
 
 
+@pytest.mark.long
 def test_forked_child_cancels_though_a_thread_of_its_parent_makes_a_lock() -> None:
     lines = run("""
         from xruntime import futures
@@ -187,6 +194,7 @@ def test_forked_child_cancels_though_a_thread_of_its_parent_makes_a_lock() -> No
     assert lines == ["True"]
 
 
+@pytest.mark.long
 def test_forked_child_may_end_by_exit_handlers() -> None:
     lines = run("""
         task = Task(int, pool)
@@ -199,6 +207,7 @@ def test_forked_child_may_end_by_exit_handlers() -> None:
     assert lines == ["both", "both"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_data_loader_workers_have_all_cpus(method: str, tmp_path) -> None:
     """Workers started while pins and tasks are about run where the process may, not on a pool."""

@@ -423,3 +423,31 @@ def test_cpus_that_the_kernel_refuses(needs: Needs) -> None:
     with pytest.raises(AffinityRefusedError, match=f"CPUs {absent}: not all of them may be used"):
         Worker([absent], 1, name="nowhere")
     assert "nowhere" not in {thread.name for thread in threading.enumerate()}
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), ValueError()])
+def test_a_callback_that_fails_ends_neither_the_worker_nor_other_callbacks(
+    second: CPUPool, error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    gate, called = Gate(), []
+
+    def fail(_: object) -> None:
+        raise error
+
+    with Task(lambda act: act(), second) as task:
+        future = task(gate)
+        future.add_done_callback(fail)
+        future.add_done_callback(called.append)
+        gate.open.set()
+        assert task.run_sync(lambda: 7) == 7
+    assert called == [future]
+    assert "the callback" in caplog.text
+
+
+def test_weights_that_change_between_calls_are_cast_again(second: CPUPool) -> None:
+    layer = torch.nn.Linear(2, 1, bias=False)
+    with Task(layer, second) as task, torch.autocast("cpu", dtype=torch.bfloat16):
+        for value in (2.25, 0.0):
+            with torch.no_grad():
+                layer.weight.fill_(value / 2)
+            assert task.run_sync(torch.ones(1, 2)).item() == value

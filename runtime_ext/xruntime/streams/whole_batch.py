@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a module does with a whole batch: the reference for streams that each take a part of it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, Final, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from xruntime.errors import BatchError, CompilationError
+from xruntime.modes import current_autocast
+from xruntime.streams.accuracy import difference, tolerance_for
+from xruntime.streams.batches import Call
+from xruntime.streams.compiled import CompiledForStreams
+from xruntime.streams.kinds import Kind, kind_of
+from xruntime.streams.nests import entries, rebuilt
+
+Original: TypeAlias = Callable[..., Any]
+
+_NORMS: Final = (
+    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
+    *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
+)
+
+
+def training_dependent(model: object) -> list[tuple[str, nn.Module]]:
+    """The layers of `model`, with their names, that treat a part of a batch otherwise when they train.
+
+    Batch norms compute and collect statistics of their part, and dropouts draw by stream.
+    """
+    if not isinstance(model, nn.Module) or isinstance(model, CompiledForStreams):
+        return []
+    return [(name, layer) for name, layer in model.named_modules() if _depends(layer)]
+
+
+def _depends(layer: nn.Module) -> bool:
+    if isinstance(layer, _NORMS):
+        return bool(layer.track_running_stats) or "Batch" in type(layer).__name__
+    # Of attention and recurrent layers a number, and elsewhere a layer of its own.
+    chance = getattr(layer, "p" if "Dropout" in type(layer).__name__ else "dropout", None)
+    return isinstance(layer, nn.RReLU) or (isinstance(chance, float) and chance > 0)
+
+
+def training_error(name: str, layer: nn.Module) -> BatchError:
+    """Says that a layer of the module is in training mode."""
+    return BatchError(
+        f"{type(layer).__name__} {name!r} is in training mode: in a stream it sees a part of the batch,"
+        " so results and running statistics would not be those of the whole. Call .eval() on the module,"
+        " or train it without streams"
+    )
+
+
+def eager_original(model: Any) -> Original | None:
+    """The eager form of `model`, to be called with a whole batch; None where there is none."""
+    if isinstance(model, CompiledForStreams):
+        return model.eager
+    kind = kind_of(model)
+    if kind in (Kind.COMPILED, Kind.COMPILED_CPP):
+        found: Original | None = getattr(model, "_orig_mod", None)
+        return found
+    return None if kind in (Kind.PACKAGE, Kind.PACKAGE_UNDER_LOCK) else model
+
+
+def copied(call: Call) -> Call:
+    """The same call on copies of its tensors, which a module may change in place."""
+    return _copied(call[0]), _copied(call[1])
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    inner = entries(value)
+    if inner is None:
+        return value
+    with contextlib.suppress(BatchError):
+        return rebuilt(value, [_copied(item) for _, item in inner], ())
+    return value
+
+
+def compare(model: object, original: Original, call: Call, joined: Any) -> None:
+    """Raises BatchError where `original` makes something else of the whole call than `joined`."""
+    remedy = (
+        "Without a hint dimension 0 of every tensor is taken for the batch: say which it is by"
+        " input_split_hint and output_concat_hint. Outputs that chance decides are no fault: check=False"
+        " compares none"
+    )
+    try:
+        with torch.no_grad():
+            expected = original(*call[0], **call[1])
+        different = difference(expected, joined, _tolerance(model, joined))
+    except CompilationError as error:
+        raise BatchError(
+            f"the streams' joined output is not the whole batch's: {error}. {remedy}"
+        ) from error
+    except Exception as error:
+        raise BatchError(
+            f"the first batch cannot be compared with a call of the eager module on all of it, which"
+            f" failed ({type(error).__name__}: {error}). check=False compares none"
+        ) from error
+    if not different.allowed:
+        raise BatchError(
+            f"the streams' joined output is not what the eager module makes of the whole batch:"
+            f" {different}. {remedy}"
+        )
+
+
+def _tolerance(model: object, output: Any) -> float:
+    if isinstance(model, CompiledForStreams):
+        return model.tolerance
+    autocast = current_autocast() if torch.is_autocast_enabled("cpu") else None
+    values = [*_tensors(output)]
+    if isinstance(model, nn.Module):
+        values += [*model.parameters(), *model.buffers()]
+    return tolerance_for(values, autocast)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    for _, item in entries(value) or ():
+        yield from _tensors(item)

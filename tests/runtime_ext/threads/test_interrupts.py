@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ctrl-C may come anywhere in a call of the main thread: what comes after it works as before."""
+
+from __future__ import annotations
+
+import dis
+import itertools
+import signal
+import sys
+import textwrap
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+from tests.runtime_ext.threads.test_process_life import run
+
+from xruntime import futures, task, worker
+from xruntime.cpu_pool import CPUPool
+from xruntime.streams import workers
+from xruntime.streams.workers import Streams
+from xruntime.task import Task
+
+PATIENCE_S = 60.0
+
+SOURCES = (futures.__file__, task.__file__, worker.__file__, workers.__file__)
+HANDLERS_RUN_AFTER = ("CALL", "RESUME", "JUMP_BACKWARD", "CALL_FUNCTION_EX", "CALL_KW")
+"""Instructions of Python after which it runs handlers of signals that came."""
+
+
+def interrupted_at(point: int, call: Callable[[], Any]) -> bool:
+    """Whether `call` was interrupted at the place of that number, of those where it can be."""
+    passed = itertools.count()
+    before: dict[FrameType, int] = {}
+
+    def step(frame: FrameType, event: str, argument: object) -> object:
+        frame.f_trace_opcodes = frame.f_code.co_filename in SOURCES
+        if event == "opcode":
+            last = before.get(frame)
+            before[frame] = frame.f_lasti
+            if last is not None:
+                name = dis.opname[frame.f_code.co_code[last]]
+                if name in HANDLERS_RUN_AFTER and next(passed) == point:
+                    raise KeyboardInterrupt
+        return step
+
+    former = sys.gettrace()
+    sys.settrace(step)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(former)
+    return False
+
+
+def closes(close: Callable[[], None]) -> bool:
+    closer = threading.Thread(target=close, daemon=True)
+    closer.start()
+    closer.join(PATIENCE_S)
+    return not closer.is_alive()
+
+
+def test_task_that_was_interrupted_anywhere(second: CPUPool) -> None:
+    task = Task(abs, second)
+    # Python 3.12 traces no bytecodes of a process's first time.
+    interrupted_at(-1, lambda: task(-1).result(PATIENCE_S))
+    for point in itertools.count():
+        if not interrupted_at(point, lambda: task(-1).result(PATIENCE_S)):
+            break
+        assert task(-point).result(PATIENCE_S) == point
+    assert point > 10
+    assert closes(task.close)
+
+
+def test_streams_that_were_interrupted_anywhere(first: CPUPool, second: CPUPool) -> None:
+    streams = Streams(abs, (first, second), queue_length=1)
+    interrupted_at(-1, lambda: streams.submit(-1).result(PATIENCE_S))
+    for point in itertools.count():
+        if not interrupted_at(point, lambda: streams.submit(-1).result(PATIENCE_S)):
+            break
+        calls = [streams.submit(-point) for _ in range(5)]
+        assert [call.result(PATIENCE_S) for call in calls] == [point] * 5
+    assert point > 10
+    assert closes(streams.close)
+
+
+def test_submitter_that_was_interrupted_before_it_woke_a_stream(
+    first: CPUPool, second: CPUPool
+) -> None:
+    """Its call is made all the same, at the latest when the streams are closed."""
+    for point in itertools.count():
+        made: list[int] = []
+        streams = Streams(made.append, (first, second))
+        interrupted = interrupted_at(point, lambda streams=streams: streams.submit(1))
+        assert closes(streams.close)
+        assert made in ([], [1])
+        if not interrupted:
+            break
+    assert made == [1]
+
+
+def test_submitter_that_is_interrupted_while_it_waits_for_room(second: CPUPool) -> None:
+    gate, made = threading.Event(), []
+
+    def call(number: int) -> None:
+        gate.wait(PATIENCE_S)
+        made.append(number)
+
+    streams = Streams(call, (second,), queue_length=1)
+    begun = [streams.submit(1), streams.submit(2)]
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    former = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        # One runs and one waits, and the next finds no room.
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(KeyboardInterrupt):
+            begun.extend(streams.submit(number) for number in itertools.count(3))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, former)
+    gate.set()
+    for future in begun:
+        future.result(PATIENCE_S)
+    assert closes(streams.close)
+    assert made == list(range(1, len(begun) + 1))
+
+
+@pytest.mark.long
+def test_a_thousand_real_signals() -> None:
+    run(
+        textwrap.dedent("""
+        from xruntime.streams.workers import Streams
+        task = Task(abs, pool)
+        streams = Streams(abs, (CPUPool(cpus[:1]), CPUPool(cpus[-1:])), queue_length=1)
+        interrupts = 0
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
+        while interrupts < 1000:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.0001 + 0.00001 * (interrupts % 37))
+                while True:
+                    assert task(-1).result(60) == 1
+                    assert streams.submit(-2).result(60) == 2
+                    streams.call_each([((-3,), {}), ((-4,), {})])
+            except KeyboardInterrupt:
+                interrupts += 1
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            assert task(-5).result(60) == 5
+            assert [streams.submit(-n).result(60) for n in range(4)] == [0, 1, 2, 3]
+        signal.alarm(60)
+        task.close()
+        streams.close()
+        """)
+    )
