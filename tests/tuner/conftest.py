@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of fleets share: a real database server."""
+"""What tests of the tuner share: a home of their own, and for fleets a real database server."""
 
 from __future__ import annotations
 
@@ -11,6 +11,16 @@ from pathlib import Path
 
 import pytest
 from tests.tuner.postgresql import Server, binaries
+
+
+@pytest.fixture(scope="package", autouse=True)
+def private_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep studies, caches and options of these tests out of the user's home."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
+        for name in ("CACHE", "CONFIG", "DATA", "STATE"):
+            patch.setenv(f"XDG_{name}_HOME", str(tmp_path_factory.mktemp(name.lower())))
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -50,12 +50,13 @@ class Done(NamedTuple):
 
 
 class Desk(NamedTuple):
-    """A folder to run xtune in, and where its studies go."""
+    """A directory to run xtune in; what xtune keeps, studies and caches, lies below it."""
 
     folder: Path
 
     @property
     def environment(self) -> dict[str, str]:
+        """What xtune inherits; every process that it starts has it too."""
         kept = {
             name: value
             for name, value in os.environ.items()
@@ -63,6 +64,9 @@ class Desk(NamedTuple):
         }
         return {
             **kept,
+            "HOME": str(self.folder),
+            "XDG_CACHE_HOME": str(self.folder / "cache"),
+            "XDG_CONFIG_HOME": str(self.folder / "config"),
             "XDG_STATE_HOME": str(self.folder / "state"),
             "XDG_RUNTIME_DIR": str(self.folder),
             "PYTHONPATH": os.pathsep.join(sys.path),

@@ -89,3 +89,22 @@ def test_a_preset_that_would_replace_something_else(
     assert main(["--save-preset", "best.toml", "nap.py", "1"]) == 2
     assert "is there and is no preset" in capsys.readouterr().err
     assert (desk.folder / "best.toml").read_text() == "title = 'mine'\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('mode = "latency"\ninstances = 2\n', "--mode"),
+        ("reserve = 1\n", "nothing of it is searched"),
+        ("grace = 1e\n", "mine.toml"),
+    ],
+)
+def test_presets_that_cannot_be_tried(
+    desk: Desk, text: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    desk.write("mine.toml", text)
+    assert main(["--metric", "items/s", "--try", "mine.toml", "rate.py", "1"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert message in err
+    assert not (desk.folder / "state").exists()

@@ -8,10 +8,11 @@ import pytest
 from xtune.measurement.launches import Launch, Outcome, Secondary
 from xtune.measurement.objectives import WALL, Goal, Objective
 from xtune.screen.plain import LONGEST_PAUSE_S, PlainScreen
-from xtune.screen.words import duration, settings, time_left
+from xtune.screen.words import amount, describe_space, duration, settings, time_left
 from xtune.search.budget import Budget
 from xtune.search.events import Outline, Progress
 from xtune.search.records import Record, Stage, Step
+from xtune.space.offers import LeftOut
 from xtune.space.parameters import BARE, Configuration, Parameter, Where
 from xtune.space.spaces import Space
 
@@ -47,6 +48,37 @@ def launched(number: int, outcome: Outcome = Outcome.MEASURED) -> Record:
 )
 def test_durations(time_s: float, text: str) -> None:
     assert duration(time_s) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "metric", "text"),
+    [
+        (126_812.0, "items/s", "126,800 items/s"),
+        (1_234_567_890.0, "items/s", "1,235,000,000 items/s"),
+        (9_999.6, "items/s", "10,000 items/s"),
+        (1234.5, "step_ms", "1,234 ms"),
+        (78.351, "@hypertune latency (ms)", "78.35 ms"),
+        (0.5, "wall", "0.5 s"),
+        (0.0123456, "accuracy", "0.01235 (accuracy)"),
+        (0.0, "loss", "0 (loss)"),
+        (1.2e-9, "loss", "1.2e-09 (loss)"),
+    ],
+)
+def test_amounts(value: float, metric: str, text: str) -> None:
+    assert amount(value, Objective(metric, Goal.MAXIMIZE)) == text
+
+
+def test_what_is_left_out_takes_one_line_unless_it_is_asked_for() -> None:
+    left_out = [LeftOut("smt", "no siblings"), LeftOut("omp=gnu", "the same as auto here")]
+    (line,) = list(describe_space(SPACE, left_out))[2:]
+    assert line == "  left out: smt, omp=gnu (-v says why)"
+    (line,) = list(describe_space(SPACE, [*left_out, LeftOut("omp=llvm", "not found")]))[2:]
+    assert line == "  left out: smt, 2 values of omp (-v says why)"
+    assert list(describe_space(SPACE, left_out, verbose=True))[2:] == [
+        "  left out: smt: no siblings",
+        "  left out: omp=gnu: the same as auto here",
+    ]
+    assert len(list(describe_space(SPACE, []))) == 2
 
 
 def test_settings_are_told_by_what_differs() -> None:

@@ -156,6 +156,36 @@ def test_who_is_behind_stops_and_the_others_go_on() -> None:
     assert standing.interval.pairs == 4
 
 
+def test_a_finalist_that_surely_gains_nothing_stops_beside_a_noisy_leader() -> None:
+    """The leader is too noisy for anything to be surely behind it."""
+    swings = itertools.cycle((0.80, 1.35))
+
+    def execute(turn: Turn) -> Launch:
+        values = {BARE: 100.0, ONE: 95.0 + 0.1 * (turn.block % 2), TWO: 100.0}
+        swing = next(swings) if turn.configuration == TWO else 1.0
+        return launch(turn.configuration, values[turn.configuration] * swing)
+
+    final, turns = play(plan(ONE, TWO), execute)
+    rows = {row.contender.configuration: row for row in final.decision().verdict.standings}
+    assert rows[ONE].contender.dropped == "surely no gain"
+    assert not rows[TWO].contender.dropped
+    counts = Counter(turn.configuration for turn in turns)
+    assert counts[ONE] < counts[TWO] == counts[BARE] == 12
+
+
+def test_a_gain_does_not_end_the_final_while_another_finalist_may_be_better() -> None:
+    def execute(turn: Turn) -> Launch:
+        other = 125.0 if turn.block % 2 else 137.0
+        values = {BARE: 100.0, ONE: 130.0 + 0.1 * turn.block, TWO: other}
+        return launch(turn.configuration, values[turn.configuration])
+
+    final, _ = play(plan(ONE, TWO), execute, blocks=4)
+    decision = final.decision()
+    assert decision.verdict.kind is Kind.GAIN
+    assert not decision.is_settled
+    assert final.next() is not None
+
+
 def test_when_none_can_gain_it_ends_early() -> None:
     values = {BARE: 100.0, ONE: 80.0, TWO: 79.0}
     final, turns = play(plan(ONE, TWO), scripted(values, noise=0.01))

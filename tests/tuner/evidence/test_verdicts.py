@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tests.tuner.evidence.contenders import ONE, THREE, TWO, around, contender
 
+from xtune.evidence.ratios import ratio_interval
 from xtune.evidence.verdicts import (
     Contender,
     Kind,
@@ -74,6 +75,17 @@ def test_what_is_neither_says_what_would_settle_it() -> None:
     assert more.blocks == 22
     assert more.launches == 66
     assert more.seconds == pytest.approx(22 * 60.0)
+
+
+def test_a_dropped_finalist_takes_no_more_launches() -> None:
+    open_one = contender(ONE, around(1.03, 0.05, 8), wall_s=20.0)
+    behind = contender(TWO, around(0.80, 0.05, 8, seed=1), wall_s=10.0)._replace(
+        dropped="surely no gain", frozen=ratio_interval([math.log(0.8)] * 4)
+    )
+    more = judged(open_one, behind, baseline_wall_s=30.0).more
+    assert more is not None
+    assert more.launches == 2 * more.blocks
+    assert more.seconds == pytest.approx(more.blocks * 50.0)
 
 
 def test_so_many_blocks_do_settle_it_with_the_power_promised() -> None:

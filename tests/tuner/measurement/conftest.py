@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -27,15 +27,6 @@ def tell(*words): print(*words, flush=True)
 """
 
 MakeRunner = Callable[..., Runner]
-
-
-@pytest.fixture(scope="session", autouse=True)
-def private_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What launches keep between runs is not the user's, nor are their options."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("CACHE", "CONFIG"):
-            patch.setenv(f"XDG_{name}_HOME", str(tmp_path_factory.mktemp(name.lower())))
-        yield
 
 
 @pytest.fixture

@@ -237,6 +237,65 @@ def test_user_s_own_limit_counts_too(make_runner: MakeRunner):
     assert launch.notes[0] == "it took longer than the limit of 1 s"
 
 
+SERVICE = """
+def stopped(*_): tell('999 x/s'); sys.exit(1)
+signal.signal(signal.SIGTERM, stopped)
+open(f"{os.getpid()}.pid", "w").close()
+for number in range(@COUNT@): tell('7 x/s'); tell('latency', 3, 'ms'); time.sleep(0.01)
+while True: time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("configuration", [BARE, DEFAULT])
+def test_a_service_is_measured_until_its_timeout_and_stopped(
+    make_runner: MakeRunner, configuration: Configuration
+):
+    runner = make_runner(
+        SERVICE.replace("@COUNT@", "40"), timeout_s=1.5, requirements=["p50(latency)<=4ms"],
+        metrics=["latency"],
+    )  # fmt: skip
+    launch = runner.measure(configuration)
+    assert (launch.outcome, launch.value) == (Outcome.MEASURED, 7.0), launch
+    assert launch.steadiness is Steadiness.FLAT
+    assert launch.notes[0] == "it still ran after 1.5 s, was measured until then, and stopped"
+    assert launch.requirements == (("p50(latency)<=4ms", 0.003),)
+    (pid,) = pids()
+    assert not is_alive(pid)
+
+
+@pytest.mark.parametrize(
+    ("metric", "timeout_s", "limit_s", "said"),
+    [
+        ("x/s", 1.0, None, "it gave too few steady values of 'x/s': allow more with --timeout"),
+        ("wall", 1.0, None, "a program that does not end needs a --metric"),
+        ("x/s", 50.0, 1.0, ""),
+    ],
+)
+def test_what_cannot_be_measured_until_its_timeout_timed_out(
+    make_runner: MakeRunner, metric: str, timeout_s: float, limit_s: float | None, said: str
+):
+    goal = Goal.MINIMIZE if metric == "wall" else Goal.MAXIMIZE
+    code = SERVICE.replace("@COUNT@", "40" if limit_s else "5")
+    launch = make_runner(code, metric, goal, timeout_s=timeout_s).measure(DEFAULT, limit_s=limit_s)
+    assert_unmeasured(launch, Outcome.TIMED_OUT)
+    first = "it took longer than the limit of 1 s"
+    assert launch.notes[0].startswith(first)
+    assert said in launch.notes[0]
+    assert said or launch.notes[0] == first
+
+
+def test_a_service_of_several_instances_needs_values_of_each(
+    two_cpus: None, make_runner: MakeRunner
+):
+    lazy = SERVICE.replace(
+        "@COUNT@", "40 if os.environ['XLAUNCH_INSTANCE_INDEX'] == '0' else @COUNT@"
+    )
+    enough = make_runner(lazy.replace("@COUNT@", "40"), timeout_s=1.5).measure(TWO)
+    assert (enough.outcome, enough.value) == (Outcome.MEASURED, 14.0), enough
+    few = make_runner(lazy.replace("@COUNT@", "0"), timeout_s=1.5).measure(TWO)
+    assert_unmeasured(few, Outcome.TIMED_OUT)
+
+
 def test_limit_before_anything_has_begun(make_runner: MakeRunner):
     launch = make_runner("time.sleep(60)").measure(DEFAULT, limit_s=0.0)
     assert_unmeasured(launch, Outcome.TIMED_OUT)
@@ -296,7 +355,8 @@ def test_what_may_win_or_cannot_be_told_runs_to_its_end(
     )
     assert launch.outcome is Outcome.MEASURED
     if metric != "wall":
-        assert launch.value == pytest.approx(101, abs=0.1)
+        # A rate counts for as long as it lasted, and not every sleep lasts as long.
+        assert launch.value == pytest.approx(101, abs=0.5)
         assert launch.steadiness is Steadiness.FLAT
 
 

@@ -20,7 +20,7 @@ from xtune.measurement.hypertune import (
     read_settings,
 )
 from xtune.space.launch_options import with_option
-from xtune.space.parameters import Where
+from xtune.space.parameters import Configuration, Where
 from xtune.space.spaces import Space
 
 REQUEST = Request(program=("infer.py",))
@@ -179,14 +179,18 @@ def test_pairs_that_fit_become_layouts():
     settings = launcher(ncores_per_instance=[1, 2, 4, 8], ninstances=[1, 2, 3])
     found = parameters_of(settings, REQUEST, machine)
     (layout,) = found.parameters
-    assert layout.values == ("1x1", "1x2", "1x4", "2x1", "2x2", "3x1")
+    assert layout.values == ("1xall", "1x1", "1x2", "1x4", "2x1", "2x2", "3x1")
     assert found.notes == ("6 of 12 layouts do not fit 4 cores and are left out",)
 
 
 def test_one_count_alone_leaves_the_other_to_xlaunch():
     machine = machine_of(8)
-    assert made(launcher(ninstances=[1, 2, 3]), machine) == {"layout": ("1x8", "2x4", "3x2")}
-    assert made(launcher(ncores_per_instance=[1, 8]), machine) == {"layout": ("1x1", "1x8")}
+    assert made(launcher(ninstances=[1, 2, 3]), machine) == {
+        "layout": ("1xall", "1x8", "2x4", "3x2")
+    }
+    assert made(launcher(ncores_per_instance=[1, 8]), machine) == {
+        "layout": ("1xall", "1x1", "1x8")
+    }
     both = launcher(ncores_per_instance=[-1, 2], ninstances=[-1, 2])
     assert made(both, machine) == {"layout": ("1xall", "1x2", "2x4", "2x2")}
 
@@ -195,7 +199,7 @@ def test_words_for_all_cores_count_cores():
     # Siblings of SMT have numbers far from their core's: counts are what is meant.
     machine = machine_of(2, 2, smt=2)
     physical = made(launcher(ncores_per_instance="all_physical_cores"), machine)
-    assert physical == {"layout": ("1x1", "1x2", "1x3", "1x4")}
+    assert physical == {"layout": ("1xall", "1x1", "1x2", "1x3", "1x4")}
     logical = parameters_of(launcher(ncores_per_instance="all_logical_cores"), REQUEST, machine)
     assert logical.parameters[0].values == physical["layout"]
     assert logical.notes == ("4 of 8 layouts do not fit 4 cores and are left out",)
@@ -205,8 +209,8 @@ def test_first_node_alone():
     machine = machine_of(4, 4)
     assert made(launcher(use_all_nodes=[True, False]), machine) == {"layout": ("1xall", "1x4")}
     (layout,) = made(launcher(use_all_nodes=[False], ninstances=[1, 2, 4]), machine).values()
-    assert layout == ("1x4", "2x2", "4x1")
-    for text in layout:
+    assert layout == ("1xall", "1x4", "2x2", "4x1")
+    for text in layout[1:]:
         on_node = plan(with_option(REQUEST, "layout", text), machine)
         assert {node for instance in on_node.instances for node in instance.nodes} == {0}
 
@@ -227,10 +231,10 @@ def test_switches_mean_options():
         malloc=["pt", "default", "tc", "je"],
     )
     assert made(settings, machine) == {
-        "smt": (True, False),
+        "smt": (False, True),
         "memory": ("auto", "none"),
-        "omp": ("intel", "gnu"),
-        "allocator": ("glibc", "tcmalloc", "jemalloc"),
+        "omp": ("auto", "intel", "gnu"),
+        "allocator": ("auto", "glibc", "tcmalloc", "jemalloc"),
     }
 
 
@@ -239,7 +243,7 @@ def test_all_that_the_launcher_has_is_a_space_that_can_be_planned(read: Any):
     found: HypertuneParameters = parameters_of(read(""), REQUEST, machine)
     space = Space(found.parameters)
     layouts = len(found.parameters[0].values)
-    assert space.size == layouts * 2 * 2 * 2 * 3
+    assert space.size == layouts * 2 * 2 * 3 * 4
     for text in found.parameters[0].values:
         assert plan(with_option(REQUEST, "layout", str(text)), machine).instances
 
@@ -248,4 +252,18 @@ def test_large_machine_does_not_take_long_to_say():
     machine = machine_of(64, 64, smt=2)
     settings = launcher(ncores_per_instance="all_logical_cores", ninstances="all_logical_cores")
     (layouts,) = made(settings, machine).values()
-    assert len(layouts) == sum(128 // n for n in range(1, 129))
+    assert len(layouts) == 1 + sum(128 // n for n in range(1, 129))
+
+
+def test_the_default_is_what_xlaunch_does_of_itself():
+    machine = machine_of(4)
+    settings = launcher(ncores_per_instance=[1, 2], use_logical_cores=[True], malloc=["je"])
+    space = Space(parameters_of(settings, REQUEST, machine).parameters)
+    own = {"layout": "1xall", "smt": False, "allocator": "auto"}
+    assert space.default == Configuration(own)
+    assert space.changes(space.at(space.size - 1)) == {
+        "layout": "1x2", "smt": True, "allocator": "jemalloc",
+    }  # fmt: skip
+    asked = REQUEST._replace(allocator="glibc")
+    (allocator,) = parameters_of(launcher(malloc=["je"]), asked, machine).parameters
+    assert (allocator.values, allocator.default) == (("glibc", "jemalloc"), "glibc")

@@ -15,7 +15,7 @@ from tests.tuner.measurement.conftest import BEGIN, MakeRunner
 from xlaunch.machine import read_machine
 from xlaunch.planning import Request, plan
 from xtune.errors import ObjectiveError, SpaceError
-from xtune.measurement.launches import Outcome, Steadiness
+from xtune.measurement.launches import Outcome, Secondary, Steadiness
 from xtune.measurement.objectives import Goal
 from xtune.measurement.runner import PADDING_VARIABLE
 from xtune.search.measurer import Measurer
@@ -45,17 +45,17 @@ def shown(index: int | str = 0) -> dict[str, Any]:
 
 def test_every_raw_value_is_kept(make_runner: MakeRunner):
     runner: Measurer = make_runner(
-        "for n in range(5): tell(f'{n * n} x/s  loss {n / 4}')", metrics=["loss"]
+        "for n in range(5): tell(f'{9 if n else 0} x/s  loss {n / 4}')", metrics=["loss"]
     )
     launch = runner.measure(DEFAULT)
     assert launch.outcome is Outcome.MEASURED
     by_metric = {one.metric: one for one in launch.series}
-    assert by_metric["x/s"].values == (0, 1, 4, 9, 16)
+    assert by_metric["x/s"].values == (0, 9, 9, 9, 9)
     assert by_metric["loss"].values == (0, 0.25, 0.5, 0.75, 1)
     times = by_metric["x/s"].times_s
     assert list(times) == sorted(times)
     assert times[0] > 0
-    assert launch.value == 7.5  # the first value is never counted
+    assert launch.value == 9  # the first value is never counted
     assert dict(launch.metrics) == {"loss": 0.625}
     assert (launch.steadiness, launch.exit_code) == (Steadiness.TOO_FEW, 0)
     assert launch.plan_hash == runner.plan_hash(DEFAULT)
@@ -303,3 +303,15 @@ sys.exit(3)
     assert (launch.outcome, launch.exit_code) == (Outcome.CRASHED, 3)
     assert launch.stderr_tail.count("\n") <= 19
     assert len(launch.stderr_tail) < 10_000
+
+
+def test_a_launch_that_is_taken_over_is_the_next_of_the_bare_command(make_runner: MakeRunner):
+    runner = make_runner("tell('5 x/s')")
+    made = runner.measure(BARE)._replace(secondary=Secondary(500.0))
+    before_s = runner.now_s()
+    runner.take_over(made)
+    assert runner.measure(BARE) is made
+    assert runner.now_s() - before_s >= 500.0
+    assert runner.measure(BARE) is not made
+    runner.take_over(made)
+    assert runner.measure(Configuration({})) is not made

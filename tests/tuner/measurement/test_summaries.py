@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 
@@ -37,6 +38,55 @@ def test_rates_of_instances_add_up():
     summary = summed_up(series(1, 2, 3), series(10, 20, instance=1))
     assert (summary.kind, summary.value, summary.count) == (Kind.RATE, 2 + 15, 5)
     assert (summary.unit, summary.p90, summary.p99) == (None, None, None)
+
+
+def paced(rates: list[float], works: list[float], instance: int = 0) -> Series:
+    """Rates that are printed after so much work each, the first piece from time 0 on."""
+    spans = [work / rate for work, rate in zip(works, rates, strict=True)]
+    return Series(instance, "x/s", tuple(itertools.accumulate(spans)), tuple(rates))
+
+
+def test_a_rate_counts_for_as_long_as_it_lasted():
+    """A hundred images at 50 and a hundred at 150 images/s take 2.67 s: 75 images/s."""
+    alternating = paced([50.0, 150.0] * 4, [100.0] * 8)
+    whole = Window(0.0, math.inf)
+    assert summed_up(alternating, window=whole).value == pytest.approx(75)
+    later = Window(alternating.times_s[1], math.inf)
+    assert summed_up(alternating, window=later).value == pytest.approx(75)
+    two = summed_up(alternating, paced([10.0, 30.0] * 4, [10.0] * 8, 1), window=whole)
+    assert two.value == pytest.approx(75 + 15)
+    every_second = series(*[50.0, 150.0] * 4)
+    assert summed_up(every_second, window=whole).value == pytest.approx(100)
+
+
+def test_a_rate_counts_from_the_beginning_of_the_window():
+    """9 of the 10 s of the first value lie before it."""
+    found = Series(0, "x/s", (0.0, 10.0, 11.0), (1.0, 10.0, 20.0))
+    assert summed_up(found, window=Window(9.0, math.inf)).value == pytest.approx(15)
+
+
+def test_rates_after_a_warm_up_are_weighted_too():
+    warm = paced([10.0] * 20 + [80.0, 120.0] * 30, [100.0] * 80)
+    summary = summed_up(warm, window=Window(0.0, math.inf))
+    assert (summary.steadiness, summary.count) == (WARM_UP, 60)
+    assert summary.value == pytest.approx(96)
+
+
+def test_rates_that_came_at_once_share_the_time_before_them():
+    found = Series(0, "x/s", (1.0, 4.0, 4.0, 5.0), (8.0, 10.0, 20.0, 30.0))
+    assert summed_up(found, window=Window(1.0, math.inf)).value == pytest.approx(
+        (3.0 * 15.0 + 30.0) / 4.0
+    )
+
+
+@given(st.lists(st.floats(0.0, 1.0), min_size=2, max_size=9).map(sorted))
+def test_rates_that_are_printed_together_at_the_end_count_alike(delays: list[float]):
+    """The time between two lines of one burst says nothing of how long each rate lasted."""
+    times = tuple(100.0 + 0.004 * delay for delay in delays)
+    values = tuple(float(2**place) for place in range(len(delays)))
+    for window in (None, Window(99.0, math.inf)):
+        summary = summed_up(Series(0, "x/s", times, values), window=window)
+        assert summary.value == pytest.approx(statistics.fmean(values))
 
 
 def test_times_pool():
@@ -101,7 +151,8 @@ def test_only_the_common_window_counts():
     summary = summed_up(
         series(9, 9, 1, 2, 9), series(99, 99, 10, 20, 99, instance=1), window=Window(2.5, 4.0)
     )
-    assert summary.value == 1.5 + 15
+    # Of the second in which the third value was printed, half lies in the window.
+    assert summary.value == pytest.approx((0.5 * 1 + 2) / 1.5 + (0.5 * 10 + 20) / 1.5)
     assert summary.window_s == (2.5, 4.0)
 
 

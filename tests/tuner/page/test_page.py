@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.tuner.page.pages import SECTIONS, Element, charts_of, findings, read_page
-from tests.tuner.search.scripted import RATE, SMALL, SPACE
+from tests.tuner.search.scripted import RATE, SMALL, SPACE, gain
 
 from xtune.evidence.fronts import SecondGoal
 from xtune.evidence.verdicts import Kind
@@ -46,7 +46,7 @@ def with_samples(launch: Launch) -> Launch:
 CASES: dict[str, Callable[[], Findings]] = {
     "gain": lambda: findings(60),
     "no gain": lambda: findings(60, speed=lambda _: 0.0, noise=0.0005),
-    "inconclusive": lambda: findings(40, speed=lambda _: 0.0, noise=0.1),
+    "inconclusive": lambda: findings(40, speed=lambda one: 0.3 * gain(one), noise=0.1),
     "no final": lambda: findings(12),
     "one launch": lambda: findings(1),
     "small space": lambda: findings(60, space=SMALL),
@@ -180,7 +180,7 @@ def test_no_gain_keeps_the_default() -> None:
     assert root.by_id("headline").words == "No gain: keep the default"
     assert not [one for one in root.all() if one.attributes.get("id") == "preset"]
     assert root.by_id("command").text == found.plain["baseline"]["command"]
-    assert "Where the most promising one would run" in root.by_id("plan").words
+    assert "Where the best finalist would run" in root.by_id("plan").words
 
 
 def test_inconclusive_says_what_is_promising_and_how_to_go_on() -> None:
@@ -193,6 +193,17 @@ def test_inconclusive_says_what_is_promising_and_how_to_go_on() -> None:
     assert (
         "would settle it, four times in five; xtune resume goes on" in root.by_id("verdict").words
     )
+
+
+@pytest.mark.parametrize("launches", [12, 40])
+def test_what_is_behind_the_bare_command_is_not_recommended(launches: int) -> None:
+    found = findings(launches, speed=lambda one: 0.0 if one == BARE else gain(one) - 1.5)
+    assert found.verdict.kind in (Kind.INCONCLUSIVE, Kind.NO_GAIN)
+    assert not [line for line in found.words if "promising: " in line or "to try it" in line]
+    behind = [line for line in found.words if "nothing launched so far is ahead of" in line]
+    assert len(behind) == (found.verdict.kind is Kind.INCONCLUSIVE)
+    root = read_page(found)
+    assert not [one for one in root.all() if one.attributes.get("id") == "promising"]
 
 
 def test_one_launch_makes_a_page_that_claims_nothing() -> None:

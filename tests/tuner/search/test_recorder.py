@@ -91,6 +91,7 @@ def test_the_bare_command_is_recorded_without_settings_of_the_recorder(tmp_path:
     assert {one.value for one in launches if one.configuration == BARE} == {100}
 
 
+@pytest.mark.long
 def test_a_killed_recorder_goes_on_where_it_was(tmp_path: Path, program: Path) -> None:
     file = tmp_path / "work.jsonl"
     (tmp_path / "hang").touch()
@@ -144,6 +145,7 @@ def test_a_killed_recorder_goes_on_where_it_was(tmp_path: Path, program: Path) -
     assert errors.count("\n") == 1
 
 
+@pytest.mark.long
 def test_strategies_are_replayed_and_compared(tmp_path: Path) -> None:
     arguments = ["--synthetic", "small", "--seeds", "3", "--jobs", "1", "--json", "first.json"]
     chosen = ["--budgets", "5,20", "--strategies", "ours,random,grid,tpe,hypertune"]
@@ -168,6 +170,7 @@ def test_strategies_are_replayed_and_compared(tmp_path: Path) -> None:
     assert again == curves, "the same seeds, the same runs"
 
 
+@pytest.mark.long
 def test_claims_are_counted_where_nothing_differs(tmp_path: Path) -> None:
     arguments = ["--synthetic", "small", "--seeds", "4", "--jobs", "1", "--json", "aa.json"]
     with start(tmp_path, "aa", *arguments) as process:

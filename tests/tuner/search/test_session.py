@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 from tests.tuner.search.scripted import BEST, RATE, SMALL, SPACE, ScriptedMeasurer, gain
@@ -250,6 +250,14 @@ def test_everything_is_told_in_order() -> None:
     assert diary.progress[1].left_s == 390.0
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_launched_does_not_depend_on_who_watches(seed: int) -> None:
+    watched, alone = (ScriptedMeasurer(noise=0.1, seed=seed) for _ in range(2))
+    make(watched, Budget(launches=26), observer=Diary()).run()
+    make(alone, Budget(launches=26)).run()
+    assert watched.measured == alone.measured
+
+
 def test_a_small_space_is_announced_as_a_race() -> None:
     diary = Diary()
     make(ScriptedMeasurer(), Budget(launches=60), space=SMALL, observer=diary).run()
@@ -313,6 +321,32 @@ def test_a_storage_that_is_away_for_a_while_loses_nothing() -> None:
     assert len(store.records()) == result.launches == 6
     assert pauses == list(KEEP_PAUSES_S[:2])
     assert "trouble, again in 1 s" in diary.lines
+
+
+@pytest.mark.parametrize("lost", ["records", "claim"])
+def test_a_storage_that_is_away_while_it_is_read_is_asked_again(lost: str) -> None:
+    class Away(MemoryStore):
+        calls = 0
+
+        def records(self) -> Sequence[Record]:
+            self.fail("records")
+            return super().records()
+
+        def claim(self, step: Step) -> int | None:
+            self.fail("claim")
+            return super().claim(step)
+
+        def fail(self, name: str) -> None:
+            self.calls += name == lost
+            if name == lost and self.calls in (4, 5):
+                raise StorageError("storage postgresql://node/x cannot be used: it went away")
+
+    pauses: list[float] = []
+    store = Away()
+    result = make(ScriptedMeasurer(), Budget(launches=6), store=store, sleep=pauses.append).run()
+    assert result.ended is Ended.BUDGET
+    assert len(store.records()) == result.launches == 6
+    assert pauses == list(KEEP_PAUSES_S[:2])
 
 
 def test_a_storage_that_stays_away_ends_the_search_with_a_verdict() -> None:

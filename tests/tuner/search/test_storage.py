@@ -93,6 +93,16 @@ def test_a_missing_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "postgresql+psycopg2://me@node/db" in str(caught.value)
 
 
+def test_a_driver_that_lacks_its_library_is_named_by_the_url(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "psycopg.py").write_text("raise ImportError('no pq wrapper available')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "psycopg", raising=False)
+    with pytest.raises(StorageError, match=r"needs the driver psycopg,.*'psycopg\[binary\]'$"):
+        open_storage("postgresql+psycopg://node/db")
+
+
 def test_a_file_that_is_no_database_is_one_clear_line(tmp_path: Path) -> None:
     path = tmp_path / "studies.db"
     path.write_text("this is a diary" * 100)

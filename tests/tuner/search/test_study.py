@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import optuna
 import pytest
-from tests.tuner.search.scripted import RATE, SMALL, SPACE
+from tests.tuner.search.scripted import RATE, SMALL, SPACE, ScriptedMeasurer
 from tests.tuner.search.studies import SUBJECT, store_of, worker
 from tests.tuner.search.test_recorded import FULL
 
@@ -16,11 +17,14 @@ from xtune.evidence.verdicts import Kind, Verdict, undecided
 from xtune.measurement.launches import Launch, Outcome, Series
 from xtune.measurement.objectives import Goal, Objective, Requirement
 from xtune.search.attributes import PIECE
+from xtune.search.budget import Budget
 from xtune.search.records import Record, Stage, Step
+from xtune.search.session import Result, Search
 from xtune.search.storage import Storage, open_storage
+from xtune.search.strategy import Strategy
 from xtune.search.study import Subject, earlier_winners, find_study, list_studies, open_study
 from xtune.search.study_store import StudyStore
-from xtune.search.workers import LEASE_S, Watch
+from xtune.search.workers import LEASE_S, Watch, this_worker
 from xtune.space.identities import MachineIdentity
 from xtune.space.parameters import BARE, Configuration
 
@@ -154,12 +158,12 @@ def test_every_raw_sample_is_kept(storage: Storage, seen: Launch) -> None:
     assert record.step == made
     assert record.host == store.host
     assert record.launch is not None
-    if seen.value == seen.value:
-        times = [round(t, 6) for one in seen.series for t in one.times_s]
-        kept = record.launch._replace(series=())
-        assert kept == seen._replace(series=())
-        assert [t for one in record.launch.series for t in one.times_s] == times
-        assert [one.values for one in record.launch.series] == [one.values for one in seen.series]
+    times = [round(t, 6) for one in seen.series for t in one.times_s]
+    # NaN differs from itself, so it is compared as text.
+    assert repr(record.launch.value) == repr(seen.value)
+    assert record.launch._replace(series=(), value=None) == seen._replace(series=(), value=None)
+    assert [t for one in record.launch.series for t in one.times_s] == times
+    assert [one.values for one in record.launch.series] == [one.values for one in seen.series]
 
 
 def test_no_attribute_is_longer_than_any_database_takes(storage: Storage) -> None:
@@ -284,6 +288,86 @@ def test_who_comes_back_too_late_is_not_counted(storage: Storage) -> None:
         (record,) = store.records()
         assert record.launch is not None
         assert record.launch.value == 2.0
+
+
+def test_who_only_reads_leaves_launches_of_dead_workers_as_they_are(storage: Storage) -> None:
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    dead = this_worker()._replace(pid=ended.pid, start_ticks=1)
+    study = open_study(storage, SUBJECT)
+    assert store_of(storage, dead).claim(step(1)) is not None
+
+    def states() -> list[str]:
+        return [one.state.name for one in again(storage).backend.get_all_trials(study.id)]
+
+    assert StudyStore(study, read_only=True).records() == ()
+    assert states() == ["RUNNING"]
+    assert StudyStore(study).records() == ()
+    assert states() == ["FAIL"]
+
+
+def test_a_claim_whose_storage_was_lost_is_free_again(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = store_of(storage)
+    with monkeypatch.context() as patch:
+
+        def lost(*_: object, **__: object) -> None:
+            raise OSError("it went away")
+
+        patch.setattr(storage.backend, "get_all_trials", lost)
+        with pytest.raises(StorageError, match="it went away"):
+            store.claim(step(1))
+    assert store.records() == ()
+    number = store.claim(step(1))
+    assert number is not None
+    assert store.finish(number, launch())
+
+
+def test_launches_count_only_while_they_are_started_in_the_same_way(tmp_path: Path) -> None:
+    study = open_study(open_storage(str(tmp_path / "studies.journal")), SUBJECT)
+
+    def search(environment: str, launches: int) -> tuple[StudyStore, Result]:
+        measurer = ScriptedMeasurer(plan=lambda one: f"{environment} {one!r}", noise=0.03)
+        store = StudyStore(study, plan_hash=measurer.plan_hash)
+        strategy = Strategy(SPACE, measurer.plan_hash, RATE, host=store.host)
+        budget = Budget(launches=launches)
+        return store, Search(SPACE, strategy, measurer, store, RATE, budget).run()
+
+    _, first = search("one", 30)
+    assert first.decision is not None
+    again, second = search("other", 30)
+    assert again.left_out == len(first.records)
+    assert {record.step.plan_hash.split()[0] for record in second.records} == {"other"}
+    assert second.decision is not None
+    store, third = search("one", 2)
+    assert third.records[: len(first.records)] == first.records
+    assert store.left_out == len(second.records)
+    assert len(StudyStore(study).records()) == sum(len(r.records) for r in (first, second)) + 2
+
+
+def test_a_final_counts_as_a_whole(tmp_path: Path) -> None:
+    # The bare command is started as ever: its turns in a final of other plans do not count.
+    study = open_study(open_storage(str(tmp_path / "studies.journal")), SUBJECT)
+
+    def search(library: str) -> tuple[StudyStore, Result]:
+        measurer = ScriptedMeasurer(
+            plan=lambda one: "bare" if one == BARE else f"{library} {one!r}", noise=0.03
+        )
+        store = StudyStore(study, plan_hash=measurer.plan_hash)
+        strategy = Strategy(SPACE, measurer.plan_hash, RATE, host=store.host)
+        return store, Search(SPACE, strategy, measurer, store, RATE, Budget(launches=30)).run()
+
+    _, first = search("old")
+    finals = [record for record in first.records if record.step.stage is Stage.FINAL]
+    others = [one for one in first.records if one.step.configuration == BARE and one not in finals]
+    assert finals
+    store, second = search("new")
+    assert second.records[: len(others)] == tuple(others)
+    assert store.left_out == len(first.records) - len(others)
+    assert second.decision is not None
+    _, again = search("old")
+    assert [one for one in again.records if one in finals] == finals
 
 
 def test_a_worker_counts_while_it_launches(storage: Storage) -> None:

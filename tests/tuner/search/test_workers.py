@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[3]
 FLOORS = [str(Path(package.__file__).parents[1]) for package in (xlaunch, xtune)]
 
 
-@pytest.fixture(params=["studies.db", "studies.journal"])
+@pytest.fixture(params=["studies.db", pytest.param("studies.journal", marks=pytest.mark.long)])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return open_storage(str(tmp_path / request.param)).shown
 
@@ -45,7 +45,7 @@ def worker(
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.tuner.search.studies", *arguments],
         cwd=ROOT,
-        env={"PYTHONPATH": ":".join([str(ROOT), *FLOORS, *sys.path])},
+        env={"HOME": str(folder), "PYTHONPATH": ":".join([str(ROOT), *FLOORS, *sys.path])},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -76,7 +76,10 @@ def complete(url: str) -> list[Record]:
     return list(records)
 
 
-@pytest.mark.parametrize("hang_at", [0, 3, 25])
+@pytest.mark.parametrize(
+    "hang_at",
+    [pytest.param(0, marks=pytest.mark.long), 3, pytest.param(25, marks=pytest.mark.long)],
+)
 def test_a_killed_search_loses_the_launch_that_it_was_making_and_no_other(
     url: str, tmp_path: Path, hang_at: int
 ) -> None:
@@ -99,6 +102,7 @@ def test_a_killed_search_loses_the_launch_that_it_was_making_and_no_other(
     assert all(trial.state is optuna.trial.TrialState.FAIL for trial in lost)
 
 
+@pytest.mark.long
 def test_two_workers_make_each_launch_once(url: str, tmp_path: Path) -> None:
     with worker(url, tmp_path, 20, 1) as one, worker(url, tmp_path, 20, 2) as other:
         said = output(one) + output(other)
@@ -110,6 +114,7 @@ def test_two_workers_make_each_launch_once(url: str, tmp_path: Path) -> None:
     assert [record.step.stage for record in records].count(Stage.BASELINE) == 1
 
 
+@pytest.mark.long
 def test_one_of_two_workers_is_killed_and_nothing_is_lost(url: str, tmp_path: Path) -> None:
     with worker(url, tmp_path, 40, 1, hang_at=6) as first:
         assert first.stdout is not None
@@ -123,6 +128,7 @@ def test_one_of_two_workers_is_killed_and_nothing_is_lost(url: str, tmp_path: Pa
     assert len(complete(url)) == 6 + made == launches_begun(tmp_path) - 1
 
 
+@pytest.mark.long
 def test_an_interrupted_search_ends_with_a_verdict(url: str, tmp_path: Path) -> None:
     with worker(url, tmp_path, 40, 1, hang_at=6) as process:
         assert process.stdout is not None

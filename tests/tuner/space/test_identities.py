@@ -6,11 +6,10 @@ from __future__ import annotations
 import functools
 import json
 import shutil
-from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
-from tests.launcher.planning.captures import CAPTURES, capture_names
+from tests.captures import capture_path, other_captures, own_captures
 from tests.launcher.planning.shapes import GIB, make_machine
 
 import xlaunch
@@ -27,8 +26,6 @@ from xtune.space.identities import (
 )
 from xtune.space.processors import Processor, read_processor
 
-Needs = Callable[[object, str], None]
-
 XEON = Processor(("vendor_id=GenuineIntel, model name=Xeon",), ("amx_bf16", "avx512f"))
 TWINS = {"hwloc-40intel64-2g2n4c+pcilocality", "hwloc-40intel64-4n10c+pci-conflicts"}
 """Two captures of one machine, which differ in what hangs on PCI."""
@@ -36,7 +33,7 @@ TWINS = {"hwloc-40intel64-2g2n4c+pcilocality", "hwloc-40intel64-4n10c+pci-confli
 
 @functools.cache
 def captured(name: str) -> tuple[Machine, Processor]:
-    with unpacked(str(CAPTURES / f"{name}.tar.xz")) as root:
+    with unpacked(capture_path(name)) as root:
         return read_machine(root), read_processor(root)
 
 
@@ -45,26 +42,22 @@ def with_memory(machine: Machine, total: int | None, limit: int | None = None) -
     return machine._replace(limits=limits)
 
 
-def tell_apart(names: Iterable[str]) -> None:
+@pytest.mark.parametrize(
+    "names",
+    [
+        own_captures(),
+        pytest.param([*own_captures(), *other_captures()], marks=pytest.mark.full),
+    ],
+    ids=["own", "all"],
+)
+def test_captured_machines_are_told_apart(names: list[str]) -> None:
+    twins = [TWINS] if set(names) >= TWINS else []
     found: dict[str, set[str]] = {}
     for name in names:
         identity = identify_machine(*captured(name))
         found.setdefault(identity.fingerprint, set()).add(name)
         assert MachineIdentity.from_plain(json.loads(json.dumps(identity.to_plain()))) == identity
-    assert [names for names in found.values() if len(names) > 1] == [TWINS]
-
-
-def test_captured_machines_are_told_apart(needs: Needs) -> None:
-    needs(capture_names(), "the captured machines in ../shared/topologies")
-    tell_apart(
-        [name for name in capture_names() if name.startswith(("lscpu-x86", "vm-"))] + [*TWINS]
-    )
-
-
-@pytest.mark.full
-def test_all_captured_machines_are_told_apart(needs: Needs) -> None:
-    needs(capture_names(), "the captured machines in ../shared/topologies")
-    tell_apart(capture_names())
+    assert [names for names in found.values() if len(names) > 1] == twins
 
 
 @pytest.mark.parametrize(
@@ -84,8 +77,7 @@ def test_all_captured_machines_are_told_apart(needs: Needs) -> None:
         ("lscpu-loongarch-kvm_on_loongson_3c6000", "model name=Loongson-3A5000", {"lasx"}),
     ],
 )  # fmt: skip
-def test_processors_are_read(name: str, model: str, features: set[str], needs: Needs) -> None:
-    needs(name in capture_names(), f"the captured machine {name}")
+def test_processors_are_read(name: str, model: str, features: set[str]) -> None:
     processor = captured(name)[1]
     assert any(model in one for one in processor.models), processor.models
     assert features <= set(processor.features)

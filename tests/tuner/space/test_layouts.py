@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 import pytest
-from tests.launcher.planning.captures import capture_names, read_capture
+from tests.captures import each_capture, read_capture
 from tests.launcher.planning.shapes import GIB, make_machine
 
 from xlaunch.errors import UsageError
@@ -89,7 +89,7 @@ def test_what_cannot_be_planned_is_said_at_once() -> None:
         find_layouts(make_machine(packages=(2,)), Request(cpus=(99,)), one_instance=False)
 
 
-@pytest.mark.parametrize("name", capture_names())
+@pytest.mark.parametrize("name", each_capture())
 def test_layouts_of_a_captured_machine_fit_and_differ(name: str) -> None:
     machine = read_capture(name)
     layouts = find_layouts(machine, Request(), one_instance=False)

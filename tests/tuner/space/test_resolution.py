@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.captures import own_captures, read_capture
 from tests.launcher.cli.commands import clean_environment
-from tests.launcher.planning.captures import capture_names, read_capture
 from tests.launcher.planning.shapes import GIB, make_machine
 
 import xlaunch
@@ -106,7 +106,7 @@ MACHINES = st.one_of(
             make_machine(packages=(8,), nodes=(8,), quota=3.5),
         ]
     ),
-    *([st.sampled_from(capture_names()).map(read_capture)] if capture_names() else []),
+    st.sampled_from(own_captures()).map(read_capture),
 )
 
 
@@ -159,16 +159,41 @@ def test_a_little_more_memory_is_the_same_machine() -> None:
     assert hash_with(16 * GIB) != hash_with(32 * GIB)
 
 
-def test_variables_that_are_not_looked_at_have_no_part_in_the_hash() -> None:
+@pytest.mark.parametrize("configuration", [Configuration({}), BARE])
+def test_inherited_variables_are_part_of_the_hash_but_for_those_of_a_session(
+    configuration: Configuration,
+) -> None:
     space = resolver_of(TWO_NODES).space
     plain = clean_environment()
 
     def hash_under(**more: str) -> str | None:
-        return Resolver(space, WORK, {**plain, **more}, TWO_NODES).plan_hash(Configuration({}))
+        return Resolver(space, WORK, {**plain, **more}, TWO_NODES).plan_hash(configuration)
 
-    assert hash_under() == hash_under(SSH_TTY="/dev/pts/7")
-    assert hash_under() != hash_under(OMP_NUM_THREADS="3")
+    assert hash_under() == hash_under(SSH_TTY="/dev/pts/7", TERM="dumb", XDG_SESSION_ID="4")
+    assert hash_under() != hash_under(TRITON_CACHE_DIR="/elsewhere")
     assert hash_under() == hash_under(XLAUNCH_OPT_NCORES="3")
+    assert hash_under() != hash_under(OMP_NUM_THREADS="3")
+    assert hash_under(OMP_NUM_THREADS="2") != hash_under(OMP_NUM_THREADS="3")
+    assert hash_under() != hash_under(BATCH="64")
+
+
+def test_cpus_interpreter_and_caches_are_part_of_the_hash(tmp_path: Path) -> None:
+    (tmp_path / "python").symlink_to(sys.executable)
+    script = str(tmp_path / "work.py")
+    Path(script).touch()
+    made = [
+        Resolver(Space([]), request, clean_environment(), TWO_NODES).plan_hash(Configuration({}))
+        for request in (
+            WORK,
+            WORK._replace(cpus=(0, 1)),
+            WORK._replace(program=(script,), python=sys.executable),
+            WORK._replace(program=(script,), python=str(tmp_path / "python")),
+            WORK._replace(cache_dir=str(tmp_path)),
+            WORK._replace(no_cache=True),
+        )
+    ]
+    assert None not in made
+    assert len(set(made)) == len(made)
 
 
 def test_the_bare_command_is_no_configuration() -> None:

@@ -18,7 +18,7 @@ from xtune.evidence.verdicts import Kind, Verdict
 from xtune.measurement.launches import Launch, Outcome
 from xtune.measurement.objectives import Objective
 from xtune.screen.cautions import launch_warnings
-from xtune.screen.words import amount, duration, launches, settings, unkept
+from xtune.screen.words import amount, duration, launches, number, settings, unkept
 from xtune.search.ablation import Ablation, ablations_of
 from xtune.search.levels import Scale
 from xtune.search.records import Record
@@ -160,24 +160,30 @@ class Conclusion(NamedTuple):
         verdict, interval = self.verdict, self.verdict.interval
         if verdict.kind is not Kind.GAIN or interval is None:
             return ""
-        high = f"{interval.high:.3g}" if math.isfinite(interval.high) else "any"
+        high = f"{number(interval.high, 3)}" if math.isfinite(interval.high) else "any"
         return (
-            f": {interval.estimate:.3g} times as good as the bare command, with 95 % confidence"
-            f" {interval.low:.3g} to {high} ({interval.pairs} pairs)"
+            f": {number(interval.estimate, 3)} times as good as the bare command, with 95 % confidence"
+            f" {number(interval.low, 3)} to {high} ({interval.pairs} pairs)"
         )
 
     def _promising(self) -> Iterator[str]:
-        """What may be better and is not proven to be: of the final, else of all launches."""
+        """What may be better than the bare command and is not proven to be: of the final, else of all
+        launches. Says so where there is nothing of the kind.
+        """
         if self.verdict.kind is Kind.NO_GAIN:
             return
         if self.verdict.leader is not None:
-            configuration = self.verdict.leader
+            configuration, interval = self.verdict.leader, self.verdict.interval
             told = settings(configuration, self.space)
+            ratio = None if interval is None else interval.estimate
         elif self.favourite is not None:
             configuration, ratio = self.favourite.configuration, self.favourite.ratio
             told = f"{settings(configuration, self.space)}: {amount(self.favourite.value, self.objective)}"
-            told += "" if ratio is None else f", {ratio:.3g} times the bare command"
+            told += "" if ratio is None else f", {number(ratio, 3)} times the bare command"
         else:
+            return
+        if ratio is not None and ratio <= 1.0:
+            yield f"  nothing launched so far is ahead of the bare command; the best is {told}"
             return
         command = shlex.join(self.resolver.command(configuration))
         yield f"  most promising: {told}; not proven, to try it: {command}"
@@ -290,8 +296,8 @@ def _values(found: Sequence[Launch], configuration: Mapping[str, Value]) -> list
     ]
 
 
-def _finite(number: float | None) -> float | None:
-    return number if number is not None and math.isfinite(number) else None
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _is_visible(row: SettingImportance) -> bool:
@@ -304,13 +310,13 @@ def _describe(row: SettingImportance) -> str:
     assert best is not None  # it matters
     return (
         f"{row.name} ({row.share:.0%} of the differences, {row.share_low:.0%} to"
-        f" {row.share_high:.0%}): {best.value} is {best.ratio:.3g} times its default,"
-        f" {best.low:.3g} to {best.high:.3g}"
+        f" {row.share_high:.0%}): {best.value} is {number(best.ratio, 3)} times its default,"
+        f" {number(best.low, 3)} to {number(best.high, 3)}"
     )
 
 
 def _describe_ablation(one: Ablation) -> str:
-    return f"{one.name}={one.value}: {one.ratio:.3g} times that, {one.low:.3g} to {one.high:.3g}"
+    return f"{one.name}={one.value}: {number(one.ratio, 3)} times that, {number(one.low, 3)} to {number(one.high, 3)}"
 
 
 def _nothing(importance: Importance) -> str:

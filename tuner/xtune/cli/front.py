@@ -10,7 +10,7 @@ from xtune.evidence.pareto import Place
 from xtune.evidence.ratios import has_ratio
 from xtune.measurement.launches import Launch
 from xtune.measurement.objectives import Objective
-from xtune.screen.words import settings
+from xtune.screen.words import number, settings
 from xtune.space.spaces import Space
 
 MOST_SHOWN = 12
@@ -34,8 +34,9 @@ def front_lines(
     for point in front[:MOST_SHOWN]:
         first, other = point.first, point.other
         yield (
-            f"    {settings(point.configuration, space)}: {first.value:.4g} ({first.low:.4g} to"
-            f" {first.high:.4g}), {other.value:.4g} ({other.low:.4g} to {other.high:.4g})"
+            f"    {settings(point.configuration, space)}: {number(first.value)}"
+            f" ({number(first.low)} to {number(first.high)}), {number(other.value)}"
+            f" ({number(other.low)} to {number(other.high)})"
         )
     if len(front) > MOST_SHOWN:
         yield f"    and {len(front) - MOST_SHOWN} more"

@@ -24,7 +24,7 @@ def command(*, storage: str | None, as_json: bool) -> int:
 
     rows = []
     for study in list_studies(open_named(storage)):
-        records = StudyStore(study).records()
+        records = StudyStore(study, read_only=True).records()
         verdict = study.notes.get("verdict") or {}
         rows.append(
             {

@@ -136,7 +136,8 @@ SPENDING = [
     click.option(
         "--timeout",
         type=Duration(zero=False),
-        help="For one launch. Default: ten times the bare command's time, and a minute.",
+        help="For one launch: a program that still runs then is measured by what it printed until "
+        "then. Default: ten times the bare command's time, and a minute.",
     ),
     click.option("--seed", type=WholeNumber(), default=0, help="Of all that is drawn. Default: 0."),
 ]
@@ -163,7 +164,12 @@ ANSWER = [
         "best-2.toml, ... that is free.",
     ),
     click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON."),
-    click.option("-v", "--verbose", is_flag=True, help="A line for each launch, and its output."),
+    click.option(
+        "-v",
+        "--verbose",
+        is_flag=True,
+        help="A line for each launch, and its output; why something is not searched.",
+    ),
     click.option("-q", "--quiet", is_flag=True, help="Nothing but the verdict."),
 ]
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from xlaunch.errors import UsageError
@@ -18,11 +18,14 @@ from xtune.errors import ObjectiveError, StudyError
 from xtune.evidence.fronts import SecondGoal
 from xtune.measurement.announcements import MARK, Announcement
 from xtune.measurement.hypertune import HypertuneSettings, parameters_of, read_settings
+from xtune.measurement.launches import Launch
 from xtune.measurement.objectives import WALL, Goal, Objective
 from xtune.measurement.requirements import parse_requirement
 from xtune.measurement.runner import Runner
 from xtune.measurement.summaries import kind_in
+from xtune.search.host_turn import HostTurn, runtime_folder
 from xtune.search.provenance import Provenance
+from xtune.search.session import require_baseline
 from xtune.search.strategy import Seed
 from xtune.search.study import Subject
 from xtune.space.identities import identify_machine, identify_program
@@ -59,6 +62,8 @@ class Task(NamedTuple):
     resolver: Resolver
     runner: Runner
     hypertune: HypertuneSettings | None = None
+    probe: Launch | None = None
+    """A launch of the bare command that told what is measured; it belongs into the study."""
 
     @property
     def space(self) -> Space:
@@ -76,16 +81,27 @@ class _Made(NamedTuple):
     hypertune: HypertuneSettings | None = None
 
 
-def prepare(asked: Asked, *, known: Subject | None = None, show_output: bool = False) -> Task:
+def prepare(
+    asked: Asked,
+    *,
+    known: Subject | None = None,
+    kept: Callable[[], Sequence[Subject]] = tuple,
+    waiting: Callable[[str], None] = lambda _: None,
+    show_output: bool = False,
+) -> Task:
     """What `asked` comes to on this machine.
 
     known
         Of a study that is gone on with: its space and objective are taken as they were.
+    kept
+        Gives the subjects of the studies that there are.
+    waiting
+        Told who launches on this host now, if somebody does.
     show_output
         Pass what the workload prints on to standard error.
 
-    Raises the errors of `xtune.errors` and of xlaunch for what cannot be done. Launches nothing,
-    but for a program's own announcement of what it measures, where only it can tell the goal.
+    Raises the errors of `xtune.errors` and of xlaunch for what cannot be done. Launches the bare
+    command once where only the program can tell what it measures, and no study of it does.
     """
     request = asked.request
     machine = read_machine()
@@ -115,27 +131,38 @@ def prepare(asked: Asked, *, known: Subject | None = None, show_output: bool = F
             metrics=[text for text in asked.metrics[1:] if text != WALL],
             work_shared=asked.work_shared,
             show_output=show_output,
+            timeout_s=asked.timeout_s,
             seed=asked.seed,
         )
 
+    identities = identify_machine(machine, read_processor()), identify_program(request)
+    probe: Launch | None = None
     if known is not None:
         objective = known.objective
     elif metric.startswith(MARK) and not asked.goals:
-        probe = runner_for(Objective(metric, Goal.MINIMIZE, requirements))
-        probe.measure(BARE, limit_s=asked.timeout_s)
-        objective = _announced(metric, probe.announcements, probe.objective)
+        unknown = Objective(metric, Goal.MINIMIZE, requirements)
+        found = _kept_objective(Subject(*identities, made.space, unknown), kept())
+        if found is None:
+            runner = runner_for(unknown)
+            with HostTurn(runtime_folder(os.environ), waiting)():
+                probe = runner.measure(BARE, limit_s=asked.timeout_s)
+            require_baseline(probe, unknown)
+            found = _announced(metric, runner.announcements, unknown)
+        objective = found
     else:
         objective = Objective(metric, _goal(metric, asked.goals[:1]), requirements)
-    subject = Subject(
-        identify_machine(machine, read_processor()),
-        identify_program(request),
-        made.space,
-        objective,
-    )
+    subject = Subject(*identities, made.space, objective)
     _require_same_machine(subject, known)
-    runner = runner_for(objective)
     return Task(
-        subject, request, machine, made.left_out, made.notes, resolver, runner, made.hypertune
+        subject,
+        request,
+        machine,
+        made.left_out,
+        made.notes,
+        resolver,
+        runner_for(objective),
+        made.hypertune,
+        probe,
     )
 
 
@@ -198,6 +225,26 @@ def _goal(metric: str, asked: Sequence[str]) -> Goal:
             f"--goal minimize, or name its kind, as in 'rate:{metric}'"
         )
     return Goal.MAXIMIZE if kind is Kind.RATE else Goal.MINIMIZE
+
+
+def _kept_objective(unknown: Subject, kept: Sequence[Subject]) -> Objective | None:
+    """The objective of a study of the same program, unedited; None where there is none.
+
+    unknown
+        The subject, whose objective is not known but for the metric and what is required.
+    """
+    for subject in kept:
+        objective = subject.objective
+        asked = unknown._replace(objective=objective)
+        if (
+            asked.difference(subject) is None
+            and subject.program.content == unknown.program.content
+            and unknown.objective.metric in (MARK, objective.metric)
+            and objective.metric.startswith(MARK)
+            and objective.requirements == unknown.objective.requirements
+        ):
+            return objective
+    return None
 
 
 def _announced(

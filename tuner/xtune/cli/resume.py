@@ -25,7 +25,7 @@ def command(
     verbose: bool,
     quiet: bool,
 ) -> int:
-    """Go on with STUDY, or with the youngest one, as it was begun; all its launches count.
+    """Go on with STUDY, or with the youngest one, as it was begun, with the launches it has.
 
     The budget is for what comes now: that of the first search unless --budget says another.
     """
@@ -49,7 +49,7 @@ def command(
     asked = kept.asked._replace(budget=budget or kept.asked.budget, storage=storage)
     task = prepare(asked, known=kept.study.subject, show_output=verbose)
     if not quiet:
-        announce(task)
+        announce(task, verbose=verbose)
     shown = Shown(save_preset, as_json, verbose, quiet)
     budget_now = budget_of(asked, task)
     return search(task, asked, budget_now, kept.study, shown, kept_to_try(kept.study))

@@ -21,12 +21,14 @@ from xtune.cli.options import DEFAULT_BUDGET, Asked
 from xtune.cli.preparation import Task, provenance, second_goal, seeds
 from xtune.errors import StorageError
 from xtune.evidence.verdicts import Kind, Rule, Verdict, undecided
+from xtune.measurement.launches import Launch
 from xtune.screen.plain import PlainScreen
 from xtune.screen.words import aim, describe_space, launches, settings
 from xtune.search.budget import Budget, parse_budget
 from xtune.search.events import Observer
 from xtune.search.host_turn import HostTurn, runtime_folder
 from xtune.search.provenance import Provenance, keep_provenance, made_with, outdated
+from xtune.search.records import Stage, Step
 from xtune.search.session import Ended, Result, Search
 from xtune.search.storage import Storage
 from xtune.search.strategy import Seed, Strategy
@@ -87,10 +89,10 @@ def budget_of(asked: Asked, task: Task) -> Budget:
     return parse_budget(asked.budget or DEFAULT_BUDGET)
 
 
-def announce(task: Task) -> None:
-    """Say what is going to be searched, and what not."""
+def announce(task: Task, *, verbose: bool = False) -> None:
+    """Say what is going to be searched, and what not; if `verbose`, why not."""
     say(f"to compare by: {aim(task.objective)}")
-    for line in describe_space(task.space, task.left_out):
+    for line in describe_space(task.space, task.left_out, verbose=verbose):
         _line(line)
     for note in task.notes:
         say(f"note: {note}")
@@ -105,7 +107,7 @@ def begin_study(
     """
     study = open_study(storage, task.subject, asked.study)
     if study.notes and not quiet:
-        say(f"goes on with study {study.name!r}, which is of the same; all its launches count")
+        say(f"goes on with study {study.name!r}, which is of the same")
     study.keep_note("options", {"arguments": list(arguments), "folder": os.getcwd()})
     return study
 
@@ -130,8 +132,10 @@ def search(
         The user's presets.
     """
     study.keep_note("ended", None)
-    store = StudyStore(study)
+    store = open_store(task, study, quiet=shown.quiet)
     made = _keep_provenance(task, study, store, quiet=shown.quiet)
+    if task.probe is not None:
+        _keep_probe(task, store, task.probe)
     first = [*tried, *seeds(task), *earlier_winners(study.storage, task.subject)]
     strategy = _strategy(task, asked, store.host, first)
     with _Signals() as signals, _screen(task, shown) as screen:
@@ -146,7 +150,9 @@ def search(
                 if content not in ("", made.content):
                     made = made._replace(content=content)
                     now = open_study(study.storage, study.subject, study.name)
-                    keep_provenance(now, store.host, store.records(), made)
+                    keep_provenance(
+                        now, store.host, StudyStore(study, read_only=True).records(), made
+                    )
                     screen.edited()
                 yield
 
@@ -174,6 +180,34 @@ def search(
     return 0
 
 
+def open_store(
+    task: Task, study: Study, *, quiet: bool = False, read_only: bool = False
+) -> StudyStore:
+    """The launches of a study that are started as `task` starts them; says how many are not."""
+    store = StudyStore(study, plan_hash=task.resolver.plan_hash, read_only=read_only)
+    store.records()
+    if store.left_out and not quiet:
+        say(
+            f"{launches(store.left_out)} of this study {'does' if store.left_out == 1 else 'do'} not"
+            " count: now the same configuration is started in another way (--cpus, --python, caches,"
+            " inherited variables or libraries are not as they were)"
+        )
+    return store
+
+
+def _keep_probe(task: Task, store: StudyStore, probe: Launch) -> None:
+    """Have the launch that told what is measured counted: as the first of this host, or a control."""
+    own = [one for one in store.records() if one.host == store.host]
+    bare = sum(one.step.configuration == BARE for one in own)
+    if not bare:
+        task.runner.take_over(probe)
+        return
+    key = f"control {store.host} {bare}"
+    number = store.claim(Step(Stage.CONTROL, BARE, probe.plan_hash, key, "the bare command"))
+    if number is not None:
+        store.finish(number, probe)
+
+
 def _keep_provenance(task: Task, study: Study, store: StudyStore, *, quiet: bool) -> Provenance:
     """Keep what launches are made with from now on, and warn where earlier ones were with other things."""
     records, now = store.records(), provenance(task)
@@ -184,13 +218,13 @@ def _keep_provenance(task: Task, study: Study, store: StudyStore, *, quiet: bool
             f"warning: {launches(len(numbers))} that this study counts {were} made with"
             f" {', '.join(told)}; if that may change what is measured, begin anew with --study NAME"
         )
-    keep_provenance(study, store.host, records, now)
+    keep_provenance(study, store.host, StudyStore(study, read_only=True).records(), now)
     return now
 
 
 def recall(task: Task, asked: Asked, study: Study) -> Conclusion:
     """What the launches of a study come to, without any more of them."""
-    store = StudyStore(study)
+    store = open_store(task, study, read_only=True)
     records = tuple(store.records())
     strategy = _strategy(task, asked, store.host, ())
     final = strategy.final(records)
@@ -295,4 +329,4 @@ def _line(text: str) -> None:
 def require_launched(records: Sequence[object], name: str) -> None:
     """Raise unless a study holds a launch."""
     if not records:
-        raise XLaunchError(f"study {name!r} has no launch yet; xtune resume goes on with it")
+        raise XLaunchError(f"study {name!r} has no launch to report; xtune resume goes on with it")

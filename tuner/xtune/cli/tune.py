@@ -10,7 +10,7 @@ import click
 import xtune
 from xlaunch.cli.options import with_options
 from xlaunch.errors import UsageError
-from xtune.cli import RESERVED
+from xtune.cli import RESERVED, say
 from xtune.cli.options import (
     AIM,
     ANSWER,
@@ -77,20 +77,27 @@ def tune(
     from xtune.cli.kept import open_named
     from xtune.cli.preparation import prepare, presets_to_try
     from xtune.cli.searching import Shown, announce, begin_study, budget_of, keep_tried, search
+    from xtune.screen.plain import WAITING
     from xtune.search.budget import parse_budget
+    from xtune.search.study import list_studies
 
     if asked.budget is not None:
         parse_budget(asked.budget)
     if save_preset is not None:
         check_preset(save_preset)
-    task = prepare(asked, show_output=verbose)
+    task = prepare(
+        asked,
+        kept=lambda: [study.subject for study in list_studies(open_named(asked.storage))],
+        waiting=lambda holder: None if quiet else say(WAITING.format(holder=holder)),
+        show_output=verbose,
+    )
     budget = budget_of(asked, task)
     tried = presets_to_try(task, asked, quiet=quiet)
     storage = open_named(asked.storage)
     study = begin_study(storage, task, asked, context.obj, quiet=quiet)
     keep_tried(study, tried)
     if not quiet:
-        announce(task)
+        announce(task, verbose=verbose)
     shown = Shown(save_preset, as_json, verbose, quiet)
     return search(task, asked, budget, study, shown, tried)
 

@@ -75,6 +75,11 @@ class FinalPlan(NamedTuple):
     much as the one before: all together, however many, claim a gain that is none in 5 % at most."""
 
     @property
+    def configurations(self) -> tuple[Configuration, ...]:
+        """The candidates by number: the baseline, then the finalists."""
+        return (self.baseline, *(one.configuration for one in self.finalists))
+
+    @property
     def error(self) -> float:
         """What each side of the interval may err, in this attempt."""
         return self.rule.error * 0.5**self.attempt

@@ -12,6 +12,8 @@ hyperparams:
     malloc: [pt, tc, je]
 
 Counts become layouts, and only those that fit are kept. What is not in `hp` stays as xlaunch has it.
+Besides the values of the file, each parameter has xlaunch's own: that is the default, and launched
+early.
 """
 
 from __future__ import annotations
@@ -187,21 +189,32 @@ def _is_count(value: object) -> bool:
 def parameters_of(
     settings: HypertuneSettings, request: Request, machine: Machine
 ) -> HypertuneParameters:
-    """What the settings come to on a machine; the first of each list is the default.
+    """What the settings come to on a machine. What xlaunch does of itself is the default of each.
 
     `request`: what the user asked xlaunch for besides. Raises `SpaceError` where no layout fits.
     """
     parameters, notes = [], []
+    defaults: dict[str, Value] = {
+        LAYOUT: ALL_CORES,
+        SMT: request.smt,
+        MEMORY: request.memory.value,
+        OMP: request.omp,
+        ALLOCATOR: request.allocator,
+    }
+
+    def searched_of(name: str, values: Iterable[Value]) -> Parameter:
+        every = tuple(dict.fromkeys([defaults[name], *values]))
+        return Parameter(name, every, defaults[name], Where.OPTION)
+
     searched = dict(settings.searched)
     if not searched.keys().isdisjoint((*COUNTS, ALL_NODES)):
         values, note = _layouts(searched, request, machine)
-        parameters.append(Parameter(LAYOUT, values, values[0], Where.OPTION))
+        parameters.append(searched_of(LAYOUT, values))
         notes += [note] if note else []
     for name, own in searched.items():
         if name in _MEANINGS:
             option, meanings = _MEANINGS[name]
-            found = tuple(dict.fromkeys(meanings[value] for value in own))
-            parameters.append(Parameter(option, found, found[0], Where.OPTION))
+            parameters.append(searched_of(option, [meanings[value] for value in own]))
     return HypertuneParameters(tuple(parameters), tuple(notes))
 
 

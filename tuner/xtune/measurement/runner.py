@@ -24,6 +24,7 @@ from xlaunch.machine.topology import Machine
 from xlaunch.planning import Plan, Request
 from xlaunch.planning.request import OnFailure
 from xlaunch.run.metric_lines import Kind
+from xlaunch.run.occupancy import tells_of_others
 from xlaunch.run.report import InstanceReport, Report
 from xtune.errors import SpaceError
 from xtune.measurement.announcements import MARK, Announced, Announcement, read_announcements
@@ -34,7 +35,15 @@ from xtune.measurement.launches import Launch, Outcome, Secondary, Series, Stead
 from xtune.measurement.objectives import WALL, Goal, Objective
 from xtune.measurement.outputs import Tail
 from xtune.measurement.requirements import check, metrics_to_read
-from xtune.measurement.summaries import Summary, kind_in, name_of, series_of, summarise, window_of
+from xtune.measurement.summaries import (
+    Summary,
+    Window,
+    kind_in,
+    name_of,
+    series_of,
+    summarise,
+    window_of,
+)
 from xtune.measurement.watching import Race, Watched, watch
 from xtune.space.parameters import BARE, Configuration
 
@@ -86,6 +95,7 @@ class Runner:
         metrics: Sequence[str] = (),
         work_shared: bool = False,
         show_output: bool = False,
+        timeout_s: float | None = None,
         seed: int | None = None,
         root: str = "/",
     ) -> None:
@@ -100,6 +110,9 @@ class Runner:
             their wall time cannot be compared.
         show_output
             Pass the workload's output on to standard error.
+        timeout_s
+            Ends every launch. A program that still runs then, as a service does, is measured by the
+            values that it gave before, if they are enough and steady.
         seed
             Of the padding's lengths.
         root
@@ -112,8 +125,12 @@ class Runner:
         self._metrics = metrics_to_read(objective, metrics)
         self._work_shared = work_shared
         self._show_output = show_output
+        self._timeout_s = timeout_s
         self._random = random.Random(seed)  # noqa: S311 - no secret
         self._root = root
+        self._next_bare: Launch | None = None
+        self._earlier_s = 0.0
+        """What launches took that were made before and are counted now."""
         self.announcements: tuple[Announcement, ...] = ()
         """What the last launch announced in the protocol of hypertune."""
 
@@ -122,11 +139,15 @@ class Runner:
         return self._objective
 
     def now_s(self) -> float:
-        return time.monotonic()
+        return time.monotonic() + self._earlier_s
 
     def plan_hash(self, configuration: Configuration) -> str | None:
         """See `Measurer`. Raises `SpaceError` for a configuration that is not in the space."""
         return self._resolver.plan_hash(configuration)
+
+    def take_over(self, launch: Launch) -> None:
+        """Give `launch`, made a moment ago, for the next one of the bare command; its time counts."""
+        self._next_bare = launch
 
     def measure(
         self,
@@ -136,6 +157,10 @@ class Runner:
         limit_s: float | None = None,
     ) -> Launch:
         """See `Measurer`. Raises `SpaceError` for a configuration that is not in the space."""
+        made, self._next_bare = self._next_bare, None
+        if made is not None and configuration == BARE:
+            self._earlier_s += made.secondary.wall_s
+            return made
         self.announcements = ()
         launch = Launch(
             configuration=configuration,
@@ -148,7 +173,7 @@ class Runner:
             command = self._command(configuration)
             self._refuse_incomparable(command.plan)
             own_limit_s = self._resolver.request(configuration).timeout_s
-            limits = [limit for limit in (limit_s, own_limit_s) if limit is not None]
+            limits = [one for one in (limit_s, own_limit_s, self._timeout_s) if one is not None]
             limit_s = min(limits, default=None)
             return self._run(launch, command, self._race(command.plan, cut_at), limit_s)
         except SpaceError:
@@ -229,8 +254,16 @@ class Runner:
         )
         notes = tuple(text for text in report.warnings if text not in command.plan.warnings)
         failure = _failure(report, watched, memory, said)
+        is_timeout = watched.ended_as is Outcome.TIMED_OUT and limit_s == self._timeout_s
+        if is_timeout and limit_s is not None:
+            until_s = started + limit_s - watched.began
+            served = self._served(launch, report, watched, notes, until_s)
+            if served is not None:
+                return served
         if failure is not None:
             outcome, reason = failure
+            if is_timeout:
+                reason += f"; {self._describe_unserved()}"
             series = (*series_of(report), *self._announced(watched).series)
             said = "" if outcome is Outcome.CUT else said
             return launch._replace(
@@ -245,17 +278,61 @@ class Runner:
         self.announcements = announced.announcements
         return announced
 
+    def _served(
+        self,
+        launch: Launch,
+        report: Report,
+        watched: Watched,
+        known: Sequence[str],
+        until_s: float,
+    ) -> Launch | None:
+        """A launch that was stopped while it ran, measured until then; None: it gave too little.
+
+        Every instance has to have given enough values of the objective's metric, and steady ones.
+        """
+        window = Window(until_s=until_s)
+        served = self._measured(launch, report, watched, "", (), window)
+        name = self._metric_name(self.announcements)
+        seen = [one for one in served.series if one.metric == name and window.of(one).values]
+        if (
+            served.outcome is not Outcome.MEASURED
+            or served.steadiness in (Steadiness.TOO_FEW, Steadiness.NOT_STEADY)
+            or len({one.instance for one in seen}) < len(report.instances)
+        ):
+            return None
+        note = f"it still ran after {self._timeout_s:.4g} s, was measured until then, and stopped"
+        return served._replace(notes=(note, *served.notes, *filter(tells_of_others, known)))
+
+    def _describe_unserved(self) -> str:
+        """Why a program that was still running could not be measured."""
+        if self._objective.metric == WALL:
+            return "a program that does not end needs a --metric, which it prints as it runs"
+        return (
+            f"until then it gave too few steady values of {self._objective.metric!r}:"
+            " allow more with --timeout"
+        )
+
+    def _metric_name(self, announcements: Sequence[Announcement]) -> str:
+        """What series of the objective's metric are called."""
+        objective = self._objective
+        name = objective.metric if objective.metric == WALL else name_of(objective.metric)
+        return announcements[0].metric if name == MARK and announcements else name
+
     def _measured(
-        self, launch: Launch, report: Report, watched: Watched, said: str, known: Sequence[str]
+        self,
+        launch: Launch,
+        report: Report,
+        watched: Watched,
+        said: str,
+        known: Sequence[str],
+        window: Window | None = None,
     ) -> Launch:
-        """A launch that ended well, with what it printed."""
+        """A launch that ended well, with what it printed. `window`: in which values count."""
         objective = self._objective
         announced = self._announced(watched)
         series = (*series_of(report), *announced.series)
-        summaries = self._summarise(report, announced)
-        name = objective.metric if objective.metric == WALL else name_of(objective.metric)
-        if name == MARK and announced.announcements:
-            name = announced.announcements[0].metric
+        summaries = self._summarise(report, announced, window or Window())
+        name = self._metric_name(announced.announcements)
         seen, unmet = check(objective.requirements, summaries, launch.secondary)
         launch = launch._replace(
             series=series, requirements=seen, metrics=tuple(_others(summaries, name))
@@ -285,8 +362,10 @@ class Runner:
             notes=tuple(dict.fromkeys(notes)),
         )
 
-    def _summarise(self, report: Report, announced: Announced) -> dict[str, Summary]:
-        """Every metric that was seen, by name."""
+    def _summarise(
+        self, report: Report, announced: Announced, window: Window
+    ) -> dict[str, Summary]:
+        """Every metric that was seen in the window, by name."""
         objective, found = self._objective, dict[str, Summary]()
         better = objective.goal is Goal.MAXIMIZE
         by_metric: dict[str, list[Series]] = {}
@@ -298,7 +377,7 @@ class Runner:
                 by_metric.get(total.name, ()),
                 kind=Kind(total.kind),
                 unit=total.unit,
-                window=window_of(total),
+                window=window_of(total).within(window),
                 larger_is_better=better if total.name == name_of(objective.metric) else None,
                 known=total.notes,
             )
@@ -306,10 +385,13 @@ class Runner:
                 found[total.name] = summary
         for one in announced.announcements:
             summary = summarise(
-                one.metric, by_metric[one.metric], larger_is_better=one.higher_is_better
+                one.metric,
+                by_metric[one.metric],
+                window=window,
+                larger_is_better=one.higher_is_better,
             )
-            assert summary is not None  # it was announced with a value
-            found[one.metric] = summary
+            if summary is not None:
+                found[one.metric] = summary
         return found
 
 

@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """One launch's values of a metric, summed up over instances and steady time.
 
-xlaunch tells the time in which all instances were at work. Within it each instance's own warm-up is
-looked for, and the last of them to be steady begins the time that counts: so throughputs add that
-were really had side by side, and latencies pool.
+xlaunch reports the time in which all instances were at work. Within it the warm-up of each instance
+is found, and the last of them to be steady begins the time that counts: so throughputs add that
+really occurred side by side, and latencies pool.
+
+A rate holds for the time since the value before it, so rates are weighted by that time: 50 and 150
+images/s over the same number of images take 3 and 1 seconds, and make 75 images/s.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import fmean
+from statistics import fmean, median
 from typing import NamedTuple
 
 from xlaunch.run.metric_lines import SECONDS_PER_UNIT, Kind, kind_of, parse_metric
@@ -20,6 +24,9 @@ from xlaunch.run.report import Report
 from xtune.measurement.announcements import MARK
 from xtune.measurement.launches import Series, Steadiness
 from xtune.measurement.steadiness import Judgement, judge
+
+AT_ONCE_S = 0.005
+"""Values that follow each other by less came at once: printed together, not a pace of the program."""
 
 INSTANCES_NAMED = 3
 """Instances whose steadiness is told one by one."""
@@ -41,8 +48,8 @@ class Summary(NamedTuple):
     unit: str | None
     """Of a time, where it was printed or the metric's name tells. **Ex.:** ``"ms"``."""
     value: float
-    """Of a rate: the instances' means added up. Of a time: the median of all values. Else: the mean
-    of the instances' means."""
+    """Of a rate: the sum of the instances' means, weighted by time. Of a time: the median of all
+    values. Else: the mean of the instances' means."""
     steadiness: Steadiness
     """Of the instance that was steady least."""
     count: int  # type: ignore[assignment]  # hides tuple.count
@@ -63,6 +70,10 @@ class Window(NamedTuple):
 
     after_s: float = -math.inf
     until_s: float = math.inf
+
+    def within(self, other: Window) -> Window:
+        """The time that is in both."""
+        return Window(max(self.after_s, other.after_s), min(self.until_s, other.until_s))
 
     def of(self, series: Series) -> Series:
         """The part of a series within it."""
@@ -141,12 +152,16 @@ def summarise(
         steady, kept = window, {index: one.values for index, one in found.items()}
         told.append("no time in which all instances were steady: all values count")
     pooled = sorted(value for values in kept.values() for value in values)
-    means = [_mean(values) for values in kept.values()]
-    value = {
-        Kind.RATE: sum(means),
-        Kind.TIME: percentile(pooled, 50),
-        Kind.VALUE: _mean(means),
-    }[kind]
+    if kind is Kind.RATE:
+        times = {one.instance: one.times_s for one in series}
+        value = sum(
+            _mean(values, _durations(times[index], inside[index].times_s[-len(values) :], steady))
+            for index, values in kept.items()
+        )
+    elif kind is Kind.TIME:
+        value = percentile(pooled, 50)
+    else:
+        value = _mean([_mean(values) for values in kept.values()])
     is_time = kind is Kind.TIME
     return Summary(
         metric=metric,
@@ -182,9 +197,46 @@ def _steady_part(
     return window._replace(after_s=max(window.after_s, latest)), kept
 
 
-def _mean(values: Sequence[float]) -> float:
+def _durations(
+    times_s: Sequence[float], kept_s: Sequence[float], window: Window
+) -> list[float] | None:
+    """For how long each kept value of an instance holds, in seconds; None where that is unknown.
+
+    Values that came at once share the time since those before them. It is not known when the first
+    values of all began: without a window they are given the median of the other durations.
+
+    times_s
+        Of all values of the instance.
+    kept_s
+        Of the values that count, consecutive ones of `times_s`.
+    window
+        Time outside it does not count.
+    """
+    first = bisect_left(times_s, kept_s[0])
+    while first > 0 and times_s[first] - times_s[first - 1] <= AT_ONCE_S:
+        first -= 1
+    before_s = max(window.after_s, times_s[first - 1] if first > 0 else -math.inf)
+    groups: list[list[float]] = []
+    for at_s in kept_s:
+        if groups and at_s - groups[-1][-1] <= AT_ONCE_S:
+            groups[-1].append(at_s)
+        else:
+            groups.append([at_s])
+    found: list[float] = []
+    for group in groups:
+        found += [(group[-1] - before_s) / len(group)] * len(group)
+        before_s = group[-1]
+    begins = len(groups[0])
+    if first == 0 and (window.after_s == -math.inf or window.after_s >= times_s[0]):
+        if len(groups) == 1:
+            return None
+        found[:begins] = [median(found[begins:])] * begins
+    return found if min(found) < max(found) else None
+
+
+def _mean(values: Sequence[float], weights: Sequence[float] | None = None) -> float:
     try:
-        mean = fmean(values)
+        mean = fmean(values, weights)
     except OverflowError:
         mean = math.fsum(value / len(values) for value in values)
     # Of equal values, exactly that value: a requirement may be just that.

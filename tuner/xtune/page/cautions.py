@@ -131,7 +131,7 @@ def _noise(findings: Findings) -> Iterator[Warned]:
 
 
 def _steadiness(findings: Findings) -> Iterator[Warned]:
-    for configuration, name in ((BARE, "the bare command"), (findings.shown, "what is promising")):
+    for configuration, name in ((BARE, "the bare command"), (findings.shown, "the best finalist")):
         if configuration == BARE and name != "the bare command":
             continue
         mine = [one for one in findings.launches if one.configuration == configuration]

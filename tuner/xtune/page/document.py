@@ -39,8 +39,6 @@ from xtune.page.verdict_sections import (
     warnings_section,
 )
 
-EXTRA = "xlaunch[report]"
-
 
 def plotly_script() -> str:
     """Plotly's script, as its package carries it. Raises `UsageError` without the package."""
@@ -49,7 +47,7 @@ def plotly_script() -> str:
     except ImportError as error:
         raise UsageError(
             f"the charts of a page need plotly, which cannot be imported ({error}): "
-            f"pip install '{EXTRA}'"
+            "pip install plotly"
         ) from None
     # A browser reads one kind of line end; and what ends a script element, should a version hold that.
     text = str(plotly.get_plotlyjs()).replace("\r\n", "\n").replace("\r", "\n")

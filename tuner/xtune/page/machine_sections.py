@@ -58,7 +58,7 @@ def plan_section(findings: Findings) -> Section:
         return Section("plan", "Where it runs", paragraph(told))
     title = "Where the winner runs"
     if findings.verdict.best == BARE:
-        title = "Where the most promising one would run"
+        title = "Where the best finalist would run"
     try:
         plan = findings.resolver.resolve(shown).plan
         settings = findings.resolver.environment(shown).settings

@@ -7,10 +7,10 @@ import math
 import time
 from typing import NamedTuple
 
-from xlaunch.run.metric_lines import Kind
 from xtune.measurement.announcements import MARK
 from xtune.measurement.objectives import WALL, Goal, Objective
-from xtune.measurement.summaries import kind_in, name_of, unit_in
+from xtune.measurement.summaries import name_of
+from xtune.screen.words import unit_of
 
 NOTHING = "\N{EN DASH}"
 """In place of a value that there is none of."""
@@ -56,11 +56,7 @@ def quantity_of(metric: str, goal: Goal) -> Quantity:
         return Quantity("wall time", "s", goal)
     if metric.startswith(MARK):
         return Quantity(metric.removeprefix(MARK).strip() or "what it announces", "", goal)
-    name = name_of(metric)
-    unit = unit_in(name) if kind_in(metric) is Kind.TIME else None
-    if unit is None and "/" in name and " " not in name:
-        unit = name
-    return Quantity(name, unit or "", goal)
+    return Quantity(name_of(metric), unit_of(metric), goal)
 
 
 def objective_quantity(objective: Objective) -> Quantity:

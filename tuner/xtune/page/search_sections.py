@@ -98,7 +98,7 @@ def configurations_section(findings: Findings, found: Importance) -> Section:
     shown = (
         f"{lines.seen}" if lines.shown == lines.seen else f"The best {lines.shown} of {lines.seen}"
     )
-    what = "the winner" if findings.verdict.best != BARE else "the most promising one"
+    what = "the winner" if findings.verdict.best != BARE else "the best finalist"
     entries: list[tuple[str, str, Child]] = [
         ("line", "@band1", "the best fifth"),
         ("line", "@band3", "the middle"),

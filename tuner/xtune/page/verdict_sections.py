@@ -110,7 +110,7 @@ def _hero_interval(findings: Findings, interval: RatioInterval) -> Markup:
     ends = interval.low, interval.high
     is_gain = findings.verdict.kind is Kind.GAIN
     told = join(
-        "Between " if is_gain else "The most promising finalist: between ",
+        "Between " if is_gain else "The best finalist: between ",
         data(low, ratio(interval.low, *ends), "low"),
         " and ",
         data(high, ratio(interval.high, *ends), "high"),
@@ -141,7 +141,7 @@ def _key_figures(findings: Findings) -> Markup:
     rows: list[tuple[str, Child]] = [(f"bare command, median of {baseline['launches']}", value)]
     if findings.shown != BARE:
         seen = findings.values(findings.shown)
-        name = "winner" if findings.verdict.kind is Kind.GAIN else "most promising"
+        name = "winner" if findings.verdict.kind is Kind.GAIN else "best finalist"
         median = quantity.of(findings.median(findings.shown))
         rows.append((f"{name}, median of {len(seen)}", median))
     rows.append(("launches", data(plain["launches"], str(plain["launches"]), "launches")))
@@ -158,8 +158,12 @@ def _what_to_type(findings: Findings) -> Markup:
     ]
     if verdict.best != BARE:
         parts.append(paragraph("It sets ", changed(verdict.best, findings.space), "."))
-    elif findings.shown != BARE:
-        command = shlex.join(findings.resolver.command(findings.shown))
+    elif (
+        verdict.leader is not None
+        and verdict.interval is not None
+        and verdict.interval.estimate > 1
+    ):
+        command = shlex.join(findings.resolver.command(verdict.leader))
         parts += [
             element("h3", "The most promising one, which is not proven"),
             code(command, "promising"),

@@ -31,6 +31,8 @@ LONGEST_PAUSE_S = 60.0
 
 GROWTH = 1.3
 
+WAITING = "another search launches on this host now ({holder}); waiting for its launches"
+
 Say = Callable[[str], None]
 
 
@@ -67,9 +69,7 @@ class PlainScreen(Observer):
         self._say(describe_outline(outline))
 
     def waiting(self, holder: str) -> None:
-        self._say_waiting(
-            f"another search launches on this host now ({holder}); waiting for its launches"
-        )
+        self._say_waiting(WAITING.format(holder=holder))
 
     def waiting_for_others(self, hosts: Sequence[str]) -> None:
         names = ", ".join(host.split()[0] for host in hosts) or "the machine that makes the final"

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from xlaunch.run.metric_lines import Kind
 from xtune.measurement.launches import Launch, Outcome
 from xtune.measurement.objectives import WALL, Objective
+from xtune.measurement.summaries import kind_in, name_of, unit_in
 from xtune.search.budget import Budget
 from xtune.search.events import Outline, Progress
 from xtune.search.records import Record, Stage, Step
@@ -64,11 +67,34 @@ def aim(objective: Objective) -> str:
     return f"{name}, {objective.goal.value}{required}"
 
 
-def amount(number: float, objective: Objective) -> str:
-    """A value of the objective. **Ex.:** ``123.4 images/s``, ``1.5 s``."""
-    if objective.metric == WALL:
-        return f"{number:.4g} s"
-    return f"{number:.4g} ({objective.metric})"
+def number(value: float, digits: int = 4) -> str:
+    """So many significant digits, thousands grouped. **Ex.:** ``0.0123``, ``12.34``, ``126,800``."""
+    if not math.isfinite(value) or not (value == 0 or 1e-4 <= abs(value) < 1e12):
+        return f"{value:.{digits}g}"
+    rounded = float(f"{value:.{digits}g}")
+    places = max(0, digits - 1 - math.floor(math.log10(abs(rounded)))) if rounded else 0
+    text = f"{rounded:,.{places}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def unit_of(metric: str) -> str:
+    """The unit of a metric's values as they are printed; empty where its name does not say.
+
+    **Ex.:** ``s`` of ``wall``, ``ms`` of ``step_ms``, ``images/s`` of itself.
+    """
+    if metric == WALL:
+        return "s"
+    name = name_of(metric)
+    unit = unit_in(name) if kind_in(metric) is Kind.TIME else None
+    if unit is None and "/" in name and " " not in name:
+        unit = name
+    return unit or ""
+
+
+def amount(value: float, objective: Objective) -> str:
+    """A value of the objective. **Ex.:** ``126,800 images/s``, ``1.5 s``, ``0.9 (accuracy)``."""
+    unit = unit_of(objective.metric)
+    return f"{number(value)} {unit or f'({objective.metric})'}"
 
 
 def settings(configuration: Configuration, space: Space) -> str:
@@ -81,8 +107,10 @@ def settings(configuration: Configuration, space: Space) -> str:
     return ", ".join(f"{name}={value}" for name, value in changed.items())
 
 
-def describe_space(space: Space, left_out: Sequence[LeftOut]) -> Iterator[str]:
-    """What is searched, a line each, then what is not, and why."""
+def describe_space(
+    space: Space, left_out: Sequence[LeftOut], *, verbose: bool = False
+) -> Iterator[str]:
+    """What is searched, a line each, then what is not: in one line, if `verbose` each with its reason."""
     yield f"to search: {counted(space.size, 'configuration')}"
     width = max(len(parameter.name) for parameter in space.parameters)
     for parameter in space.parameters:
@@ -93,6 +121,12 @@ def describe_space(space: Space, left_out: Sequence[LeftOut]) -> Iterator[str]:
         yield f"  {parameter.name:<{width}}  {' '.join(values)}{reason}"
     for condition in space.conditions:
         yield f"  when {condition.text}"
+    if left_out and not verbose:
+        counts = Counter(one.name.partition("=")[0] for one in left_out if "=" in one.name)
+        several = {name: f"{count} values of {name}" for name, count in counts.items() if count > 1}
+        names = dict.fromkeys(several.get(one.name.partition("=")[0], one.name) for one in left_out)
+        yield f"  left out: {', '.join(names)} (-v says why)"
+        return
     for one in left_out:
         yield f"  left out: {one.name}: {one.reason}"
 
@@ -134,9 +168,10 @@ def describe_left(progress: Progress, budget: Budget) -> str:
 
 def describe_favourite(favourite: Favourite, space: Space, objective: Objective) -> str:
     """The best so far and how sure that is."""
+    is_behind = favourite.ratio is not None and favourite.ratio < 1.0
     text = (
-        f"{settings(favourite.configuration, space)}: {amount(favourite.value, objective)},"
-        f" {favourite.low:.4g} to {favourite.high:.4g}"
+        f"{'the bare command, then ' if is_behind else ''}{settings(favourite.configuration, space)}: {amount(favourite.value, objective)},"
+        f" {number(favourite.low)} to {number(favourite.high)}"
     )
     if favourite.ratio is not None:
         text += f"; {favourite.ratio:.2f} times the bare command"

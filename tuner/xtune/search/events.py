@@ -72,4 +72,4 @@ class Observer:
         """The program's file is another than it was at the launch before."""
 
     def storage_trouble(self, message: str, pause_s: float) -> None:
-        """A launch could not be kept; it is tried again after so many seconds."""
+        """The storage is out of reach; it is tried again after so many seconds."""

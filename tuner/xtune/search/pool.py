@@ -6,7 +6,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Sequence
 
-from xtune.search.surrogate import Encoder, Rows
 from xtune.space.parameters import Configuration
 from xtune.space.spaces import Space
 
@@ -14,7 +13,8 @@ MOST_RESOLVED = 512
 """Configurations that are all resolved to plans beforehand; a larger space is as it is searched."""
 
 MOST_HELD = 3000
-"""Configurations of a larger space that are judged at once: a sample, and what is near the best."""
+"""Configurations that are judged at once. Of a larger space: a sample of half as many, what was
+launched, and what is near the best."""
 
 
 class Pool:
@@ -24,66 +24,54 @@ class Pool:
         self,
         space: Space,
         plan_hash: Callable[[Configuration], str | None],
-        encoder: Encoder,
         seed: int,
     ) -> None:
         """`plan_hash`: as a Measurer has it."""
         self._space = space
         self._plan_hash = plan_hash
-        self._encoder = encoder
         self._hashes: dict[Configuration, str | None] = {}
         self._owners: dict[str, Configuration] = {}
-        self._members: dict[Configuration, None] = {}
-        self._rows: Rows | None = None
         self._random = random.Random(f"{seed} pool")  # noqa: S311 - no secret
         self.is_whole = space.size <= MOST_HELD
         """It holds the whole space."""
         self.is_resolved = space.size <= MOST_RESOLVED
         """Its configurations are known to be of different plans, all that can be carried out."""
-        self.add(space if self.is_whole else self._sample(MOST_HELD // 2))
+        members = list(space) if self.is_whole else self._sample(MOST_HELD // 2)
         if self.is_resolved:
             # Of equal plans the one with the fewest changes stands for all.
-            changes = {one: len(space.changes(one)) for one in self._members}
-            for configuration in sorted(self._members, key=lambda one: changes[one]):
-                self.resolve(configuration)
+            changes = {one: len(space.changes(one)) for one in members}
+            for configuration in sorted(members, key=lambda one: changes[one]):
+                known = self.resolve(configuration)
+                if known is not None:
+                    self._owners.setdefault(known, configuration)
+            owners = set(self._owners.values())
+            members = [one for one in members if one in owners]
+        self.configurations: Sequence[Configuration] = tuple(members)
 
-    @property
-    def configurations(self) -> Sequence[Configuration]:
-        return tuple(self._members)
+    def around(
+        self, launched: Iterable[Configuration], best: Iterable[Configuration]
+    ) -> Sequence[Configuration]:
+        """The configurations to judge: of a space that is not held whole, a part.
 
-    @property
-    def rows(self) -> Rows:
-        """Of `configurations`, in their order."""
-        if self._rows is None:
-            self._rows = self._encoder.rows(self.configurations)
-        return self._rows
-
-    def add(self, configurations: Iterable[Configuration]) -> None:
-        """Hold these too, unless they are known to be the plan of another, or of none."""
-        for configuration in configurations:
-            known = self._hashes.get(configuration, "")
-            owner = self._owners.get(known or "", configuration)
-            if known is not None and owner == configuration:
-                self._members.setdefault(configuration)
-        self._rows = None
-
-    def add_neighbours(self, configuration: Configuration) -> None:
-        """Hold what differs in one parameter, where the pool is not whole."""
-        if not self.is_whole and len(self._members) < MOST_HELD and configuration in self._space:
-            self.add(self._space.neighbours(configuration))
+        A sample, what was launched, and what differs from the best of it in one parameter. It follows
+        from the arguments and the seed alone.
+        """
+        if self.is_whole:
+            return self.configurations
+        found = dict.fromkeys((*self.configurations, *launched))
+        for configuration in best:
+            if configuration in self._space:
+                found |= dict.fromkeys(self._space.neighbours(configuration))
+        return tuple(found)
 
     def resolve(self, configuration: Configuration) -> str | None:
-        """The plan's hash; one that is none, or that another stands for, leaves the pool."""
+        """The hash of the plan; None where it cannot be carried out."""
         if configuration not in self._hashes:
             self._hashes[configuration] = self._plan_hash(configuration)
-        known = self._hashes[configuration]
-        if known is None or self._owners.setdefault(known, configuration) != configuration:
-            self._members.pop(configuration, None)
-            self._rows = None
-        return known
+        return self._hashes[configuration]
 
     def owner(self, plan_hash: str) -> Configuration | None:
-        """The configuration that stands for a plan, if it was resolved."""
+        """The configuration that stands for a plan; None unless all were resolved beforehand."""
         return self._owners.get(plan_hash)
 
     def _sample(self, count: int) -> list[Configuration]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from xtune.search.failures import success_chances
 from xtune.search.pool import Pool
 from xtune.search.records import Rating
-from xtune.search.surrogate import Belief, Encoder, Floats, Surrogate
+from xtune.search.surrogate import Belief, Encoder, Floats, Rows, Surrogate
 from xtune.space.parameters import Configuration
 from xtune.space.spaces import Space
 
@@ -35,6 +35,9 @@ LEAST_CHANCE = 0.2
 
 SAME_DIGITS = 6
 """Merits that are the same in so many digits come to the same."""
+
+BEST_AROUND = 3
+"""Launched configurations whose neighbours are judged too, where the space is not held whole."""
 
 CUT_MARGIN = 0.02
 """What was cut is taken to be 2 % worse than the value that it did not reach."""
@@ -74,10 +77,10 @@ class ModelProposer:
 
     def __init__(self, space: Space, plan_hash: PlanHash, seed: int = 0) -> None:
         self._encoder = Encoder(space)
-        self.pool = Pool(space, plan_hash, self._encoder, seed)
+        self.pool = Pool(space, plan_hash, seed)
         self._seed = seed
         self._surrogate = Surrogate(self._encoder, np.random.default_rng(seed))
-        self._learnt: list[str] = []
+        self._learnt: list[Rating] = []
 
     def propose(
         self, ratings: Sequence[Rating], taken: Collection[str] = ()
@@ -85,39 +88,44 @@ class ModelProposer:
         scored = [rating for rating in ratings if rating.score is not None]
         failed = _failed(ratings)
         refused = {*taken, *(rating.plan_hash for rating in failed)}
-        launched = {rating.plan_hash for rating in ratings}
+        launched: dict[str, Configuration] = {}
+        for rating in ratings:
+            launched.setdefault(rating.plan_hash, rating.configuration)
+        members = self.pool.around(launched.values(), self.favourites(ratings, BEST_AROUND))
+        rows = self._encoder.rows(members)
         if self.learn(ratings):
-            improvements, gains = self._merits(scored)
+            improvements, gains = self._merits(scored, rows)
         else:
-            improvements = np.ones(len(self.pool.configurations))
+            improvements = np.ones(len(members))
             gains = np.zeros_like(improvements)
         worked = self._encoder.rows([rating.configuration for rating in scored])
         broken = self._encoder.rows([rating.configuration for rating in failed])
-        chances = success_chances(self.pool.rows, worked, broken)
+        chances = success_chances(rows, worked, broken)
         chances = np.where(chances < LEAST_CHANCE, 0.0, chances)
-        members = self.pool.configurations
         chance = np.random.default_rng((self._seed, len(ratings)))
         by_gain, by_improvement = (
             [members[at] for at in best_first(merits * chances, chance)]
             for merits in (gains, improvements)
         )
         if gains.any():
-            most_telling = self._first_without(by_gain, refused)
+            most_telling = self._first_without(by_gain, launched, refused)
             if most_telling is not None and self.pool.resolve(most_telling) in launched:
                 return most_telling
-        found = self._first_without(by_improvement, refused | launched)
-        return found or self._first_without(by_improvement, refused)
+        found = self._first_without(by_improvement, launched, refused | launched.keys())
+        return found or self._first_without(by_improvement, launched, refused)
 
     def _first_without(
-        self, configurations: Sequence[Configuration], refused: Collection[str]
+        self,
+        configurations: Sequence[Configuration],
+        launched: Mapping[str, Configuration],
+        refused: Collection[str],
     ) -> Configuration | None:
         """The first that can be carried out, stands for its plan, and is not refused."""
         for configuration in configurations:
             plan_hash = self.pool.resolve(configuration)
             if plan_hash is None or plan_hash in refused:
                 continue
-            # What turns out to be the plan of another has just left the pool.
-            if self.pool.owner(plan_hash) == configuration:
+            if launched.get(plan_hash, configuration) == configuration:
                 return configuration
         return None
 
@@ -143,29 +151,27 @@ class ModelProposer:
     def learn(self, ratings: Sequence[Rating]) -> bool:
         """Learn from these launches; False where they are of fewer than two plans."""
         scored = [rating for rating in ratings if rating.score is not None]
-        launched = [rating.plan_hash for rating in scored]
-        if len(set(launched)) < 2:
+        if len({rating.plan_hash for rating in scored}) < 2:
             return False
-        if launched != self._learnt:
-            self._learnt = launched
+        if scored != self._learnt:
+            self._learnt = scored
             rows = self._encoder.rows([rating.configuration for rating in scored])
             values = [_taken_for(rating) for rating in scored]
             self._surrogate.fit(rows, np.array(values))
         return True
 
-    def _merits(self, scored: Sequence[Rating]) -> tuple[Floats, Floats]:
-        """Of each of the pool, averaged over the fits: its augmented improvement, and what a launch of
+    def _merits(self, scored: Sequence[Rating], members: Rows) -> tuple[Floats, Floats]:
+        """Of each of the members, averaged over the fits: its augmented improvement, and what a launch of
         it tells (its knowledge gradient, more for one that is launched again).
         """
         launched = list(dict.fromkeys(rating.configuration for rating in scored))
         rows = self._encoder.rows(launched)
         seen = self._surrogate.believe(rows).means
-        self.pool.add_neighbours(launched[int(seen.mean(axis=0).argmax())])
-        belief = self._surrogate.believe(self.pool.rows)
-        covariances = self._surrogate.covariances(self.pool.rows, rows)
+        belief = self._surrogate.believe(members)
+        covariances = self._surrogate.covariances(members, rows)
         improvements: Floats = augmented_improvement(belief, seen.max(axis=1)).mean(axis=0)
         gains: Floats = knowledge_gradient(belief, seen, covariances).mean(axis=0)
-        again = (self.pool.rows[:, None] == rows[None]).all(axis=2).any(axis=1)
+        again = (members[:, None] == rows[None]).all(axis=2).any(axis=1)
         return improvements, np.where(again, AGAIN * gains, gains)
 
 

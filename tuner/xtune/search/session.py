@@ -14,7 +14,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from xlaunch.run.occupancy import tells_of_others
 from xtune.errors import BudgetError, MetricNotSeenError, StorageError, TunerError
@@ -37,7 +37,9 @@ LIMIT_MORE_S = 60.0
 """Without a limit of the user's: ten times what the bare command took, and a minute."""
 
 KEEP_PAUSES_S = (1.0, 5.0, 15.0, 60.0)
-"""Before a launch is tried to be kept again."""
+"""Before a storage that is out of reach is tried again."""
+
+Answer = TypeVar("Answer")
 
 WAIT_S = 1.0
 """Between two looks at what workers on other machines do."""
@@ -125,7 +127,7 @@ class Search:
         Raises MetricNotSeenError, ObjectiveError or TunerError where the bare command itself cannot
         be measured; StorageError where the storage is out of reach from the beginning.
         """
-        self._read()
+        self._records = tuple(self._store.records())
         self._since = max((record.number + 1 for record in self._records), default=0)
         self._earlier = _without_final(self._records)
         ended = Ended.INTERRUPTED
@@ -170,7 +172,7 @@ class Search:
         return bool(hosts) and hosts[-1] != self._store.host
 
     def _launch(self, step: Step, allowance: Allowance) -> None:
-        number = self._store.claim(step)
+        number = self._patiently(lambda: self._store.claim(step))
         if number is None:
             return  # another worker was faster
         self._change_stage(step.stage)
@@ -185,21 +187,21 @@ class Search:
         self._walls.append(launch.secondary.wall_s)
         record = Record(number, step, self._store.host, launch)
         self._records = (*self._records, record)
-        if not self._keep(record, launch):
+        if not self._patiently(lambda: self._store.finish(number, launch)):
             self._records = self._records[:-1]
             self._observer.lost(step)
             return
         if step.stage is Stage.BASELINE:
-            _require_baseline(launch, self._objective)
+            require_baseline(launch, self._objective)
         self._observer.launched(record, self._progress(self._allowance(), step.stage))
         if step.configuration != BARE:
             self._look_for_favourite()
 
-    def _keep(self, record: Record, launch: Launch) -> bool:
-        """Keep what was seen, and wait for a storage that is out of reach for a while."""
+    def _patiently(self, ask: Callable[[], Answer]) -> Answer:
+        """What the store answers; waits for a storage that is out of reach for a while."""
         for pause_s in (*KEEP_PAUSES_S, None):
             try:
-                return self._store.finish(record.number, launch)
+                return ask()
             except StorageError as error:
                 if pause_s is None:
                     raise
@@ -208,7 +210,7 @@ class Search:
         raise AssertionError("the last attempt returns or raises")
 
     def _read(self) -> None:
-        self._records = tuple(self._store.records())
+        self._records = tuple(self._patiently(self._store.records))
 
     def _change_stage(self, stage: Stage) -> None:
         if stage not in (self._stage, Stage.CONTROL):
@@ -309,7 +311,7 @@ def _without_final(records: Sequence[Record]) -> int:
     return next((at for at, stage in enumerate(reversed(made)) if stage is Stage.FINAL), len(made))
 
 
-def _require_baseline(launch: Launch, objective: Objective) -> None:
+def require_baseline(launch: Launch, objective: Objective) -> None:
     """Raise unless the bare command was measured: nothing can be compared with it."""
     if launch.outcome is Outcome.MEASURED:
         assert launch.value is not None

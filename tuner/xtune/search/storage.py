@@ -136,7 +136,7 @@ def open_storage(text: str | None, environment: Mapping[str, str] | None = None)
     except StorageError:
         raise
     except ImportError as error:
-        missing = str(getattr(_cause(error), "name", None) or "for this database")
+        missing = getattr(_cause(error), "name", None) or _driver_of(url)
         raise StorageError(
             f"storage {_shown(url)} needs the driver {missing}, which is not installed here:"
             f" pip install '{DRIVERS.get(missing, missing)}'"
@@ -214,6 +214,13 @@ def file_system_of(path: Path, mounts: str = "/proc/self/mountinfo") -> str:
         if inside and len(point) >= len(best):
             best, found = point, after.split()[0]
     return found
+
+
+def _driver_of(url: str) -> str:
+    """The module that a URL asks for. **Ex.:** ``psycopg`` of ``postgresql+psycopg://...``."""
+    import sqlalchemy
+
+    return sqlalchemy.engine.make_url(url).get_driver_name()
 
 
 def _shown(url: str) -> str:

@@ -460,7 +460,10 @@ class Strategy:
         ):
             return None  # another worker has it
         key = f"final {attempt} {turn.block} {turn.candidate}"
-        details = {"attempt": attempt, "block": turn.block, "candidate": turn.candidate}
+        plans = [self._hash(one) for one in final.plan.configurations]
+        details = {
+            "attempt": attempt, "block": turn.block, "candidate": turn.candidate, "plans": plans,
+        }  # fmt: skip
         plan_hash = self._hash(turn.configuration)
         return Step(Stage.FINAL, turn.configuration, plan_hash, key, details=details)
 

@@ -6,20 +6,26 @@ may make one with the same key; the lower number has it, and the other one withd
 launches: whoever reads after having written sees every trial of a lower number. A result is kept by
 the trial's change to a finished state, which Optuna lets happen once. A trial whose worker is gone
 becomes a failed one without a launch, and its key is free again.
+
+A launch counts while its configuration is still started as it was then: with other CPUs, another
+interpreter, other variables or libraries it is another plan, and left out. Of a final all launches
+count, or none.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from xtune.evidence.ratios import has_ratio
 from xtune.measurement.launches import Launch, Outcome
 from xtune.measurement.objectives import Objective, Requirement
 from xtune.search.attributes import PREFIX, pack, read_pieces, unpack, write_pieces
-from xtune.search.encoding import Plain, decode_launch, encode_launch
+from xtune.search.encoding import Plain, decode_final_plan, decode_launch, encode_launch
 from xtune.search.records import Record, Stage, Step
 from xtune.search.study import Study
 from xtune.search.workers import BEAT_S, Watch, Worker, this_worker
@@ -32,6 +38,7 @@ if TYPE_CHECKING:
 STEP = f"{PREFIX}step"
 WORKER = f"{PREFIX}worker"
 BEAT = f"{PREFIX}beat"
+CLAIMED_BY = f"{PREFIX}claimed by"
 LAUNCH = "launch"
 NOT_MADE = "not made"
 """Why a trial has no launch that counts."""
@@ -47,7 +54,15 @@ class StudyStore:
         worker: Worker | None = None,
         watch: Watch | None = None,
         beat_s: float = BEAT_S,
+        plan_hash: Callable[[Configuration], str | None] | None = None,
+        read_only: bool = False,
     ) -> None:
+        """
+        plan_hash
+            Of a configuration as it is started now; None: every launch counts.
+        read_only
+            Change nothing: a launch whose worker is gone does not count, and is left as it is.
+        """
         self._study = study
         self._storage = study.storage
         self._worker = worker or this_worker()
@@ -58,6 +73,13 @@ class StudyStore:
         self._trials: dict[int, int] = {}
         """Optuna's number of the trial of a record that is under way here."""
         self._beating: dict[int, threading.Event] = {}
+        self._read_only = read_only
+        self._token = os.urandom(8).hex()
+        self._dead: list[int] = []
+        """Optuna's numbers of trials whose worker is gone."""
+        self._plan_hash = None if plan_hash is None else functools.cache(plan_hash)
+        self.left_out = 0
+        """Launches that do not count, since they were started in another way than now."""
 
     @property
     def host(self) -> str:
@@ -65,7 +87,11 @@ class StudyStore:
 
     def records(self) -> Sequence[Record]:
         with self._storage.reaching():
-            return tuple(self._read())
+            records = tuple(self._read())
+            if self._dead and not self._read_only:
+                with self._storage.writing():
+                    self._bury_dead()
+            return records
 
     def claim(self, step: Step) -> int | None:
         with self._storage.reaching(), self._storage.writing():
@@ -74,9 +100,16 @@ class StudyStore:
             )
             number = self._storage.backend.get_trial(trial_id).number
             self._trials[number] = trial_id
-            owner = next(row for row in self._read() if row.step.key == step.key)
+            try:
+                rows = list(self._read())
+                self._bury_dead()
+                owner = next(row for row in rows if _place(row.step) == _place(step))
+                if owner.number != number:
+                    self._fail(trial_id, "another worker has it")
+            except BaseException:
+                del self._trials[number]
+                raise
             if owner.number != number:
-                self._fail(trial_id, "another worker has it")
                 del self._trials[number]
                 return None
         self._beating[number] = self._begin_to_beat(trial_id)
@@ -98,14 +131,40 @@ class StudyStore:
     # Reading.
 
     def _read(self) -> Iterator[Record]:
-        """The records that count, by number."""
-        keys: set[str] = set()
+        """The records that count, by number; sees who is dead."""
+        self._dead = []
+        keys: set[object] = set()
         trials = self._storage.backend.get_all_trials(self._study.id, deepcopy=False)
-        for trial in trials:
-            record = self._record(trial)
-            if record is not None and record.step.key not in keys:
-                keys.add(record.step.key)
+        records = [record for trial in trials if (record := self._record(trial)) is not None]
+        today = self._started_as_now(records)
+        self.left_out = sum(one.launch is not None for one in records) - sum(
+            one.launch is not None for one in today
+        )
+        for record in today:
+            place = _place(record.step)
+            if place not in keys:
+                keys.add(place)
                 yield record
+
+    def _started_as_now(self, records: Sequence[Record]) -> Sequence[Record]:
+        """Those whose configurations would be started in the same way now."""
+        plan_hash = self._plan_hash
+        if plan_hash is None:
+            return records
+        finals = set()
+        for record in records:
+            if "plan" in record.step.details:
+                candidates = decode_final_plan(record.step.details["plan"]).configurations
+                finals.add(tuple(map(plan_hash, candidates)))
+        return [
+            record
+            for record in records
+            if record.step.plan_hash == plan_hash(record.step.configuration)
+            and (
+                record.step.stage is not Stage.FINAL
+                or tuple(record.step.details.get("plans", ())) in finals
+            )
+        ]
 
     def _record(self, trial: FrozenTrial) -> Record | None:
         if trial.number in self._finished:
@@ -124,8 +183,10 @@ class StudyStore:
             return record
         if trial.number not in self._trials:
             beat = trial.user_attrs.get(BEAT, 0)
-            if self._watch.is_lost(trial.number, worker, beat):
-                self._fail(self._trial_id(trial.number), "its worker is gone")
+            # Claimed here and not under way: the storage was lost before the claim was seen.
+            is_own = trial.user_attrs.get(CLAIMED_BY) == self._token
+            if is_own or self._watch.is_lost(trial.number, worker, beat):
+                self._dead.append(trial.number)
                 return None
         return Record(trial.number, step, worker.host, None)
 
@@ -141,6 +202,7 @@ class StudyStore:
         attributes: Plain = {
             STEP: _encode_step(step),
             WORKER: self._worker.to_plain(),
+            CLAIMED_BY: self._token,
             "stage": step.stage.value,
             "host": self._worker.name,
         }
@@ -187,6 +249,12 @@ class StudyStore:
             return False
         return True
 
+    def _bury_dead(self) -> None:
+        """Free the keys of launches that nobody will finish."""
+        for number in self._dead:
+            self._fail(self._trial_id(number), "its worker is gone")
+        self._dead = []
+
     def _fail(self, trial_id: int, reason: str) -> None:
         """End a trial without a launch, unless it has ended."""
         from optuna.exceptions import UpdateFinishedTrialError
@@ -215,6 +283,11 @@ class StudyStore:
     def _forget(self, number: int) -> None:
         self._beating.pop(number).set()
         del self._trials[number]
+
+
+def _place(step: Step) -> tuple[str, ...]:
+    """The place of a launch in the search of what is started so."""
+    return (step.key, step.plan_hash, *step.details.get("plans", ()))
 
 
 def _encode_step(step: Step) -> Plain:

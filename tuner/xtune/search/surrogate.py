@@ -27,9 +27,8 @@ Rows = NDArray[np.intp]
 """A configuration a row: for each parameter with a choice the position of its value."""
 
 FITS = 2
-FIRST_STEPS = 20
-LATER_STEPS = 4
-"""Of the ascent to the likeliest parameters; later fits begin where the last one ended."""
+STEPS = 30
+"""Of the ascent to the likeliest parameters."""
 
 LEVEL_VARIANCE = 4.0
 """Prior variance of the mean over the space, in units of the variance of what was seen."""
@@ -109,11 +108,13 @@ class Surrogate:
         self._centre = np.array([math.log(median) for median, _ in priors])
         self._width = np.array([width for _, width in priors])
         starts = generator.standard_normal((fits, len(priors)))
-        self._learnt = self._centre + 0.7 * self._width * starts
-        self._is_fitted = False
+        self._starts = self._centre + 0.7 * self._width * starts
 
     def fit(self, rows: Rows, values: Floats) -> None:
-        """Learn from launches: the row of each, and the logarithm of its value, larger is better."""
+        """Learn from launches: the row of each, and the logarithm of its value, larger is better.
+
+        Nothing is kept of an earlier fit, so the same launches always lead to the same belief.
+        """
         distinct, places = np.unique(rows, axis=0, return_inverse=True)
         places = places.reshape(-1)
         counts = np.bincount(places).astype(np.float64)
@@ -126,8 +127,8 @@ class Surrogate:
         self._squares = float((((values - means[places]) / self._scale) ** 2).sum())
         self._repeats = len(values) - len(distinct)
         self._pairs = self._correlations(distinct, distinct)
-        self._climb(LATER_STEPS if self._is_fitted else FIRST_STEPS)
-        self._is_fitted = True
+        self._learnt = self._starts
+        self._climb(STEPS)
         self._condition()
 
     def believe(self, rows: Rows) -> Belief:
@@ -185,7 +186,7 @@ class Surrogate:
 
     def _climb(self, steps: int) -> None:
         """Ascend to the likeliest parameters, each by a step of its own (Rprop, Riedmiller 1993)."""
-        sizes = np.full(self._learnt.shape, 0.1 if self._is_fitted else 0.3)
+        sizes = np.full(self._learnt.shape, 0.3)
         last = np.zeros_like(self._learnt)
         low, high = self._centre - 4.0 * self._width, self._centre + 4.0 * self._width
         for _ in range(steps):

@@ -28,6 +28,19 @@ LARGEST_FILE_BYTES = 1 << 26
 """A longer program is told by its path alone."""
 
 
+SESSION_VARIABLES = re.compile(
+    r"_|PATH|PWD|OLDPWD|HOME|USER|LOGNAME|MAIL|HOST|HOSTNAME|SHELL|SHLVL|PS\d|TMPDIR|TZ|LANG|LANGUAGE"
+    r"|COLUMNS|LINES|COLORTERM|DISPLAY|WINDOWID|EDITOR|VISUAL|PAGER|STY|CI|INVOCATION_ID|JOURNAL_STREAM"
+    r"|MANAGERPID|NOTIFY_SOCKET|XAUTHORITY|LESS.*|HIST.*|.*_SERVICE_(HOST|PORT).*|.*_PORT_\d+_(TCP|UDP).*"
+    r"|(LC|TERM|XDG|SSH|GPG|DBUS|DESKTOP|GNOME|GTK|KDE|QT|WAYLAND|SESSION|VTE|TMUX|KITTY|VSCODE|LS|OMPI"
+    r"|PMIX?|SUDO|SYSTEMD|GITHUB|RUNNER|GITLAB|JENKINS|BUILDKITE|SLURM|PBS|LSB|CONDA|VIRTUAL_ENV|PYTEST"
+    r"|XLAUNCH|XTUNE)"
+    r"(_.*)?"
+)
+"""Variables of a terminal, a login, a desktop, a job or an activated environment: they differ from one
+session to the next, and do not change how a program computes. The programs that PATH finds are
+compared by their paths."""
+
 _INTERPRETER = re.compile(r"(python|pypy)[\d.]*|(ba|da|z|k)?sh|perl|ruby|node|Rscript")
 
 
@@ -123,6 +136,14 @@ class ProgramIdentity(NamedTuple):
             return cls(**{**plain, "words": tuple(plain["words"])})
         except (KeyError, TypeError) as error:
             raise StudyError(f"what was kept is no program ({error!r})") from None
+
+
+def inherited_by_program(users_own: Mapping[str, str]) -> dict[str, str]:
+    """Of the variables that a program inherits, those that may change how it computes.
+
+    **Ex.:** ``OMP_NUM_THREADS``, ``BATCH``; not ``SSH_TTY``, see `SESSION_VARIABLES`.
+    """
+    return {n: v for n, v in users_own.items() if not SESSION_VARIABLES.fullmatch(n)}
 
 
 def identify_program(request: Request) -> ProgramIdentity:

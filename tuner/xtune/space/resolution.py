@@ -22,6 +22,7 @@ from xlaunch.machine.topology import Machine
 from xlaunch.planning import MemoryPolicy, Plan, Request, plan
 from xlaunch.planning.plan import Instance
 from xlaunch.planning.request import HugePages
+from xtune.space.identities import inherited_by_program
 from xtune.space.launch_options import with_option, with_variable
 from xtune.space.parameters import BARE, Configuration, Where
 from xtune.space.spaces import Space
@@ -56,6 +57,8 @@ class Resolver:
         self.space = space
         self._request = request
         self._environment = dict(environment)
+        inherited = inherited_by_program(split_inherited(self._environment).users_own)
+        self._inherited = _digest(inherited)
         self._machine = machine
         self._policy_stays = _inherits_memory_policy(machine)
         self._known: dict[Configuration, Resolved | XLaunchError] = {}
@@ -99,16 +102,17 @@ class Resolver:
     def plan_hash(self, configuration: Configuration) -> str | None:
         """The hash of what decides how a configuration is started; None where it cannot be.
 
-        That is CPUs, memory policy, changes to the environment, preloads, the program and its
-        arguments. `BARE` has one too: the program and its arguments. Raises `SpaceError` for a
-        configuration that is not in the space.
+        That is CPUs, memory policy, preloads, the program and its arguments, what it inherits of
+        the environment (see `inherited_by_program`) and what is changed of it. `BARE` has one too.
+        Raises `SpaceError` for a configuration that is not in the space.
         """
         if configuration != BARE:
             self.space.complete(configuration)
         try:
             if configuration == BARE:
                 env = self.request(BARE).env
-                return _digest({"bare": _program(self._bare_program()), "env": env})
+                program = _program(self._bare_program())
+                return _digest({"bare": program, "env": env, "inherited": self._inherited})
             return self.resolve(configuration).plan_hash
         except XLaunchError:
             return None
@@ -199,6 +203,7 @@ class Resolver:
         return _digest(
             {
                 "instances": instances,
+                "inherited": self._inherited,
                 "count": made.count,
                 "forbids_huge_pages": made.request.thp is HugePages.NEVER,
             }
