@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every code block of docs/ runs on a machine of two CPUs, as a reader would run it.
+
+The blocks of a page run in its order and in one directory, with small programs named as the pages
+name them. Two comments in a page change this for the block that follows them:
+
+    <!-- not run by the tests: REASON -->
+    <!-- run inside: COMMAND -->               as a program of that command
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from tests.captures import capture_path
+
+from xlaunch.environment.libraries import find_library
+
+ROOT = Path(__file__).parents[2]
+BLOCK = re.compile(
+    r"(?:<!-- (?P<note>[^>]*) -->\n+)?```(?P<language>\w*)\n(?P<text>.*?)```", re.DOTALL
+)
+PAGES = [
+    path.name for path in sorted((ROOT / "docs").glob("*.md")) if BLOCK.search(path.read_text())
+]
+NOT_RUN, INSIDE = "not run by the tests: ", "run inside: "
+TIMEOUT_S = 280
+NUMBER = re.compile(r"\d+(\.\d+)?")
+
+PROGRAM = """\
+for _ in range(12):
+    print("125.0 images/s", flush=True)
+"""
+"""What a page calls infer.py or serve.py: takes any arguments and prints a rate."""
+PRELUDES = {
+    "runtime.md": """\
+import torch
+model = torch.nn.Linear(16, 4).eval()
+sample = batch = torch.rand(8, 16)
+requests, request = [batch] * 3, batch
+def other_work(): ...
+""",
+    "allocator.md": "def serve(): ...\n",
+    "instances.md": "import os\n",
+}
+"""What the Python of a page takes for granted."""
+LAUNCHERS = {"allocator.md": "xlaunch --allocator jemalloc "}
+"""What the Python of a page runs under."""
+
+
+class Block(NamedTuple):
+    language: str
+    text: str
+    note: str
+
+    def command(self, command: str) -> str:
+        """The shell's line for `command` as this block wants it to run."""
+        inside = self.note.removeprefix(INSIDE) + " " if self.note.startswith(INSIDE) else ""
+        return inside + command
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Callable[[str], str]:
+    """Runs a script in bash in a directory of its own; returns what it printed."""
+    for name in ("infer.py", "serve.py"):
+        (tmp_path / name).write_text(PROGRAM)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    home = {name: str(tmp_path / name) for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME")}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, **home, "PATH": path}
+
+    def run(script: str) -> str:
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", script],
+            cwd=tmp_path,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            timeout=TIMEOUT_S,
+        )
+        assert done.returncode == 0, f"{script}\n{done.stdout}"
+        return done.stdout
+
+    return run
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("page", PAGES)
+def test_code_blocks_run(
+    page: str,
+    shell: Callable[[str], str],
+    tmp_path: Path,
+    needs: Callable[[object, str], None],
+) -> None:
+    blocks = list(blocks_of(page))
+    if any("jemalloc" in block.text for block in blocks):
+        needs(find_library("jemalloc", None, os.environ), "jemalloc (Debian: libjemalloc2)")
+    for number, block in enumerate(blocks):
+        if block.note.startswith(NOT_RUN):
+            continue
+        if block.language == "sh":
+            (tmp_path / "block.sh").write_text(block.text)
+            # Sourced where nothing else is asked for: a block may change its shell.
+            shell(block.command("bash -eu block.sh") if block.note else block.text)
+        elif block.language == "python" and block.note:
+            (tmp_path / "block.py").write_text(PRELUDES.get(page, "") + block.text)
+            shell(block.command("python block.py"))
+        elif block.language == "console":
+            check_console(block.text, shell)
+        elif block.language == "toml":
+            check_preset(block.text, tmp_path / f"{number}.toml", shell)
+        else:
+            assert block.language == "python", f"{page}: a block of {block.language!r}"
+    together = "".join(b.text for b in blocks if b.language == "python" and not b.note)
+    if together:
+        (tmp_path / "page.py").write_text(PRELUDES.get(page, "") + together)
+        shell(LAUNCHERS.get(page, "") + "python page.py")
+
+
+def blocks_of(page: str) -> Iterator[Block]:
+    for found in BLOCK.finditer((ROOT / "docs" / page).read_text()):
+        yield Block(found["language"], found["text"], found["note"] or "")
+
+
+def check_console(text: str, shell: Callable[[str], str]) -> None:
+    """What the commands print is what the page shows; numbers may differ, `...` is any lines."""
+    commands = [line.removeprefix("$ ") for line in text.splitlines() if line.startswith("$ ")]
+    shown = [line for line in text.splitlines() if not line.startswith("$ ")]
+    pattern = ".*".join(
+        re.escape(NUMBER.sub("N", " ".join(part.split())))
+        for part in re.split(r"^\.\.\.$", "\n".join(shown), flags=re.MULTILINE)
+    )
+    printed = NUMBER.sub("N", " ".join(shell("\n".join(commands)).split()))
+    assert re.search(pattern, printed, re.DOTALL), f"{pattern}\n{printed}"
+
+
+def check_preset(text: str, path: Path, shell: Callable[[str], str]) -> None:
+    """The preset can be planned with, for a machine large enough for it."""
+    path.write_text(text)
+    machine = capture_path("2-packages-2-nodes-smt")
+    shell(f"xlaunch plan --preset {path} --sysroot {machine}")
