@@ -100,6 +100,7 @@ def test_one_that_fails_is_told_and_the_others_go_on(
     assert "dies, launch 1, ended:" in told
 
 
+@pytest.mark.long
 def test_a_launch_that_ends_leaves_the_others_of_its_contender(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     once = f'mkdir {mark} && exec timeout 1 "$@" || exec "$@"'
@@ -109,6 +110,7 @@ def test_a_launch_that_ends_leaves_the_others_of_its_contender(tmp_path: Path) -
     assert len(measured["one"].levels()) == 1
 
 
+@pytest.mark.long
 def test_what_one_that_died_left_behind_does_not_work_on(tmp_path: Path) -> None:
     log = tmp_path / "log"
     leaves = "import subprocess, sys, time; subprocess.Popen(sys.argv[1:]); time.sleep(2)"
@@ -127,6 +129,7 @@ def test_what_one_that_died_left_behind_does_not_work_on(tmp_path: Path) -> None
     assert {name for name, *_ in steps[-20:]} == {"works"}
 
 
+@pytest.mark.long
 def test_workers_end_with_a_benchmark_that_is_killed(tmp_path: Path) -> None:
     log = tmp_path / "log"
     code = (

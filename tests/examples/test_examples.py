@@ -46,6 +46,7 @@ def test_infer_finds_meaning() -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.long
 def test_infer_instances_share_the_sentences() -> None:
     """Of 101 sentences two instances take 51 and 50."""
     taken = []
@@ -63,6 +64,7 @@ def test_infer_instances_share_the_sentences() -> None:
     assert taken == [51, 50]
 
 
+@pytest.mark.long
 def test_infer_shares_are_disjoint_and_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))
     infer = import_module("infer")
@@ -74,6 +76,7 @@ def test_infer_shares_are_disjoint_and_whole(monkeypatch: pytest.MonkeyPatch) ->
     assert sorted(s for batch in batches for s in batch) == sorted(every[1::2])
 
 
+@pytest.mark.long
 def test_infer_fails_when_meaning_is_lost(tmp_path: Path) -> None:
     """An encoder that sees only lengths must not pass the check."""
     broken = (
@@ -93,6 +96,7 @@ def test_infer_fails_when_meaning_is_lost(tmp_path: Path) -> None:
     assert re.search(r"retrieval check: \d of 12$", done.stdout.rstrip())
 
 
+@pytest.mark.long
 def test_train_reaches_its_goal() -> None:
     done = run_example("train.py")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -102,11 +106,13 @@ def test_train_reaches_its_goal() -> None:
     assert float(found[1]) >= 97
 
 
+@pytest.mark.long
 def test_train_fails_below_its_goal() -> None:
     done = run_example("train.py", "--epochs", "1", "--goal", "1.01")
     assert done.returncode == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_resnet50_measures(dtype: str) -> None:
     done = run_example("resnet50.py", "--batch", "1", "--seconds", "1", "--dtype", dtype)
@@ -116,6 +122,7 @@ def test_resnet50_measures(dtype: str) -> None:
     assert re.search(r"p50 \d+\.\d ms, p90 \d+\.\d ms, p99 \d+\.\d ms", done.stdout)
 
 
+@pytest.mark.long
 def test_streams_answer_as_the_plain_model_does(needs: Callable[[object, str], None]) -> None:
     needs(shutil.which(os.environ.get("CXX", "g++")), "g++")
     done = run_example("streams.py", "--streams", "2", "--seconds", "0.5")

@@ -72,12 +72,14 @@ def test_without_a_compiler_nothing_is_built_and_a_warning_says_so(
     assert not list(installed.rglob("*"))
 
 
+@pytest.mark.long
 def test_asked_to_build_it_fails_without_a_compiler(configure: Configure) -> None:
     done = configure(NO_COMPILER, "-DXKERNELS=ON")
     assert done.returncode != 0
     assert "libxkernels.so cannot be built" in done.stderr
 
 
+@pytest.mark.long
 def test_asked_not_to_build_it_does_not(configure: Configure, tmp_path: Path) -> None:
     done = configure("-DXKERNELS=OFF")
     assert done.returncode == 0, done.stderr
@@ -85,6 +87,7 @@ def test_asked_not_to_build_it_does_not(configure: Configure, tmp_path: Path) ->
     assert compiler_chosen(tmp_path / "build") == ""
 
 
+@pytest.mark.long
 def test_a_cxx_that_is_not_there_gives_way_to_gxx(
     configure: Configure, needs: Needs, tmp_path: Path
 ) -> None:
@@ -95,6 +98,7 @@ def test_a_cxx_that_is_not_there_gives_way_to_gxx(
     assert Path(compiler_chosen(tmp_path / "build")).name == "g++"
 
 
+@pytest.mark.long
 def test_clang_gives_way_to_gxx(configure: Configure, needs: Needs, tmp_path: Path) -> None:
     needs(shutil.which("g++"), "g++")
     done = configure("-DXKERNELS=ON", CXX=str(fake_clang(tmp_path)))
@@ -102,12 +106,14 @@ def test_clang_gives_way_to_gxx(configure: Configure, needs: Needs, tmp_path: Pa
     assert Path(compiler_chosen(tmp_path / "build")).name == "g++"
 
 
+@pytest.mark.long
 def test_clang_named_on_purpose_is_refused(configure: Configure, tmp_path: Path) -> None:
     done = configure("-DXKERNELS=ON", f"-DCMAKE_CXX_COMPILER={fake_clang(tmp_path)}")
     assert done.returncode != 0
     assert "is no working GCC" in done.stderr
 
 
+@pytest.mark.long
 def test_a_cxx_that_is_gcc_is_taken(configure: Configure, needs: Needs, tmp_path: Path) -> None:
     compiler = shutil.which("g++")
     needs(compiler, "g++")

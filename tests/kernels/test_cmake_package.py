@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+# `test_build` configures CMake among the short tests.
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "native"
 

@@ -108,6 +108,7 @@ def test_no_system_call_is_made_for_nobody(run: Run) -> None:
     assert run("calls") == "1 wake\n"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("spin_us", [0, 50])
 def test_thread_sanitizer_finds_no_race(run_with_thread_sanitizer: Run, spin_us: int) -> None:
     answer = run_with_thread_sanitizer("handoffs", 4, 5_000, spin_us, 20)
@@ -140,6 +141,47 @@ def test_thread_sanitizer_finds_no_race_in_a_million_items(
     assert run_with_thread_sanitizer("races", 2_000, 4, spin_us).startswith("2000 rounds")
     for words in ("timeouts", "grace", "calls"):
         assert run_with_thread_sanitizer(words)
+
+
+WEAKER = {
+    "the worker says that it sleeps": "worker_.store(kAsleep, std::memory_order_{})",
+    "and looks for news": "*posts = Posts(posts_.load(std::memory_order_{}))",
+    "the worker says that it is done": "done_word_.store(static_cast<uint32_t>(done), std::memory_order_{})",
+    "and looks for sleepers": "sleepers_.load(std::memory_order_{})",
+}
+"""Operations of which one that is not sequentially consistent loses a wake-up."""
+
+
+@pytest.mark.parametrize(
+    "weaker",
+    [
+        None,
+        "the worker says that it sleeps",
+        *(pytest.param(name, marks=pytest.mark.long) for name in list(WEAKER)[1:]),
+    ],
+)
+def test_nobody_sleeps_for_ever_on_memory_that_shows_writes_late(
+    compile_program: Compile, tmp_path: Path, weaker: str | None
+) -> None:
+    """On a model of memory: on x86-64 the loss takes a moment of nanoseconds, and is hardly ever seen."""
+    source = MAILBOX_SOURCE.read_text()
+    if weaker is not None:
+        right = WEAKER[weaker].format("seq_cst")
+        assert source.count(right) == 1
+        order = "release" if ".store" in right else "acquire"
+        source = source.replace(right, WEAKER[weaker].format(order))
+    changed = tmp_path / "mailbox.cpp"
+    changed.write_text(source)
+    done = output_of(
+        compile_program(
+            *("weak_memory", "-O1", "-Wno-subobject-linkage", f'-DMAILBOX_SOURCE="{changed}"')
+        ),
+        5_000,
+    )
+    if weaker is None:
+        assert (done.returncode, done.stdout) == (0, "5000 runs\n"), done.stderr
+    else:
+        assert (done.returncode, done.stderr) == (1, "all threads sleep: nobody was woken\n")
 
 
 # From Python.

@@ -221,6 +221,7 @@ def test_a_set_that_cannot_be_had_whole_changes_no_mask(case: Case, runtime: str
         assert seen == [*REFUSED_AS_INVALID, masks]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_torch_follows_once_it_has_met_the_thread(case: Case, needs: Needs, runtime: str) -> None:
     needs(importlib.util.find_spec("torch"), "torch")
@@ -232,6 +233,7 @@ def test_torch_follows_once_it_has_met_the_thread(case: Case, needs: Needs, runt
     assert answer["main"] == answer["new"] == [default, default]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_streams_of_torchs_layers_stay_where_they_are(
     case: Case, needs: Needs, runtime: str
