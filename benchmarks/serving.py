@@ -5,8 +5,7 @@
 
 With --batches a batch of one item a stream comes at a time, is split and joined.
 
-Forms of the model: compiled (xruntime.compile_for_streams), guarded (the same, asking torch's guards at
-every call), package (AOTInductor, called without the interpreter's lock), script (TorchScript), eager.
+Forms of the model: compiled (xruntime.compile_for_streams), package (AOTInductor, called without the interpreter's lock), script (TorchScript), eager.
 As many requests are in flight as there are streams, by the turns of FOLDER. With --prepare it only
 compiles, so that what can be cached is there when it counts.
 """
@@ -26,10 +25,9 @@ from turns import Turn
 from workloads import DTYPES, MODELS, Work, work_on
 
 from xruntime import CPUPool, MultiStreamModule, compile_for_streams
-from xruntime.streams import shortcuts
 
 TOLERANCE = 0.05
-FORMS = ("compiled", "guarded", "package", "script", "eager")
+FORMS = ("compiled", "package", "script", "eager")
 
 
 class FirstOutput(torch.nn.Module):
@@ -47,9 +45,7 @@ class FirstOutput(torch.nn.Module):
 def in_form(work: Work, form: str, *, streams: int, threads: int, package: Path) -> object:
     """The model as the streams shall call it."""
     model = FirstOutput(work.model).eval()
-    if form in ("compiled", "guarded"):
-        if form == "guarded":
-            shortcuts.GUARDS_EVERY_S = 0.0
+    if form == "compiled":
         # Many layers with random weights blow small differences up.
         return compile_for_streams(model, work.batch, threads=threads, tolerance=TOLERANCE)
     if form == "package":
