@@ -32,6 +32,9 @@ PASSED_ON = (
 
 OWN_FAULT = 125
 
+RESCAN_INTERVAL_S = 0.1
+"""Polling interval while descendants are being killed."""
+
 
 def keep(supervise: Callable[[int, set[signal.Signals]], int], *, caller: int | None = None) -> int:
     """Run `supervise` in a child, guard it, and return the exit code for this process.
@@ -142,11 +145,14 @@ def _pass_signals_on(
 def _end_all_descendants(strangers: set[int]) -> None:
     """Kill and reap until there is nobody left but `strangers` and what descends from them.
 
-    Orphans become our children, so that is the end.
+    Orphans become our children, so that is the end. A scan may miss a process that is being orphaned,
+    and one that has changed its user may refuse to die: look again whenever any child has ended.
     """
     while ours := [pid for pid in children(os.getpid()) if pid not in strangers]:
         kill_all([process for child in ours for process in (child, *descendants(child))])
-        os.waitpid(ours[0], 0)
+        signal.sigtimedwait({signal.SIGCHLD}, RESCAN_INTERVAL_S)
+        for pid in ours:
+            os.waitpid(pid, os.WNOHANG)
 
 
 def _die_of_interrupt(*, whole_group: bool) -> None:
