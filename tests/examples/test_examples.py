@@ -37,6 +37,7 @@ def run_example(name: str, *arguments: str, **variables: str) -> subprocess.Comp
     )
 
 
+@pytest.mark.long
 def test_infer_finds_meaning() -> None:
     done = run_example("infer.py", "--limit", "300", "--queries", "the middle value of some data")
     assert done.returncode == 0, done.stderr
@@ -96,7 +97,6 @@ def test_infer_fails_when_meaning_is_lost(tmp_path: Path) -> None:
     assert re.search(r"retrieval check: \d of 12$", done.stdout.rstrip())
 
 
-@pytest.mark.long
 def test_train_reaches_its_goal() -> None:
     done = run_example("train.py")
     assert done.returncode == 0, done.stdout + done.stderr

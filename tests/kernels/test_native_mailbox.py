@@ -72,7 +72,9 @@ def run_with_thread_sanitizer(compile_program: Compile) -> Run:
 
 
 @pytest.mark.parametrize("submitters", [1, 4])
-@pytest.mark.parametrize(("spin_us", "grace_us"), [(0, 0), (50, 20)])
+@pytest.mark.parametrize(
+    ("spin_us", "grace_us"), [pytest.param(0, 0, marks=pytest.mark.long), (50, 20)]
+)
 def test_every_item_is_handed_over_once_and_in_order(
     run: Run, submitters: int, spin_us: int, grace_us: int
 ) -> None:

@@ -141,6 +141,7 @@ def test_output_shows_as_it_is_written_within_a_launch_that_relays():
     assert "PYTHONUNBUFFERED" not in launched((), ())
 
 
+@pytest.mark.long
 def test_waiting_stays_passive_where_the_outer_launch_lets_instances_share(needs: Any):
     cpu = str(two_cpus(needs)[0])
     sharing = (
@@ -161,6 +162,7 @@ def test_waiting_stays_passive_where_the_outer_launch_lets_instances_share(needs
     assert "OMP_WAIT_POLICY" not in launched(("--cpus", cpu), ())
 
 
+@pytest.mark.long
 def test_instance_s_memory_is_what_a_launch_within_it_divides():
     count = 2 * len(allowed_cpus())
     sharing = ("--instances", str(count), "--ncores", "1", "--oversubscribe", "--no-tag", "-q")

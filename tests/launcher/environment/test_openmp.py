@@ -285,7 +285,10 @@ def test_warning_reaches_the_user(runtime):
 # What torch makes of it
 
 
-@pytest.mark.parametrize("profile", ["auto", "gnu", "intel", "llvm"])
+@pytest.mark.parametrize(
+    "profile",
+    ["auto", *(pytest.param(one, marks=pytest.mark.long) for one in ("gnu", "intel", "llvm"))],
+)
 def test_torch_runs_on_the_runtime_with_all_threads_and_the_whole_mask(
     profile: str, runtime, needs
 ):
@@ -307,6 +310,7 @@ def test_torch_runs_on_the_runtime_with_all_threads_and_the_whole_mask(
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("profile", ["gnu", "intel", "llvm"])
 def test_libraries_with_a_copy_of_their_own_share_the_runtime(profile: str, runtime, needs):
     needs(find_spec("torch") and find_spec("sklearn"), "torch and scikit-learn")

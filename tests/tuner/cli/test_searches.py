@@ -153,6 +153,7 @@ def test_work_of_others_on_the_same_cpus_is_told(desk: Desk) -> None:
     )
 
 
+@pytest.mark.long
 def test_what_is_not_kept_is_told_with_the_reason(desk: Desk) -> None:
     memory = "b'much' * (1 << 25)"  # far above what a launch takes before its program runs
     desk.write("steps.py", f"for number in range(3): {memory}; print(f'step_ms: {{5 + number}}')\n")

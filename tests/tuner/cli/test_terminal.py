@@ -78,6 +78,7 @@ def test_a_signal_gives_the_verdict_so_far(number: int, desk: Desk) -> None:
     assert "Traceback" not in err
 
 
+@pytest.mark.long
 def test_nothing_is_left_running(desk: Desk) -> None:
     desk.write("long.py", "import time\nprint('1 items/s', flush=True)\ntime.sleep(500)\n")
     child = pexpect.spawn(

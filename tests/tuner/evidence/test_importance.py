@@ -109,6 +109,7 @@ def test_a_ratio_above_1_is_better_where_less_is() -> None:
     assert best.ratio == pytest.approx(1.25, rel=0.05)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("noise", "count"), [("3 %", 20), ("heavy tails", 40), ("drift", 30)])
 def test_settings_that_do_nothing_are_not_said_to_matter(noise: str, count: int) -> None:
     wrong = sum(
@@ -123,6 +124,7 @@ def test_settings_that_do_nothing_are_not_said_to_matter(noise: str, count: int)
     assert binomial_lower_bound(wrong, 100, 0.999) < 0.05
 
 
+@pytest.mark.long
 def test_intervals_cover_the_effect() -> None:
     hits = 0
     for seed in range(100):

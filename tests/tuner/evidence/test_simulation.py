@@ -60,6 +60,7 @@ def claims(noise: NoiseModel, runs: int, **more: object) -> int:
     return sum(row.kind is Kind.GAIN for row in verdicts(noise, 1.0, runs, **more))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["3 %", "heavy tails", "drift", "outliers"])
 def test_where_nothing_helps_a_gain_is_claimed_in_5_percent_at_most(name: str) -> None:
     """Of 1,000 searches so few claim one that the true rate is below 5 %, with 95 % confidence."""
@@ -94,7 +95,10 @@ POWER = [
 ]
 
 
-@pytest.mark.parametrize(("name", "gain", "least"), POWER)
+@pytest.mark.parametrize(
+    ("name", "gain", "least"),
+    [POWER[0], *(pytest.param(*case, marks=pytest.mark.long) for case in POWER[1:])],
+)
 def test_a_real_gain_is_found(name: str, gain: float, least: float) -> None:
     seen = verdicts(NOISES[name], gain, 200)
     found = [row for row in seen if row.kind is Kind.GAIN and row.best["p"] == "b"]
@@ -105,6 +109,7 @@ def test_a_real_gain_is_found(name: str, gain: float, least: float) -> None:
     assert statistics.median(claimed) == pytest.approx(gain, rel=0.02)
 
 
+@pytest.mark.long
 def test_intervals_of_whole_searches_hold_the_truth() -> None:
     """Looks, finalists and stopping included: the winner's interval misses in 5 % at most."""
     seen = verdicts(NOISES["3 %"], 1.10, 400)

@@ -341,10 +341,10 @@ def test_time_that_cannot_win_is_cut(make_runner: MakeRunner):
     ("metric", "goal", "cut_at"),
     [
         ("x/s", Goal.MAXIMIZE, 90.0),
-        ("ms", Goal.MINIMIZE, 200.0),
-        ("x/s", Goal.MINIMIZE, 1.0),
-        ("loss", Goal.MAXIMIZE, 1e9),
-        ("wall", Goal.MAXIMIZE, 0.1),
+        pytest.param("ms", Goal.MINIMIZE, 200.0, marks=pytest.mark.long),
+        pytest.param("x/s", Goal.MINIMIZE, 1.0, marks=pytest.mark.long),
+        pytest.param("loss", Goal.MAXIMIZE, 1e9, marks=pytest.mark.long),
+        pytest.param("wall", Goal.MAXIMIZE, 0.1, marks=pytest.mark.long),
     ],
 )
 def test_what_may_win_or_cannot_be_told_runs_to_its_end(

@@ -105,6 +105,7 @@ def first(storage: Storage) -> Machine:
     return machine
 
 
+@pytest.mark.long
 def test_the_final_of_a_machine_that_died_is_gone_on_with(storage: Storage, first: Machine) -> None:
     claimed = first.claim_next()
     assert claimed is not None
