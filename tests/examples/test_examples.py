@@ -77,7 +77,6 @@ def test_infer_shares_are_disjoint_and_whole(monkeypatch: pytest.MonkeyPatch) ->
     assert sorted(s for batch in batches for s in batch) == sorted(every[1::2])
 
 
-@pytest.mark.long
 def test_infer_fails_when_meaning_is_lost(tmp_path: Path) -> None:
     """An encoder that sees only lengths must not pass the check."""
     broken = (
@@ -97,6 +96,7 @@ def test_infer_fails_when_meaning_is_lost(tmp_path: Path) -> None:
     assert re.search(r"retrieval check: \d of 12$", done.stdout.rstrip())
 
 
+@pytest.mark.long
 def test_train_reaches_its_goal() -> None:
     done = run_example("train.py")
     assert done.returncode == 0, done.stdout + done.stderr

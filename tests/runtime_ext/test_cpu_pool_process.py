@@ -233,9 +233,18 @@ class TestOpenMP:
         ("runtime", "variable", "value"),
         [
             ("torch's libgomp", "OMP_PROC_BIND", "true"),
-            ("torch's libgomp", "GOMP_CPU_AFFINITY", "0-4095"),
-            ("libiomp5.so (PyPI's intel-openmp)", "KMP_AFFINITY", "granularity=fine,compact"),
-            ("libomp.so.5 (Debian's libomp5)", "OMP_PROC_BIND", "true"),
+            *(
+                pytest.param(*case, marks=pytest.mark.long)
+                for case in [
+                    ("torch's libgomp", "GOMP_CPU_AFFINITY", "0-4095"),
+                    (
+                        "libiomp5.so (PyPI's intel-openmp)",
+                        "KMP_AFFINITY",
+                        "granularity=fine,compact",
+                    ),
+                    ("libomp.so.5 (Debian's libomp5)", "OMP_PROC_BIND", "true"),
+                ]
+            ),
         ],
     )
     def test_binding_does_not_make_the_process_smaller(

@@ -77,7 +77,14 @@ def test_reads_as_expected(name: str) -> None:
     assert max(map(len, drawing.splitlines())) <= 80
 
 
-@pytest.mark.parametrize("name", [*own_captures(), *among_others(ODD)])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "2-packages-4-dies-5-nodes-smt",
+        *(pytest.param(name, marks=pytest.mark.long) for name in own_captures()),
+        *among_others(ODD),
+    ],
+)
 def test_captured_again_it_reads_the_same(name: str, tmp_path: Path) -> None:
     with unpacked(capture_path(name)) as root:
         write_capture(str(tmp_path / "again.tar.xz"), root)

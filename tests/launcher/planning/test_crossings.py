@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -36,7 +37,14 @@ def total(placed: Sequence[Sequence[Core]]) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("place", list(Place))
-@pytest.mark.parametrize("shape", list(regular_machines()), ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        shape if math.prod(shape) <= 8 else pytest.param(shape, marks=pytest.mark.long)
+        for shape in regular_machines()
+    ],
+    ids=str,
+)
 def test_every_layout_of_a_regular_machine_crosses_as_little_as_can_be(
     shape: tuple[int, int, int, int], place: Place
 ) -> None:

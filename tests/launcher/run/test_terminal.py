@@ -93,7 +93,13 @@ def test_ctrl_c_at_a_prompt_is_a_key_of_the_program(shell):
     assert exit_code(shell) == 5
 
 
-@pytest.mark.parametrize("layout", ["--supervise", "--instances 2 --ncores 1 --oversubscribe"])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "--supervise",
+        pytest.param("--instances 2 --ncores 1 --oversubscribe", marks=pytest.mark.long),
+    ],
+)
 def test_ctrl_z_suspends_and_fg_goes_on(shell, tmp_path, layout):
     program = tmp_path / "program.py"
     program.write_text(

@@ -61,7 +61,9 @@ def covered(noise: Noise, pairs: int, level: float, method: Method | None) -> tu
     return REPETITIONS - below - above, below, above
 
 
-@pytest.mark.parametrize("pairs", [4, 6, 12, 20])
+@pytest.mark.parametrize(
+    "pairs", [6, *(pytest.param(pairs, marks=pytest.mark.long) for pairs in (4, 12, 20))]
+)
 @pytest.mark.parametrize("noise", [lognormal, heavy_tailed, outliers, block_drift])
 def test_a_95_percent_interval_covers_the_truth(noise: Noise, pairs: int) -> None:
     """By what 4,000 repetitions allow to say (99.9 %): 93 % or more, of log-normal noise 97 at most."""
@@ -74,7 +76,7 @@ def test_a_95_percent_interval_covers_the_truth(noise: Noise, pairs: int) -> Non
     assert max(below, above) < 150
 
 
-@pytest.mark.parametrize("pairs", [6, 10])
+@pytest.mark.parametrize("pairs", [6, pytest.param(10, marks=pytest.mark.long)])
 @pytest.mark.parametrize("noise", [lognormal, heavy_tailed, block_drift])
 def test_the_sign_flip_interval_errs_exactly_as_often_as_it_says(noise: Noise, pairs: int) -> None:
     """Its level is the whole number of 2**n pieces that fits: whatever the distribution."""

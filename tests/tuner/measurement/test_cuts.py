@@ -107,7 +107,13 @@ def test_only_rates_upwards_and_times_downwards_are_cut(kind: Kind, goal: Goal):
     assert (lost(series(flat()), cut_at=cut_at, kind=kind, goal=goal) is not None) == cuttable
 
 
-@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize(
+    "noise",
+    [
+        next(iter(NOISES)),
+        *(pytest.param(noise, marks=pytest.mark.long) for noise in list(NOISES)[1:]),
+    ],
+)
 @pytest.mark.parametrize(("kind", "goal"), [(RATE, MAXIMIZE), (TIME, MINIMIZE)])
 def test_what_equals_the_best_is_never_cut_at_any_moment(noise: str, kind: Kind, goal: Goal):
     for seed in range(8):

@@ -174,7 +174,16 @@ def test_scale_does_not_matter(seed: int, power: int):
 
 
 @pytest.mark.parametrize("noise", NOISES)
-@pytest.mark.parametrize(("count", "share"), [(12, 0.03), (40, 0.03), (150, 0.1), (250, 0.05)])
+@pytest.mark.parametrize(
+    ("count", "share"),
+    [
+        (12, 0.03),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in [(40, 0.03), (150, 0.1), (250, 0.05)]
+        ),
+    ],
+)
 def test_noise_alone_is_seldom_called_unsteady(noise: str, count: int, share: float):
     trials = 150
     first = zlib.crc32(f"{noise}{count}".encode())

@@ -200,7 +200,9 @@ def finalists_of(measurer: ScriptedMeasurer, total: int, seed: int) -> list[Conf
     return [finalist.configuration for finalist in final.plan.finalists]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))]
+)
 def test_what_wins_carries_nothing_that_does_nothing(seed: int) -> None:
     """Another OpenMP is worth two thousandths, always: the best has it, and who uses it need not."""
     measurer = ScriptedMeasurer(
@@ -211,7 +213,9 @@ def test_what_wins_carries_nothing_that_does_nothing(seed: int) -> None:
     assert finalists_of(measurer, 90, seed)[:2] == [WITH_OMP, BEST]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))]
+)
 def test_what_seems_to_do_nothing_and_does_something_stays(seed: int) -> None:
     """That OpenMP does nothing but to the best, which is half as fast without it."""
 
