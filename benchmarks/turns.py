@@ -42,7 +42,7 @@ from typing import NamedTuple, Self
 import numpy as np
 from measurement import at_least_2, option_parser, until_stopped, write_raw
 
-from xlaunch.run.occupancy import StolenTime
+from xlaunch.report.occupancy import StolenTime
 from xtune.evidence.distributions import student_quantile
 
 GATE, FLOOR, ALIVE = "gate", "floor", "alive"

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from xlaunch.errors import UsageError, XLaunchError
+    from xlaunch.launching import launch, start
     from xlaunch.machine import read_machine
     from xlaunch.machine.topology import Machine
     from xlaunch.planning import MAX, Plan, Request, plan
-    from xlaunch.run.library import RunningLaunch, launch, start
-    from xlaunch.run.report import Report
+    from xlaunch.report import Report
+    from xlaunch.supervision.background import RunningLaunch
 
 __version__ = "0.1.0"
 
@@ -44,15 +45,15 @@ _HOMES = {
     "MAX": "xlaunch.planning",
     "Machine": "xlaunch.machine.topology",
     "Plan": "xlaunch.planning",
-    "Report": "xlaunch.run.report",
+    "Report": "xlaunch.report",
     "Request": "xlaunch.planning",
-    "RunningLaunch": "xlaunch.run.library",
+    "RunningLaunch": "xlaunch.supervision.background",
     "UsageError": "xlaunch.errors",
     "XLaunchError": "xlaunch.errors",
-    "launch": "xlaunch.run.library",
+    "launch": "xlaunch.launching",
     "plan": "xlaunch.planning",
     "read_machine": "xlaunch.machine",
-    "start": "xlaunch.run.library",
+    "start": "xlaunch.launching",
 }
 
 

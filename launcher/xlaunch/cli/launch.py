@@ -28,10 +28,10 @@ from xlaunch.cli.options import (
 from xlaunch.cli.presets.command import LayeredCommand
 from xlaunch.environment import prepare_environment
 from xlaunch.errors import UsageError
+from xlaunch.launching import check_outputs, run_plan
 from xlaunch.machine import read_machine
 from xlaunch.planning import plan as make_plan
 from xlaunch.planning.request import OnFailure, Request
-from xlaunch.run import check_outputs, run_plan
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:

@@ -141,7 +141,7 @@ class MetricName(_ParamType):
     name = "NAME|REGEX"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        from xlaunch.run.metric_lines import parse_metric
+        from xlaunch.measurement.metric_lines import parse_metric
 
         parse_metric(value)
         return value

@@ -73,7 +73,7 @@ def test_this_test_would_notice(tmp_path: Path, module: str):
 def test_heavy_import_of_the_supervisor_would_be_noticed_too(tmp_path: Path):
     (tmp_path / "torch.py").write_text("")
     code = (
-        "import sys, xlaunch.run.supervisor as s; sys.argv[1:] = ['--supervise', '-q', 'true']\n"
+        "import sys, xlaunch.supervision.supervisor as s; sys.argv[1:] = ['--supervise', '-q', 'true']\n"
         "run = s.Supervisor.run\n"
         "def noted(self): import torch; return run(self)\n"
         "s.Supervisor.run = noted\n"

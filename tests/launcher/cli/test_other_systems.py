@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.launcher.launching import is_alive, wait_until
 
 from launcher.cli.commands import (
     AWKWARD,
@@ -25,8 +26,7 @@ from launcher.cli.commands import (
     program,
     run,
 )
-from launcher.run.launching import is_alive, wait_until
-from xlaunch.run.syscalls import memory_policy_calls
+from xlaunch.supervision.syscalls import memory_policy_calls
 
 OTHER = Path(__file__).with_name("other_system.py")
 TWO = ("--instances", "2", "--ncores", "1", "--oversubscribe")

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.launcher.launching import is_alive
 
 from launcher.cli.commands import (
     PATIENCE_S,
@@ -19,7 +20,6 @@ from launcher.cli.commands import (
     show,
     xlaunch,
 )
-from launcher.run.launching import is_alive
 
 SEVERAL = ("--instances", "2", "--ncores", "1", "--oversubscribe", "-q", "--no-tag")
 IN_PLACE_AND_SUPERVISED = pytest.mark.parametrize(

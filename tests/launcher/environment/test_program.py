@@ -18,7 +18,7 @@ from xlaunch.environment.program import (
 )
 from xlaunch.errors import ProgramNotExecutableError, ProgramNotFoundError, UsageError
 from xlaunch.planning import Request
-from xlaunch.run.start import exec_error, execute
+from xlaunch.supervision.start import exec_error, execute
 
 
 @pytest.fixture(autouse=True)

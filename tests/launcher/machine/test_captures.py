@@ -9,8 +9,8 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from tests.launcher.machine.trees import CPU, NODE, cache, cpus, each, write_files
 
-from launcher.machine.trees import CPU, NODE, cache, cpus, each, write_files
 from xlaunch.errors import UsageError
 from xlaunch.machine import read_machine
 from xlaunch.machine.capture import unpacked, write_capture

@@ -7,8 +7,8 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from tests.launcher.machine.trees import CPU, NODE, cpus, write_files
 
-from launcher.machine.trees import CPU, NODE, cpus, write_files
 from xlaunch.cli.machine_drawing import draw_machine
 from xlaunch.machine import flat_machine, read_machine
 from xlaunch.machine.synthetic import parse_levels, write_tree

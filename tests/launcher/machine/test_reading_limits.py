@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 
 import pytest
+from tests.launcher.machine.trees import CPU, NODE, write_files
 
-from launcher.machine.trees import CPU, NODE, write_files
 from xlaunch.machine import read_machine
 from xlaunch.machine.topology import Limits
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import click
 import pytest
+from tests.launcher.machine.trees import CPU, write_files
 
 import xlaunch.machine
-from launcher.machine.trees import CPU, write_files
 from xlaunch.cli.topology import topology
 from xlaunch.errors import UsageError
 from xlaunch.machine import read_machine

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import pytest
 from tests.tuner.cli.commands import RATE, XTUNE, Desk
 
-from xlaunch.run.occupancy import tells_of_others
+from xlaunch.report.occupancy import tells_of_others
 from xtune.search.host_turn import HostTurn, runtime_folder
 
 KEYS = ["verdict", "gain", "interval", "best", "baseline", "launches", "command"]

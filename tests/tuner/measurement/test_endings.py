@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.launcher.run.launching import is_alive, wait_until
+from tests.launcher.launching import is_alive, wait_until
 from tests.tuner.measurement.conftest import BEGIN, MakeRunner
 
 from xtune.measurement.launches import Launch, Outcome, Steadiness

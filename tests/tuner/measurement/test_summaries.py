@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.tuner.measurement.noise import made_series
 
-from xlaunch.run.metric_lines import Kind
+from xlaunch.measurement.metric_lines import Kind
 from xtune.measurement.launches import Series, Steadiness
 from xtune.measurement.summaries import Summary, Window, summarise, unit_in, worst
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from xlaunch.errors import UsageError
 from xlaunch.machine import read_machine
 from xlaunch.machine.topology import Machine
+from xlaunch.measurement.metric_lines import Kind
 from xlaunch.planning import Mode, Request, plan
-from xlaunch.run.metric_lines import Kind
 from xtune.cli import say
 from xtune.cli.options import Asked
 from xtune.errors import ObjectiveError, StudyError

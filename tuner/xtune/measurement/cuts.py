@@ -18,7 +18,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from xlaunch.run.metric_lines import Kind
+from xlaunch.measurement.metric_lines import Kind
 from xtune.measurement.launches import Series, Steadiness
 from xtune.measurement.objectives import Goal
 from xtune.measurement.steadiness import judge
@@ -64,7 +64,7 @@ def _favourable_bound(series: Series, *, maximise: bool) -> float | None:
     """The best that one instance's value may turn out to be; None where that is not known."""
     import numpy as np
 
-    # The first value is never counted, see xlaunch.run.metrics.
+    # The first value is never counted, see xlaunch.measurement.metrics.
     times, values = series.times_s[1:], series.values[1:]
     if len(values) < LEAST_VALUES:
         return None

@@ -21,11 +21,11 @@ import xlaunch
 from xlaunch.environment import Environment
 from xlaunch.errors import XLaunchError
 from xlaunch.machine.topology import Machine
+from xlaunch.measurement.metric_lines import Kind
 from xlaunch.planning import Plan, Request
 from xlaunch.planning.request import OnFailure
-from xlaunch.run.metric_lines import Kind
-from xlaunch.run.occupancy import tells_of_others
-from xlaunch.run.report import InstanceReport, Report
+from xlaunch.report import InstanceReport, Report
+from xlaunch.report.occupancy import tells_of_others
 from xtune.errors import SpaceError
 from xtune.measurement.announcements import MARK, Announced, Announcement, read_announcements
 from xtune.measurement.bare import bare_command

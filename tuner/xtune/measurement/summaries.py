@@ -18,9 +18,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, median
 from typing import NamedTuple
 
-from xlaunch.run.metric_lines import SECONDS_PER_UNIT, Kind, kind_of, parse_metric
-from xlaunch.run.metrics import LEAST_FOR_P99, MetricTotal, percentile
-from xlaunch.run.report import Report
+from xlaunch.measurement.metric_lines import SECONDS_PER_UNIT, Kind, kind_of, parse_metric
+from xlaunch.measurement.metrics import LEAST_FOR_P99, MetricTotal, percentile
+from xlaunch.report import Report
 from xtune.measurement.announcements import MARK
 from xtune.measurement.launches import Series, Steadiness
 from xtune.measurement.steadiness import Judgement, judge

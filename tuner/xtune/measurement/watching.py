@@ -8,9 +8,9 @@ import select
 import time
 from typing import NamedTuple
 
-from xlaunch.run.library import RunningLaunch
-from xlaunch.run.live import LiveLine, LiveStart, LiveValue
-from xlaunch.run.metric_lines import Kind
+from xlaunch.measurement.live import LiveLine, LiveStart, LiveValue
+from xlaunch.measurement.metric_lines import Kind
+from xlaunch.supervision.background import RunningLaunch
 from xtune.measurement.cuts import may_be_cut, surely_worse
 from xtune.measurement.energy import LONGEST_PAUSE_S, EnergyMeter
 from xtune.measurement.launches import Outcome, Series

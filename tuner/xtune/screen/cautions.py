@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from xlaunch.run.occupancy import tells_of_others
+from xlaunch.report.occupancy import tells_of_others
 from xtune.evidence.drift import Control, drift_of
 from xtune.evidence.ratios import has_ratio
 from xtune.measurement.launches import Launch, Outcome

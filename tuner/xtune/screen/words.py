@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from xlaunch.run.metric_lines import Kind
+from xlaunch.measurement.metric_lines import Kind
 from xtune.measurement.launches import Launch, Outcome
 from xtune.measurement.objectives import WALL, Objective
 from xtune.measurement.summaries import kind_in, name_of, unit_in

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple, TypeVar
 
-from xlaunch.run.occupancy import tells_of_others
+from xlaunch.report.occupancy import tells_of_others
 from xtune.errors import BudgetError, MetricNotSeenError, StorageError, TunerError
 from xtune.evidence.finals import Decision
 from xtune.evidence.ratios import log_ratio

@@ -250,7 +250,7 @@ def _inherits_memory_policy(machine: Machine) -> bool:
     """Whether this process was started under a memory policy, which ``--memory auto`` leaves."""
     if not is_live(machine.root) or len(machine.topology.numa_nodes) < 2:
         return False
-    from xlaunch.run.syscalls import MPOL_DEFAULT, read_memory_policy
+    from xlaunch.supervision.syscalls import MPOL_DEFAULT, read_memory_policy
 
     try:
         return read_memory_policy().mode != MPOL_DEFAULT

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The library's entry points: `launch` and `start`; and `run_plan`, for the command line.
+
+`launch` runs a plan and returns its report. `start` does not wait: what instances measure is seen
+while they run, and they can be ended. `run_plan` makes this very process run the plan: the one
+instance takes its place when nothing needs a supervisor, otherwise it becomes the keeper.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from xlaunch.environment import Environment
+from xlaunch.errors import UsageError, XLaunchError
+from xlaunch.planning.plan import Plan
+
+if TYPE_CHECKING:
+    from xlaunch.report import Report
+    from xlaunch.supervision.background import RunningLaunch
+
+__all__ = ["check_outputs", "launch", "run_plan", "start"]
+
+
+def launch(
+    plan: Plan, *, environment: Mapping[str, str] | None = None, table: bool = False
+) -> Report:
+    """Run the instances of `plan`, supervised, and wait for the last process.
+
+    `environment`: what the instances inherit; None: `os.environ`. `table`: print the report to
+    standard error as the command line does. A failed instance is not an error here: see
+    `Report.exit_code`. Raises `XLaunchError` when the run could not be started or was killed.
+    """
+    prepared = _prepare(plan, environment)
+    if sys.platform != "linux":
+        from xlaunch.supervision.unbound import run_unbound
+
+        reports: list[Report] = []
+        run_unbound(plan, prepared, table=table, deliver=reports.append)
+        return reports[0]
+    from xlaunch.supervision.background import KeeperProcess
+
+    keeper = KeeperProcess(plan, prepared, table=table)
+    try:
+        return keeper.report()
+    except KeyboardInterrupt:
+        keeper.interrupt()
+        raise
+    finally:
+        keeper.close()
+
+
+def start(
+    plan: Plan,
+    *,
+    environment: Mapping[str, str] | Environment | None = None,
+    stdout: int | None = None,
+    stderr: int | None = None,
+    mark: str | None = None,
+) -> RunningLaunch:
+    """Begin to run the instances of `plan`, supervised, off the caller's terminal.
+
+    Standard input is empty, and Ctrl-C reaches the caller alone. It ends with the thread that called
+    this, at the latest.
+
+    environment
+        What the instances inherit; None: `os.environ`. Or an `Environment`, and they get just that.
+    stdout, stderr
+        Where their output goes, as `subprocess.Popen` takes it, but for PIPE; None: where the
+        caller's goes.
+    mark
+        Have `LiveLine`s of output that holds this text. Output is read along only where
+        `Request.metric` asks for something.
+
+    Raises `XLaunchError` when nothing could be started, and where the system is not Linux.
+    """
+    if sys.platform != "linux":
+        raise XLaunchError(f"xlaunch.start needs Linux, this is {sys.platform}: use xlaunch.launch")
+    from xlaunch.supervision.background import start_in_background
+
+    prepared = _prepare(plan, environment)
+    return start_in_background(plan, prepared, stdout=stdout, stderr=stderr, mark=mark)
+
+
+def run_plan(
+    plan: Plan, environment: Environment, *, note: Callable[[str], None], table: bool = True
+) -> int:
+    """Run the instances of `plan`; the exit code for this process.
+
+    Returns never when the one instance replaces this process. `note` takes lines for the user,
+    `table` puts the report on standard error at the end.
+    """
+    if sys.platform != "linux":
+        from xlaunch.supervision.unbound import UNBOUND, run_unbound
+
+        note(UNBOUND)
+        return run_unbound(plan, environment, table=table, deliver=None)
+    if plan.request.pty and _has_terminal(plan):
+        plan = plan._replace(request=plan.request._replace(pty=False))
+    if not plan.supervised:
+        from xlaunch.supervision.start import replace_this_process
+
+        replace_this_process(plan, environment.programs[0], environment.variables[0], note)
+    from xlaunch.supervision.supervised import run_supervised
+
+    return run_supervised(plan, environment, table=table, deliver=None)
+
+
+def check_outputs(plan: Plan) -> None:
+    """Raise `UsageError`, before anything starts, when logs or report could not be written.
+
+    The directory for logs is made, and only when nothing else is wrong. A report may lie in it.
+    """
+    if plan.request.pty and plan.request.log_dir is not None:
+        raise UsageError("--pty contradicts --log-dir: a log file is no terminal; drop one")
+    if plan.request.report is not None:
+        from xlaunch.report.json_file import check_report_path
+
+        check_report_path(plan.request.report, log_folder=plan.request.log_dir)
+    if plan.request.log_dir is not None:
+        from xlaunch.output.logs import prepare_log_folder
+
+        prepare_log_folder(plan.request.log_dir)
+
+
+def _prepare(plan: Plan, environment: Mapping[str, str] | Environment | None) -> Environment:
+    if not isinstance(environment, Environment):
+        from xlaunch.environment import prepare_environment
+
+        inherited = os.environ if environment is None else environment
+        environment = prepare_environment(plan, inherited, make_folders=True)
+    check_outputs(plan)
+    return environment
+
+
+def _has_terminal(plan: Plan) -> bool:
+    """Whether the plan's only instance writes to the real terminal itself, untouched by us."""
+    alone = len(plan.instances) == 1 and not plan.tagged and not plan.request.metric
+    return alone and os.isatty(1) and os.isatty(2)

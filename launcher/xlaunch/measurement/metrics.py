@@ -1,0 +1,318 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What instances measured of themselves: collected while they run, summed up at the end.
+
+Means are taken over the *common steady window*: from when every instance was past its first value
+(or past the start barrier) to when the first instance ended. Outside of it some instance was not
+yet, or no longer, at work, and the others had the machine to themselves.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from xlaunch.measurement.metric_lines import Kind, LineSplitter, Metric, convert
+
+if TYPE_CHECKING:
+    from xlaunch.measurement.live import LiveWriter
+
+PERCENTILES = (50, 90, 99)
+LEAST_FOR_P99 = 100
+"""Values below which p99 would be little more than the largest of them."""
+
+MOST_KEPT = 1 << 17
+"""Values that are kept of one metric of one instance; beyond that every second one is dropped."""
+
+LINES_TO_SHOW = 3
+SHOWN_WIDTH = 80
+
+
+class InstanceMetric(NamedTuple):
+    """One metric of one instance."""
+
+    name: str
+    count: int  # type: ignore[assignment]  # hides tuple.count
+    """Values over the whole run."""
+    last: float | None
+    mean: float | None
+    """Over the window of its `MetricTotal`."""
+
+
+class MetricTotal(NamedTuple):
+    """One metric over all instances."""
+
+    name: str
+    kind: str
+    """``rate``, ``latency`` or ``value``; which of the following are not None depends on it."""
+    unit: str | None
+    """Of a time, where it was printed. **Ex.:** ``"ms"``."""
+    window_s: float | None
+    """Length of the common steady window; None where not every instance had a value in it."""
+    count: int  # type: ignore[assignment]  # hides tuple.count
+    """Values that went into what follows."""
+    sum: float | None
+    """Of a rate: the instances' means added up."""
+    mean: float | None
+    """Of a value: the mean of the instances' means; of a time: of all values."""
+    p50: float | None
+    p90: float | None
+    p99: float | None
+    """Of a time: over the values of all instances together."""
+    notes: tuple[str, ...]
+    """What to know before believing it."""
+    window_from_s: float | None = None
+    """Only values after this count, in seconds since the run began; None: all."""
+
+
+class MetricSeries(NamedTuple):
+    """Every value that one instance gave of one metric, in the order given."""
+
+    metric: str
+    instance: int
+    times_s: Sequence[float]
+    """When they came in, in seconds since the run began."""
+    values: Sequence[float]
+    kept_one_in: int
+    """1, unless there were more than `MOST_KEPT`: then one of so many."""
+
+
+class Measured(NamedTuple):
+    """What a run's measuring comes to."""
+
+    by_instance: Mapping[int, tuple[InstanceMetric, ...]] = {}
+    totals: tuple[MetricTotal, ...] = ()
+    series: tuple[MetricSeries, ...] = ()
+    lines_seen: tuple[str, ...] = ()
+
+
+class Series:
+    """The values of one metric of one instance, with the times they came in."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.first_at: float | None = None
+        self.last: float | None = None
+        self.stride = 1
+        """One of so many values was kept."""
+        self._times = array("d")
+        self._values = array("d")
+
+    def add(self, value: float, now: float) -> None:
+        """Take a value."""
+        if self.first_at is None:
+            self.first_at = now
+        self.last = value
+        if self.count % self.stride == 0:
+            self._times.append(now)
+            self._values.append(value)
+        self.count += 1
+        if len(self._values) > MOST_KEPT:
+            self._times, self._values = self._times[::2], self._values[::2]
+            self.stride *= 2
+
+    def since(self, began: float) -> tuple[array[float], array[float]]:
+        """The times in seconds since `began`, and the values."""
+        return array("d", (at - began for at in self._times)), self._values
+
+    def after(self, start: float | None, end: float | None = None) -> list[float]:
+        """The values that came in after `start`, until `end`.
+
+        Of several that were read at the very moment `start`, all but the first of them count.
+        """
+        return [
+            value
+            for place, (at, value) in enumerate(zip(self._times, self._values, strict=True))
+            if (start is None or at > start or (at == start and place > 0))
+            and (end is None or at <= end)
+        ]
+
+
+class Collector:
+    """Takes the lines of all instances."""
+
+    def __init__(
+        self,
+        metrics: Sequence[Metric],
+        indices: Iterable[int],
+        *,
+        began: float = 0.0,
+        live: LiveWriter | None = None,
+    ) -> None:
+        """`began`: when the run did, on the clock of all times here."""
+        self._metrics = metrics
+        self._began = began
+        self._live = live
+        self._indices = tuple(indices)
+        self._series = {(m.name, index): Series() for m in metrics for index in self._indices}
+        self._units: dict[str, str] = {}
+        self._splitters: dict[tuple[int, str], LineSplitter] = {}
+        self._unseen = [metric.name for metric in metrics]
+        self._lines: deque[str] = deque(maxlen=LINES_TO_SHOW)
+        """The last lines that held numbers, while some metric was not seen yet."""
+        self.past_first: set[int] = set()
+        """Instances that have had a value."""
+
+    def feed(self, index: int, stream: str, data: bytes, now: float) -> None:
+        """Take bytes of a stream of an instance; `stream` names it: out, err or metrics."""
+        splitter = self._splitters.setdefault((index, stream), LineSplitter())
+        for line in splitter.feed(data):
+            self._read(index, stream, line, now)
+
+    def finish(self, index: int, now: float) -> None:
+        """Take what an instance that has ended left without a line end."""
+        for (owner, stream), splitter in self._splitters.items():
+            for line in splitter.finish() if owner == index else ():
+                self._read(index, stream, line, now)
+
+    def _read(self, index: int, stream: str, line: str, now: float) -> None:
+        if self._live is not None:
+            self._live.line(index, stream, now, line)
+        for metric in self._metrics:
+            value = metric.read_report(line) if stream == "metrics" else metric.read(line)
+            if value is None:
+                continue
+            if metric.name in self._unseen:
+                self._unseen.remove(metric.name)
+            if value.unit is not None:
+                self._units.setdefault(metric.name, value.unit)
+            number = convert(value, self._units.get(metric.name))
+            self._series[metric.name, index].add(number, now)
+            if self._live is not None:
+                self._live.value(index, metric.name, now, number)
+            self.past_first.add(index)
+        if self._unseen and any(char.isdigit() for char in line):
+            self._lines.append(line.strip())
+
+    def raw(self) -> tuple[MetricSeries, ...]:
+        """Every value: by metric, and of each by instance."""
+        return tuple(
+            MetricSeries(metric, index, *series.since(self._began), kept_one_in=series.stride)
+            for (metric, index), series in self._series.items()
+        )
+
+    @property
+    def lines_seen(self) -> tuple[str, ...]:
+        """The last lines that held numbers, where some metric was never seen."""
+        shown = dict.fromkeys(line[:SHOWN_WIDTH] for line in self._lines)
+        return tuple(shown) if self._unseen else ()
+
+    def unseen(self) -> str | None:
+        """A line about metrics that no instance printed, and what was printed instead."""
+        if not self._unseen:
+            return None
+        wanted = ", ".join(map(repr, self._unseen))
+        if not self._lines:
+            return f"--metric {wanted}: nothing of it was printed, nor any other line with a number"
+        shown = " | ".join(self.lines_seen)
+        return f"--metric {wanted}: no line has it; the last lines with numbers: {shown}"
+
+    def sum_up(
+        self, ends: Mapping[int, float], released_at: float | None
+    ) -> tuple[dict[int, tuple[InstanceMetric, ...]], tuple[MetricTotal, ...]]:
+        """The metrics of each instance, and over all.
+
+        `ends`: when each instance ended, the first time if it was started anew. `released_at`: when
+        the start barrier opened, if instances were held there.
+        """
+        by_instance: dict[int, list[InstanceMetric]] = {index: [] for index in self._indices}
+        totals = []
+        for metric in self._metrics:
+            series = {index: self._series[metric.name, index] for index in self._indices}
+            window, values, notes = _steady(series, ends, released_at)
+            means = {index: _mean(found) for index, found in values.items()}
+            for index in self._indices:
+                one = series[index]
+                by_instance[index].append(
+                    InstanceMetric(metric.name, one.count, one.last, means[index])
+                )
+            unit = self._units.get(metric.name)
+            total = _total(metric, unit, window, values, notes)
+            if window.start is not None:
+                total = total._replace(window_from_s=window.start - self._began)
+            totals.append(total)
+        return {index: tuple(found) for index, found in by_instance.items()}, tuple(totals)
+
+
+def percentile(ordered: Sequence[float], percent: float) -> float:
+    """The value that `percent` per cent lie at or below, between neighbours by proportion."""
+    position = (len(ordered) - 1) * percent / 100
+    low = int(position)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
+
+
+class _Window(NamedTuple):
+    """The time in which values count."""
+
+    start: float | None
+    """None: since the beginning."""
+    length_s: float | None
+    """None: until the end."""
+
+
+def _steady(
+    series: Mapping[int, Series], ends: Mapping[int, float], released_at: float | None
+) -> tuple[_Window, dict[int, list[float]], list[str]]:
+    """The window, the values to count, and what to know of them."""
+    notes = []
+    printed = {index: one for index, one in series.items() if one.first_at is not None}
+    missing = sorted(series.keys() - printed.keys())
+    if missing and printed:
+        notes.append(f"no value of {_instances(missing)}")
+    strides = {one.stride for one in printed.values()} - {1}
+    if strides:
+        notes.append(f"of many values one in {max(strides)} was kept")
+    firsts = [one.first_at for one in printed.values() if one.first_at is not None]
+    start = released_at if released_at is not None else max(firsts, default=0.0)
+    end = min(ends.values(), default=start)
+    values = {index: one.after(start, end) for index, one in series.items()}
+    without = [index for index in printed if not values[index]]
+    if printed and not missing and not without:
+        return _Window(start, end - start), values, notes
+    if without and len(series) > 1:
+        notes.append(
+            f"no common window: no further value of {_instances(without)} while all ran; "
+            "means of all values"
+        )
+    values = {index: one.after(released_at) for index, one in series.items()}
+    return _Window(released_at, None), values, notes
+
+
+def _total(
+    metric: Metric,
+    unit: str | None,
+    window: _Window,
+    values: Mapping[int, Sequence[float]],
+    notes: list[str],
+) -> MetricTotal:
+    means = [sum(found) / len(found) for found in values.values() if found]
+    pooled = sorted(value for found in values.values() for value in found)
+    total = MetricTotal(
+        name=metric.name, kind=metric.kind.value, unit=unit,
+        window_s=window.length_s, count=len(pooled),
+        sum=None, mean=None, p50=None, p90=None, p99=None, notes=(),
+    )  # fmt: skip
+    if pooled and metric.kind is Kind.RATE:
+        total = total._replace(sum=sum(means))
+    elif pooled and metric.kind is Kind.VALUE:
+        total = total._replace(mean=_mean(means))
+    elif pooled:
+        p50, p90, p99 = (percentile(pooled, percent) for percent in PERCENTILES)
+        if len(pooled) < LEAST_FOR_P99:
+            notes.append(f"no p99 of {len(pooled)} values: it takes {LEAST_FOR_P99}")
+        total = total._replace(
+            mean=_mean(pooled), p50=p50, p90=p90,
+            p99=p99 if len(pooled) >= LEAST_FOR_P99 else None,
+        )  # fmt: skip
+    return total._replace(notes=tuple(notes))
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _instances(indices: Sequence[int]) -> str:
+    listed = ", ".join(map(str, indices[:8])) + (", ..." if len(indices) > 8 else "")
+    return f"instance{'' if len(indices) == 1 else 's'} {listed}"

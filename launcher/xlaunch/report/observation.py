@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an instance really did: the CPUs it ran on, its memory, how often it was moved.
+
+A plan says where an instance should run; only looking says where it ran. /proc is read while the
+instances run, rarely enough that looking costs at most half a percent of one CPU.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+from xlaunch.machine.processes import (
+    descendants,
+    migrations,
+    read_status,
+    threads,
+)
+
+FIRST_INTERVAL_S = 0.02
+LONGEST_INTERVAL_S = 2.0
+SHARE_OF_ONE_CPU = 0.005
+"""What looking may cost, until that would mean not to look for `LONGEST_PAUSE_S`."""
+LONGEST_PAUSE_S = 10.0
+
+
+class Observation:
+    """What was seen of one instance: its process, and all that descend from it."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.cpus: set[int] = set()
+        """CPUs on which some thread had just run."""
+        self.peak_rss_bytes = 0
+        """Largest sum over the instance's processes at one moment."""
+        self.samples = 0
+        self.ticks = 0
+        """CPU time of its processes and of children that they waited for, at the last look."""
+        self.ticks_by_cpu: Counter[int] = Counter()
+        """CPU time by where its thread was last; on both CPUs for a thread that has moved."""
+        self.placed_ticks = 0
+        """CPU time that `ticks_by_cpu` covers."""
+        self._ticks: dict[int, int] = {}
+        self._last_cpus: dict[int, int] = {}
+        self._migrations: dict[int, int] = {}
+
+    @property
+    def migrations(self) -> int | None:
+        """Moves from CPU to CPU, over all threads seen; None where the kernel keeps no count."""
+        return sum(self._migrations.values()) if self._migrations else None
+
+    def look(self) -> None:
+        """Look at every thread of every process once."""
+        rss = ticks = 0
+        for pid in [self.pid, *descendants(self.pid)]:
+            process = read_status(f"/proc/{pid}")
+            if process is None:
+                continue
+            rss += process.rss_bytes
+            ticks += process.cpu_ticks + process.children_ticks
+            for thread in threads(pid):
+                self._look_at_thread(pid, thread)
+        self.peak_rss_bytes = max(self.peak_rss_bytes, rss)
+        self.samples += 1
+        self.ticks = ticks
+
+    def look_at_zombie(self) -> None:
+        """Take the last CPU of an instance that has ended and is not yet reaped.
+
+        So even an instance too short for a sample has been seen once.
+        """
+        process = read_status(f"/proc/{self.pid}")
+        if process is not None:
+            self.cpus.add(process.last_cpu)
+
+    def _look_at_thread(self, pid: int, thread: int) -> None:
+        status = read_status(f"/proc/{pid}/task/{thread}")
+        if status is None:
+            return
+        # A thread that has not run since the last look tells nothing new.
+        if status.state == "R" or status.cpu_ticks > self._ticks.get(thread, 0):
+            used = status.cpu_ticks - self._ticks.get(thread, 0)
+            self._ticks[thread] = status.cpu_ticks
+            for cpu in {status.last_cpu, self._last_cpus.get(thread, status.last_cpu)}:
+                self.ticks_by_cpu[cpu] += used
+            self.placed_ticks += used
+            self._last_cpus[thread] = status.last_cpu
+            self.cpus.add(status.last_cpu)
+            moved = migrations(pid, thread)
+            if moved is not None:
+                self._migrations[thread] = moved
+
+
+class Observer:
+    """Looks at all instances now and then; `due` says when the next look is wanted."""
+
+    def __init__(self) -> None:
+        self._instances: dict[int, Observation] = {}
+        self._interval = FIRST_INTERVAL_S
+        self.due = time.monotonic() + self._interval
+
+    def add(self, pid: int) -> Observation:
+        """Start to look at the instance whose process is `pid`."""
+        observation = self._instances[pid] = Observation(pid)
+        return observation
+
+    def remove(self, pid: int) -> None:
+        """Look no more: the process has ended and its number may be another's soon."""
+        del self._instances[pid]
+
+    def look(self) -> None:
+        """Look at every instance, and set the next time."""
+        started = time.monotonic()
+        spent = time.thread_time()
+        for observation in self._instances.values():
+            observation.look()
+        cost = time.thread_time() - spent
+        self._interval = min(1.5 * self._interval, LONGEST_INTERVAL_S)
+        self.due = started + min(max(self._interval, cost / SHARE_OF_ONE_CPU), LONGEST_PAUSE_S)

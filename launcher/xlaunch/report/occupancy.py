@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CPUs that others use during a run: other processes, and other machines of the same host.
+
+An instance that shares a core is slow, and a parallel region is as slow as its slowest thread. Only
+a supervised run looks, from its start on, and only where something else ran before. Nothing waits.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterable
+from typing import NamedTuple
+
+from xlaunch.machine.cpu_list import format_cpu_list
+from xlaunch.machine.processes import TICKS_PER_SECOND, read_file, read_status
+
+SAMPLE_S = 0.25
+MIN_SAMPLE_S = 0.1
+"""Ten ticks of most kernels: a share is known to a tenth. Nothing is said of a shorter run."""
+
+BUSY_SHARE = 0.3
+"""Share of a CPU used by others: one that competes with an instance gets half, give or take."""
+OCCUPANT_SHARE = 0.2
+"""Of a CPU, that a process must use to be named."""
+
+MOST_NAMED = 3
+
+STOLEN_SHARE = 0.05
+LEAST_STOLEN_TICKS = 10
+"""Of the time that a run wanted, and in all; below that nothing is said of what the host took."""
+
+
+_BUSY = "busy with other work"
+_STOLEN = "to other machines (steal in /proc/stat)"
+
+
+def tells_of_others(warning: str) -> bool:
+    """Whether a warning of a run is one of those made here."""
+    return _BUSY in warning or _STOLEN in warning
+
+
+class _Ticks(NamedTuple):
+    """Of a CPU since boot (see proc_stat(5))."""
+
+    work: int
+    """Non-idle ticks, including steal."""
+    stolen: int
+    total: int
+
+
+class Occupant(NamedTuple):
+    """A process that keeps a CPU busy."""
+
+    pid: int
+    name: str
+
+
+def anything_runs(root: str = "/proc") -> bool:
+    """Whether the kernel counts a runnable thread besides this one (see proc_loadavg(5))."""
+    fields = (read_file(f"{root}/loadavg") or b"").split()
+    runnable = fields[3].partition(b"/")[0] if len(fields) > 3 else b""
+    return not runnable.isdigit() or int(runnable) > 1
+
+
+Own = Callable[[int], int]
+"""Ticks that the run itself may have used on a CPU since its start."""
+
+
+class Occupancy:
+    """Other processes on the CPUs of a run, in two steps: which CPUs are busy, then whose work it is.
+
+    The caller calls `look` when `due` has come, and `finish` at the end of the run.
+    """
+
+    def __init__(
+        self, cpus: Iterable[int], now: float, *, bound: bool = True, root: str = "/proc"
+    ) -> None:
+        """Begin to sample. `now`: on the clock of `time.monotonic()`, here and below.
+
+        Not `bound`: the kernel moves instances away from single busy CPUs, so only a large share of
+        all CPUs together is worth a word.
+        """
+        self._cpus = sorted(set(cpus))
+        self._bound = bound
+        self._root = root
+        self._before = _times(root)
+        self._busy: dict[int, float] = {}
+        self._processes: dict[int, int] = {}
+        self._began = now
+        self._scanned_at = now
+        self.due = now + SAMPLE_S
+        """When `look` wants to be called; infinity once there is nothing more to say."""
+
+    def look(self, now: float, own: Own, ours: Collection[int]) -> str | None:
+        """Take the next step; a line about CPUs that others keep busy, after the second.
+
+        `ours`: PIDs of the run, its launcher's among them.
+        """
+        if now < self.due:
+            return None
+        if self._busy:
+            return self._describe(now, ours)
+        self._find_busy(now, own)
+        return None
+
+    def finish(self, now: float, own: Own, ours: Collection[int]) -> str | None:
+        """As `look`, at the end of a run that was too short for both steps."""
+        if not self._busy and now >= self._began + MIN_SAMPLE_S:
+            self._find_busy(now, own)
+        return self._describe(now, ours) if self._busy and self.due < float("inf") else None
+
+    def _find_busy(self, now: float, own: Own) -> None:
+        self._busy = self._busy_shares(own)
+        self.due = float("inf")
+        if self._busy:
+            self._processes = _process_ticks(self._root)
+            self._scanned_at = now
+            self.due = now + SAMPLE_S
+
+    def _busy_shares(self, own: Own) -> dict[int, float]:
+        """The share that others used, of each CPU of which it is large."""
+        shares = {}
+        after = _times(self._root)
+        for cpu in self._cpus:
+            then, now = self._before.get(cpu), after.get(cpu)
+            if then is None or now is None or now.total <= then.total:
+                continue
+            worked = (now.work - now.stolen) - (then.work - then.stolen)
+            shares[cpu] = max(0.0, (worked - own(cpu)) / (now.total - then.total))
+        if not self._bound and sum(shares.values()) < BUSY_SHARE * len(shares):
+            return {}
+        return {cpu: share for cpu, share in shares.items() if share >= BUSY_SHARE}
+
+    def _describe(self, now: float, ours: Collection[int]) -> str:
+        self.due = float("inf")
+        passed_s = now - self._scanned_at
+        occupants = self._find_occupants(passed_s, ours)
+        named = [f"{occupant.name} (PID {occupant.pid})" for occupant in occupants[:MOST_NAMED]]
+        if len(occupants) > MOST_NAMED:
+            named.append(f"{len(occupants) - MOST_NAMED} more")
+        if not named and passed_s >= SAMPLE_S:
+            named.append("of processes that are not seen from here")
+        one = len(self._busy) == 1
+        share = sum(self._busy.values()) / len(self._busy)
+        return (
+            f"CPU{'' if one else 's'} {format_cpu_list(self._busy)} {'is' if one else 'are'} "
+            f"{_BUSY} ({share:.0%}{'' if one else ' on average'})"
+            f"{': ' if named else ''}{', '.join(named)}"
+            f"{'; --cpus takes others' if self._bound else ''}"
+        )
+
+    def _find_occupants(self, passed_s: float, ours: Collection[int]) -> list[Occupant]:
+        """The processes that use the busy CPUs, those that use most first."""
+        least = max(1.0, OCCUPANT_SHARE * passed_s * TICKS_PER_SECOND)
+        before = self._processes
+        after = _process_ticks(self._root)
+        used = {pid: ticks - before.get(pid, ticks) for pid, ticks in after.items()}
+        found = []
+        for pid in sorted(used.keys() - set(ours), key=lambda pid: (-used[pid], pid)):
+            if used[pid] < least:
+                break
+            if not self._busy.keys().isdisjoint(_last_cpus(self._root, pid)):
+                name = (read_file(f"{self._root}/{pid}/comm") or b"?").strip()
+                found.append(Occupant(pid, name.decode(errors="replace")))
+        return found
+
+
+class StolenTime:
+    """What the host of a virtual machine gives to others of the time that a run wants.
+
+    A parallel region ends with its slowest thread, so little of this costs much.
+    """
+
+    def __init__(self, cpus: Iterable[int], *, root: str = "/proc") -> None:
+        """Begins to count."""
+        self._cpus = frozenset(cpus)
+        self._root = root
+        self._before = _times(root)
+
+    def describe(self) -> str | None:
+        """A line about the time since; None where it was next to nothing."""
+        stolen, wanted = self._since()
+        if stolen < max(LEAST_STOLEN_TICKS, STOLEN_SHARE * wanted):
+            return None
+        one = len(self._cpus) == 1
+        return (
+            f"the host gave {stolen / wanted:.0%} of the time that was wanted of CPU"
+            f"{'' if one else 's'} {format_cpu_list(self._cpus)} {_STOLEN}: another run may be as"
+            " much faster or slower"
+        )
+
+    def share(self) -> float:
+        """Of the time since that was wanted, 0 to 1."""
+        stolen, wanted = self._since()
+        return stolen / wanted if wanted else 0.0
+
+    def _since(self) -> tuple[int, int]:
+        """Ticks that were stolen, and those that were stolen or worked."""
+        now = _times(self._root)
+        ours = [
+            (self._before[cpu], now[cpu]) for cpu in self._cpus & self._before.keys() & now.keys()
+        ]
+        stolen = sum(after.stolen - before.stolen for before, after in ours)
+        return stolen, sum(after.work - before.work for before, after in ours)
+
+
+def _times(root: str) -> dict[int, _Ticks]:
+    """Of each CPU."""
+    found = {}
+    for line in (read_file(f"{root}/stat") or b"").split(b"\n"):
+        name, *fields = line.split()[:9] or [b""]
+        if not name.startswith(b"cpu") or not name[3:].isdigit():
+            continue
+        ticks = [int(field) for field in fields]
+        idle = sum(ticks[3:5])  # idle, and idle with input or output pending
+        found[int(name[3:])] = _Ticks(sum(ticks) - idle, sum(ticks[7:8]), sum(ticks))
+    return found
+
+
+def _process_ticks(root: str) -> dict[int, int]:
+    found = {}
+    for name in os.listdir(root):
+        status = read_status(f"{root}/{name}") if name.isdigit() else None
+        if status is not None:
+            found[int(name)] = status.cpu_ticks
+    return found
+
+
+def _last_cpus(root: str, pid: int) -> set[int]:
+    """Where the threads of a process ran last."""
+    try:
+        tasks = os.listdir(f"{root}/{pid}/task")
+    except OSError:
+        return set()
+    found = [read_status(f"{root}/{pid}/task/{task}") for task in tasks]
+    return {status.last_cpu for status in found if status is not None}

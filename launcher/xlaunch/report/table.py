@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The report of a run as text: the table at its end, and a line for each metric."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from xlaunch.machine.cpu_list import format_cpu_list
+from xlaunch.report import Report
+
+if TYPE_CHECKING:
+    from xlaunch.measurement.metrics import MetricTotal
+
+FOOTNOTE = (
+    "CPU s, switches: its process, children that it waited for, processes that it left behind.",
+    "used: CPU s / (wall s x CPUs asked). peak RSS: all its processes together. moves: of all threads",
+    "from CPU to CPU. CPUs observed, peak RSS and moves are sampled.",
+)
+
+
+def render_report(report: Report) -> str:
+    """The table for the terminal, with a line that says what its columns sum."""
+    headings: tuple[str, ...] = (
+        "instance", "CPUs asked", "CPUs observed", "node", "exit", "wall s", "CPU s",
+        "used", "peak RSS MiB", "switches", "moves",
+    )  # fmt: skip
+    rows: list[tuple[str, ...]] = [
+        (
+            str(instance.index),
+            format_cpu_list(instance.cpus_asked),
+            format_cpu_list(instance.cpus_observed) or "-",
+            format_cpu_list(instance.numa_nodes) or "-",
+            instance.signal or str(instance.exit_code),
+            f"{instance.wall_s:.2f}",
+            _cell(instance.cpu_s, ".2f"),
+            _cell(instance.utilisation, ".0%"),
+            _cell(instance.peak_rss_bytes and instance.peak_rss_bytes / 2**20, ".0f"),
+            _cell(instance.context_switches, "d"),
+            _cell(instance.migrations, "d"),
+        )
+        for instance in report.instances
+    ]
+    lines = [f"xlaunch: {report.reason}; {report.wall_s:.2f} s"]
+    if any(instance.restarts for instance in report.instances):
+        headings = (*headings, "restarts")
+        rows = [
+            (*row, str(instance.restarts))
+            for row, instance in zip(rows, report.instances, strict=True)
+        ]
+    if rows:
+        lines += align(headings, rows)
+        lines += FOOTNOTE
+    if report.metrics:
+        lines += ["", *render_metrics(report)]
+    return "\n".join(lines)
+
+
+def render_metrics(report: Report) -> list[str]:
+    """A table of the metrics of each instance, and a line for each metric over all."""
+    rows = [
+        (
+            metric.name,
+            str(instance.index),
+            str(metric.count),
+            _cell(metric.last, ".4g"),
+            _cell(metric.mean, ".4g"),
+        )
+        for position in range(len(report.metrics))
+        for instance in report.instances
+        for metric in instance.metrics[position : position + 1]
+    ]
+    lines = align(("metric", "instance", "values", "last", "mean"), rows) if rows else []
+    return [*lines, *map(describe_total, report.metrics)]
+
+
+def describe_total(total: MetricTotal) -> str:
+    """One metric over all instances. **Ex.:** ``sentences/s: 246.1 in total, over 9.8 s``."""
+    if not total.count:
+        return f"{total.name}: no value"
+    unit = f" {total.unit}" if total.unit is not None and total.unit != total.name else ""
+    parts = [
+        f"{label}{value:.4g}{unit}{rest}"
+        for label, value, rest in (
+            ("", total.sum, " in total"),
+            ("mean ", total.mean, ""),
+            ("p50 ", total.p50, ""),
+            ("p90 ", total.p90, ""),
+            ("p99 ", total.p99, ""),
+        )
+        if value is not None
+    ]
+    if total.window_s is not None:
+        parts.append(f"over the {total.window_s:.2f} s in which all ran")
+    return f"{total.name}: {', '.join(parts)}" + "".join(f"; {note}" for note in total.notes)
+
+
+def _cell(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def align(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table, each column as wide as its widest cell, to the right but for lists of CPUs."""
+    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
+    left = [heading.startswith(("CPUs", "metric")) for heading in headings]
+    return [
+        "  ".join(
+            cell.ljust(width) if is_left else cell.rjust(width)
+            for cell, width, is_left in zip(row, widths, left, strict=True)
+        ).rstrip()
+        for row in (headings, *rows)
+    ]

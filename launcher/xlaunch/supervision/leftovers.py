@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What instances leave running when they end: asked to end, and killed after the grace period.
+
+Orphans of the run become the supervisor's children, as it is a child subreaper. An orphan of an
+instance that still runs is its helper, and is left alone. One that could be anyone's is left alone
+until no instance runs: it may be a helper, too.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterable, Sequence
+
+from xlaunch.machine.cpu_list import format_cpu_list
+from xlaunch.machine.processes import children, descendants, initial_environment, read_status
+from xlaunch.supervision.running import Running
+from xlaunch.supervision.signalling import send
+
+LEFTOVER_INTERVAL_S = 0.05
+"""Polling interval while leftovers may exist."""
+
+
+class Leftovers:
+    """The processes that were asked to end, each with its deadline.
+
+    `known`, below, are all runs of all instances so far, in the order of the supervisor's.
+    """
+
+    def __init__(self, count: int, grace_s: float) -> None:
+        """`count`: of the plan's instances. `grace_s`: between SIGTERM and SIGKILL."""
+        self._count = count
+        self._grace_s = grace_s
+        self._deadlines: dict[int, float] = {}
+
+    @property
+    def waiting(self) -> bool:
+        """Whether some that were asked to end are still there."""
+        return bool(self._deadlines)
+
+    def waiting_of(self, runs: Iterable[Running]) -> bool:
+        """Whether some of these runs are."""
+        return any(not run.leftovers.isdisjoint(self._deadlines) for run in runs)
+
+    def end(self, known: Sequence[Running], *, kill: bool) -> None:
+        """Ask those that are new to end; kill those whose time is over, or with `kill` all."""
+        now = time.monotonic()
+        instances = {run.pid for run in known if run.ended is None}
+        for orphan in children(os.getpid()):
+            if orphan in instances:
+                continue
+            owner = self._owner(orphan, known)
+            if owner is None and instances and not kill:
+                continue  # whose it is cannot be told
+            if owner is not None and owner.ended is None:
+                continue  # a helper of an instance that still runs
+            for pid in (orphan, *descendants(orphan)):
+                if owner is not None:
+                    owner.leftovers.add(pid)
+                deadline = self._deadlines.get(pid)
+                if kill or (deadline is not None and now >= deadline):
+                    send(pid, signal.SIGKILL)
+                elif deadline is None:
+                    self._deadlines[pid] = now + self._grace_s
+                    send(pid, signal.SIGTERM)
+                    send(pid, signal.SIGCONT)
+        self._deadlines = {
+            pid: at for pid, at in self._deadlines.items() if os.path.exists(f"/proc/{pid}")
+        }
+
+    def reap(self, pid: int, known: Sequence[Running]) -> None:
+        """Reap an orphan that has ended; what it cost is its instance's."""
+        owner = self._owner(pid, known)
+        _, _, usage = os.wait4(pid, 0)
+        self._deadlines.pop(pid, None)
+        if owner is not None:
+            owner.add_usage(usage)
+
+    def _owner(self, pid: int, known: Sequence[Running]) -> Running | None:
+        """The instance that an orphan comes from: by what is known, its group, its environment."""
+        status = read_status(f"/proc/{pid}")
+        for run in known:
+            if pid in run.leftovers or (status is not None and status.group == run.pid):
+                return run
+        # An xlaunch within an instance gives what it starts an index of its own.
+        variables = initial_environment(pid)
+        place = [variables.get(f"XLAUNCH_INSTANCE_{name}") for name in ("INDEX", "COUNT", "CPUS")]
+        for run in known:
+            cpus = format_cpu_list(run.instance.cpus)
+            if place == [str(run.instance.index), str(self._count), cpus]:
+                return run
+        return None

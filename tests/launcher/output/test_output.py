@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Output of several instances: tagged, whole, complete."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.launcher.launching import PATIENCE_S, children_of, wait_until
+
+from xlaunch.output.tagged_lines import LINE_CAP, LineTagger
+
+XLAUNCH = [sys.executable, "-m", "xlaunch"]
+
+
+def tagged(chunks: list[bytes], *, terminal: bool = False) -> bytes:
+    tagger = LineTagger("3", terminal=terminal)
+    return b"".join(tagger.feed(chunk) for chunk in chunks) + tagger.finish()
+
+
+def test_every_line_gets_the_tag():
+    assert tagged([b"a\nb", b"\n\nc\n"]) == b"[3] a\n[3] b\n[3] \n[3] c\n"
+
+
+def test_last_partial_line_is_kept():
+    assert tagged([b"a\nlast"]) == b"[3] a\n[3] last\n"
+
+
+def test_no_tag_means_whole_lines_without_one():
+    tagger = LineTagger("", terminal=False)
+    assert tagger.feed(b"a\nb") == b"a\n"
+    assert tagger.finish() == b"b\n"
+
+
+@pytest.mark.parametrize("size", [LINE_CAP - 1, LINE_CAP, LINE_CAP + 1, 3 * LINE_CAP + 7])
+@pytest.mark.parametrize("step", [4096, 65536])
+def test_long_line_is_cut_and_marked(size, step):
+    line = bytes(ord("a") + index % 26 for index in range(size)) + b"\nend\n"
+    out = tagged([line[at : at + step] for at in range(0, len(line), step)])
+    pieces = out.split(b"\n")[:-1]
+    assert pieces[-1] == b"[3] end"
+    assert all(piece.startswith(b"[3]+ ") for piece in pieces[1:-1])
+    assert all(len(piece) <= LINE_CAP + 5 for piece in pieces)
+    joined = b"".join(piece.split(b" ", 1)[1] for piece in pieces[:-1])
+    assert joined == line[:size]
+
+
+def test_progress_bar_is_one_line_in_a_file_and_updates_on_a_terminal():
+    updates = [b"\r 10%", b"\r 20%", b"\r100%\n"]
+    assert tagged(updates) == b"[3] \r 10%\r 20%\r100%\n"
+    shown = tagged(updates, terminal=True)
+    assert re.sub(rb"\x1b\[K|\[3\] ", b"", shown) == b"\r 10%\r 20%\r100%\n"
+    assert shown.count(b"[3] ") == 4
+
+
+@given(
+    st.lists(st.binary(max_size=40) | st.sampled_from([b"\n", b"\r", b"\r\n"]), max_size=12),
+    st.booleans(),
+)
+def test_taking_the_tags_away_gives_the_bytes_back(chunks, terminal):
+    # The tag's own bytes must not occur in the input for this way of taking it away.
+    chunks = [chunk.replace(b"[", b"(").replace(b"\x1b", b"e") for chunk in chunks]
+    data = b"".join(chunks)
+    out = tagged(chunks, terminal=terminal).replace(b"\x1b[K", b"").replace(b"[3] ", b"")
+    assert out == data + (b"\n" if data and not data.endswith(b"\n") else b"")
+
+
+@given(st.binary(max_size=300), st.lists(st.integers(0, 300), max_size=5))
+def test_how_the_bytes_arrive_does_not_matter(data, cuts):
+    cuts = sorted({0, len(data), *(min(cut, len(data)) for cut in cuts)})
+    chunks = [data[low:high] for low, high in itertools.pairwise(cuts)]
+    assert tagged(chunks) == tagged([data])
+
+
+WRITER = r"""
+import os, sys
+index = os.environ["XLAUNCH_INSTANCE_INDEX"]
+for number in range(400):
+    line = f"{index}:{number}:" + "x" * (number * 7 % 900) + "\n"
+    for at in range(0, len(line), 97):
+        os.write(1, line[at:at+97].encode())
+    os.write(2, f"{index}:err:{number}\n".encode())
+os.write(1, b"last of " + index.encode())
+"""
+
+
+def test_lines_of_four_instances_never_mix_and_streams_stay_apart():
+    layout = ["--instances", "4", "--ncores", "1", "--oversubscribe", "-q"]
+    done = subprocess.run(
+        [*XLAUNCH, *layout, "--", sys.executable, "-c", WRITER], capture_output=True, check=True
+    )
+    lines = done.stdout.decode().splitlines()
+    for index in range(4):
+        mine = [line[4:] for line in lines if line.startswith(f"[{index}] ")]
+        expected = [f"{index}:{n}:" + "x" * (n * 7 % 900) for n in range(400)]
+        assert mine == [*expected, f"last of {index}"]
+        errors = [f"[{index}] {index}:err:{n}" for n in range(400)]
+        assert [
+            e for e in done.stderr.decode().splitlines() if e.startswith(f"[{index}]")
+        ] == errors
+    assert len(lines) == 4 * 401
+
+
+def test_log_files_get_the_very_bytes_and_keep_the_earlier_run(tmp_path):
+    logs = tmp_path / "logs"
+    data = bytes(range(256)) * 300 + b"no newline"
+    program = (
+        "import os; os.write(1, bytes(range(256)) * 300 + b'no newline'); os.write(2, bytes([255]))"
+    )
+    command = [*XLAUNCH, "--instances", "2", "--log-dir", str(logs), "-q", "--", sys.executable]
+    done = subprocess.run([*command, "-c", program], capture_output=True, check=True)
+    assert (done.stdout, done.stderr) == (b"", b"")
+    for index in (0, 1):
+        assert (logs / f"instance-{index}.out").read_bytes() == data
+        assert (logs / f"instance-{index}.err").read_bytes() == b"\xff"
+    subprocess.run([*command, "-c", "print('second')"], check=True)
+    assert (logs / "instance-0.out").read_bytes() == b"second\n"
+    assert (logs / "instance-0.out.1").read_bytes() == data
+
+
+def test_reader_that_leaves_ends_the_instances_as_sigpipe_would():
+    code = "import sys\nwhile True: sys.stdout.write('x' * 1000 + '\\n')"
+    command = [*XLAUNCH, "--instances", "2", "-q", "--", sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+        run.stdout.readline()
+        run.stdout.close()
+        errors = run.stderr.read()
+    assert run.returncode == 1
+    assert b"BrokenPipeError" in errors
+
+
+def waits_for_pipe(pid: int) -> bool:
+    """Whether a process sleeps in write() and has not written for a while."""
+    before = Path(f"/proc/{pid}/io").read_text()
+    time.sleep(0.1)
+    return before == Path(f"/proc/{pid}/io").read_text()
+
+
+def test_slow_reader_does_not_make_the_supervisor_deaf():
+    """Nobody reads its output, and it still ends its instances when told to."""
+    code = "while True: print('x' * 1000)"
+    command = [*XLAUNCH, "--instances", "2", "-q", "--", sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as run:
+        run.stdout.readline()  # nothing more, so that every buffer on the way fills up
+        (supervisor,) = children_of(run.pid)
+        for instance in children_of(supervisor):
+            wait_until(lambda pid=instance: waits_for_pipe(pid), f"{instance} to be held up")
+        run.terminate()
+        rest = run.stdout.read()
+    assert run.returncode == 143
+    assert len(rest) > 100_000
+    assert rest.endswith(b"\n")
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_signal_ends_the_wait_for_a_reader(tmp_path, name):
+    """The instances have ended, and nobody takes what they wrote."""
+    report = tmp_path / "report.json"
+    options = ["--instances", "2", "--oversubscribe", "--ncores", "1", "--report", str(report)]
+    command = [*XLAUNCH, *options, "-q", "--", sys.executable, "-c", "print('x' * 150_000)"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as run:
+        os.read(run.stdout.fileno(), 1)  # no more of it
+        (supervisor,) = children_of(run.pid)
+        wait_until(lambda: not children_of(supervisor), "the end of the instances")
+        run.send_signal(signal.Signals[name])
+        assert run.wait(PATIENCE_S) == 128 + signal.Signals[name]
+    assert json.loads(report.read_text())["reason"] == (
+        f"{name} came while output waited for its reader"
+    )
+
+
+def test_nobody_waits_for_a_reader_after_a_kill():
+    code = (
+        "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "while True: print('x' * 1000)"
+    )
+    options = ["--instances", "2", "--oversubscribe", "--ncores", "1", "--grace", "100ms"]
+    command = [*XLAUNCH, *options, "-q", "--", sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as run:
+        os.read(run.stdout.fileno(), 1)
+        run.terminate()
+        assert run.wait(PATIENCE_S) in (137, 143)  # 143: it came before the program ignored it
+
+
+def test_report_goes_to_a_file_and_the_table_to_stderr(tmp_path):
+    report = tmp_path / "report.json"
+    code = "import os, time\nwhile time.process_time() < 0.4: pass\nx = bytearray(64 << 20)"
+    command = [*XLAUNCH, "--instances", "2", "--report", str(report), "--", sys.executable]
+    done = subprocess.run([*command, "-c", code], capture_output=True, check=True)
+    assert done.stdout == b""
+    assert b"2 instances ended well" in done.stderr
+    values = json.loads(report.read_text())
+    assert values["exit_code"] == 0
+    assert [instance["index"] for instance in values["instances"]] == [0, 1]
+    for instance in values["instances"]:
+        assert instance["cpus_observed"] == instance["cpus_asked"]
+        assert instance["cpu_s"] >= 0.4
+        assert instance["wall_s"] > 0
+        assert 64 << 20 < instance["peak_rss_bytes"] < 200 << 20
+        assert set(instance) - {"pid", "signal", "leftover_processes"} == set(values["columns"])
+    if os.cpu_count() and os.cpu_count() > 1:
+        assert len({tuple(instance["cpus_asked"]) for instance in values["instances"]}) == 2
+
+
+def test_report_says_when_a_program_moves_itself(tmp_path):
+    allowed = sorted(os.sched_getaffinity(0))
+    if len(allowed) < 2:
+        pytest.skip("needs two CPUs to move between")
+    report = tmp_path / "report.json"
+    code = (
+        f"import os, time; os.sched_setaffinity(0, {{{allowed[1]}}})\n"
+        "while time.process_time() < 0.5: pass"
+    )
+    command = [*XLAUNCH, "--cpus", str(allowed[0]), "--report", str(report), "-q", "--"]
+    subprocess.run([*command, sys.executable, "-c", code], check=True)
+    values = json.loads(report.read_text())
+    assert allowed[1] in values["instances"][0]["cpus_observed"]
+    assert "changed its own affinity" in values["warnings"][-1]

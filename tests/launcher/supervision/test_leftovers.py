@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes that instances leave behind: whose they are, and when they are ended."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.launcher.launching import PATIENCE_S, is_alive, wait_until
+
+PROGRAM = """
+import os, signal, subprocess, sys
+index = os.environ["XLAUNCH_INSTANCE_INDEX"]
+def note(word, text=""):
+    with open(f"{index}.{word}.new", "w") as file: file.write(text)
+    os.rename(f"{index}.{word}.new", f"{index}.{word}")
+def leave(*words):
+    # In the background of a shell that ends at once: an orphan.
+    code = 'setsid "$@" >/dev/null & echo $!'
+    found = subprocess.run(["sh", "-c", code, "sh", *words], stdout=subprocess.PIPE, text=True)
+    note("left", found.stdout)
+signal.signal(signal.SIGUSR1, lambda *_: note("told"))
+signal.signal(signal.SIGUSR2, lambda *_: sys.exit(0) if index == "1" else None)
+leave(*(sys.argv[1:] if index == "0" else ()), "sleep", "600")
+while True: signal.pause()
+"""
+
+
+@pytest.fixture
+def launched(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[bytes]]:
+    """Two instances; the parameter is what instance 0 puts before what it leaves behind."""
+    layout = ("--instances", "2", "--ncores", "1", "--oversubscribe", "-q", "--")
+    words = (sys.executable, "-m", "xlaunch", *layout, sys.executable, "-c", PROGRAM)
+    with subprocess.Popen((*words, *request.param), cwd=tmp_path, start_new_session=True) as run:
+        yield run
+        run.kill()
+
+
+@pytest.mark.parametrize(
+    "launched",
+    [("env", "-i"), ("env", "XLAUNCH_INSTANCE_INDEX=1", "XLAUNCH_INSTANCE_COUNT=1")],
+    ids=["without variables", "of a nested xlaunch"],
+    indirect=True,
+)
+def test_orphan_that_may_be_anyone_s_stays_until_no_instance_runs(
+    launched: subprocess.Popen[bytes], tmp_path: Path
+):
+    left = []
+    for index in (0, 1):
+        path = tmp_path / f"{index}.left"
+        wait_until(path.exists, f"what instance {index} leaves behind")
+        left.append(int(path.read_text()))
+    launched.send_signal(signal.SIGUSR2)
+    wait_until(lambda: not is_alive(left[1]), "the end of what instance 1 left behind")
+    launched.send_signal(signal.SIGUSR1)  # once instance 0 has it, leftovers have been looked at
+    wait_until((tmp_path / "0.told").exists, "instance 0 to be told")
+    assert is_alive(left[0])
+    launched.terminate()
+    assert launched.wait(PATIENCE_S) == 143
+    assert not is_alive(left[0])

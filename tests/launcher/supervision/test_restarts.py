@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`--on-failure restart`: who is started anew, when, how often, and what ends the waiting."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.launcher.launching import PATIENCE_S, children_of, is_alive, wait_until
+
+from xlaunch.planning.request import MAX
+from xlaunch.supervision.restarts import Restart, Restarts
+
+# The arithmetic, on a clock of its own
+
+
+def failures(restarts: Restarts, *runs_s: float) -> list[float | None]:
+    """The waits after runs of these lengths, None from the last allowed restart on."""
+    now, waits = 0.0, []
+    for ran_s in runs_s:
+        now += ran_s
+        granted = restarts.grant(0, ran_s=ran_s, now=now)
+        waits.append(None if granted is None else granted.delay_s)
+        if granted is not None:
+            now += granted.delay_s
+            assert restarts.due(now) == [0]
+            restarts.take(0)
+    return waits
+
+
+def test_wait_doubles_up_to_a_minute():
+    assert failures(Restarts(MAX), *[0.0] * 9) == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+
+
+def test_run_of_more_than_a_minute_begins_the_waits_anew():
+    assert failures(Restarts(MAX), 0, 0, 60, 60.1, 0, 1000, 61) == [1, 2, 4, 1, 2, 1, 1]
+
+
+@pytest.mark.parametrize(("most", "allowed"), [(None, 3), (1, 1), (5, 5)])
+def test_restarts_are_numbered_and_end(most: int | None, allowed: int):
+    waits = failures(Restarts(most), *[100.0] * (allowed + 2))
+    assert waits == [1.0] * allowed + [None, None]
+
+
+def test_each_instance_has_its_own():
+    restarts = Restarts(1)
+    assert restarts.grant(0, ran_s=0, now=10.0) == Restart(1, 1.0)
+    assert restarts.grant(1, ran_s=0, now=5.0) == Restart(1, 1.0)
+    assert (restarts.next_at, restarts.waiting) == (6.0, True)
+    assert (restarts.due(5.9), restarts.due(6.0), restarts.due(20.0)) == ([], [1], [1, 0])
+    restarts.postpone(1, 12.0)
+    assert restarts.due(20.0) == [0, 1]
+    restarts.take(0)
+    assert restarts.cancel() == [1]
+    assert (restarts.count(0), restarts.count(1)) == (1, 0)
+    assert (restarts.next_at, restarts.waiting) == (float("inf"), False)
+
+
+@given(st.lists(st.floats(0, 1e4), max_size=30))
+def test_every_wait_is_between_a_second_and_a_minute(runs_s: list[float]):
+    waits = failures(Restarts(MAX), *runs_s)
+    assert all(wait is not None and 1 <= wait <= 60 for wait in waits)
+    for (_, ran), (before, after) in zip(
+        itertools.pairwise(runs_s), itertools.pairwise(waits), strict=True
+    ):
+        assert after == (1 if ran > 60 else min(60, 2 * (before or 0)))
+
+
+# Real processes
+
+XLAUNCH = [sys.executable, "-m", "xlaunch"]
+BEGIN = """
+import os, signal, subprocess, sys, time
+index = int(os.environ["XLAUNCH_INSTANCE_INDEX"])
+with open(f"runs.{index}", "a") as file: print(os.getpid(), sorted(os.sched_getaffinity(0)), file=file)
+run = len(open(f"runs.{index}").readlines())
+def forever():
+    while True: signal.pause()
+"""
+
+
+class Launched(NamedTuple):
+    """A launch that has begun."""
+
+    folder: Path
+    process: subprocess.Popen[bytes]
+
+    def runs(self, index: int) -> list[str]:
+        """A line for each time that an instance was started."""
+        path = self.folder / f"runs.{index}"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def wait_for_run(self, index: int, number: int) -> None:
+        wait_until(lambda: len(self.runs(index)) >= number, f"run {number} of instance {index}")
+
+    def wait_for_failure(self) -> None:
+        """Wait until the launcher has said that an instance will be started anew."""
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            if b"restart" in line:
+                return
+        pytest.fail("no restart was announced")
+
+    def end(self) -> tuple[int, str]:
+        _, err = self.process.communicate(timeout=PATIENCE_S)
+        return self.process.returncode, err.decode()
+
+    def report(self) -> dict[str, Any]:
+        values: dict[str, Any] = json.loads((self.folder / "report.json").read_text())
+        return values
+
+
+Start = Callable[..., Launched]
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Start]:
+    """Start a program under --on-failure restart."""
+    begun: list[Launched] = []
+
+    def start(code: str, *options: str, count: int = 2) -> Launched:
+        layout = ["--instances", str(count), "--ncores", "1", "--oversubscribe"]
+        words = [*layout, "--on-failure", "restart", "--report", "report.json", *options, "--"]
+        process = subprocess.Popen(
+            [*XLAUNCH, *words, sys.executable, "-c", BEGIN + code],
+            cwd=tmp_path,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        begun.append(Launched(tmp_path, process))
+        return begun[-1]
+
+    yield start
+    for run in begun:
+        if run.process.poll() is None:
+            run.process.kill()
+            run.process.communicate()
+
+
+def test_only_the_failed_one_is_started_anew_in_its_place(launch: Start):
+    run = launch(
+        "if index == 1 and run < 2: sys.exit(3)\nif index == 0:\n while not os.path.exists('go'): time.sleep(0.01)"
+    )
+    run.wait_for_run(1, 2)
+    (run.folder / "go").touch()
+    code, err = run.end()
+    assert code == 0, err
+    assert "instance 1 failed with exit code 3; restart 1 of 3 in 1 s" in err
+    assert len(run.runs(0)) == 1
+    (first_pid, first_mask), (second_pid, second_mask) = (
+        line.split(" ", 1) for line in run.runs(1)
+    )
+    assert first_mask == second_mask
+    assert first_pid != second_pid
+    report = run.report()
+    assert [one["restarts"] for one in report["instances"]] == [0, 1]
+    assert [one["exit_code"] for one in report["instances"]] == [0, 0]
+    assert report["instances"][1]["pid"] == int(second_pid)
+    assert report["reason"] == "2 instances ended well"
+    heading, *rows = [line.split() for line in err.splitlines() if "  " in line][:3]
+    assert heading[-1] == "restarts"
+    assert [row[-1] for row in rows] == ["0", "1"]
+
+
+def test_failure_after_the_last_restart_stops_the_others(launch: Start):
+    run = launch("sys.exit(7) if index else forever()", "--max-restarts", "1")
+    code, err = run.end()
+    assert code == 7
+    assert len(run.runs(1)) == 2
+    assert run.report()["reason"] == "instance 1 failed with exit code 7 after 1 restart"
+    assert "restart 1 of 1 in 1 s" in err
+
+
+def test_what_is_summed_is_of_all_runs(launch: Start):
+    code = "while time.process_time() < 0.3: pass\nsys.exit(run < 2)"
+    run = launch(code, "-q", count=1)
+    assert run.end()[0] == 0
+    (instance,) = run.report()["instances"]
+    assert instance["cpu_s"] >= 0.6
+    assert instance["restarts"] == 1
+
+
+def test_log_files_keep_what_the_failed_run_wrote(launch: Start):
+    run = launch("print('run', run)\nsys.exit(run < 2)", "--log-dir", "logs", "-q", count=1)
+    assert run.end()[0] == 0
+    assert (run.folder / "logs/instance-0.out").read_text() == "run 1\nrun 2\n"
+    assert sorted(os.listdir(run.folder / "logs")) == ["instance-0.err", "instance-0.out"]
+
+
+def test_output_of_every_run_is_relayed(launch: Start):
+    run = launch("print('run', run)\nsys.exit(run < 2 and index == 0)", "-q")
+    out, _ = run.process.communicate(timeout=PATIENCE_S)
+    assert sorted(out.splitlines()) == [b"[0] run 1", b"[0] run 2", b"[1] run 1"]
+
+
+def test_instance_that_ended_well_is_done(launch: Start):
+    run = launch("sys.exit(index == 0 and run < 2)", "-q")
+    assert run.end()[0] == 0
+    assert [len(run.runs(index)) for index in (0, 1)] == [2, 1]
+
+
+def test_instance_that_was_killed_is_started_anew(launch: Start):
+    run = launch("if run < 2: forever()", "-q", count=1)
+    run.wait_for_run(0, 1)
+    os.kill(int(run.runs(0)[0].split()[0]), signal.SIGKILL)
+    assert run.end()[0] == 0
+    assert run.report()["instances"][0]["restarts"] == 1
+
+
+def test_what_a_failed_run_left_behind_ends_before_the_next(launch: Start):
+    code = """
+if run == 1:
+    child = subprocess.Popen([sys.executable, "-c",
+        "import signal, time; signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(600)"],
+        stdout=subprocess.PIPE)
+    child.stdout.readline()
+    open("child", "w").write(str(child.pid))
+    sys.exit(1)
+alive = os.path.exists(f"/proc/{open('child').read()}")
+sys.exit(9 if alive else 0)
+"""
+    run = launch(code, "--grace", "1500ms", "--max-restarts", "1", "-q", count=1)
+    assert run.end()[0] == 0
+    assert run.report()["instances"][0]["leftover_processes"] == 1
+
+
+def test_program_that_cannot_be_executed_is_not_tried_again(tmp_path: Path):
+    script = tmp_path / "script"
+    script.write_text("#!/no/such/interpreter\n")
+    script.chmod(0o755)
+    done = subprocess.run(
+        [*XLAUNCH, "--on-failure", "restart", str(script)], capture_output=True, check=False
+    )
+    assert done.returncode == 127
+    assert b"restart" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT"])
+def test_signal_ends_the_waiting(launch: Start, name: str):
+    run = launch("sys.exit(3)", "--max-restarts", "max", count=1)
+    run.wait_for_failure()
+    number = signal.Signals[name]
+    os.kill(run.process.pid, number)
+    code, _ = run.end()
+    assert code == 128 + number
+    assert run.report()["reason"] == f"{name} came while instance 0 waited for its restart"
+
+
+def test_signal_ends_those_that_run_and_the_waiting(launch: Start):
+    code = "if index: sys.exit(3)\nsignal.signal(15, lambda *_: os._exit(0))\nforever()"
+    run = launch(code)
+    run.wait_for_run(0, 1)
+    run.wait_for_failure()
+    os.kill(run.process.pid, signal.SIGTERM)
+    assert run.end()[0] == 143
+    assert len(run.runs(1)) == 1
+
+
+def test_instance_that_fails_of_the_signal_is_not_started_anew(launch: Start):
+    run = launch("forever()")
+    run.wait_for_run(0, 1)
+    run.wait_for_run(1, 1)
+    os.kill(run.process.pid, signal.SIGHUP)
+    assert run.end()[0] == 129
+    assert [len(run.runs(index)) for index in (0, 1)] == [1, 1]
+
+
+def test_signals_that_end_nothing_leave_the_waiting_alone(launch: Start):
+    run = launch("sys.exit(run < 2)", count=1)
+    run.wait_for_failure()
+    for name in ("SIGUSR1", "SIGUSR2", "SIGWINCH", "SIGCONT"):
+        os.kill(run.process.pid, signal.Signals[name])
+    assert run.end()[0] == 0
+    assert len(run.runs(0)) == 2
+
+
+def test_suspended_launcher_starts_nothing(launch: Start):
+    run = launch("sys.exit(run < 2)", count=1)
+    run.wait_for_failure()
+    os.kill(run.process.pid, signal.SIGTSTP)
+    wait_until(lambda: state(run.process.pid) == "T", "the launcher to be stopped")
+    with pytest.raises(subprocess.TimeoutExpired):
+        run.process.wait(1.5)  # longer than the wait for the restart
+    assert len(run.runs(0)) == 1
+    os.kill(run.process.pid, signal.SIGCONT)
+    assert run.end()[0] == 0
+    assert len(run.runs(0)) == 2
+
+
+def test_timeout_ends_the_waiting(launch: Start):
+    run = launch("sys.exit(3)", "--timeout", "500ms", count=1)
+    code, _ = run.end()
+    assert code == 124
+    assert len(run.runs(0)) == 1
+
+
+@pytest.mark.parametrize("victim", ["keeper", "supervisor"])
+def test_nobody_is_started_when_the_launcher_is_killed(launch: Start, victim: str):
+    run = launch("sys.exit(3)", count=1)
+    run.wait_for_failure()
+    (supervisor,) = children_of(run.process.pid)
+    os.kill(run.process.pid if victim == "keeper" else supervisor, signal.SIGKILL)
+    run.end()
+    wait_until(lambda: not is_alive(supervisor), "the supervisor's end")
+    assert len(run.runs(0)) == 1
+
+
+def test_limit_without_restarts_is_told():
+    done = subprocess.run(
+        [*XLAUNCH, "--max-restarts", "2", "true"], capture_output=True, check=True
+    )
+    line = b"xlaunch: warning: --max-restarts does nothing without --on-failure restart\n"
+    assert done.stderr == line
+
+
+def state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

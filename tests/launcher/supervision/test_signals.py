@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state table with real processes: one signal a test, and what is left afterwards: nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+from tests.launcher.launching import children_of, is_alive, wait_until
+
+
+@pytest.mark.parametrize("name", ["SIGUSR1", "SIGUSR2", "SIGWINCH", "SIGCONT"])
+def test_signal_reaches_every_instance_once_and_run_goes_on(start, name):
+    run = start()
+    run.send(signal.Signals[name])
+    for index in (0, 1):
+        run.wait_for(index, name)
+    run.send(signal.SIGTERM)
+    run.end()
+    assert run.log(0).count(name) == run.log(1).count(name) == 1
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT"])
+def test_signal_ends_every_instance_and_gives_its_exit_code(start, name):
+    run = start()
+    instances = run.instances
+    number = signal.Signals[name]
+    run.send(number)
+    code, _ = run.end()
+    assert code == 128 + number
+    assert run.log(0).count(name) == run.log(1).count(name) == 1
+    assert not any(is_alive(pid) for pid in instances)
+
+
+@pytest.mark.parametrize("name", ["SIGHUP", "SIGQUIT"])
+def test_program_may_survive_hangup_and_quit(start, name):
+    run = start("--grace", "100ms", witness=("--ignore", name))
+    run.send(signal.Signals[name])
+    run.wait_for(0, name)
+    run.wait_for(1, name)
+    with pytest.raises(Exception, match="timed out"):
+        run.process.wait(0.5)  # five times the grace period: no clock was started
+    run.send(signal.SIGTERM)
+    assert run.end()[0] == 143
+
+
+def test_two_interrupts_that_wait_for_the_supervisor_are_not_merged(start):
+    run = start("--grace", "1h", witness=("--ignore", "SIGINT"), count=1)
+    supervisor = run.supervisor
+    os.kill(supervisor, signal.SIGSTOP)
+    wait_until(lambda: _state(supervisor) == "T", "the supervisor to be stopped")
+    for _ in range(2):
+        run.send(signal.SIGINT)
+        wait_until(lambda: not _is_pending(run.process.pid, signal.SIGINT), "the keeper to have it")
+    os.kill(supervisor, signal.SIGCONT)
+    assert run.end()[0] == 137  # of one alone: nothing, for an hour
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_kill_after_grace(start, name):
+    run = start("--grace", "200ms", witness=("--ignore", name))
+    instances = run.instances
+    run.send(signal.Signals[name])
+    code, errors = run.end()
+    assert code == 137
+    assert f"{name} sent to 2 instances; SIGKILL in 0.2 s (--grace)" in errors
+    assert "SIGKILL" in errors.splitlines()[-4]
+    assert not any(is_alive(pid) for pid in instances)
+
+
+def test_second_interrupt_kills_at_once(start):
+    run = start("--grace", "1h", witness=("--ignore", "SIGINT"))
+    run.send(signal.SIGINT)
+    run.wait_for(0, "SIGINT")
+    run.wait_for(1, "SIGINT")
+    run.send(signal.SIGINT)
+    assert run.end()[0] == 137
+
+
+def test_terminate_goes_to_the_process_not_to_what_it_started(start):
+    run = start("--grace", "1h", witness=("--ignore", "SIGTERM", "--child"), count=1)
+    run.send(signal.SIGTERM)
+    run.wait_for(0, "SIGTERM")
+    assert is_alive(run.child_of(0))
+    run.send(signal.SIGINT)
+    run.end()
+    assert not is_alive(run.child_of(0))
+
+
+def test_suspend_and_continue(start):
+    run = start()
+    keeper, instances = run.process.pid, run.instances
+    run.send(signal.SIGTSTP)
+    for pid in (keeper, *instances):
+        wait_until(lambda pid=pid: _state(pid) == "T", f"{pid} stopped")
+    run.send(signal.SIGCONT)
+    for pid in (keeper, *instances):
+        wait_until(lambda pid=pid: _state(pid) != "T", f"{pid} continued")
+    run.wait_for(0, "SIGCONT")
+    run.send(signal.SIGTERM)
+    assert run.end()[0] == 143
+
+
+def test_terminate_while_suspended(start):
+    run = start()
+    run.send(signal.SIGTSTP)
+    wait_until(lambda: _state(run.process.pid) == "T", "keeper stopped")
+    run.send(signal.SIGTERM)
+    run.send(signal.SIGCONT)
+    assert run.end()[0] == 143
+
+
+@pytest.mark.parametrize("left", ["--child", "--daemon"])
+@pytest.mark.parametrize("victim", ["keeper", "supervisor", "instance"])
+def test_nothing_survives_whoever_is_killed(start, victim, left):
+    run = start("--grace", "200ms", witness=(left, "--stubborn"))
+    supervisor, instances = run.supervisor, run.instances
+    everyone = [supervisor, *instances, run.child_of(0), run.child_of(1)]
+    assert all(is_alive(pid) for pid in everyone)
+    target = {"keeper": run.process.pid, "supervisor": supervisor, "instance": instances[1]}
+    signal.pidfd_send_signal(_pidfd(target[victim]), signal.SIGKILL)
+    code, errors = run.end()
+    for pid in everyone:
+        wait_until(lambda pid=pid: not is_alive(pid), f"the end of {pid}")
+    assert code == {"keeper": -9, "supervisor": 125, "instance": 137}[victim]
+    if victim == "supervisor":
+        assert "supervisor was ended by SIGKILL" in errors
+
+
+def test_keeper_and_supervisor_killed_together_take_the_instances_along(start):
+    run = start()
+    supervisor, instances = run.supervisor, run.instances
+    for pid in (run.process.pid, supervisor):
+        signal.pidfd_send_signal(_pidfd(pid), signal.SIGKILL)
+    run.end()
+    for pid in instances:
+        wait_until(lambda pid=pid: not is_alive(pid), f"the end of {pid}")
+
+
+def test_ignored_signal_stays_ignored(start, tmp_path):
+    """As under nohup: SIGHUP was ignored when the launcher started."""
+    previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        run = start()
+    finally:
+        signal.signal(signal.SIGHUP, previous)
+    run.send(signal.SIGHUP)
+    run.send(signal.SIGUSR1)
+    run.wait_for(0, "SIGUSR1")
+    assert "SIGHUP" not in run.log(0)
+    run.send(signal.SIGTERM)
+    assert run.end()[0] == 143
+
+
+def test_launcher_needs_two_small_processes(start):
+    run = start()
+    assert children_of(run.process.pid) == [run.supervisor]
+    assert len(run.instances) == 2
+
+
+def _state(pid: int) -> str:
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0]
+
+
+def _is_pending(pid: int, number: signal.Signals) -> bool:
+    with open(f"/proc/{pid}/status") as file:
+        (mask,) = [int(line.split()[1], 16) for line in file if line.startswith("ShdPnd:")]
+    return bool(mask >> (number - 1) & 1)
+
+
+def _pidfd(pid: int) -> int:
+    return os.pidfd_open(pid)
