@@ -11,7 +11,7 @@ import click
 from xlaunch.cli import say
 from xlaunch.cli.options import CONTEXT, MACHINE, with_options
 from xlaunch.cli.presets.files import SUFFIX
-from xlaunch.cli.presets.writing import comment, options_text, write_whole
+from xlaunch.cli.presets.writing import comment, options_text
 from xlaunch.cli.topology import machine_of
 from xlaunch.errors import UsageError
 from xlaunch.machine.cpu_list import name_numbers
@@ -19,6 +19,8 @@ from xlaunch.machine.topology import Machine
 from xlaunch.planning import MAX, Mode, Request
 from xlaunch.planning import plan as make_plan
 from xlaunch.planning.plan import Plan
+from xlaunch.whole_files import write_output
+from xlaunch.wording import counted, plural
 
 DEFAULT_FILE = "xlaunch.toml"
 """Where no file is named: what ``--preset xlaunch`` finds in the same folder."""
@@ -43,7 +45,7 @@ def init(*, file: str, force: bool, sysroot: str | None, synthetic: str | None) 
         raise UsageError(f"{file!r} is not a regular file; name another one")
     with machine_of(sysroot, synthetic) as machine:
         text = preset_for(machine, use=file)
-    write_whole(file, text)
+    write_output(file, text)
     say(f"{file}: written; choose in it, then: xlaunch --preset {use_name(file)} PROGRAM")
 
 
@@ -84,7 +86,7 @@ def describe(machine: Machine) -> Iterator[str]:
         (len(topology.cores) if topology.cores_known else 0, "core"),
         (len(topology.online_cpus), "CPU"),
     ]
-    listed = ", ".join([_counted(number, noun) for number, noun in counts if number])
+    listed = ", ".join([counted(number, noun) for number, noun in counts if number])
     yield f"This machine: {listed} ({topology.architecture})."
     narrowed = f" by {', '.join(limits.narrowed_by)}" if limits.narrowed_by else ""
     yield f"Allowed here{narrowed}: {name_numbers('CPU', limits.allowed_cpus)}."
@@ -144,8 +146,8 @@ def _numbers(plan: Plan) -> str:
     threads = sorted({instance.threads for instance in plan.instances})
     crossing = sum(instance.l3_touched > 1 for instance in plan.instances)
     parts = [
-        f"{_counted(plan.count, 'instance')} of {_span(cores)} core{'' if cores == [1] else 's'}",
-        f"{_span(threads)} thread{'' if threads == [1] else 's'} each",
+        f"{counted(plan.count, 'instance')} of {_span(cores)} {plural(cores[-1], 'core')}",
+        f"{_span(threads)} {plural(threads[-1], 'thread')} each",
     ]
     if plan.count > 1 and crossing:
         parts.append(f"{crossing} of them over several L3 caches")
@@ -157,7 +159,3 @@ def _numbers(plan: Plan) -> str:
 def _span(numbers: list[int]) -> str:
     first, last = numbers[0], numbers[-1]
     return str(first) if first == last else f"{first} to {last}"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

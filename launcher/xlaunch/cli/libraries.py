@@ -14,6 +14,7 @@ from xlaunch.environment.libraries import NAMES, Library, find_libraries, how_to
 from xlaunch.environment.prefix import prefix_of
 from xlaunch.environment.preload import preloaded, prove_preload
 from xlaunch.environment.program import find_interpreter
+from xlaunch.wording import align
 
 
 class Judged(NamedTuple):
@@ -79,21 +80,19 @@ def judge(found: Sequence[Library], interpreter: str) -> tuple[tuple[Judged, ...
 
 
 def _table(judged: Iterable[Judged]) -> list[str]:
-    rows = [("name", "version", "where", "file", "verdict")] + [
-        (
-            entry.library.name,
-            entry.library.version or "-",
-            entry.library.origin,
-            entry.library.path,
-            entry.verdict,
-        )
-        for entry in judged
-    ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join([*(c.ljust(w) for c, w in zip(row[:-1], widths, strict=False)), row[-1]])
-        for row in rows
-    ]
+    return align(
+        [("name", "version", "where", "file", "verdict")]
+        + [
+            (
+                entry.library.name,
+                entry.library.version or "-",
+                entry.library.origin,
+                entry.library.path,
+                entry.verdict,
+            )
+            for entry in judged
+        ]
+    )
 
 
 def _absent(judged: Sequence[Judged]) -> list[str]:

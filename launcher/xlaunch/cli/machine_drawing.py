@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.machine.topology import CPUs, Machine, NumaNode
+from xlaunch.wording import counted
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -105,7 +106,7 @@ class _Artist:
             (len(topology.cores), "core"),
             (len(topology.online_cpus), "CPU"),
         )
-        words = [_count(number, noun) for number, noun in counts if number]
+        words = [counted(number, noun) for number, noun in counts if number]
         yield Segment(f"{topology.architecture}: {', '.join(words)}", HEADING), *()
         if self._topology.core_kinds:
             names = _kind_names(len(topology.core_kinds))
@@ -192,7 +193,7 @@ class _Artist:
     def _run(self, run: list[CPUs]) -> Iterator[Segment]:
         first = run[0]
         what = f"{self._kind_of[first[0]]}-core" if first[0] in self._kind_of else "core"
-        count = _count(len(run), what) + (f" x{len(first)}" if len(first) > 1 else "")
+        count = counted(len(run), what) + (f" x{len(first)}" if len(first) > 1 else "")
         states = [cpu in self._allowed for cpu in first]
         every = [cpu for core in run for cpu in core]
         if len(set(states)) == 1 and every == list(range(every[0], every[-1] + 1)):
@@ -231,7 +232,7 @@ class _Artist:
         limits = self._machine.limits
         if self._plan is not None:
             where = "marked # on their cores" if self._plan.bound else "not bound to cores"
-            yield (Segment(f"plan: {_count(len(self._plan.instances), 'instance')}, {where}"),)
+            yield (Segment(f"plan: {counted(len(self._plan.instances), 'instance')}, {where}"),)
         if limits.narrowed_by:
             allowed = Segment(f"{_numbers(limits.allowed_cpus)}", ALLOWED)
             yield from self._wrapped("allowed: ", [allowed])
@@ -321,10 +322,6 @@ def _numbers(cpus: CPUs) -> str:
     """A list of CPUs, the shorter of the two ways."""
     steps = {b - a for a, b in pairwise(cpus)}
     return _progression(list(cpus)) if len(steps) == 1 else format_cpu_list(cpus)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _label(id_: int | None) -> str:

@@ -17,6 +17,8 @@ from collections.abc import Mapping
 from xlaunch.environment.ownership import inspect_ownership, make_private
 from xlaunch.environment.variables import Proposal
 from xlaunch.errors import UsageError
+from xlaunch.machine.cpuinfo import parse_cpuinfo
+from xlaunch.machine.files import Tree
 
 LOCATIONS = (
     ("TORCHINDUCTOR_CACHE_DIR", "inductor", "torch/_inductor/runtime/cache_dir_utils.py"),
@@ -124,18 +126,9 @@ def hardware_key() -> str:
     """A name for this kind of processor: architecture, and a digest of model and features."""
     if sys.platform == "win32":
         return sys.platform  # nothing to read there
-    identity: dict[str, str] = {}
-    try:
-        with open("/proc/cpuinfo", "rb", buffering=0) as file:
-            # The first page holds the first CPU; the file of a large machine takes milliseconds.
-            text = file.read(4096).decode("ascii", "replace")
-    except OSError:
-        text = ""
-    for line in text.split("\n\n", 1)[0].splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() in _IDENTITY:
-            identity[name.strip()] = value.strip()
-    digest = zlib.crc32(repr(sorted(identity.items())).encode())
+    fields = parse_cpuinfo(Tree("/").read_start("/proc/cpuinfo").split("\n\n", 1)[0])
+    identity = sorted((name, value) for name, value in fields.items() if name in _IDENTITY)
+    digest = zlib.crc32(repr(identity).encode())
     return f"{os.uname().machine}-{digest:08x}"
 
 

@@ -8,7 +8,6 @@ the identity of both files: a plain start pays for it only the first time.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -266,18 +265,12 @@ def _read(folder: str) -> dict[str, str | None]:
 def _write(folder: str, kept: dict[str, str | None]) -> str | None:
     """Replace the file in one step. A note when that cannot be done."""
     import json
-    import tempfile
+
+    from xlaunch.whole_files import write_whole
 
     path = os.path.join(folder, "preloads.json")
-    scratch = None
     try:
-        descriptor, scratch = tempfile.mkstemp(dir=folder, prefix="preloads-")
-        with open(descriptor, "w", encoding="utf-8") as stream:
-            json.dump(kept, stream, indent=1)
-        os.replace(scratch, path)
+        write_whole(path, json.dumps(kept, indent=1).encode())
     except (OSError, ValueError) as error:
-        if scratch is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(scratch)
         return _not_kept(f"{path}: {getattr(error, 'strerror', None) or error}")
     return None

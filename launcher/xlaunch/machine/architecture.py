@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 
+from xlaunch.machine.cpuinfo import parse_cpuinfo
 from xlaunch.machine.files import Tree
 
 UNKNOWN = "unknown"
@@ -24,12 +25,8 @@ def read_architecture(tree: Tree, *, live: bool) -> str:
 
 def _from_cpuinfo(text: str) -> str | None:
     """The architecture by the fields that only its kernel prints."""
-    fields: dict[str, str] = {}
-    for line in text[:16384].splitlines():
-        key, colon, value = line.partition(":")
-        if colon:
-            fields.setdefault(key.strip().lower(), value.strip())
-
+    # Reversed, so that the first counts: 32-bit Arm kernels write "Processor" before "processor".
+    fields = {name.lower(): value for name, value in reversed(parse_cpuinfo(text[:16384]).items())}
     if "flags" in fields:
         # 32-bit kernels alone report the bug of the first Pentium, also on 64-bit processors.
         is_64_bit = "fdiv_bug" not in fields and " lm " in f" {fields['flags']} "

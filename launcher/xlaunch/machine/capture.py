@@ -12,7 +12,6 @@ import contextlib
 import io
 import itertools
 import lzma
-import os
 import re
 import tarfile
 import zlib
@@ -24,6 +23,7 @@ from xlaunch.machine.architecture import UNKNOWN, read_architecture
 from xlaunch.machine.cgroups import ControlGroups
 from xlaunch.machine.files import Tree, is_live
 from xlaunch.machine.scratch import scratch_folder
+from xlaunch.whole_files import write_whole
 
 SUFFIXES = (".tar.xz", ".tar.gz", ".tar")
 MOST_BYTES = 1 << 30
@@ -77,22 +77,17 @@ def write_capture(path: str, root: str = "/") -> None:
     """
     if not path.endswith(".tar.xz"):
         raise UsageError(f"--capture {path}: a capture is a .tar.xz; write --capture {path}.tar.xz")
-    target = Path(path)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:xz") as archive:
+        tree = Tree(root)
+        for folder in _folders(tree):
+            _add_folder(archive, folder)
+        for name, text in _files(tree, live=is_live(root)):
+            _add_file(archive, name, text)
     try:
-        with tarfile.open(temporary, "w:xz") as archive:
-            tree = Tree(root)
-            for folder in _folders(tree):
-                _add_folder(archive, folder)
-            for name, text in _files(tree, live=is_live(root)):
-                _add_file(archive, name, text)
-        temporary.replace(target)
+        write_whole(path, buffer.getvalue())
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise UsageError(f"--capture {path}: cannot write it: {error.strerror}") from None
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 @contextlib.contextmanager

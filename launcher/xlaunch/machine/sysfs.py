@@ -9,12 +9,14 @@ reading follows hwloc, and a note says so.
 from __future__ import annotations
 
 from xlaunch.machine.architecture import read_architecture
-from xlaunch.machine.caches import CacheReader
 from xlaunch.machine.core_kinds import read_core_kinds
+from xlaunch.machine.cpuinfo import parse_cpuinfo
 from xlaunch.machine.files import Tree, is_live, parse_list
 from xlaunch.machine.groups import Groups, SharingReader, gather, sample_cores
 from xlaunch.machine.nodes import read_numa_nodes
+from xlaunch.machine.shared_caches import CacheReader
 from xlaunch.machine.topology import CPUs, NumaNode, Package, Topology
+from xlaunch.wording import plural
 
 CPU_FOLDER = "/sys/devices/system/cpu"
 
@@ -105,7 +107,7 @@ def _read_cores(
     known = bool(found.groups or by_id)
     if without:
         one = known and len(without) == 1
-        what = f"CPU{'' if one else 's'} {_shorten(without)}" if known else "any CPU"
+        what = f"{plural(len(without), 'CPU')} {_shorten(without)}" if known else "any CPU"
         counts = "it counts" if one else "each counts"
         notes.append(f"the SMT siblings of {what} are not known; {counts} as a core")
     singles = tuple((cpu,) for cpu in without)
@@ -123,11 +125,7 @@ def _are_amd_modules(tree: Tree, siblings: tuple[CPUs, ...]) -> bool:
     ids = {tree.read_int(_topology(cpu) + "/core_id") for cpu in pair}
     if len(ids) != len(pair) or None in ids:
         return False
-    first_cpu = tree.read_start("/proc/cpuinfo").split("\n\n")[0]
-    fields = {
-        line.partition(":")[0].strip(): line.partition(":")[2].strip()
-        for line in first_cpu.splitlines()
-    }
+    fields = parse_cpuinfo(tree.read_start("/proc/cpuinfo"))
     return fields.get("vendor_id") == "AuthenticAMD" and fields.get("cpu family") == "21"
 
 

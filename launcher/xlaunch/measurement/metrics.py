@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from xlaunch.measurement.metric_lines import Kind, LineSplitter, Metric, convert
+from xlaunch.wording import plural
 
 if TYPE_CHECKING:
     from xlaunch.measurement.live import LiveWriter
@@ -315,4 +316,4 @@ def _mean(values: Sequence[float]) -> float | None:
 
 def _instances(indices: Sequence[int]) -> str:
     listed = ", ".join(map(str, indices[:8])) + (", ..." if len(indices) > 8 else "")
-    return f"instance{'' if len(indices) == 1 else 's'} {listed}"
+    return f"{plural(len(indices), 'instance')} {listed}"

@@ -80,8 +80,7 @@ def explain_memory(instances: list[tuple[Instance, str]]) -> list[Decision]:
     for (value, reason), members in alike.items():
         subject = "memory"
         if len(alike) > 1:
-            plural = "s" if len(members) > 1 else ""
-            subject = f"instance{plural} {format_cpu_list([i.index for i in members])} memory"
+            subject = f"{name_numbers('instance', [i.index for i in members])} memory"
         named = {i.memory_nodes for i in members}
         nodes = next(iter(named)) if len(named) == 1 else ()
         decisions.append(Decision(subject, f"{value} {format_cpu_list(nodes)}".rstrip(), reason))

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from xlaunch.errors import UsageError
-from xlaunch.machine.cpu_list import format_cpu_list
+from xlaunch.machine.cpu_list import name_numbers
 from xlaunch.machine.topology import CPUs, Machine, Topology
 from xlaunch.planning.explanation import (
     explain_memory,
@@ -266,7 +266,7 @@ def _selected(request: Request, instances: list[Instance]) -> tuple[Instance, ..
     if request.instance_index is None:
         return tuple(instances)
     last = len(instances) - 1
-    held = f"the plan has instance{'s' if last else ''} {format_cpu_list(range(last + 1))}"
+    held = f"the plan has {name_numbers('instance', range(last + 1))}"
     wrong = [index for index in request.instance_index if not 0 <= index <= last]
     if wrong:
         raise UsageError(f"--instance-index {','.join(map(str, sorted(wrong)))}: {held}")

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
-import tempfile
 from typing import Any
 
 from xlaunch.errors import UsageError, XLaunchError
 from xlaunch.report import Report
+from xlaunch.whole_files import is_special_file, write_whole
 
 SCHEMA_VERSION = 1
 
@@ -100,28 +99,8 @@ def write_report_or_tell(report: Report, path: str | None) -> int:
 def write_report(report: Report, path: str) -> None:
     """Write `report` as JSON. A regular file appears whole or not at all."""
     text = json.dumps(report_to_dict(report), indent=1) + "\n"
-    if leads_elsewhere(path):
+    if is_special_file(path):
         with open(path, "a", encoding="utf-8") as stream:
             stream.write(text)
-        return
-    folder, name = os.path.split(os.path.realpath(path))
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=folder)
-    try:
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
-        with open(descriptor, "w", encoding="utf-8") as stream:
-            stream.write(text)
-        os.replace(temporary, os.path.join(folder, name))
-    except BaseException:
-        os.unlink(temporary)
-        raise
-
-
-def leads_elsewhere(path: str) -> bool:
-    """Whether `path` is a pipe, a terminal, or a name such as /dev/stdout: nothing to be replaced."""
-    if os.path.exists(path) and not os.path.isfile(path):
-        return True
-    folder, name = os.path.split(path)
-    place = os.path.join(os.path.realpath(folder), name)
-    return re.fullmatch("/dev/std(out|err)|/proc/[0-9]+/fd/[0-9]+", place) is not None
+    else:
+        write_whole(path, text.encode())

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
-from xlaunch.machine.cpu_list import format_cpu_list
+from xlaunch.machine.cpu_list import name_numbers
 from xlaunch.machine.processes import TICKS_PER_SECOND, read_file, read_status
 
 SAMPLE_S = 0.25
@@ -140,11 +140,11 @@ class Occupancy:
             named.append(f"{len(occupants) - MOST_NAMED} more")
         if not named and passed_s >= SAMPLE_S:
             named.append("of processes that are not seen from here")
-        one = len(self._busy) == 1
+        count = len(self._busy)
         share = sum(self._busy.values()) / len(self._busy)
         return (
-            f"CPU{'' if one else 's'} {format_cpu_list(self._busy)} {'is' if one else 'are'} "
-            f"{_BUSY} ({share:.0%}{'' if one else ' on average'})"
+            f"{name_numbers('CPU', self._busy)} {'is' if count == 1 else 'are'} "
+            f"{_BUSY} ({share:.0%}{'' if count == 1 else ' on average'})"
             f"{': ' if named else ''}{', '.join(named)}"
             f"{'; --cpus takes others' if self._bound else ''}"
         )
@@ -182,11 +182,10 @@ class StolenTime:
         stolen, wanted = self._since()
         if stolen < max(LEAST_STOLEN_TICKS, STOLEN_SHARE * wanted):
             return None
-        one = len(self._cpus) == 1
         return (
-            f"the host gave {stolen / wanted:.0%} of the time that was wanted of CPU"
-            f"{'' if one else 's'} {format_cpu_list(self._cpus)} {_STOLEN}: another run may be as"
-            " much faster or slower"
+            f"the host gave {stolen / wanted:.0%} of the time that was wanted of "
+            f"{name_numbers('CPU', self._cpus)} {_STOLEN}: another run may be as much faster or "
+            "slower"
         )
 
     def share(self) -> float:

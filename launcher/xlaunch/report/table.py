@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.report import Report
+from xlaunch.wording import align
 
 if TYPE_CHECKING:
     from xlaunch.measurement.metrics import MetricTotal
@@ -49,7 +49,8 @@ def render_report(report: Report) -> str:
             for row, instance in zip(rows, report.instances, strict=True)
         ]
     if rows:
-        lines += align(headings, rows)
+        on_the_left = [i for i, heading in enumerate(headings) if heading.startswith("CPUs")]
+        lines += align([headings, *rows], right=set(range(len(headings))).difference(on_the_left))
         lines += FOOTNOTE
     if report.metrics:
         lines += ["", *render_metrics(report)]
@@ -70,7 +71,8 @@ def render_metrics(report: Report) -> list[str]:
         for instance in report.instances
         for metric in instance.metrics[position : position + 1]
     ]
-    lines = align(("metric", "instance", "values", "last", "mean"), rows) if rows else []
+    headings = ("metric", "instance", "values", "last", "mean")
+    lines = align([headings, *rows], right=range(1, len(headings))) if rows else []
     return [*lines, *map(describe_total, report.metrics)]
 
 
@@ -97,16 +99,3 @@ def describe_total(total: MetricTotal) -> str:
 
 def _cell(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
-
-
-def align(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a table, each column as wide as its widest cell, to the right but for lists of CPUs."""
-    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
-    left = [heading.startswith(("CPUs", "metric")) for heading in headings]
-    return [
-        "  ".join(
-            cell.ljust(width) if is_left else cell.rjust(width)
-            for cell, width, is_left in zip(row, widths, left, strict=True)
-        ).rstrip()
-        for row in (headings, *rows)
-    ]

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 from xlaunch.environment import Environment
 from xlaunch.planning.plan import Plan
 from xlaunch.report import Report
-from xlaunch.report.json_file import leads_elsewhere, write_report_or_tell
+from xlaunch.report.json_file import write_report_or_tell
 from xlaunch.report.occupancy import StolenTime, anything_runs
 from xlaunch.report.table import render_report
 from xlaunch.supervision.keeper import keep
 from xlaunch.supervision.supervisor import ENDING, Supervisor
+from xlaunch.whole_files import is_special_file
 
 if TYPE_CHECKING:
     from xlaunch.measurement.live import LiveWriter
@@ -85,7 +86,7 @@ def _write_report(report: Report, path: str | None, commands: int) -> int:
 
     A pipe that nobody reads would hold this process up for ever: a signal ends the wait.
     """
-    if path is None or not leads_elsewhere(path):
+    if path is None or not is_special_file(path):
         return write_report_or_tell(report, path)
     import threading
 

@@ -40,6 +40,7 @@ from xlaunch.supervision.states import (
 )
 from xlaunch.supervision.syscalls import SI_KERNEL, SignalInfo, SignalQueue, become_subreaper
 from xlaunch.supervision.terminal import CtrlC, Terminal
+from xlaunch.wording import counted
 
 if TYPE_CHECKING:
     from xlaunch.measurement.measuring import Measure, Measuring
@@ -300,7 +301,7 @@ class Supervisor:
         if self._state is State.ENDING and before is not State.ENDING and self._running:
             again = "; Ctrl-C again: now" if number == signal.SIGINT else ""
             self.say(
-                f"{number.name} sent to {_count(len(self._running), 'instance')}; "
+                f"{number.name} sent to {counted(len(self._running), 'instance')}; "
                 f"SIGKILL in {self._request.grace_s:g} s (--grace){again}"
             )
 
@@ -390,7 +391,7 @@ class Supervisor:
         if self._let_wait_for_restart(running):
             return
         restarts = self._restarts.count(running.position)
-        after = f" after {_count(restarts, 'restart')}" if restarts else ""
+        after = f" after {counted(restarts, 'restart')}" if restarts else ""
         stop = self._request.on_failure is not OnFailure.CONTINUE
         self._fail(
             running.exit_code,
@@ -484,7 +485,7 @@ class Supervisor:
                 )
         report = Report(
             exit_code=self._exit_code,
-            reason=self._reason or f"{_count(len(reports), 'instance')} ended well",
+            reason=self._reason or f"{counted(len(reports), 'instance')} ended well",
             wall_s=time.monotonic() - self._started,
             count=self._plan.count,
             instances=reports,
@@ -496,7 +497,3 @@ class Supervisor:
         return report._replace(
             metrics=measured.totals, series=measured.series, lines_seen=measured.lines_seen
         )
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

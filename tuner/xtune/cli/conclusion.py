@@ -243,7 +243,7 @@ def write_preset(conclusion: Conclusion, wanted: str | None) -> tuple[str | None
     Without options there is nothing to write unless a file was named. Raises `UsageError` where
     one that was named cannot be written.
     """
-    from xlaunch.cli.presets.writing import write_whole
+    from xlaunch.whole_files import write_output
 
     best = conclusion.verdict.best
     if best == BARE:
@@ -253,7 +253,7 @@ def write_preset(conclusion: Conclusion, wanted: str | None) -> tuple[str | None
     if wanted is None and not any(line and line[0] != "#" for line in text.splitlines()):
         return None, ""  # it says nothing: what won is in the program's arguments alone
     try:
-        write_whole(path, text, option="--save-preset")
+        write_output(path, text, option="--save-preset")
     except UsageError as error:
         if wanted is not None:
             raise

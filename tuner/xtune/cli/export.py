@@ -26,7 +26,7 @@ SCHEMA_VERSION = 1
 )
 def command(*, study: str | None, storage: str | None, output: str | None, no_samples: bool) -> int:
     """Write STUDY, or the youngest one, as JSON: machine, program, space and every launch."""
-    from xlaunch.cli.presets.writing import write_whole
+    from xlaunch.whole_files import write_output
     from xtune.cli.kept import find_kept, open_named
     from xtune.search.encoding import encode_launch
     from xtune.search.study_store import StudyStore
@@ -61,5 +61,5 @@ def command(*, study: str | None, storage: str | None, output: str | None, no_sa
         return 0
     if not rows:
         raise XLaunchError(f"study {found.name!r} has no launch yet; nothing is written")
-    write_whole(output, text + "\n", option="--output")
+    write_output(output, text + "\n", option="--output")
     return 0

@@ -54,7 +54,7 @@ def write_page(path: str, plotly: str, conclusion: Conclusion, task: Task, kept:
 
     Raises `UsageError` where it cannot be written.
     """
-    from xlaunch.cli.presets.writing import write_whole
+    from xlaunch.whole_files import write_output
     from xtune.page.document import page
 
     ended = kept.study.notes.get("ended") or ""
@@ -67,7 +67,7 @@ def write_page(path: str, plotly: str, conclusion: Conclusion, task: Task, kept:
         made=made_with(kept.study, conclusion.records),
     )
     text = page(findings, plotly)
-    write_whole(path, text, option="--html")
+    write_output(path, text, option="--html")
     say(f"page: {path} ({len(text.encode()) / MIB:.1f} MiB)")
 
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import textwrap
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -22,6 +21,7 @@ from xlaunch.cli.presets.command import (
 from xlaunch.cli.presets.files import SUFFIX
 from xlaunch.cli.presets.values import file_name_of, file_value, is_flag, typed_value
 from xlaunch.errors import UsageError
+from xlaunch.whole_files import write_output
 
 WIDTH = 98
 """Columns of a comment."""
@@ -55,7 +55,7 @@ def save_preset(path: str, ctx: click.Context) -> None:
             or (option.name in sources.below and option.name in sources.by_option)
         )
     }
-    write_whole(path, preset_text(ctx.command, wanted, use=path), option="--save-preset")
+    write_output(path, preset_text(ctx.command, wanted, use=path), option="--save-preset")
 
 
 def preset_text(command: click.Command, values: Mapping[str, Any], *, use: str) -> str:
@@ -109,29 +109,6 @@ def assignment(option: click.Option, written: Any) -> list[str]:
     if not isinstance(written, dict):
         return [f"{name} = {_toml(written)}"]
     return [f"[{name}]", *(f"{_key(key)} = {_toml(value)}" for key, value in written.items())]
-
-
-def write_whole(path: str, text: str, *, option: str = "") -> None:
-    """Write a text file that appears whole or not at all. Raises `UsageError`, naming `option`."""
-    folder, name = os.path.split(os.path.realpath(path))
-    what = f"{option} {path!r}".strip()
-    try:
-        data = text.encode()
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=folder)
-    except UnicodeEncodeError:
-        raise UsageError(f"{what}: a value is not UTF-8, so TOML cannot hold it") from None
-    except OSError as error:
-        raise UsageError(f"{what} cannot be written: {error.strerror}") from None
-    try:
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
-        with open(descriptor, "wb") as stream:
-            stream.write(data)
-        os.replace(temporary, os.path.join(folder, name))
-    except OSError as error:
-        os.unlink(temporary)
-        raise UsageError(f"{what} cannot be written: {error.strerror}") from None
 
 
 def _check_target(path: str, ctx: click.Context, option: str) -> None:

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counts with their nouns, and columns of text, for every message and table of the launcher."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+
+def counted(number: int, noun: str) -> str:
+    """**Ex.:** ``1 instance``, ``4 instances``."""
+    return f"{number} {plural(number, noun)}"
+
+
+def plural(number: int, noun: str) -> str:
+    """The noun alone, with an s unless the number is 1."""
+    return noun if number == 1 else f"{noun}s"
+
+
+def align(rows: Sequence[Sequence[str]], *, right: Collection[int] = ()) -> list[str]:
+    """The rows as lines, each column as wide as its widest cell; those in `right` to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.rjust(width) if column in right else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines
