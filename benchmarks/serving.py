@@ -49,7 +49,7 @@ def in_form(work: Work, form: str, *, streams: int, threads: int, package: Path)
         # Many layers with random weights blow small differences up.
         return compile_for_streams(model, work.batch, threads=threads, tolerance=TOLERANCE)
     if form == "package":
-        from xruntime.streams.packages import compile_package, load_package
+        from xruntime.packages.package import compile_package, load_package
 
         if not package.exists():
             compile_package(model, work.batch, package, threads=threads)

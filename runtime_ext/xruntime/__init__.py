@@ -22,21 +22,21 @@ from xruntime.errors import KernelsUnavailableError
 
 if TYPE_CHECKING:
     from xruntime import allocator
-    from xruntime.cpu_pool import (
+    from xruntime.compilation.compiled import CompiledForStreams, compile_for_streams
+    from xruntime.packages.package import StreamPackage, compile_package, load_package
+    from xruntime.reporting import report
+    from xruntime.streams.hints import MultiStreamModuleHint
+    from xruntime.streams.module import MultiStreamModule
+    from xruntime.threads.cpu_pool import (
         CPUPool,
         get_core_list_of_node_id,
         get_default_num_streams,
         is_runtime_ext_enabled,
     )
-    from xruntime.openmp import OpenMPTeam, TeamMember, openmp_team
-    from xruntime.pinning import pin
-    from xruntime.reporting import report
-    from xruntime.streams.compiled import CompiledForStreams, compile_for_streams
-    from xruntime.streams.hints import MultiStreamModuleHint
-    from xruntime.streams.module import MultiStreamModule
-    from xruntime.streams.packages import StreamPackage, compile_package, load_package
-    from xruntime.task import Task
-    from xruntime.worker import TaskFuture
+    from xruntime.threads.openmp import OpenMPTeam, TeamMember, openmp_team
+    from xruntime.threads.pinning import pin
+    from xruntime.threads.task import Task
+    from xruntime.threads.worker import TaskFuture
 
 __all__ = [
     "CPUPool",
@@ -63,24 +63,24 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOMES = {
-    "CPUPool": "cpu_pool",
-    "get_core_list_of_node_id": "cpu_pool",
-    "get_default_num_streams": "cpu_pool",
-    "is_runtime_ext_enabled": "cpu_pool",
-    "OpenMPTeam": "openmp",
-    "TeamMember": "openmp",
-    "openmp_team": "openmp",
-    "pin": "pinning",
+    "CPUPool": "threads.cpu_pool",
+    "get_core_list_of_node_id": "threads.cpu_pool",
+    "get_default_num_streams": "threads.cpu_pool",
+    "is_runtime_ext_enabled": "threads.cpu_pool",
+    "OpenMPTeam": "threads.openmp",
+    "TeamMember": "threads.openmp",
+    "openmp_team": "threads.openmp",
+    "pin": "threads.pinning",
     "report": "reporting",
-    "CompiledForStreams": "streams.compiled",
-    "compile_for_streams": "streams.compiled",
+    "CompiledForStreams": "compilation.compiled",
+    "compile_for_streams": "compilation.compiled",
     "MultiStreamModuleHint": "streams.hints",
     "MultiStreamModule": "streams.module",
-    "StreamPackage": "streams.packages",
-    "compile_package": "streams.packages",
-    "load_package": "streams.packages",
-    "Task": "task",
-    "TaskFuture": "worker",
+    "StreamPackage": "packages.package",
+    "compile_package": "packages.package",
+    "load_package": "packages.package",
+    "Task": "threads.task",
+    "TaskFuture": "threads.worker",
 }
 """Where each name is defined; its module is imported when the name is first asked for."""
 

@@ -16,11 +16,11 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-import xruntime
 from xruntime.errors import KernelsUnavailableError
 
 ABI_VERSION = 2
@@ -102,9 +102,9 @@ def library_path() -> Path:
         if not Path(named).is_file():
             raise KernelsUnavailableError(f"{LIBRARY_VARIABLE}={named}: there is no such file")
         return Path(named)
-    # An editable install has two folders: the sources, and where the build went.
-    for folder in xruntime.__path__:
-        path = Path(folder, LIBRARY_NAME)
+    # An editable install has two directories: the sources, and where the build went.
+    for directory in sys.modules["xruntime"].__path__:
+        path = Path(directory, LIBRARY_NAME)
         if path.is_file():
             return path
     raise KernelsUnavailableError(

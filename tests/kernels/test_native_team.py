@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.runtime_ext.test_openmp_sharing import intel_runtime
+from tests.runtime_ext.runtimes import intel_runtime
 
 from xruntime import native
 

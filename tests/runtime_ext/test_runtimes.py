@@ -14,12 +14,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.runtime_ext.conftest import Needs
 from tests.runtime_ext.runtimes import intel_runtime, llvm_runtime
-from tests.runtime_ext.threads.conftest import Needs
 
 SUITE = [
-    Path(__file__).parent / "threads" / name
-    for name in ("test_pin.py", "test_task.py", "test_multi_stream.py")
+    Path(__file__).parent / name
+    for name in ("threads/test_pin.py", "threads/test_task.py", "streams/test_multi_stream.py")
 ]
 
 

@@ -17,14 +17,15 @@ from typing import Any, Final, Self
 
 import torch
 
-from xruntime.cpu_pool import CPUPool, get_default_num_streams
+from xruntime.compilation.compiled import CompiledForStreams, kind_of
+from xruntime.compilation.interpreter_lock import lock_exists
 from xruntime.errors import ClosedError, InterpreterLockWarning, StreamCountError
-from xruntime.streams.batches import count_items, even_sizes, join, split
-from xruntime.streams.compiled import CompiledForStreams, kind_of
+from xruntime.packages.package import StreamPackage
 from xruntime.streams.counts import Measured, StreamCountSearch, counts_to_try
 from xruntime.streams.hints import MultiStreamModuleHint
-from xruntime.streams.interpreter_lock import lock_exists
-from xruntime.streams.packages import StreamPackage
+from xruntime.streams.joining import join
+from xruntime.streams.running import QUEUE_LENGTH, Streams, answers
+from xruntime.streams.splitting import count_items, even_sizes, split
 from xruntime.streams.whole_batch import (
     compare,
     copied,
@@ -32,8 +33,8 @@ from xruntime.streams.whole_batch import (
     training_dependent,
     training_error,
 )
-from xruntime.streams.workers import QUEUE_LENGTH, Streams, answers
-from xruntime.worker import TaskFuture
+from xruntime.threads.cpu_pool import CPUPool, get_default_num_streams
+from xruntime.threads.worker import TaskFuture
 
 AUTO: Final = "auto"
 

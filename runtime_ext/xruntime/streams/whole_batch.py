@@ -10,13 +10,13 @@ from typing import Any, Final, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from xruntime.compilation.accuracy import difference, tolerance_for
+from xruntime.compilation.compiled import CompiledForStreams
+from xruntime.compilation.kinds import Kind, kind_of
 from xruntime.errors import BatchError, CompilationError
-from xruntime.modes import current_autocast
-from xruntime.streams.accuracy import difference, tolerance_for
-from xruntime.streams.batches import Call
-from xruntime.streams.compiled import CompiledForStreams
-from xruntime.streams.kinds import Kind, kind_of
-from xruntime.streams.nests import entries, rebuilt
+from xruntime.nests import entries, rebuilt
+from xruntime.streams.splitting import Call
+from xruntime.threads.modes import current_autocast
 
 Original: TypeAlias = Callable[..., Any]
 

@@ -18,8 +18,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from xruntime.errors import BatchError
-from xruntime.streams.batches import join, split
 from xruntime.streams.hints import MultiStreamModuleHint as Hint
+from xruntime.streams.joining import join
+from xruntime.streams.splitting import split
 
 Needs = Callable[[object, str], None]
 

@@ -17,8 +17,9 @@ from tests.runtime_ext.streams.calls import Pair, arange, assert_same, shares_st
 from torch import Tensor
 
 from xruntime.errors import BatchError
-from xruntime.streams.batches import count_items, even_sizes, join, split
 from xruntime.streams.hints import MultiStreamModuleHint as Hint
+from xruntime.streams.joining import join
+from xruntime.streams.splitting import count_items, even_sizes, split
 
 
 class Case(NamedTuple):

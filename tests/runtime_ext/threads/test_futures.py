@@ -13,10 +13,12 @@ from types import FrameType
 
 import pytest
 
-from xruntime import futures, worker
-from xruntime.cpu_pool import CPUPool
-from xruntime.futures import LightFuture
-from xruntime.task import Task
+from xruntime.threads import futures, worker
+from xruntime.threads.cpu_pool import CPUPool
+from xruntime.threads.futures import LightFuture
+from xruntime.threads.task import Task
+
+pytestmark = pytest.mark.usefixtures("nothing_stays_changed")
 
 PATIENCE_S = 60.0
 STUCK_S = 0.004

@@ -16,15 +16,17 @@ from typing import Any
 import pytest
 from tests.runtime_ext.threads.test_process_life import run
 
-from xruntime import futures, task, worker
-from xruntime.cpu_pool import CPUPool
-from xruntime.streams import workers
-from xruntime.streams.workers import Streams
-from xruntime.task import Task
+from xruntime.streams import running
+from xruntime.streams.running import Streams
+from xruntime.threads import futures, task, worker
+from xruntime.threads.cpu_pool import CPUPool
+from xruntime.threads.task import Task
+
+pytestmark = pytest.mark.usefixtures("nothing_stays_changed")
 
 PATIENCE_S = 60.0
 
-SOURCES = (futures.__file__, task.__file__, worker.__file__, workers.__file__)
+SOURCES = (futures.__file__, task.__file__, worker.__file__, running.__file__)
 HANDLERS_RUN_AFTER = ("CALL", "RESUME", "JUMP_BACKWARD", "CALL_FUNCTION_EX", "CALL_KW")
 """Instructions of Python after which it runs handlers of signals that came."""
 
@@ -135,7 +137,7 @@ def test_submitter_that_is_interrupted_while_it_waits_for_room(second: CPUPool) 
 def test_a_thousand_real_signals() -> None:
     run(
         textwrap.dedent("""
-        from xruntime.streams.workers import Streams
+        from xruntime.streams.running import Streams
         task = Task(abs, pool)
         streams = Streams(abs, (CPUPool(cpus[:1]), CPUPool(cpus[-1:])), queue_length=1)
         interrupts = 0

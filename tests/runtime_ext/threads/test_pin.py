@@ -8,14 +8,15 @@ import threading
 
 import pytest
 import torch
-from tests.runtime_ext.threads.conftest import count_of_a_new_thread
-from tests.runtime_ext.threads.teams import Team, read_team
+from tests.runtime_ext.stream_threads import count_of_a_new_thread
+from tests.runtime_ext.teams import Team, read_team
 
 from xruntime import openmp_team
-from xruntime.cpu_pool import CPUPool
-from xruntime.pinning import pin
-from xruntime.streams.samples import team_of
-from xruntime.threads import mkl_threads, resize_team, set_mkl_threads
+from xruntime.threads.cpu_pool import CPUPool
+from xruntime.threads.pinning import pin
+from xruntime.threads.team import mkl_threads, resize_team, set_mkl_threads, team_of
+
+pytestmark = pytest.mark.usefixtures("nothing_stays_changed")
 
 
 def test_block_runs_on_the_pool_and_is_undone(two: CPUPool, second: CPUPool) -> None:

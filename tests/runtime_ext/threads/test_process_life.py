@@ -11,15 +11,17 @@ import textwrap
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("nothing_stays_changed")
+
 LIMIT_S = 100
 
 PREAMBLE = """
 import os, signal, sys, threading, time
 import torch
-from xruntime.cpu_pool import CPUPool
+from xruntime.threads.cpu_pool import CPUPool
 from xruntime.errors import LostInForkError
-from xruntime.pinning import pin
-from xruntime.task import Task
+from xruntime.threads.pinning import pin
+from xruntime.threads.task import Task
 
 cpus = sorted(os.sched_getaffinity(0))[:2]
 pool = CPUPool(cpus)

@@ -13,13 +13,15 @@ import weakref
 
 import pytest
 import torch
-from tests.runtime_ext.threads.conftest import Needs
-from tests.runtime_ext.threads.teams import Team, read_team
+from tests.runtime_ext.conftest import Needs
+from tests.runtime_ext.teams import Team, read_team
 
-from xruntime.cpu_pool import CPUPool
 from xruntime.errors import AffinityRefusedError, ClosedError
-from xruntime.pinning import pin
-from xruntime.task import Task
+from xruntime.threads.cpu_pool import CPUPool
+from xruntime.threads.pinning import pin
+from xruntime.threads.task import Task
+
+pytestmark = pytest.mark.usefixtures("nothing_stays_changed")
 
 
 class Gate:
@@ -416,7 +418,7 @@ def test_function_that_cannot_be_called_is_refused(second: CPUPool) -> None:
 
 
 def test_cpus_that_the_kernel_refuses(needs: Needs) -> None:
-    from xruntime.worker import Worker
+    from xruntime.threads.worker import Worker
 
     absent = max(os.sched_getaffinity(0)) + 1
     needs(absent < 1024, "a CPU number beyond those that are there")

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far the outputs of a compiled module may be from the eager module's, and how far they are.
+
+Compiled code adds in another order, folds batch norms into weights, and keeps in fp32 what the eager
+module rounds after each operator. Both are right; they differ by roundings.
+
+- fp32 sums are rounded in fp32: n terms in another order differ by about sqrt(n) roundings of 2**-24
+  each. A sum of 4,096 terms in each of 100 layers: 640 roundings, 4e-5 of the values. Allowed are
+  1e-3, which leaves room for layers that amplify.
+- Sums of bf16 and fp16 are kept in fp32 and rounded once for each layer, to 8 or 11 bits: of some
+  hundred such roundings the differences add up like sqrt(100) to 10 or 20 of 2**-9 or 2**-12. Allowed
+  are 26 of them: 5e-2 and 6e-3.
+- fp64: 1e-9, since vectorised functions are not exact to the last bits.
+
+The difference is measured against the largest value of an output, because it comes from sums of
+such values: what is nearly 0 is so by cancellation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from xruntime.errors import CompilationError
+from xruntime.nests import described, leaves, place
+from xruntime.threads.modes import Autocast
+
+TOLERANCES: Final[Mapping[torch.dtype, float]] = {
+    torch.bfloat16: 5e-2,
+    torch.float16: 6e-3,
+    torch.float32: 1e-3,
+    torch.float64: 1e-9,
+}
+"""The precision in use, the coarsest first, and the difference that it explains."""
+
+
+class Difference(NamedTuple):
+    """The output that differs most.
+
+    **Ex.:** ``Difference(absolute=0.012, relative=0.004, tolerance=0.05, where="output['logits']")``
+    """
+
+    absolute: float
+    """The largest absolute difference of two values."""
+
+    relative: float
+    """The same, divided by the largest value of that output; infinite where one has no number and the
+    other has, or where whole numbers or booleans differ."""
+
+    tolerance: float
+    where: str
+
+    other_dtypes: str = ""
+    """Outputs that are floating-point numbers of another precision in the compiled module, or none."""
+
+    @property
+    def allowed(self) -> bool:
+        return self.relative <= self.tolerance
+
+    def __str__(self) -> str:
+        if self.relative == 0:
+            text = "equal"
+        elif math.isinf(self.relative):
+            text = (
+                f"{self.where} differs where no rounding explains it (at most {self.absolute:.3g})"
+            )
+        else:
+            text = (
+                f"the largest difference is {self.absolute:.3g}, {self.relative:.2g} of the largest"
+                f" value, in {self.where} ({self.tolerance:.2g} allowed)"
+            )
+        return f"{text}; {self.other_dtypes}" if self.other_dtypes else text
+
+
+def tolerance_for(values: Iterable[torch.Tensor], autocast: Autocast | None) -> float:
+    """The difference that the coarsest precision explains, of the tensors' and autocast's."""
+    used = {value.dtype for value in values}
+    if autocast is not None:
+        used.add(autocast.dtype)
+    return next((TOLERANCES[dtype] for dtype in TOLERANCES if dtype in used), 1e-3)
+
+
+def difference(expected: Any, seen: Any, tolerance: float) -> Difference:
+    """The largest difference between the tensors of two outputs of one form.
+
+    Raises CompilationError where they are of different forms, shapes or dtypes; only the precisions
+    of floating-point numbers may differ, since autocast chooses them, and are told.
+    """
+    found = [Difference(0.0, 0.0, tolerance, "output")]
+    other_dtypes = []
+    expected_leaves = list(leaves(expected, ("output",)))
+    seen_leaves = dict(leaves(seen, ("output",)))
+    if [path for path, _ in expected_leaves] != list(seen_leaves):
+        raise CompilationError(
+            f"the eager module's output is {described(expected)}, and the compiled one's is"
+            f" {described(seen)}, with other values in it"
+        )
+    for path, value in expected_leaves:
+        other = seen_leaves[path]
+        if type(value) is not type(other):
+            raise CompilationError(
+                f"{place(path)} is {described(value)} from the eager module, and {described(other)}"
+                " from the compiled one"
+            )
+        if isinstance(value, torch.Tensor):
+            floating = value.is_floating_point() and other.is_floating_point()
+            if value.shape != other.shape or (value.dtype != other.dtype and not floating):
+                raise CompilationError(
+                    f"{place(path)} is {described(value)} of {value.dtype} from the eager module, and"
+                    f" {described(other)} of {other.dtype} from the compiled one"
+                )
+            if value.dtype != other.dtype:
+                other_dtypes.append(
+                    f"{place(path)} is {other.dtype} there and {value.dtype} in the eager module"
+                )
+            found.append(Difference(*_distance(value, other), tolerance, place(path)))
+    largest = max(found, key=lambda one: one.relative)
+    return largest._replace(other_dtypes=", ".join(other_dtypes))
+
+
+def _distance(left: torch.Tensor, right: torch.Tensor) -> tuple[float, float]:
+    """The largest absolute difference, and the same in units of the largest value."""
+    if left.numel() == 0 or left.layout is not torch.strided:
+        return 0.0, 0.0
+    if not (left.is_floating_point() or left.is_complex()):
+        gap = (left.double() - right.double()).abs().max().item()
+        return gap, 0.0 if torch.equal(left, right) else math.inf
+    wide = torch.complex128 if left.is_complex() else torch.float64
+    left, right = left.to(wide), right.to(wide)
+    # No number and infinity are right where they are in both.
+    usual = left.isfinite() & right.isfinite()
+    same = usual | (left == right) | (left.isnan() & right.isnan())
+    gap = torch.where(usual, left - right, 0).abs().max().item()
+    if not same.all():
+        return gap, math.inf
+    largest = torch.where(usual, left, 0).abs().max().item()
+    return gap, gap / largest if largest > 0 else (math.inf if gap else 0.0)

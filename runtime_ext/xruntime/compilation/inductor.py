@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch's compiler as it is used here: by one thread at a time, and with errors of one line.
+
+torch does not promise that two threads may compile at once (pytorch issues 118260, 136833, 168042),
+nor does it say so when a thread that only meant to call something compiles it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import torch
+
+from xruntime.compilation.kinds import Kind, kind_of
+from xruntime.errors import CompilationError
+
+compiling: Final = threading.RLock()
+"""Held by the one thread that may compile."""
+
+
+class _Permission(threading.local):
+    """Whether the calling thread may compile: it holds `compiling`, and means to."""
+
+    given = False
+
+
+_permission = _Permission()
+
+
+class NotPermittedError(RuntimeError):
+    """Raised into torch where a stream's call would start a compilation."""
+
+
+def may_compile() -> bool:
+    """Whether the calling thread is inside `permitted`."""
+    return _permission.given
+
+
+def eager_module(model: object) -> torch.nn.Module:
+    """The module to compile. Raises CompilationError for what cannot be compiled, and why."""
+    original = getattr(model, "_orig_mod", None)
+    if isinstance(model, torch.nn.Module) and isinstance(original, torch.nn.Module):
+        model = original  # what torch.compile() was given
+    kind = kind_of(model)
+    if kind is not Kind.EAGER or not isinstance(model, torch.nn.Module):
+        raise CompilationError(
+            f"compile_for_streams needs an eager module, and this {type(model).__name__} is"
+            f" {kind.value}: give the module that it was made from"
+        )
+    training = [name or "the module itself" for name, m in model.named_modules() if m.training]
+    if training:
+        raise CompilationError(
+            f"the module is in training mode ({training[0]}{', ...' if training[1:] else ''}): call"
+            " .eval() on it first"
+        )
+    elsewhere = {f"{p.device}" for p in model.parameters() if p.device.type != "cpu"}
+    if elsewhere:
+        raise CompilationError(
+            f"the module has weights on {', '.join(sorted(elsewhere))}, and streams run on CPUs: move it"
+            ' there by .to("cpu") first'
+        )
+    return model
+
+
+def chosen_options(
+    asked: Mapping[str, Any] | None, *, threads: int, freezing: bool
+) -> dict[str, Any]:
+    """Inductor's settings: ours, and those asked for. Raises CompilationError for a wrong one."""
+    ours = {
+        # Its wrapper is C++, which releases the lock; the default one, in Python, does not.
+        "cpp_wrapper": True,
+        "freezing": freezing,
+        # The number of threads is thereby part of the key of torch's cache on disk, which before
+        # torch 2.13 forgot it (pytorch issue 167463).
+        "cpp.threads": threads,
+    }
+    asked = dict(asked or {})
+    for name in ("cpp_wrapper", "cpp.threads"):
+        if asked.get(name, ours[name]) != ours[name]:
+            raise CompilationError(
+                f"options: {name} has to be {ours[name]} here, and {asked[name]!r} was asked for; leave"
+                " it out"
+            )
+    import torch._inductor as inductor
+
+    unknown = sorted(set(asked) - set(inductor.list_options()))
+    if unknown:
+        raise CompilationError(
+            f"options: torch {torch.__version__} has no {', '.join(unknown)}; torch._inductor."
+            "list_options() tells what there is"
+        )
+    return ours | asked
+
+
+@functools.cache
+def keep_device_guard() -> None:
+    """Have a thread that does not end own what torch's tracing leaves behind for all threads.
+
+    A torch for CUDA on a machine without a device replaces CUDA's guard when something is first
+    traced, by one that is freed when that thread ends; what is traced later, in any thread, crashes.
+    Seen with torch 2.11.
+    """
+    ensure = getattr(torch._C, "_ensureCUDADeviceGuardSet", None)  # noqa: SLF001 - there is no other
+    if ensure is None or torch.version.cuda is None or torch.cuda.is_available():
+        return
+    if threading.current_thread() is threading.main_thread():
+        ensure()
+        return
+    done = threading.Event()
+
+    def own() -> None:
+        ensure()
+        done.set()
+        threading.Event().wait()
+
+    threading.Thread(target=own, name="xruntime device guard", daemon=True).start()
+    done.wait()
+
+
+@contextlib.contextmanager
+def permitted() -> Iterator[None]:
+    """The calling thread, which holds `compiling`, may compile in the block, and never falls back."""
+    from torch._dynamo import config
+
+    # Neither falls back to the eager module without a word: not after an error, nor after many shapes.
+    strict = {"suppress_errors": False, "fail_on_recompile_limit_hit": True}
+    keep_device_guard()
+    known = {name: value for name, value in strict.items() if hasattr(config, name)}
+    before = _permission.given
+    _permission.given = True
+    try:
+        with config.patch(known):
+            yield
+    finally:
+        _permission.given = before
+
+
+@contextlib.contextmanager
+def explaining(model: torch.nn.Module, *, only_compiles: bool = False) -> Iterator[None]:
+    """Turns what torch raises when it cannot compile into a CompilationError of one line.
+
+    Other errors pass, unless nothing but compiling is done in the block.
+    """
+    try:
+        yield
+    except CompilationError:
+        raise
+    except Exception as error:
+        what = _explanation(error)
+        if what is None and only_compiles:
+            what = first_line(error)
+        if what is None:
+            raise
+        raise CompilationError(
+            f"{type(model).__name__} cannot be compiled for streams: {what}"
+        ) from error
+
+
+def _explanation(error: Exception) -> str | None:
+    """Why torch could not compile; None for an error of another kind, the module's own for instance."""
+    if find_error(error, "InvalidCxxCompiler") is not None:
+        return (
+            "there is no C++ compiler that works. Install one (Debian and Ubuntu: apt-get install g++),"
+            " or name it in the variable CXX before Python starts"
+        )
+    failed = find_error(error, "CppCompileError")
+    if failed is not None:
+        text = str(failed)
+        if "Python.h" in text:
+            return (
+                "the C++ compiler does not find Python.h. Install Python's headers (Debian and Ubuntu:"
+                " apt-get install python3-dev)"
+            )
+        reasons = [line.strip() for line in text.splitlines() if "error" in line.lower()]
+        return f"the C++ compiler failed: {reasons[1 if reasons[1:] else 0] if reasons else text[:200]}"
+    if find_error(error, "FailOnRecompileLimitHit") is not None:
+        return (
+            "there are more shapes than torch compiles code for (torch._dynamo.config.recompile_limit):"
+            " compile it with dynamic=True, or pad the inputs to fewer sizes"
+        )
+    failed = find_error(error, "BackendCompilerFailed") or find_error(error, "TorchDynamoException")
+    return None if failed is None else first_line(failed)
+
+
+def find_error(error: BaseException, wanted: type | str) -> BaseException | None:
+    """The error, or one that it came from, of a class of that name or derived from it."""
+    seen: list[BaseException] = []
+    waiting: list[Any] = [error]
+    while waiting:
+        one = waiting.pop(0)
+        if not isinstance(one, BaseException) or one in seen:
+            continue
+        seen.append(one)
+        if any(kind is wanted or kind.__name__ == wanted for kind in type(one).__mro__):
+            return one
+        waiting += [one.__cause__, one.__context__, getattr(one, "inner_exception", None)]
+    return None
+
+
+def first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {' '.join(lines[:2])[:400]}" if lines else type(error).__name__

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nests of tuples, lists and dicts that hold tensors: looking into one, building it again, naming it."""
+
+from __future__ import annotations
+
+import copy
+import reprlib
+from collections import OrderedDict
+from collections.abc import Collection, Iterator, Mapping, MutableMapping
+from typing import Any, TypeAlias
+
+import torch
+from torch.nn.utils.rnn import PackedSequence
+
+from xruntime.errors import BatchError
+
+Path: TypeAlias = tuple[Any, ...]
+"""The name of a root, then the indices and keys that lead to a value: ("args", 0, "mask")."""
+
+
+def place(path: Path) -> str:
+    """A path as a user would write it: ``args[0]['mask']``."""
+    return f"{path[0]}" + "".join(f"[{key!r}]" for key in path[1:])
+
+
+def entries(value: Any) -> Collection[tuple[Any, Any]] | None:
+    """What a nest holds, by index or key and in its order; None for what is no nest.
+
+    Nests are tuples, lists, and dicts with all that is derived from them (NamedTuple, torch's
+    return types, OrderedDict, transformers' ModelOutput), and what else behaves like a dict that
+    can be changed (BatchEncoding). A torch.Size and a PackedSequence are tuples by accident: the one
+    is a number of numbers, the tensors of the other cannot be split or joined one by one.
+    """
+    kind = type(value)
+    if kind is tuple or kind is list:
+        return list(enumerate(value))
+    if kind is dict:
+        return value.items()  # type: ignore[no-any-return]
+    if isinstance(value, (torch.Size, PackedSequence)):
+        return None
+    if isinstance(value, (tuple, list)):
+        return list(enumerate(value))
+    if isinstance(value, MutableMapping):
+        return value.items()
+    return None
+
+
+def rebuilt(value: Any, inner: list[Any], path: Path) -> Any:
+    """A nest of the same type as `value`, its keys in the same order, which holds `inner` instead.
+
+    Raises BatchError for a class of the user's that cannot be made anew.
+    """
+    kind = type(value)
+    if kind is list:
+        return inner
+    if kind is tuple:
+        return tuple(inner)
+    if kind is dict or kind is OrderedDict:
+        return kind(zip(value, inner, strict=True))
+    try:
+        if isinstance(value, tuple):
+            # A NamedTuple takes its fields one by one, other tuples all in one.
+            return kind._make(inner) if hasattr(kind, "_make") else kind(inner)
+        # A copy keeps what else the object knows: a default factory, attributes.
+        made = copy.copy(value)
+        if isinstance(value, list):
+            made[:] = inner
+        else:
+            for key, item in zip(value, inner, strict=True):
+                made[key] = item
+    except (TypeError, ValueError, AttributeError, LookupError) as error:
+        raise BatchError(
+            f"{place(path)}: of a {kind.__name__} no second one can be made ({error}): use a tuple, list"
+            " or dict, or write the hint None for it"
+        ) from error
+    return made
+
+
+def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """All that is no nest, with the way to it."""
+    inner = None if isinstance(value, torch.Tensor) else entries(value)
+    if inner is None:
+        yield path, value
+        return
+    for key, item in inner:
+        yield from leaves(item, (*path, key))
+
+
+def described(value: Any) -> str:
+    """A value in a few words, for a message: ``a list of 2``, ``a tensor (4, 3)``, ``a bool (True)``."""
+    if value is None:
+        return "None"
+    if isinstance(value, torch.Tensor):
+        return f"a tensor {shape_of(value)}"
+    kind = type(value).__name__
+    named = f"{'an' if kind[0] in 'AEIOUaeiou' else 'a'} {kind}"
+    if isinstance(value, Mapping):
+        return f"{named} with the keys {', '.join(map(repr, value)) or '(none)'}"
+    if isinstance(value, (tuple, list)):
+        return f"{named} of {len(value)}"
+    if isinstance(value, (bool, int, float, complex, str, bytes)):
+        return f"{named} ({reprlib.repr(value)})"
+    return named
+
+
+def shape_of(tensor: torch.Tensor) -> str:
+    return "(nested)" if tensor.is_nested else str(tuple(tensor.shape))

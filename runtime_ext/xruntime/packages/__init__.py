@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""AOTInductor packages: made, checked, loaded and called."""

@@ -1,0 +1,412 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`CPUPool`: the CPUs that a piece of work may use, as a value.
+
+    left, right = CPUPool(node=0).split(2)
+
+Which CPUs may be used at all is the process' matter: its affinity mask and its cpusets, found out
+when the first pool is made in it and kept from then on. The mask is that of the main thread, so a
+worker thread that is confined, or code inside a pin, makes the same pools as all others do.
+Where OpenMP shrank the main thread to one of its places (OMP_PROC_BIND and the like), all the
+places count. A forked process finds out anew: it may use what the thread that forked it might.
+
+Those who mean something else say so: ``CPUPool(os.sched_getaffinity(0))`` is the mask of the calling
+thread, and ``CPUPool(machine=xlaunch.read_machine())`` reads everything as it is now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, final
+
+from xlaunch.machine.cpu_list import format_cpu_list
+from xlaunch.machine.topology import CPUs, Machine, Topology
+from xruntime.errors import CPUPoolError, KernelsUnavailableError
+from xruntime.threads.cpu_choice import cpus_of_node, read_core_ids, usable_cpus, whole_number
+from xruntime.threads.process_machine import process_machine
+
+
+@final
+class CPUPool:
+    """A set of CPUs, at least one, that a piece of work may use. Immutable and hashable.
+
+    **Ex.:** on 8 cores in two NUMA nodes, whose SMT siblings are 0 and 8, 1 and 9, and so on:
+
+        CPUPool()                       # all that the process may use: 0-15
+        CPUPool("0-2,8")                # as for taskset and numactl
+        CPUPool([1, 0])                 # any iterable of CPU numbers
+        CPUPool(node=1)                 # 4-7,12-15
+        CPUPool(node=1, smt=False)      # one CPU for each core: 4-7
+
+    A pool is its set of CPUs: that is what two pools are compared by, and what ``| & - ^``, ``<=``
+    and the like work on. The order in which they were given is kept beside it, in `core_ids` and when
+    the pool is iterated, for whoever ties the first thread to the first CPU. Operators keep it: first
+    the left pool's CPUs, then those that the right one adds.
+
+    There are no empty pools: what would make one raises `CPUPoolError`, which is a ValueError.
+    """
+
+    __slots__ = ("_core_ids", "_machine", "_members")
+    _core_ids: tuple[int, ...]
+    _machine: Machine
+    _members: frozenset[int]
+
+    def __new__(
+        cls,
+        core_ids: str | Iterable[int] | None = None,
+        node_id: int | None = None,
+        *,
+        node: int | None = None,
+        smt: bool = True,
+        strict: bool = True,
+        machine: Machine | None = None,
+    ) -> CPUPool:
+        """The CPUs that `core_ids` names, or those of a NUMA node, or all that may be used.
+
+        core_ids: CPU numbers, each once, or an expression such as ``"0-7,16"``. A set is taken
+            in ascending order.
+        node_id, node: two spellings of one thing: the number of a NUMA node, of whose CPUs those
+            are taken that may be used. A machine whose kernel shows no nodes is node 0.
+        smt: False takes the lowest CPU of each core and leaves its SMT siblings out.
+        strict: False drops CPUs of `core_ids` that may not be used, unless nothing is left.
+        machine: another than the one the process runs on, or a fresh reading of that.
+
+        Raises `CPUPoolError` for whatever cannot be had, and on systems other than Linux.
+        """
+        asked = {"core_ids": core_ids, "node_id": node_id, "node": node}
+        given = [f"{name}={value!r}" for name, value in asked.items() if value is not None]
+        if len(given) > 1:
+            raise CPUPoolError(
+                f"{' and '.join(given)} are given together; name the CPUs or the node, one way"
+            )
+        if machine is not None and not isinstance(machine, Machine):
+            raise CPUPoolError(
+                f"machine: {machine!r} is none; pass what xlaunch.read_machine() gives"
+            )
+        if machine is None or machine.root == "/":
+            # Whatever the pool is of: before it can confine a thread, the process' mask is known.
+            known = process_machine()
+            machine = known if machine is None else machine
+        if core_ids is not None:
+            chosen = usable_cpus(read_core_ids(core_ids), machine, strict=strict)
+        elif given:
+            chosen = cpus_of_node(node_id if node is None else node, machine)
+        else:
+            chosen = machine.limits.allowed_cpus
+        if not smt:
+            lowest = {core[0] for core in _whole_cores(machine.topology, chosen)}
+            chosen = tuple([cpu for cpu in chosen if cpu in lowest])
+        return cls._of(machine, chosen)
+
+    @classmethod
+    def _of(cls, machine: Machine, core_ids: Iterable[int]) -> CPUPool:
+        """The pool of CPUs that are known to be good."""
+        pool = object.__new__(cls)
+        pool._core_ids = tuple(core_ids)
+        pool._machine = machine
+        pool._members = frozenset(pool._core_ids)
+        return pool
+
+    @property
+    def core_ids(self) -> list[int]:
+        """The CPU numbers in the order they were given in; ascending where none was."""
+        return list(self._core_ids)
+
+    @property
+    def cpus(self) -> CPUs:
+        """The CPU numbers, ascending."""
+        return tuple(sorted(self._core_ids))
+
+    @property
+    def cores(self) -> tuple[CPUs, ...]:
+        """The pool's CPUs by physical core, in the order of the lowest. **Ex.:** ((0, 8), (1, 9))."""
+        return _whole_cores(self._machine.topology, self._core_ids)
+
+    @property
+    def core_count(self) -> int:
+        """How many physical cores the pool touches."""
+        return len(self.cores)
+
+    @property
+    def machine(self) -> Machine:
+        """The machine that the CPUs are of."""
+        return self._machine
+
+    @property
+    def cpu_pool(self) -> CPUPool:
+        """The pool itself: `pool.cpu_pool.get_core_list()` is the spelling of IPEX."""
+        return self
+
+    def get_core_list(self) -> list[int]:
+        """The same as `core_ids`."""
+        return self.core_ids
+
+    def __len__(self) -> int:
+        return len(self._core_ids)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._core_ids)
+
+    def __contains__(self, cpu: object) -> bool:
+        return cpu in self._members
+
+    def __str__(self) -> str:
+        return format_cpu_list(self._core_ids)
+
+    def __repr__(self) -> str:
+        if self._core_ids == self.cpus:
+            return f"CPUPool({format_cpu_list(self._core_ids)!r})"
+        return f"CPUPool({self.core_ids})"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, CPUPool):
+            return NotImplemented
+        return self._members == other._members
+
+    def __hash__(self) -> int:
+        return hash((CPUPool, self._members))
+
+    def __le__(self, other: CPUPool) -> bool:
+        if not isinstance(other, CPUPool):
+            return NotImplemented
+        return self._members <= other._members
+
+    def __lt__(self, other: CPUPool) -> bool:
+        if not isinstance(other, CPUPool):
+            return NotImplemented
+        return self._members < other._members
+
+    def __ge__(self, other: CPUPool) -> bool:
+        if not isinstance(other, CPUPool):
+            return NotImplemented
+        return self._members >= other._members
+
+    def __gt__(self, other: CPUPool) -> bool:
+        if not isinstance(other, CPUPool):
+            return NotImplemented
+        return self._members > other._members
+
+    def __or__(self, other: CPUPool) -> CPUPool:
+        if not isinstance(other, CPUPool):
+            return NotImplemented
+        return self._combined("|", other, [*self, *(cpu for cpu in other if cpu not in self)])
+
+    def __and__(self, other: CPUPool) -> CPUPool:
+        if not isinstance(other, CPUPool):
+            return NotImplemented
+        return self._combined("&", other, [cpu for cpu in self if cpu in other])
+
+    def __sub__(self, other: CPUPool) -> CPUPool:
+        if not isinstance(other, CPUPool):
+            return NotImplemented
+        return self._combined("-", other, [cpu for cpu in self if cpu not in other])
+
+    def __xor__(self, other: CPUPool) -> CPUPool:
+        if not isinstance(other, CPUPool):
+            return NotImplemented
+        mine = [cpu for cpu in self if cpu not in other]
+        return self._combined("^", other, [*mine, *(cpu for cpu in other if cpu not in self)])
+
+    def isdisjoint(self, other: CPUPool) -> bool:
+        """Whether the two pools have no CPU in common."""
+        return not any(cpu in self for cpu in _checked_pool(other))
+
+    def _combined(self, sign: str, other: CPUPool, core_ids: list[int]) -> CPUPool:
+        if self._machine.root != other._machine.root:
+            raise CPUPoolError(
+                f"{self!r} {sign} {other!r}: they are pools of different machines, "
+                f"{self._machine.root} and {other._machine.root}"
+            )
+        if not core_ids:
+            raise CPUPoolError(
+                f"{self!r} {sign} {other!r} leaves no CPU, and a pool holds at least one; "
+                "compare them first (isdisjoint, <=)"
+            )
+        if self._members.issuperset(core_ids) or self._machine is other._machine:
+            return self._of(self._machine, core_ids)
+        # Read at different times, the machine may have lost CPUs in between.
+        return CPUPool(core_ids, machine=self._machine)
+
+    def split(self, n: int, *, equal: bool = False) -> tuple[CPUPool, ...]:
+        """`n` disjoint pools of as many cores each, or the first of them with one core more.
+
+        equal: leave the cores idle that do not go into `n`, instead of giving the first parts one
+            more.
+
+        Sizes are in cores, and SMT siblings stay together. Parts lie in as few packages, then NUMA
+        nodes, then L3 groups as `xlaunch.planning.placement` can make them; those of one size come in
+        the order of their place. Raises `CPUPoolError` for more parts than cores.
+
+        **Ex.:** eight cores in L3 groups 0-3 and 4-7: ``split(3)`` gives three, three and two cores,
+        ``split(3, equal=True)`` gives 0-1, 2-3 and 4-5.
+        """
+        cores = self.cores
+        count = whole_number(n)
+        if count is None or not 0 < count <= len(cores):
+            fits = f"1 to {len(cores)} parts" if len(cores) > 1 else "1 part"
+            raise CPUPoolError(
+                f"split({n!r}): {self!r} has {_counted(len(cores), 'core')}, which give {fits}; "
+                "a part has one core or more, with its SMT siblings"
+            )
+        if count == 1:
+            return (self,)
+        from xruntime.threads.core_shares import equal_shares, share_out
+
+        divide = equal_shares if equal else share_out
+        return tuple([self._part(part) for part in divide(self._machine.topology, cores, count)])
+
+    def per_node(self) -> tuple[CPUPool, ...]:
+        """A pool for each NUMA node that has CPUs in this one; CPUs of no node make the last."""
+        return self._divided([node.cpus for node in self._machine.topology.numa_nodes])
+
+    def per_l3(self) -> tuple[CPUPool, ...]:
+        """A pool for each L3 cache that has CPUs in this one; CPUs without any make the last."""
+        return self._divided(self._machine.topology.l3_groups)
+
+    def per_core(self) -> tuple[CPUPool, ...]:
+        """A pool for each core, with those of its SMT siblings that are in this one."""
+        return self._divided(self._machine.topology.cores)
+
+    def _part(self, cpus: Iterable[int]) -> CPUPool:
+        """Those of the pool's CPUs, in the pool's order."""
+        members = frozenset(cpus)
+        return self._of(self._machine, [cpu for cpu in self._core_ids if cpu in members])
+
+    def _divided(self, groups: Iterable[CPUs]) -> tuple[CPUPool, ...]:
+        left = set(self._members)
+        parts: list[CPUPool] = []
+        for group in groups:
+            if inside := left.intersection(group):
+                parts.append(self._part(inside))
+                left -= inside
+        if left:
+            parts.append(self._part(left))
+        return tuple(parts)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The pool and where it lies, as plain values for JSON.
+
+        Groups hold the CPUs of this pool only, and are left out where they hold none.
+        """
+        topology = self._machine.topology
+        packages = [(package.id, self._inside(package.cpus)) for package in topology.packages]
+        nodes = [(node.id, self._inside(node.cpus)) for node in topology.numa_nodes]
+        l3_groups = [self._inside(group) for group in topology.l3_groups]
+        return {
+            "cpus": list(self.cpus),
+            "core_ids": self.core_ids,
+            "cores": [list(core) for core in self.cores],
+            "packages": [{"id": id_, "cpus": cpus} for id_, cpus in packages if cpus],
+            "numa_nodes": [{"id": id_, "cpus": cpus} for id_, cpus in nodes if cpus],
+            "l3_groups": [cpus for cpus in l3_groups if cpus],
+            "efficiency_cpus": self._efficiency_cpus(),
+        }
+
+    def describe(self) -> str:
+        """A few lines that say what the pool holds, for people."""
+        facts, limits = self.to_dict(), self._machine.limits
+        lines = [
+            f"{_counted(len(self), 'CPU')}: {format_cpu_list(self._core_ids)}",
+            f"{_counted(self.core_count, 'core')}{self._describe_siblings()}",
+            _describe_groups("package", facts["packages"]),
+            _describe_groups("NUMA node", facts["numa_nodes"]),
+            _describe_groups("L3 cache", [{"cpus": cpus} for cpus in facts["l3_groups"]]),
+        ]
+        if facts["efficiency_cpus"]:
+            lines.append(f"efficiency cores: CPUs {format_cpu_list(facts['efficiency_cpus'])}")
+        if limits.cpu_quota is not None and limits.cpu_quota < len(self):
+            lines.append(
+                f"CPU quota: the time of {limits.cpu_quota:g} CPUs ({limits.cpu_quota_source})"
+            )
+        return "\n".join(lines)
+
+    def _inside(self, cpus: Iterable[int]) -> list[int]:
+        return [cpu for cpu in cpus if cpu in self._members]
+
+    def _efficiency_cpus(self) -> list[int]:
+        from xlaunch.planning.pool import efficiency_cpus
+
+        return sorted(self._members & efficiency_cpus(self._machine.topology))
+
+    def _describe_siblings(self) -> str:
+        topology = self._machine.topology
+        if not topology.cores_known:
+            return " (SMT siblings are not known: each CPU counts as one)"
+        cores = self.cores
+        whole = set(topology.cores)
+        complete = sum([core in whole for core in cores])
+        if all(len(core) == 1 for core in whole if not self._members.isdisjoint(core)):
+            return ""
+        if complete == len(cores):
+            return ", all SMT siblings of each"
+        if all(len(core) == 1 for core in cores):
+            return ", one SMT sibling of each"
+        return f", all SMT siblings of {complete}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The process that receives a pool of this machine has limits of its own.
+        machine = None if self._machine.root == "/" else self._machine
+        return _restored, (self._core_ids, machine)
+
+    def __copy__(self) -> CPUPool:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CPUPool:
+        return self
+
+
+def _describe_groups(noun: str, groups: list[dict[str, Any]]) -> str:
+    """**Ex.:** ``2 NUMA nodes: 0 (0-3,8-11); 1 (4-7,12-15)``."""
+    if not groups:
+        return f"{noun}s: none known"
+    words = []
+    for group in groups:
+        name, cpus = group.get("id"), format_cpu_list(group["cpus"])
+        words.append(cpus if name is None else f"{name} ({cpus})")
+    return f"{_counted(len(groups), noun)}: {'; '.join(words)}"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def get_core_list_of_node_id(node_id: int) -> list[int]:
+    """One CPU for each core of a NUMA node that may be used: `CPUPool(node=node_id, smt=False)`.
+
+    Raises `CPUPoolError` where there is none.
+    """
+    return CPUPool(node=node_id, smt=False).core_ids
+
+
+def get_default_num_streams(cpu_pool: CPUPool) -> int:
+    """As many streams as `cpu_pool` has cores, or as a CPU quota gives the time of, rounded down."""
+    pool = _checked_pool(cpu_pool)
+    quota = pool.machine.limits.cpu_quota
+    # With one stream more than that, all of them would be stopped in every period.
+    return pool.core_count if quota is None else min(pool.core_count, max(1, int(quota)))
+
+
+def is_runtime_ext_enabled() -> bool:
+    """Whether the native library is there and can be loaded."""
+    from xruntime.native import library
+
+    try:
+        library()
+    except KernelsUnavailableError:
+        return False
+    return True
+
+
+def _restored(core_ids: tuple[int, ...], machine: Machine | None) -> CPUPool:
+    return CPUPool(core_ids, machine=machine)
+
+
+def _checked_pool(value: CPUPool) -> CPUPool:
+    if not isinstance(value, CPUPool):
+        raise CPUPoolError(f"{value!r} is no CPUPool; write CPUPool({value!r}) if it names CPUs")
+    return value
+
+
+def _whole_cores(topology: Topology, cpus: Iterable[int]) -> tuple[CPUs, ...]:
+    from xlaunch.planning.pool import whole_cores
+
+    return whole_cores(topology, cpus)

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a function or module beside the caller, on CPUs of its own.
+
+with Task(model, CPUPool("4-7")) as task:
+    future = task(batch)      # a concurrent.futures.Future
+    other_work()
+    print(future.result())
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Generic, ParamSpec, Self, TypeVar
+
+from xruntime.threads.cpu_pool import CPUPool
+from xruntime.threads.worker import TaskFuture, Worker
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Task(Generic[P, T]):
+    """Calls `function` on a thread of its own, whose native team has a thread a CPU of `pool`.
+
+    Calls are done one after another, in the order of submission. Each owns its arguments and carries
+    its submitter's grad, inference and autocast modes and context variables. `pool`, when it
+    is None, is one CPU of each core that this process may use. With `pin_workers` each of the team's workers runs on one
+    CPU; the thread itself keeps all.
+
+    A Python function takes the interpreter's lock for what it does in Python; native operators run
+    beside the caller's.
+
+    Raises TypeError where `function` cannot be called, and AffinityRefusedError, SecondRuntimeError
+    or KernelsUnavailableError where the thread cannot be set up.
+    """
+
+    def __init__(
+        self,
+        function: Callable[P, T],
+        pool: CPUPool | None = None,
+        *,
+        pin_workers: bool = False,
+    ) -> None:
+        if not callable(function):
+            raise TypeError(
+                f"a Task needs a function or module that can be called, and this is"
+                f" {type(function).__name__}"
+            )
+        self.function = function
+        self.pool = CPUPool(smt=False) if pool is None else pool
+        name = getattr(function, "__name__", type(function).__name__)
+        self._worker = Worker(
+            self.pool.core_ids, len(self.pool), name=f"Task({name})", pin_workers=pin_workers
+        )
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> TaskFuture[T]:
+        """Submit a call; return at once with a future of its result. Raises ClosedError."""
+        return self._worker.submit(self.function, args, kwargs)
+
+    submit = __call__
+
+    def run_sync(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Submit a call and wait for its result, or raise its exception."""
+        return self._worker.submit(self.function, args, kwargs).result()
+
+    def close(self, *, wait: bool = True, cancel_pending: bool = False) -> None:
+        """Take no more calls; with `wait`, return when those submitted are done.
+
+        `cancel_pending` cancels those that have not begun. Closing again does nothing.
+        """
+        self._worker.close(wait=wait, cancel_pending=cancel_pending)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close(cancel_pending=kind is not None)
+
+    def __repr__(self) -> str:
+        return f"<{self._worker.name} on CPUs {self.pool}>"

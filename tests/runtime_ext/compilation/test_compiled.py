@@ -1,0 +1,584 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Modules that are really compiled, called as streams call them, and asked for what they refuse.
+
+Compiling takes seconds, so that tests share what is compiled; none leaves it in another state.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+import pickle
+import subprocess
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from tests.runtime_ext.stream_threads import (
+    call_in_thread,
+    call_in_threads,
+    count_of_a_new_thread,
+)
+from tests.runtime_ext.tiny_models import (
+    Chance,
+    Holding,
+    Images,
+    Layer,
+    Scaled,
+    Waves,
+    eager,
+)
+from torch import nn
+
+from xruntime.compilation.call_shapes import CallShape
+from xruntime.compilation.compiled import CompiledForStreams, compile_for_streams
+from xruntime.compilation.interpreter_lock import lock_exists, lock_share
+from xruntime.compilation.kinds import Kind, kind_of
+from xruntime.errors import (
+    CompilationError,
+    InterpreterLockWarning,
+    SampleError,
+    StreamCountError,
+    ThreadCountError,
+)
+from xruntime.streams.module import MultiStreamModule
+from xruntime.threads.cpu_pool import CPUPool
+
+Needs = Callable[[object, str], None]
+
+pytestmark = [
+    # `test_short_compilation` is among the short ones.
+    pytest.mark.long,
+    # torch warns of what it imports itself.
+    pytest.mark.filterwarnings("ignore:.*torch.jit.*"),
+    pytest.mark.usefixtures("compiler"),
+]
+
+ITEMS = 4
+
+
+class Made(NamedTuple):
+    model: nn.Module
+    sample: Any
+    compiled: CompiledForStreams
+    log: list[str]
+
+
+@pytest.fixture(scope="module")
+def images(compiler: None) -> Made:
+    """Compiled for one thread. The counts of this and of new threads are as they were."""
+    torch.manual_seed(0)
+    model, sample = Images(), torch.randn(ITEMS, 3, 24, 24)
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("xruntime")
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    before = torch.get_num_threads(), count_of_a_new_thread()
+    try:
+        compiled = compile_for_streams(model, sample, threads=1)
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+    assert (torch.get_num_threads(), count_of_a_new_thread()) == before
+    return Made(model, sample, compiled, lines)
+
+
+@pytest.fixture(scope="module")
+def layer(compiler: None) -> Made:
+    """Compiled for two threads, in bfloat16, with a batch that may vary, called by keywords."""
+    torch.manual_seed(0)
+    sample = {"ids": torch.randint(0, 50, (ITEMS, 12)), "mask": torch.ones(ITEMS, 12) > 0}
+    sample["mask"][1, 8:] = False
+    model = Layer()
+    compiled = compile_for_streams(model, sample, threads=2, dtype=torch.bfloat16, dynamic=True)
+    return Made(model, sample, compiled, [])
+
+
+@pytest.fixture
+def graphs(images: Made) -> Iterator[None]:
+    """Nothing is compiled in the test."""
+    before = images.compiled._graphs
+    yield
+    assert images.compiled._graphs == before
+
+
+def test_eight_threads_at_once_compute_what_the_eager_module_does(images: Made, graphs) -> None:
+    expected = eager(images.model, images.sample)
+    results = call_in_threads(lambda: images.compiled(images.sample), 8, team=1)
+    assert len(results) == 8
+    for result in results:
+        torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_what_was_seen_is_told(images: Made) -> None:
+    evidence = images.compiled.evidence
+    assert evidence.graphs == 1
+    assert evidence.difference.allowed
+    assert 0 <= evidence.difference.absolute < 1e-4
+    assert evidence.lock.unknown is None or "one CPU" in evidence.lock.unknown
+    text = images.compiled.describe()
+    assert "Images, compiled for streams of 1 thread" in text
+    assert f"torch {torch.__version__}, weights frozen" in text
+    assert "in one graph" in text
+    assert images.log[0] == "compiling Images for streams of 1 thread; this may take a minute"
+    assert images.log[1].startswith("compiled Images for streams of 1 thread: graph 1, ")
+
+
+def test_it_is_a_module_in_eval_mode_with_the_weights(images: Made) -> None:
+    compiled = images.compiled
+    assert isinstance(compiled, nn.Module)
+    assert compiled.threads == 1
+    assert not compiled.training
+    assert compiled.eval() is compiled
+    assert dict(compiled.named_parameters()).keys() == {
+        f"model.{name}" for name, _ in images.model.named_parameters()
+    }
+    assert kind_of(compiled) is Kind.COMPILED_FOR_STREAMS
+    assert not kind_of(compiled).holds_lock
+
+
+def test_thread_with_another_count_is_refused(images: Made, graphs) -> None:
+    with pytest.raises(
+        ThreadCountError, match="streams of 1 thread and called in a thread that has 3"
+    ):
+        call_in_thread(lambda: images.compiled(images.sample), team=3)
+
+
+MODES: dict[str, Callable[[], Any]] = {
+    "grad": torch.enable_grad,
+    "no grad": torch.no_grad,
+    "inference": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_modes_of_the_caller_do_not_matter(images: Made, graphs, mode: str) -> None:
+    def call() -> torch.Tensor:
+        with MODES[mode]():
+            result: torch.Tensor = images.compiled(images.sample)
+            assert torch.is_inference_mode_enabled() == (mode == "inference")
+            return result
+
+    result = call_in_thread(call, team=1)
+    assert result.is_inference()
+    assert result.dtype is torch.float32
+    torch.testing.assert_close(result, eager(images.model, images.sample), rtol=1e-4, atol=1e-5)
+
+
+def made_in_inference_mode(sample: torch.Tensor) -> torch.Tensor:
+    with torch.inference_mode():
+        return sample.clone()
+
+
+INPUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "inference tensor": made_in_inference_mode,
+    "requires grad": lambda sample: sample.clone().requires_grad_(),
+    "parameter": lambda sample: nn.Parameter(sample.clone()),
+    "view": lambda sample: torch.cat((sample, sample))[ITEMS:],
+}
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_the_same_values_in_another_tensor_compile_nothing(images: Made, graphs, name: str) -> None:
+    tensor = INPUTS[name](images.sample)
+    result = call_in_thread(lambda: images.compiled(tensor), team=1)
+    torch.testing.assert_close(result, eager(images.model, images.sample), rtol=1e-4, atol=1e-5)
+
+
+def test_new_batch_sizes_are_compiled_once_by_one_thread(images: Made) -> None:
+    graphs = images.compiled._graphs
+    for items in (ITEMS + 1, ITEMS + 2):
+        batch = torch.randn(items, 3, 24, 24)
+        expected = eager(images.model, batch)
+        for result in call_in_threads(lambda batch=batch: images.compiled(batch), 4, team=1):
+            torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
+    # The first made code for both.
+    assert images.compiled._graphs == graphs + 1
+    batch = torch.randn(1, 3, 24, 24)
+    assert images.compiled.prepare(batch) is images.compiled
+    graphs = images.compiled._graphs
+    result = call_in_thread(lambda: images.compiled(batch), team=1)
+    torch.testing.assert_close(result, eager(images.model, batch), rtol=1e-4, atol=1e-5)
+    assert images.compiled._graphs == graphs
+
+
+def test_where_a_part_lies_in_its_batch_does_not_matter(images: Made) -> None:
+    batch = torch.randn(30, 3, 24, 24)
+    graphs = []
+    for part in (batch[20:], batch[:10], batch[1:11], batch[10:20].clone()):
+        result = call_in_thread(lambda part=part: images.compiled(part), team=1)
+        torch.testing.assert_close(result, eager(images.model, part), rtol=1e-4, atol=1e-5)
+        graphs.append(images.compiled._graphs)
+    assert len(set(graphs)) == 1
+
+
+def test_other_reasons_to_compile_are_errors(images: Made, graphs) -> None:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with pytest.raises(CompilationError, match="would have to be compiled again") as caught:
+            call_in_thread(lambda: images.compiled(images.sample), team=1)
+    finally:
+        torch.set_default_dtype(before)
+    assert caught.value.__cause__ is not None
+    call_in_thread(lambda: images.compiled(images.sample), team=1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda compiled: compiled.train(),
+        lambda compiled: compiled.half(),
+        lambda compiled: compiled.compile(),
+        lambda compiled: compiled.to("meta"),
+        lambda compiled: compiled.load_state_dict({}),
+        copy.deepcopy,
+        pickle.dumps,
+    ],
+)
+def test_it_cannot_be_changed(images: Made, change: Callable[[CompiledForStreams], Any]) -> None:
+    with pytest.raises(CompilationError, match="compile it again"):
+        change(images.compiled)
+    assert not images.compiled.training
+
+
+def test_streams_of_uneven_parts(images: Made, needs: Needs) -> None:
+    allowed = sorted(os.sched_getaffinity(0))
+    needs(len(allowed) >= 2, "two CPUs")
+    batch = torch.randn(2 * ITEMS + 1, 3, 24, 24)
+    with MultiStreamModule(images.compiled, 2, CPUPool(allowed[:2])) as streams:
+        result = streams(batch)
+    torch.testing.assert_close(result, eager(images.model, batch), rtol=1e-4, atol=1e-5)
+
+
+def test_streams_have_the_threads_that_code_was_made_for(layer: Made, needs: Needs) -> None:
+    allowed = sorted(os.sched_getaffinity(0))
+    needs(len(allowed) >= 2, "two CPUs")
+    pool = CPUPool(allowed[:2])
+    with MultiStreamModule(layer.compiled, "auto", pool) as streams:
+        assert streams.num_streams == 1
+        assert f"CPUs {pool}, 2 threads" in streams.describe()
+    with pytest.raises(StreamCountError, match=r"compiled for 2 threads.*room for at most 1"):
+        MultiStreamModule(layer.compiled, 2, pool)
+
+
+def test_keywords_autocast_and_sizes_that_vary(layer: Made) -> None:
+    compiled, sample = layer.compiled, layer.sample
+    assert "autocast to bfloat16, dimension 0 may vary" in compiled.describe()
+    assert compiled.evidence.difference.tolerance == 5e-2
+    graphs = compiled._graphs
+    for items in (ITEMS, 2, 3, 7):
+        batch = {name: torch.cat((value, value))[:items] for name, value in sample.items()}
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            expected = eager(layer.model, **batch)
+        for result in call_in_threads(lambda batch=batch: compiled(**batch), 2, team=2):
+            assert result.keys() == expected.keys()
+            assert result["pooled"][1] is None
+            for left, right in ((result["hidden"], expected["hidden"]),):
+                torch.testing.assert_close(left.float(), right.float(), rtol=0.05, atol=0.1)
+    assert compiled._graphs == graphs
+
+
+def test_numbers_that_change_are_compiled_for_and_then_no_longer(compiler: None) -> None:
+    model, values = Scaled(), torch.randn(3, 4)
+    compiled = compile_for_streams(model, (values, 1.5), threads=1)
+
+    def check(scale: float) -> None:
+        for result in call_in_threads(lambda: compiled(values, scale), 2, team=1):
+            torch.testing.assert_close(result, eager(model, values, scale))
+
+    for scale in (2.5, 3.5):
+        check(scale)
+    graphs = compiled._graphs
+    for scale in (4.5, 5.5, 6.5):
+        check(scale)
+    assert compiled._graphs == graphs
+
+
+def test_after_a_change_it_is_compiled_anew_when_asked_for(compiler: None) -> None:
+    model, sample = Scaled(), torch.randn(3, 4)
+    compiled = compile_for_streams(model, (sample, 2.0), threads=1)
+    before = eager(model, sample, 2.0)
+
+    def result() -> torch.Tensor:
+        return call_in_thread(lambda: compiled(sample, 2.0), team=1)
+
+    model.negate = True
+    torch.testing.assert_close(result(), before)
+    with pytest.raises(CompilationError, match=r"computes something else.*call prepare\(\)"):
+        compiled.check()
+    for _ in range(2):
+        # Without a sample, and with one of a shape that there is code for.
+        compiled.prepare(*[(sample, 2.0)] * (not model.negate))
+        torch.testing.assert_close(result(), eager(model, sample, 2.0))
+        assert compiled.check((sample, 2.0)).allowed
+        model.negate = False
+
+
+class Pair(NamedTuple):
+    left: torch.Tensor
+    right: torch.Tensor
+
+
+class Output(OrderedDict[str, torch.Tensor]):
+    """Like transformers' ModelOutput."""
+
+
+class Pairs(nn.Module):
+    def forward(self, pair: Pair, more: Output, way: object) -> torch.Tensor:
+        return pair.left * pair.right + more["bias"]
+
+
+class Way:
+    """A class that nobody here knows."""
+
+
+def test_nests_of_other_classes_compile_once(compiler: None) -> None:
+    whole = torch.randn(4, 3)
+
+    def arguments(part: slice) -> tuple[Any, ...]:
+        return Pair(whole[part], whole[part]), Output(bias=whole[part]), Way()
+
+    compiled = compile_for_streams(Pairs().eval(), arguments(slice(0, 2)), threads=1)
+    graphs = compiled._graphs
+    for part in (slice(2, 4), slice(1, 3)):
+        result = call_in_thread(lambda part=part: compiled(*arguments(part)), team=1)
+        torch.testing.assert_close(result, whole[part] ** 2 + whole[part])
+    assert compiled._graphs == graphs
+
+
+def test_keys_of_calls() -> None:
+    def key(*values: Any) -> tuple[Any, ...]:
+        shape = CallShape()
+        for value in values:
+            shape.plain(value)
+        return shape.key()
+
+    one, other = torch.zeros(2, 3), torch.ones(2, 3)
+    assert key(one, [other, 2]) == key(other, [one, 2])
+    assert key(Pair(one, other)) == key(Pair(other, one)) != key((one, other))
+    assert key(Output(a=one)) == key(Output(a=other)) != key(Output(b=one))
+    assert key(one, other) != key(one, one)
+    assert key(one, one) == key(other, other)
+    different = [one.to("meta"), one.double(), torch.zeros(3, 2).T, torch.zeros(2, 4), (one,)]
+    assert len({key(one), *map(key, different)}) == 1 + len(different)
+    assert key(1) != key(True)
+    assert key(Way()) != key(Way())
+
+
+def test_modules_of_one_class_have_code_of_their_own(compiler: None) -> None:
+    sample = torch.randn(3, 4)
+    models = [Scaled() for _ in range(3)]
+    # More than torch would keep for one piece of code.
+    with torch._dynamo.config.patch(recompile_limit=2):
+        made = [compile_for_streams(model, (sample, 2.0), threads=1) for model in models]
+    for model, compiled in zip(models, made, strict=True):
+        result = call_in_thread(lambda compiled=compiled: compiled(sample, 2.0), team=1)
+        torch.testing.assert_close(result, eager(model, sample, 2.0))
+
+
+class Gap(nn.Module):
+    """Of two tensors, or of a tensor and itself."""
+
+    def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        return left.sin() - right.sin()
+
+
+def test_a_tensor_that_is_given_twice_is_a_case_of_its_own(compiler: None) -> None:
+    left, right = torch.randn(3, 4), torch.randn(3, 4)
+    compiled = compile_for_streams(Gap().eval(), (left, left), threads=1)
+    for pair in ((left, right), (right, right), (left, right)):
+        result = call_in_thread(lambda pair=pair: compiled(*pair), team=1)
+        torch.testing.assert_close(result, pair[0].sin() - pair[1].sin())
+
+
+def test_weights_are_constants_of_the_code(compiler: None) -> None:
+    """Else convolutions would neither be packed nor fused: half the speed, and nothing would tell."""
+    model, sample = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval(), torch.randn(2, 3, 8, 8)
+    kept, followed = (
+        compile_for_streams(model, sample, threads=1, freezing=freezing)
+        for freezing in (True, False)
+    )
+    before = call_in_thread(lambda: kept(sample), team=1)
+    with torch.no_grad():
+        model[0].weight.zero_()
+        model[0].bias.fill_(2.0)
+    torch.testing.assert_close(call_in_thread(lambda: kept(sample), team=1), before)
+    assert call_in_thread(lambda: followed(sample), team=1).unique().tolist() == [2.0]
+
+
+def test_marking_sizes_leaves_the_samples_tensors_alone(layer: Made) -> None:
+    assert not any("dynamo" in name for value in layer.sample.values() for name in vars(value))
+
+
+def test_wrong_results_are_found(compiler: None) -> None:
+    with pytest.raises(
+        CompilationError, match=r"Chance computes something else.*largest difference"
+    ):
+        compile_for_streams(Chance(), torch.zeros(3), threads=1)
+    compiled = compile_for_streams(Chance(), torch.zeros(3), threads=1, tolerance=float("inf"))
+    assert compiled.evidence.difference.absolute > 0
+
+
+def test_module_that_holds_the_lock_is_warned_of(needs: Needs) -> None:
+    needs(len(os.sched_getaffinity(0)) >= 2 and lock_exists(), "two CPUs and a lock")
+    with pytest.warns(
+        InterpreterLockWarning, match="Holding holds the interpreter's lock.*in 2 graphs"
+    ):
+        compiled = compile_for_streams(Holding(), torch.ones(2, 4), threads=1)
+    assert compiled.evidence.lock.held_share > 0.5
+    assert "with Python between them" in compiled.describe()
+
+
+class Doubled(nn.Module):
+    """Code of its own: torch remembers of each function which sizes varied."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+def test_what_torch_wrapped_is_compiled_from_its_module() -> None:
+    model = Doubled().eval()
+    compiled = compile_for_streams(torch.compile(model), torch.ones(3, 4), threads=1)
+    assert compiled.model is model
+
+    known, more = torch.ones(3, 4), torch.ones(5, 4)
+
+    def limited(batch: torch.Tensor) -> Any:
+        with torch._dynamo.config.patch(recompile_limit=1):
+            return compiled(batch)
+
+    # Beyond torch's limit it would fall back to the eager module, and not say so.
+    for _ in range(2):
+        with pytest.raises(CompilationError, match=r"more shapes than torch.*dynamic=True"):
+            call_in_thread(lambda: limited(more), team=1)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with pytest.raises(CompilationError, match="ran without compiled code"):
+            call_in_thread(lambda: limited(known), team=1)
+    finally:
+        torch.set_default_dtype(before)
+    call_in_thread(lambda: limited(known), team=1)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*")
+def test_what_cannot_be_compiled() -> None:
+    sample = torch.ones(3, 2)
+    linear = nn.Linear(2, 2).eval()
+
+    def refused(error: type[Exception], text: str, *args: Any, **settings: Any) -> None:
+        with pytest.raises(error, match=text):
+            compile_for_streams(*args, **{"threads": 1, **settings})
+
+    half_trained = nn.Sequential(nn.Linear(2, 2), nn.Dropout()).eval()
+    half_trained[1].train()
+    refused(CompilationError, r"training mode \(1\).*eval", half_trained, sample)
+    scripted = torch.jit.trace(linear, sample)
+    refused(CompilationError, "is a TorchScript module", scripted, sample)
+    in_place = nn.Linear(2, 2).eval()
+    in_place.compile()
+    refused(CompilationError, "torch.compile wrapped in Python", in_place, sample)
+    refused(CompilationError, "is a function", lambda x: x, sample)
+    refused(
+        CompilationError, 'weights on meta.*to."cpu"', nn.Linear(2, 2, device="meta").eval(), sample
+    )
+    refused(SampleError, "this is a list", linear, [sample])
+    refused(SampleError, "holds no tensor", linear, (1, 2))
+    refused(SampleError, r"args\[0\] of the sample is on meta", linear, sample.to("meta"))
+    refused(SampleError, "at least 2 items.*has 1", linear, sample[:1], dynamic=True)
+    refused(ThreadCountError, "threads=0", linear, sample, threads=0)
+    refused(ThreadCountError, "threads=True", linear, sample, threads=True)
+    refused(
+        CompilationError, "dtype=torch.int8.*float32, bfloat16", linear, sample, dtype=torch.int8
+    )
+    refused(
+        CompilationError, "cpp_wrapper has to be True", linear, sample, options={"cpp_wrapper": 0}
+    )
+    refused(CompilationError, "no such_option", linear, sample, options={"such_option": 1})
+
+
+def test_missing_compiler_is_named(tmp_path) -> None:
+    program = """
+import torch
+from xruntime.errors import CompilationError
+from xruntime.compilation.compiled import compile_for_streams
+try:
+    compile_for_streams(torch.nn.Linear(2, 2).eval(), torch.ones(3, 2), threads=1)
+except CompilationError as error:
+    print(error)
+"""
+    environment = os.environ | {
+        "CXX": str(tmp_path / "g++"),
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(
+        "Linear cannot be compiled for streams: there is no C++ compiler that works. Install one"
+    )
+
+
+@pytest.mark.full
+def test_threads_that_compile_may_end() -> None:
+    # A process of its own: whatever traces first in it, is in a thread that ends.
+    program = """
+import threading, torch
+from xruntime.compilation.compiled import compile_for_streams
+from xruntime.threads.team import resize_team
+
+made = []
+def in_thread(call):
+    def run():
+        resize_team(1)
+        made.append(call())
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+
+linear = torch.nn.Linear(4, 2).eval()
+in_thread(lambda: compile_for_streams(linear, torch.ones(3, 4), threads=1))
+for items in (5, 1):
+    in_thread(lambda: made[0](torch.ones(items, 4)))
+print([tuple(output.shape) for output in made[1:]])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[(5, 2), (1, 2)]\n"
+
+
+@pytest.mark.full
+def test_torchs_default_holds_the_lock_and_this_does_not(needs: Needs) -> None:
+    needs(len(os.sched_getaffinity(0)) >= 2 and lock_exists(), "two CPUs and a lock")
+    # One generated kernel. Operators that torch calls, such as convolutions, are free of it anyway.
+    model, sample = Waves(), torch.randn(1 << 21)
+    default = torch.compile(model, options={"freezing": True})
+    compiled = compile_for_streams(model, sample, threads=1)
+
+    def shares() -> tuple[Any, Any]:
+        with torch.inference_mode():
+            default(sample)
+            return lock_share(lambda: default(sample)), lock_share(lambda: compiled(sample))
+
+    theirs, ours = call_in_thread(shares, team=1)
+    assert theirs.held_share > 0.5 > ours.held_share
+    assert theirs.longest_freeze_s > ours.longest_freeze_s

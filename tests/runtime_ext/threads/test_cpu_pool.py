@@ -1,0 +1,458 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`CPUPool` as a value: how pools are named, compared, combined and shown. The machines are made up."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from itertools import repeat
+
+import pytest
+from tests.launcher.planning.shapes import make_machine
+
+from xlaunch.errors import XLaunchError
+from xlaunch.machine.topology import CoreKind, Machine
+from xruntime.errors import CPUPoolError
+from xruntime.native import library
+from xruntime.threads.cpu_pool import (
+    CPUPool,
+    get_core_list_of_node_id,
+    get_default_num_streams,
+    is_runtime_ext_enabled,
+)
+from xruntime.threads.process_machine import _machine_of
+
+TWO_NODES = make_machine(packages=(4, 4), nodes=(4, 4), l3=(2, 2, 2, 2), smt=2)
+"""Eight cores; siblings are 0 and 8, 1 and 9; node 0 is 0-3,8-11."""
+DESKTOP = make_machine(packages=(4,), nodes=(4,), l3=(4,), smt=2, adjacent_siblings=True)
+"""Four cores; siblings are 0 and 1, 2 and 3."""
+CONFINED = make_machine(
+    packages=(4, 4, 4),
+    nodes=(4, 4, 4),
+    memory_only_nodes=1,
+    allowed=(0, 1, 5),
+    narrowed_by=("cpuset 0-1,5 (cgroup v2 /job)",),
+    offline=(12, 13),
+)
+"""Twelve cores without SMT, of which three may be used, and two more that are offline."""
+NO_NODES = make_machine(packages=(4,))
+
+
+def pool(*args: object, machine: Machine = TWO_NODES, **kwargs: object) -> CPUPool:
+    return CPUPool(*args, machine=machine, **kwargs)
+
+
+def error(make: Callable[[], object]) -> str:
+    """The one line that making it fails with."""
+    with pytest.raises(CPUPoolError) as raised:
+        make()
+    message = str(raised.value)
+    assert "\n" not in message
+    return message
+
+
+class TestNaming:
+    def test_nothing_named_is_everything_allowed(self) -> None:
+        assert pool().cpus == tuple(range(16))
+        assert pool(machine=CONFINED).cpus == (0, 1, 5)
+
+    @pytest.mark.parametrize(
+        ("given", "cpus"),
+        [
+            ([0, 1], (0, 1)),
+            ((9, 1), (1, 9)),
+            (range(4), (0, 1, 2, 3)),
+            ({3, 2}, (2, 3)),
+            ((cpu for cpu in (2, 4)), (2, 4)),
+            ("0-3", (0, 1, 2, 3)),
+            (" 0-6:3,15 ", (0, 3, 6, 15)),
+            ("3,1-3", (1, 2, 3)),
+        ],
+    )
+    def test_cpus_by_number(self, given: object, cpus: tuple[int, ...]) -> None:
+        assert pool(given).cpus == cpus
+        assert pool("0-3").cpus == pool(core_ids="0-3").cpus
+
+    def test_integers_of_numpy(self, needs: Callable[[object, str], None]) -> None:
+        needs(find_spec("numpy"), "numpy")
+        numpy = import_module("numpy")
+        made = pool(numpy.arange(3))
+        assert made.core_ids == [0, 1, 2]
+        assert {type(cpu) for cpu in made} == {int}
+
+    def test_a_pool_of_a_pool_is_equal_and_keeps_the_order(self) -> None:
+        assert pool(pool([3, 1])).core_ids == [3, 1]
+
+    @pytest.mark.parametrize("spelling", ["node", "node_id"])
+    def test_the_cpus_of_a_node(self, spelling: str) -> None:
+        assert pool(**{spelling: 1}).cpus == (4, 5, 6, 7, 12, 13, 14, 15)
+        assert pool(**{spelling: 1}, machine=CONFINED).cpus == (5,)
+
+    def test_node_is_the_second_argument_as_it_was_for_ipex(self) -> None:
+        assert pool(None, 1) == pool(node_id=1)
+
+    def test_a_kernel_without_numa_has_node_0(self) -> None:
+        assert pool(node=0, machine=NO_NODES).cpus == (0, 1, 2, 3)
+
+    @pytest.mark.parametrize(
+        ("named", "machine", "cpus"),
+        [
+            ({}, TWO_NODES, tuple(range(8))),
+            ({}, DESKTOP, (0, 2, 4, 6)),
+            ({"node": 1}, TWO_NODES, (4, 5, 6, 7)),
+            ({"core_ids": "0-9"}, TWO_NODES, tuple(range(8))),
+            ({"core_ids": [8, 1, 9]}, TWO_NODES, (1, 8)),
+        ],
+    )
+    def test_without_smt_the_lowest_sibling_of_each_core(
+        self, named: dict[str, object], machine: Machine, cpus: tuple[int, ...]
+    ) -> None:
+        assert pool(**named, smt=False, machine=machine).cpus == cpus
+
+    def test_without_smt_the_lowest_sibling_that_is_allowed(self) -> None:
+        machine = make_machine(packages=(4,), smt=2, allowed=(1, 4, 5))
+        assert pool(smt=False, machine=machine).cpus == (1, 4)
+
+    def test_lenient_pools_drop_what_may_not_be_used(self) -> None:
+        assert pool([7, 5, 1], strict=False, machine=CONFINED).core_ids == [5, 1]
+        assert pool("0-99", strict=False).cpus == tuple(range(16))
+
+
+class TestRefusals:
+    def test_the_error_is_a_value_error_and_the_launchers(self) -> None:
+        assert issubclass(CPUPoolError, ValueError)
+        assert issubclass(CPUPoolError, XLaunchError)
+
+    def test_cpus_that_may_not_be_used_are_named_with_what_is_wrong(self) -> None:
+        assert error(lambda: pool([0, 3, 12, 40, 41, 2], machine=CONFINED)) == (
+            "core_ids: CPUs 40-41 do not exist, CPU 12 is offline, "
+            "CPUs 2-3 are not allowed by cpuset 0-1,5 (cgroup v2 /job); "
+            "CPUs that may be used: 0-1,5; leave the others out, or pass strict=False"
+        )
+
+    def test_lenient_pools_must_have_something_left(self) -> None:
+        assert error(lambda: pool("2-3", strict=False, machine=CONFINED)) == (
+            "core_ids: CPUs 2-3 are not allowed by cpuset 0-1,5 (cgroup v2 /job); "
+            "CPUs that may be used: 0-1,5; name some of those"
+        )
+
+    @pytest.mark.parametrize("strict", [True, False])
+    @pytest.mark.parametrize(
+        ("given", "words"),
+        [
+            ([], "names no CPU"),
+            ("", "names no CPU"),
+            (" ", "names no CPU"),
+            ([1, 2, 1], "CPU 1 is named twice"),
+            (repeat(0), "CPU 0 is named twice"),
+            ([0, -1], "there is no CPU -1; give CPU numbers"),
+            (range(1 << 30), "there is no CPU 1048576"),
+            ([True], "True is no CPU number; give CPU numbers such as"),
+            ([0, 1.0], "1.0 is no CPU number"),
+            (["0-3"], "'0-3' is no CPU number"),
+            ([None], "None is no CPU number"),
+            (3, "3 is no list of CPUs; give CPU numbers such as"),
+            (False, "False is no list of CPUs"),
+            (b"0-3", "b'0-3' is no list of CPUs"),
+            ("0-", "cannot read '0-'"),
+            ("a", "cannot read 'a'"),
+            ("-1", "cannot read '-1'"),
+            ("3-1", "runs backwards"),
+            ("0-8:0", "has a stride of 0"),
+        ],
+        ids=repr,
+    )
+    def test_what_names_no_cpus(self, given: object, words: str, *, strict: bool) -> None:
+        message = error(lambda: pool(given, strict=strict))
+        assert message.startswith("core_ids")
+        assert words in message
+
+    @pytest.mark.parametrize(
+        ("node", "words"),
+        [
+            (9, "node 9 does not exist or is offline"),
+            (-1, "node -1 does not exist"),
+            (2, "node 2 has CPUs 8-11, none of which is allowed by cpuset 0-1,5"),
+            (3, "node 3 has no CPU that is online"),
+            ("0", "'0' is no number of a node"),
+            (True, "True is no number of a node"),
+            (0.0, "0.0 is no number of a node"),
+            ([0], "[0] is no number of a node"),
+        ],
+        ids=repr,
+    )
+    def test_nodes_that_cannot_be_had(self, node: object, words: str) -> None:
+        message = error(lambda: pool(node=node, machine=CONFINED))
+        assert words in message
+        assert message.endswith("; nodes whose CPUs may be used: 0-1")
+
+    def test_cpus_and_a_node_together(self) -> None:
+        assert error(lambda: pool([0, 1], 0)) == (
+            "core_ids=[0, 1] and node_id=0 are given together; name the CPUs or the node, one way"
+        )
+        assert "node_id=0 and node=0" in error(lambda: pool(node_id=0, node=0))
+
+    def test_a_machine_that_is_none(self) -> None:
+        assert "'/' is none; pass what xlaunch.read_machine() gives" in error(
+            lambda: CPUPool(machine="/")
+        )
+
+    def test_other_systems_have_no_pools_of_their_own(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        _machine_of.cache_clear()
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setattr(sys, "platform", "darwin")
+            assert error(CPUPool) == (
+                "pools of CPUs need Linux: on darwin threads cannot be confined to CPUs"
+            )
+            assert pool("0-3").cpus == (0, 1, 2, 3)
+        assert len(CPUPool()) > 0
+
+
+class TestValue:
+    def test_the_order_is_kept_and_compared_by_nobody(self) -> None:
+        turned = pool([3, 1, 2])
+        assert turned.core_ids == list(turned) == turned.get_core_list() == [3, 1, 2]
+        assert turned.cpu_pool.get_core_list() == [3, 1, 2]
+        assert turned.cpus == (1, 2, 3)
+        assert turned == pool("1-3")
+        assert hash(turned) == hash(pool("1-3"))
+        assert {turned, pool("1-3"), pool("1-2")} == {pool("1-3"), pool("1-2")}
+
+    def test_it_is_a_collection_of_cpu_numbers(self) -> None:
+        some = pool("4,8-9")
+        assert len(some) == 3
+        assert 8 in some
+        assert 5 not in some
+        assert "8" not in some
+        assert some
+
+    def test_it_equals_pools_alone(self) -> None:
+        assert pool("0-1") != [0, 1]
+        assert pool("0-1") != frozenset((0, 1))
+        assert pool("0-1") != pool("0-2")
+
+    @pytest.mark.parametrize("given", ["0-3", "0,2,4-7,15", [1, 0], [5]])
+    def test_its_repr_makes_it_again(self, given: object) -> None:
+        made = pool(given)
+        again = eval(repr(made), {"CPUPool": pool})
+        assert again == made
+        assert again.core_ids == made.core_ids
+
+    def test_its_text(self) -> None:
+        assert repr(pool("3,0-1")) == "CPUPool('0-1,3')"
+        assert repr(pool([1, 0])) == "CPUPool([1, 0])"
+        assert str(pool([3, 1, 0])) == f"{pool('0,1,3')}" == "0-1,3"
+
+    def test_nothing_can_be_changed(self) -> None:
+        some = pool("0-1")
+        some.core_ids.append(9)
+        assert some.core_ids == [0, 1]
+        for name in ("core_ids", "cpus", "anything"):
+            with pytest.raises(AttributeError):
+                setattr(some, name, [9])
+
+    def test_copies_are_itself(self) -> None:
+        some = pool("0-1")
+        assert copy.copy(some) is some
+        assert copy.deepcopy({"pool": some})["pool"] is some
+
+    @pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+    def test_it_is_pickled_with_a_machine_of_its_own(self, protocol: int) -> None:
+        made = pool([12, 0, 4])
+        again = pickle.loads(pickle.dumps(made, protocol))
+        assert again.core_ids == [12, 0, 4]
+        assert again.machine == TWO_NODES
+        assert again.split(2) == made.split(2)
+
+
+class TestSets:
+    def test_operators(self) -> None:
+        left, right = pool("0-5"), pool("4-7")
+        assert left | right == pool("0-7")
+        assert left & right == pool("4-5")
+        assert left - right == pool("0-3")
+        assert left ^ right == pool("0-3,6-7")
+
+    def test_operators_keep_the_order_of_the_left_and_then_of_the_right(self) -> None:
+        left, right = pool([3, 1, 2]), pool([5, 2, 4, 3])
+        assert (left | right).core_ids == [3, 1, 2, 5, 4]
+        assert (left & right).core_ids == [3, 2]
+        assert (right - left).core_ids == [5, 4]
+        assert (left ^ right).core_ids == [1, 5, 4]
+
+    def test_comparisons(self) -> None:
+        left, right, part, turned = pool("0-5"), pool("4-7"), pool("4-5"), pool([5, 4])
+        assert part < left
+        assert part <= left
+        assert left > part
+        assert left >= part
+        assert part <= turned
+        assert part >= turned
+        assert not part < turned
+        assert not part > turned
+        assert not left <= right
+        assert not left >= right
+
+    def test_isdisjoint(self) -> None:
+        left, right = pool("0-5"), pool("4-7")
+        assert pool("0-3").isdisjoint(pool("4-7"))
+        assert not left.isdisjoint(right)
+        assert "[4] is no CPUPool" in error(lambda: left.isdisjoint([4]))
+
+    @pytest.mark.parametrize(
+        ("make", "shown"),
+        [
+            (lambda: pool("0-1") & pool("2"), "CPUPool('0-1') & CPUPool('2')"),
+            (lambda: pool("0-1") - pool("0-3"), "CPUPool('0-1') - CPUPool('0-3')"),
+            (lambda: pool("0-1") ^ pool([1, 0]), "CPUPool('0-1') ^ CPUPool([1, 0])"),
+        ],
+    )
+    def test_there_is_no_empty_pool(self, make: Callable[[], object], shown: str) -> None:
+        message = error(make)
+        assert message.startswith(f"{shown} leaves no CPU")
+        assert "isdisjoint" in message
+
+    def test_other_things_are_refused_by_python(self) -> None:
+        left = pool("0-5")
+        for make in (
+            lambda: left | {9},
+            lambda: left & [1],
+            lambda: left - 1,
+            lambda: left ^ "0",
+            lambda: left < {1},
+            lambda: left >= (1,),
+        ):
+            with pytest.raises(TypeError):
+                make()
+
+    def test_pools_of_different_machines_do_not_mix(self) -> None:
+        left = pool("0-5")
+        other = CPUPool("0-3", machine=DESKTOP._replace(root="/another"))
+        assert "different machines, /captured and /another" in error(lambda: left | other)
+
+    def test_readings_of_one_machine_mix_unless_cpus_are_gone(self) -> None:
+        left = pool("0-5")
+        later = CPUPool("0-3", machine=TWO_NODES._replace(notes=("read later",)))
+        assert left | later == left
+        fewer = make_machine(packages=(2,), narrowed_by=("affinity mask 0-1",))
+        assert later & CPUPool("0-1", machine=fewer) == pool("0-1")
+        assert "CPUs 2-3 do not exist" in error(lambda: CPUPool("0-1", machine=fewer) | later)
+
+
+class TestGroups:
+    def test_nodes(self) -> None:
+        assert pool().per_node() == (pool("0-3,8-11"), pool("4-7,12-15"))
+        assert pool("5,4,13").per_node() == (pool("4-5,13"),)
+        assert pool(machine=NO_NODES).per_node() == (pool(machine=NO_NODES),)
+
+    def test_l3_caches(self) -> None:
+        assert [str(part) for part in pool().per_l3()] == ["0-1,8-9", "2-3,10-11", "4-5,12-13", "6-7,14-15"]  # fmt: skip
+        assert [str(part) for part in pool("1-2,10").per_l3()] == ["1", "2,10"]
+        assert pool(machine=NO_NODES).per_l3() == (pool(machine=NO_NODES),)
+
+    def test_cpus_without_an_l3_are_the_last(self) -> None:
+        topology = NO_NODES.topology._replace(l3_groups=((1, 2),))
+        parts = pool(machine=NO_NODES._replace(topology=topology)).per_l3()
+        assert [part.cpus for part in parts] == [(1, 2), (0, 3)]
+
+    def test_cores(self) -> None:
+        some = pool([9, 8, 1, 2])
+        assert some.cores == ((1, 9), (2,), (8,))
+        assert some.core_count == 3
+        assert [part.core_ids for part in some.per_core()] == [[8], [9, 1], [2]]
+        assert pool(machine=DESKTOP).cores == ((0, 1), (2, 3), (4, 5), (6, 7))
+
+    def test_a_stream_for_each_core(self) -> None:
+        assert get_default_num_streams(pool()) == 8
+        assert get_default_num_streams(pool("0-3,8")) == 4
+        limited = make_machine(packages=(4,), quota=2.5)
+        assert get_default_num_streams(CPUPool(machine=limited)) == 2
+        barely = make_machine(packages=(4,), quota=0.5)
+        assert get_default_num_streams(CPUPool(machine=barely)) == 1
+        assert "'0-3' is no CPUPool; write CPUPool('0-3')" in error(
+            lambda: get_default_num_streams("0-3")
+        )
+
+
+class TestDescription:
+    def test_whole_cores_on_two_packages(self) -> None:
+        assert pool("2-5,10-13").describe() == (
+            "8 CPUs: 2-5,10-13\n"
+            "4 cores, all SMT siblings of each\n"
+            "2 packages: 0 (2-3,10-11); 1 (4-5,12-13)\n"
+            "2 NUMA nodes: 0 (2-3,10-11); 1 (4-5,12-13)\n"
+            "2 L3 caches: 2-3,10-11; 4-5,12-13"
+        )
+
+    def test_part_of_the_siblings(self) -> None:
+        assert pool("0-3").describe().splitlines()[1] == "4 cores, one SMT sibling of each"
+        assert pool("0-1,8").describe().splitlines()[1] == "2 cores, all SMT siblings of 1"
+
+    def test_a_single_cpu_of_a_machine_that_says_little(self) -> None:
+        unknown = NO_NODES._replace(topology=NO_NODES.topology._replace(cores_known=False))
+        assert pool([2], machine=unknown).describe() == (
+            "1 CPU: 2\n"
+            "1 core (SMT siblings are not known: each CPU counts as one)\n"
+            "1 package: 0 (2)\n"
+            "NUMA nodes: none known\n"
+            "L3 caches: none known"
+        )
+
+    def test_efficiency_cores_and_a_quota(self) -> None:
+        kinds = (
+            CoreKind((2, 3), 0, (("CoreType", "IntelAtom"),)),
+            CoreKind((0, 1), 1, (("CoreType", "IntelCore"),)),
+        )
+        hybrid = make_machine(packages=(4,), kinds=kinds, quota=1.5)
+        lines = pool(machine=hybrid).describe().splitlines()
+        assert lines[1] == "4 cores"
+        assert lines[-2:] == [
+            "efficiency cores: CPUs 2-3",
+            "CPU quota: the time of 1.5 CPUs (cgroup v2 /job)",
+        ]
+        assert pool([1], machine=hybrid).describe().splitlines()[-1] == "L3 caches: none known"
+
+    def test_as_json(self) -> None:
+        facts = pool([9, 1, 4]).to_dict()
+        assert json.loads(json.dumps(facts)) == facts
+        assert facts == {
+            "cpus": [1, 4, 9],
+            "core_ids": [9, 1, 4],
+            "cores": [[1, 9], [4]],
+            "packages": [{"id": 0, "cpus": [1, 9]}, {"id": 1, "cpus": [4]}],
+            "numa_nodes": [{"id": 0, "cpus": [1, 9]}, {"id": 1, "cpus": [4]}],
+            "l3_groups": [[1, 9], [4]],
+            "efficiency_cpus": [],
+        }
+
+
+class TestCompatibility:
+    def test_cores_of_a_node_are_one_cpu_each(self) -> None:
+        everything = CPUPool()
+        first = everything.machine.topology.numa_nodes[:1]
+        number = first[0].id if first else 0
+        assert get_core_list_of_node_id(number) == CPUPool(node=number, smt=False).core_ids
+        assert "node 4095 does not exist" in error(lambda: get_core_list_of_node_id(4095))
+
+    def test_is_runtime_ext_enabled_says_no_without_the_library(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: object
+    ) -> None:
+        monkeypatch.setenv("XRUNTIME_KERNELS", f"{tmp_path}/absent.so")
+        library.cache_clear()
+        assert not is_runtime_ext_enabled()
+        library.cache_clear()
+
+    def test_is_runtime_ext_enabled_says_yes_with_it(
+        self, needs: Callable[[object, str], None]
+    ) -> None:
+        library.cache_clear()
+        enabled = is_runtime_ext_enabled()
+        needs(enabled, "libxkernels.so (g++ at hand when xlaunch was installed)")
+        assert library().xk_abi_version() > 0
