@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m xruntime COMMAND`` asks about the process that it runs in.
+"""``python -m xruntime COMMAND`` reports on the process that it runs in.
 
-``xlaunch --allocator jemalloc -m xruntime allocator`` shows what a program started so would find.
+``xlaunch --allocator jemalloc -m xruntime allocator`` shows what a program started this way would find.
 """
 
 from xruntime.cli import main

@@ -78,10 +78,6 @@ class AllocatorUnsupportedError(AllocatorError):
     """The allocator that serves this process has no such thing, or was built without it."""
 
 
-class AllocatorMemoryError(AllocatorError, MemoryError):
-    """The allocator is out of memory, or out of arenas."""
-
-
 class UnknownSettingError(AllocatorError, LookupError):
     """The allocator has no setting of that name."""
 
@@ -96,7 +92,3 @@ class SettingTypeError(AllocatorError, TypeError):
 
 class SettingValueError(AllocatorError, ValueError):
     """A setting of the allocator does not take that value."""
-
-
-class ArenaInUseError(AllocatorError):
-    """An arena cannot be destroyed: blocks of it are in use, or threads are set to it."""

@@ -47,7 +47,6 @@ sample = batch = torch.rand(8, 16)
 requests, request = [batch] * 3, batch
 def other_work(): ...
 """,
-    "allocator.md": "def serve(): ...\n",
     "instances.md": "import os\n",
 }
 """What the Python of a page takes for granted."""

@@ -1,36 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells and steers the allocator that serves this process.
+"""The allocator that serves this process: its name, statistics, settings, and release of memory.
 
     from xruntime import allocator
 
     allocator.current()  # <glibc 2.36 from /usr/lib/x86_64-linux-gnu/libc.so.6>
     allocator.stats().allocated
-    allocator.release()  # gives unused memory back; by how many bytes the process shrank
+    allocator.release()  # returns unused memory to the system
 
-`xlaunch --allocator` chooses the allocator before the program starts; afterwards it cannot change.
-Importing this imports neither torch nor anything else that is heavy.
+`xlaunch --allocator` chooses the allocator before the program starts; it cannot change afterwards.
+Importing this package imports neither torch nor any other large module.
 """
 
 from __future__ import annotations
 
-from xruntime.allocator.arenas import Arena, arena
-from xruntime.allocator.controller import Allocator, Setting
+from xruntime.allocator.controller import Allocator
+from xruntime.allocator.detection import current
 from xruntime.allocator.memory import Stats
-from xruntime.allocator.serving import current
+from xruntime.allocator.settings import Setting
 
-__all__ = ["Allocator", "Arena", "Setting", "Stats", "arena", "current", "release", "stats"]
+__all__ = ["Allocator", "Setting", "Stats", "current", "release", "stats"]
 
 
 def stats() -> Stats:
-    """Memory in use and kept, in bytes, now. Raises `AllocatorUnsupportedError` as `current` does."""
+    """Return memory in use and kept, in bytes. Raises `AllocatorUnsupportedError` as `current` does."""
     return current().stats()
 
 
 def release() -> int:
-    """Give unused memory back to the system; the bytes by which the resident set fell, 0 or more.
+    """Return unused memory to the system; give the bytes by which the resident set fell, 0 or more.
 
-    What the calling thread's cache holds goes back as well under jemalloc; under mimalloc other
-    threads' heaps are theirs alone and stay. Raises `AllocatorUnsupportedError` where the allocator
-    has no such call.
+    jemalloc also flushes the calling thread's cache; mimalloc cannot release other threads' heaps.
+    Raises `AllocatorUnsupportedError` where the allocator has no such call.
     """
     return current().release()

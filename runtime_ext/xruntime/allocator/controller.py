@@ -1,40 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every allocator can be asked, whichever it is: one small class for each has these methods."""
+"""The interface that the class of each allocator implements."""
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
-from typing import NamedTuple
 
-from xruntime.allocator.loader import LoadedFile
+from xruntime.allocator.loader import Function, LoadedFile, Prototype
+from xruntime.allocator.mallctl import Mallctl
 from xruntime.allocator.memory import Stats, exact_resident, process_memory
-from xruntime.errors import AllocatorUnsupportedError, UnknownSettingError
-
-Value = bool | int | float | str
-
-
-class Setting(NamedTuple):
-    """One setting of the allocator, as it is now.
-
-    **Ex.:** ``Setting("purge_delay", 10, "ms", True)``
-    """
-
-    name: str
-    value: Value
-    unit: str | None = None
-    """bytes, KiB, MiB, ms; None: a plain number, a switch, or a word."""
-    writable: bool = False
-    """Whether `write` can change it in the running process."""
-    note: str | None = None
-    """What the value alone does not say."""
+from xruntime.allocator.settings import Setting, Value
+from xruntime.errors import AllocatorUnsupportedError
 
 
 class Allocator(ABC):
-    """The allocator that serves `malloc` in this process.
-
-    Made by `xruntime.allocator.current`; it lives as long as the process.
-    """
+    """The allocator that serves `malloc` in this process, as `xruntime.allocator.current` finds it."""
 
     name: str = "unknown"
 
@@ -54,11 +33,11 @@ class Allocator(ABC):
     @property
     @abstractmethod
     def version(self) -> str | None:
-        """As the allocator itself tells it; None where it does not."""
+        """The version that the allocator reports; None if it reports none."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What one should know before relying on the rest."""
+        """Limitations of the other answers."""
         if not self.in_program:
             return ()
         return (
@@ -67,41 +46,52 @@ class Allocator(ABC):
 
     @abstractmethod
     def stats(self) -> Stats:
-        """Memory in use and kept, now."""
+        """Return memory in use and kept, now."""
 
     def release(self) -> int:
-        """Give unused memory back to the system; the bytes by which the resident set fell, 0 or more.
+        """Return unused memory to the system; give the bytes by which the resident set fell.
 
-        The count is of the whole process, so what other threads do meanwhile is in it. Raises
-        `AllocatorUnsupportedError` where the allocator has no call for it.
+        The difference is that of the whole process, including what other threads do meanwhile; it is
+        0 if the resident set grew. Raises `AllocatorUnsupportedError` if the allocator has no such call.
         """
         before = exact_resident()
-        self._give_back()
+        self._release()
         after = exact_resident()
         return 0 if before is None or after is None else max(0, before - after)
 
     @abstractmethod
-    def _give_back(self) -> None:
-        """Do what `release` promises."""
+    def _release(self) -> None:
+        """Return unused memory to the system."""
 
     @abstractmethod
     def settings(self) -> tuple[Setting, ...]:
-        """The settings that matter, as they are now."""
+        """Return the settings that are known, with their current values."""
 
     @abstractmethod
     def read(self, name: str) -> Value:
-        """The value of one setting. Raises `UnknownSettingError`, `AllocatorUnsupportedError`."""
+        """Return the value of one setting. Raises `UnknownSettingError`, `AllocatorUnsupportedError`."""
 
     @abstractmethod
     def write(self, name: str, value: Value) -> Setting:
-        """Change one setting in the running process, and tell what it is then.
+        """Change one setting in the running process and return its new state.
 
         Raises `UnknownSettingError`, `ReadOnlySettingError`, `SettingTypeError`, `SettingValueError`.
         """
 
-    @abstractmethod
-    def report(self) -> str:
-        """The allocator's own account, in its own form; for people, not for programs."""
+    @property
+    def mallctl(self) -> Mallctl:
+        """Jemalloc's mallctl. Raises `AllocatorUnsupportedError` under any other allocator."""
+        raise AllocatorUnsupportedError(
+            f"mallctl needs jemalloc, and {self.name} ({self.path}) serves malloc here; start the"
+            " program under it: xlaunch --allocator jemalloc"
+        )
+
+    def _function(self, symbol: str, prototype: Prototype) -> Function:
+        """A function of the allocator's file. Raises `AllocatorUnsupportedError` if it has none."""
+        function = self._file.function(symbol, prototype)
+        if function is None:
+            raise AllocatorUnsupportedError(f"{self.path} has no {symbol}")
+        return function
 
     def __repr__(self) -> str:
         return f"<{self.name} {self.version or 'of unknown version'} from {self.path}>"
@@ -116,7 +106,7 @@ def stats_of(
     retained: int | None = None,
     peak_mapped: int | None = None,
 ) -> Stats:
-    """What an allocator tells, together with what the kernel tells."""
+    """Join what an allocator reports with what the kernel reports."""
     process = process_memory()
     return Stats(
         allocated,
@@ -128,41 +118,3 @@ def stats_of(
         process.resident,
         process.peak_resident,
     )
-
-
-def unsupported(allocator: Allocator, what: str, remedy: str) -> AllocatorUnsupportedError:
-    """The error for something that this allocator cannot do."""
-    return AllocatorUnsupportedError(f"{what}: {allocator.name} serves malloc here; {remedy}")
-
-
-def unknown_setting(name: str, allocator: str, known: tuple[str, ...]) -> UnknownSettingError:
-    """The error for a name that the allocator does not have."""
-    import difflib
-
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    return UnknownSettingError(
-        f"{name!r} is no setting of {allocator}; there are {', '.join(known)}{hint}"
-    )
-
-
-def start_environment() -> dict[str, str]:
-    """The variables that the process was started with, which are what an allocator has read.
-
-    Changes through `os.environ` came too late for it, and are not in here.
-    """
-    try:
-        with open("/proc/self/environ", "rb") as stream:
-            entries = stream.read().split(b"\0")
-    except OSError:
-        return dict(os.environ)
-    variables: dict[str, str] = {}
-    name = ""
-    for entry in map(os.fsdecode, entries):
-        if name == "GLIBC_TUNABLES" and entry.startswith("glibc."):
-            # glibc 2.36 ends each tunable by a null character, in the variable itself.
-            variables[name] += f":{entry}"
-        elif "=" in entry:
-            name, _, value = entry.partition("=")
-            variables[name] = value
-    return variables

@@ -1,69 +1,129 @@
 # SPDX-License-Identifier: Apache-2.0
-"""jemalloc's own controls, for a process that it serves; elsewhere `AllocatorUnsupportedError`.
-
-    from xruntime.allocator import jemalloc
-
-    jemalloc.read("stats.resident")
-    jemalloc.write("background_thread", True)
-    jemalloc.call("arena.0.purge")
-
-The names are those of jemalloc(3), MALLCTL NAMESPACE; each has its type, so what comes out is a bool,
-an int or a str, and what goes in is checked. Statistics are brought up to date before they are read.
-"""
+"""jemalloc, through mallctl. Source: jemalloc(3) of 5.3.0."""
 
 from __future__ import annotations
 
-from xruntime.allocator.arenas import (
-    Arena,
-    ArenaStats,
-    Decay,
-    arena_of,
-    arenas,
-    create_arena,
-    serving_jemalloc,
-    thread_arena,
-)
-from xruntime.allocator.controller import Setting
-from xruntime.allocator.controllers.jemalloc import ALL_ARENAS
-from xruntime.allocator.heap_profile import dump_profile, profiling, set_profiling
+import contextlib
+import functools
+from typing import NamedTuple
 
-__all__ = [
-    "ALL_ARENAS",
-    "Arena",
-    "ArenaStats",
-    "Decay",
-    "arena_of",
-    "arenas",
-    "call",
-    "create_arena",
-    "dump_profile",
-    "profiling",
-    "read",
-    "set_profiling",
-    "thread_arena",
-    "write",
-]
+from xruntime.allocator.controller import Allocator, stats_of
+from xruntime.allocator.loader import LoadedFile
+from xruntime.allocator.mallctl import TEXT, Mallctl
+from xruntime.allocator.memory import Stats
+from xruntime.allocator.settings import Setting, Value
+from xruntime.errors import ReadOnlySettingError, SettingValueError, UnknownSettingError
+
+ALL_ARENAS = 4096
+"""MALLCTL_ARENAS_ALL of jemalloc.h: the arena number that stands for all arenas."""
 
 
-def read(name: str, kind: str | None = None) -> bool | int | str:
-    """The value of a mallctl name.
+class _Row(NamedTuple):
+    """How one of the settings is read."""
 
-    `kind` (bool, unsigned, uint32, uint64, int64, size, ssize, text) is for a name that is not known
-    here. Raises `UnknownSettingError`, `ReadOnlySettingError` for one that cannot be read,
-    `AllocatorUnsupportedError` for one that this build does not have, `AllocatorMemoryError`.
-    """
-    return serving_jemalloc().read(name, kind)
+    kind: str
+    unit: str | None = None
+    writable: bool = False
 
 
-def write(name: str, value: bool | int | str, kind: str | None = None) -> Setting:
-    """Set a mallctl name, and tell what it is then.
+SETTINGS = {
+    "background_thread": _Row("bool", writable=True),
+    "arenas.narenas": _Row("unsigned"),
+    "arenas.dirty_decay_ms": _Row("ssize_t", "ms", writable=True),
+    "arenas.muzzy_decay_ms": _Row("ssize_t", "ms", writable=True),
+    "opt.narenas": _Row("unsigned"),
+    "opt.dirty_decay_ms": _Row("ssize_t", "ms"),
+    "opt.muzzy_decay_ms": _Row("ssize_t", "ms"),
+    "opt.oversize_threshold": _Row("size_t", "bytes"),
+    "opt.tcache_max": _Row("size_t", "bytes"),
+    "opt.percpu_arena": _Row(TEXT),
+    "opt.metadata_thp": _Row(TEXT),
+    "opt.thp": _Row(TEXT),
+    "opt.retain": _Row("bool"),
+    "config.stats": _Row("bool"),
+    "config.malloc_conf": _Row(TEXT),
+}
+"""What `settings` shows; `mallctl` reads and writes any name."""
 
-    Raises as `read` does; `SettingTypeError` for a value of another type, `SettingValueError` for one
-    out of range or that jemalloc refuses, `ReadOnlySettingError` for what cannot be written.
-    """
-    return serving_jemalloc().write(name, value, kind)
+
+class Jemalloc(Allocator):
+    """jemalloc, under whichever prefix its functions have."""
+
+    name = "jemalloc"
+
+    def __init__(self, file: LoadedFile) -> None:
+        super().__init__(file)
+        self._mallctl = Mallctl(file)
+
+    @property
+    def mallctl(self) -> Mallctl:
+        return self._mallctl
+
+    @functools.cached_property
+    def version(self) -> str | None:
+        return str(self.mallctl.read("version", TEXT))
+
+    def stats(self) -> Stats:
+        """stats.allocated, .resident, .mapped and .retained of jemalloc(3).
+
+        `free` are dirty and muzzy pages of all arenas, which can be released. A jemalloc that was built
+        without statistics (config.stats) reports none of these.
+        """
+        if not self.mallctl.read("config.stats", "bool"):
+            return stats_of()
+        with self.mallctl.snapshot() as read:
+            allocated, resident, mapped, retained = (
+                int(read(f"stats.{name}", "size_t"))
+                for name in ("allocated", "resident", "mapped", "retained")
+            )
+            pages = sum(
+                int(read(f"stats.arenas.{ALL_ARENAS}.{name}", "size_t"))
+                for name in ("pdirty", "pmuzzy")
+            )
+        return stats_of(
+            allocated=allocated,
+            resident=resident,
+            mapped=mapped,
+            free=pages * int(self.mallctl.read("arenas.page", "size_t")),
+            retained=retained,
+        )
+
+    def _release(self) -> None:
+        # A thread whose cache is off has none to flush.
+        with contextlib.suppress(SettingValueError):
+            self.mallctl.call("thread.tcache.flush")
+        self.mallctl.call(f"arena.{ALL_ARENAS}.purge")
+
+    def settings(self) -> tuple[Setting, ...]:
+        found = []
+        for name in SETTINGS:
+            # Other versions and builds lack some.
+            with contextlib.suppress(UnknownSettingError):
+                found.append(self._setting(name))
+        return tuple(found)
+
+    def read(self, name: str) -> Value:
+        """Return one of `SETTINGS`; `mallctl` has all other names."""
+        return self.mallctl.read(name, _row(name).kind)
+
+    def write(self, name: str, value: Value) -> Setting:
+        """Set one of `SETTINGS`; `mallctl` has all other names."""
+        row = _row(name)
+        if not row.writable:
+            raise ReadOnlySettingError(f"{name}: MALLOC_CONF sets it when the program starts")
+        self.mallctl.write(name, value, row.kind)
+        return self._setting(name)
+
+    def _setting(self, name: str) -> Setting:
+        row = SETTINGS[name]
+        note = "for new arenas" if name.startswith("arenas.") and row.writable else None
+        return Setting(name, self.mallctl.read(name, row.kind), row.unit, row.writable, note)
 
 
-def call(name: str) -> None:
-    """Run a mallctl name that is a command: ``arena.<i>.purge``, ``thread.tcache.flush``."""
-    serving_jemalloc().call(name)
+def _row(name: str) -> _Row:
+    if name not in SETTINGS:
+        raise UnknownSettingError(
+            f"{name!r} is not one of {', '.join(SETTINGS)}; allocator.current().mallctl"
+            " takes any name, with its type"
+        )
+    return SETTINGS[name]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks the dynamic loader which loaded file defines a function, and for functions of that file.
+"""Lookup, through the dynamic loader, of the file that defines a function, and of its functions.
 
-LD_PRELOAD tells what was wished for; only the loader tells what came of it.
+LD_PRELOAD says what was requested; only the loader knows what was loaded.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 Function = Callable[..., Any]
 Prototype = Callable[[int], Function]
-"""What ctypes.CFUNCTYPE gives: it makes a function of an address."""
+"""A type that ctypes.CFUNCTYPE made: called with an address, it returns a function."""
 
 PROGRAM = "/proc/self/exe"
 
 RTLD_DEFAULT = None
 RTLD_DL_SYMENT = 1
-"""dladdr1's request for the entry of the symbol table, see dlfcn.h of glibc."""
+"""The flag with which dladdr1 returns the entry of the symbol table, see dlfcn.h of glibc."""
 
 _DLSYM = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)
 
@@ -63,13 +63,13 @@ class LoadedFile(NamedTuple):
     """
 
     name: str
-    """As the loader calls it; for the program what it was started as."""
+    """The loader's name of it; for the program, the name it was started by."""
 
     base: int
     """The address at which it begins."""
 
     path: str
-    """The file, links resolved. ``... (deleted)``: it was removed or replaced since."""
+    """The file, links resolved. ``... (deleted)`` if it was removed or replaced since."""
 
     @property
     def is_program(self) -> bool:
@@ -80,32 +80,32 @@ class LoadedFile(NamedTuple):
             return False
 
     def address_of(self, symbol: str) -> int | None:
-        """Where this file itself defines `symbol`; None where it does not, or does not export it."""
+        """The address of `symbol` in this file; None if the file does not define or export it."""
         try:
-            # Only the files that it depends on are looked at besides, see dlsym(3).
+            # dlsym also searches the files that this one depends on, see dlsym(3).
             handle = ctypes.CDLL(None if self.is_program else self.name, mode=os.RTLD_NOLOAD)
         except OSError:
             return None
-        address = _dlsym()(handle._handle, symbol.encode())  # noqa: SLF001 - ctypes' documented way is none
+        address = _dlsym()(handle._handle, symbol.encode())  # noqa: SLF001 - ctypes has no public name
         if address is None:
             return None
         found = _dladdr(address)
         return address if found is not None and found.base == self.base else None
 
     def function(self, symbol: str, prototype: Prototype) -> Function | None:
-        """`symbol` of this file, as a function of that type; None where it is not defined."""
+        """`symbol` of this file, as a function of that type; None if the file does not define it."""
         address = self.address_of(symbol)
         return None if address is None else prototype(address)
 
 
 def file_in_use(symbol: str) -> LoadedFile | None:
-    """The file whose `symbol` serves this process: the first in the loader's order that defines it."""
+    """Find the file whose `symbol` this process uses: the first in the loader's order that defines it."""
     address = _dlsym()(RTLD_DEFAULT, symbol.encode())
     if address is None:
         return None
     if _is_only_a_reference(address):
-        # A program that is linked to a fixed address and compares or passes on the function's address
-        # has an entry of that name without being its home: the entry jumps there.
+        # A program at a fixed address that takes the function's address has an entry of that name,
+        # which jumps to the definition elsewhere.
         address = _first_definition(symbol)
         if address is None:
             return None
@@ -123,7 +123,7 @@ def _dlsym() -> Function:
 
 @functools.cache
 def _address_in_libc(symbol: str) -> int:
-    """These functions, which glibc kept in libdl until 2.34; Python is linked to both."""
+    """The address of a function of libc, or of libdl before glibc 2.34; Python is linked to both."""
     return ctypes.cast(getattr(ctypes.CDLL(None), symbol), ctypes.c_void_p).value or 0
 
 
@@ -136,7 +136,7 @@ def _dladdr(address: int) -> _Found | None:
 def _is_only_a_reference(address: int) -> bool:
     """Whether the symbol at `address` is undefined in its file: st_shndx is SHN_UNDEF, elf(5).
 
-    musl has no dladdr1, and its dlsym never answers with a reference.
+    musl has no dladdr1, and its dlsym never returns a reference.
     """
     try:
         ask = _DLADDR1(_address_in_libc("dladdr1"))
@@ -168,7 +168,7 @@ def _first_definition(symbol: str) -> int | None:
 
 
 def _loaded_names() -> list[str]:
-    """The libraries in the order in which the loader searches them: preloaded ones come first."""
+    """The libraries in the order in which the loader searches them: preloaded ones first."""
     names: list[str] = []
 
     def visit(headers: ctypes._Pointer[_ProgramHeaders], _size: int, _data: int) -> int:
@@ -182,7 +182,7 @@ def _loaded_names() -> list[str]:
 
 
 def _mapped_at(address: int) -> str | None:
-    """The file that the kernel has mapped at `address`, see proc_pid_maps(5)."""
+    """The file that is mapped at `address`, see proc_pid_maps(5)."""
     try:
         with open("/proc/self/maps", "rb") as maps:
             for line in maps:

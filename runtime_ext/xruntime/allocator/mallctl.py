@@ -1,28 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""jemalloc's mallctl with types: values in and out are Python's, errors say what to do.
+"""jemalloc's mallctl with types: values in and out are Python's.
 
-Source: jemalloc(3), mallctl() and RETURN VALUES.
+    mallctl = allocator.current().mallctl
+    mallctl.read("stats.resident", "size_t")
+    mallctl.write("background_thread", True, "bool")
+    mallctl.call("arena.0.purge")
+
+mallctl checks the size of a value and nothing else, so each call names the type of the value, as
+jemalloc(3) has it in brackets after the name. Source: jemalloc(3), mallctl() and RETURN VALUES.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
+import threading
+from collections.abc import Callable, Iterator
 
 from xruntime.allocator.loader import LoadedFile
-from xruntime.allocator.mallctl_names import (
-    INTEGERS,
-    NAMES,
-    SIGNED,
-    TEXT,
-    VALUE_TYPES,
-    Name,
-    find_name,
-)
+from xruntime.allocator.settings import Value, checked_integer
 from xruntime.errors import (
     AllocatorError,
-    AllocatorMemoryError,
     AllocatorUnsupportedError,
     ReadOnlySettingError,
     SettingTypeError,
@@ -31,7 +31,20 @@ from xruntime.errors import (
 )
 
 PREFIXES = ("", "je_")
-"""How a jemalloc may be built to call its own functions: --with-jemalloc-prefix."""
+"""Prefixes that a build may give to jemalloc's functions: --with-jemalloc-prefix."""
+
+TEXT = "const char *"
+INTEGERS: dict[str, type[ctypes._SimpleCData[int]]] = {
+    "unsigned": ctypes.c_uint,
+    "uint32_t": ctypes.c_uint32,
+    "uint64_t": ctypes.c_uint64,
+    "int64_t": ctypes.c_int64,
+    "size_t": ctypes.c_size_t,
+    "ssize_t": ctypes.c_ssize_t,
+}
+TYPES = ("bool", *INTEGERS, TEXT)
+
+_SIGNED = ("int64_t", "ssize_t")
 
 _MALLCTL = ctypes.CFUNCTYPE(
     ctypes.c_int,
@@ -42,74 +55,60 @@ _MALLCTL = ctypes.CFUNCTYPE(
     ctypes.c_size_t,
 )
 
-_WORDS = {"r": "read", "w": "written", "c": "called"}
-
-# What each name that is only there in some builds depends on.
-_BUILT_IN = {
-    "config.prof": ("prof.", "thread.prof.", "opt.prof", "opt.lg_prof"),
-    "config.stats": ("stats.", "thread.allocated", "thread.deallocated", "thread.peak."),
-    "config.fill": ("opt.junk", "opt.zero"),
-    "config.utrace": ("opt.utrace",),
-    "config.xmalloc": ("opt.xmalloc",),
-}
-
-Value = bool | int | str
-
 
 def prefix_of(file: LoadedFile) -> str | None:
-    """What is put before the names of jemalloc's functions in `file`; None: it is no jemalloc."""
+    """The prefix of jemalloc's functions in `file`; None if it is not a jemalloc."""
     return next((prefix for prefix in PREFIXES if file.address_of(f"{prefix}mallctl")), None)
 
 
 class Mallctl:
-    """mallctl of one loaded jemalloc. Safe to use from many threads at once."""
+    """mallctl of one loaded jemalloc. Many threads may use it at once."""
 
     def __init__(self, file: LoadedFile) -> None:
-        prefix = prefix_of(file)
-        function = None if prefix is None else file.function(f"{prefix}mallctl", _MALLCTL)
+        function = file.function(f"{prefix_of(file) or ''}mallctl", _MALLCTL)
         if function is None:
-            raise AllocatorUnsupportedError(f"{file.path} has no mallctl: it is no jemalloc")
+            raise AllocatorUnsupportedError(f"{file.path} has no mallctl: it is not a jemalloc")
         self._call = function
+        self._refreshing = threading.Lock()
 
-    def read(self, name: str, kind: str | None = None) -> Value:
-        """The value of `name`. Statistics are as of the last `refresh`.
+    def read(self, name: str, kind: str) -> Value:
+        """Return the value of `name`, which has the C type `kind`, one of `TYPES`.
 
-        `kind` (`VALUE_TYPES`) is for names that the table does not have. Raises `UnknownSettingError`,
-        `ReadOnlySettingError` where it cannot be read, `AllocatorError` where jemalloc fails.
+        Statistics are updated first.
+        Raises `UnknownSettingError`, `SettingTypeError` for another type, `ReadOnlySettingError` for a
+        name that cannot be read, `AllocatorError` where jemalloc fails.
         """
-        row = _row(name, kind, "r")
-        if row.kind == TEXT:
-            text = ctypes.c_char_p()
-            self._exchange(name, row, old=text)
-            return (text.value or b"").decode(errors="replace")
-        value = ctypes.c_bool() if row.kind == "bool" else INTEGERS[row.kind]()
-        self._exchange(name, row, old=value)
+        if not name.startswith("stats."):
+            return self._read(name, kind)
+        with self.snapshot() as read:
+            return read(name, kind)
+
+    def _read(self, name: str, kind: str) -> Value:
+        value = _empty(kind)
+        self._exchange(name, old=value)
+        if isinstance(value, ctypes.c_char_p):
+            return (value.value or b"").decode(errors="replace")
         return value.value
 
-    def write(self, name: str, value: Value, kind: str | None = None) -> None:
-        """Set `name`. Raises as `read` does, and `SettingTypeError`, `SettingValueError`."""
-        row = _row(name, kind, "w")
-        self._exchange(name, row, new=_to_c(name, row.kind, value), value=value)
+    def write(self, name: str, value: Value, kind: str) -> None:
+        """Set `name`. Raises as `read` does, and `SettingValueError`."""
+        self._exchange(name, new=_converted(name, value, kind), value=value)
 
     def call(self, name: str) -> None:
-        """Run the command `name`. Raises as `read` does."""
-        self._exchange(name, _row(name, None, "c"))
+        """Run the command `name`, which has no value. Raises as `read` does."""
+        self._exchange(name)
 
-    def refresh(self) -> None:
-        """Bring the statistics up to date: they are copies, made when the epoch advances."""
-        self.write("epoch", 1)
-
-    def look_up(self, address: int) -> int:
-        """The number of the arena that the block at `address` is of (arenas.lookup, jemalloc 5.1)."""
-        arena = ctypes.c_uint()
-        row = Name("arenas.lookup", "unsigned", "r")
-        self._exchange("arenas.lookup", row, old=arena, new=ctypes.c_void_p(address), value=address)
-        return arena.value
+    @contextlib.contextmanager
+    def snapshot(self) -> Iterator[Callable[[str, str], Value]]:
+        """Update the statistics; the function that this gives reads them without another update."""
+        with self._refreshing:
+            # Statistics are copies, made when the epoch advances.
+            self.write("epoch", 1, "uint64_t")
+            yield self._read
 
     def _exchange(
         self,
         name: str,
-        row: Name,
         *,
         old: ctypes._CDataType | None = None,
         new: ctypes._CDataType | None = None,
@@ -124,116 +123,48 @@ class Mallctl:
             0 if new is None else ctypes.sizeof(new),
         )
         if code:
-            raise self._error(code, name, row, value)
+            raise _error(code, name, value)
 
-    def _error(self, code: int, name: str, row: Name, value: Value | None) -> AllocatorError:
-        """What jemalloc's error means, by errno(3) as jemalloc(3) uses it."""
-        what = name if value is None else f"{name} = {value!r}"
-        if code == errno.ENOENT:
-            return self._absent(name)
-        if code == errno.EINVAL and row.pattern == "arenas.lookup":
-            return SettingValueError(f"{what}: there is no block of jemalloc's at that address")
-        if code == errno.EINVAL and value is not None and self._is_of_its_type(name, row):
-            return SettingValueError(f"{what}: jemalloc does not take that{_why_not(row)}")
-        if code == errno.EINVAL:
-            return SettingTypeError(
-                f"{what}: this jemalloc has another type for it than {row.kind}; "
-                f"name its type, kind=..., one of {', '.join(VALUE_TYPES)}"
-            )
-        if code == errno.EPERM:
-            return ReadOnlySettingError(
-                f"{what}: jemalloc refuses; it is read-only here, or, for thread.arena, "
-                "opt.percpu_arena chooses the arena"
-            )
-        if code == errno.EAGAIN:
-            return AllocatorMemoryError(
-                f"{what}: jemalloc is out of memory, or, for arenas.create, out of its 4,094 arenas"
-            )
-        if code == errno.EFAULT:
-            return SettingValueError(f"{what}: jemalloc cannot do that{_why_not(row)}")
-        return AllocatorError(f"{what}: jemalloc fails with {code} ({os.strerror(code)})")
 
-    def _is_of_its_type(self, name: str, row: Name) -> bool:
-        """Whether `name` can be read as what it was written as; then not the type was wrong."""
-        try:
-            self.read(name, row.kind)
-        except AllocatorError:
-            return False
-        return True
-
-    def _absent(self, name: str) -> AllocatorError:
-        for switch, beginnings in _BUILT_IN.items():
-            if name.startswith(beginnings) and self.read(switch) is False:
-                return AllocatorUnsupportedError(
-                    f"{name}: this jemalloc, {self.read('version')}, is built without it "
-                    f"({switch} is false); use one that is built with it"
-                )
+def _error(code: int, name: str, value: Value | None) -> AllocatorError:
+    """The error for what mallctl returned, by RETURN VALUES of jemalloc(3)."""
+    if code == errno.ENOENT:
         return UnknownSettingError(
-            f"{name}: jemalloc {self.read('version')} knows no such name, or no such number in it; "
-            "its names are in jemalloc(3), MALLCTL NAMESPACE, its arenas those below arenas.narenas"
+            f"{name}: this jemalloc has no such name; jemalloc(3) lists them, MALLCTL NAMESPACE"
         )
-
-
-def _row(name: str, kind: str | None, access: str) -> Name:
-    """The row of `name`, which must allow `access`."""
-    if kind is not None:
-        if kind not in VALUE_TYPES:
-            raise SettingTypeError(f"kind={kind!r} is no type; there are {', '.join(VALUE_TYPES)}")
-        return Name(name, kind, "rw")
-    row = find_name(name)
-    if row is None:
-        import difflib
-
-        near = difflib.get_close_matches(name, NAMES, n=1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
-        raise UnknownSettingError(
-            f"{name!r}{hint}: the type of this mallctl name is not known here; where jemalloc has it "
-            f"nevertheless, name its type, kind=..., one of {', '.join(VALUE_TYPES)}"
+    if code == errno.EPERM:
+        return ReadOnlySettingError(f"{name}: jemalloc refuses; the name cannot be read or written")
+    if code == errno.EINVAL and value is None:
+        return SettingTypeError(f"{name}: its type is another; jemalloc(3) has it after the name")
+    if code in (errno.EINVAL, errno.EFAULT):
+        return SettingValueError(
+            f"{name if value is None else f'{name} = {value!r}'}: jemalloc refuses; jemalloc(3) has the"
+            " type and the values that the name takes"
         )
-    if access not in row.access:
-        can = " and ".join(_WORDS[letter] for letter in row.access)
-        raise ReadOnlySettingError(f"{name} cannot be {_WORDS[access]}; it can be {can}")
-    return row
+    return AllocatorError(f"{name}: jemalloc fails with {code} ({os.strerror(code)})")
 
 
-def _to_c(name: str, kind: str, value: Value) -> ctypes._CDataType:
+def _empty(kind: str) -> ctypes._SimpleCData[int] | ctypes.c_char_p | ctypes.c_bool:
+    if kind == TEXT:
+        return ctypes.c_char_p()
+    if kind == "bool":
+        return ctypes.c_bool()
+    if kind in INTEGERS:
+        return INTEGERS[kind]()
+    raise SettingTypeError(f"{kind!r} is not a type of mallctl; there are {', '.join(TYPES)}")
+
+
+def _converted(name: str, value: Value, kind: str) -> ctypes._CDataType:
+    empty = _empty(kind)
     if kind == "bool":
         if not isinstance(value, bool):
             raise SettingTypeError(f"{name}: {value!r} is neither True nor False")
         return ctypes.c_bool(value)
     if kind == TEXT:
-        if not isinstance(value, str):
-            raise SettingTypeError(f"{name}: {value!r} is no text (str)")
-        if "\0" in value:
-            raise SettingValueError(
-                f"{name}: {value!r} has a null character in it, which C ends at"
-            )
+        if not isinstance(value, str) or "\0" in value:
+            raise SettingTypeError(f"{name}: {value!r} is not text (str) without null characters")
         return ctypes.c_char_p(value.encode())
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise SettingTypeError(f"{name}: {value!r} is no whole number (int)")
-    number = INTEGERS[kind](value)
-    if number.value != value:
-        bits = 8 * ctypes.sizeof(number)
-        signed = kind in SIGNED
-        low = -(2 ** (bits - 1)) if signed else 0
-        high = 2 ** (bits - signed) - 1
-        raise SettingValueError(f"{name}: {value} is out of range; allowed are {low} to {high}")
-    return number
-
-
-def _why_not(row: Name) -> str:
-    """jemalloc(3) has one code, EFAULT, for all that can be wrong with a value or a moment."""
-    reasons = {
-        "thread.arena": "; the arena must exist: allocator.jemalloc.arenas() lists them",
-        "arena.<i>.destroy": "; only an arena that was created, and that no thread is set to, can go",
-        "arena.<i>.reset": "; only an arena that was created can be reset",
-        "arena.<i>.dss": "; there are disabled, primary, secondary",
-        "max_background_threads": "; allowed are numbers up to opt.max_background_threads",
-        "prof.dump": "; heap profiling must be on (opt.prof) and the file writable",
-        "thread.tcache.flush": "; the thread has no cache (thread.tcache.enabled is false)",
-    }
-    if row.pattern.endswith("decay_ms"):
-        return "; allowed are -1 (never), 0 (at once), and milliseconds above; and the arena must exist"
-    return reasons.get(
-        row.pattern, "; the value or the moment is wrong, jemalloc does not say which"
-    )
+    bits = 8 * ctypes.sizeof(empty)
+    signed = kind in _SIGNED
+    low, high = -(2 ** (bits - 1)) if signed else 0, 2 ** (bits - signed) - 1
+    return INTEGERS[kind](checked_integer(name, value, low, high))

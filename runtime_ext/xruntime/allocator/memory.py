@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is told about memory: by the allocator about its heap, by the kernel about the process."""
+"""Memory statistics: of the heap by the allocator, of the process by the kernel."""
 
 from __future__ import annotations
 
@@ -9,47 +9,46 @@ from typing import NamedTuple
 
 
 class Stats(NamedTuple):
-    """Memory in bytes; None where the allocator does not tell. docs/allocator.md has each one's source.
+    """Memory in bytes; None for a number that the allocator does not have. docs/allocator.md has sources.
 
-    The first six are the allocator's, about what went through `malloc`; Python's own small objects
-    lie in regions that Python takes from the system itself. The last two are the kernel's, about
-    everything in the process.
+    The first six are the allocator's, of what went through `malloc`; Python's own small objects
+    lie in regions that Python maps itself. The last two are the kernel's, of the whole process.
     """
 
     allocated: int | None
-    """In use by the program. Blocks that a thread's cache holds for its next allocation count."""
+    """In use by the program, including blocks in threads' caches."""
 
     resident: int | None
-    """Of the allocator's memory, what occupies physical memory."""
+    """The part of the allocator's memory that is in physical memory."""
 
     mapped: int | None
     """Taken from the system, with memory behind it or about to have."""
 
     free: int | None
-    """Of that, kept for reuse."""
+    """The part of `mapped` that is kept for reuse."""
 
     retained: int | None
-    """Addresses kept without memory behind them: they cost nothing but numbers."""
+    """Addresses kept without memory behind them, which cost nothing."""
 
     peak_mapped: int | None
     """The highest `mapped` so far."""
 
     process_resident: int | None
-    """The process in physical memory, from /proc/self/statm, which may be some pages per CPU off."""
+    """The process in physical memory, from /proc/self/statm, which may be off by some pages per CPU."""
 
     process_peak_resident: int | None
-    """The highest of these so far, VmHWM of /proc/self/status."""
+    """Its peak, VmHWM of /proc/self/status."""
 
 
 class ProcessMemory(NamedTuple):
-    """Two numbers of the kernel's, in bytes; None where /proc does not tell."""
+    """The kernel's numbers, in bytes; None where /proc does not have them."""
 
     resident: int | None
     peak_resident: int | None
 
 
 def process_memory() -> ProcessMemory:
-    """The process's physical memory now and at its highest."""
+    """Read the process's physical memory, now and at its peak."""
     try:
         with open("/proc/self/statm", encoding="ascii") as statm:
             resident = int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -59,10 +58,10 @@ def process_memory() -> ProcessMemory:
 
 
 def exact_resident() -> int | None:
-    """The process's physical memory, counted page by page: milliseconds for each gigabyte.
+    """Read the process's physical memory, counted page by page: some milliseconds per gigabyte.
 
-    statm sums counters that each CPU keeps for itself, which on 64 CPUs may miss tens of MiB, see
-    proc_pid_statm(5); so smaps_rollup (Linux 4.14) is preferred where a difference is asked for.
+    statm adds counters that each CPU keeps for itself, which on 64 CPUs may miss tens of MiB, see
+    proc_pid_statm(5); so smaps_rollup (Linux 4.14) is preferred where a difference is needed.
     """
     exact = _kilobytes("/proc/self/smaps_rollup", "Rss")
     return process_memory().resident if exact is None else exact

@@ -15,7 +15,6 @@ MIB = 1 << 20
 PRELUDE = """
 import ctypes, json, sys, threading
 from xruntime import allocator
-from xruntime.allocator import jemalloc
 from xruntime import errors
 from xruntime.allocator.memory import exact_resident
 

@@ -103,13 +103,10 @@ def test_nothing_to_give_back_is_no_negative_number(glibc: None) -> None:
 def test_glibc_counts_the_arenas_of_all_threads(glibc: None) -> None:
     """The manual page says otherwise of old versions; malloc/malloc.c sums over them."""
     answer = ask("""
-import xml.etree.ElementTree as xml
 before = allocator.stats().allocated
 in_thread(lambda: [block(10_000) for _ in range(2000)])
-heaps = xml.fromstring(heap.report()).findall("heap")
-tell(grown=allocator.stats().allocated - before, heaps=len(heaps))
+tell(grown=allocator.stats().allocated - before)
 """)
-    assert answer["heaps"] >= 2
     assert answer["grown"] == pytest.approx(20_000_000, abs=SLACK)
 
 
@@ -152,14 +149,3 @@ tell(rounds=rounds, stats=[stats._asdict() for reading in read_by for stats in r
         assert 0 < stats["mapped"] < 1 << 30
         if stats["allocated"] is not None and name == "jemalloc":
             assert 0 < stats["allocated"] <= stats["mapped"]
-
-
-@pytest.mark.parametrize("name", ALLOCATORS)
-def test_own_account_of_the_allocator(name: str, library: Callable[[str], str | None]) -> None:
-    beginnings = {
-        "glibc": "<malloc version=",
-        "jemalloc": "___ Begin jemalloc statistics ___",
-        "tcmalloc": "MALLOC:",
-        "mimalloc": "committed",
-    }
-    assert beginnings[name] in ask("tell(text=heap.report())", library(name))["text"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds out which allocator serves this process, from what the loader has bound `malloc` to."""
+"""Detection of the allocator that serves this process, from the file that the loader binds `malloc` to."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from xruntime.errors import AllocatorUnsupportedError
 
 @functools.cache
 def current() -> Allocator:
-    """The allocator that serves `malloc` in this process; it cannot change while the process lives.
+    """Return the allocator that serves `malloc` in this process, which never changes in it.
 
-    It is known by functions that the file which defines `malloc` exports itself, never by
-    LD_PRELOAD or the file's name (musl's excepted, which exports nothing of its own). A program may
-    get memory in other ways besides: Python's small objects, torch's own mimalloc on AArch64.
-    Raises `AllocatorUnsupportedError` on systems without a loader that can be asked.
+    It is recognized by functions that the file which defines `malloc` exports, not by LD_PRELOAD or
+    the file's name (except musl, which exports nothing of its own). Programs also get memory in other
+    ways: Python's small objects, torch's own mimalloc on AArch64.
+    Raises `AllocatorUnsupportedError` on systems whose loader cannot be asked.
     """
     try:
         file = file_in_use("malloc")
@@ -37,25 +37,25 @@ def current() -> Allocator:
 
 
 def controller_of(file: LoadedFile) -> Allocator:
-    """The controller for the allocator that lives in `file`. Each is imported only when it is used."""
+    """The class for the allocator in `file`; each module is imported only when it is used."""
     if file.address_of("gnu_get_libc_version"):
-        from xruntime.allocator.controllers.glibc import Glibc
+        from xruntime.allocator.glibc import Glibc
 
         return Glibc(file)
     if prefix_of(file) is not None:
-        from xruntime.allocator.controllers.jemalloc import Jemalloc
+        from xruntime.allocator.jemalloc import Jemalloc
 
         return Jemalloc(file)
     if file.address_of("tc_version") and file.address_of("MallocExtension_GetNumericProperty"):
-        from xruntime.allocator.controllers.tcmalloc import Tcmalloc, TcmallocMinimal
+        from xruntime.allocator.tcmalloc import Tcmalloc, TcmallocMinimal
 
         # The full library is the one that has the heap profiler in it.
         return (Tcmalloc if file.address_of("HeapProfilerStart") else TcmallocMinimal)(file)
     if file.address_of("mi_version") and file.address_of("mi_process_info"):
-        from xruntime.allocator.controllers.mimalloc import Mimalloc
+        from xruntime.allocator.mimalloc import Mimalloc
 
         return Mimalloc(file)
-    from xruntime.allocator.controllers.other import Musl, Unknown
+    from xruntime.allocator.unknown import Musl, Unknown
 
     name = os.path.basename(file.path)
     return (Musl if name.startswith(("ld-musl-", "libc.musl-")) else Unknown)(file)
