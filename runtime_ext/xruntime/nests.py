@@ -19,17 +19,16 @@ Path: TypeAlias = tuple[Any, ...]
 
 
 def place(path: Path) -> str:
-    """A path as a user would write it: ``args[0]['mask']``."""
+    """Format a path as a user would write it: ``args[0]['mask']``."""
     return f"{path[0]}" + "".join(f"[{key!r}]" for key in path[1:])
 
 
 def entries(value: Any) -> Collection[tuple[Any, Any]] | None:
-    """What a nest holds, by index or key and in its order; None for what is no nest.
+    """Return the values of a nest by index or key, in its order; None for what is not a nest.
 
-    Nests are tuples, lists, and dicts with all that is derived from them (NamedTuple, torch's
-    return types, OrderedDict, transformers' ModelOutput), and what else behaves like a dict that
-    can be changed (BatchEncoding). A torch.Size and a PackedSequence are tuples by accident: the one
-    is a number of numbers, the tensors of the other cannot be split or joined one by one.
+    Nests are tuples, lists and dicts, classes derived from them (NamedTuple, torch's return types,
+    OrderedDict, transformers' ModelOutput), and other mutable mappings (BatchEncoding). torch.Size and
+    PackedSequence are tuples but not nests: one holds numbers, the other's tensors belong together.
     """
     kind = type(value)
     if kind is tuple or kind is list:
@@ -46,9 +45,9 @@ def entries(value: Any) -> Collection[tuple[Any, Any]] | None:
 
 
 def rebuilt(value: Any, inner: list[Any], path: Path) -> Any:
-    """A nest of the same type as `value`, its keys in the same order, which holds `inner` instead.
+    """Build a nest of the same type and keys as `value` that holds `inner` instead.
 
-    Raises BatchError for a class of the user's that cannot be made anew.
+    Raises BatchError for a class that cannot be built this way.
     """
     kind = type(value)
     if kind is list:
@@ -61,7 +60,7 @@ def rebuilt(value: Any, inner: list[Any], path: Path) -> Any:
         if isinstance(value, tuple):
             # A NamedTuple takes its fields one by one, other tuples all in one.
             return kind._make(inner) if hasattr(kind, "_make") else kind(inner)
-        # A copy keeps what else the object knows: a default factory, attributes.
+        # A copy keeps the default factory and other attributes.
         made = copy.copy(value)
         if isinstance(value, list):
             made[:] = inner
@@ -70,14 +69,14 @@ def rebuilt(value: Any, inner: list[Any], path: Path) -> Any:
                 made[key] = item
     except (TypeError, ValueError, AttributeError, LookupError) as error:
         raise BatchError(
-            f"{place(path)}: of a {kind.__name__} no second one can be made ({error}): use a tuple, list"
-            " or dict, or write the hint None for it"
+            f"{place(path)}: a {kind.__name__} cannot be rebuilt ({error}): use a tuple, list or dict, or"
+            " write the hint None for it"
         ) from error
     return made
 
 
 def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """All that is no nest, with the way to it."""
+    """Yield every value that is not a nest, with its path."""
     inner = None if isinstance(value, torch.Tensor) else entries(value)
     if inner is None:
         yield path, value
@@ -87,7 +86,7 @@ def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 
 def described(value: Any) -> str:
-    """A value in a few words, for a message: ``a list of 2``, ``a tensor (4, 3)``, ``a bool (True)``."""
+    """Describe a value for a message: ``a list of 2``, ``a tensor (4, 3)``, ``a bool (True)``."""
     if value is None:
         return "None"
     if isinstance(value, torch.Tensor):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that a hint fits the value that it describes, and what a hint says of each part of a nest."""
+"""Checks that a hint fits the value that it describes, and lookup of the hints inside a nest."""
 
 from __future__ import annotations
 
@@ -12,22 +12,27 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 
 from xruntime.errors import BatchError, HintError
-from xruntime.nests import Path, described, entries, leaves, place, shape_of
+from xruntime.nests import Path, described, leaves, place, shape_of
 from xruntime.streams.hints import HintFields, HintNode, MultiStreamModuleHint
 
 
 class Unmentioned:
-    """Stands where a hint says nothing about a value."""
+    """The type of UNMENTIONED, which marks a value that a hint does not mention."""
 
 
 UNMENTIONED: Final = Unmentioned()
+EXAMPLE: Final = (
+    "for example MultiStreamModuleHint(0, None): dimension 0 of the first, the second whole"
+)
+"""Ends the errors that a hint would cure."""
+
 Hinted: TypeAlias = "HintNode | Unmentioned"
 
 
 def hides_batch(value: Any) -> bool:
-    """Whether something that is no nest holds tensors, or an array, where we do not look.
+    """Whether a value that is not a nest holds tensors, or is an array.
 
-    To pass it whole would give every stream the items of all.
+    Passed whole, it could give every stream the items of all.
     """
     inner: Sequence[Any]
     if isinstance(value, PackedSequence):
@@ -43,27 +48,10 @@ def hides_batch(value: Any) -> bool:
     return any(isinstance(leaf, torch.Tensor) and leaf.dim() for _, leaf in leaves(inner))
 
 
-def hint_node(value: Any, dims: Mapping[Path, int], path: Path) -> HintNode:
-    """The shortest hint that splits the tensors at `dims` along these dimensions, and no others."""
-    if isinstance(value, torch.Tensor):
-        return dims.get(path)
-    inner = entries(value)
-    if inner is None:
-        return None
-    nodes = [hint_node(item, dims, (*path, key)) for key, item in inner]
-    if all(node is None for node in nodes):
-        return None
-    if all(isinstance(node, int) and node == nodes[0] for node in nodes):
-        return nodes[0]
-    if isinstance(value, (tuple, list)):
-        return tuple(nodes)
-    return HintFields(zip((key for key, _ in inner), nodes, strict=True))
-
-
 def hints_by_key(nest: Any, hint: Hinted, path: Path) -> Mapping[Any, HintNode]:
-    """The hints of what a nest holds, by index or key. A dict describes a NamedTuple by its fields.
+    """The hints of a nest's values, by index or key. A dict describes a NamedTuple by its fields.
 
-    Raises BatchError where the hint is of another form than the nest.
+    Raises BatchError if hint and nest have different forms.
     """
     if isinstance(nest, (tuple, list)):
         if isinstance(hint, tuple) and len(hint) <= len(nest):
@@ -83,13 +71,13 @@ def is_dense(tensor: torch.Tensor) -> bool:
 def check_hint(hint: object) -> None:
     if not isinstance(hint, MultiStreamModuleHint):
         raise HintError(
-            f"{described(hint)} is no hint: give a MultiStreamModuleHint, for instance"
+            f"{described(hint)} is not a hint: give a MultiStreamModuleHint, for instance"
             " MultiStreamModuleHint(0), or None"
         )
 
 
 def check_tensor(tensor: torch.Tensor, dim: int, path: Path) -> None:
-    """Raises BatchError for a tensor that cannot be split, or joined with others, along `dim`."""
+    """Raise BatchError for a tensor that cannot be split, or joined with others, along `dim`."""
     if not is_dense(tensor):
         kind = "nested" if tensor.is_nested else f"{tensor.layout}".removeprefix("torch.")
         remedy = "pad it (torch.nested.to_padded_tensor)" if tensor.is_nested else "use .to_dense()"
@@ -99,8 +87,8 @@ def check_tensor(tensor: torch.Tensor, dim: int, path: Path) -> None:
         )
     if not -tensor.dim() <= dim < tensor.dim():
         raise BatchError(
-            f"{place(path)}: the hint says dimension {dim} and the tensor is {shape_of(tensor)}: give a"
-            f" dimension that it has{_allowed_dims(tensor)}, or None"
+            f"{place(path)}: the hint says dimension {dim} and the tensor is {shape_of(tensor)}: give one"
+            f" of its dimensions{_allowed_dims(tensor)}, or None"
         )
 
 
@@ -109,21 +97,21 @@ def _allowed_dims(tensor: torch.Tensor) -> str:
 
 
 def form_error(value: Any, hint: object, path: Path) -> BatchError:
-    """Says that a hint does not describe the value at its place."""
+    """The error for a hint whose form differs from the value's."""
     hint = dict(hint) if isinstance(hint, HintFields) else hint
     what = "a dimension" if isinstance(hint, int) else described(hint)
     return BatchError(
-        f"{place(path)}: the hint {hint!r} is {what} and the value {described(value)}: write None for"
-        " what is not split, a dimension for a tensor, and the same tuple, list or dict for one that"
-        " holds tensors"
+        f"{place(path)}: the hint {hint!r} is {what} and the value {described(value)}: write a"
+        " dimension for a tensor, a tuple, list or dict of hints for one that holds tensors, and None for"
+        " what is not split"
     )
 
 
 def refuse_hidden(value: Any, path: Path) -> None:
-    """Raises BatchError for what may hold a part of the batch where we do not look."""
+    """Raise BatchError for a value that is not split but may hold a part of the batch."""
     if hides_batch(value):
         raise BatchError(
-            f"{place(path)} is {described(value)}, which may hold items of the batch, and only tensors in"
-            " tuples, lists and dicts are split and joined: use these, or write the hint None if it is"
-            " the same for all items"
+            f"{place(path)} is {described(value)}, which may hold items of the batch. Only tensors in"
+            " tuples, lists and dicts are split and joined: use these, or write the hint None if the value"
+            " is the same for all items"
         )

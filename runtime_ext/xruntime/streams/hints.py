@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a call's tensors are split over streams, and how what the streams return is joined.
+"""Hints: the dimension along which each tensor of a call is split, and each output joined.
 
 MultiStreamModuleHint(0)                    # forward(x): split x along dimension 0
 MultiStreamModuleHint(0, None, 1)           # forward(x, flag, y): all streams get the whole flag
@@ -18,15 +18,15 @@ from typing import Any, NoReturn, TypeAlias
 from xruntime.errors import HintError
 
 HintNode: TypeAlias = "int | tuple[HintNode, ...] | HintFields | None"
-"""One place of a hint: a dimension, None, or the same nest as the value that it describes."""
+"""A dimension, None, or a nest of these like the value that it describes."""
 
 
 class HintFields(dict[Any, HintNode]):
-    """The hints of a dict's values, by key. It cannot be changed."""
+    """The hints of a dict's values, by key; immutable."""
 
     __slots__ = ()
 
-    def __hash__(self) -> int:  # type: ignore[override]  # dict has none, because it can change
+    def __hash__(self) -> int:  # type: ignore[override]  # dict is mutable and has none
         return hash(frozenset(self.items()))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -41,21 +41,21 @@ class HintFields(dict[Any, HintNode]):
 
 @dataclasses.dataclass(frozen=True, init=False, repr=False, slots=True)
 class MultiStreamModuleHint:
-    """Which dimension of each tensor of a call, or of a return value, holds the items of the batch.
+    """The dimension that holds the items of the batch, for each tensor of a call or return value.
 
-    Positional hints stand for positional arguments, keyword hints for keyword arguments. Each is an
+    Positional hints describe positional arguments, keyword hints keyword arguments. Each is an
     int, None, or a tuple, list or dict of these:
 
-    - an int on a tensor: the dimension along which it is split (input) or concatenated (output);
-      negative ones count from the end. An int on a tuple, list or dict: the same for every tensor in
-      it, whereas what is no tensor, or has no dimension, is passed whole.
-    - None: every stream receives this very value (input); the first stream's value is taken (output).
+    - an int for a tensor: the dimension along which it is split (input) or concatenated (output);
+      negative ones count from the end. An int for a tuple, list or dict holds for every tensor in it;
+      other values, and tensors without dimensions, are passed whole.
+    - None: every stream receives the same value (input); the first stream's value is taken (output).
 
-    For outputs, one positional hint describes the whole return value, several describe a tuple,
-    keyword hints a dict, and both together a tuple that ends with the dict.
+    For outputs, one positional hint describes the whole return value, several a tuple, keyword hints
+    a dict, and both together a tuple that ends with the dict.
 
-    Lists and tuples mean the same. Two hints that say the same are equal, and a hint never changes.
-    Raises HintError (a TypeError) at once for anything else.
+    Lists and tuples mean the same. Hints are immutable and compared by value.
+    Raises HintError (a TypeError) for anything else.
     """
 
     args: tuple[HintNode, ...]
@@ -64,8 +64,8 @@ class MultiStreamModuleHint:
     def __init__(self, *args: object, **kwargs: object) -> None:
         if not args and not kwargs:
             raise HintError(
-                "MultiStreamModuleHint() describes nothing: give one hint for each argument or output,"
-                " an int (a dimension) or None (not split), for instance MultiStreamModuleHint(0)"
+                "MultiStreamModuleHint() is empty: give one hint for each argument or output, an int (a"
+                " dimension) or None (not split), for example MultiStreamModuleHint(0)"
             )
         object.__setattr__(self, "args", tuple(_nodes(enumerate(args), "argument ")))
         fields = zip(kwargs, _nodes(kwargs.items(), "keyword "), strict=True)
@@ -73,7 +73,7 @@ class MultiStreamModuleHint:
 
     @property
     def whole(self) -> HintNode:
-        """The hint of a return value, all of it as one."""
+        """The hint of the whole return value."""
         if not self.kwargs:
             return self.args[0] if len(self.args) == 1 else self.args
         return (*self.args, self.kwargs) if self.args else self.kwargs
@@ -93,7 +93,7 @@ def _nodes(entries: Iterable[tuple[Any, object]], place: str) -> list[HintNode]:
 
 
 def _node(value: object, place: str) -> HintNode:
-    """The unchangeable form of what a user wrote at one place of a hint."""
+    """The immutable form of one part of a hint."""
     if value is None:
         return None
     if isinstance(value, int) and not isinstance(value, bool):
@@ -104,13 +104,13 @@ def _node(value: object, place: str) -> HintNode:
         return HintFields((key, _node(inner, f"{place}[{key!r}]")) for key, inner in value.items())
     shown = f"{value!r}, a" if isinstance(value, (bool, str, bytes, float, complex)) else "a"
     raise HintError(
-        f"MultiStreamModuleHint, {place}: {shown} {type(value).__name__} is no hint. Allowed are an int"
+        f"MultiStreamModuleHint, {place}: {shown} {type(value).__name__} is not a hint. Allowed are an int"
         " (the dimension that holds the items), None (not split, or the first stream's value), and a"
         " tuple, list or dict of these"
     )
 
 
 def _is_keyword_argument(name: str) -> bool:
-    """Whether `f(name=...)` passes it: Python normalises the names that it reads (PEP 3131)."""
+    """Whether `f(name=...)` can pass it: Python normalizes names that it reads (PEP 3131)."""
     as_read = unicodedata.normalize("NFKC", name)
     return name == as_read and name.isidentifier() and not keyword.iskeyword(name)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Joins what the parts of one call returned into what the whole call would have returned."""
+"""Joining of the parts' outputs into the output of the whole call."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -13,12 +13,12 @@ from torch import Tensor, inference_mode, is_inference_mode_enabled
 from xruntime.errors import BatchError
 from xruntime.nests import Path, described, entries, leaves, place, rebuilt, shape_of
 from xruntime.streams.hint_checks import (
+    EXAMPLE,
     UNMENTIONED,
     Hinted,
     check_hint,
     check_tensor,
     form_error,
-    hint_node,
     hints_by_key,
     refuse_hidden,
 )
@@ -34,19 +34,18 @@ def join(
     *,
     sizes: Sequence[int] | None = None,
 ) -> Any:
-    """What the call would have returned, from what its parts returned, in their order.
+    """Return what the whole call would have returned; `outputs` are the parts', in their order.
 
-    With `concat` off: the list of the outputs. A single output: itself. Otherwise tensors are
-    concatenated (one allocation, one copy, channels_last kept) and nests built anew as the same types.
+    Without `concat`, return the list of the outputs; a single output is returned itself. Otherwise
+    concatenate tensors (one allocation, one copy, channels_last kept) and rebuild nests as the same types.
 
-    With a hint, every returned tensor must be covered by it. Without one, every tensor in tuples,
-    lists and dicts is concatenated along dimension 0; where the parts' `sizes` are given, a tensor
-    that does not have its part's size there is refused, since it may not hold the batch at all. What
-    is no tensor, and was not given the hint None, must be equal in all parts.
+    A hint must cover every tensor. Without one, every tensor in tuples, lists and dicts is concatenated
+    along dimension 0; if the parts' `sizes` are given, a tensor of another size there is an error,
+    since it may not hold the batch. Other values must be equal in all parts unless their hint is None.
 
-    Raises BatchError when that is not so, when parts returned different forms or shapes that do not
-    fit, for tensors without dimensions (a loss), for sparse and nested tensors, and when hint and
-    output have different forms; HintError when `hint` is no hint.
+    Raises BatchError if they are not, if the parts returned different forms or shapes that do not
+    fit, for tensors without dimensions (a loss), for sparse and nested tensors, and if hint and
+    output have different forms; HintError if `hint` is not a hint.
     """
     if not outputs:
         raise BatchError("there are no outputs to join: a call has at least one part")
@@ -58,7 +57,7 @@ def join(
 
 
 class _Joint:
-    """Joins the outputs of one call's parts."""
+    """The outputs of one call's parts, to be joined."""
 
     def __init__(
         self,
@@ -68,7 +67,7 @@ class _Joint:
     ) -> None:
         self._outputs = outputs
         self._hint = hint
-        # A hint is the user's word that its outputs hold the batch; without one we look.
+        # A hint already says which outputs hold the batch.
         self._sizes = sizes if hint is None else None
 
     def joined(self) -> Any:
@@ -87,9 +86,8 @@ class _Joint:
             if hint is not UNMENTIONED:
                 raise form_error(first, hint, path)
             raise BatchError(
-                f"the output hint {self._hint!r} says nothing about {place(path)} {shape_of(first)}. Give"
-                " it the dimension along which it is to be concatenated, or None to take the first"
-                f" part's, for instance {self._suggestion()}"
+                f"the output hint {self._hint!r} does not cover {place(path)} {shape_of(first)}. Give it"
+                f" the dimension of its items, or None to take the first part's; {EXAMPLE}"
             )
         inner = entries(first)
         if hint is UNMENTIONED:
@@ -105,7 +103,7 @@ class _Joint:
         return self._each(values, hints_by_key(first, hint, path), path)
 
     def _each(self, values: Sequence[Any], hints: Mapping[Any, HintNode], path: Path) -> Any:
-        """Nests whose values have hints of their own."""
+        """Nests with a hint for each of their values."""
         columns = self._columns(values, path)
         joined = [
             self._visit(column, hints.get(key, UNMENTIONED), (*path, key))
@@ -114,7 +112,7 @@ class _Joint:
         return rebuilt(values[0], joined, path)
 
     def _every(self, values: Sequence[Any], dim: int, path: Path) -> Any:
-        """Values all of whose tensors are concatenated along `dim`."""
+        """Values in which every tensor is concatenated along `dim`."""
         first = values[0]
         if isinstance(first, Tensor):
             return self._concatenated(values, dim, path)
@@ -125,7 +123,7 @@ class _Joint:
         return rebuilt(first, joined, path)
 
     def _columns(self, values: Sequence[Any], path: Path) -> dict[Any, list[Any]]:
-        """For each key of nests that are alike, its values in all parts."""
+        """For each key of nests of one form, its values in all parts."""
         kind = type(values[0])
         rows = [dict(entries(value) or ()) for value in values]
         for value, row in zip(values, rows, strict=True):
@@ -140,9 +138,8 @@ class _Joint:
             if not value.dim():
                 raise BatchError(
                     f"{place(path)} is a tensor without dimensions, such as a loss, which cannot be"
-                    " concatenated: take the first part's by the output hint None, for instance"
-                    f" {self._suggestion()}, or all parts' by"
-                    " concat_output=False"
+                    " concatenated: take the first part's by the output hint None, or all parts' by"
+                    f" concat_output=False; {EXAMPLE}"
                 )
             check_tensor(value, dim, path)
         if self._sizes is not None and any(
@@ -150,8 +147,8 @@ class _Joint:
         ):
             raise self._sizes_error(values, self._sizes, path)
         try:
-            # Keeps channels_last where all parts have it, and gives what a single part would be: an
-            # inference tensor or not.
+            # cat keeps channels_last if all parts have it. The result is an inference tensor if the
+            # parts are.
             inference = values[0].is_inference()
             with (
                 _NOTHING if inference is is_inference_mode_enabled() else inference_mode(inference)
@@ -167,24 +164,19 @@ class _Joint:
             raise BatchError(
                 f"{place(path)}: the parts' tensors fit together along dimension {dim} only if all"
                 f" other dimensions are equal, and they are"
-                f" {', '.join(shape_of(value) for value in values)}. A module that pads to the longest of"
-                " its items does so for each part: pad to a fixed length before or in the module, or"
-                " take the parts as they are by concat_output=False"
+                f" {', '.join(shape_of(value) for value in values)}. A module that pads to its longest"
+                " item does so for each part: pad to a fixed length, or take the parts as they are by"
+                " concat_output=False"
             ) from error
 
     def _sizes_error(
         self, values: Sequence[Tensor], sizes: Sequence[int], path: Path
     ) -> BatchError:
-        others = {
-            path
-            for path, leaf in leaves(self._outputs[0], ("output",))
-            if isinstance(leaf, Tensor) and leaf.dim() and leaf.shape[0] != sizes[0]
-        }
         return BatchError(
             f"{place(path)} does not have one row for each item: parts of {', '.join(map(str, sizes))}"
-            f" items returned {', '.join(shape_of(value) for value in values)}. Say in the output hint"
-            " along which dimension it is to be concatenated, or None where it holds no items and the"
-            f" first part's is right, for instance {self._suggestion(others)}"
+            f" items returned {', '.join(shape_of(value) for value in values)}. Give an output hint with"
+            " the dimension of the items, or None where the first part's value is right;"
+            f" {EXAMPLE}"
         )
 
     def _equal(self, values: Sequence[Any], path: Path) -> Any:
@@ -197,35 +189,11 @@ class _Joint:
                 raise _unlike_error(first, value, path)
             if not _are_equal(first, value):
                 raise BatchError(
-                    f"{place(path)} is no tensor, and the parts returned different values"
+                    f"{place(path)} is not a tensor, and the parts returned different values"
                     f" ({described(first)}, {described(value)}): take the first part's by the output hint"
-                    f" None, for instance {self._suggestion()},"
-                    " or all parts' by concat_output=False"
+                    f" None, or all parts' by concat_output=False; {EXAMPLE}"
                 )
         return first
-
-    def _suggestion(self, others: Set[Path] = frozenset()) -> MultiStreamModuleHint:
-        """The hint as it is, and 0 for all other tensors that have a dimension, save `others`."""
-        stated = 0 if self._hint is None else self._hint.whole
-        dims = {}
-        for path, leaf in leaves(self._outputs[0], ("output",)):
-            if isinstance(leaf, Tensor) and leaf.dim() and path not in others:
-                dim = _stated_dim(stated, path[1:])
-                if dim is not None:
-                    dims[path] = dim
-        return MultiStreamModuleHint(hint_node(self._outputs[0], dims, ("output",)))
-
-
-def _stated_dim(hint: HintNode, path: Path) -> int | None:
-    """What a hint says of the tensor at the end of a path; 0 where it says nothing."""
-    for key in path:
-        if hint is None or isinstance(hint, int):
-            break
-        if isinstance(hint, tuple):
-            hint = hint[key] if isinstance(key, int) and key < len(hint) else 0
-        else:
-            hint = hint.get(key, 0)
-    return hint if hint is None or isinstance(hint, int) else 0
 
 
 def _are_equal(left: Any, right: Any) -> bool:

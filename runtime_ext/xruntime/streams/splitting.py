@@ -1,19 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Splits the arguments of one call into a part for each stream.
+"""Splitting of one call's arguments into a part for each stream.
 
-Functions of their arguments alone: nothing of a call is kept once its parts are dropped, so any
-number of threads may split at once.
+The functions have no state, so many threads may call them at once.
 
-Two kinds of batch cannot be split here: one whose tensors say where the items of others begin (the
-offsets of an EmbeddingBag), and one that is a list with an element for each item.
+Two kinds of batch cannot be split: one whose tensors say where the items of others begin (the
+offsets of an EmbeddingBag), and a list with one element for each item.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,19 +19,17 @@ from torch import Tensor
 from xruntime.errors import BatchError
 from xruntime.nests import Path, entries, leaves, place, rebuilt, shape_of
 from xruntime.streams.hint_checks import (
+    EXAMPLE,
     UNMENTIONED,
     Hinted,
     check_hint,
     check_tensor,
     form_error,
-    hint_node,
     hints_by_key,
     is_dense,
     refuse_hidden,
 )
 from xruntime.streams.hints import HintNode, MultiStreamModuleHint
-
-__all__ = ["Call", "count_items", "even_sizes", "proportional_sizes", "split"]
 
 Call: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 """The positional and the keyword arguments of a call."""
@@ -44,43 +40,40 @@ def split(
     kwargs: dict[str, Any],
     hint: MultiStreamModuleHint | None,
     streams: int,
-    *,
-    sizes: Sequence[int] | None = None,
 ) -> list[Call]:
-    """The call in at most `streams` parts: views of its tensors, each with some items of the batch.
+    """Split the call into at most `streams` parts: views of its tensors, each with some items.
 
-    The parts are in the order of the items; their sizes are `sizes`, or differ by at most one:
-    4 items over 3 streams are parts of 2, 1 and 1. Fewer items than streams make as many parts as
-    there are items. A part that would hold everything (one item, one stream, an empty batch) is the
-    call itself.
+    The parts keep the order of the items, and their sizes differ by at most one: 4 items over 3
+    streams are parts of 2, 1 and 1. Fewer items than streams make one part for each item. A single
+    part (one item, one stream, an empty batch) is the call itself.
 
-    With a hint, every tensor that has a dimension must be covered by it; what it does not mention
-    besides is passed whole. Without one, every such tensor in tuples, lists and dicts is split along
-    dimension 0. What is passed whole is the same object for all parts.
+    A hint must cover every tensor that has a dimension; other values that it does not mention are
+    passed whole. Without a hint, every such tensor in tuples, lists and dicts is split along
+    dimension 0. What is passed whole is the same object in all parts.
 
-    Raises BatchError when the tensors hold different numbers of items, when one is not covered, when
-    none is to be split, when hint and arguments have different forms, for sparse and nested tensors,
-    and when `sizes` do not add up; HintError when `hint` is no hint.
+    Raises BatchError if the tensors hold different numbers of items, one is not covered, none is to be
+    split, hint and arguments have different forms, or a tensor is sparse or nested; HintError if
+    `hint` is not a hint.
     """
     if streams < 1:
         raise BatchError(f"{streams} streams: a call is split over at least one")
     dim = _lone_dim(args, kwargs, hint)
     if dim is not None:
-        shares = _shares(args[0].shape[dim], streams, sizes)
-        if len(shares) < 2:
+        sizes = even_sizes(args[0].shape[dim], streams)
+        if len(sizes) < 2:
             return [(args, kwargs)]
-        return [((view,), kwargs) for view in _views(args[0], dim, shares)]
+        return [((view,), kwargs) for view in _views(args[0], dim, sizes)]
     search = _Search(args, kwargs, hint)
-    shares = _shares(search.items, streams, sizes)
-    if len(shares) < 2:
+    sizes = even_sizes(search.items, streams)
+    if len(sizes) < 2:
         return [(args, kwargs)]
-    return list(zip(_parts(search.args, shares), _parts(search.kwargs, shares), strict=True))
+    return list(zip(_parts(search.args, sizes), _parts(search.kwargs, sizes), strict=True))
 
 
 def count_items(
     args: tuple[Any, ...], kwargs: dict[str, Any], hint: MultiStreamModuleHint | None
 ) -> int:
-    """How many items the batch of a call holds. Raises as `split` does."""
+    """Count the items of a call's batch. Raises as `split` does."""
     dim = _lone_dim(args, kwargs, hint)
     return _Search(args, kwargs, hint).items if dim is None else args[0].shape[dim]
 
@@ -88,10 +81,9 @@ def count_items(
 def _lone_dim(
     args: tuple[Any, ...], kwargs: dict[str, Any], hint: MultiStreamModuleHint | None
 ) -> int | None:
-    """The dimension to split along if the call is nothing but one tensor.
+    """The dimension to split along if the call is a single tensor, the common case; else None.
 
-    The common case, on the way of every request that a server answers, and it needs no search. What
-    is wrong with such a call, the search tells.
+    It saves the search, which also reports what is wrong with such a call.
     """
     if len(args) != 1 or kwargs or type(args[0]) is not Tensor:
         return None
@@ -104,7 +96,7 @@ def _lone_dim(
 
 
 def even_sizes(items: int, streams: int) -> list[int]:
-    """At most `streams` sizes that add up to `items` and differ by at most one, the larger first.
+    """Return at most `streams` sizes that add up to `items` and differ by at most one, larger first.
 
     **Ex.:** 4 items over 3 streams: ``[2, 1, 1]``; 2 over 3: ``[1, 1]``; none: ``[0]``.
     """
@@ -112,25 +104,6 @@ def even_sizes(items: int, streams: int) -> list[int]:
     if size == 0:
         return [1] * items or [0]
     return [size + 1] * larger + [size] * (streams - larger)
-
-
-def proportional_sizes(items: int, weights: Sequence[int]) -> list[int]:
-    """One size for each weight, in proportion to it, all together `items`.
-
-    Each is the exact share rounded down or up; a share may be none at all, and such streams are to be
-    left out of `sizes` of `split`. Equal weights give what `even_sizes` gives.
-
-    **Ex.:** 8 items over streams of 4, 4 and 2 cores: ``[3, 3, 2]``.
-    """
-    total = sum(weights)
-    if total < 1 or min(weights) < 0:
-        raise BatchError(f"weights {list(weights)}: none may be negative, and one must be above 0")
-    shares = [divmod(items * weight, total) for weight in weights]
-    sizes = [size for size, _ in shares]
-    by_rest = sorted(range(len(shares)), key=lambda index: -shares[index][1])
-    for index in by_rest[: items - sum(sizes)]:
-        sizes[index] += 1
-    return sizes
 
 
 class _Leaf(NamedTuple):
@@ -153,18 +126,17 @@ _Plan: TypeAlias = "_Leaf | _Branch | _Whole"
 
 
 class _Whole(NamedTuple):
-    """What all parts receive as it is."""
+    """A value that all parts receive unchanged."""
 
     value: Any
 
 
 class _Search:
-    """Finds the tensors of one call that are to be split, and that they agree."""
+    """The tensors of one call that are split, and their common number of items."""
 
     def __init__(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], hint: MultiStreamModuleHint | None
     ) -> None:
-        self._call = (args, kwargs)
         self._found: list[_Leaf] = []
         self._uncovered: list[tuple[Path, Tensor]] = []
         if hint is None:
@@ -206,7 +178,7 @@ class _Search:
         return self._each(value, hints_by_key(value, hint, path), path)
 
     def _each(self, nest: Any, hints: Mapping[Any, HintNode], path: Path) -> _Plan:
-        """A nest whose values have hints of their own."""
+        """A nest with a hint for each of its values."""
         return self._branch(
             nest,
             [
@@ -217,7 +189,7 @@ class _Search:
         )
 
     def _every(self, value: Any, dim: int, path: Path) -> _Plan:
-        """A value all of whose tensors are split along `dim`."""
+        """A value in which every tensor is split along `dim`."""
         if isinstance(value, Tensor):
             return self._leaf(value, dim, path) if value.dim() else _Whole(value)
         inner = entries(value)
@@ -242,51 +214,31 @@ class _Search:
     def _agreed_items(self, hint: MultiStreamModuleHint | None) -> int:
         found = self._found
         if self._uncovered:
-            dims = {leaf.path: leaf.dim for leaf in found} | dict.fromkeys(
-                (path for path, _ in self._uncovered), 0
-            )
             listed = ", ".join(
                 f"{place(path)} {shape_of(tensor)}" for path, tensor in self._uncovered
             )
             raise BatchError(
-                f"the hint {hint!r} says nothing about tensors of this call: {listed}. Give each the"
-                " dimension that holds its items, or None to hand it whole to every stream, for"
-                f" instance {self._suggestion(dims)}"
+                f"the hint {hint!r} does not cover these tensors: {listed}. Give each the dimension of"
+                f" its items, or None to pass it whole to every stream; {EXAMPLE}"
             )
         if not found:
             raise BatchError(
-                "this call holds nothing to split"
+                "this call has nothing to split"
                 + (": no tensor with a dimension" if hint is None else f" by the hint {hint!r}")
-                + ". Call the module itself, or give a tensor of the batch a dimension in the hint"
+                + f". Call the module itself, or name the batch's dimension in the hint; {EXAMPLE}"
             )
         items = found[0].tensor.shape[found[0].dim]
-        for leaf in found:
-            if leaf.tensor.shape[leaf.dim] != items:
-                self._refuse_items()
+        if any(leaf.tensor.shape[leaf.dim] != items for leaf in found):
+            listed = ", ".join(
+                f"{place(leaf.path)} {leaf.tensor.shape[leaf.dim]} (dimension {leaf.dim} of"
+                f" {shape_of(leaf.tensor)})"
+                for leaf in found
+            )
+            raise BatchError(
+                f"the tensors to split hold different numbers of items: {listed}. Give each the"
+                f" dimension of its items, or None to pass it whole to every stream; {EXAMPLE}"
+            )
         return items
-
-    def _refuse_items(self) -> NoReturn:
-        counts = Counter(leaf.tensor.shape[leaf.dim] for leaf in self._found)
-        # What has one row is more likely the same for all items than a batch of one.
-        usual = max(counts, key=lambda items: (items > 1, counts[items], items))
-        dims = {leaf.path: leaf.dim for leaf in self._found if leaf.tensor.shape[leaf.dim] == usual}
-        listed = ", ".join(
-            f"{place(leaf.path)} {leaf.tensor.shape[leaf.dim]} (dimension {leaf.dim} of"
-            f" {shape_of(leaf.tensor)})"
-            for leaf in self._found
-        )
-        raise BatchError(
-            f"the tensors to split hold different numbers of items: {listed}. Give each the dimension"
-            " that holds its items, or None to hand it whole to every stream, for instance"
-            f" {self._suggestion(dims)}"
-        )
-
-    def _suggestion(self, dims: Mapping[Path, int]) -> MultiStreamModuleHint:
-        args, kwargs = self._call
-        return MultiStreamModuleHint(
-            *(hint_node(value, dims, ("args", index)) for index, value in enumerate(args)),
-            **{name: hint_node(value, dims, ("kwargs", name)) for name, value in kwargs.items()},
-        )
 
 
 def _parts(plan: _Plan, sizes: Sequence[int]) -> Sequence[Any]:
@@ -301,22 +253,11 @@ def _parts(plan: _Plan, sizes: Sequence[int]) -> Sequence[Any]:
 
 
 def _views(tensor: Tensor, dim: int, sizes: Sequence[int]) -> Sequence[Tensor]:
-    """Views of a tensor on which a module may work in place wherever it may on the whole."""
+    """Views of a tensor that a module may change in place wherever it may change the whole."""
     if tensor.requires_grad and torch.is_grad_enabled():
-        # One by one: autograd forbids to change one of several views that one function returned.
+        # One by one: autograd forbids in-place changes of a view that one function returned with others.
         starts = itertools.accumulate(sizes, initial=0)
         return [tensor.narrow(dim, start, size) for start, size in zip(starts, sizes, strict=False)]
-    # Not views to autograd: to multiply one by a weight would make all of them require gradients,
-    # under the hands of the other streams.
+    # Detached: otherwise an in-place product of one with a weight would make the others, which other
+    # streams use, require gradients.
     return [view.detach() for view in tensor.split_with_sizes(sizes, dim)]
-
-
-def _shares(items: int, streams: int, sizes: Sequence[int] | None) -> Sequence[int]:
-    if sizes is None:
-        return even_sizes(items, streams)
-    if sum(sizes) != items or (items and min(sizes) < 1) or len(sizes) > streams:
-        raise BatchError(
-            f"sizes {list(sizes)} for a batch of {items} and {streams} streams: they must add up to"
-            f" {items}, each at least 1, and be no more than the streams"
-        )
-    return sizes if items else [0]

@@ -3,13 +3,10 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-
-from xruntime.streams.hints import MultiStreamModuleHint as Hint
 
 
 class Pair(NamedTuple):
@@ -19,13 +16,6 @@ class Pair(NamedTuple):
 
 def arange(*shape: int) -> Tensor:
     return torch.arange(torch.Size(shape).numel(), dtype=torch.float32).reshape(shape)
-
-
-def suggested(message: str) -> Hint:
-    """The hint that an error says to write."""
-    found = re.search(r"for instance (MultiStreamModuleHint\(.*\))", message)
-    assert found, message
-    return eval(found[1], {"MultiStreamModuleHint": Hint})
 
 
 def shares_storage(view: Tensor, whole: Tensor) -> bool:

@@ -135,12 +135,12 @@ def test_anything_else_is_refused_at_once(make: Callable[[], Hint], place: str, 
     with pytest.raises(HintError) as refused:
         make()
     message = str(refused.value)
-    assert f"{place}: {what} is no hint" in message
+    assert f"{place}: {what} is not a hint" in message
     assert "Allowed are an int" in message
     assert "\n" not in message
     assert isinstance(refused.value, (TypeError, XLaunchError))
 
 
 def test_a_hint_of_nothing_is_refused() -> None:
-    with pytest.raises(HintError, match="describes nothing"):
+    with pytest.raises(HintError, match="is empty"):
         Hint()

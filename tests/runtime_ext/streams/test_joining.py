@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.runtime_ext.streams.calls import suggested
 from torch import Tensor
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from xruntime.errors import BatchError
+from xruntime.streams.hint_checks import EXAMPLE
 from xruntime.streams.hints import MultiStreamModuleHint as Hint
 from xruntime.streams.joining import join
 
@@ -70,19 +70,18 @@ def test_what_is_no_tensor_must_be_equal(value: Any, hint: Hint | None) -> None:
     ],
 )
 @pytest.mark.parametrize("hint", [None, Hint(0), Hint((0,))])
-def test_what_differs_is_refused_with_the_hint_to_write(
+def test_what_differs_is_refused_with_an_example(
     left: Any, right: Any, message: str, hint: Hint | None
 ) -> None:
     outputs = [(A, left), (B, right)]
-    with pytest.raises(BatchError, match=rf"output\[1\] is no tensor.*{message}") as refused:
+    with pytest.raises(BatchError, match=rf"output\[1\] is not a tensor.*{message}") as refused:
         join(outputs, hint)
     assert "concat_output=False" in str(refused.value)
-    remedy = suggested(str(refused.value))
-    assert remedy == Hint((0, None))
-    assert join(outputs, remedy)[1] is left
+    assert str(refused.value).endswith(EXAMPLE)
+    assert join(outputs, Hint((0, None)))[1] is left
 
 
-def test_a_loss_is_refused_with_the_hint_to_write() -> None:
+def test_a_loss_is_refused_with_an_example() -> None:
     outputs = [{"loss": A.mean(), "logits": A.t()}, {"loss": B.mean(), "logits": B.t()}]
     hint = Hint(loss=0, logits=1)
     for tried in (hint, Hint({"loss": 0, "logits": 1})):
@@ -90,14 +89,12 @@ def test_a_loss_is_refused_with_the_hint_to_write() -> None:
             BatchError, match=r"output\['loss'\] is a tensor without dim"
         ) as refused:
             join(outputs, tried)
-        remedy = suggested(str(refused.value))
-        assert remedy == Hint({"loss": None, "logits": 1})
-        joined = join(outputs, remedy)
+        assert str(refused.value).endswith(EXAMPLE)
+        joined = join(outputs, Hint({"loss": None, "logits": 1}))
         assert joined["loss"] is outputs[0]["loss"]
         assert torch.equal(joined["logits"], WHOLE.t())
-    with pytest.raises(BatchError, match="output is a tensor without dimensions") as refused:
+    with pytest.raises(BatchError, match="output is a tensor without dimensions"):
         join([A.sum(), B.sum()], None)
-    assert suggested(str(refused.value)) == Hint(None)
 
 
 @pytest.mark.parametrize(
@@ -110,9 +107,9 @@ def test_a_loss_is_refused_with_the_hint_to_write() -> None:
     ],
 )
 def test_a_tensor_that_no_hint_covers(output: Any, hint: Hint, where: str, remedy: Hint) -> None:
-    with pytest.raises(BatchError, match=f"says nothing about {where} \\(2, 3\\)") as refused:
+    with pytest.raises(BatchError, match=f"does not cover {where} \\(2, 3\\)") as refused:
         join([output, output], hint)
-    assert suggested(str(refused.value)) == remedy
+    assert str(refused.value).endswith(EXAMPLE)
     assert type(join([output, output], remedy)) is type(output)
 
 
@@ -185,9 +182,8 @@ def test_sizes_tell_what_does_not_hold_the_batch() -> None:
     with pytest.raises(BatchError, match=r"output\[1\] does not have one row for each") as refused:
         join(outputs, None, sizes=[2, 1])
     assert "parts of 2, 1 items returned (5, 2), (5, 2)" in str(refused.value)
-    remedy = suggested(str(refused.value))
-    assert remedy == Hint((0, None))
-    joined = join(outputs, remedy, sizes=[2, 1])
+    assert str(refused.value).endswith(EXAMPLE)
+    joined = join(outputs, Hint((0, None)), sizes=[2, 1])
     assert torch.equal(joined[0], WHOLE)
     assert joined[1] is table
     # A hint is the user's word: found boxes are as many as there are.

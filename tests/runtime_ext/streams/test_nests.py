@@ -123,7 +123,7 @@ def test_a_class_that_cannot_be_made_anew() -> None:
         def __new__(cls, left: Any, right: Any) -> Odd:
             return super().__new__(cls, (left, right))
 
-    with pytest.raises(BatchError, match=r"args\[0\]: of a Odd no second one can be made"):
+    with pytest.raises(BatchError, match=r"args\[0\]: a Odd cannot be rebuilt"):
         split((Odd(X, Y),), {}, None, 2)
 
 

@@ -3,20 +3,20 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.runtime_ext.streams.calls import arange, shares_storage, suggested
+from tests.runtime_ext.streams.calls import arange, shares_storage
 from torch import Tensor
 
 from xruntime.errors import BatchError, HintError
+from xruntime.streams.hint_checks import EXAMPLE
 from xruntime.streams.hints import MultiStreamModuleHint as Hint
 from xruntime.streams.joining import join
-from xruntime.streams.splitting import count_items, even_sizes, proportional_sizes, split
+from xruntime.streams.splitting import even_sizes, split
 
 X, Y, Z = arange(4, 3), arange(4, 2) + 100, arange(4, 3, 2) + 200
 
@@ -34,48 +34,12 @@ def test_even_sizes_differ_by_at_most_one(items: int, streams: int) -> None:
     assert sizes == sorted(sizes, reverse=True)
 
 
-@given(items=st.integers(0, 200), weights=st.lists(st.integers(0, 64), min_size=1).filter(any))
-def test_proportional_sizes_are_the_exact_shares_rounded(items: int, weights: list[int]) -> None:
-    sizes = proportional_sizes(items, weights)
-    assert sum(sizes) == items
-    for size, weight in zip(sizes, weights, strict=True):
-        assert abs(size * sum(weights) - items * weight) < sum(weights)
-
-
-@given(items=st.integers(1, 100), streams=st.integers(1, 20), weight=st.integers(1, 64))
-def test_equal_weights_give_even_sizes(items: int, streams: int, weight: int) -> None:
-    shared = [size for size in proportional_sizes(items, [weight] * streams) if size]
-    assert shared == even_sizes(items, streams)
-
-
-def test_streams_take_shares_by_their_cores() -> None:
-    x = arange(8, 3)
-    sizes = proportional_sizes(count_items((x,), {}, None), [4, 4, 2])
-    assert sizes == [3, 3, 2]
-    assert first_sizes(split((x,), {}, None, 3, sizes=sizes)) == [3, 3, 2]
-    assert first_sizes(split((x, x), {}, None, 3, sizes=(1, 7))) == [1, 7]
-
-
-@pytest.mark.parametrize("weights", [[0, 0], [2, -1], []])
-def test_weights_that_share_nothing(weights: list[int]) -> None:
-    with pytest.raises(BatchError, match=re.escape(f"weights {weights}")):
-        proportional_sizes(4, weights)
-
-
-@pytest.mark.parametrize("sizes", [[2, 1], [5], [4, 0], [5, -1], [1, 1, 1, 1], []])
-@pytest.mark.parametrize("count", [1, 2])
-def test_sizes_that_do_not_add_up(sizes: list[int], count: int) -> None:
-    with pytest.raises(BatchError, match=re.escape(f"sizes {sizes} for a batch of 4")):
-        split((arange(4, 1),) * count, {}, None, 3, sizes=sizes)
-
-
 def test_there_is_at_least_one_stream() -> None:
     with pytest.raises(BatchError, match="0 streams"):
         split((arange(4),), {}, None, 0)
 
 
 @pytest.mark.parametrize("hint", [None, Hint(0), Hint(-2), Hint(0, 0)])
-@pytest.mark.parametrize("gradients", [True, False])
 @pytest.mark.parametrize(
     ("items", "streams", "sizes"),
     [
@@ -86,13 +50,10 @@ def test_there_is_at_least_one_stream() -> None:
         (7, 3, [3, 2, 2]),
     ],
 )
-def test_one_tensor(
-    hint: Hint | None, gradients: bool, items: int, streams: int, sizes: list[int]
-) -> None:
+def test_one_tensor(hint: Hint | None, items: int, streams: int, sizes: list[int]) -> None:
     x = arange(items, 5)
-    with torch.set_grad_enabled(gradients):
-        parts = split((x,), {}, hint, streams)
-        outputs = [args[0] * 2 for args, _ in parts]
+    parts = split((x,), {}, hint, streams)
+    outputs = [args[0] * 2 for args, _ in parts]
     assert first_sizes(parts) == sizes
     assert all(kwargs == {} for _, kwargs in parts)
     assert all(shares_storage(args[0], x) for args, _ in parts)
@@ -113,14 +74,6 @@ def test_one_part_is_the_call_itself(
     ((part_args, part_kwargs),) = split(args, kwargs, hint, streams)
     assert part_args is args
     assert part_kwargs is kwargs
-    ((part_args, _),) = split(args, kwargs, hint, streams, sizes=[items] if items else [])
-    assert part_args is args
-
-
-def test_an_empty_batch_may_have_sizes_of_none() -> None:
-    args = (arange(0, 2),)
-    sizes = proportional_sizes(0, [2, 2])
-    assert split(args, {}, None, 2, sizes=sizes)[0][0] is args
 
 
 def test_a_parameter_is_a_tensor() -> None:
@@ -174,7 +127,8 @@ def test_a_table_beside_the_batch_needs_a_hint() -> None:
     message = str(refused.value)
     assert "args[0] 4 (dimension 0 of (4, 3)), args[1] 3 (dimension 0 of (3, 5))" in message
     assert "\n" not in message
-    assert suggested(message) == Hint(0, None)
+    assert message.endswith(EXAMPLE)
+    assert len(split((X, arange(3, 5)), {}, Hint(0, None), 2)) == 2
 
 
 @pytest.mark.parametrize(
@@ -211,7 +165,7 @@ def test_different_numbers_of_items(
         split(args, kwargs, hint, 2)
     for text in named:
         assert text in str(refused.value)
-    assert suggested(str(refused.value)) == remedy
+    assert str(refused.value).endswith(EXAMPLE)
     assert len(split(args, kwargs, remedy, 2)) == 2
 
 
@@ -230,11 +184,11 @@ def test_different_numbers_of_items(
 def test_a_tensor_that_no_hint_covers(
     args: tuple, kwargs: dict, hint: Hint, named: list[str], remedy: Hint
 ) -> None:
-    with pytest.raises(BatchError, match="says nothing about") as refused:
+    with pytest.raises(BatchError, match="does not cover") as refused:
         split(args, kwargs, hint, 2)
     for text in named:
         assert text in str(refused.value)
-    assert suggested(str(refused.value)) == remedy
+    assert str(refused.value).endswith(EXAMPLE)
     assert len(split(args, kwargs, remedy, 2)) == 2
 
 
@@ -249,7 +203,7 @@ def test_a_tensor_that_no_hint_covers(
     ],
 )
 def test_a_call_without_a_batch(args: tuple, hint: Hint | None) -> None:
-    with pytest.raises(BatchError, match="nothing to split"):
+    with pytest.raises(BatchError, match="has nothing to split"):
         split(args, {}, hint, 2)
 
 
@@ -288,9 +242,9 @@ def test_a_dimension_that_a_single_tensor_lacks() -> None:
 @pytest.mark.parametrize("hint", ["foo", 0, (0,), True])
 @pytest.mark.parametrize("args", [(X,), (X, Y)])
 def test_what_is_no_hint(hint: Any, args: tuple) -> None:
-    with pytest.raises(HintError, match=r"is no hint: give a MultiStreamModuleHint"):
+    with pytest.raises(HintError, match=r"is not a hint: give a MultiStreamModuleHint"):
         split(args, {}, hint, 2)
-    with pytest.raises(HintError, match=r"is no hint"):
+    with pytest.raises(HintError, match=r"is not a hint"):
         join([args, args], hint)
 
 
@@ -311,7 +265,7 @@ def test_sparse_and_ragged_tensors(tensor: Tensor, kind: str) -> None:
     for args, hint in [((tensor,), None), ((X, tensor), Hint(0, 0)), ((X, [tensor]), None)]:
         with pytest.raises(BatchError, match=f"is a {kind} tensor, and only dense ones"):
             split(args, {}, hint, 2)
-    with pytest.raises(BatchError, match=r"says nothing about .* args\[1\]"):
+    with pytest.raises(BatchError, match=r"does not cover .* args\[1\]"):
         split((X, tensor), {}, Hint(0), 2)
     parts = split((X, tensor), {}, Hint(0, None), 2)
     assert all(args[1] is tensor for args, _ in parts)
