@@ -139,7 +139,7 @@ def test_work_of_others_on_the_same_cpus_is_told(desk: Desk) -> None:
         for _ in os.sched_getaffinity(0)
     ]
     try:
-        done = desk.xtune("--only-params", "--param", "t=0.2,0.1", "--budget", "2", "nap.py", "{t}")
+        done = desk.xtune("--only-params", "--param", "t=0.9,0.8", "--budget", "2", "nap.py", "{t}")
     finally:
         for process in burning:
             process.kill()
