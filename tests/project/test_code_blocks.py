@@ -2,7 +2,8 @@
 """Every code block of docs/ runs on a machine of two CPUs, as a reader would run it.
 
 The blocks of a page run in its order and in one directory, with small programs named as the pages
-name them. Two comments in a page change this for the block that follows them:
+name them, and searches with few launches. Two comments in a page change this for the block that
+follows them:
 
     <!-- not run by the tests: REASON -->
     <!-- run inside: COMMAND -->               as a program of that command
@@ -33,6 +34,8 @@ PAGES = [
 NOT_RUN, INSIDE = "not run by the tests: ", "run inside: "
 TIMEOUT_S = 280
 NUMBER = re.compile(r"\d+(\.\d+)?")
+SEARCH = re.compile(r"^xtune (?!list|report|export)(?:resume )?", re.MULTILINE)
+BUDGET = re.compile(r"--budget \S+ ?")
 
 PROGRAM = """\
 for _ in range(12):
@@ -59,6 +62,11 @@ class Block(NamedTuple):
     text: str
     note: str
 
+    @property
+    def script(self) -> str:
+        """The text, its searches with a budget of 8 launches."""
+        return SEARCH.sub(r"\g<0>--budget 8 ", BUDGET.sub("", self.text))
+
     def command(self, command: str) -> str:
         """The shell's line for `command` as this block wants it to run."""
         inside = self.note.removeprefix(INSIDE) + " " if self.note.startswith(INSIDE) else ""
@@ -70,6 +78,8 @@ def shell(tmp_path: Path) -> Callable[[str], str]:
     """Runs a script in bash in a directory of its own; returns what it printed."""
     for name in ("infer.py", "serve.py"):
         (tmp_path / name).write_text(PROGRAM)
+    # A search writes it where it finds a gain.
+    (tmp_path / "best.toml").write_text("ncores = 1\n")
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     home = {name: str(tmp_path / name) for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME")}
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -108,9 +118,9 @@ def test_code_blocks_run(
         if block.note.startswith(NOT_RUN):
             continue
         if block.language == "sh":
-            (tmp_path / "block.sh").write_text(block.text)
+            (tmp_path / "block.sh").write_text(block.script)
             # Sourced where nothing else is asked for: a block may change its shell.
-            shell(block.command("bash -eu block.sh") if block.note else block.text)
+            shell(block.command("bash -eu block.sh") if block.note else block.script)
         elif block.language == "python" and block.note:
             (tmp_path / "block.py").write_text(PRELUDES.get(page, "") + block.text)
             shell(block.command("python block.py"))
