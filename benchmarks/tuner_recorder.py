@@ -21,9 +21,8 @@ from typing import NamedTuple, TextIO
 from measurement import machine_line
 
 from xlaunch.errors import UsageError
-from xtune.cli.options import asked_from
+from xtune.cli.options import parse_search
 from xtune.cli.preparation import Task, prepare
-from xtune.cli.tune import tune
 from xtune.search.host_turn import HostTurn, runtime_folder
 from xtune.search.recorded import (
     Header,
@@ -55,7 +54,7 @@ def record(path: Path, arguments: Sequence[str], options: Options) -> None:
 
     Raises UsageError where the file holds something else, and what xtune raises for its arguments.
     """
-    task = prepare(_asked(arguments))
+    task = prepare(parse_search(arguments))
     header, plans = _header(task, options), _plans(task)
     order = launch_order(plans, options)
     with _opened(path, header, plans, order) as (stream, done):
@@ -103,12 +102,6 @@ def launch_order(plans: Sequence[Plan], options: Options) -> list[tuple[int, Pla
 
 def say(text: str) -> None:
     print(f"record: {text}", file=sys.stderr, flush=True)
-
-
-def _asked(arguments: Sequence[str]) -> object:
-    context = tune.make_context("xtune", list(arguments), obj=tuple(arguments))
-    given = {k: v for k, v in context.params.items() if k not in ("save_preset", "as_json")}
-    return asked_from(given)
 
 
 def _header(task: Task, options: Options) -> Header:

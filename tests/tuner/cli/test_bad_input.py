@@ -25,7 +25,7 @@ def at_the_desk(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
         ("--min-effect 5 nap.py 1", "'5' is not a percentage"),
         ("--goal faster nap.py 1", "'faster' is not one of"),
         ("--work halved nap.py 1", "'halved' is not one of"),
-        ("--metric loss nap.py 1", "is neither a rate nor a time by its name: say --goal"),
+        ("--metric loss nap.py 1", "is neither a rate nor a time by its name: give --goal"),
         ("--metric it(s nap.py 1", "not a valid one"),
         ("--require p99=20 nap.py 1", "'=' is not checked; write <= or >="),
         ("--require p99<=20ms nap.py 1", "p99 of what?"),
@@ -41,7 +41,7 @@ def at_the_desk(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
         ("--work shared -m --no-python x", "--no-python contradicts --module"),
         ("-q -v nap.py 1", "--quiet contradicts --verbose"),
         ("--save-preset best.txt nap.py 1", "the name of a preset ends in .toml"),
-        ("--save-preset no/best.toml nap.py 1", "is no folder that can be written"),
+        ("--save-preset no/best.toml nap.py 1", "is not a writable directory"),
         ("-- resume nosuch", "program 'resume' is not on PATH"),
         ("-q resume", "'resume' is a command of xtune: put it first"),
         ("resume", "there is no study in"),
@@ -87,7 +87,7 @@ def test_a_preset_that_would_replace_something_else(
 ) -> None:
     desk.write("best.toml", "title = 'mine'\n")
     assert main(["--save-preset", "best.toml", "nap.py", "1"]) == 2
-    assert "is there and is no preset" in capsys.readouterr().err
+    assert "exists and is not a preset" in capsys.readouterr().err
     assert (desk.folder / "best.toml").read_text() == "title = 'mine'\n"
 
 

@@ -85,7 +85,7 @@ def test_a_machine_dies_amid_a_launch_and_the_other_ends_the_search(
             first.send_signal(signal.SIGKILL)
             _, err = second.communicate(timeout=PATIENCE_S)
     assert second.returncode == 0, err
-    assert "goes on with study 'fleet'" in err
+    assert "continuing study 'fleet'" in err
     assert "waiting for node1" in err
 
     kept = desk.xtune("export", "fleet", "--storage", url).found["launches"]

@@ -35,25 +35,25 @@ def launch(n: int | None, latency: float | None) -> Launch:
 @pytest.mark.parametrize(
     ("launches", "why"),
     [
-        ([launch(None, None), launch(2, None)], "no launch has both"),
-        ([launch(None, 20), launch(2, 30)], "no launch that has both keeps what is required"),
+        ([launch(None, None), launch(2, None)], "no launch has both values"),
+        ([launch(None, 20), launch(2, 30)], "no launch with both values meets the requirements"),
         (
             [launch(None, 20), launch(2, 9), launch(2, 8)],
-            "only one configuration has both and keeps what is required",
+            "only one configuration has both values and meets the requirements",
         ),
         (
             [launch(None, 9), launch(2, 8)],
-            "none of its configurations was launched twice, which shows what is noise",
+            "no configuration was launched twice, so the noise is unknown",
         ),
     ],
 )
 def test_no_front_is_told_with_the_reason(launches: list[Launch], why: str) -> None:
     objective = Objective("items/s", Goal.MAXIMIZE, (REQUIRED,))
     (line,) = front_lines(launches, SPACE, objective, SECOND)
-    assert line == f"  front of items/s and latency: none, since {why}"
+    assert line == f"  front of items/s and latency: none, because {why}"
 
 
 def test_only_one_configuration_has_both() -> None:
     objective = Objective("items/s", Goal.MAXIMIZE)
     (line,) = front_lines([launch(None, None), launch(2, 9)], SPACE, objective, SECOND)
-    assert line.endswith(": none, since only one configuration has both")
+    assert line.endswith(": none, because only one configuration has both values")

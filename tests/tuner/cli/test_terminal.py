@@ -33,15 +33,15 @@ def spawn(desk: Desk) -> pexpect.spawn[str]:
 def test_ctrl_c_in_a_terminal_gives_the_verdict_so_far(desk: Desk) -> None:
     child = spawn(desk)
     child.expect("3 configurations")
-    child.expect("of 2000 launches at most, .* left")
-    child.expect("runs")
+    child.expect("of up to 2,000 launches, .* left")
+    child.expect("running")
     child.expect("best")
     child.expect("times the bare command")
     child.sendintr()
     child.expect("inconclusive: nothing is shown yet")
     child.expect("interrupted before the final")
-    child.expect("most promising: ")
-    child.expect("to go on: xtune resume")
+    child.expect("most promising, but not proven: ")
+    child.expect("to continue: xtune resume")
     child.expect(pexpect.EOF)
     child.close()
     assert child.exitstatus == 130
@@ -69,7 +69,7 @@ def test_a_signal_gives_the_verdict_so_far(number: int, desk: Desk) -> None:
     ) as process:
         assert process.stderr is not None
         for line in process.stderr:
-            if "racing all there is" in line:
+            if "racing all configurations" in line:
                 break
         process.send_signal(number)
         out, err = process.communicate(timeout=PATIENCE_S)

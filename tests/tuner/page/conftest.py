@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from tests.tuner.cli.commands import NAP, RATE, Desk
 from tests.tuner.page.browser import Browser, find_chromium
+
+from xtune.page.document import require_libraries
 
 
 @pytest.fixture
@@ -21,13 +22,10 @@ def desk(tmp_path: Path) -> Desk:
     return desk
 
 
-@pytest.fixture
-def plotly(needs: Callable[[object, str], None]) -> str:
+@pytest.fixture(scope="session")
+def plotly() -> str:
     """Plotly's script."""
-    needs(importlib.util.find_spec("plotly"), "plotly (the extra `report`)")
-    from xtune.page.document import plotly_script
-
-    return plotly_script()
+    return require_libraries()
 
 
 @pytest.fixture(scope="module")

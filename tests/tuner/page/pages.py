@@ -19,7 +19,7 @@ from xtune.cli.page_file import findings_of
 from xtune.evidence.fronts import SecondGoal
 from xtune.measurement.launches import Launch, Outcome
 from xtune.measurement.objectives import Objective
-from xtune.page.document import page
+from xtune.page.document import render_page
 from xtune.page.findings import Findings
 from xtune.search.budget import Budget
 from xtune.search.session import Search
@@ -89,7 +89,7 @@ def findings(
         result.records,
         second=second,
     )
-    return findings_of(conclusion, subject, machine, ended=result.ended.value, folder="/srv")
+    return findings_of(conclusion, subject, machine, ended=result.ended.value, directory="/srv")
 
 
 class Element:
@@ -168,7 +168,7 @@ def read(text: str) -> Element:
 
 
 def read_page(found: Findings) -> Element:
-    return read(page(found, PLOTLY))
+    return read(render_page(found, PLOTLY))
 
 
 def charts_of(root: Element) -> dict[str, dict[str, Any]]:

@@ -30,9 +30,9 @@ for turn in range(12):
     print(f"{speed * 100 + turn % 3} items/s", flush=True)
 """
 
-WITHOUT_PLOTLY = """\
+WITHOUT = """\
 import sys
-sys.modules["plotly"] = None
+sys.modules[sys.argv.pop(1)] = None
 from xtune.cli import main
 sys.exit(main(sys.argv[1:]))
 """
@@ -135,12 +135,12 @@ def test_a_page_is_replaced_and_nothing_else_is(searched: Searched) -> None:
 @pytest.mark.parametrize(
     ("file", "said"),
     [
-        ("-", "a page goes to a file, not to standard output; name one, as report.html"),
+        ("-", "a page goes to a file, not to standard output; write --html report.html"),
         ("nap.py", "the name of a page ends in .html; write --html report.html"),
-        ("nowhere/page.html", "there is no folder "),
-        ("folder.html", "is there and is not a regular file; choose another name"),
-        ("pipe.html", "is there and is not a regular file; choose another name"),
-        ("nap.py/page.html", "there is no folder "),
+        ("nowhere/page.html", "there is no directory "),
+        ("folder.html", "exists and is not a regular file; choose another name"),
+        ("pipe.html", "exists and is not a regular file; choose another name"),
+        ("nap.py/page.html", "there is no directory "),
     ],
 )
 def test_a_file_that_cannot_be_one_line(desk: Desk, file: str, said: str) -> None:
@@ -153,16 +153,17 @@ def test_a_file_that_cannot_be_one_line(desk: Desk, file: str, said: str) -> Non
     assert (desk.folder / "nap.py").read_text().startswith("import sys")
 
 
-def test_without_plotly_it_says_what_to_install(desk: Desk) -> None:
+@pytest.mark.parametrize("missing", ["plotly", "jinja2"])
+def test_without_a_library_it_says_what_to_install(desk: Desk, missing: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_PLOTLY, "report", "--html", "page.html"],
+        [sys.executable, "-c", WITHOUT, missing, "report", "--html", "page.html"],
         cwd=desk.folder, env=desk.environment, capture_output=True, text=True,
         timeout=PATIENCE_S, check=False,
     )  # fmt: skip
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1, done.stderr
     assert done.stderr.startswith("xtune: error: ")
-    assert done.stderr.endswith(": pip install plotly\n")
+    assert done.stderr.endswith(": pip install plotly Jinja2\n")
     assert not (desk.folder / "page.html").exists()
 
 

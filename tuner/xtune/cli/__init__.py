@@ -17,13 +17,13 @@ COMMANDS = {
     "report": "xtune.cli.report",
     "resume": "xtune.cli.resume",
 }
-"""Commands by name, and the module whose function `command` runs them."""
+"""The module of each command; its function `command` runs it."""
 
 RESERVED = frozenset(COMMANDS) | {"help", "version"}
-"""Words that a program is reached by only behind ``--`` or by a path."""
+"""Names that mean a program only after ``--`` or in a path."""
 
 EXIT_INTERRUPTED = 130
-"""As a shell has it for a program that Ctrl-C ended."""
+"""Exit code of shells for a program that Ctrl-C ended."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,36 +41,36 @@ def run(arguments: Sequence[str]) -> int:
     except XLaunchError as error:
         say(f"error: {error}")
         return error.exit_code
-    except OSError as error:  # of this process itself: standard output on a full disk, as a rule
+    except OSError as error:  # usually standard output on a full disk
         say(f"error: {error}")
         return XLaunchError.exit_code
     except KeyboardInterrupt:
-        say("interrupted; launches that had ended are kept, 'xtune list' shows of what")
+        say("interrupted; finished launches are kept, see xtune list")
         return EXIT_INTERRUPTED
 
 
 def say(text: str) -> None:
-    """Put one line of the tuner's own on standard error."""
+    """Write one line to standard error."""
     line = f"xtune: {' '.join(text.split())}\n"
-    with contextlib.suppress(OSError):  # nobody can be told
+    with contextlib.suppress(OSError):  # standard error is closed or full
         sys.stderr.write(line.encode(errors="backslashreplace").decode())
         sys.stderr.flush()
 
 
 def _prepare_streams() -> None:
-    """What a stream's encoding lacks is written escaped: arguments may hold anything."""
+    """Escape what the encoding of a stream lacks: arguments may hold any bytes."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def _flush_streams() -> None:
-    """Write what is left. What cannot be written was said to be so, and is dropped."""
+    """Flush, and drop what cannot be written: that was reported before."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except OSError:
-            # Python would try once more at its end, complain, and exit with a code of its own.
+            # Otherwise Python tries again at exit, complains, and changes the exit code.
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
@@ -82,9 +82,9 @@ def _dispatch(arguments: list[str]) -> int:
         return _run_click(import_module(COMMANDS[word]).command, f"xtune {word}", arguments[1:])
     if word in ("help", "version"):
         return _dispatch([f"--{word}"])
-    from xtune.cli.tune import tune
+    from xtune.cli.tune import command
 
-    return _run_click(tune, "xtune", arguments)
+    return _run_click(command, "xtune", arguments)
 
 
 def _run_click(command: object, name: str, arguments: list[str]) -> int:
@@ -92,7 +92,7 @@ def _run_click(command: object, name: str, arguments: list[str]) -> int:
 
     assert isinstance(command, click.Command)
     try:
-        # The arguments are the context's object: click does not tell commands where `--` was.
+        # The arguments are passed as the context's object: click does not keep `--`.
         result = command.main(
             args=arguments, prog_name=name, standalone_mode=False, obj=tuple(arguments)
         )

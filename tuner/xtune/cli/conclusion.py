@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a search came to: in words, as JSON, and as a preset."""
+"""The result of a search as text, as JSON and as a preset."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from xtune.evidence.verdicts import Kind, Verdict
 from xtune.measurement.launches import Launch, Outcome
 from xtune.measurement.objectives import Objective
 from xtune.screen.cautions import launch_warnings
-from xtune.screen.words import amount, duration, launches, number, settings, unkept
+from xtune.screen.quantities import amount, counted, duration, launches, number, percent
+from xtune.screen.words import settings, unmet
 from xtune.search.ablation import Ablation, ablations_of
 from xtune.search.levels import Scale
 from xtune.search.records import Record
@@ -29,13 +30,13 @@ from xtune.space.spaces import Space
 
 SUFFIX = ".toml"
 DEFAULT_STEM = "best"
-MOST_NAMES = 1000
+MAX_NAMES = 1000
 
-LEAST_SHOWN = 0.005
-"""Effects below half a percent are not worth a line, however sure."""
+MIN_EFFECT_SHOWN = 0.005
+"""Smaller effects get no line, however sure they are."""
 
-MOST_SHOWN = 8
-"""Configurations of a space that are all shown."""
+MAX_CONFIGURATIONS_SHOWN = 8
+"""Size of a space up to which all configurations are listed."""
 
 HEADLINES = {
     Kind.GAIN: "gain",
@@ -45,7 +46,7 @@ HEADLINES = {
 
 
 class Conclusion(NamedTuple):
-    """What is to be told of a search."""
+    """The result of a search."""
 
     study: str
     """Its name."""
@@ -56,24 +57,24 @@ class Conclusion(NamedTuple):
     favourite: Favourite | None
     records: tuple[Record, ...]
     second: SecondGoal | None = None
-    """What was wanted besides."""
+    """The second --metric, if it has a goal."""
     storage: str | None = None
-    """As it was named; None: the user's own."""
+    """--storage; None: the default storage."""
     preset: str | None = None
-    """The file that holds the settings of what won."""
+    """The file with the winner's settings."""
     trouble: str = ""
-    """Why it ended before its time."""
+    """Why the search ended early."""
     earlier: str = ""
-    """What an earlier search of the study has shown, where this one shows nothing."""
+    """The verdict of an earlier search of the study, if this one is inconclusive."""
 
     @property
     def launches(self) -> tuple[Launch, ...]:
-        """All that have ended, earlier searches of the study included."""
+        """All launches that have ended, also those of earlier searches of the study."""
         return tuple([record.launch for record in self.records if record.launch is not None])
 
     @property
     def command(self) -> str:
-        """What to type: with the preset, or in full where there is none."""
+        """The command to use: with the preset, or with all options without one."""
         best = self.verdict.best
         if best != BARE and self.preset is not None:
             return shlex.join(self.resolver.preset_command(best, use=self.preset))
@@ -81,12 +82,12 @@ class Conclusion(NamedTuple):
 
     @property
     def ablations(self) -> tuple[Ablation, ...]:
-        """What won, without one of its changes."""
+        """The winner without each of its changes."""
         scale = Scale(self.records, self.objective)
         return ablations_of(self.verdict.best, self.space, self.resolver.plan_hash, scale)
 
     def to_plain(self) -> dict[str, Any]:
-        """What --json prints."""
+        """The output of --json."""
         verdict = self.verdict
         interval = verdict.interval
         bare = _values(self.launches, BARE)
@@ -109,7 +110,7 @@ class Conclusion(NamedTuple):
         }
 
     def lines(self) -> Iterator[str]:
-        """What is told at the end, the verdict first."""
+        """The output at the end, the verdict first."""
         verdict, objective = self.verdict, self.objective
         yield f"{HEADLINES[verdict.kind]}{self._ratio()}"
         if verdict.kind is Kind.GAIN:
@@ -117,9 +118,9 @@ class Conclusion(NamedTuple):
             bare, best = _values(self.launches, BARE), _values(self.launches, verdict.best)
             if bare and best:
                 yield (
-                    f"  median of its {launches(len(best))}: "
-                    f"{amount(statistics.median(best), objective)}; of {len(bare)} of the bare"
-                    f" command: {amount(statistics.median(bare), objective)}"
+                    f"  median: {amount(statistics.median(best), objective)}"
+                    f" ({launches(len(best))}); bare command:"
+                    f" {amount(statistics.median(bare), objective)} ({launches(len(bare))})"
                 )
         else:
             yield f"  {verdict.reason}"
@@ -133,7 +134,7 @@ class Conclusion(NamedTuple):
         if self.second is not None:
             yield from front_lines(self.launches, self.space, self.objective, self.second)
         for warned in launch_warnings(self.records):
-            yield f"  worth knowing: {warned.text}"
+            yield f"  warning: {warned.text}"
         if self.trouble:
             yield f"  {self.trouble}"
         yield f"  run it: {self.command}"
@@ -141,16 +142,23 @@ class Conclusion(NamedTuple):
             yield f"  preset: {self.preset}"
         spent_s = sum(launch.secondary.wall_s for launch in self.launches)
         yield (
-            f"  {launches(len(self.launches))} of {duration(spent_s)} in all, kept as study"
-            f" {self.study!r} (xtune report{self._place()})"
+            f"  {launches(len(self.launches))}, {duration(spent_s)} in all; details: xtune report"
+            f"{self._storage_option()} {shlex.quote(self.study)}"
         )
 
-    def _place(self) -> str:
-        """The option that names the storage, where one was named."""
+    @property
+    def resume_command(self) -> str:
+        """The command that continues the search; with the budget that should settle it, if known."""
+        more = self.verdict.more
+        budget = "" if more is None else f" --budget '{more.launches} launches'"
+        return f"xtune resume{self._storage_option()}{budget} {shlex.quote(self.study)}"
+
+    def _storage_option(self) -> str:
+        """--storage, if it was given."""
         return "" if self.storage is None else f" --storage {shlex.quote(self.storage)}"
 
     def _settings(self, configuration: Configuration) -> dict[str, Value]:
-        """What is set: everything, or of the bare command only the user's parameters."""
+        """All settings; for the bare command only the user's parameters."""
         if configuration != BARE:
             return dict(self.space.complete(configuration))
         own = [p for p in self.space.parameters if p.where is Where.PROGRAM]
@@ -160,16 +168,14 @@ class Conclusion(NamedTuple):
         verdict, interval = self.verdict, self.verdict.interval
         if verdict.kind is not Kind.GAIN or interval is None:
             return ""
-        high = f"{number(interval.high, 3)}" if math.isfinite(interval.high) else "any"
         return (
-            f": {number(interval.estimate, 3)} times as good as the bare command, with 95 % confidence"
-            f" {number(interval.low, 3)} to {high} ({interval.pairs} pairs)"
+            f": {number(interval.estimate, 3)} times as good as the bare command (95 % confidence"
+            f" interval: {number(interval.low, 3)} to {number(interval.high, 3)},"
+            f" {counted(interval.pairs, 'pair')})"
         )
 
     def _promising(self) -> Iterator[str]:
-        """What may be better than the bare command and is not proven to be: of the final, else of all
-        launches. Says so where there is nothing of the kind.
-        """
+        """The leader of the final, else of all launches, if it is ahead of the bare command."""
         if self.verdict.kind is Kind.NO_GAIN:
             return
         if self.verdict.leader is not None:
@@ -183,22 +189,23 @@ class Conclusion(NamedTuple):
         else:
             return
         if ratio is not None and ratio <= 1.0:
-            yield f"  nothing launched so far is ahead of the bare command; the best is {told}"
+            yield f"  nothing is ahead of the bare command so far; the best is {told}"
             return
         command = shlex.join(self.resolver.command(configuration))
-        yield f"  most promising: {told}; not proven, to try it: {command}"
+        yield f"  most promising, but not proven: {told}; to try it: {command}"
 
     def _what_next(self) -> Iterator[str]:
         more = self.verdict.more
-        if more is not None:
-            yield (
-                f"  about {launches(more.launches)} more ({duration(more.seconds)}) in a final would"
-                " settle it, four times in five"
-            )
-        yield f"  to go on: xtune resume{self._place()} {shlex.quote(self.study)}"
+        if more is None:
+            yield f"  to continue: {self.resume_command}"
+            return
+        yield (
+            f"  {launches(more.launches)} more ({duration(more.seconds)}) should settle it (80 %"
+            f" power): {self.resume_command}"
+        )
 
     def _mattered(self) -> Iterator[str]:
-        """The settings that made a difference; of a small space what each configuration came to."""
+        """The settings that mattered; for a small space the median of each configuration."""
         left_out = self.ablations
         for one in left_out:
             yield f"  without its {_describe_ablation(one)}"
@@ -208,15 +215,15 @@ class Conclusion(NamedTuple):
             yield f"  mattered: {_describe(row)}"
         if found or left_out:
             return
-        if self.space.size > MOST_SHOWN:
+        if self.space.size > MAX_CONFIGURATIONS_SHOWN:
             yield f"  what mattered: {_nothing(importance)}"
             return
         for configuration in self.space:
             values = _values(self.launches, configuration)
             if values:
                 yield (
-                    f"  {settings(configuration, self.space)}: median of {launches(len(values))}:"
-                    f" {amount(statistics.median(values), self.objective)}"
+                    f"  {settings(configuration, self.space)}: median"
+                    f" {amount(statistics.median(values), self.objective)} ({launches(len(values))})"
                 )
 
     def _failures(self) -> Iterator[str]:
@@ -226,22 +233,24 @@ class Conclusion(NamedTuple):
                 failed[launch.outcome] = failed.get(launch.outcome, 0) + 1
         if failed:
             told = ", ".join(f"{count} {outcome.value}" for outcome, count in failed.items())
-            yield f"  launches that failed: {told} (xtune export has what they said)"
+            yield f"  failed launches: {told} (xtune export has their standard error)"
         measured = [one for one in self.launches if one.outcome is Outcome.MEASURED]
         broke = [one for one in measured if not self.objective.is_feasible(one)]
         if broke:
-            told = unkept(broke[-1], self.objective)
-            yield f"  {len(broke)} of {launches(len(measured))} broke what is required; the last: {told}"
+            told = unmet(broke[-1], self.objective)
+            yield (
+                f"  {len(broke):,} of {launches(len(measured))} broke requirements; the last: {told}"
+            )
 
 
 def write_preset(conclusion: Conclusion, wanted: str | None) -> tuple[str | None, str]:
-    """Write what won as a preset: its file, or None, and why it was not written.
+    """Write the winner's preset; return its path, or None and the reason.
 
     wanted
-        The file that the user named; None: the first free of best.toml, best-2.toml, ...
+        The user's file; None: the first free of best.toml, best-2.toml, ..., unless the preset
+        would set nothing.
 
-    Without options there is nothing to write unless a file was named. Raises `UsageError` where
-    one that was named cannot be written.
+    Raises `UsageError` if the user's file cannot be written.
     """
     from xlaunch.whole_files import write_output
 
@@ -251,7 +260,7 @@ def write_preset(conclusion: Conclusion, wanted: str | None) -> tuple[str | None
     path = wanted or _free_name()
     text = conclusion.resolver.preset(best, use=path)
     if wanted is None and not any(line and line[0] != "#" for line in text.splitlines()):
-        return None, ""  # it says nothing: what won is in the program's arguments alone
+        return None, ""  # only arguments of the program change
     try:
         write_output(path, text, option="--save-preset")
     except UsageError as error:
@@ -262,7 +271,7 @@ def write_preset(conclusion: Conclusion, wanted: str | None) -> tuple[str | None
 
 
 def check_preset(path: str) -> None:
-    """Raise `UsageError` unless a preset can be written there, and would replace nothing else."""
+    """Raise `UsageError` unless a preset can be written there and replaces no other kind of file."""
     import click
 
     from xlaunch.cli.launch import launch
@@ -270,21 +279,21 @@ def check_preset(path: str) -> None:
 
     if not path.endswith(SUFFIX):
         raise UsageError(f"--save-preset {path!r}: the name of a preset ends in {SUFFIX}")
-    folder = os.path.dirname(os.path.abspath(path))
-    if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
-        raise UsageError(f"--save-preset {path!r}: {folder} is no folder that can be written")
+    directory = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(directory) or not os.access(directory, os.W_OK):
+        raise UsageError(f"--save-preset {path!r}: {directory} is not a writable directory")
     if not os.path.lexists(path):
         return
     try:
         parse_preset(path if os.path.dirname(path) else f"./{path}", click.Context(launch))
     except UsageError as error:
         raise UsageError(
-            f"--save-preset {path!r} is there and is no preset ({error}); choose another name"
+            f"--save-preset {path!r} exists and is not a preset ({error}); choose another name"
         ) from None
 
 
 def _free_name() -> str:
-    names = [DEFAULT_STEM, *(f"{DEFAULT_STEM}-{number}" for number in range(2, MOST_NAMES))]
+    names = [DEFAULT_STEM, *(f"{DEFAULT_STEM}-{number}" for number in range(2, MAX_NAMES))]
     return next(f"{name}{SUFFIX}" for name in names if not os.path.lexists(f"{name}{SUFFIX}"))
 
 
@@ -301,23 +310,26 @@ def _finite(value: float | None) -> float | None:
 
 
 def _is_visible(row: SettingImportance) -> bool:
-    """Whether some value does more than nobody would notice."""
-    return any(abs(effect.ratio - 1.0) >= LEAST_SHOWN for effect in row.effects)
+    """Whether some value has an effect worth a line."""
+    return any(abs(effect.ratio - 1.0) >= MIN_EFFECT_SHOWN for effect in row.effects)
 
 
 def _describe(row: SettingImportance) -> str:
     best = row.best
     assert best is not None  # it matters
     return (
-        f"{row.name} ({row.share:.0%} of the differences, {row.share_low:.0%} to"
-        f" {row.share_high:.0%}): {best.value} is {number(best.ratio, 3)} times its default,"
+        f"{row.name} ({percent(row.share)} of the differences, {percent(row.share_low)} to"
+        f" {percent(row.share_high)}): {best.value} is {number(best.ratio, 3)} times its default,"
         f" {number(best.low, 3)} to {number(best.high, 3)}"
     )
 
 
 def _describe_ablation(one: Ablation) -> str:
-    return f"{one.name}={one.value}: {number(one.ratio, 3)} times that, {number(one.low, 3)} to {number(one.high, 3)}"
+    return (
+        f"{one.name}={one.value}: {number(one.ratio, 3)} times as good,"
+        f" {number(one.low, 3)} to {number(one.high, 3)}"
+    )
 
 
 def _nothing(importance: Importance) -> str:
-    return importance.note or "no setting by itself, as far as can be told"
+    return importance.note or "no single setting for certain"

@@ -12,7 +12,7 @@ from xlaunch.errors import XLaunchError
 from xtune.cli.options import CONTEXT, STORAGE
 
 SCHEMA_VERSION = 1
-"""Of what is written; rises when a key changes its meaning or goes."""
+"""Rises when a key of the JSON changes its meaning or disappears."""
 
 
 @click.command(context_settings={**CONTEXT, "allow_interspersed_args": True})
@@ -20,19 +20,21 @@ SCHEMA_VERSION = 1
 @with_options(
     [
         STORAGE,
-        click.option("-o", "--output", metavar="FILE", help="Where to; default: standard output."),
-        click.option("--no-samples", is_flag=True, help="Leave the raw samples out."),
+        click.option(
+            "-o", "--output", metavar="FILE", help="File to write. Default: standard output."
+        ),
+        click.option("--no-samples", is_flag=True, help="Leave out the raw samples."),
     ]
 )
 def command(*, study: str | None, storage: str | None, output: str | None, no_samples: bool) -> int:
-    """Write STUDY, or the youngest one, as JSON: machine, program, space and every launch."""
+    """Print STUDY, or the latest one, as JSON: machine, program, space and every launch."""
     from xlaunch.whole_files import write_output
-    from xtune.cli.kept import find_kept, open_named
+    from xtune.cli.studies import find_stored, open_named
     from xtune.search.encoding import encode_launch
     from xtune.search.study_store import StudyStore
 
-    kept = find_kept(open_named(storage), study)
-    found = kept.study
+    stored = find_stored(open_named(storage), study)
+    found = stored.study
     rows = [
         {
             "number": record.number,
@@ -48,8 +50,8 @@ def command(*, study: str | None, storage: str | None, output: str | None, no_sa
         {
             "schema_version": SCHEMA_VERSION,
             "study": found.name,
-            "arguments": list(kept.arguments),
-            "folder": kept.folder,
+            "arguments": list(stored.arguments),
+            "folder": stored.directory,
             **found.subject.to_plain(),
             "verdict": found.notes.get("verdict"),
             "launches": rows,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The front of two goals in words: the configurations that are worth choosing from."""
+"""The Pareto front of two goals as text."""
 
 from __future__ import annotations
 
@@ -10,46 +10,47 @@ from xtune.evidence.pareto import Place
 from xtune.evidence.ratios import has_ratio
 from xtune.measurement.launches import Launch
 from xtune.measurement.objectives import Objective
-from xtune.screen.words import number, settings
+from xtune.screen.quantities import number
+from xtune.screen.words import settings
 from xtune.space.spaces import Space
 
-MOST_SHOWN = 12
+MAX_SHOWN = 12
 
 
 def front_lines(
     launches: Sequence[Launch], space: Space, objective: Objective, second: SecondGoal
 ) -> Iterator[str]:
-    """The front in lines, the best by the objective first, the bare command among the others.
+    """The front, best by the objective first; the bare command is a candidate like any other.
 
-    Intervals are of 95 %, by the noise of all that was launched more than once. What lies behind by
-    the estimates but not surely is not shown.
+    The 95 % confidence intervals come from the noise of everything launched more than once.
+    Configurations that are behind, but not surely, are left out.
     """
     points = front_of(launches, objective, second)
     if not points:
         why = _why_none(launches, objective, second)
-        yield f"  front of {objective.metric} and {second.metric}: none, since {why}"
+        yield f"  front of {objective.metric} and {second.metric}: none, because {why}"
         return
     front = [point for point in points if point.place is Place.FRONT]
     yield f"  front of {objective.metric} and {second.metric} ({len(front)} of {len(points)}):"
-    for point in front[:MOST_SHOWN]:
+    for point in front[:MAX_SHOWN]:
         first, other = point.first, point.other
         yield (
             f"    {settings(point.configuration, space)}: {number(first.value)}"
             f" ({number(first.low)} to {number(first.high)}), {number(other.value)}"
             f" ({number(other.low)} to {number(other.high)})"
         )
-    if len(front) > MOST_SHOWN:
-        yield f"    and {len(front) - MOST_SHOWN} more"
+    if len(front) > MAX_SHOWN:
+        yield f"    and {len(front) - MAX_SHOWN} more"
 
 
 def _why_none(launches: Sequence[Launch], objective: Objective, second: SecondGoal) -> str:
     both = [one for one in launches if has_ratio(one.value) and has_ratio(second.of(one))]
     kept = {one.configuration for one in both if objective.is_feasible(one)}
     if not both:
-        return "no launch has both"
+        return "no launch has both values"
     if not kept:
-        return "no launch that has both keeps what is required"
+        return "no launch with both values meets the requirements"
     if len(kept) == 1:
-        keeps = " and keeps what is required" if objective.requirements else ""
-        return f"only one configuration has both{keeps}"
-    return "none of its configurations was launched twice, which shows what is noise"
+        meets = " and meets the requirements" if objective.requirements else ""
+        return f"only one configuration has both values{meets}"
+    return "no configuration was launched twice, so the noise is unknown"

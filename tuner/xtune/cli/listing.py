@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`xtune list`: the studies that are kept."""
+"""`xtune list`: the stored studies."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from xtune.cli.options import CONTEXT, STORAGE
 
 @click.command("list", context_settings={**CONTEXT, "allow_interspersed_args": True})
 @with_options(
-    [STORAGE, click.option("--json", "as_json", is_flag=True, help="Print a list as JSON.")]
+    [STORAGE, click.option("--json", "as_json", is_flag=True, help="Print the studies as JSON.")]
 )
 def command(*, storage: str | None, as_json: bool) -> int:
-    """List the studies of a storage, the oldest first: name, launches, verdict, program."""
-    from xtune.cli.kept import open_named
+    """List the stored studies, oldest first: name, launches, verdict, metric and program."""
+    from xtune.cli.studies import open_named
+    from xtune.screen.quantities import launches
     from xtune.search.study import list_studies
     from xtune.search.study_store import StudyStore
 
@@ -42,9 +43,8 @@ def command(*, storage: str | None, as_json: bool) -> int:
         return 0
     width = max([len(str(row["study"])) for row in rows], default=0)
     for row in rows:
-        verdict_word = row["verdict"] or "no verdict"
         click.echo(
-            f"{row['study']:<{width}}  {row['launches']:>5} launches  {verdict_word:<12}"
-            f"  {row['metric']}  {row['program']}"
+            f"{row['study']:<{width}}  {launches(row['launches']):>14}"
+            f"  {row['verdict'] or 'no verdict':<12}  {row['metric']}  {row['program']}"
         )
     return 0

@@ -1,15 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of a search, and what a command line asks for as one value."""
+"""The options of a search, and the request that they make."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from xlaunch.cli.options import ENVIRONMENT, LAYOUT, PROGRAM, Command, request_from
+from xlaunch.cli.options import (
+    ENVIRONMENT,
+    LAYOUT,
+    PROGRAM,
+    Command,
+    names_of,
+    request_from,
+    with_options,
+)
 from xlaunch.cli.parameters import Duration, WholeNumber
 from xlaunch.errors import UsageError
 from xlaunch.planning.request import Request
@@ -24,7 +32,7 @@ CONTEXT = {
     "help_option_names": ["-h", "--help"],
     "max_content_width": 100,
 }
-"""What follows the program's name is the program's, byte for byte."""
+"""Everything after the program's name is passed to it unchanged."""
 
 DEFAULT_BUDGET = "40 launches"
 DEFAULT_MIN_EFFECT = "1%"
@@ -34,7 +42,7 @@ _PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%")
 
 
 class Percentage(_ParamType):
-    """A share that is written with its sign: ``1%``, ``0.5%``."""
+    """A percentage with its sign. **Ex.:** ``1%``, ``0.5%``."""
 
     name = "N%"
 
@@ -49,48 +57,41 @@ class Percentage(_ParamType):
         return float(found[1]) / 100.0
 
 
-def _fixing(groups: Sequence[Sequence[Any]], left_out: Sequence[str]) -> list[Any]:
-    """The options of xlaunch that fix something, but for some."""
-    kept = []
-    for option in (option for group in groups for option in group):
-        (made,) = click.command()(option(lambda: None)).params
-        if made.name not in left_out:
-            kept.append(option)
-    return kept
+def _fixed_options(groups: Sequence[Sequence[Any]], *, left_out: Collection[str]) -> list[Any]:
+    """The options in `groups` without those named in `left_out`."""
+    return [one for group in groups for one in group if not names_of([one]) & set(left_out)]
 
 
-AIM = [
+OBJECTIVE = [
     click.option(
         "--metric",
         multiple=True,
         metavar="NAME|REGEX",
-        help="What to compare by: a number that PROGRAM prints or reports, as 'images/s'; "
-        "@hypertune for what it announces so; wall. Default: wall, the time until it ends. "
-        "A second one: the front of both is shown too. More are recorded.",
+        help="Number that PROGRAM prints, such as 'images/s'. Default: wall.",
     ),
     click.option(
         "--goal",
         type=click.Choice(["maximize", "minimize"]),
         multiple=True,
-        help="Default: rates become larger, times smaller. A second one is for the second --metric.",
+        help="Default: rates are maximized, times minimized.",
     ),
     click.option(
         "--require",
         multiple=True,
         metavar="BOUND",
-        help="What has to hold besides: 'p99<=20ms', 'rss<=8GiB', 'accuracy>=0.9'.",
+        help="Requirement: 'p99<=20ms', 'rss<=8GiB', 'accuracy>=0.9'.",
     ),
     click.option(
         "--min-effect",
         type=Percentage(),
         default=DEFAULT_MIN_EFFECT,
-        help=f"Gains below this are none. Default: {DEFAULT_MIN_EFFECT}.",
+        help=f"Smallest gain that counts. Default: {DEFAULT_MIN_EFFECT}.",
     ),
     click.option(
         "--work",
         type=click.Choice([EACH, SHARED]),
         default=EACH,
-        help="shared: instances divide the work between them, so that wall time compares layouts.",
+        help="shared: instances divide the work, so wall time compares layouts.",
     ),
 ]
 
@@ -99,13 +100,13 @@ SPACE = [
         "--param",
         multiple=True,
         metavar="NAME=VALUES",
-        help="Search this too, and put it for {NAME} in ARGS and --env: batch=1,2,4 or n=4..64.",
+        help="Search values of {NAME} in ARGS and --env: batch=1,2,4 or n=4..64.",
     ),
     click.option(
         "--when",
         multiple=True,
         metavar="CONDITION",
-        help="Only configurations that keep it: 'threads<=ncores', 'batch>=8 if smt'.",
+        help="Search only where this holds: 'threads<=ncores', 'batch>=8 if smt'.",
     ),
     click.option("--only-params", is_flag=True, help="Search nothing but --param."),
     click.option(
@@ -113,78 +114,98 @@ SPACE = [
         "tried",
         multiple=True,
         metavar="FILE",
-        help="A preset of xlaunch to launch early, beside what xtune tries by itself.",
+        help="Launch this preset of xlaunch early.",
     ),
     click.option(
         "--allow-numerics",
         is_flag=True,
-        help="Search switches too that may change PROGRAM's results, as bf16 arithmetic.",
+        help="Search settings that may change results too, such as bf16.",
     ),
     click.option(
-        "--conf-file",
-        metavar="FILE",
-        help="Search what a YAML file of Intel's hypertune names, and by what PROGRAM announces.",
+        "--conf-file", metavar="FILE", help="Search what a YAML file of Intel's hypertune names."
     ),
 ]
 
+BUDGET = click.option(
+    "--budget",
+    metavar="TIME|LAUNCHES",
+    help=f"10m, 1h30m, '40 launches', or both. Default: {DEFAULT_BUDGET}.",
+)
+
 SPENDING = [
-    click.option(
-        "--budget",
-        metavar="TIME|LAUNCHES",
-        help=f"10m, 1h30m, '40 launches', or both with a comma. Default: {DEFAULT_BUDGET}.",
-    ),
+    BUDGET,
     click.option(
         "--timeout",
         type=Duration(zero=False),
-        help="For one launch: a program that still runs then is measured by what it printed until "
-        "then. Default: ten times the bare command's time, and a minute.",
+        help="Limit of one launch. Default: 10 times the bare command, plus 60 s.",
     ),
-    click.option("--seed", type=WholeNumber(), default=0, help="Of all that is drawn. Default: 0."),
+    click.option("--seed", type=WholeNumber(), default=0, help="Random seed. Default: 0."),
 ]
 
 STORAGE = click.option(
     "--storage",
     metavar="FILE|URL",
-    help="Where studies are kept: a file, or a database as postgresql://... that machines of one "
-    "kind share. Default: ~/.local/state/xtune/studies.db.",
+    help="Where studies are kept. Default: ~/.local/state/xtune/studies.db.",
 )
 
-KEEPING = [
+STUDY = [
     STORAGE,
     click.option(
-        "--study", metavar="NAME", help="Name of the study. Default: by program and space."
+        "--study", metavar="NAME", help="Name of the study. Default: from program and space."
     ),
 ]
 
-ANSWER = [
+OUTPUT = [
     click.option(
         "--save-preset",
         metavar="FILE",
-        help="Where to write what won, for xlaunch --preset. Default: best.toml, or the first of "
-        "best-2.toml, ... that is free.",
+        help="Preset to write for a gain. Default: best.toml, best-2.toml, ...",
     ),
     click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON."),
     click.option(
         "-v",
         "--verbose",
         is_flag=True,
-        help="A line for each launch, and its output; why something is not searched.",
+        help="Print each launch, its output, and why settings are left out.",
     ),
-    click.option("-q", "--quiet", is_flag=True, help="Nothing but the verdict."),
+    click.option("-q", "--quiet", is_flag=True, help="Print the verdict only."),
 ]
 
-FIXED = _fixing([LAYOUT, PROGRAM, ENVIRONMENT], ["instance_index"])
-"""Options of xlaunch: what is fixed is not searched."""
+GROUPS = {
+    "Objective": OBJECTIVE,
+    "Search space": SPACE,
+    "Budget": SPENDING,
+    "Study": STUDY,
+    "Output": OUTPUT,
+    "Fixed settings of xlaunch, which are not searched": _fixed_options(
+        [LAYOUT, PROGRAM, ENVIRONMENT], left_out={"instance_index"}
+    ),
+}
+"""The options of a search, by the headings of --help."""
+
+
+class GroupedCommand(click.Command):
+    """A command whose --help shows the options of `GROUPS` under their headings."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options; those of no group come last."""
+        left = {option.name: option for option in self.get_params(ctx)}
+        sections = {title: names_of(group) for title, group in GROUPS.items()}
+        sections["Other"] = [*left.keys() - {name for one in sections.values() for name in one}]
+        for title, names in sections.items():
+            rows = [left[name].get_help_record(ctx) for name in left if name in names]
+            with formatter.section(title):
+                formatter.write_dl([row for row in rows if row is not None])
 
 
 class Asked(NamedTuple):
-    """What a command line asks for, but for how it is shown."""
+    """What a search is asked to do; how it is shown is not part of it."""
 
     request: Request
-    """Program, and what of the launch is fixed."""
+    """The program and the fixed settings."""
     metrics: tuple[str, ...]
     goals: tuple[str, ...]
-    """For the metrics in their order."""
+    """One for each metric, in order."""
     require: tuple[str, ...]
     min_effect: float
     work_shared: bool
@@ -194,7 +215,7 @@ class Asked(NamedTuple):
     allow_numerics: bool
     conf_file: str | None
     tried: tuple[str, ...]
-    """Files of presets."""
+    """Preset files."""
     budget: str | None
     timeout_s: float | None
     seed: int
@@ -203,7 +224,7 @@ class Asked(NamedTuple):
 
 
 def asked_from(options: dict[str, Any]) -> Asked:
-    """What is asked for; `options` as click gives them. Raises `UsageError` for contradictions."""
+    """The request that click's `options` make. Raises `UsageError` for contradictions."""
     request = request_from({**options, "metric": (), "timeout": None})
     if not request.program:
         raise UsageError(
@@ -215,12 +236,15 @@ def asked_from(options: dict[str, Any]) -> Asked:
         raise UsageError("--quiet contradicts --verbose; drop one")
     if len(options["goal"]) > max(1, min(2, len(options["metric"]))):
         raise UsageError(
-            f"{len(options['goal'])} --goal for {len(options['metric'])} --metric: one for each, two at most"
+            f"{len(options['goal'])} --goal for {len(options['metric'])} --metric: give one for each"
+            " of the first two"
         )
     if options["only_params"] and options["conf_file"]:
         raise UsageError("--only-params contradicts --conf-file, which names launch settings")
     if options["only_params"] and not options["param"]:
-        raise UsageError("--only-params: there is no --param to search; give one, as batch=1,2,4")
+        raise UsageError(
+            "--only-params: there is no --param to search; give one, such as batch=1,2,4"
+        )
     return Asked(
         request=request,
         metrics=options["metric"],
@@ -243,6 +267,23 @@ def asked_from(options: dict[str, Any]) -> Asked:
 
 
 def with_program(command: Command) -> Command:
-    """Give a command the program's words: all that follows the options."""
+    """Add the argument that takes the program and its arguments."""
     metavar = "[--] PROGRAM [ARGS...]"
     return click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar=metavar)(command)
+
+
+def with_search_options(command: Command) -> Command:
+    """Add the program and all options of a search."""
+    return with_program(with_options(*GROUPS.values())(command))
+
+
+def parse_search(arguments: Sequence[str]) -> Asked:
+    """The request in the arguments of `xtune` that a study keeps. Raises as click does."""
+
+    @click.command()
+    @with_search_options
+    def ignore(**_: Any) -> None: ...
+
+    context = click.Context(ignore, **CONTEXT)  # type: ignore[arg-type]
+    ignore.parse_args(context, list(arguments))
+    return asked_from(context.params)

@@ -1,72 +1,63 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of a study as a file: whether it can be written, and writing it."""
+"""The file of `xtune report --html`."""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 from xlaunch.errors import UsageError
 from xlaunch.machine.topology import Machine
+from xlaunch.whole_files import write_output
 from xtune.cli import say
 from xtune.cli.conclusion import Conclusion
-from xtune.cli.kept import Kept
 from xtune.cli.preparation import Task
+from xtune.cli.studies import StoredStudy
+from xtune.page.document import render_page
+from xtune.page.findings import Findings
 from xtune.search.provenance import Made, made_with
 from xtune.search.study import Subject
 from xtune.space.parameters import BARE
-
-if TYPE_CHECKING:
-    from xtune.page.findings import Findings
 
 SUFFIXES = (".html", ".htm")
 MIB = 1 << 20
 
 
 def check_page(path: str) -> None:
-    """Raise `UsageError` unless a page can be written there, and would replace nothing else."""
+    """Raise `UsageError` unless a page can be written there and replaces no other kind of file."""
     what = f"--html {path!r}"
     if path == "-":
         raise UsageError(
-            f"{what}: a page goes to a file, not to standard output; name one, as report.html"
+            f"{what}: a page goes to a file, not to standard output; write --html report.html"
         )
-    # A forgotten FILE makes the study's name one, and that is often the name of a script.
+    # Without FILE, the study's name is taken for it, and that often starts with a script's name.
     if not path.endswith(SUFFIXES):
         raise UsageError(f"{what}: the name of a page ends in .html; write --html report.html")
-    folder = os.path.dirname(os.path.realpath(path))
-    if not os.path.isdir(folder):
-        raise UsageError(f"{what}: there is no folder {folder}; make it first")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise UsageError(f"{what}: {folder} is no folder that can be written")
+    directory = os.path.dirname(os.path.realpath(path))
+    if not os.path.isdir(directory):
+        raise UsageError(f"{what}: there is no directory {directory}; make it first")
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise UsageError(f"{what}: {directory} is not writable")
     if os.path.lexists(path) and not os.path.isfile(path):
-        raise UsageError(f"{what} is there and is not a regular file; choose another name")
+        raise UsageError(f"{what} exists and is not a regular file; choose another name")
 
 
-def load_plotly() -> str:
-    """What draws a page's charts. Raises `UsageError` where it is not installed."""
-    from xtune.page.document import plotly_script
+def write_page(
+    path: str, plotly: str, conclusion: Conclusion, task: Task, stored: StoredStudy
+) -> None:
+    """Write the page in one step; on failure an existing file is left alone.
 
-    return plotly_script()
-
-
-def write_page(path: str, plotly: str, conclusion: Conclusion, task: Task, kept: Kept) -> None:
-    """Write the page; a file that is there is replaced in one step, or stays as it was.
-
-    Raises `UsageError` where it cannot be written.
+    Raises `UsageError` if it cannot be written.
     """
-    from xlaunch.whole_files import write_output
-    from xtune.page.document import page
-
-    ended = kept.study.notes.get("ended") or ""
+    ended = stored.study.notes.get("ended") or ""
     findings = findings_of(
         conclusion,
         task.subject,
         task.machine,
         ended=ended,
-        folder=kept.folder,
-        made=made_with(kept.study, conclusion.records),
+        directory=stored.directory,
+        made=made_with(stored.study, conclusion.records),
     )
-    text = page(findings, plotly)
+    text = render_page(findings, plotly)
     write_output(path, text, option="--html")
     say(f"page: {path} ({len(text.encode()) / MIB:.1f} MiB)")
 
@@ -77,12 +68,10 @@ def findings_of(
     machine: Machine,
     *,
     ended: str = "",
-    folder: str = "",
+    directory: str = "",
     made: tuple[Made, ...] = (),
 ) -> Findings:
-    """What a page tells of a conclusion; its launches were made on `machine`, or one of its kind."""
-    from xtune.page.findings import Findings
-
+    """The page's data; `machine` is of the kind that the launches ran on."""
     preset = conclusion.preset
     return Findings(
         study=conclusion.study,
@@ -97,13 +86,14 @@ def findings_of(
         preset_text=_preset_text(conclusion),
         second=conclusion.second,
         ended=ended,
-        folder=folder,
+        directory=directory,
         made=made,
+        resume=conclusion.resume_command,
     )
 
 
 def _preset_text(conclusion: Conclusion) -> str:
-    """The settings of what won as a preset; empty where there is nothing to set."""
+    """The winner's settings as a preset; empty if it would set nothing."""
     best = conclusion.verdict.best
     if best == BARE:
         return ""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what is asked for to what is searched: program, objective, space, study."""
+"""Turns a request into a task: the program, the objective, the space and the study's subject."""
 
 from __future__ import annotations
 
@@ -51,19 +51,19 @@ from xtune.space.user_parameters import parse_parameters
 
 
 class Task(NamedTuple):
-    """What is searched, ready to be launched."""
+    """A search that is ready to start."""
 
     subject: Subject
     request: Request
     machine: Machine
     left_out: tuple[LeftOut, ...]
     notes: tuple[str, ...]
-    """What to know before it begins, a line each."""
+    """Notes to print before the search."""
     resolver: Resolver
     runner: Runner
     hypertune: HypertuneSettings | None = None
     probe: Launch | None = None
-    """A launch of the bare command that told what is measured; it belongs into the study."""
+    """The launch of the bare command that announced the objective; the study counts it."""
 
     @property
     def space(self) -> Space:
@@ -89,24 +89,23 @@ def prepare(
     waiting: Callable[[str], None] = lambda _: None,
     show_output: bool = False,
 ) -> Task:
-    """What `asked` comes to on this machine.
+    """The task that `asked` makes on this machine.
 
     known
-        Of a study that is gone on with: its space and objective are taken as they were.
+        The subject of a study to continue, whose space and objective are used.
     kept
-        Gives the subjects of the studies that there are.
+        Returns the subjects of all stored studies.
     waiting
-        Told who launches on this host now, if somebody does.
+        Called with the name of another search that is using this host.
     show_output
-        Pass what the workload prints on to standard error.
+        Copy the program's output to standard error.
 
-    Raises the errors of `xtune.errors` and of xlaunch for what cannot be done. Launches the bare
-    command once where only the program can tell what it measures, and no study of it does.
+    If the program announces its objective and no stored study of it knows that, the bare command is
+    launched once. Raises the errors of `xtune.errors` and of xlaunch.
     """
     request = asked.request
     machine = read_machine()
-    # Also: is there such a program, and can it be planned at all?
-    whole = plan(request, machine)
+    whole = plan(request, machine)  # raises if the program is missing or does not fit
     requirements = tuple([parse_requirement(text) for text in asked.require])
     metric = asked.metrics[0] if asked.metrics else (MARK if asked.conf_file else WALL)
     if metric == WALL and whole.count > 1 and not asked.work_shared:
@@ -121,7 +120,7 @@ def prepare(
     )
     made.space.require_choice()
     resolver = Resolver(made.space, request, os.environ, machine)
-    resolver.command(BARE)  # raises where the program is not there
+    resolver.command(BARE)  # raises if the program is missing
 
     def runner_for(objective: Objective) -> Runner:
         return Runner(
@@ -166,34 +165,36 @@ def prepare(
     )
 
 
-def provenance(task: Task) -> Provenance:
-    """What launches of the task are made with from now on."""
+def current_provenance(task: Task) -> Provenance:
+    """The program's version and environment now."""
     return Provenance(task.subject.program.content, installed(task.request))
 
 
 def presets_to_try(task: Task, asked: Asked, *, quiet: bool = False) -> list[Seed]:
-    """The user's presets, as far as the space has them; says what it has not, unless `quiet`.
+    """The user's presets as points of the space; options outside it are reported unless `quiet`.
 
-    Raises `UsageError` and `SpaceError` for one that cannot be tried.
+    Raises `UsageError` and `SpaceError` for a preset that cannot be tried.
     """
     found = []
     for path in asked.tried:
         point = starting_point(path, task.request, task.resolver, task.machine)
         if point.left_out and not quiet:
-            say(f"note: {path} is tried without what is not searched: {', '.join(point.left_out)}")
+            say(
+                f"note: {path} is tried without options that are not searched: {', '.join(point.left_out)}"
+            )
         found.append(Seed(f"preset {os.path.basename(path)}", point.configuration))
     return found
 
 
 def seeds(task: Task) -> list[Seed]:
-    """The layouts that xlaunch has names for, as far as the space has them."""
+    """The layouts of xlaunch's --mode that the space contains."""
     found = []
     layouts = {p.name: p.values for p in task.space.parameters}.get(LAYOUT, ())
     for mode in Mode:
         try:
             made = plan(task.request._replace(mode=mode), task.machine)
         except UsageError:
-            continue  # it does not fit, or the layout is fixed
+            continue  # does not fit, or the layout is fixed
         text = str(Layout(made.count, min(instance.ncores for instance in made.instances)))
         candidates = (BY_NODE, text) if mode is Mode.THROUGHPUT else (text,)
         for candidate in candidates:
@@ -204,13 +205,13 @@ def seeds(task: Task) -> list[Seed]:
 
 
 def second_goal(asked: Asked) -> SecondGoal | None:
-    """What is wanted besides; None where nothing is, or a metric is only to be recorded."""
+    """The second goal; None without a second --metric, or if that is only recorded."""
     if len(asked.metrics) < 2:
         return None
     try:
         return SecondGoal(asked.metrics[1], _goal(asked.metrics[1], asked.goals[1:2]))
     except ObjectiveError:
-        return None  # neither a rate nor a time, and nothing said of it
+        return None  # neither a rate nor a time, and without --goal
 
 
 def _goal(metric: str, asked: Sequence[str]) -> Goal:
@@ -221,17 +222,17 @@ def _goal(metric: str, asked: Sequence[str]) -> Goal:
     kind = kind_in(metric)
     if kind is Kind.VALUE:
         raise ObjectiveError(
-            f"--metric {metric!r} is neither a rate nor a time by its name: say --goal maximize or "
+            f"--metric {metric!r} is neither a rate nor a time by its name: give --goal maximize or "
             f"--goal minimize, or name its kind, as in 'rate:{metric}'"
         )
     return Goal.MAXIMIZE if kind is Kind.RATE else Goal.MINIMIZE
 
 
 def _kept_objective(unknown: Subject, kept: Sequence[Subject]) -> Objective | None:
-    """The objective of a study of the same program, unedited; None where there is none.
+    """The objective in a study of the same, unedited program; None if there is none.
 
     unknown
-        The subject, whose objective is not known but for the metric and what is required.
+        The subject; only the metric and the requirements of its objective are known.
     """
     for subject in kept:
         objective = subject.objective
@@ -250,7 +251,7 @@ def _kept_objective(unknown: Subject, kept: Sequence[Subject]) -> Objective | No
 def _announced(
     metric: str, announcements: Sequence[Announcement], otherwise: Objective
 ) -> Objective:
-    """The objective that the program announces; `otherwise` where it announces nothing of it."""
+    """The objective that the program announced; `otherwise` if it announced none for the metric."""
     for one in announcements:
         if metric in (MARK, one.metric):
             return one.objective._replace(requirements=otherwise.requirements)
@@ -294,7 +295,7 @@ def _hypertune_space(asked: Asked, machine: Machine, own: Sequence[Parameter]) -
     if settings.output_dir is not None:
         notes.append(
             f"output_dir {settings.output_dir!r} of {asked.conf_file} is not used: launches are kept"
-            " in the study, see xtune export"
+            " in the study (xtune export)"
         )
     space = Space([*found.parameters, *own], asked.when, derived, words=WORDS | {ALL_CORES})
     return _Made(space, (), tuple(notes), settings)
@@ -306,5 +307,5 @@ def _require_same_machine(subject: Subject, known: Subject | None) -> None:
     difference = subject.difference(known)
     if difference is not None:
         raise StudyError(
-            f"the study cannot be gone on with: {difference}; begin a new one with xtune PROGRAM"
+            f"the study cannot be continued: {difference}; begin a new one with xtune PROGRAM"
         )

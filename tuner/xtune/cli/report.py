@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`xtune report`: what a study has found so far."""
+"""`xtune report`: the verdict of a study so far."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ from xtune.cli.options import CONTEXT, STORAGE
         click.option(
             "--html",
             metavar="FILE",
-            help="Write a page for a browser too, with charts and all that the verdict rests on: one "
-            "file, which fetches nothing.",
+            help="Write an HTML page too, with charts and all data, in one file.",
         ),
-        click.option("--save-preset", metavar="FILE", help="Write what won, for xlaunch --preset."),
+        click.option("--save-preset", metavar="FILE", help="Preset to write for a gain."),
         click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON."),
     ]
 )
@@ -34,13 +33,14 @@ def command(
     save_preset: str | None,
     as_json: bool,
 ) -> int:
-    """Tell what STUDY, or the youngest one, has found so far. Nothing is launched."""
+    """Print the verdict of STUDY, or of the latest one, so far. Nothing is launched."""
     from xtune.cli import say
     from xtune.cli.conclusion import check_preset, write_preset
-    from xtune.cli.kept import enter, find_kept, open_named
-    from xtune.cli.page_file import check_page, load_plotly, write_page
+    from xtune.cli.page_file import check_page, write_page
     from xtune.cli.preparation import prepare
     from xtune.cli.searching import print_conclusion, recall, require_launched
+    from xtune.cli.studies import enter, find_stored, open_named
+    from xtune.page.document import require_libraries
 
     if html is not None:
         check_page(html)
@@ -48,19 +48,19 @@ def command(
     if save_preset is not None:
         check_preset(save_preset)
         save_preset = os.path.abspath(save_preset)
-    plotly = None if html is None else load_plotly()
-    kept = find_kept(open_named(storage), study)
-    enter(kept.folder)
-    task = prepare(kept.asked, known=kept.study.subject)
-    asked = kept.asked._replace(storage=storage)
-    conclusion = recall(task, asked, kept.study)
-    require_launched(conclusion.launches, kept.study.name)
+    plotly = None if html is None else require_libraries()
+    stored = find_stored(open_named(storage), study)
+    enter(stored.directory)
+    task = prepare(stored.asked, known=stored.study.subject)
+    asked = stored.asked._replace(storage=storage)
+    conclusion = recall(task, asked, stored.study)
+    require_launched(conclusion.launches, stored.study.name)
     if save_preset is not None:
         path, why = write_preset(conclusion, save_preset)
         conclusion = conclusion._replace(preset=path)
         if why:
             say(f"note: {why}")
     if html is not None and plotly is not None:
-        write_page(html, plotly, conclusion, task, kept)
+        write_page(html, plotly, conclusion, task, stored)
     print_conclusion(conclusion, as_json=as_json)
     return 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a search that was prepared, shows it, and tells what it came to."""
+"""Runs a prepared search, shows it and prints its verdict."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from xlaunch.errors import XLaunchError
 from xtune.cli import EXIT_INTERRUPTED, say
 from xtune.cli.conclusion import Conclusion, write_preset
 from xtune.cli.options import DEFAULT_BUDGET, Asked
-from xtune.cli.preparation import Task, provenance, second_goal, seeds
+from xtune.cli.preparation import Task, current_provenance, second_goal, seeds
 from xtune.errors import StorageError
 from xtune.evidence.verdicts import Kind, Rule, Verdict, undecided
 from xtune.measurement.launches import Launch
 from xtune.screen.plain import PlainScreen
-from xtune.screen.words import aim, describe_space, launches, settings
+from xtune.screen.quantities import launches
+from xtune.screen.words import aim, describe_space, settings
 from xtune.search.budget import Budget, parse_budget
 from xtune.search.events import Observer
 from xtune.search.host_turn import HostTurn, runtime_folder
@@ -38,11 +39,11 @@ from xtune.space.identities import identify_program
 from xtune.space.parameters import BARE, Configuration
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that end a search with the verdict so far; a second one ends it at once."""
+"""The first of these signals ends a search with the verdict so far, the second at once."""
 
 
 class Shown(NamedTuple):
-    """How a search is shown, and where its answer goes."""
+    """How a search is shown, and where its results go."""
 
     save_preset: str | None
     as_json: bool
@@ -51,7 +52,7 @@ class Shown(NamedTuple):
 
 
 class Interruption(KeyboardInterrupt):
-    """A signal that ends the search."""
+    """A signal ended the search."""
 
 
 class _Signals:
@@ -59,12 +60,12 @@ class _Signals:
 
     def __init__(self) -> None:
         self.number: int | None = None
-        """Of the signal that came."""
+        """The signal that was received."""
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> _Signals:
         for number in ENDING:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+            if signal.getsignal(number) is not signal.SIG_IGN:  # ignored, as under nohup
                 self._before[number] = signal.signal(number, self._take)
         return self
 
@@ -73,7 +74,7 @@ class _Signals:
             signal.signal(number, handler)
 
     def check(self) -> None:
-        """Raise `Interruption` if a signal came: Python can lose one that is raised in a callback."""
+        """Raise `Interruption` after a signal: Python can lose an exception raised in a callback."""
         if self.number is not None:
             raise Interruption
 
@@ -83,15 +84,15 @@ class _Signals:
 
 
 def budget_of(asked: Asked, task: Task) -> Budget:
-    """How much may be spent. Raises `BudgetError`."""
+    """The budget of the search. Raises `BudgetError`."""
     if asked.budget is None and task.hypertune is not None:
         return Budget(launches=max(2, task.hypertune.max_trials))
     return parse_budget(asked.budget or DEFAULT_BUDGET)
 
 
 def announce(task: Task, *, verbose: bool = False) -> None:
-    """Say what is going to be searched, and what not; if `verbose`, why not."""
-    say(f"to compare by: {aim(task.objective)}")
+    """Print the objective and the space; with the reasons for what is left out if `verbose`."""
+    say(f"objective: {aim(task.objective)}")
     for line in describe_space(task.space, task.left_out, verbose=verbose):
         _line(line)
     for note in task.notes:
@@ -101,32 +102,32 @@ def announce(task: Task, *, verbose: bool = False) -> None:
 def begin_study(
     storage: Storage, task: Task, asked: Asked, arguments: Sequence[str], *, quiet: bool
 ) -> Study:
-    """The study of a task, made where there is none, with the command line for `xtune resume`.
+    """The study of a task, new or continued, with the command line for `xtune resume`.
 
-    Raises `StudyError` where the name that was asked for is another study's, and `StorageError`.
+    Raises `StudyError` if --study names a study of something else, and `StorageError`.
     """
     study = open_study(storage, task.subject, asked.study)
     if study.notes and not quiet:
-        say(f"goes on with study {study.name!r}, which is of the same")
+        say(f"continuing study {study.name!r}")
     study.keep_note("options", {"arguments": list(arguments), "folder": os.getcwd()})
     return study
 
 
 def keep_tried(study: Study, presets: Sequence[Seed]) -> None:
-    """Keep what the user's presets come to with the study: resuming needs the files no more."""
+    """Store the user's presets in the study, so that resuming does not need the files."""
     if presets:
         study.keep_note("tried", [[seed.origin, dict(seed.configuration)] for seed in presets])
 
 
 def kept_to_try(study: Study) -> list[Seed]:
-    """What `keep_tried` kept."""
+    """The presets that `keep_tried` stored."""
     return [Seed(origin, Configuration(values)) for origin, values in study.notes.get("tried", ())]
 
 
-def search(
+def run_search(
     task: Task, asked: Asked, budget: Budget, study: Study, shown: Shown, tried: Sequence[Seed]
 ) -> int:
-    """Search, and print the verdict; the exit code.
+    """Search and print the verdict; return the exit code.
 
     tried
         The user's presets.
@@ -183,20 +184,19 @@ def search(
 def open_store(
     task: Task, study: Study, *, quiet: bool = False, read_only: bool = False
 ) -> StudyStore:
-    """The launches of a study that are started as `task` starts them; says how many are not."""
+    """The launches of a study that `task` would start in the same way; the others are reported."""
     store = StudyStore(study, plan_hash=task.resolver.plan_hash, read_only=read_only)
     store.records()
     if store.left_out and not quiet:
         say(
             f"{launches(store.left_out)} of this study {'does' if store.left_out == 1 else 'do'} not"
-            " count: now the same configuration is started in another way (--cpus, --python, caches,"
-            " inherited variables or libraries are not as they were)"
+            " count: --cpus, --python, caches, inherited variables or libraries have changed"
         )
     return store
 
 
 def _keep_probe(task: Task, store: StudyStore, probe: Launch) -> None:
-    """Have the launch that told what is measured counted: as the first of this host, or a control."""
+    """Count the launch that announced the objective: as this host's baseline, or as a control."""
     own = [one for one in store.records() if one.host == store.host]
     bare = sum(one.step.configuration == BARE for one in own)
     if not bare:
@@ -209,21 +209,21 @@ def _keep_probe(task: Task, store: StudyStore, probe: Launch) -> None:
 
 
 def _keep_provenance(task: Task, study: Study, store: StudyStore, *, quiet: bool) -> Provenance:
-    """Keep what launches are made with from now on, and warn where earlier ones were with other things."""
-    records, now = store.records(), provenance(task)
+    """Store the current provenance, and warn if earlier launches have another."""
+    records, now = store.records(), current_provenance(task)
     numbers, told = outdated(made_with(study, records), now)
     if numbers and not quiet:
         were = "was" if len(numbers) == 1 else "were"
         say(
-            f"warning: {launches(len(numbers))} that this study counts {were} made with"
-            f" {', '.join(told)}; if that may change what is measured, begin anew with --study NAME"
+            f"warning: {launches(len(numbers))} of this study {were} made with {', '.join(told)}; if"
+            " that affects speed, start a new study with --study NAME"
         )
     keep_provenance(study, store.host, StudyStore(study, read_only=True).records(), now)
     return now
 
 
 def recall(task: Task, asked: Asked, study: Study) -> Conclusion:
-    """What the launches of a study come to, without any more of them."""
+    """The conclusion from the launches of a study."""
     store = open_store(task, study, read_only=True)
     records = tuple(store.records())
     strategy = _strategy(task, asked, store.host, ())
@@ -249,7 +249,7 @@ def recall(task: Task, asked: Asked, study: Study) -> Conclusion:
 
 
 def print_conclusion(conclusion: Conclusion, *, as_json: bool) -> None:
-    """Print what a search came to."""
+    """Print the result of a search."""
     if as_json:
         click.echo(json.dumps(conclusion.to_plain()))
         return
@@ -258,15 +258,15 @@ def print_conclusion(conclusion: Conclusion, *, as_json: bool) -> None:
 
 
 def conclude(task: Task, asked: Asked, study: Study, result: Result) -> Conclusion:
-    """What a search found, kept with its study too, where that can be reached."""
+    """The result of a search; it is also stored in the study if that can be reached."""
     earlier = _earlier(study, result.verdict)
-    with contextlib.suppress(StorageError):  # the search said so already, or will be asked again
+    with contextlib.suppress(StorageError):  # was reported before, or the search can be resumed
         study.keep_note("ended", result.ended.value)
         if not earlier:
             study.keep_verdict(result.verdict)
     ended = {
         Ended.INTERRUPTED: "interrupted: this is the verdict so far",
-        Ended.STORAGE: "ended early: what was seen could not be kept any more",
+        Ended.STORAGE: "ended early: the storage could not be written",
     }
     return Conclusion(
         study.name,
@@ -284,7 +284,7 @@ def conclude(task: Task, asked: Asked, study: Study, result: Result) -> Conclusi
 
 
 def _earlier(study: Study, verdict: Verdict) -> str:
-    """What an earlier search of the study has shown, where this one shows nothing; else empty."""
+    """The verdict of an earlier search of the study, if this one is inconclusive; else empty."""
     kept = study.notes.get("verdict")
     if verdict.kind is not Kind.INCONCLUSIVE or not kept:
         return ""
@@ -308,7 +308,7 @@ def _strategy(task: Task, asked: Asked, host: str, first: Sequence[Any]) -> Stra
 
 @contextlib.contextmanager
 def _screen(task: Task, shown: Shown) -> Iterator[Observer]:
-    """What the search is shown by."""
+    """The observer that shows the search."""
     if shown.quiet:
         yield Observer()
     elif sys.stderr.isatty() and not shown.verbose and os.environ.get("TERM") != "dumb":
@@ -321,12 +321,12 @@ def _screen(task: Task, shown: Shown) -> Iterator[Observer]:
 
 
 def _line(text: str) -> None:
-    """A line of a list on standard error, indented as it is."""
+    """Write a line to standard error with its indentation."""
     with contextlib.suppress(OSError):
         click.echo(f"xtune: {text}", err=True)
 
 
 def require_launched(records: Sequence[object], name: str) -> None:
-    """Raise unless a study holds a launch."""
+    """Raise `XLaunchError` unless a study holds a launch."""
     if not records:
-        raise XLaunchError(f"study {name!r} has no launch to report; xtune resume goes on with it")
+        raise XLaunchError(f"study {name!r} has no launch to report; continue it with xtune resume")

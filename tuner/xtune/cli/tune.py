@@ -8,20 +8,9 @@ from typing import Any
 import click
 
 import xtune
-from xlaunch.cli.options import with_options
 from xlaunch.errors import UsageError
 from xtune.cli import RESERVED, say
-from xtune.cli.options import (
-    AIM,
-    ANSWER,
-    CONTEXT,
-    FIXED,
-    KEEPING,
-    SPACE,
-    SPENDING,
-    asked_from,
-    with_program,
-)
+from xtune.cli.options import CONTEXT, GroupedCommand, asked_from, with_search_options
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -30,53 +19,42 @@ def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None
         ctx.exit()
 
 
-@click.command(context_settings=CONTEXT)
-@with_program
-@with_options(
-    AIM,
-    SPACE,
-    SPENDING,
-    KEEPING,
-    ANSWER,
-    FIXED,
-    [
-        click.option(
-            "--version",
-            is_flag=True,
-            is_eager=True,
-            expose_value=False,
-            callback=_print_version,
-            help="Print the version.",
-        ),
-    ],
+@click.command(cls=GroupedCommand, context_settings=CONTEXT)
+@with_search_options
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Print the version.",
 )
-def tune(
+def command(
     *, save_preset: str | None, as_json: bool, verbose: bool, quiet: bool, **options: Any
 ) -> int:
     """Find the best way to run PROGRAM on this machine, with evidence.
 
     \b
-    xtune infer.py                                     by the time it takes
-    xtune --metric 'images/s' infer.py                 by a number that it prints
+    xtune infer.py                                     compare wall time
+    xtune --metric 'images/s' infer.py                 compare a number that it prints
     xtune --metric ms --require 'rss<=8GiB' --budget 20m serve.py
     xtune --only-params --param batch=1,2,4,8 -- infer.py --batch-size {batch}
 
-    PROGRAM is launched again and again: as it is, by xlaunch, and by what may be better. At the end
-    the best take turns with the bare command, and the verdict is a gain with its interval, no gain,
-    or what it would take to tell. An option of xlaunch (from --instances on, below) fixes what it
-    names: that is not searched. Ctrl-C gives the verdict so far.
+    PROGRAM is launched repeatedly: without xlaunch (the bare command), with xlaunch's defaults and
+    with other settings. In a final, the best ones and the bare command take turns. The verdict is a
+    gain with its confidence interval, no gain, or inconclusive. Ctrl-C prints the verdict so far.
 
-    Other commands: xtune resume, report, list, export. A program with the name of a command is
-    reached by -- or a path.
+    Other commands: xtune resume, report, list, export. Write -- or a path before a program that has
+    the name of a command.
     """
     context = click.get_current_context()
     asked = asked_from({**options, "quiet": quiet, "verbose": verbose})
     _refuse_command_names(asked.request.program, context.obj, module=asked.request.module)
 
     from xtune.cli.conclusion import check_preset
-    from xtune.cli.kept import open_named
     from xtune.cli.preparation import prepare, presets_to_try
-    from xtune.cli.searching import Shown, announce, begin_study, budget_of, keep_tried, search
+    from xtune.cli.searching import Shown, announce, begin_study, budget_of, keep_tried, run_search
+    from xtune.cli.studies import open_named
     from xtune.screen.plain import WAITING
     from xtune.search.budget import parse_budget
     from xtune.search.study import list_studies
@@ -99,11 +77,11 @@ def tune(
     if not quiet:
         announce(task, verbose=verbose)
     shown = Shown(save_preset, as_json, verbose, quiet)
-    return search(task, asked, budget, study, shown, tried)
+    return run_search(task, asked, budget, study, shown, tried)
 
 
 def _refuse_command_names(program: tuple[str, ...], arguments: Any, *, module: bool) -> None:
-    # Behind `--` click has taken the `--` away; `arguments`, which the program's words end, show it.
+    # click drops `--`, but `arguments`, which end with the program's words, still have it.
     word = program[0]
     if not module and word in RESERVED and "--" not in arguments[: -len(program)][-1:]:
         raise UsageError(

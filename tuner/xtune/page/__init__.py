@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A study as one page for a browser: what was found, how sure it is, and everything it rests on."""
+"""A study as one HTML page: the verdict, its uncertainty and the data behind it."""

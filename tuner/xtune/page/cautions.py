@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a reader should know before believing a study: what it was made with and beside, drift, noise, and
-where evidence disagrees.
-"""
+"""The page's warnings: other versions, shared CPUs, drift, noise, evidence that disagrees."""
 
 from __future__ import annotations
 
@@ -14,22 +12,21 @@ from xtune.evidence.ratios import has_ratio
 from xtune.evidence.verdicts import Kind, Standing
 from xtune.measurement.launches import Outcome, Steadiness
 from xtune.page.findings import Findings
-from xtune.page.quantities import percent, ratio, reach
 from xtune.screen.cautions import Warned, launch_warnings
-from xtune.screen.words import launches, spans
+from xtune.screen.quantities import launches, number, spans
 from xtune.search.provenance import outdated
 from xtune.search.records import Record, Stage
 from xtune.search.session import Ended
 from xtune.space.parameters import BARE, Configuration
 
-LARGEST_CHANCE = 0.05
-"""A gain that noise alone would favour as often by the exact test is one that two tests see differently."""
+MAX_P_VALUE = 0.05
+"""A gain with a larger p-value in the exact test is a disagreement between two tests."""
 
-_OF_LITTLE_USE = (Trouble.TOO_FEW, Trouble.MORE_THAN_NEEDED)
+_MINOR = (Trouble.TOO_FEW, Trouble.MORE_THAN_NEEDED)
 
 
 def warnings_of(findings: Findings) -> tuple[Warned, ...]:
-    """All that there is to know, what weighs most first."""
+    """All warnings, the most important first."""
     return (
         *_provenance(findings),
         *launch_warnings(findings.records),
@@ -47,8 +44,8 @@ def _provenance(findings: Findings) -> Iterator[Warned]:
     if numbers:
         yield Warned(
             "provenance",
-            f"{len(numbers)} of the launches ({spans(numbers)}) were made with"
-            f" {', '.join(told)}; they are compared with the others all the same",
+            f"{len(numbers):,} of the launches ({spans(numbers)}) ran with {', '.join(told)}; they are"
+            " compared with the others all the same",
         )
 
 
@@ -60,27 +57,26 @@ def _disagreement(findings: Findings) -> Iterator[Warned]:
     if leader is None or leader.interval is None:
         return
     yield from _search_and_final(findings, leader)
-    # Of n pairs that all agree no test by signs says less than 1 in 2**n: that is no disagreement.
+    # With n pairs that all agree, the exact test's p-value is 1 / 2**n: that is no disagreement.
     least = 1.01 * 0.5**leader.interval.pairs
-    if verdict.kind is Kind.GAIN and leader.chance > max(LARGEST_CHANCE, least):
+    if verdict.kind is Kind.GAIN and leader.chance > max(MAX_P_VALUE, least):
         yield Warned(
             "disagreement",
-            f"by the exact sign-flip test noise alone would favour the winner as much with a"
-            f" probability of {percent(leader.chance)}; the interval, which assumes a little more,"
-            " is surer. More pairs would make both agree",
+            f"the exact sign-flip test is less sure of the gain (p = {number(leader.chance, 2)}) than"
+            " the interval, which assumes more; more pairs would make them agree",
         )
     if leader.outlying:
         blocks = spans(tuple([block + 1 for block in leader.outlying]))
         yield Warned(
             "outliers",
-            f"block {blocks} of the final is far from the others; it is kept, and outweighed where"
-            f" there are enough of them (all pairs alike: {ratio(leader.interval.plain)}, as"
-            f" reported: {ratio(leader.interval.estimate)})",
+            f"outliers in the final: block {blocks}; the plain mean is"
+            f" {number(leader.interval.plain)}, the robust estimate"
+            f" {number(leader.interval.estimate)}",
         )
 
 
 def _search_and_final(findings: Findings, leader: Standing) -> Iterator[Warned]:
-    """Where what was seen before the final lies outside of what the final found."""
+    """Warn if the launches before the final contradict the final."""
     interval, objective = leader.interval, findings.objective
     assert interval is not None
     mine = _before_final(findings.records, leader.contender.configuration)
@@ -103,9 +99,9 @@ def _search_and_final(findings: Findings, leader: Standing) -> Iterator[Warned]:
     how = "better" if is_better else "worse"
     yield Warned(
         "disagreement",
-        f"before the final this looked {how} ({ratio(seen)}, by {launches(len(mine))}) than in it"
-        f" ({reach(interval.low, interval.high)}); only the final counts."
-        + (" The best of many launches are lucky ones, as a rule" if is_better else ""),
+        f"the leader looked {how} before the final ({number(seen)}, {launches(len(mine))}) than in it"
+        f" ({number(interval.low)} to {number(interval.high)}); only the final counts"
+        + ("; the best of many launches is usually a lucky one" if is_better else ""),
     )
 
 
@@ -126,14 +122,13 @@ def _noise(findings: Findings) -> Iterator[Warned]:
     if len(values) < 2:
         return
     for caution in noise_cautions(values):
-        if caution.trouble not in _OF_LITTLE_USE:
+        if caution.trouble not in _MINOR:
             yield Warned("noise", f"the bare command: {caution.text}")
 
 
 def _steadiness(findings: Findings) -> Iterator[Warned]:
-    for configuration, name in ((BARE, "the bare command"), (findings.shown, "the best finalist")):
-        if configuration == BARE and name != "the bare command":
-            continue
+    names = {findings.shown: "the best finalist", BARE: "the bare command"}
+    for configuration, name in reversed(names.items()):
         mine = [one for one in findings.launches if one.configuration == configuration]
         measured = [one for one in mine if one.outcome is Outcome.MEASURED]
         for steadiness in (Steadiness.NOT_STEADY, Steadiness.SLOW_DOWN):
@@ -141,20 +136,18 @@ def _steadiness(findings: Findings) -> Iterator[Warned]:
             if 2 * count > len(measured):
                 yield Warned(
                     "steadiness",
-                    f"{name}: {steadiness.value} in {count} of {len(measured)} launches; their means"
-                    " hide how values move within a launch",
+                    f"{name}: {steadiness.value} in {count} of {launches(len(measured))}; the mean of"
+                    " such a launch depends on how long it runs",
                 )
 
 
 def _ending(findings: Findings) -> Iterator[Warned]:
     if findings.ended == Ended.INTERRUPTED.value:
-        yield Warned("ending", "the last search was interrupted: this is the verdict so far")
+        yield Warned("ending", "the last search was interrupted; this is the verdict so far")
     elif findings.ended == Ended.STORAGE.value:
-        yield Warned(
-            "ending", "the last search ended early: what it saw could not be kept any more"
-        )
+        yield Warned("ending", "the last search ended early: its storage could not be written")
     if findings.final_plan is None:
         yield Warned(
             "no final",
-            "no final was held, so nothing is claimed: values below are of the search alone",
+            "there was no final, so nothing is claimed; the values below come from the search",
         )

@@ -1,388 +1,539 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Charts as plotly has them, in plain values: what is drawn, in colours that the page names.
+"""The page's charts, as plotly's figures.
 
-A colour is a name behind an @, which the page's style gives a value, light or dark. Plotly reads some
-HTML in text; so all text that is anybody's own goes through `text`.
+Plotly reads some HTML in text, so every text that a user may have written goes through `text`.
 """
 
 from __future__ import annotations
 
+import html
+import json
 import math
-from collections.abc import Iterator, Sequence
+import re
+import statistics
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from xtune.evidence.fronts import Point
+from plotly import graph_objects as go
+
+from xtune.evidence.fronts import front_of
 from xtune.evidence.importance import Importance
-from xtune.evidence.pareto import Place
+from xtune.evidence.pareto import Estimate, Place
 from xtune.measurement.launches import Launch, Outcome
+from xtune.measurement.objectives import WALL
+from xtune.measurement.summaries import name_of
 from xtune.page.findings import Contestant, Findings, best_so_far
-from xtune.page.markup import escape
-from xtune.page.quantities import Quantity, objective_quantity, percent, ratio
-from xtune.screen.words import STAGES, settings
-from xtune.search.records import Stage
-from xtune.space.parameters import BARE
+from xtune.screen.quantities import number, objective_quantity, percent, quantity_of
+from xtune.screen.words import STAGES, settings_of
+from xtune.search.records import Record, Stage
+from xtune.space.parameters import BARE, Configuration, Parameter
 
-Trace = dict[str, Any]
+GREY, ORANGE, BLUE, GREEN, PINK, YELLOW, RED = (
+    "#808790", "#d55e00", "#3490c8", "#009e73", "#cc79a7", "#c9a400", "#dc4a41",
+)  # fmt: skip
+"""Readable on white and on black; after Okabe and Ito (2008), whose colours colour-blind people
+tell apart."""
 
-WIDE_RANGE = 12.0
-"""Values further apart than this are shown on a logarithmic axis."""
+CONTESTANT_COLOURS = (GREY, ORANGE, BLUE, GREEN, PINK, YELLOW)
 
-COLOURS = ("@bare", "@one", "@two", "@three", "@four", "@five")
-SYMBOLS = ("square", "diamond", "circle", "triangle-up", "triangle-down", "star")
-"""Of the contestants, the bare command first."""
+MAX_LINEAR_RANGE = 12.0
+"""Ratio of the largest to the smallest value above which an axis is logarithmic."""
+
+MIN_SAMPLES = 8
+"""Raw samples of a launch from which on their distribution is drawn."""
+
+MAX_BOXES = 48
+MAX_COORDINATES = 8
+MAX_LINES = 300
+MAX_TEXT = 90
+"""Characters of a setting that are shown when pointing at a launch."""
+
+_FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
 
 class Chart(NamedTuple):
-    """One chart and what it is called where it cannot be seen."""
+    """A chart of the page."""
 
     name: str
     label: str
-    """What it shows, in a sentence."""
-    data: list[Trace]
-    layout: dict[str, Any]
-    height: int
-    """In CSS pixels."""
-    width: int = 0
-    """Least, in CSS pixels; where the window has less, the chart scrolls within its frame."""
+    """What it shows, for screen readers."""
+    figure: go.Figure
+    min_width_px: int = 0
+    """In a narrower window the chart scrolls sideways."""
 
     def to_plain(self) -> dict[str, Any]:
-        return {"name": self.name, "data": self.data, "layout": self.layout}
+        plain = json.loads(self.figure.to_json())
+        plain["layout"].pop("template", None)  # the page's script has a light and a dark one
+        return {"name": self.name, "data": plain["data"], "layout": plain["layout"]}
 
 
-class Mark(NamedTuple):
-    """How a kind of launch is drawn."""
-
-    words: str
-    symbol: str
-    colour: str
-
-
-BARE_MARK = Mark("the bare command", "square", "@bare")
-BARE_FINAL_MARK = Mark("the bare command in the final", "square-open", "@bare")
-MARKS = {
-    Stage.BASELINE: BARE_MARK,
-    Stage.CONTROL: Mark("again, as a control", "cross", "@bare"),
-    Stage.SEED: Mark("worth trying first", "triangle-up", "@three"),
-    Stage.RACE: Mark("raced", "circle", "@two"),
-    Stage.SEARCH: Mark("searched", "circle", "@two"),
-    Stage.ABLATION: Mark("the best without some of its changes", "triangle-down", "@two"),
-    Stage.FINAL: Mark("a finalist in the final", "diamond", "@one"),
-}
-FAILED_MARK = Mark("failed", "x", "@bad")
-CUT_MARK = Mark("ended early, being behind", "line-ns-open", "@muted")
+def charts_of(
+    findings: Findings, people: Sequence[Contestant], found: Importance
+) -> dict[str, Chart | None]:
+    """The charts by name; None for those without data."""
+    return {
+        "ratios": ratio_chart(findings, people),
+        "pairs": pair_chart(findings, people),
+        "distributions": distribution_chart(findings, people),
+        "samples": sample_chart(findings, people),
+        "history": history_chart(findings),
+        "configurations": configuration_chart(findings, [row.name for row in found.settings]),
+        "importance": importance_chart(found),
+        "front": front_chart(findings),
+    }
 
 
 def text(*lines: str) -> str:
-    """Lines for plotly, which takes markup for what it is."""
-    return "<br>".join([str(escape(line)) for line in lines if line])
+    """Lines for plotly, with markup escaped."""
+    return "<br>".join([html.escape(printable(line)) for line in lines if line])
 
 
-def mark_of(stage: Stage, launch: Launch) -> Mark:
-    """How a launch is drawn."""
-    if launch.outcome is Outcome.CUT:
-        return CUT_MARK
-    if launch.value is None:
-        return FAILED_MARK
-    if stage is Stage.FINAL and launch.configuration == BARE:
-        return BARE_FINAL_MARK
-    return MARKS[stage]
+def printable(told: str) -> str:
+    """Text with what HTML or UTF-8 cannot hold written as escapes. **Ex.:** ``\\x1b[31m``."""
+    return _FORBIDDEN.sub(lambda found: repr(found[0])[1:-1], told)
 
 
-def history(findings: Findings) -> tuple[Chart, tuple[Mark, ...]]:
-    """Every launch in order, and the kinds of launches that there are."""
-    quantity = objective_quantity(findings.objective)
-    groups: dict[Mark, list[tuple[int, float | None, str]]] = {}
-    for at, record in enumerate(findings.records, start=1):
-        launch = record.launch
-        assert launch is not None
-        mark = mark_of(record.step.stage, launch)
-        value = launch.value if mark not in (CUT_MARK, FAILED_MARK) else None
-        told = _told(findings, at, record.step.stage, launch, record.step.origin)
-        groups.setdefault(mark, []).append((at, value, told))
-    data: list[Trace] = [_bare_line(findings), _best_line(findings)]
-    for mark in (*dict.fromkeys(MARKS.values()), BARE_FINAL_MARK, CUT_MARK, FAILED_MARK):
-        rows = groups.get(mark, [])
-        if not rows:
-            continue
-        without = mark in (CUT_MARK, FAILED_MARK)
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "x": [row[0] for row in rows],
-                "y": [0.5 if without else row[1] for row in rows],
-                "yaxis": "y2" if without else "y",
-                "hovertext": [row[2] for row in rows],
-                "hoverinfo": "text",
-                "marker": marker(mark.symbol, mark.colour, 8 if without else 9),
-            }
-        )
-    has_strip = CUT_MARK in groups or FAILED_MARK in groups
-    seen = [launch.value for launch in findings.launches]
-    layout = {
-        "xaxis": {"title": {"text": "launch"}, "rangemode": "tozero", "anchor": "y2"},
-        "yaxis": {
-            "title": {"text": text(quantity.axis)},
-            "domain": [0.1 if has_strip else 0, 1],
-            **scale(seen),
-        },
-        "yaxis2": {
-            "domain": [0, 0.06 if has_strip else 0.001],
-            "range": [0, 1],
-            "fixedrange": True,
-            "showgrid": False,
-            "zeroline": False,
-            "showticklabels": has_strip,
-            "tickvals": [0.5],
-            "ticktext": ["no value"],
-        },
-        "hovermode": "closest",
-    }
-    label = f"Every launch in order, and the best so far; {quantity.better}"
-    chart = Chart("history", label, data, layout, 400)
-    return chart, tuple([mark for mark in (*MARKS.values(), BARE_FINAL_MARK, CUT_MARK, FAILED_MARK)
-                         if mark in groups])  # fmt: skip
-
-
-def _told(findings: Findings, at: int, stage: Stage, launch: Launch, origin: str) -> str:
-    quantity = objective_quantity(findings.objective)
-    head = f"launch {at}: {quantity.of(launch.value)}" if launch.value is not None else (
-        f"launch {at}: {launch.outcome.value}"
-    )  # fmt: skip
-    why = STAGES[stage] + (f" ({origin})" if origin and launch.configuration != BARE else "")
-    broken = ""
-    if launch.value is not None and not findings.objective.is_feasible(launch):
-        broken = "breaks what is required"
-    return text(head, why, *_settings_lines(findings, launch), broken)
-
-
-def _settings_lines(findings: Findings, launch: Launch) -> list[str]:
-    told = settings(launch.configuration, findings.space)
-    return [line if len(line) <= 90 else f"{line[:89]}…" for line in told.split(", ")[:16]]
-
-
-def _bare_line(findings: Findings) -> Trace:
+def ratio_chart(findings: Findings, people: Sequence[Contestant]) -> Chart | None:
+    """The finalists' ratios with their confidence intervals."""
     rows = [
-        (at, launch.value)
-        for at, launch in enumerate(findings.launches, start=1)
-        if launch.configuration == BARE and launch.value is not None
+        (person.name, interval)
+        for person in people
+        for row in findings.verdict.standings
+        if row.contender.configuration == person.configuration
+        and (interval := row.interval) is not None
     ]
-    return _line(rows, {"color": "@bare", "width": 1, "dash": "dot"})
-
-
-def _best_line(findings: Findings) -> Trace:
-    rows = [(at, best) for at, best in enumerate(best_so_far(findings), 1) if best is not None]
-    return _line(rows, {"color": "@best", "width": 1.5, "shape": "hv"})
-
-
-def _line(rows: Sequence[tuple[int, float]], look: dict[str, Any]) -> Trace:
-    """Through values by the number of their launch."""
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "x": [row[0] for row in rows],
-        "y": [row[1] for row in rows],
-        "hoverinfo": "skip",
-        "line": look,
-    }
-
-
-def pairs(findings: Findings, people: Sequence[Contestant]) -> Chart | None:
-    """The ratio of each pair of the final, block by block; None without one."""
-    names = {one.configuration: one for one in people}
-    standings = [row for row in findings.verdict.standings if row.contender.configuration in names]
-    data: list[Trace] = []
-    for row in standings:
-        person = names[row.contender.configuration]
-        place = people.index(person)
-        points = [
-            (block, math.exp(log))
-            for block, log in enumerate(row.contender.log_ratios, start=1)
-            if log is not None
-        ]
-        if not points:
-            continue
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "lines+markers",
-                "x": [point[0] for point in points],
-                "y": [brief(point[1]) for point in points],
-                "hovertext": [
-                    text(f"{person.name}, block {block}: {ratio(value)}", person.told)
-                    for block, value in points
-                ],
-                "hoverinfo": "text",
-                "line": {"color": COLOURS[place], "width": 1, "dash": "dot"},
-                "marker": marker(SYMBOLS[place], COLOURS[place], 10),
-            }
-        )
-    if not data:
-        return None
-    layout = {
-        "xaxis": {"title": {"text": "block of the final"}, "dtick": 1, "zeroline": False},
-        "yaxis": {
-            "title": {"text": "times the bare command"},
-            **scale([value for trace in data for value in trace["y"]] + [1.0]),
-        },
-        "shapes": [_level_line(1.0)],
-        "hovermode": "closest",
-    }
-    label = "How many times as good as the bare command each finalist was, block by block"
-    return Chart("pairs", label, data, layout, 320)
-
-
-def importance(found: Importance) -> Chart | None:
-    """The share of each setting, with its interval; None where nothing can be said."""
-    rows = [row for row in found.settings if row.effects][::-1]
     if not rows:
         return None
-    data: list[Trace] = [
-        {
-            "type": "bar",
-            "orientation": "h",
-            "x": [round(row.share, 4) for row in rows],
-            "y": [text(row.name) for row in rows],
-            "hovertext": [
-                text(
-                    f"{row.name}: {percent(row.share)} of the differences",
-                    f"{percent(row.share_low)} to {percent(row.share_high)} with 95 % confidence",
-                )
-                for row in rows
-            ],
-            "hoverinfo": "text",
-            "width": 0.55,
-            "marker": {
-                "color": ["@one" if row.matters else "@faint" for row in rows],
-                "line": {"color": "@one", "width": 1},
-            },
-            "error_x": {
-                "type": "data",
-                "symmetric": False,
-                "array": [round(row.share_high - row.share, 4) for row in rows],
-                "arrayminus": [round(row.share - row.share_low, 4) for row in rows],
-                "color": "@ink",
-                "thickness": 1.2,
-                "width": 5,
-            },
-        }
-    ]
-    layout = {
-        "xaxis": {
-            "title": {"text": "share of the differences between configurations"},
-            "tickformat": ".0%",
-            "range": [0, min(1.0, max(row.share_high for row in rows) * 1.08 + 0.02)],
-            "fixedrange": True,
-        },
-        "yaxis": {"automargin": True, "fixedrange": True, "type": "category", "showgrid": False},
-        "hovermode": "closest",
-    }
-    label = "How much of the differences each setting accounts for"
-    return Chart("importance", label, data, layout, 110 + 36 * len(rows))
-
-
-def front(findings: Findings, points: Sequence[Point], other: Quantity) -> Chart:
-    """Two goals against each other, what is on the front joined."""
-    quantity = objective_quantity(findings.objective)
-    kinds = (
-        (Place.DOMINATED, "circle-open", "@muted"),
-        (Place.MAYBE_DOMINATED, "circle", "@faint"),
-        (Place.FRONT, "diamond", "@one"),
+    trace = go.Scatter(
+        x=[interval.estimate for _, interval in rows],
+        y=[name for name, _ in rows],
+        mode="markers",
+        marker={"size": 11, "color": ORANGE},
+        error_x=_error_bars([Estimate(one.estimate, one.low, one.high) for _, one in rows]),
+        hovertext=[
+            f"{name}: {number(one.estimate)}, {number(one.low)} to {number(one.high)}"
+            for name, one in rows
+        ],
+        hoverinfo="text",
     )
-    data: list[Trace] = []
-    for place, symbol, colour in kinds:
-        rows = [point for point in points if point.place is place]
-        if not rows:
-            continue
+    ends = [end for _, one in rows for end in (one.low, one.high)] + [1.0]
+    figure = _figure(
+        [trace],
+        height=110 + 34 * len(rows),
+        xaxis={"title": "times as good as the bare command", **scale(ends)},
+        yaxis={"type": "category", "autorange": "reversed"},
+    )
+    figure.add_vline(1.0, line={"width": 1, "color": GREY, "dash": "dash"})
+    return Chart("ratios", "The ratio of each finalist with its interval", figure)
+
+
+def pair_chart(findings: Findings, people: Sequence[Contestant]) -> Chart | None:
+    """The ratio of each pair of launches in the final, block by block."""
+    names = {one.configuration: one.name for one in people}
+    colours = {
+        one.configuration: colour for one, colour in zip(people, CONTESTANT_COLOURS, strict=False)
+    }
+    data = []
+    seen = [1.0]
+    for row in findings.verdict.standings:
+        contender = row.contender
+        points = [
+            (block, math.exp(log))
+            for block, log in enumerate(contender.log_ratios, start=1)
+            if log is not None
+        ]
+        if contender.configuration in names and points:
+            name, colour = names[contender.configuration], colours[contender.configuration]
+            ratios = [value for _, value in points]
+            seen += ratios
+            data.append(
+                go.Scatter(
+                    x=[block for block, _ in points],
+                    y=ratios,
+                    name=name,
+                    mode="lines+markers",
+                    line={"color": colour, "width": 1, "dash": "dot"},
+                    marker={"size": 9},
+                    hovertext=[f"{name}, block {at}: {number(value)}" for at, value in points],
+                    hoverinfo="text",
+                )
+            )
+    if not data:
+        return None
+    figure = _figure(
+        data,
+        height=320,
+        xaxis={"title": "block of the final", "dtick": 1},
+        yaxis={"title": "times the bare command", **scale(seen)},
+    )
+    figure.add_hline(1.0, line={"width": 1, "color": GREY, "dash": "dash"})
+    return Chart("pairs", "The ratio of each finalist to the bare command, block by block", figure)
+
+
+def distribution_chart(findings: Findings, people: Sequence[Contestant]) -> Chart:
+    """The values of each contestant's launches."""
+    quantity = objective_quantity(findings.objective)
+    names = {one.configuration: one.name for one in people}
+    rows = [
+        (at, names[record.launch.configuration], record.step.stage is Stage.FINAL, record.launch.value)
+        for at, record in enumerate(findings.records, start=1)
+        if record.launch is not None
+        and record.launch.configuration in names
+        and record.launch.value is not None
+    ]  # fmt: skip
+    data = []
+    for name, in_final, colour in (("before the final", False, GREY), ("final", True, ORANGE)):
+        mine = [row for row in rows if row[2] is in_final]
+        if mine:
+            data.append(
+                go.Box(
+                    x=[row[1] for row in mine],
+                    y=[row[3] for row in mine],
+                    name=name,
+                    boxpoints="all",
+                    jitter=0.4,
+                    pointpos=0,
+                    marker={"color": colour, "size": 7},
+                    line={"width": 1},
+                    hovertext=[
+                        text(f"launch {at}: {quantity.of(value)}") for at, _, _, value in mine
+                    ],
+                    hoverinfo="text",
+                )
+            )
+    figure = _figure(
+        data,
+        height=360,
+        boxmode="group",
+        xaxis={"type": "category"},
+        yaxis={"title": text(quantity.axis), **scale([row[3] for row in rows])},
+    )
+    return Chart("distributions", f"The launches of each contestant; {quantity.better}", figure)
+
+
+def sample_chart(findings: Findings, people: Sequence[Contestant]) -> Chart | None:
+    """The quartiles and extremes of the samples in each launch of the contestants."""
+    if findings.objective.metric == WALL:
+        return None
+    quantity, name = objective_quantity(findings.objective), name_of(findings.objective.metric)
+    places = {person.configuration: place for place, person in enumerate(people)}
+    rows = [
+        (places[launch.configuration], at, values)
+        for at, launch in enumerate(findings.launches, start=1)
+        if launch.configuration in places and len(values := _samples(launch, name)) >= MIN_SAMPLES
+    ]
+    # Of many launches, those of the first contestants, and of these the latest.
+    limit = len(people)
+    while len(rows) > MAX_BOXES and limit > 2:
+        limit -= 1
+        rows = [row for row in rows if row[0] < limit]
+    rows = sorted(rows[-MAX_BOXES:], key=lambda row: row[:2])
+    if not rows:
+        return None
+    data = []
+    for place in dict.fromkeys(row[0] for row in rows):
+        mine = [row for row in rows if row[0] == place]
+        quartiles = [statistics.quantiles(values, method="inclusive") for _, _, values in mine]
         data.append(
-            {
-                "type": "scatter",
-                "mode": "lines+markers" if place is Place.FRONT else "markers",
-                "x": [brief(row.first.value) for row in rows],
-                "y": [brief(row.other.value) for row in rows],
-                "hovertext": [
-                    text(
-                        f"{quantity.of(row.first.value)}, {other.of(row.other.value)}: {place.value}",
-                        *settings(row.configuration, findings.space).split(", "),
-                    )
-                    for row in rows
-                ],
-                "hoverinfo": "text",
-                "line": {"color": colour, "width": 1, "dash": "dot"},
-                "marker": marker(symbol, colour, 10),
-                **_errors(rows, colour),
-            }
+            go.Box(
+                x=[f"{people[place].name}<br>{at}" for _, at, _ in mine],
+                q1=[one[0] for one in quartiles],
+                median=[one[1] for one in quartiles],
+                q3=[one[2] for one in quartiles],
+                lowerfence=[min(values) for _, _, values in mine],
+                upperfence=[max(values) for _, _, values in mine],
+                line={"color": CONTESTANT_COLOURS[place], "width": 1},
+                showlegend=False,
+            )
         )
-    layout = {
-        "xaxis": {
-            "title": {"text": text(f"{quantity.axis}, {quantity.better}")},
+    figure = _figure(
+        data,
+        height=360,
+        xaxis={"title": "launch", "type": "category", "tickangle": 0},
+        yaxis={
+            "title": text(quantity.axis),
+            **scale([value for _, _, values in rows for value in values]),
+        },
+    )
+    label = "The raw samples of each launch: median, quartiles and extremes"
+    return Chart("samples", label, figure, min_width_px=min(1800, 110 + 34 * len(rows)))
+
+
+def history_chart(findings: Findings) -> Chart:
+    """Every launch in order, and the best value so far."""
+    quantity = objective_quantity(findings.objective)
+    groups: dict[tuple[str, str, str], list[tuple[int, float | None, str]]] = {}
+    for at, record in enumerate(findings.records, start=1):
+        assert record.launch is not None
+        row = at, record.launch.value, _history_hover(findings, at, record, record.launch)
+        groups.setdefault(_look(record.step.stage, record.launch), []).append(row)
+    best = [(at, value) for at, value in enumerate(best_so_far(findings), 1) if value is not None]
+    data = [
+        go.Scatter(
+            x=[at for at, _ in best],
+            y=[value for _, value in best],
+            name="best so far",
+            mode="lines",
+            line={"color": GREY, "width": 1.5, "shape": "hv"},
+            hoverinfo="skip",
+        )
+    ]
+    for (name, symbol, colour), rows in groups.items():
+        has_value = rows[0][1] is not None
+        data.append(
+            go.Scatter(
+                x=[row[0] for row in rows],
+                y=[row[1] if has_value else 0.5 for row in rows],
+                yaxis="y" if has_value else "y2",
+                name=name,
+                mode="markers",
+                marker={"symbol": symbol, "color": colour, "size": 9},
+                hovertext=[row[2] for row in rows],
+                hoverinfo="text",
+            )
+        )
+    figure = _figure(
+        data,
+        height=430,
+        xaxis={"title": "launch", "rangemode": "tozero"},
+        yaxis={
+            "title": text(quantity.axis),
+            **scale([launch.value for launch in findings.launches]),
+        },
+    )
+    if any(launch.value is None for launch in findings.launches):
+        strip = {"showgrid": False, "zeroline": False, "tickvals": [0.5], "ticktext": ["no value"]}
+        figure.update_layout(
+            xaxis={"anchor": "y2"},
+            yaxis={"domain": [0.1, 1]},
+            yaxis2={"domain": [0, 0.06], "range": [0, 1], "fixedrange": True, **strip},
+        )
+    return Chart("history", f"Every launch in order; {quantity.better}", figure)
+
+
+def configuration_chart(findings: Findings, ranking: Sequence[str]) -> Chart | None:
+    """The configurations with their medians as parallel coordinates; None for fewer than two.
+
+    ranking
+        Names of settings, the most important one first.
+    """
+    quantity, sign = objective_quantity(findings.objective), findings.objective.sign
+    medians = median_values(findings)
+    if len(medians) < 2:
+        return None
+    best = sorted(medians, key=lambda one: -sign * medians[one])[:MAX_LINES]
+    varied = [
+        one for one in findings.space.parameters if len({each[one.name] for each in best}) > 1
+    ]
+    places = {name: at for at, name in enumerate(ranking)}
+    varied.sort(key=lambda one: places.get(one.name, len(places)))
+    values = [medians[one] for one in best]
+    ends = [min(values), max(values)]
+    dimensions = [_coordinate(one, best) for one in varied[:MAX_COORDINATES]]
+    dimensions.append(
+        {"label": text(quantity.axis), "values": values, "range": ends[:: int(sign)] if ends[0] < ends[1] else None}
+    )  # fmt: skip
+    trace = go.Parcoords(
+        dimensions=dimensions,
+        line={
+            "color": values,
+            "colorscale": [[0.0, "#b4bac1"], [1.0, ORANGE]],
+            "reversescale": sign < 0,
+        },
+        labelangle=-12,
+    )
+    figure = _figure([trace], height=440, margin={"l": 90, "r": 70, "t": 80, "b": 20})
+    label = "Every configuration as a line across its settings to its median"
+    return Chart("configurations", label, figure, min_width_px=140 + 110 * len(dimensions))
+
+
+def median_values(findings: Findings) -> dict[Configuration, float]:
+    """The median of each configuration with a finite value; the bare command is left out."""
+    groups: dict[Configuration, list[float]] = {}
+    for launch in findings.launches:
+        value = launch.value
+        if launch.configuration != BARE and value is not None and math.isfinite(value):
+            groups.setdefault(findings.space.complete(launch.configuration), []).append(value)
+    return {one: statistics.median(values) for one, values in groups.items()}
+
+
+def importance_chart(found: Importance) -> Chart | None:
+    """The share of each setting with its confidence interval; None if nothing is known."""
+    rows = [row for row in found.settings if row.effects]
+    if not rows:
+        return None
+    data = [
+        go.Bar(
+            x=[row.share for row in mine],
+            y=[text(row.name) for row in mine],
+            name=name,
+            orientation="h",
+            marker={"color": colour},
+            error_x=_error_bars([Estimate(row.share, row.share_low, row.share_high) for row in mine]),
+            hovertext=[
+                text(f"{row.name}: {percent(row.share)}, {percent(row.share_low)} to {percent(row.share_high)}")
+                for row in mine
+            ],
+            hoverinfo="text",
+        )
+        for name, colour, matters in (("matters", ORANGE, True), ("may be chance", GREY, False))
+        if (mine := [row for row in rows if row.matters is matters])
+    ]  # fmt: skip
+    figure = _figure(
+        data,
+        height=130 + 34 * len(rows),
+        xaxis={"title": "share of the differences between configurations", "tickformat": ".0%"},
+        yaxis={
+            "type": "category",
+            "autorange": "reversed",
+            "categoryarray": [text(row.name) for row in rows],
+        },
+    )
+    return Chart("importance", "The share of the differences that each setting explains", figure)
+
+
+def front_chart(findings: Findings) -> Chart | None:
+    """The configurations by both goals; None without a second goal or without values of both."""
+    if findings.second is None:
+        return None
+    first = objective_quantity(findings.objective)
+    other = quantity_of(findings.second.metric, findings.second.goal)
+    points = front_of(findings.launches, findings.objective, findings.second)
+    if not points:
+        return None
+    data = []
+    for place, name, symbol, colour in (
+        (Place.DOMINATED, "surely behind", "circle-open", GREY),
+        (Place.MAYBE_DOMINATED, "probably behind", "circle", GREY),
+        (Place.FRONT, "front", "diamond", ORANGE),
+    ):
+        rows = [point for point in points if point.place is place]
+        if rows:
+            data.append(
+                go.Scatter(
+                    x=[row.first.value for row in rows],
+                    y=[row.other.value for row in rows],
+                    name=name,
+                    mode="lines+markers" if place is Place.FRONT else "markers",
+                    line={"width": 1, "dash": "dot"},
+                    marker={"symbol": symbol, "color": colour, "size": 10},
+                    error_x=_error_bars([row.first for row in rows]),
+                    error_y=_error_bars([row.other for row in rows]),
+                    hovertext=[
+                        text(
+                            f"{first.of(row.first.value)}, {other.of(row.other.value)}",
+                            *settings_of(row.configuration, findings.space),
+                        )
+                        for row in rows
+                    ],
+                    hoverinfo="text",
+                )
+            )
+    figure = _figure(
+        data,
+        height=400,
+        xaxis={
+            "title": text(f"{first.axis}, {first.better}"),
             **scale([row.first.value for row in points]),
         },
-        "yaxis": {
-            "title": {"text": text(f"{other.axis}, {other.better}")},
+        yaxis={
+            "title": text(f"{other.axis}, {other.better}"),
             **scale([row.other.value for row in points]),
         },
-        "hovermode": "closest",
-    }
-    return Chart("front", "The two goals against each other", data, layout, 380)
-
-
-def _errors(rows: Sequence[Point], colour: str) -> Trace:
-    def bars(which: str) -> Trace:
-        estimates = [getattr(row, which) for row in rows]
-        return {
-            "type": "data",
-            "symmetric": False,
-            "array": [brief(one.high - one.value) for one in estimates],
-            "arrayminus": [brief(one.value - one.low) for one in estimates],
-            "color": colour,
-            "thickness": 1,
-            "width": 0,
-        }
-
-    return {"error_x": bars("first"), "error_y": bars("other")}
+    )
+    return Chart("front", "The configurations by both goals", figure)
 
 
 def scale(values: Sequence[float | None]) -> dict[str, Any]:
-    """An axis for these values: logarithmic where they lie far apart."""
+    """The axis for these values: logarithmic if they lie far apart."""
     found = [value for value in values if value is not None and math.isfinite(value)]
-    positive = bool(found) and min(found) > 0
-    if positive and max(found) / min(found) > WIDE_RANGE:
-        ticks = list(_log_ticks(min(found), max(found)))
-        return {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}
-    return {"automargin": True, "zeroline": False}
+    if found and min(found) > 0 and max(found) / min(found) > MAX_LINEAR_RANGE:
+        return {"type": "log"}
+    return {"tickformat": ","}
 
 
-def _log_ticks(low: float, high: float) -> Iterator[float]:
-    """1, 2 and 5 of each power of ten in a range; 1 alone where that makes too many."""
-    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    for power in range(first, last + 1):
-        for digit in (1, 2, 5) if last - first <= 4 else (1,):
-            tick = float(f"{digit}e{power}")
-            if 0.5 * low <= tick <= 2.0 * high:
-                yield tick
+def _figure(data: Sequence[Any], *, height: int, **layout: Any) -> go.Figure:
+    common = {
+        "hovermode": "closest",
+        "legend": {"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0},
+        "margin": {"l": 60, "r": 16, "t": 36, "b": 48},
+    }
+    return go.Figure(data, {**common, "height": height, **layout})
 
 
-def _level_line(at: float) -> dict[str, Any]:
+def _error_bars(rows: Sequence[Estimate]) -> dict[str, Any]:
     return {
-        "type": "line",
-        "xref": "paper",
-        "x0": 0,
-        "x1": 1,
-        "y0": at,
-        "y1": at,
-        "line": {"color": "@ink", "width": 1},
-        "layer": "below",
+        "type": "data",
+        "symmetric": False,
+        "array": [one.high - one.value for one in rows],
+        "arrayminus": [one.value - one.low for one in rows],
+        "thickness": 1.5,
+        "width": 4,
     }
 
 
-def marker(symbol: str, colour: str, size: int) -> Trace:
-    """A point: filled with a thin edge, or hollow."""
-    is_line = symbol.endswith("-open")
-    outline = {"color": colour if is_line else "@surface", "width": 1.5 if is_line else 1}
-    return {"symbol": symbol, "color": colour, "size": size, "line": outline}
+_LOOKS: dict[Stage, tuple[str, str]] = {
+    Stage.BASELINE: ("square", GREY),
+    Stage.CONTROL: ("cross", GREY),
+    Stage.SEED: ("triangle-up", GREEN),
+    Stage.RACE: ("circle", BLUE),
+    Stage.SEARCH: ("circle", BLUE),
+    Stage.ABLATION: ("triangle-down", BLUE),
+    Stage.FINAL: ("diamond", ORANGE),
+}
 
 
-def brief(value: float) -> float:
-    """Six digits: more than anybody sees, and the page is shorter."""
-    return float(f"{value:.6g}")
+def _look(stage: Stage, launch: Launch) -> tuple[str, str, str]:
+    """The name, symbol and colour of a launch in the history."""
+    if launch.outcome is Outcome.CUT:
+        return "ended early, behind", "line-ns-open", GREY
+    if launch.value is None:
+        return "failed", "x", RED
+    if stage is Stage.FINAL and launch.configuration == BARE:
+        return "final: the bare command", "square-open", GREY
+    if stage is Stage.FINAL:
+        return "final: a finalist", *_LOOKS[stage]
+    return STAGES[stage], *_LOOKS[stage]
+
+
+def _history_hover(findings: Findings, at: int, record: Record, launch: Launch) -> str:
+    quantity = objective_quantity(findings.objective)
+    value = launch.outcome.value if launch.value is None else quantity.of(launch.value)
+    told = settings_of(launch.configuration, findings.space)[:16]
+    is_broken = launch.value is not None and not findings.objective.is_feasible(launch)
+    return text(
+        f"launch {at}: {value}",
+        record.step.origin or STAGES[record.step.stage],
+        *[line if len(line) <= MAX_TEXT else f"{line[: MAX_TEXT - 1]}…" for line in told],
+        "breaks a requirement" if is_broken else "",
+    )
+
+
+def _coordinate(parameter: Parameter, shown: Sequence[Configuration]) -> dict[str, Any]:
+    """One axis of the parallel coordinates; an asterisk marks the default."""
+    names = [
+        text(_short(str(value))) + (" *" if value == parameter.default else "")
+        for value in parameter.values
+    ]
+    places: Callable[[Any], int] = parameter.values.index
+    return {
+        "label": text(_short(parameter.name)),
+        "values": [places(one[parameter.name]) for one in shown],
+        "tickvals": list(range(len(names))),
+        "ticktext": names,
+        "range": [-0.3, len(names) - 0.7],
+    }
+
+
+def _short(told: str, limit: int = 18) -> str:
+    return told if len(told) <= limit else f"{told[: limit - 1]}…"
+
+
+def _samples(launch: Launch, name: str) -> list[float]:
+    return [
+        value
+        for series in launch.series
+        if series.metric == name
+        for value in series.values
+        if math.isfinite(value)
+    ]

@@ -1,135 +1,252 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page in one file: style, sections, charts and plotly's script, and nothing from elsewhere.
+"""The page as one file, with its style, data and scripts inside.
 
-A policy in its head (Content Security Policy level 3) lets the two scripts of the page run and no
-other, and lets nothing be fetched: what a user's text might smuggle in would do nothing.
+Its Content Security Policy (level 3) allows the page's two scripts by their hashes and no fetching,
+so markup that got past the escaping could still do nothing.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import math
+import shlex
+from collections.abc import Sequence
 from importlib import import_module
-from importlib.resources import files
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from xlaunch.errors import UsageError
+from xlaunch.cli.machine_drawing import draw_machine
+from xlaunch.environment.variables import Setting
+from xlaunch.errors import UsageError, XLaunchError
+from xlaunch.machine.cpu_list import format_cpu_list
+from xlaunch.planning.plan import Plan
+from xlaunch.planning.rendering import numactl_line, render_plan
+from xtune.evidence.fronts import front_of
 from xtune.evidence.importance import importance_of
-from xtune.page.findings import Findings, contestants
-from xtune.page.machine_sections import (
-    machine_section,
-    plan_section,
-    space_section,
-    versions_section,
-)
-from xtune.page.markup import Markup, element, join, script_json
-from xtune.page.parts import Section
-from xtune.page.search_sections import (
-    configurations_section,
-    failures_section,
-    front_section,
-    history_section,
-    importance_section,
-)
-from xtune.page.verdict_sections import (
-    HEADLINES,
-    decision_section,
-    distributions_section,
-    header,
-    verdict_section,
-    warnings_section,
+from xtune.evidence.pareto import Place
+from xtune.evidence.verdicts import Kind, Standing
+from xtune.measurement.launches import Outcome
+from xtune.page.cautions import warnings_of
+from xtune.page.findings import Findings, contestants, failures
+from xtune.screen import quantities
+from xtune.screen.words import aim, settings_of
+from xtune.space.installed import PROGRAM, SYSTEM, TUNER, Installed, installed
+from xtune.space.parameters import BARE, Configuration, Where
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+HEADLINES = {
+    Kind.GAIN: "Gain",
+    Kind.NO_GAIN: "No gain: keep the default",
+    Kind.INCONCLUSIVE: "Inconclusive: nothing is shown yet",
+}
+
+WHERE = {
+    Where.OPTION: "option of xlaunch",
+    Where.VARIABLE: "environment variable",
+    Where.PROGRAM: "parameter of the program",
+}
+
+GROUPS = {TUNER: "Tuner", PROGRAM: "Program", SYSTEM: "System"}
+
+FILTERS = (
+    quantities.counted,
+    quantities.duration,
+    quantities.launches,
+    quantities.number,
+    quantities.percent,
+    quantities.size,
+    quantities.spans,
 )
 
 
-def plotly_script() -> str:
-    """Plotly's script, as its package carries it. Raises `UsageError` without the package."""
+class Placement(NamedTuple):
+    """How the winner is started, and where it runs."""
+
+    plan: Plan
+    settings: Sequence[Setting]
+    """Of the first instance; those of the others differ in index, CPUs and file names."""
+    drawing: str
+    words: str
+
+
+def require_libraries() -> str:
+    """Plotly's script. Raises `UsageError` if plotly or Jinja2 cannot be imported."""
     try:
-        plotly = import_module("plotly.offline")  # without types, and not there for every checker
+        import_module("jinja2")
+        plotly = import_module("plotly.offline")  # has no types
     except ImportError as error:
         raise UsageError(
-            f"the charts of a page need plotly, which cannot be imported ({error}): "
-            "pip install plotly"
+            f"the page needs plotly and Jinja2 ({error}): pip install plotly Jinja2"
         ) from None
-    # A browser reads one kind of line end; and what ends a script element, should a version hold that.
+    # A hash is of the text as the browser reads it, with one kind of line end.
     text = str(plotly.get_plotlyjs()).replace("\r\n", "\n").replace("\r", "\n")
     return text.replace("</script", "<\\/script").replace("<!--", "<\\!--")
 
 
-def sections_of(findings: Findings) -> tuple[Section, ...]:
-    """All parts of the page, in order."""
-    people = contestants(findings)
-    found = importance_of(findings.launches, findings.space.parameters, findings.objective)
-    second = findings.second
-    return (
-        verdict_section(findings),
-        warnings_section(findings),
-        decision_section(findings, people),
-        distributions_section(findings, people),
-        history_section(findings),
-        configurations_section(findings, found),
-        importance_section(findings, found),
-        *([] if second is None else [front_section(findings, second)]),
-        failures_section(findings),
-        machine_section(findings),
-        plan_section(findings),
-        space_section(findings),
-        versions_section(findings),
-    )
-
-
-def page(findings: Findings, plotly: str) -> str:
+def render_page(findings: Findings, plotly: str) -> str:
     """The whole file.
 
     plotly
-        As `plotly_script` gives it.
+        Plotly's script, from `require_libraries`.
     """
-    sections = sections_of(findings)
-    style = _own("page.css")
-    script = _own("page.js")
-    charts = [chart.to_plain() for section in sections for chart in section.charts]
+    from markupsafe import Markup
+
+    from xtune.page.charts import charts_of, median_values
+
+    def pieces(configuration: Configuration) -> list[str]:
+        return settings_of(configuration, findings.space)
+
+    environment = page_environment()
+    people = contestants(findings)
+    importance = importance_of(findings.launches, findings.space.parameters, findings.objective)
+    charts = charts_of(findings, people, importance)
+    script = _source(environment, "page.js")
     policy = (
         "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:;"
         f" script-src '{_digest(plotly)}' '{_digest(script)}'; base-uri 'none'; form-action 'none'"
     )
-    title = f"{HEADLINES[findings.verdict.kind][1]} - {findings.study} - xtune"
-    head = element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", http_equiv="Content-Security-Policy", content=policy),
-        element("meta", name_="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", name_="color-scheme", content="light dark"),
-        element("title", title),
-        element("style", Markup(style)),
+    second = findings.second
+    points = front_of(findings.launches, findings.objective, second) if second is not None else ()
+    page = environment.get_template("page.html").render(
+        BARE=BARE,
+        WHERE=WHERE,
+        ablations=findings.ablations,
+        aim=aim(findings.objective),
+        charts=charts,
+        charts_json=[chart.to_plain() for chart in charts.values() if chart is not None],
+        cpu_list=format_cpu_list,
+        cut=sum(launch.outcome is Outcome.CUT for launch in findings.launches),
+        drawing=str(draw_machine(findings.machine)),
+        failures=failures(findings),
+        findings=findings,
+        front=[point for point in points if point.place is Place.FRONT],
+        headline=HEADLINES[findings.verdict.kind],
+        importance=importance,
+        json_value=_json_value,
+        medians=median_values(findings),
+        names={one.configuration: one.name for one in people},
+        numactl_line=numactl_line,
+        other=None if second is None else quantities.quantity_of(second.metric, second.goal),
+        people=people,
+        period=_period(findings),
+        pieces=pieces,
+        placement=_placement(findings),
+        plotly=Markup(plotly),  # noqa: S704
+        points=points,
+        policy=policy,
+        promising=_promising(findings),
+        quantity=quantities.objective_quantity(findings.objective),
+        script=Markup(script),  # noqa: S704
+        sentence=_sentence,
+        standing_word=lambda row: _standing_word(findings, row),
+        style=Markup(_source(environment, "page.css")),  # noqa: S704
+        verdict=findings.verdict,
+        versions=_versions(findings),
+        warnings=warnings_of(findings),
     )
-    links = [element("a", section.title, href=f"#{section.name}") for section in sections]
-    body = element(
-        "body",
-        header(findings),
-        element("nav", join(*links), aria_label="Sections"),
-        element("main", join(*map(_section, sections))),
-        element("noscript", "The charts need JavaScript; the tables hold their numbers."),
-        element("script", script_json(charts), type="application/json", id="charts"),
-        element(
-            "script", script_json(dict(findings.plain)), type="application/json", id="verdict-json"
-        ),
-        element("script", Markup(plotly)),
-        element("script", Markup(script)),
+    return f"{page.strip()}\n"
+
+
+def page_environment() -> Environment:
+    """Jinja's environment: it escapes all values, and shows control characters as escapes."""
+    import jinja2
+    from markupsafe import Markup
+
+    from xtune.page.charts import printable
+
+    def finalize(value: Any) -> Any:
+        is_plain = isinstance(value, str) and not isinstance(value, Markup)
+        return printable(value) if is_plain else value
+
+    environment = jinja2.Environment(
+        autoescape=True,
+        finalize=finalize,
+        loader=jinja2.PackageLoader("xtune.page"),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
     )
-    return f"<!DOCTYPE html>\n{element('html', head, body, lang='en')}\n"
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
+    environment.filters |= {one.__name__: one for one in FILTERS}
+    return environment
 
 
-def _section(section: Section) -> Markup:
-    return element(
-        "section",
-        element("h2", section.title),
-        element("p", section.lead, klass="lead") if section.lead else None,
-        section.body,
-        id=section.name,
-    )
-
-
-def _own(name: str) -> str:
-    return files("xtune.page").joinpath(name).read_text(encoding="utf-8")
+def _source(environment: Environment, name: str) -> str:
+    assert environment.loader is not None
+    return environment.loader.get_source(environment, name)[0]
 
 
 def _digest(script: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}"
+
+
+def _json_value(value: float | None) -> str:
+    """A value as JSON, for programs that read the page; infinity has none."""
+    return "null" if value is None or not math.isfinite(value) else repr(value)
+
+
+def _sentence(told: str) -> str:
+    told = told[:1].upper() + told[1:]
+    return told if told.endswith((".", "!", "?")) else f"{told}."
+
+
+def _period(findings: Findings) -> str:
+    began_s = findings.launches[0].began_s
+    ended_s = max(launch.began_s + launch.secondary.wall_s for launch in findings.launches)
+    return quantities.period(began_s, ended_s)
+
+
+def _promising(findings: Findings) -> str:
+    """The command of a leader that is ahead of the bare command without proof; empty otherwise."""
+    verdict = findings.verdict
+    if verdict.best != BARE or verdict.leader is None or verdict.interval is None:
+        return ""
+    if verdict.interval.estimate <= 1.0:
+        return ""
+    return shlex.join(findings.resolver.command(verdict.leader))
+
+
+def _standing_word(findings: Findings, row: Standing) -> str:
+    contender, verdict = row.contender, findings.verdict
+    if contender.out:
+        return f"out: {contender.out}"
+    if contender.dropped:
+        return f"dropped: {contender.dropped}"
+    if verdict.kind is Kind.GAIN and contender.configuration == verdict.best:
+        return "wins"
+    if row.is_gain:
+        return "also a gain"
+    return "keeps what the default breaks" if row.keeps_more else "no gain shown"
+
+
+def _placement(findings: Findings) -> Placement | str:
+    """How the winner runs, or the reason why it cannot."""
+    shown, resolver, machine = findings.shown, findings.resolver, findings.machine
+    if shown == BARE:
+        return (
+            "The bare command runs without xlaunch: on any CPU that it may use, with the environment"
+            " that it inherits."
+        )
+    try:
+        plan = resolver.resolve(shown).plan
+        settings = resolver.environment(shown).settings
+    except XLaunchError as error:
+        return f"It cannot run on this machine in its present state: {error}"
+    return Placement(
+        plan,
+        settings[0],
+        str(draw_machine(machine, plan)),
+        render_plan(plan, machine, explain=True),
+    )
+
+
+def _versions(findings: Findings) -> dict[str, dict[str, str]]:
+    """What the latest launches were made with, or what is installed now if that was not kept."""
+    found: Installed = (
+        findings.made[-1].provenance.installed
+        if findings.made
+        else installed(findings.resolver.request(BARE))
+    )
+    return {title: dict(found[group]) for group, title in GROUPS.items() if found.get(group)}

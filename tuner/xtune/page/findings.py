@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All that a page tells of, and what follows from it without another launch."""
+"""What a study found, as the page shows it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from xtune.evidence.fronts import SecondGoal
 from xtune.evidence.verdicts import Verdict
 from xtune.measurement.launches import Launch, Outcome
 from xtune.measurement.objectives import Objective
-from xtune.screen.words import settings
 from xtune.search.ablation import Ablation, ablations_of
 from xtune.search.encoding import decode_final_plan
 from xtune.search.levels import Scale
@@ -24,36 +23,38 @@ from xtune.space.parameters import BARE, Configuration
 from xtune.space.resolution import Resolver
 from xtune.space.spaces import Space
 
-MOST_CONTESTANTS = 5
-"""Configurations beside the bare command that are shown next to each other."""
+MAX_CONTESTANTS = 5
+"""Configurations that are compared with the bare command in charts."""
 
 
 class Findings(NamedTuple):
-    """What a study has found."""
+    """What a study found."""
 
     study: str
-    """Its name."""
+    """The study's name."""
     subject: Subject
     verdict: Verdict
     records: tuple[Record, ...]
-    """Those that have ended; at least one."""
+    """Launches that have ended; at least one."""
     plain: Mapping[str, Any]
-    """What --json prints."""
+    """The output of --json."""
     words: tuple[str, ...]
-    """What is told on a terminal, a line each."""
+    """The lines that are printed on a terminal."""
     machine: Machine
     resolver: Resolver
     preset: str | None = None
-    """The file that holds the settings of what won."""
+    """The file with the winner's settings."""
     preset_text: str = ""
-    """What is in it, or would be; empty where there is nothing to set."""
+    """The preset's content; empty if it would set nothing."""
     second: SecondGoal | None = None
     ended: str = ""
-    """How the last search ended, as it was kept; empty where that is not known."""
-    folder: str = ""
-    """In which the program's words mean what they meant."""
+    """How the last search ended; empty if unknown."""
+    directory: str = ""
+    """The working directory of the launches."""
     made: tuple[Made, ...] = ()
-    """The launches by what they were made with, as far as that was kept."""
+    """The launches by program version and environment, as far as that was kept."""
+    resume: str = ""
+    """The command that continues the search."""
 
     @property
     def space(self) -> Space:
@@ -69,7 +70,7 @@ class Findings(NamedTuple):
 
     @property
     def shown(self) -> Configuration:
-        """What is worth looking at closely: the winner, else what is most promising, else BARE."""
+        """The winner, else the most promising finalist, else BARE."""
         verdict = self.verdict
         if verdict.best != BARE or verdict.leader is None:
             return verdict.best
@@ -77,20 +78,20 @@ class Findings(NamedTuple):
 
     @property
     def ablations(self) -> tuple[Ablation, ...]:
-        """The winner without one of its changes."""
+        """The winner without each of its changes."""
         scale = Scale(self.records, self.objective)
         return ablations_of(self.verdict.best, self.space, self.resolver.plan_hash, scale)
 
     @property
     def final_plan(self) -> FinalPlan | None:
-        """Of the last final; None before there was one."""
+        """The plan of the last final; None before the first."""
         for record in reversed(self.records):
             if record.step.stage is Stage.FINAL and "plan" in record.step.details:
                 return decode_final_plan(record.step.details["plan"])
         return None
 
     def values(self, configuration: Configuration) -> tuple[float, ...]:
-        """What the launches of a configuration came to, in order; those without a value left out."""
+        """The values of a configuration's launches, in order."""
         return tuple(
             [
                 launch.value
@@ -105,27 +106,24 @@ class Findings(NamedTuple):
 
 
 class Contestant(NamedTuple):
-    """A configuration with a short name, by which charts and tables speak of it."""
+    """A configuration with a short name for charts and tables."""
 
     name: str
     """``bare``, or a letter."""
     configuration: Configuration
-    told: str
-    """What it sets."""
 
 
 def contestants(findings: Findings) -> tuple[Contestant, ...]:
-    """The bare command, then the finalists, the best first; without a final the best that were seen."""
-    found = [Contestant("bare", BARE, settings(BARE, findings.space))]
+    """The bare command, then the finalists, best first; without a final the best launched ones."""
     chosen = [row.contender.configuration for row in findings.verdict.standings]
-    chosen = chosen or best_seen(findings)
-    for configuration, letter in zip(chosen[:MOST_CONTESTANTS], "ABCDE", strict=False):
-        found.append(Contestant(letter, configuration, settings(configuration, findings.space)))
-    return tuple(found)
+    chosen = (chosen or best_seen(findings))[:MAX_CONTESTANTS]
+    return tuple(
+        [Contestant(*one) for one in zip(("bare", *"ABCDE"), (BARE, *chosen), strict=False)]
+    )
 
 
 def best_seen(findings: Findings) -> list[Configuration]:
-    """The configurations that kept what is required, the one with the best median first."""
+    """The configurations that met all requirements, best median first."""
     objective = findings.objective
     groups: dict[Configuration, list[float]] = {}
     for launch in findings.launches:
@@ -136,7 +134,7 @@ def best_seen(findings: Findings) -> list[Configuration]:
 
 
 def best_so_far(findings: Findings) -> list[float | None]:
-    """The best value of a launch that kept what is required, at each launch; None before one did."""
+    """After each launch, the best value that met all requirements; None before the first."""
     objective = findings.objective
     best: float | None = None
     found: list[float | None] = []
@@ -150,25 +148,25 @@ def best_so_far(findings: Findings) -> list[float | None]:
 
 
 def is_failure(launch: Launch) -> bool:
-    """It has no value, and was not merely ended for being behind."""
+    """Whether a launch failed; one that was cut for being behind did not."""
     return launch.outcome not in (Outcome.MEASURED, Outcome.CUT)
 
 
 class Failure(NamedTuple):
-    """Launches that failed in the same way: outcome, exit code and last words are the same."""
+    """Launches with the same outcome, exit code and last line of standard error."""
 
     outcome: Outcome
     configurations: tuple[Configuration, ...]
     numbers: tuple[int, ...]
-    """Which launches, the first being 1."""
+    """Numbers of the launches, from 1."""
     exit_code: int | None
     notes: tuple[str, ...]
     stderr_tail: str
-    """Both of the last of them."""
+    """Notes and standard error of the last of them."""
 
 
 def failures(findings: Findings) -> tuple[Failure, ...]:
-    """What failed, in the order in which it first did."""
+    """The failures, in order of their first launch."""
     groups: dict[tuple[Outcome, int | None, str], list[tuple[int, Launch]]] = {}
     for number, launch in enumerate(findings.launches, start=1):
         if is_failure(launch):

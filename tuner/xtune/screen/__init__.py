@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a search shows while it runs: lines, or a few that change in a terminal."""
+"""Shows a running search: live in a terminal, as plain lines elsewhere."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What to know of a study's launches, whatever they found: that the machine drifted, or was shared."""
+"""Warnings about the launches of a study: shared CPUs, drift, hosts that differ."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from xlaunch.report.occupancy import tells_of_others
 from xtune.evidence.drift import Control, drift_of
 from xtune.evidence.ratios import has_ratio
 from xtune.measurement.launches import Launch, Outcome
-from xtune.screen.words import launches, spans
+from xtune.screen.quantities import launches, percent, spans
 from xtune.search.records import Record
 from xtune.space.parameters import BARE
 
-HOSTS_DIFFER = 0.10
-"""Hosts of one study are said to differ where their bare commands do by more than this."""
+MIN_HOST_DIFFERENCE = 0.10
+"""Relative difference of the bare command between hosts from which on there is a warning."""
 
-SHARED = 0.10
-"""Of the launches, that were made beside others' work: fewer are outweighed by the rest."""
+MIN_SHARED = 0.10
+"""Share of launches with busy CPUs from which on there is a warning; the median outweighs fewer."""
 
 
 class Warned(NamedTuple):
-    """One thing to know."""
+    """A warning for the reader of a verdict."""
 
     about: str
     """**Ex.:** ``drift``, ``disagreement``."""
@@ -31,24 +31,24 @@ class Warned(NamedTuple):
 
 
 def launch_warnings(records: Sequence[Record]) -> Iterator[Warned]:
-    """What the launches alone tell."""
+    """Warnings that follow from the launches alone."""
     yield from _shared(records)
     yield from _drift(records)
 
 
 def shared_with(launch: Launch) -> str | None:
-    """What kept a launch's CPUs busy besides; None where nothing was seen to."""
+    """The note on what else used a launch's CPUs; None if nothing did."""
     return next(filter(tells_of_others, launch.notes), None)
 
 
 def _shared(records: Sequence[Record]) -> Iterator[Warned]:
     seen = [shared_with(record.launch) for record in records if record.launch is not None]
     numbers = [number for number, told in enumerate(seen, start=1) if told]
-    if numbers and len(numbers) >= SHARED * len(seen):
+    if numbers and len(numbers) >= MIN_SHARED * len(seen):
         yield Warned(
             "others",
-            f"{launches(len(numbers))} of {len(seen)} ({spans(numbers)}) did not have the CPUs to"
-            f" themselves; of the last: {seen[numbers[-1] - 1]}",
+            f"{launches(len(numbers))} of {len(seen):,} ({spans(numbers)}) shared their CPUs with"
+            f" other work; the last: {seen[numbers[-1] - 1]}",
         )
 
 
@@ -60,12 +60,12 @@ def _drift(records: Sequence[Record]) -> Iterator[Warned]:
             where = f"host {number}: " if len(hosts) > 1 else ""
             yield Warned("drift", where + caution.text)
     medians = [statistics.median(one.value for one in controls) for controls in hosts.values()]
-    if len(medians) > 1 and max(medians) > (1.0 + HOSTS_DIFFER) * min(medians):
+    if len(medians) > 1 and max(medians) > (1.0 + MIN_HOST_DIFFERENCE) * min(medians):
         apart = max(medians) / min(medians) - 1.0
         yield Warned(
             "hosts",
-            f"the bare command differs by {apart:.0%} between the {len(medians)} hosts of this"
-            " study; values are compared with those of their own host",
+            f"the bare command differs by {percent(apart)} between the {len(medians)} hosts of this"
+            " study; values are compared within a host",
         )
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A search in a terminal: a few lines that change in place, below those that stay.
+"""Shows a search in a terminal: a status that is updated in place, below lines that stay.
 
-Drawn once a second: the CPUs are the workload's.
+It is drawn once a second only, because the CPUs belong to the workload.
 """
 
 from __future__ import annotations
@@ -18,14 +18,8 @@ from rich.text import Text
 
 from xtune.measurement.objectives import Objective
 from xtune.screen.plain import PlainScreen
-from xtune.screen.words import (
-    STAGES,
-    describe_favourite,
-    describe_step,
-    duration,
-    launches,
-    time_left,
-)
+from xtune.screen.quantities import duration, launches
+from xtune.screen.words import STAGES, describe_favourite, describe_step, time_left
 from xtune.search.events import Progress
 from xtune.search.records import Record, Stage, Step
 from xtune.search.strategy import Favourite
@@ -36,7 +30,7 @@ BAR_WIDTH = 30
 
 
 class LiveScreen(PlainScreen):
-    """Shows stage, time left, the best so far and what runs. A context manager."""
+    """Shows stage, time left, the best so far and the running launch. A context manager."""
 
     def __init__(
         self,
@@ -46,7 +40,7 @@ class LiveScreen(PlainScreen):
         console: Console | None = None,
         verbose: bool = False,
     ) -> None:
-        """`console`: None for standard error."""
+        """`console`: standard error if None."""
         self._console = console or Console(stderr=True, highlight=False)
         super().__init__(space, objective, self._print, verbose=verbose)
         self._progress: Progress | None = None
@@ -87,8 +81,8 @@ class LiveScreen(PlainScreen):
     def favourite_changed(self, favourite: Favourite) -> None:
         self._favourite = favourite
 
-    def _tell_progress(self, progress: Progress) -> None:
-        """It is on the screen."""
+    def _report_progress(self, progress: Progress) -> None:
+        """Do nothing: progress is on the screen."""
 
     def _print(self, text: str) -> None:
         self._console.print(Text(f"xtune: {text}"))
@@ -98,10 +92,10 @@ class LiveScreen(PlainScreen):
         rows.add_column(no_wrap=True, style="dim")
         rows.add_column()
         if self._stage:
-            rows.add_row("now", Text(self._stage))
+            rows.add_row("stage", Text(self._stage))
         if self._step is not None:
             told = describe_step(self._step, self._space)
-            rows.add_row("runs", Text(f"{told}, for {duration(time.monotonic() - self._since)}"))
+            rows.add_row("running", Text(f"{told}, for {duration(time.monotonic() - self._since)}"))
         if self._favourite is not None:
             told = describe_favourite(self._favourite, self._space, self._objective)
             rows.add_row("best", Text(told))
@@ -119,7 +113,7 @@ class LiveScreen(PlainScreen):
         if self._budget.launches is None:
             told = made
         else:
-            told = f"{progress.launches} of {total:.0f} launches at most"
+            told = f"{progress.launches:,} of up to {launches(total)}"
         left_s = time_left(progress, self._budget)
         if left_s is not None:
             left_s = max(0.0, left_s - (time.monotonic() - self._since))

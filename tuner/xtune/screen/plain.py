@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A search as plain lines, for files and pipes: few, and rarer the longer it takes."""
+"""Shows a search as plain lines, for files and pipes: the longer it takes, the rarer they come."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from xtune.measurement.launches import Launch, Outcome
 from xtune.measurement.objectives import Objective
 from xtune.screen.cautions import shared_with
+from xtune.screen.quantities import duration
 from xtune.screen.words import (
     STAGES,
     describe_favourite,
@@ -16,7 +17,6 @@ from xtune.screen.words import (
     describe_left,
     describe_outline,
     describe_step,
-    duration,
     time_left,
 )
 from xtune.search.budget import Budget
@@ -26,18 +26,19 @@ from xtune.search.strategy import Favourite
 from xtune.space.spaces import Space
 
 FIRST_PAUSE_S = 5.0
-LONGEST_PAUSE_S = 60.0
-"""Between two lines on how far it is."""
+MAX_PAUSE_S = 60.0
+"""Pause between two progress lines."""
 
 GROWTH = 1.3
+"""Factor by which the pause grows."""
 
-WAITING = "another search launches on this host now ({holder}); waiting for its launches"
+WAITING = "another search is using this host ({holder}); waiting for its launch to end"
 
 Say = Callable[[str], None]
 
 
 class PlainScreen(Observer):
-    """Says a line where something changed, and now and then how far it is."""
+    """Writes a line when something changes, and progress now and then."""
 
     def __init__(
         self,
@@ -48,7 +49,7 @@ class PlainScreen(Observer):
         verbose: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`verbose`: a line for each launch."""
+        """`verbose`: write a line for each launch."""
         self._space = space
         self._objective = objective
         self._say = say
@@ -59,10 +60,10 @@ class PlainScreen(Observer):
         self._said_at = clock()
         self._favourite: Favourite | None = None
         self._failed: set[tuple[str, str]] = set()
-        self._timed = False
-        self._told_shared = False
+        self._time_reported = False
+        self._shared_reported = False
         self._waited_at: float | None = None
-        """When it was last said that another search has the turn."""
+        """When the last line about waiting was written."""
 
     def started(self, outline: Outline) -> None:
         self._budget = outline.budget
@@ -72,13 +73,15 @@ class PlainScreen(Observer):
         self._say_waiting(WAITING.format(holder=holder))
 
     def waiting_for_others(self, hosts: Sequence[str]) -> None:
-        names = ", ".join(host.split()[0] for host in hosts) or "the machine that makes the final"
-        self._say_waiting(f"waiting for {names}: what comes next depends on it (Ctrl-C ends this)")
+        names = ", ".join(host.split()[0] for host in hosts) or "the machine that runs the final"
+        self._say_waiting(
+            f"waiting for {names}: the next launch depends on it (Ctrl-C ends the search)"
+        )
 
     def _say_waiting(self, text: str) -> None:
-        """Now and then: it is asked again and again."""
+        """Write at most one line a minute: the search asks again and again."""
         now = self._clock()
-        if self._waited_at is None or now - self._waited_at >= LONGEST_PAUSE_S:
+        if self._waited_at is None or now - self._waited_at >= MAX_PAUSE_S:
             self._waited_at = now
             self._say(text)
 
@@ -88,52 +91,51 @@ class PlainScreen(Observer):
 
     def launched(self, record: Record, progress: Progress) -> None:
         assert record.launch is not None
-        self._tell_shared(record.launch)
-        if not self._timed:
-            self._timed = True
-            self._tell_time(record, progress)
+        self._report_shared(record.launch)
+        if not self._time_reported:
+            self._time_reported = True
+            self._report_time(record, progress)
         elif self._verbose:
             self._say(f"{record.step.stage.value}: {self._described(record)}")
         else:
-            self._tell_failure(record)
-            self._tell_progress(progress)
+            self._report_failure(record)
+            self._report_progress(progress)
 
     def favourite_changed(self, favourite: Favourite) -> None:
         self._favourite = favourite
 
     def lost(self, step: Step) -> None:
         told = describe_step(step, self._space)
-        self._say(f"{told}: another worker took this launch for lost and it is not counted")
+        self._say(f"{told}: another worker gave this launch up as lost; it does not count")
 
     def edited(self) -> None:
         self._say(
-            "warning: the program was edited while it is searched for; the launches so far were made"
-            " with it as it was before; if that may change what is measured, begin anew with --study"
-            " NAME"
+            "warning: the program was edited during the search; earlier launches ran the old version;"
+            " if the edit affects speed, start a new study with --study NAME"
         )
 
     def storage_trouble(self, message: str, pause_s: float) -> None:
-        self._say(f"{message}; tried again in {duration(pause_s)}")
+        self._say(f"{message}; next attempt in {duration(pause_s)}")
 
     def _described(self, record: Record) -> str:
         return describe_launch(record, self._space, self._objective)
 
-    def _tell_shared(self, launch: Launch) -> None:
-        """Once, at once: who ends what keeps the CPUs busy need not search again."""
+    def _report_shared(self, launch: Launch) -> None:
+        """Warn at the first such launch: the user may end the other program in time."""
         told = shared_with(launch)
-        if told is not None and not self._told_shared:
-            self._told_shared = True
+        if told is not None and not self._shared_reported:
+            self._shared_reported = True
             self._say(f"warning: {told}")
 
-    def _tell_time(self, record: Record, progress: Progress) -> None:
+    def _report_time(self, record: Record, progress: Progress) -> None:
         assert record.launch is not None
         took_s = record.launch.secondary.wall_s
         left_s = time_left(progress, self._budget)
-        rest = "" if left_s is None else f"; all will take up to {duration(left_s)}"
+        rest = "" if left_s is None else f"; the search will take up to {duration(left_s)}"
         self._say(f"{self._described(record)}; a launch took {duration(took_s)}{rest}")
         self._said_at = self._clock()
 
-    def _tell_failure(self, record: Record) -> None:
+    def _report_failure(self, record: Record) -> None:
         launch = record.launch
         assert launch is not None
         if launch.outcome in (Outcome.MEASURED, Outcome.CUT):
@@ -143,12 +145,12 @@ class PlainScreen(Observer):
             self._failed.add(kind)
             self._say(self._described(record))
 
-    def _tell_progress(self, progress: Progress) -> None:
+    def _report_progress(self, progress: Progress) -> None:
         now = self._clock()
         if now - self._said_at < self._pause_s:
             return
         self._said_at = now
-        self._pause_s = min(self._pause_s * GROWTH, LONGEST_PAUSE_S)
+        self._pause_s = min(self._pause_s * GROWTH, MAX_PAUSE_S)
         best = ""
         if self._favourite is not None:
             told = describe_favourite(self._favourite, self._space, self._objective)

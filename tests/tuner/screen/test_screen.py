@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 from xtune.measurement.launches import Launch, Outcome, Secondary
 from xtune.measurement.objectives import WALL, Goal, Objective
-from xtune.screen.plain import LONGEST_PAUSE_S, PlainScreen
-from xtune.screen.words import amount, describe_space, duration, settings, time_left
+from xtune.screen.plain import MAX_PAUSE_S, PlainScreen
+from xtune.screen.words import describe_space, settings, time_left
 from xtune.search.budget import Budget
 from xtune.search.events import Outline, Progress
 from xtune.search.records import Record, Stage, Step
@@ -35,45 +33,12 @@ def launched(number: int, outcome: Outcome = Outcome.MEASURED) -> Record:
     return Record(number, Step(Stage.RACE, one, "hash", str(number)), "here", launch)
 
 
-@pytest.mark.parametrize(
-    ("time_s", "text"),
-    [
-        (0.0123, "0.01 s"),
-        (0.34, "0.3 s"),
-        (5.0, "5.0 s"),
-        (48.4, "48 s"),
-        (200.0, "3 min 20 s"),
-        (3900.0, "1 h 5 min"),
-    ],
-)
-def test_durations(time_s: float, text: str) -> None:
-    assert duration(time_s) == text
-
-
-@pytest.mark.parametrize(
-    ("value", "metric", "text"),
-    [
-        (126_812.0, "items/s", "126,800 items/s"),
-        (1_234_567_890.0, "items/s", "1,235,000,000 items/s"),
-        (9_999.6, "items/s", "10,000 items/s"),
-        (1234.5, "step_ms", "1,234 ms"),
-        (78.351, "@hypertune latency (ms)", "78.35 ms"),
-        (0.5, "wall", "0.5 s"),
-        (0.0123456, "accuracy", "0.01235 (accuracy)"),
-        (0.0, "loss", "0 (loss)"),
-        (1.2e-9, "loss", "1.2e-09 (loss)"),
-    ],
-)
-def test_amounts(value: float, metric: str, text: str) -> None:
-    assert amount(value, Objective(metric, Goal.MAXIMIZE)) == text
-
-
 def test_what_is_left_out_takes_one_line_unless_it_is_asked_for() -> None:
     left_out = [LeftOut("smt", "no siblings"), LeftOut("omp=gnu", "the same as auto here")]
     (line,) = list(describe_space(SPACE, left_out))[2:]
-    assert line == "  left out: smt, omp=gnu (-v says why)"
+    assert line == "  left out: smt, omp=gnu (-v gives the reasons)"
     (line,) = list(describe_space(SPACE, [*left_out, LeftOut("omp=llvm", "not found")]))[2:]
-    assert line == "  left out: smt, 2 values of omp (-v says why)"
+    assert line == "  left out: smt, 2 values of omp (-v gives the reasons)"
     assert list(describe_space(SPACE, left_out, verbose=True))[2:] == [
         "  left out: smt: no siblings",
         "  left out: omp=gnu: the same as auto here",
@@ -83,7 +48,7 @@ def test_what_is_left_out_takes_one_line_unless_it_is_asked_for() -> None:
 
 def test_settings_are_told_by_what_differs() -> None:
     assert settings(BARE, SPACE) == "the bare command"
-    assert settings(Configuration({}), SPACE) == "xlaunch as it is"
+    assert settings(Configuration({}), SPACE) == "xlaunch's defaults"
     assert settings(Configuration({"n": 2}), SPACE) == "n=2"
 
 
@@ -104,8 +69,8 @@ def test_lines_come_rarely_and_ever_more_so() -> None:
         progress = Progress(number + 1, 2000.0 - number, clock.now_s, None, Stage.RACE)
         screen.launched(launched(number), progress)
     assert said[0].startswith("budget: 2000 launches; 2 configurations")
-    assert "a launch took 1.0 s; all will take up to 33 min" in said[1]
-    assert 1800 / LONGEST_PAUSE_S < len(said) < 50
+    assert "a launch took 1.0 s; the search will take up to 33 min" in said[1]
+    assert 1800 / MAX_PAUSE_S < len(said) < 50
 
 
 def test_a_failure_is_told_once() -> None:

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stored studies and the command lines that began them."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from xtune.cli import say
+from xtune.cli.options import Asked, parse_search
+from xtune.errors import StudyError
+from xtune.search.storage import JOURNAL, Storage, open_storage
+from xtune.search.study import Study, find_study, list_studies
+
+
+class StoredStudy(NamedTuple):
+    """A study and the request that began it."""
+
+    study: Study
+    asked: Asked
+    arguments: tuple[str, ...]
+    directory: str
+    """The working directory of its launches."""
+
+
+def find_stored(storage: Storage, name: str | None) -> StoredStudy:
+    """The study of that name, or the latest. Raises `StudyError` if there is none."""
+    if name is not None:
+        study = find_study(storage, name)
+    else:
+        studies = list_studies(storage)
+        if not studies:
+            raise StudyError(f"there is no study in {storage.shown} yet; begin with xtune PROGRAM")
+        study = studies[-1]
+    options = study.notes.get("options")
+    if options is None:
+        raise StudyError(f"study {study.name!r} does not hold the options that it was begun with")
+    arguments = tuple(options["arguments"])
+    return StoredStudy(study, parse_search(arguments), arguments, options["folder"])
+
+
+def open_named(text: str | None) -> Storage:
+    """The storage that --storage names, independent of later changes of the working directory.
+
+    Raises `StorageError`.
+    """
+    if text is not None and "://" not in text and not text.startswith(JOURNAL):
+        text = os.path.abspath(text)
+    return open_storage(text)
+
+
+def enter(directory: str, *, quiet: bool = False) -> None:
+    """Change to a study's directory. Raises `StudyError` if that is impossible."""
+    try:
+        if not quiet and os.path.realpath(directory) != os.getcwd():
+            say(f"in {directory}, where the study was begun")
+        os.chdir(directory)
+    except OSError as error:
+        raise StudyError(
+            f"the study was begun in {directory}, which cannot be entered: {error.strerror}"
+        ) from None
