@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from xlaunch.run.metric_lines import Kind
+from xlaunch.measurement.metric_lines import Kind
 
 from xtune.measurement.announcements import MARK
 from xtune.measurement.objectives import WALL, Goal, Objective
