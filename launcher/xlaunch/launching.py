@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from xlaunch.report import Report
     from xlaunch.supervision.background import RunningLaunch
 
-__all__ = ["check_outputs", "launch", "run_plan", "start"]
+__all__ = ["check_startable", "launch", "run_plan", "start"]
 
 
 def launch(
@@ -31,18 +31,13 @@ def launch(
 
     `environment`: what the instances inherit; None: `os.environ`. `table`: print the report to
     standard error as the command line does. A failed instance is not an error here: see
-    `Report.exit_code`. Raises `XLaunchError` when the run could not be started or was killed.
+    `Report.exit_code`. Raises `XLaunchError` when the run could not be started or was killed, and
+    where the system is not Linux.
     """
-    prepared = _prepare(plan, environment)
-    if sys.platform != "linux":
-        from xlaunch.supervision.unbound import run_unbound
-
-        reports: list[Report] = []
-        run_unbound(plan, prepared, table=table, deliver=reports.append)
-        return reports[0]
+    _require_linux("xlaunch.launch")
     from xlaunch.supervision.background import KeeperProcess
 
-    keeper = KeeperProcess(plan, prepared, table=table)
+    keeper = KeeperProcess(plan, _prepare(plan, environment), table=table)
     try:
         return keeper.report()
     except KeyboardInterrupt:
@@ -76,8 +71,7 @@ def start(
 
     Raises `XLaunchError` when nothing could be started, and where the system is not Linux.
     """
-    if sys.platform != "linux":
-        raise XLaunchError(f"xlaunch.start needs Linux, this is {sys.platform}: use xlaunch.launch")
+    _require_linux("xlaunch.start")
     from xlaunch.supervision.background import start_in_background
 
     prepared = _prepare(plan, environment)
@@ -93,10 +87,7 @@ def run_plan(
     `table` puts the report on standard error at the end.
     """
     if sys.platform != "linux":
-        from xlaunch.supervision.unbound import UNBOUND, run_unbound
-
-        note(UNBOUND)
-        return run_unbound(plan, environment, table=table, deliver=None)
+        return _run_on_other_system(plan, environment, note)
     if plan.request.pty and _has_terminal(plan):
         plan = plan._replace(request=plan.request._replace(pty=False))
     if not plan.supervised:
@@ -108,11 +99,13 @@ def run_plan(
     return run_supervised(plan, environment, table=table, deliver=None)
 
 
-def check_outputs(plan: Plan) -> None:
-    """Raise `UsageError`, before anything starts, when logs or report could not be written.
+def check_startable(plan: Plan) -> None:
+    """Raise `UsageError`, before anything starts, when `plan` cannot run or write its files here.
 
     The directory for logs is made, and only when nothing else is wrong. A report may lie in it.
     """
+    if sys.platform != "linux" and len(plan.instances) != 1:
+        raise UsageError(f"several instances need Linux, this is {sys.platform}: use --instances 1")
     if plan.request.pty and plan.request.log_dir is not None:
         raise UsageError("--pty contradicts --log-dir: a log file is no terminal; drop one")
     if plan.request.report is not None:
@@ -131,8 +124,36 @@ def _prepare(plan: Plan, environment: Mapping[str, str] | Environment | None) ->
 
         inherited = os.environ if environment is None else environment
         environment = prepare_environment(plan, inherited, make_folders=True)
-    check_outputs(plan)
+    check_startable(plan)
     return environment
+
+
+def _run_on_other_system(plan: Plan, environment: Environment, note: Callable[[str], None]) -> int:
+    """Start the one program of `plan` with its variables, and nothing else; its exit code."""
+    note(
+        f"on {sys.platform} only thread counts and variables are set: instances are not bound to CPUs "
+        "or NUMA nodes, nor supervised (no --timeout, --report, --log-dir, --metric, --tag, --pty)"
+    )
+    program, variables = environment.programs[0], environment.variables[0]
+    from xlaunch.supervision.start import exec_error, execute
+
+    if sys.platform != "win32":
+        execute(program, variables)
+    import signal
+    import subprocess
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the program as well: it decides
+    try:
+        return subprocess.call(program.argv, executable=program.executable, env=variables)
+    except OSError as error:
+        raise exec_error(program, error.errno or 0) from None
+
+
+def _require_linux(what: str) -> None:
+    if sys.platform != "linux":
+        raise XLaunchError(
+            f"{what} needs Linux, this is {sys.platform}; the command xlaunch does not"
+        )
 
 
 def _has_terminal(plan: Plan) -> bool:

@@ -28,7 +28,7 @@ from xlaunch.cli.options import (
 from xlaunch.cli.presets.command import LayeredCommand
 from xlaunch.environment import prepare_environment
 from xlaunch.errors import UsageError
-from xlaunch.launching import check_outputs, run_plan
+from xlaunch.launching import check_startable, run_plan
 from xlaunch.machine import read_machine
 from xlaunch.planning import plan as make_plan
 from xlaunch.planning.request import OnFailure, Request
@@ -126,7 +126,7 @@ def launch(
     machine = read_machine()
     plan = make_plan(request, machine)
     environment = prepare_environment(plan, os.environ, make_folders=True)
-    check_outputs(plan)
+    check_startable(plan)
     if not quiet:
         # The plan, where it is shown, holds them too.
         shown = () if verbose or explain else (*plan.warnings, *environment.warnings)

@@ -37,7 +37,5 @@ def open_logs(folder: str, index: int, *, new: bool = True) -> tuple[int, int]:
         path = log_path(folder, index, stream)
         if new and os.path.exists(path):
             os.replace(path, f"{path}.1")
-        # Python opens close-on-exec; Windows alone has a text mode.
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
-        descriptors.append(os.open(path, flags, 0o666))
+        descriptors.append(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666))
     return descriptors[0], descriptors[1]

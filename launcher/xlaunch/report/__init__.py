@@ -22,20 +22,19 @@ class InstanceReport(NamedTuple):
     exit_code: int
     signal: str | None
     wall_s: float
-    cpu_s: float | None
-    utilisation: float | None
-    peak_rss_bytes: int | None
-    context_switches: int | None
-    """The four are None where the system is not Linux."""
+    cpu_s: float
+    utilisation: float
+    peak_rss_bytes: int
+    context_switches: int
     migrations: int | None
+    """None where the kernel keeps no count."""
     leftover_processes: int
     """Processes that it left behind and that were ended."""
     metrics: tuple[InstanceMetric, ...] = ()
     restarts: int = 0
     """Times it was started anew. Exit code and PID are the last run's, the rest is of all."""
-    minor_faults: int | None = None
-    major_faults: int | None = None
-    """Both are None where the system is not Linux."""
+    minor_faults: int = 0
+    major_faults: int = 0
     started: bool = True
 
 
