@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from xlaunch.environment import Environment
 from xlaunch.errors import UsageError, XLaunchError
-from xlaunch.planning.plan import Plan
+from xlaunch.planning.plans import Plan
 
 if TYPE_CHECKING:
     from xlaunch.report import Report

@@ -38,7 +38,7 @@ from xlaunch.environment.variables import OURS, Setting, without_names
 from xlaunch.errors import UsageError
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.planning import plan as make_plan
-from xlaunch.planning.plan import Instance, Plan
+from xlaunch.planning.plans import Instance, Plan
 from xlaunch.planning.request import HugePages, MemoryPolicy
 
 SCHEMA_VERSION = 1

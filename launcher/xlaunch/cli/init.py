@@ -18,7 +18,7 @@ from xlaunch.machine.cpu_list import name_numbers
 from xlaunch.machine.topology import Machine
 from xlaunch.planning import MAX, Mode, Request
 from xlaunch.planning import plan as make_plan
-from xlaunch.planning.plan import Plan
+from xlaunch.planning.plans import Plan
 from xlaunch.whole_files import write_output
 from xlaunch.wording import counted, plural
 

@@ -18,7 +18,7 @@ from xlaunch.wording import counted
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
-    from xlaunch.planning.plan import Plan
+    from xlaunch.planning.plans import Plan
 
 WIDTH = 80
 HEADING, ALLOWED, DIM, INSTANCE = "bold cyan", "bold", "dim", "bold green"

@@ -31,7 +31,7 @@ from xlaunch.environment.program import starts_ranks
 from xlaunch.machine.topology import Machine
 from xlaunch.planning import plan as make_plan
 from xlaunch.planning import plan_to_dict, render_plan
-from xlaunch.planning.plan import Plan
+from xlaunch.planning.plans import Plan
 from xlaunch.planning.request import Request
 
 

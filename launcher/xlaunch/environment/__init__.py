@@ -24,7 +24,7 @@ from xlaunch.environment.variables import (
     layout_option,
     split_inherited,
 )
-from xlaunch.planning.plan import Plan
+from xlaunch.planning.plans import Plan
 
 __all__ = ["Environment", "Program", "Setting", "prepare_environment"]
 

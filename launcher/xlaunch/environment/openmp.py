@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from xlaunch.environment.program import Program
 from xlaunch.environment.variables import Proposal
 from xlaunch.errors import UsageError
-from xlaunch.planning.plan import Plan
+from xlaunch.planning.plans import Plan
 
 if TYPE_CHECKING:
     from xlaunch.environment.libraries import Library

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from xlaunch.environment.program import Program
 from xlaunch.errors import UsageError
 from xlaunch.machine.cpu_list import format_cpu_list
-from xlaunch.planning.plan import Instance, Plan
+from xlaunch.planning.plans import Instance, Plan
 
 MOST_DIGITS = 18
 """Of a number that is written in braces; a longer one names nothing."""

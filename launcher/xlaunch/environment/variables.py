@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from xlaunch.environment.substitution import substitute, words_of
 from xlaunch.machine.cpu_list import format_cpu_list
-from xlaunch.planning.plan import Instance, Plan
+from xlaunch.planning.plans import Instance, Plan
 from xlaunch.planning.request import Request
 
 OPTION_PREFIX = "XLAUNCH_OPT_"

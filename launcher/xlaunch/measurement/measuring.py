@@ -21,7 +21,7 @@ from xlaunch.measurement.metric_lines import Metric, parse_metric
 from xlaunch.measurement.metrics import Collector, Measured
 from xlaunch.output.logs import STREAMS, log_path
 from xlaunch.output.tagged_lines import READ_SIZE
-from xlaunch.planning.plan import Plan
+from xlaunch.planning.plans import Plan
 from xlaunch.planning.request import Request
 
 LOG_INTERVAL_S = 0.1

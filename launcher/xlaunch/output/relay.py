@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from xlaunch.output.logs import STREAMS, open_logs
 from xlaunch.output.tagged_lines import LineTagger, Sink, Verbatim, read_available, same_file
-from xlaunch.planning.plan import Instance, Plan
+from xlaunch.planning.plans import Instance, Plan
 
 PIPE_BYTES = 1 << 20
 """What a pipe holds at most, unless an administrator allows more."""

@@ -9,7 +9,7 @@ from xlaunch.machine.cpu_list import format_cpu_list, name_numbers
 from xlaunch.machine.topology import Machine, Topology
 from xlaunch.planning.layout import Capacity, quota_cores
 from xlaunch.planning.placement import NODE, PACKAGE, Core
-from xlaunch.planning.plan import Decision, Instance
+from xlaunch.planning.plans import Decision, Instance
 from xlaunch.planning.pool import Pool
 from xlaunch.planning.request import MAX, Request
 

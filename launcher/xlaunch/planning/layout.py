@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import NamedTuple, NoReturn
 
 from xlaunch.errors import UsageError
-from xlaunch.planning.plan import Decision
+from xlaunch.planning.plans import Decision
 from xlaunch.planning.request import MAX, Mode, Request
 
 LATENCY_CORES = 4

@@ -29,7 +29,7 @@ from xlaunch.planning.placement import (
     locate_cores,
     place_instances,
 )
-from xlaunch.planning.plan import Instance, Plan
+from xlaunch.planning.plans import Instance, Plan
 from xlaunch.planning.pool import select_pool
 from xlaunch.planning.request import ECores, Request
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from xlaunch.errors import UsageError
 from xlaunch.machine.cpu_list import format_cpu_list, name_numbers
 from xlaunch.machine.topology import CoreKind, CPUs, Limits, Machine, Topology
-from xlaunch.planning.plan import Decision
+from xlaunch.planning.plans import Decision
 from xlaunch.planning.request import ECores, Request
 
 X86 = frozenset(("x86_64", "i386", "i486", "i586", "i686", "amd64", "AMD64"))

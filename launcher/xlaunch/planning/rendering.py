@@ -8,7 +8,7 @@ from typing import Any
 
 from xlaunch.machine.cpu_list import format_cpu_list, name_numbers
 from xlaunch.machine.topology import CPUs, Machine
-from xlaunch.planning.plan import Instance, Plan
+from xlaunch.planning.plans import Instance, Plan
 from xlaunch.planning.request import MemoryPolicy
 
 SCHEMA_VERSION = 1

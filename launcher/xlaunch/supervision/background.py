@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from xlaunch.environment import Environment
 from xlaunch.errors import XLaunchError
-from xlaunch.planning.plan import Plan
+from xlaunch.planning.plans import Plan
 from xlaunch.report import Report
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from resource import RUSAGE_SELF, getrusage, struct_rusage
 from typing import TYPE_CHECKING
 
 from xlaunch.machine.processes import TICKS_PER_SECOND
-from xlaunch.planning.plan import Instance
+from xlaunch.planning.plans import Instance
 from xlaunch.report import InstanceReport
 from xlaunch.report.observation import Observer
 from xlaunch.supervision.signalling import signal_name

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from xlaunch.environment import Program
 from xlaunch.errors import ProgramNotExecutableError, ProgramNotFoundError, XLaunchError
 from xlaunch.machine.cpu_list import format_cpu_list, name_numbers
-from xlaunch.planning.plan import Instance, Plan
+from xlaunch.planning.plans import Instance, Plan
 from xlaunch.planning.request import HugePages, MemoryPolicy
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from xlaunch.environment import Environment
-from xlaunch.planning.plan import Plan
+from xlaunch.planning.plans import Plan
 from xlaunch.report import Report
 from xlaunch.report.json_file import write_report_or_tell
 from xlaunch.report.occupancy import StolenTime, anything_runs

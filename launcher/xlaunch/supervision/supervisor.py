@@ -18,7 +18,7 @@ from xlaunch.environment import Environment
 from xlaunch.machine.cpu_list import name_numbers
 from xlaunch.machine.processes import children, descendants, has_job_control
 from xlaunch.output.relay import Relay
-from xlaunch.planning.plan import Plan
+from xlaunch.planning.plans import Plan
 from xlaunch.planning.request import MAX, OnFailure
 from xlaunch.report import Report
 from xlaunch.report.observation import Observer

@@ -19,7 +19,7 @@ from xlaunch.environment.openmp import PROFILES, choose_openmp, program_runtime
 from xlaunch.environment.program import Program
 from xlaunch.errors import UsageError
 from xlaunch.machine.topology import CPUs
-from xlaunch.planning.plan import Instance, Plan
+from xlaunch.planning.plans import Instance, Plan
 from xlaunch.planning.request import MemoryPolicy, Request
 
 PROGRAM = Path(__file__).with_name("openmp_program.py")

@@ -13,7 +13,7 @@ from xlaunch.cli.machine_drawing import draw_machine
 from xlaunch.machine import flat_machine, read_machine
 from xlaunch.machine.synthetic import parse_levels, write_tree
 from xlaunch.machine.topology import CoreKind, Machine
-from xlaunch.planning.plan import Instance, Plan
+from xlaunch.planning.plans import Instance, Plan
 from xlaunch.planning.request import MemoryPolicy
 
 

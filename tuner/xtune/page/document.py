@@ -19,7 +19,7 @@ from xlaunch.cli.machine_drawing import draw_machine
 from xlaunch.environment.variables import Setting
 from xlaunch.errors import UsageError, XLaunchError
 from xlaunch.machine.cpu_list import format_cpu_list
-from xlaunch.planning.plan import Plan
+from xlaunch.planning.plans import Plan
 from xlaunch.planning.rendering import numactl_line, render_plan
 from xtune.evidence.fronts import front_of
 from xtune.evidence.importance import importance_of

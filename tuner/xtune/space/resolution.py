@@ -20,7 +20,7 @@ from xlaunch.errors import XLaunchError
 from xlaunch.machine.files import is_live
 from xlaunch.machine.topology import Machine
 from xlaunch.planning import MemoryPolicy, Plan, Request, plan
-from xlaunch.planning.plan import Instance
+from xlaunch.planning.plans import Instance
 from xlaunch.planning.request import HugePages
 from xtune.space.identities import inherited_by_program
 from xtune.space.launch_options import with_option, with_variable
