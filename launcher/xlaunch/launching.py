@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from xlaunch.environment import Environment
-from xlaunch.errors import UsageError, XLaunchError
+from xlaunch.errors import XLaunchError
 from xlaunch.planning.plans import Plan
 
 if TYPE_CHECKING:
@@ -106,8 +106,6 @@ def check_startable(plan: Plan) -> None:
     """
     if sys.platform != "linux" and len(plan.instances) != 1:
         raise UsageError(f"several instances need Linux, this is {sys.platform}: use --instances 1")
-    if plan.request.pty and plan.request.log_dir is not None:
-        raise UsageError("--pty contradicts --log-dir: a log file is no terminal; drop one")
     if plan.request.report is not None:
         from xlaunch.report.json_file import check_report_path
 
@@ -123,7 +121,7 @@ def _prepare(plan: Plan, environment: Mapping[str, str] | Environment | None) ->
         from xlaunch.environment import prepare_environment
 
         inherited = os.environ if environment is None else environment
-        environment = prepare_environment(plan, inherited, make_folders=True)
+        environment = prepare_environment(plan, inherited, make_directories=True)
     check_startable(plan)
     return environment
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line. One file a command; each is imported only when it is called."""
+"""The command line. One module per command; each is imported only when it is called."""
 
 from __future__ import annotations
 
@@ -9,23 +9,18 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from xlaunch.errors import UsageError, XLaunchError
 
-COMMANDS = {
-    "env": "xlaunch.cli.env",
-    "init": "xlaunch.cli.init",
-    "libraries": "xlaunch.cli.libraries",
-    "plan": "xlaunch.cli.plan",
-    "topology": "xlaunch.cli.topology",
-}
-"""Commands by name, and the module whose function of that name runs them."""
+if TYPE_CHECKING:
+    import click
 
-RESERVED = frozenset(COMMANDS) | {
-    "cache", "doctor", "explain", "help", "report", "run", "version",
-}  # fmt: skip
-"""Words that a program is reached by only behind ``--`` or by a path."""
+COMMANDS = frozenset(("env", "init", "libraries", "plan", "topology"))
+"""Each is the object `command` in the module of the same name."""
+
+RESERVED = COMMANDS | {"cache", "doctor", "explain", "help", "report", "run", "version"}
+"""A program with one of these names needs ``--`` before it, or a path."""
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -53,17 +48,17 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def say(text: str) -> None:
-    """Put one line of the launcher's own on standard error."""
+    """Print one line of the launcher's own to standard error."""
     line = f"xlaunch: {' '.join(text.split())}\n"
-    with contextlib.suppress(OSError):  # nobody can be told
+    with contextlib.suppress(OSError):  # there is nowhere else to say so
         sys.stderr.write(line.encode(errors="backslashreplace").decode())
         sys.stderr.flush()
 
 
 def _prepare_streams() -> None:
-    """Put /dev/null where a standard stream is closed, or the next pipe opened would become one.
+    """Open /dev/null for each closed standard stream, whose number the next pipe would get.
 
-    What a stream's encoding lacks is written escaped: file names may hold anything.
+    Characters that a stream's encoding lacks are escaped: file names may hold anything.
     """
     for descriptor in (0, 1, 2):
         try:
@@ -79,12 +74,12 @@ def _prepare_streams() -> None:
 
 
 def _flush_streams() -> None:
-    """Write what is left. What cannot be written was said to be so, and is dropped."""
+    """Flush the standard streams. What cannot be written is dropped: the error was reported."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except OSError:
-            # Python would try once more at its end, complain, and exit with a code of its own.
+            # At exit Python would try again, print a complaint, and change the exit code.
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
@@ -93,8 +88,8 @@ def _dispatch(arguments: list[str]) -> int:
     if word in COMMANDS:
         from importlib import import_module
 
-        command = getattr(import_module(COMMANDS[word]), word)
-        return _run_click(command, f"xlaunch {word}", arguments[1:])
+        module = import_module(f"xlaunch.cli.{word}")
+        return _run_click(module.command, f"xlaunch {word}", arguments[1:])
     if word == "help":
         return _dispatch(["--help"])
     if word == "version":
@@ -104,9 +99,9 @@ def _dispatch(arguments: list[str]) -> int:
             f"the command {word!r} is not in this version; to run a program of that name write "
             f"'xlaunch -- {word}' or a path"
         )
-    from xlaunch.cli.launch import launch
+    from xlaunch.cli.launch import command
 
-    return _run_click(launch, "xlaunch", arguments)
+    return _run_click(command, "xlaunch", arguments)
 
 
 def _run_click(command: object, name: str, arguments: list[str]) -> int:
@@ -114,26 +109,31 @@ def _run_click(command: object, name: str, arguments: list[str]) -> int:
 
     assert isinstance(command, click.Command)
     try:
-        # The arguments are the context's object: click does not tell commands where `--` was.
+        # A command finds the arguments in its context: click itself does not say where `--` was.
         result = command.main(
             args=arguments, prog_name=name, standalone_mode=False, obj=tuple(arguments)
         )
     except click.exceptions.Exit as error:
         return error.exit_code
     except click.ClickException as error:
-        say(f"error: {_explain(error)}; '{name} --help' lists the options")
+        say(f"error: {explain_error(error)}; '{name} --help' lists the options")
         return UsageError.exit_code
     return result if isinstance(result, int) else 0
 
 
-def _explain(error: object) -> str:
+def explain_error(error: click.ClickException) -> str:
+    """What is wrong with a command line, without a full stop."""
     import click
 
-    if isinstance(error, click.NoSuchOption):
-        # Opposites of flags (--no-verbose) are many, and near to every option that begins with n.
-        meant_opposite = error.option_name.startswith("--no-")
-        near = [it for it in error.possibilities or () if meant_opposite or it[:5] != "--no-"]
-        hint = f"; did you mean {' or '.join(sorted(near))}?" if near else ""
-        return f"there is no option {error.option_name}{hint}"
-    assert isinstance(error, click.ClickException)
-    return error.format_message().rstrip(".")
+    from xlaunch.options.table import RENAMED
+
+    if not isinstance(error, click.NoSuchOption):
+        return error.format_message().rstrip(".")
+    new = RENAMED.get(error.option_name.removeprefix("--"))
+    if new is not None:
+        return f"{error.option_name} is now --{new}"
+    # --no-smt and the like are near to every option that begins with n.
+    opposite = error.option_name.startswith("--no-")
+    near = [it for it in error.possibilities or () if opposite or not it.startswith("--no-")]
+    hint = f"; did you mean {' or '.join(sorted(near))}?" if near else ""
+    return f"there is no option {error.option_name}{hint}"

@@ -8,27 +8,12 @@ import os
 import re
 import shlex
 from collections.abc import Mapping
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import click
 
 from xlaunch.cli import say
-from xlaunch.cli.options import (
-    CONTEXT,
-    ENVIRONMENT,
-    LAYOUT,
-    MACHINE,
-    PRESETS,
-    PROGRAM,
-    RUNNING,
-    OneCallOption,
-    request_from,
-    with_options,
-    with_program,
-)
-from xlaunch.cli.parameters import Word
-from xlaunch.cli.presets.command import LayeredCommand
+from xlaunch.cli.options import Parsed, launch_command
 from xlaunch.cli.topology import machine_of
 from xlaunch.environment import prepare_environment
 from xlaunch.environment.caches import LOCATIONS
@@ -37,7 +22,9 @@ from xlaunch.environment.program import find_interpreter
 from xlaunch.environment.variables import OURS, Setting, without_names
 from xlaunch.errors import UsageError
 from xlaunch.machine.cpu_list import format_cpu_list
-from xlaunch.planning import plan as make_plan
+from xlaunch.options.kinds import one_of
+from xlaunch.options.layers import Resolved, request_from
+from xlaunch.planning.planner import plan
 from xlaunch.planning.plans import Instance, Plan
 from xlaunch.planning.request import HugePages, MemoryPolicy
 
@@ -74,27 +61,18 @@ class Surroundings(NamedTuple):
         return {setting.name: setting.value for setting in self.settings} | self.changed
 
 
-@click.command(cls=LayeredCommand, context_settings=CONTEXT)
-@partial(with_program, required=False)
-@with_options(
-    [
+@launch_command(
+    program_required=False,
+    without=("dry-run", "json", "explain", "verbose", "quiet"),
+    own=[
         click.option(
             "--format",
-            "format_",
-            cls=OneCallOption,
-            type=Word(Format),
-            default=Format.SH,
+            type=Parsed(one_of(Format)),
             help="sh (default): export lines; systemd: lines for a unit; docker: flags; json.",
         ),
     ],
-    LAYOUT,
-    PROGRAM,
-    ENVIRONMENT,
-    RUNNING,
-    PRESETS,
-    MACHINE,
 )
-def env(*, format_: Format, sysroot: str | None, synthetic: str | None, **options: Any) -> None:
+def command(asked: Resolved) -> None:
     """Print the environment of an instance, beyond what it inherits; run nothing.
 
     \b
@@ -102,28 +80,29 @@ def env(*, format_: Format, sysroot: str | None, synthetic: str | None, **option
     xlaunch env --ncores 4 --format systemd > worker.service.d/place.conf
     eval "docker run $(xlaunch env --ncores 4 --format docker) image python serve.py"
 
-    The options are those of xlaunch. Without PROGRAM it is that of a Python program. Of several
-    instances --instance-index chooses one.
+    The options are those of xlaunch. Without PROGRAM it is the environment of a Python program.
+    --instance-index chooses one of several instances.
     """
+    options = asked.values
     request = request_from(options)
     if not request.program:
         interpreter, _ = find_interpreter(request.python, os.environ)
         request = request._replace(program=(interpreter,), module=False)
-    with machine_of(sysroot, synthetic) as machine:
-        plan = make_plan(request, machine)
-    if len(plan.instances) != 1:
-        indices = format_cpu_list([instance.index for instance in plan.instances])
+    with machine_of(options.get("sysroot"), options.get("synthetic")) as machine:
+        made = plan(request, machine)
+    if len(made.instances) != 1:
+        indices = format_cpu_list([instance.index for instance in made.instances])
         raise UsageError(
-            f"each of {len(plan.instances)} instances has an environment of its own; choose one: "
-            f"--instance-index {plan.instances[0].index} (of {indices})"
+            f"each of {len(made.instances)} instances has an environment of its own; choose one: "
+            f"--instance-index {made.instances[0].index} (of {indices})"
         )
-    found = _surroundings(plan, os.environ)
+    found = _surroundings(made, os.environ)
     writer = {
         Format.SH: _sh,
         Format.SYSTEMD: _systemd,
         Format.DOCKER: _docker,
         Format.JSON: _json,
-    }[format_]
+    }[options.get("format", Format.SH)]
     # Bytes: a variable's value may be no text.
     click.echo(os.fsencode(writer(found)))
 
@@ -148,9 +127,9 @@ def _sh(found: Surroundings) -> str:
     """Lines for ``eval`` in any shell of the Bourne family."""
     for name in found.changed:
         _check_name(name, "a shell")
-    policy = found.plan.request.memory
+    policy = found.plan.request.mem_policy
     if policy not in (MemoryPolicy.AUTO, MemoryPolicy.NONE):
-        say(_left_out(f"--memory {policy.value}"))
+        say(_left_out(f"--mem-policy {policy.value}"))
     lines = [f"export {name}={shlex.quote(value)}" for name, value in found.changed.items()]
     names = [name for name in found.removed if _NAME.fullmatch(name)]
     return "\n".join([*lines, *(f"unset {name}" for name in names)])

@@ -30,7 +30,7 @@ class Judged(NamedTuple):
 @click.command(context_settings=CONTEXT)
 @click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
 @click.option("--python", metavar="FILE", help="The interpreter that libraries are for.")
-def libraries(*, as_json: bool, python: str | None) -> None:
+def command(*, as_json: bool, python: str | None) -> None:
     """Show the allocators and OpenMP runtimes that can be preloaded, and why others cannot.
 
     They are looked for with the active environment's interpreter first (or --python's), then with

@@ -1,248 +1,93 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of a launch: one table for `xlaunch` and `xlaunch plan`."""
+"""Commands that take the options of a launch: the table of options as click has it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import os
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from xlaunch.cli.parameters import (
-    CacheFolder,
-    Count,
-    Duration,
-    MetricName,
-    NumberList,
-    Variable,
-    WholeNumber,
-    Word,
-)
-from xlaunch.environment.variables import OPTION_PREFIX
+from xlaunch.cli import say
 from xlaunch.errors import UsageError
-from xlaunch.planning.request import (
-    MAX,
-    ECores,
-    HugePages,
-    MemoryPolicy,
-    Mode,
-    OnFailure,
-    Place,
-    Request,
-)
+from xlaunch.options.files import file_layers
+from xlaunch.options.kinds import FLAG, Kind
+from xlaunch.options.layers import COMMAND_LINE, Layer, Resolved, resolve, variables_layer
+from xlaunch.options.table import BY_KEY, IN_FILES, OPTIONS, Group, Option
 
 Command = Callable[..., Any]
 
-
-class OneCallOption(click.Option):
-    """An option of one call, which neither presets nor other files hold. **Ex.:** ``--dry-run``."""
-
+if TYPE_CHECKING:
+    _ParamType = click.ParamType[Any]
+else:
+    _ParamType = click.ParamType  # not subscriptable before click 8.4
 
 CONTEXT = {
     "allow_interspersed_args": False,
-    "auto_envvar_prefix": OPTION_PREFIX.rstrip("_"),
     "help_option_names": ["-h", "--help"],
     "max_content_width": 100,
 }
 """What follows the program's name is the program's, byte for byte."""
 
-LAYOUT = [
-    click.option("--instances", type=Count(), help="Instances to run; max: as many as fit."),
-    click.option("--ncores", type=Count(), help="Physical cores for each; max: as many as fit."),
-    click.option(
-        "--mode", type=Word(Mode), help="latency: 4 cores each, over everything; throughput: one per NUMA node."
-    ),
-    click.option("--cpus", type=NumberList(), help="Use these logical CPUs only: 0-3,8."),
-    click.option("--nodes", type=NumberList(), help="Use these NUMA nodes only."),
-    click.option("--reserve", type=WholeNumber(), default=0, metavar="K", help="Cores to leave free."),
-    click.option(
-        "--instance-index", type=NumberList(), help="Of the whole layout, run these instances only."
-    ),
-    click.option(
-        "--place", type=Word(Place), default=Place.COMPACT, help="Side by side (default), or far apart."
-    ),
-    click.option("--smt", is_flag=True, help="Use every SMT sibling of a core, not just the first."),
-    click.option(
-        "--ecores",
-        type=Word(ECores),
-        help="Efficiency cores. Default: left out where there are performance cores.",
-    ),
-    click.option("--oversubscribe", is_flag=True, help="Let instances share cores if there are too few."),
-    click.option(
-        "--memory",
-        type=Word(MemoryPolicy),
-        default=MemoryPolicy.AUTO,
-        help="NUMA memory policy. Default: auto, an instance's own node first.",
-    ),
-]  # fmt: skip
 
-PROGRAM = [
-    click.option("-m", "--module", is_flag=True, help="PROGRAM is a Python module."),
-    click.option("--python", metavar="FILE", help="Interpreter for scripts and modules."),
-    click.option(
-        "--no-python",
-        is_flag=True,
-        help="PROGRAM is an executable, whatever its name; rarely needed.",
-    ),
-    click.option(
-        "--env", type=Variable(), multiple=True, help="Set a variable for every instance."
-    ),
-    click.option(
-        "--substitute",
-        is_flag=True,
-        help="Replace {index}, {count}, {cpus}, {ncores}, {node}, {8000+index} in ARGS, as in --env.",
-    ),
-]
+class Parsed(_ParamType):
+    """A value of a `Kind`."""
 
-ENVIRONMENT = [
-    click.option(
-        "--allocator",
-        default="auto",
-        metavar="NAME|FILE",
-        help="Allocator profile: auto, glibc, glibc-tuned, glibc-one-arena, glibc-frugal, "
-        "jemalloc, tcmalloc, mimalloc, or a library.",
-    ),
-    click.option(
-        "--omp",
-        default="auto",
-        metavar="NAME|FILE",
-        help="OpenMP runtime and how it waits: auto, gnu, intel, llvm, none, or a library.",
-    ),
-    click.option(
-        "--thp",
-        type=Word(HugePages),
-        default=HugePages.AUTO,
-        help="Huge pages. Default: auto, the allocator asks where the system leaves it to programs.",
-    ),
-    click.option(
-        "--cache-dir",
-        type=CacheFolder(),
-        metavar="DIR",
-        help="Where compile caches go, by hardware.",
-    ),
-    click.option("--no-cache", is_flag=True, help="Leave compile caches where they are."),
-]
+    def __init__(self, kind: Kind) -> None:
+        self.kind = kind
+        self.name = kind.metavar
 
-RUNNING = [
-    click.option("--log-dir", metavar="DIR", help="Write each instance's output to files in DIR."),
-    click.option(
-        "--tag/--no-tag",
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        """The values as they are typed; click would show them in capitals."""
+        return self.name
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return self.kind.parse(value)
+        except UsageError as error:
+            return self.fail(str(error), param, ctx)
+
+
+class GroupedCommand(click.Command):
+    """A command whose help shows its options in groups."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write a section for each group, then one for the options that are in none."""
+        sections: dict[str, list[tuple[str, str]]] = {group.value: [] for group in Group}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if isinstance(parameter, click.Option) and record is not None:
+                option = BY_KEY.get(parameter.name or "")
+                title = "Other" if option is None else option.group.value
+                sections.setdefault(title, []).append(record)
+        for title, records in sections.items():
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records, col_max=34)
+
+
+def click_option(option: Option) -> Callable[[Command], Command]:
+    """An option of the table as click has it; its value is None unless it is typed."""
+    flag = option.kind is FLAG
+    long = f"--{option.name}/--no-{option.name}" if option.opposite else f"--{option.name}"
+    return click.option(
+        *([option.short] if option.short else []),
+        long,
+        option.key,
+        is_flag=flag,
+        type=None if flag else Parsed(option.kind),
+        multiple=option.multiple,
         default=None,
-        help="Instance number before each line. Default: if several.",
-    ),
-    click.option(
-        "--pty",
-        is_flag=True,
-        help="Let instances write to a pseudo-terminal: progress bars, colours.",
-    ),
-    click.option(
-        "--on-failure",
-        type=Word(OnFailure),
-        default=OnFailure.STOP,
-        help="An instance that fails ends the others (stop, default), or not, or is restarted.",
-    ),
-    click.option(
-        "--max-restarts",
-        type=Count(),
-        help="With --on-failure restart: restarts of each instance in the whole run. Default: 3; max: no "
-        "limit.",
-    ),
-    click.option(
-        "--timeout", type=Duration(zero=False), help="End the run after this time: 90, 10m, 2h."
-    ),
-    click.option(
-        "--grace",
-        type=Duration(zero=True),
-        default="10s",
-        help="From SIGTERM to SIGKILL. Default: 10s.",
-    ),
-    click.option("--supervise", is_flag=True, help="Keep a supervisor even for a single instance."),
-    click.option(
-        "--metric",
-        type=MetricName(),
-        multiple=True,
-        help="Report on a number that instances print: 'sentences/s', or a regular expression.",
-    ),
-    click.option("--report", metavar="FILE", help="Write a report of the run as JSON."),
-]
-
-PRESETS = [
-    click.option(
-        "--preset",
-        cls=OneCallOption,
-        expose_value=False,
-        metavar="FILE",
-        help="Take options from a TOML file, here or in ~/.config/xlaunch/presets; flags win.",
-    ),
-    click.option(
-        "--save-preset",
-        cls=OneCallOption,
-        metavar="FILE",
-        help="Write the options that are not defaults to FILE, for --preset.",
-    ),
-    click.option(
-        "--isolated",
-        cls=OneCallOption,
-        is_flag=True,
-        expose_value=False,
-        help="Read neither the project's [tool.xlaunch] nor ~/.config/xlaunch/config.toml.",
-    ),
-]
-
-MACHINE = [
-    click.option(
-        "--sysroot",
-        cls=OneCallOption,
-        metavar="DIR",
-        help="Another machine: its sys and proc in DIR, or a capture (see topology --capture).",
-    ),
-    click.option(
-        "--synthetic",
-        cls=OneCallOption,
-        metavar="TEXT",
-        help='A made-up machine: "package:2 node:2 l3:4 core:8 pu:2", each count per one of the '
-        "level before.",
-    ),
-]
-
-PER_LAUNCH = (LAYOUT, RUNNING)
-"""Where instances go, and what becomes of them: an instance's own launches decide it anew."""
+        help=option.help,
+    )
 
 
-def _both(one: Any, other: Any) -> bool:
-    return one not in (None, False) and other not in (None, False)
-
-
-def _both_max(one: Any, other: Any) -> bool:
-    return one is MAX and other is MAX
-
-
-CONTRADICTIONS: dict[tuple[str, str], Callable[[Any, Any], bool]] = {
-    ("mode", "instances"): _both,
-    ("mode", "ncores"): _both,
-    ("instances", "ncores"): _both_max,
-    ("module", "no_python"): _both,
-    ("cache_dir", "no_cache"): _both,
-    ("pty", "log_dir"): _both,
-    ("quiet", "verbose"): _both,
-    ("quiet", "explain"): _both,
-}
-"""Options that cannot be had together, and whether two values of theirs are such a case."""
-
-
-def refuse_contradictions(ctx: click.Context) -> None:
-    """Raise `UsageError` for two flags that were both asked for and cannot both be had."""
-    options = ctx.params
-    if options["quiet"] and (options["verbose"] or options["explain"]):
-        raise UsageError("--quiet contradicts --verbose and --explain; drop one")
-    if options["module"] and options["no_python"]:
-        raise UsageError("--no-python contradicts --module: a module needs Python; drop one")
-
-
-def names_of(*groups: Sequence[Callable[[Command], Command]]) -> frozenset[str]:
-    """The names of the values that the options of `groups` give."""
-    command = click.command()(with_options(*groups)(lambda: None))
-    return frozenset([option.name for option in command.params if option.name])
+def click_options(*groups: Group, without: str = "") -> list[Callable[[Command], Command]]:
+    """The options of some groups that files may hold, but for one."""
+    return [click_option(o) for o in IN_FILES if o.group in groups and o.name != without]
 
 
 def with_options(*groups: Sequence[Callable[[Command], Command]]) -> Callable[[Command], Command]:
@@ -262,9 +107,56 @@ def with_program(command: Command, *, required: bool = True) -> Command:
     return click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar=metavar)(command)
 
 
-def request_from(options: dict[str, Any]) -> Request:
-    """The request that a command line makes; `options` as click gives them."""
-    words = {name: value for name, value in options.items() if name in Request._fields}
-    words["timeout_s"] = options.get("timeout")
-    words["grace_s"] = options.get("grace", Request().grace_s)
-    return Request(**words)
+def launch_command(
+    *,
+    program_required: bool,
+    without: Collection[str] = (),
+    own: Sequence[Callable[[Command], Command]] = (),
+) -> Callable[[Callable[[Resolved], int | None]], click.Command]:
+    """Make a function of `Resolved` options a command with the options of a launch.
+
+    `without`: names of options that the command has not. `own`: options that are its alone; their
+    values are among the resolved ones.
+    """
+    options = [click_option(option) for option in OPTIONS if option.name not in without]
+
+    def decorate(run: Callable[[Resolved], int | None]) -> click.Command:
+        def callback(**typed: Any) -> int | None:
+            return _run(run, typed)
+
+        callback.__doc__ = run.__doc__
+        command = with_program(with_options(own, options)(callback), required=program_required)
+        return click.command(cls=GroupedCommand, context_settings=CONTEXT)(command)
+
+    return decorate
+
+
+def resolved_options(typed: dict[str, Any]) -> Resolved:
+    """Merge what was typed, as click gives it, with variables and files, and print the notes."""
+    given = {key: value for key, value in typed.items() if value not in (None, ())}
+    variables = variables_layer(os.environ, given)
+    early = {**variables.values, **given}
+    files = file_layers(
+        early.get("preset"), isolated=early.get("isolated", False), environment=os.environ
+    )
+    asked = resolve([Layer(COMMAND_LINE, given), variables, *files.layers])
+    asked = asked._replace(notes=(*files.notes, *asked.notes))
+    if not asked.values.get("quiet"):
+        for note in asked.notes:
+            say(f"note: {note}")
+    return asked
+
+
+def _run(run: Callable[[Resolved], int | None], typed: dict[str, Any]) -> int | None:
+    asked = resolved_options(typed)
+    path = asked.values.get("save_preset")
+    if path is not None:
+        from xlaunch.options.presets import save_preset
+
+        save_preset(path, asked.values)
+        if not asked.values.get("quiet"):
+            say(f"{path}: saved, for xlaunch --preset {path}")
+    try:
+        return run(asked)
+    except UsageError as error:
+        raise UsageError(f"{error}{asked.set_elsewhere()}") from None

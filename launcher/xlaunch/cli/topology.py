@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``xlaunch topology``: the machine, drawn or as JSON; also captured, or made up."""
+"""`xlaunch topology`: the machine, drawn or as JSON; also captured, or made up."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from typing import Any
 import click
 
 from xlaunch.cli.machine_drawing import Drawing, draw_machine
-from xlaunch.cli.options import CONTEXT, LAYOUT, MACHINE, request_from, with_options
+from xlaunch.cli.options import CONTEXT, GroupedCommand, click_option, click_options, with_options
 from xlaunch.errors import UsageError
 from xlaunch.machine import read_machine
 from xlaunch.machine.topology import Machine
-from xlaunch.planning import Request
-from xlaunch.planning import plan as make_plan
+from xlaunch.options.layers import COMMAND_LINE, Layer, request_from, resolve, variables_layer
+from xlaunch.options.table import BY_KEY, Group
+from xlaunch.planning.planner import plan
+from xlaunch.planning.request import Request
 
 
-@click.command(context_settings=CONTEXT)
+@click.command(cls=GroupedCommand, context_settings=CONTEXT)
 @with_options(
     [
         click.option("--json", "as_json", is_flag=True, help="Print the facts as JSON."),
@@ -29,18 +31,22 @@ from xlaunch.planning import plan as make_plan
             metavar="FILE",
             help="Write what this machine is read from to FILE (.tar.xz), for --sysroot elsewhere.",
         ),
+        click_option(BY_KEY["sysroot"]),
+        click_option(BY_KEY["synthetic"]),
     ],
-    MACHINE,
-    LAYOUT,
+    click_options(Group.LAYOUT),
 )
-def topology(
-    *, as_json: bool, sysroot: str | None, synthetic: str | None, capture: str | None, **layout: Any
-) -> None:
+def command(*, as_json: bool, capture: str | None, **typed: Any) -> None:
     """Show packages, NUMA nodes, L3 caches and cores, and which of them may be used here.
 
-    With --instances, --ncores or another layout option: also which instance would sit where.
+    With --instances, --ncores or another layout option: also which instance would run where.
     """
-    request = request_from(layout)
+    given = {key: value for key, value in typed.items() if value is not None}
+    variables = variables_layer(os.environ, given)
+    inherited = {key: value for key, value in variables.values.items() if key in typed}
+    options = resolve([Layer(COMMAND_LINE, given), variables._replace(values=inherited)]).values
+    request = request_from(options)
+    sysroot, synthetic = options.get("sysroot"), options.get("synthetic")
     if capture is not None:
         if as_json or sysroot is not None or synthetic is not None or request != Request():
             raise UsageError("--capture writes this machine to a file; give it alone")
@@ -54,39 +60,37 @@ def topology(
 
             click.echo(format_json(describe_machine(machine)))
         else:
-            made = make_plan(request, machine) if request != Request() else None
+            made = plan(request, machine) if request != Request() else None
             notes = (*machine.notes, *(made.warnings if made is not None else ()))
             show(draw_machine(machine, made), notes)
 
 
 @contextlib.contextmanager
 def machine_of(sysroot: str | None, synthetic: str | None) -> Iterator[Machine]:
-    """The machine that the options name; this one when they name none.
+    """The machine that the options name; this one if they name none.
 
-    What had to be unpacked or made up lies in a temporary folder, which is gone at the end.
-    Raises `UsageError` when they name none that can be read.
+    What had to be unpacked or made up is in a temporary directory, which is removed at the end.
+    Raises `UsageError` if it cannot be read.
     """
-    if sysroot is not None and synthetic is not None:
-        raise UsageError("--sysroot and --synthetic each name a machine; give one of them")
     if synthetic is not None:
         from xlaunch.machine.scratch import scratch_folder
         from xlaunch.machine.synthetic import parse_levels, write_tree
 
         levels = parse_levels(synthetic)
-        with scratch_folder() as folder:
-            write_tree(levels, folder)
-            yield read_machine(folder)
+        with scratch_folder() as directory:
+            write_tree(levels, directory)
+            yield read_machine(directory)
     elif sysroot is not None and os.path.isfile(sysroot):
         from xlaunch.machine.capture import unpacked
 
-        with unpacked(sysroot) as folder:
-            yield read_machine(folder)
+        with unpacked(sysroot) as directory:
+            yield read_machine(directory)
     else:
         yield read_machine("/" if sysroot is None else sysroot)
 
 
 def show(drawing: Drawing, notes: tuple[str, ...]) -> None:
-    """Print a drawing, with colour where standard output is a terminal that has it."""
+    """Print a drawing, with colour if standard output is a terminal that has it."""
     if sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb":
         from rich.console import Console
 

@@ -42,11 +42,11 @@ class Environment(NamedTuple):
 
 
 def prepare_environment(
-    plan: Plan, inherited: Mapping[str, str], *, make_folders: bool = False
+    plan: Plan, inherited: Mapping[str, str], *, make_directories: bool = False
 ) -> Environment:
     """Find the program of `plan` and choose the variables of every instance.
 
-    `inherited` is the environment to start from, as a rule `os.environ`. `make_folders`: make those
+    `inherited` is the environment to start from, as a rule `os.environ`. `make_directories`: make those
     that variables name, as a launch needs it and a plan does not. What a launcher outside has set is
     chosen anew.
     Raises what `resolve_program` raises, and `UsageError` for a profile that cannot be had.
@@ -97,7 +97,7 @@ def prepare_environment(
 
         proposals = with_preload(proposals, given, openmp.preload.path, openmp.reason)
     if not request.no_cache:
-        caches, warning = cache_settings(request.cache_dir, given, make=make_folders)
+        caches, warning = cache_settings(request.cache_dir, given, make=make_directories)
         proposals += caches
         warnings += [warning] if warning is not None else []
     installed = Installed()

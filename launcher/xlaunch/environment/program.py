@@ -124,7 +124,7 @@ def _check_file(path: str, *, must_execute: bool) -> None:
     except ValueError:  # an embedded null byte
         raise ProgramNotFoundError(f"program {path!r} is not a file name") from None
     if stat.S_ISDIR(mode):
-        raise ProgramNotExecutableError(f"program {path!r} is a folder; name a file in it")
+        raise ProgramNotExecutableError(f"program {path!r} is a directory; name a file in it")
     if must_execute and not os.access(path, os.X_OK):
         raise ProgramNotExecutableError(
             f"program {path!r} is not executable; chmod +x it, or name its interpreter first"
@@ -145,6 +145,6 @@ def _search_path(name: str, environment: Mapping[str, str]) -> str:
     if refused is not None:
         raise ProgramNotExecutableError(f"program {refused!r} is not executable")
     if os.path.isdir(name):
-        raise ProgramNotExecutableError(f"program {name!r} is a folder; name a file in it")
+        raise ProgramNotExecutableError(f"program {name!r} is a directory; name a file in it")
     hint = f"; to run the file in this folder write ./{name}" if os.path.isfile(name) else ""
     raise ProgramNotFoundError(f"program {name!r} is not on PATH{hint}")

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from xlaunch.planning.plans import Decision, Instance, Plan
 from xlaunch.planning.planner import plan
+from xlaunch.planning.plans import Decision, Instance, Plan
 from xlaunch.planning.rendering import plan_to_dict, render_plan
 from xlaunch.planning.request import (
     MAX,

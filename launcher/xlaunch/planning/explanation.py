@@ -65,7 +65,11 @@ def explain_placement(
         reason = "no instance crosses packages, NUMA nodes or caches"
     decisions = [Decision("placement", request.place.value, reason)]
     if idle:
-        why = f"{request.reserve} reserved" if request.reserve else "not needed by the layout"
+        why = (
+            f"{request.reserve_cores} reserved"
+            if request.reserve_cores
+            else "not needed by the layout"
+        )
         cpus = name_numbers("CPU", [cpu for core in idle for cpu in core.cpus])
         decisions.append(Decision("idle", _counted(len(idle), "core"), f"{cpus}: {why}"))
     return decisions

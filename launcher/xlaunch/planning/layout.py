@@ -77,23 +77,19 @@ def _check_numbers(request: Request) -> None:
     for name, number in (("--instances", request.instances), ("--ncores", request.ncores)):
         if isinstance(number, int) and number < 1:
             raise UsageError(f"{name} {number}: must be at least 1, or max")
-        if request.mode is not None and number is not None:
-            raise UsageError(
-                f"--mode {request.mode.value} fixes the layout: leave {name} out, or --mode"
-            )
-    if request.reserve < 0:
-        raise UsageError(f"--reserve {request.reserve}: must be 0 or more cores")
-    if request.instances is MAX and request.ncores is MAX:
-        raise UsageError("--instances max and --ncores max: only one of them can be max")
+    if request.reserve_cores < 0:
+        raise UsageError(f"--reserve-cores {request.reserve_cores}: must be 0 or more cores")
 
 
 def _usable_cores(request: Request, capacity: Capacity) -> int:
     """Cores that all instances together may use: what reserving and the quota leave of the pool."""
-    unreserved = capacity.pool - request.reserve
+    unreserved = capacity.pool - request.reserve_cores
     if unreserved < 1:
-        most = f"at most --reserve {capacity.pool - 1}" if capacity.pool > 1 else "leave it out"
+        most = (
+            f"at most --reserve-cores {capacity.pool - 1}" if capacity.pool > 1 else "leave it out"
+        )
         raise UsageError(
-            f"--reserve {request.reserve}: nothing would be left of the {_held(capacity)}; {most}"
+            f"--reserve-cores {request.reserve_cores}: nothing would be left of the {_held(capacity)}; {most}"
         )
     if capacity.quota is None:
         return unreserved
@@ -106,7 +102,7 @@ def _asked_layout(request: Request, capacity: Capacity, budget: int) -> Layout:
     if request.mode is Mode.THROUGHPUT:
         return _throughput_layout(request, capacity, budget)
     if takes_everything(request):
-        size = capacity.pool - request.reserve if capacity.bound else budget
+        size = capacity.pool - request.reserve_cores if capacity.bound else budget
         return _equal_layout(1, size, "one instance on everything")
     if isinstance(request.ncores, int):
         if request.instances is MAX and request.ncores <= budget:
@@ -141,7 +137,7 @@ def _throughput_layout(request: Request, capacity: Capacity, budget: int) -> Lay
     if not capacity.bound:
         count = min(len(sizes), budget)
         return _equal_layout(count, budget // count, reason)
-    for _ in range(request.reserve):
+    for _ in range(request.reserve_cores):
         largest = max(sizes)
         last = max(index for index, size in enumerate(sizes) if size == largest)
         sizes[last] -= 1
@@ -149,7 +145,7 @@ def _throughput_layout(request: Request, capacity: Capacity, budget: int) -> Lay
     if 0 in sizes:
         empty = sizes.count(0)
         nodes = "1 NUMA node" if empty == 1 else f"{empty} NUMA nodes"
-        warnings.append(f"--reserve {request.reserve} leaves no core in {nodes}")
+        warnings.append(f"--reserve-cores {request.reserve_cores} leaves no core in {nodes}")
     listed = [size for size in sizes if size]
     granted = None
     if capacity.quota is not None and budget < sum(sizes):
@@ -211,9 +207,9 @@ def _refuse(request: Request, capacity: Capacity, count: int, size: int, budget:
     held = f"{capacity.pool} {capacity.origin}"
     if capacity.pool == 1:
         held = held.replace("are ", "is ", 1)
-    if request.reserve:
-        held += f", {request.reserve} of them reserved"
-    if budget < capacity.pool - request.reserve:
+    if request.reserve_cores:
+        held += f", {request.reserve_cores} of them reserved"
+    if budget < capacity.pool - request.reserve_cores:
         held += f", and the CPU quota of {_quota(capacity)} is worth {budget}"
     fits = []
     if size <= budget:

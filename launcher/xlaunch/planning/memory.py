@@ -67,9 +67,9 @@ def choose_memory(
             return Memory(wanted, own, "as asked")
         has = "have" if len(nodes) > 1 else "has"
         raise UsageError(
-            f"--memory bind: instance {index} runs on {name_numbers('NUMA node', nodes)}, which {has} "
+            f"--mem-policy bind: instance {index} runs on {name_numbers('NUMA node', nodes)}, which {has} "
             f"no memory that may be used; nodes with memory: {format_cpu_list(known.usable)}; "
-            "choose another --memory, or --nodes"
+            "choose another --mem-policy, or --numa-nodes"
         )
     if len(known.usable) < 2:
         seen = "one NUMA node" if known.usable else "no NUMA nodes"

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from xlaunch.errors import UsageError
 from xlaunch.machine.cpu_list import name_numbers
 from xlaunch.machine.topology import CPUs, Machine, Topology
+from xlaunch.planning.contradictions import refuse_contradictions
 from xlaunch.planning.explanation import (
     explain_memory,
     explain_memory_share,
@@ -42,8 +43,7 @@ def plan(request: Request, machine: Machine) -> Plan:
     **Ex.:** two instances on 16 cores in two nodes: CPUs 0-7 with memory preferred on node 0, and
     8-15 with memory preferred on node 1.
     """
-    if request.cache_dir is not None and request.no_cache:
-        raise UsageError("--cache-dir contradicts --no-cache; drop one")
+    refuse_contradictions(request._asdict())
     can_bind, quota = _has_masks(machine), _effective_quota(machine)
     bound = can_bind and _binds(request, machine)
     pool = select_pool(request, machine, bound=bound)
@@ -80,9 +80,9 @@ def plan(request: Request, machine: Machine) -> Plan:
     share = _memory_share(machine, len(instances))
     decisions += explain_memory_share(machine, share)
     warnings = [*pool.warnings, *layout.warnings]
-    if not can_bind and (request.cpus is not None or request.nodes is not None):
+    if not can_bind and (request.cpus is not None or request.numa_nodes is not None):
         warnings.append(
-            "CPUs cannot be bound on this system: --cpus and --nodes only set the counts"
+            "CPUs cannot be bound on this system: --cpus and --numa-nodes only set the counts"
         )
     if not layout.oversubscribed and not layout.by_node and not takes_everything(request):
         warnings += warn_of_crossings(request, machine.topology, cores, placed, crossed)
@@ -123,7 +123,7 @@ def _binds(request: Request, machine: Machine) -> bool:
     return (
         _effective_quota(machine) is None
         or request.cpus is not None
-        or request.nodes is not None
+        or request.numa_nodes is not None
         or request.ecores in (ECores.EXCLUDE, ECores.ONLY)
     )
 
@@ -155,13 +155,13 @@ def _place(
             for group, size in zip(by_node, layout.sizes, strict=True)
             if size
         ]
-    unreserved = len(cores) - request.reserve
+    unreserved = len(cores) - request.reserve_cores
     size = min(layout.sizes[0], unreserved)
     placed: list[list[Core]] = []
     while len(placed) < len(layout.sizes):
         count = min(unreserved // size, len(layout.sizes) - len(placed))
         slots = place_instances(cores, count=count, size=size, place=request.place)
-        if request.reserve and not placed:
+        if request.reserve_cores and not placed:
             # What the first round has left is what stays free.
             used = {core.cpus[0] for slot in slots for core in slot}
             cores = [core for core in cores if core.cpus[0] in used]
@@ -194,7 +194,7 @@ def _bound_instances(
         )
         nodes = tuple(sorted([node_ids[key] for key in node_keys]))
         memory = choose_memory(
-            request.memory,
+            request.mem_policy,
             index=index,
             nodes=nodes,
             everywhere=len(slot) == pool_cores,
@@ -232,7 +232,7 @@ def _unbound_instances(
     instances = []
     for index, size in enumerate(layout.sizes):
         memory = choose_memory(
-            request.memory, index=index, nodes=nodes, everywhere=True, known=known
+            request.mem_policy, index=index, nodes=nodes, everywhere=True, known=known
         )
         threads = size * siblings
         if layout.threads_at_most is not None:

@@ -40,14 +40,14 @@ def select_pool(request: Request, machine: Machine, *, bound: bool) -> Pool:
     if request.cpus is not None:
         _check_cpus(request.cpus, machine)
         cpus &= set(request.cpus)
-    if request.nodes is not None:
-        _check_nodes(request.nodes, machine)
-        asked = set(request.nodes)
+    if request.numa_nodes is not None:
+        _check_nodes(request.numa_nodes, machine)
+        asked = set(request.numa_nodes)
         cpus &= {c for node in topology.numa_nodes if node.id in asked for c in node.cpus}
     if not cpus:
         raise UsageError(
             f"--cpus {format_cpu_list(request.cpus or ())} and "
-            f"--nodes {format_cpu_list(request.nodes or ())} have no CPU in common"
+            f"--numa-nodes {format_cpu_list(request.numa_nodes or ())} have no CPU in common"
         )
     decisions = [Decision("CPUs", format_cpu_list(cpus), _why_these(request, limits))]
     warnings: list[str] = []
@@ -140,10 +140,10 @@ def _check_nodes(asked: tuple[int, ...], machine: Machine) -> None:
     advice = (
         f"nodes to plan on: {format_cpu_list(usable)}"
         if usable
-        else "this machine shows no NUMA nodes: leave --nodes out"
+        else "this machine shows no NUMA nodes: leave --numa-nodes out"
     )
     if not asked:
-        raise UsageError(f"--nodes names no node; {advice}")
+        raise UsageError(f"--numa-nodes names no node; {advice}")
     for number in sorted(asked):
         if number not in nodes:
             problem = "does not exist"
@@ -157,7 +157,9 @@ def _check_nodes(asked: tuple[int, ...], machine: Machine) -> None:
             )
         else:
             continue
-        raise UsageError(f"--nodes {format_cpu_list(asked)}: node {number} {problem}; {advice}")
+        raise UsageError(
+            f"--numa-nodes {format_cpu_list(asked)}: node {number} {problem}; {advice}"
+        )
 
 
 def _choose_kinds(
@@ -238,8 +240,8 @@ def _why_these(request: Request, limits: Limits) -> str:
     given = []
     if request.cpus is not None:
         given.append("--cpus")
-    if request.nodes is not None:
-        given.append(f"--nodes {format_cpu_list(request.nodes)}")
+    if request.numa_nodes is not None:
+        given.append(f"--numa-nodes {format_cpu_list(request.numa_nodes)}")
     if given:
         return f"given by {' and '.join(given)}"
     if limits.narrowed_by:
@@ -251,8 +253,8 @@ def _origin(request: Request, limits: Limits) -> str:
     given = []
     if request.cpus is not None:
         given.append(f"--cpus {format_cpu_list(request.cpus)}")
-    if request.nodes is not None:
-        given.append(f"--nodes {format_cpu_list(request.nodes)}")
+    if request.numa_nodes is not None:
+        given.append(f"--numa-nodes {format_cpu_list(request.numa_nodes)}")
     if given:
         return f"are in {' and '.join(given)}"
     if limits.narrowed_by:

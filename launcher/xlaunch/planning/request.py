@@ -105,9 +105,9 @@ class Request(NamedTuple):
     ncores: int | Max | None = None
     cpus: CPUs | None = None
     """Plan on these CPUs only."""
-    nodes: tuple[int, ...] | None = None
+    numa_nodes: tuple[int, ...] | None = None
     """Plan on the CPUs of these NUMA nodes only."""
-    reserve: int = 0
+    reserve_cores: int = 0
     """Cores to leave free."""
     instance_index: tuple[int, ...] | None = None
     """Of the whole plan, run these instances only."""
@@ -118,7 +118,7 @@ class Request(NamedTuple):
     """None: efficiency cores are left out where there are performance cores to use."""
     oversubscribe: bool = False
     """Let instances share cores when more are asked for than there are."""
-    memory: MemoryPolicy = MemoryPolicy.AUTO
+    mem_policy: MemoryPolicy = MemoryPolicy.AUTO
 
     allocator: str = "auto"
     """An allocator profile, or the path of a library to preload."""

@@ -175,9 +175,9 @@ def _set_memory_policy(plan: Plan, instance: Instance, note: Note) -> InheritedP
 
     try:
         inherited = read_memory_policy()
-        if plan.request.memory is MemoryPolicy.AUTO and inherited.mode != MPOL_DEFAULT:
+        if plan.request.mem_policy is MemoryPolicy.AUTO and inherited.mode != MPOL_DEFAULT:
             note(
-                "the memory policy that was inherited (numactl?) stays; --memory preferred overrides"
+                "the memory policy that was inherited (numactl?) stays; --mem-policy preferred overrides"
             )
             return None
         set_memory_policy(instance.memory, instance.memory_nodes)

@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from launcher.cli.commands import (
+from tests.launcher.cli.commands import (
     AWKWARD,
     SHOW,
     arguments_of,
@@ -18,6 +17,7 @@ from launcher.cli.commands import (
     show,
     xlaunch,
 )
+
 from xlaunch.cli import RESERVED
 
 

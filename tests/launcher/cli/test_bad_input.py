@@ -6,9 +6,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.launcher.cli.commands import SHOW, allowed_cpus, one_error_line, xlaunch
+from tests.launcher.machine.trees import CPU, write_files
 
-from launcher.cli.commands import SHOW, allowed_cpus, one_error_line, xlaunch
-from launcher.machine.trees import CPU, write_files
 from xlaunch.cli import run
 
 MANY_DIGITS = "9" * 5000
@@ -35,13 +35,17 @@ WORDS = ("", "x", "LATENCIES", "latency ", "no", "\n")
 
 WRONG_VALUES = [
     *((option, value) for option in ("--instances", "--ncores") for value in COUNTS),
-    *(("--reserve", value) for value in COUNTS if value.strip("0")),
-    *((option, value) for option in ("--cpus", "--nodes", "--instance-index") for value in LISTS),
+    *(("--reserve-cores", value) for value in COUNTS if value.strip("0")),
+    *(
+        (option, value)
+        for option in ("--cpus", "--numa-nodes", "--instance-index")
+        for value in LISTS
+    ),
     *(("--timeout", value) for value in (*TIMES, "0", "0s")),
     *(("--grace", value) for value in TIMES),
     *(
         (option, value)
-        for option in ("--mode", "--place", "--ecores", "--memory", "--on-failure")
+        for option in ("--mode", "--place", "--ecores", "--mem-policy", "--on-failure")
         for value in WORDS
     ),
     *(("--env", value) for value in ("", "A", "=", "=1")),
@@ -55,7 +59,7 @@ WRONG_VALUES = [
 UNHAVABLE = [
     ("--cpus", "999999"),
     ("--cpus", "0-999999"),
-    ("--nodes", "999999"),
+    ("--numa-nodes", "999999"),
     ("--ncores", "1048576"),
     ("--instances", "1048576"),
     ("--instances", "2", "--ncores", "524288"),
@@ -63,7 +67,7 @@ UNHAVABLE = [
     ("--ncores", "max", "--instances", "1048576"),
     ("--instances", "1048576", "--oversubscribe"),
     ("--ncores", "1048576", "--oversubscribe"),
-    ("--reserve", "1048576"),
+    ("--reserve-cores", "1048576"),
     ("--instance-index", "1"),
     ("--instance-index", "0-1048575"),
     ("--instances", "1", "--ncores", "1", "--instance-index", "0,1"),
@@ -129,8 +133,8 @@ def test_wrong_value(refused, option: str, value: str):
 
 def test_empty_name_of_a_folder_is_no_default(refused):
     assert refused(("--cache-dir", "", "true")) == (
-        "--cache-dir: the folder's name is empty; name a folder, leave the option out for the one "
-        "below XDG_CACHE_HOME, or use --no-cache to have none"
+        "Invalid value for '--cache-dir': the directory's name is empty; leave the option out for "
+        "the default; 'xlaunch --help' lists the options"
     )
 
 
@@ -154,6 +158,21 @@ def test_unknown_option_gets_the_nearest_name(refused, wrong: str, right: str):
         line = refused(words)
         assert f"no option {wrong}" in line
         assert right in line.partition("did you mean")[2]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("nodes", "numa-nodes"), ("memory", "mem-policy"), ("reserve", "reserve-cores")],
+)
+def test_former_name_of_an_option_is_refused_with_the_new_one(
+    refused, monkeypatch: pytest.MonkeyPatch, old: str, new: str
+):
+    for words in ((f"--{old}", "0", "true"), (f"--{old}=0", "true"), ("plan", f"--{old}", "0")):
+        assert refused(words).startswith(f"--{old} is now --{new}")
+    former = f"XLAUNCH_OPT_{old.upper()}"
+    monkeypatch.setenv(former, "0")
+    current = f"XLAUNCH_OPT_{new.upper().replace('-', '_')}"
+    assert refused(("true",)) == f"{former} is now {current}"
 
 
 def test_unknown_option_of_a_launch_alone(refused):
@@ -197,7 +216,7 @@ def test_message_names_what_is_wrong_and_what_would_do(refused):
     cpu = allowed_cpus()[-1]
     assert "999999" in refused(("--cpus", f"{cpu},999999", "true"))
     assert "does not exist" in refused(("./gone",), 127)
-    assert "is a folder" in refused(("/",), 126)
+    assert "is a directory" in refused(("/",), 126)
     assert "chmod +x" in refused(("/etc/passwd",), 126)
     assert "at most" in refused(("--ncores", "1048576", "true"))
     assert "PATH" in refused(("no-such-program",), 127)

@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from launcher.cli.commands import clean_environment, run
+from tests.launcher.cli.commands import clean_environment, run
 
 HEAVY = frozenset(("cpuinfo", "numpy", "optuna", "psutil", "rich", "torch"))
 SEVERAL = ("--instances", "2", "--ncores", "1", "--oversubscribe", "-q")

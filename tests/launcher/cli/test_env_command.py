@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from launcher.cli.commands import AWKWARD, SHOW, XLAUNCH, clean_environment, xlaunch
+from tests.launcher.cli.commands import AWKWARD, SHOW, XLAUNCH, clean_environment, xlaunch
 
 VALUES = [value for value in AWKWARD if len(value) < 1000]
 WRITTEN_BY_SHELLS = {"_", "SHLVL", "PWD", "OLDPWD"}
@@ -143,7 +142,7 @@ def test_systemd_reads_every_value_unchanged(tmp_path: Path):
     if not verify:
         pytest.skip("systemd-analyze is not here; its quoting rules are tested without it")
     options = [f"--env=V{number}={value}" for number, value in enumerate(TEXTS)]
-    lines = systemd_lines("--memory", "bind", "--ncores", "2", "--synthetic", MACHINE, *options)
+    lines = systemd_lines("--mem-policy", "bind", "--ncores", "2", "--synthetic", MACHINE, *options)
     unit = tmp_path / "unit.service"
     unit.write_text("\n".join(["[Service]", "ExecStart=/bin/true", *lines, ""]))
     plain = subprocess.run((verify, "verify", unit), capture_output=True, text=True, check=False)
@@ -156,15 +155,15 @@ def test_systemd_reads_every_value_unchanged(tmp_path: Path):
 
 def test_systemd_gets_the_place():
     options = ("--synthetic", MACHINE, "--instances", "4", "--instance-index", "1")
-    bound = systemd_lines(*options, "--memory", "bind")
+    bound = systemd_lines(*options, "--mem-policy", "bind")
     assert bound[-3:] == ["CPUAffinity=16-31", "NUMAPolicy=bind", "NUMAMask=1"]
     assert systemd_lines(*options)[-2:] == ["NUMAPolicy=preferred", "NUMAMask=1"]
-    assert systemd_lines(*options, "--memory", "none")[-1] == "CPUAffinity=16-31"
-    assert systemd_lines(*options, "--memory", "local")[-1] == "NUMAPolicy=local"
+    assert systemd_lines(*options, "--mem-policy", "none")[-1] == "CPUAffinity=16-31"
+    assert systemd_lines(*options, "--mem-policy", "local")[-1] == "NUMAPolicy=local"
 
 
 def test_systemd_has_no_preference_for_several_nodes():
-    options = ("--synthetic", MACHINE, "--cpus", "0-31", "--memory", "preferred")
+    options = ("--synthetic", MACHINE, "--cpus", "0-31", "--mem-policy", "preferred")
     done = xlaunch("env", "--format", "systemd", *options)
     assert b"NUMAPolicy" not in done.out
     assert "warning: systemd prefers one NUMA node at most" in done.err
@@ -187,10 +186,10 @@ def test_what_no_variable_holds_is_said():
     for format_, options, told in (
         ("sh", ("--thp", "never"), "warning: --thp never is no variable"),
         ("docker", ("--thp", "never"), "warning: --thp never is no variable"),
-        ("sh", ("--memory", "bind"), "warning: --memory bind is no variable"),
+        ("sh", ("--mem-policy", "bind"), "warning: --mem-policy bind is no variable"),
     ):
         assert told in xlaunch("env", "--format", format_, *options).err
-    assert xlaunch("env", "--memory", "auto", "--thp", "auto").err == ""
+    assert xlaunch("env", "--mem-policy", "auto", "--thp", "auto").err == ""
 
 
 # docker
@@ -214,9 +213,9 @@ def test_docker_gets_every_value_unchanged():
 def test_docker_gets_the_place():
     options = ("--synthetic", MACHINE, "--instances", "4", "--instance-index", "1")
     assert docker_words(*options)[-3:-1] == [b"--cpuset-cpus", b"16-31"]
-    bound = docker_words(*options, "--memory", "bind")[-5:-1]
+    bound = docker_words(*options, "--mem-policy", "bind")[-5:-1]
     assert bound == [b"--cpuset-cpus", b"16-31", b"--cpuset-mems", b"1"]
-    done = xlaunch("env", "--format", "docker", *options, "--memory", "interleave")
+    done = xlaunch("env", "--format", "docker", *options, "--mem-policy", "interleave")
     assert "warning: docker has no flag for interleaved memory" in done.err
 
 

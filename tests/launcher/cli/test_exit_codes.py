@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from launcher.cli.commands import program, run, xlaunch
+from tests.launcher.cli.commands import program, run, xlaunch
 
 SEVERAL = ("--instances", "2", "--ncores", "1", "--oversubscribe", "-q")
 HOW = pytest.mark.parametrize(

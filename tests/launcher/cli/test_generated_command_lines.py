@@ -16,15 +16,15 @@ import click
 import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
+from tests.launcher.cli.commands import SHOW, one_error_line
 
-from launcher.cli.commands import SHOW, one_error_line
 from xlaunch.cli import run
-from xlaunch.cli.launch import launch
-from xlaunch.cli.parameters import Count, Duration, NumberList, Variable, WholeNumber
-from xlaunch.cli.plan import plan
-from xlaunch.cli.topology import topology
+from xlaunch.cli.launch import command as launch
+from xlaunch.cli.plan import command as plan
+from xlaunch.cli.topology import command as topology
 from xlaunch.errors import UsageError
 from xlaunch.machine.cpu_list import format_cpu_list, parse_cpu_list
+from xlaunch.options import kinds
 
 pytestmark = pytest.mark.usefixtures("no_program_starts", "elsewhere")
 
@@ -192,18 +192,18 @@ def test_inherited_variables_of_any_content(values: dict[str, str]):
 # Values, one kind each
 
 
-def convert(kind: click.ParamType, text: str) -> object:
+def convert(kind: kinds.Kind, text: str) -> object:
     """The value, or None where it was refused as a user's mistake."""
     try:
-        return kind.convert(text, None, None)
-    except (click.BadParameter, UsageError):
+        return kind.parse(text)
+    except UsageError:
         return None
 
 
 @VALUES_ALONE
 @given(st.one_of(JUNK, DIGITS))
 def test_counts(text: str):
-    count, whole = convert(Count(), text), convert(WholeNumber(), text)
+    count, whole = convert(kinds.COUNT, text), convert(kinds.WHOLE_NUMBER, text)
     if text.isascii() and text.isdigit() and int(text) <= 1 << 20:
         assert whole == int(text)
         assert count == (int(text) or None)
@@ -215,7 +215,7 @@ def test_counts(text: str):
 @VALUES_ALONE
 @given(st.one_of(JUNK, LISTS))
 def test_lists(text: str):
-    numbers = convert(NumberList(), text)
+    numbers = convert(kinds.NUMBER_LIST, text)
     if numbers is not None:
         assert numbers == tuple(sorted(set(numbers)))
         assert parse_cpu_list(format_cpu_list(numbers)) == numbers
@@ -224,7 +224,7 @@ def test_lists(text: str):
 @VALUES_ALONE
 @given(st.one_of(JUNK, TIMES))
 def test_durations(text: str):
-    positive, any_time = convert(Duration(zero=False), text), convert(Duration(zero=True), text)
+    positive, any_time = convert(kinds.POSITIVE_DURATION, text), convert(kinds.DURATION, text)
     assert positive == any_time or (positive is None and any_time == 0)
     assert any_time is None or 0 <= any_time < float("inf")
 
@@ -232,7 +232,7 @@ def test_durations(text: str):
 @VALUES_ALONE
 @given(st.one_of(JUNK, st.builds("{}={}".format, NAMES, JUNK)))
 def test_variables(text: str):
-    variable = convert(Variable(), text)
+    variable = convert(kinds.VARIABLE, text)
     if variable is None:
         assert "=" not in text or text.startswith("=")
     else:

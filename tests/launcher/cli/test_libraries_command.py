@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from launcher.cli.commands import clean_environment, xlaunch
-from launcher.environment.made_up import environment, library
+from tests.launcher.cli.commands import clean_environment, xlaunch
+from tests.launcher.environment.made_up import environment, library
+
 from xlaunch.environment.libraries import NAMES, find_library
 
 

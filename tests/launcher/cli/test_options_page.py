@@ -10,9 +10,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
-
-from launcher.cli.commands import Done, clean_environment, program, run
-from launcher.cli.settings import Home, home, typed
+from tests.launcher.cli.commands import Done, clean_environment, program, run
+from tests.launcher.options.settings import Home, home, typed
 
 __all__ = ["home"]
 
@@ -55,5 +54,5 @@ def test_file_on_the_page_is_a_preset(home: Home):
     (text,) = blocks("toml")
     home.write("preset", text)
     request = typed("--preset", "best", "program").request
-    assert set(tomllib.loads(text)) == {"instances", "ncores", "cpus", "memory", "smt", "timeout", "env"}  # fmt: skip
+    assert set(tomllib.loads(text)) == {"instances", "ncores", "cpus", "mem-policy", "smt", "timeout", "env"}  # fmt: skip
     assert request.timeout_s == 7200

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from launcher.cli.commands import (
+from tests.launcher.cli.commands import (
     AWKWARD,
     SHOW,
     Done,
@@ -21,6 +20,7 @@ from launcher.cli.commands import (
     program,
     run,
 )
+
 from xlaunch.supervision.syscalls import memory_policy_calls
 
 OTHER = Path(__file__).with_name("other_system.py")

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.launcher.cli.commands import PATIENCE_S, XLAUNCH, clean_environment, run, xlaunch
 from tests.launcher.launching import children_of, is_alive, wait_until
-
-from launcher.cli.commands import PATIENCE_S, XLAUNCH, clean_environment, run, xlaunch
 
 SEVERAL = ("--instances", "2", "--ncores", "1", "--oversubscribe", "-q")
 # CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH leave the bounding set: root is held to permissions as

@@ -9,9 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.launcher.launching import is_alive
-
-from launcher.cli.commands import (
+from tests.launcher.cli.commands import (
     PATIENCE_S,
     SHOW,
     XLAUNCH,
@@ -20,6 +18,7 @@ from launcher.cli.commands import (
     show,
     xlaunch,
 )
+from tests.launcher.launching import is_alive
 
 SEVERAL = ("--instances", "2", "--ncores", "1", "--oversubscribe", "-q", "--no-tag")
 IN_PLACE_AND_SUPERVISED = pytest.mark.parametrize(

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from launcher.cli.commands import (
+from tests.launcher.cli.commands import (
     SHOW,
     XLAUNCH,
     allowed_cpus,
@@ -23,6 +22,7 @@ from launcher.cli.commands import (
     two_cpus,
     xlaunch,
 )
+
 from xlaunch.machine.cpu_list import format_cpu_list, parse_cpu_list
 
 TWO = ("--instances", "2", "--ncores", "1", "--oversubscribe")
@@ -174,7 +174,7 @@ def test_options_come_from_variables():
 
 
 def test_option_on_the_command_line_comes_over_its_variable():
-    env = {"XLAUNCH_OPT_NCORES": "junk", "XLAUNCH_OPT_MEMORY": "local"}
+    env = {"XLAUNCH_OPT_NCORES": "junk", "XLAUNCH_OPT_MEM_POLICY": "local"}
     assert len(planned("--ncores", "1", **env)["instances"]) == 1
 
 
@@ -187,7 +187,7 @@ def test_wrong_value_in_a_variable_is_refused():
         ("XLAUNCH_OPT_CPUS", "1-"),
     ):
         line = xlaunch("true", env=clean_environment(**{name: value})).refused()
-        assert name.removeprefix("XLAUNCH_OPT_").lower() in line
+        assert line.startswith(f"{name}: ")
 
 
 @pytest.mark.parametrize("name", ["XLAUNCH_OPT_NCORES", "XLAUNCH_OPT_CPUS", "XLAUNCH_OPT_SMT"])

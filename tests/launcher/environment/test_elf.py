@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.launcher.environment.made_up import AARCH64, X86_64, elf_bytes
 
-from launcher.environment.made_up import AARCH64, X86_64, elf_bytes
 from xlaunch.environment.elf import ElfError, Target, read_elf, read_target
 
 

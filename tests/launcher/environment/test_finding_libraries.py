@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 
 import pytest
+from tests.launcher.environment.made_up import AARCH64, X86_64, elf_bytes, environment, library
 
-from launcher.environment.made_up import AARCH64, X86_64, elf_bytes, environment, library
 from xlaunch.environment import libraries
 from xlaunch.environment.libraries import (
     NAMES,

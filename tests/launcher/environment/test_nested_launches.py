@@ -8,8 +8,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.launcher.cli.commands import (
+    SHOW,
+    XLAUNCH,
+    allowed_cpus,
+    clean_environment,
+    run,
+    two_cpus,
+)
 
-from launcher.cli.commands import SHOW, XLAUNCH, allowed_cpus, clean_environment, run, two_cpus
 from xlaunch.environment.allocators import glibc_version
 from xlaunch.environment.libraries import find_library
 

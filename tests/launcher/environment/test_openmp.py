@@ -11,9 +11,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from tests.launcher.cli.commands import clean_environment, show, two_cpus, xlaunch
+from tests.launcher.environment.made_up import environment, library
 
-from launcher.cli.commands import clean_environment, show, two_cpus, xlaunch
-from launcher.environment.made_up import environment, library
 from xlaunch.environment.libraries import OPENMP, find_library
 from xlaunch.environment.openmp import PROFILES, choose_openmp, program_runtime
 from xlaunch.environment.program import Program

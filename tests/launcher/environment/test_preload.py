@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.launcher.environment.made_up import library
 
-from launcher.environment.made_up import library
 from xlaunch.environment import preload
 from xlaunch.environment.libraries import find_library
 from xlaunch.environment.preload import (

@@ -8,8 +8,8 @@ import json
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tests.launcher.cli.commands import SHOW, arguments_of, xlaunch
 
-from launcher.cli.commands import SHOW, arguments_of, xlaunch
 from xlaunch.environment.substitution import substitute
 from xlaunch.errors import UsageError
 

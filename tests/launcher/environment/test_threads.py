@@ -9,9 +9,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from tests.launcher.cli.commands import clean_environment, show, two_cpus, xlaunch
+from tests.launcher.environment.made_up import environment
 
-from launcher.cli.commands import clean_environment, show, two_cpus, xlaunch
-from launcher.environment.made_up import environment
 from xlaunch.environment.threads import VARIABLES, Installed, find_installed, thread_settings
 
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.launcher.planning.shapes import make_machine
 
-from launcher.planning.shapes import make_machine
 from xlaunch.environment.variables import (
     MEMORY,
     OURS,

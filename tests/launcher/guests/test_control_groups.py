@@ -53,11 +53,11 @@ def test_memory_nodes_of_a_cpuset_are_the_only_ones_named(
 ) -> None:
     group = make_group("mems", cpuset_mems="1-2")
     assert server.machine(group)["allowed_numa_nodes"] == [1, 2]
-    launch = occupy(server, "--memory", "interleave", occupant=("--mib", "4"), group=group)
+    launch = occupy(server, "--mem-policy", "interleave", occupant=("--mib", "4"), group=group)
     assert launch.said[0]["policy"] == ["interleave", [1, 2]]
     assert launch.said[0]["memory_nodes"] == "1-2"
     refused = server.xlaunch(
-        *("--mode", "throughput", "--memory", "bind", "--", *OCCUPANT), group=group, check=False
+        *("--mode", "throughput", "--mem-policy", "bind", "--", *OCCUPANT), group=group, check=False
     )
     assert refused.code == 2
     assert "instance 0 runs on NUMA node 0, which has no memory that may be used" in refused.stderr

@@ -49,7 +49,7 @@ def test_node_whose_cpus_are_all_off_is_left_out(server: Guest) -> None:
     with offline(server, 8, 9, 10, 11):
         machine = server.machine()
         assert [len(node["cpus"]) for node in machine["numa_nodes"]] == [4, 4, 0, 4, 0]
-        launch = occupy(server, "--mode", "throughput", "--memory", "bind")
+        launch = occupy(server, "--mode", "throughput", "--mem-policy", "bind")
         assert [launch.said[index]["mask"] for index in range(3)] == ["0,2", "4,6", "12,14"]
         refused = server.xlaunch("plan", "--cpus", "8-12", check=False)
         assert refused.code == 2

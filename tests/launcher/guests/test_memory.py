@@ -19,7 +19,7 @@ TOO_MUCH_MIB = 160
 
 @pytest.mark.parametrize(("memory", "word"), [("preferred", "prefer"), ("bind", "bind")])
 def test_pages_are_on_the_instances_own_node(server: Guest, memory: str, word: str) -> None:
-    options = ("--mode", "throughput", "--memory", memory)
+    options = ("--mode", "throughput", "--mem-policy", memory)
     launch = occupy(server, *options, occupant=("--mib", str(MIB)))
     for node in range(4):
         said = launch.said[node]
@@ -43,7 +43,7 @@ def test_auto_sets_nothing_for_an_instance_across_nodes(server: Guest) -> None:
 
 
 def test_interleave_spreads_pages_evenly_over_the_instances_nodes(server: Guest) -> None:
-    options = ("--mode", "latency", "--memory", "interleave")
+    options = ("--mode", "latency", "--mem-policy", "interleave")
     launch = occupy(server, *options, occupant=("--mib", str(MIB)))
     for index, nodes in enumerate(([0, 1], [2, 3])):
         said = launch.said[index]
@@ -54,21 +54,21 @@ def test_interleave_spreads_pages_evenly_over_the_instances_nodes(server: Guest)
 
 
 def test_interleave_over_everything_leaves_out_the_node_that_is_memory_only(server: Guest) -> None:
-    launch = occupy(server, "--memory", "interleave", occupant=("--mib", str(MIB)))
+    launch = occupy(server, "--mem-policy", "interleave", occupant=("--mib", str(MIB)))
     assert launch.said[0]["policy"] == ["interleave", [0, 1, 2, 3]]
     assert set(launch.said[0]["pages"]) == {"0", "1", "2", "3"}
 
 
 def test_local_takes_the_node_that_first_touches(server: Guest) -> None:
     occupant = ("--on", "10", "--mib", str(MIB))
-    launch = occupy(server, "--memory", "local", "--supervise", occupant=occupant)
+    launch = occupy(server, "--mem-policy", "local", "--supervise", occupant=occupant)
     assert launch.said[0]["policy"] == ["local", []]
     assert launch.said[0]["pages"] == {"2": PAGES}
 
 
 def test_bind_to_a_node_too_small_fails_there_and_nowhere_else(server: Guest) -> None:
     """The kernel kills what is bound to the node; whoever is bound to another goes on."""
-    options = ("--mode", "throughput", "--memory", "bind", "--on-failure", "continue")
+    options = ("--mode", "throughput", "--mem-policy", "bind", "--on-failure", "continue")
     occupant = ("--mib", str(TOO_MUCH_MIB), "--stay", "5")
     launch = occupy(server, *options, occupant=occupant, check=False)
     assert launch.code == 137
@@ -79,7 +79,7 @@ def test_bind_to_a_node_too_small_fails_there_and_nowhere_else(server: Guest) ->
 
 
 def test_preferred_on_a_node_too_small_takes_the_rest_elsewhere(server: Guest) -> None:
-    options = ("--nodes", str(SMALL_NODE), "--memory", "preferred")
+    options = ("--numa-nodes", str(SMALL_NODE), "--mem-policy", "preferred")
     launch = occupy(server, *options, occupant=("--mib", str(TOO_MUCH_MIB)))
     pages = launch.said[0]["pages"]
     assert sum(pages.values()) == TOO_MUCH_MIB << 8
@@ -88,7 +88,7 @@ def test_preferred_on_a_node_too_small_takes_the_rest_elsewhere(server: Guest) -
 
 
 def test_no_plan_is_made_on_a_node_that_is_memory_only(server: Guest) -> None:
-    outcome = server.xlaunch("--nodes", "4", "--", *OCCUPANT, check=False)
+    outcome = server.xlaunch("--numa-nodes", "4", "--", *OCCUPANT, check=False)
     assert outcome.code == 2
     assert "node 4 has memory but no CPUs; nodes to plan on: 0-3" in outcome.stderr
 
@@ -103,6 +103,6 @@ def test_auto_leaves_an_inherited_policy_and_says_so(server: Guest) -> None:
 
 def test_a_policy_that_was_asked_for_overrides_an_inherited_one(server: Guest) -> None:
     under = (*OCCUPANT[1:], "--with", "interleave", "1,2", PYTHON, "-m", "xlaunch")
-    options = ("--mode", "throughput", "--memory", "bind", "--no-tag", "--", *OCCUPANT)
+    options = ("--mode", "throughput", "--mem-policy", "bind", "--no-tag", "--", *OCCUPANT)
     said = server.python(*under, *options, "--mib", "1").json_lines()
     assert sorted(one["policy"] for one in said) == [["bind", [node]] for node in range(4)]

@@ -37,13 +37,13 @@ def test_auto_sets_no_policy_where_the_node_has_no_memory(odd: Guest) -> None:
 
 
 def test_bind_is_refused_where_the_node_has_no_memory(odd: Guest) -> None:
-    outcome = odd.xlaunch("--nodes", "1", "--memory", "bind", "--", *OCCUPANT, check=False)
+    outcome = odd.xlaunch("--numa-nodes", "1", "--mem-policy", "bind", "--", *OCCUPANT, check=False)
     assert outcome.code == 2
     assert "node 1, which has no memory that may be used; nodes with memory: 0,2" in outcome.stderr
 
 
 def test_interleave_leaves_out_nodes_without_memory_or_cpus(odd: Guest) -> None:
-    launch = occupy(odd, "--memory", "interleave", occupant=("--mib", "4"))
+    launch = occupy(odd, "--mem-policy", "interleave", occupant=("--mib", "4"))
     assert launch.said[0]["policy"] == ["interleave", [0, 2]]
     assert set(launch.said[0]["pages"]) == {"0", "2"}
 

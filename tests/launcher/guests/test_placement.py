@@ -38,7 +38,7 @@ def test_topology_is_the_one_that_was_booted(server: Guest) -> None:
         (["--mode", "throughput", "--smt"], ["0-3", "4-7", "8-11", "12-15"]),
         (["--mode", "latency"], ["0,2,4,6", "8,10,12,14"]),
         (["--instances", "2", "--ncores", "1", "--place", "scatter"], ["0", "8"]),
-        (["--instances", "2", "--ncores", "1", "--nodes", "3", "--smt"], ["12-13", "14-15"]),
+        (["--instances", "2", "--ncores", "1", "--numa-nodes", "3", "--smt"], ["12-13", "14-15"]),
         (["--instances", "2", "--ncores", "3"], ["0,2,4", "8,10,12"]),
     ],
 )
@@ -76,7 +76,7 @@ def test_a_program_that_leaves_its_place_is_reported(server: Guest) -> None:
 
 
 def test_one_instance_alone_replaces_the_launcher_and_is_in_its_place(server: Guest) -> None:
-    outcome = server.xlaunch("--nodes", "2", "--", *OCCUPANT)
+    outcome = server.xlaunch("--numa-nodes", "2", "--", *OCCUPANT)
     (said,) = outcome.json_lines()
     assert (said["mask"], said["policy"]) == ("8,10", ["preferred", [2]])
     assert outcome.stderr == ""

@@ -14,14 +14,14 @@ import pytest
 from tests.launcher.machine.trees import CPU, write_files
 
 import xlaunch.machine
-from xlaunch.cli.topology import topology
+from xlaunch.cli.topology import command
 from xlaunch.errors import UsageError
 from xlaunch.machine import read_machine
 from xlaunch.machine.description import describe_machine
 
 
 def run(*args: str) -> None:
-    topology.main(args=list(args), prog_name="xlaunch topology", standalone_mode=False)
+    command.main(args=list(args), prog_name="xlaunch topology", standalone_mode=False)
 
 
 def test_json_of_a_made_up_machine(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.launcher.planning.brute_force import add, fewest_crossings
+from tests.launcher.planning.shapes import make_machine
 
-from launcher.planning.brute_force import add, fewest_crossings
-from launcher.planning.shapes import make_machine
 from xlaunch.machine.topology import Machine
 from xlaunch.planning import Place
 from xlaunch.planning.placement import Core, crossings, locate_cores, place_instances

@@ -30,9 +30,11 @@ REQUESTS = {
     "--instances 3": Request(instances=3),
     "--instances max --ncores 4": Request(instances=MAX, ncores=4),
     "--instances 2 --ncores 1 --place scatter": Request(instances=2, ncores=1, place=Place.SCATTER),
-    "--mode throughput --memory bind": Request(mode=Mode.THROUGHPUT, memory=MemoryPolicy.BIND),
-    "--mode latency --reserve 1": Request(mode=Mode.LATENCY, reserve=1),
-    "--memory interleave": Request(memory=MemoryPolicy.INTERLEAVE),
+    "--mode throughput --mem-policy bind": Request(
+        mode=Mode.THROUGHPUT, mem_policy=MemoryPolicy.BIND
+    ),
+    "--mode latency --reserve-cores 1": Request(mode=Mode.LATENCY, reserve_cores=1),
+    "--mem-policy interleave": Request(mem_policy=MemoryPolicy.INTERLEAVE),
     "--instances 5 --ncores 7": Request(instances=5, ncores=7),
 }
 HYBRID_REQUESTS = {

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.captures import other_captures, own_captures, read_capture
+from tests.launcher.planning.shapes import make_machine
 
-from launcher.planning.shapes import make_machine
 from xlaunch.errors import UsageError
 from xlaunch.machine.topology import CPUs, Machine
 from xlaunch.planning import MAX, ECores, MemoryPolicy, Mode, Place, Plan, Request, plan
@@ -56,11 +56,11 @@ SETTINGS = settings(
 def requests(draw: st.DrawFn, machine: Machine) -> Request:
     """Four of five such that they may be had, the others with slips of every sort."""
     request = Request(
-        reserve=draw(st.sampled_from((0, 0, 0, 1, 2))),
+        reserve_cores=draw(st.sampled_from((0, 0, 0, 1, 2))),
         place=draw(st.sampled_from(Place)),
         smt=draw(st.booleans()),
         oversubscribe=draw(st.booleans()),
-        memory=draw(st.sampled_from(MemoryPolicy)),
+        mem_policy=draw(st.sampled_from(MemoryPolicy)),
     )
     if draw(st.integers(0, 4)) == 0:
         return draw(wild(request, machine))
@@ -78,7 +78,7 @@ def requests(draw: st.DrawFn, machine: Machine) -> Request:
     usable = [n.id for n in machine.topology.numa_nodes if not set(allowed).isdisjoint(n.cpus)]
     if where == 1 and usable:
         nodes = draw(st.sets(st.sampled_from(usable), min_size=1))
-        request = request._replace(nodes=tuple(sorted(nodes)))
+        request = request._replace(numa_nodes=tuple(sorted(nodes)))
     if machine.topology.core_kinds:
         request = request._replace(ecores=draw(st.sampled_from((None, *ECores))))
     return request
@@ -93,9 +93,9 @@ def wild(draw: st.DrawFn, request: Request, machine: Machine) -> Request:
         instances=draw(COUNTS),
         ncores=draw(COUNTS),
         mode=draw(st.sampled_from((None, None, *Mode))),
-        reserve=draw(st.integers(-1, 20)),
+        reserve_cores=draw(st.integers(-1, 20)),
         cpus=draw(st.one_of(st.none(), st.sets(any_cpu, max_size=3).map(sorted).map(tuple))),
-        nodes=draw(st.one_of(st.none(), st.sets(any_node, max_size=3).map(sorted).map(tuple))),
+        numa_nodes=draw(st.one_of(st.none(), st.sets(any_node, max_size=3).map(sorted).map(tuple))),
         instance_index=draw(st.one_of(st.none(), st.sets(st.integers(-1, 3)).map(tuple))),
         ecores=draw(st.sampled_from((None, *ECores))),
     )
@@ -164,8 +164,8 @@ def assert_inside_what_is_allowed(request: Request, machine: Machine, made: Plan
     if made.bound:
         if request.cpus is not None:
             allowed &= set(request.cpus)
-        if request.nodes is not None:
-            nodes = [n for n in machine.topology.numa_nodes if n.id in request.nodes]
+        if request.numa_nodes is not None:
+            nodes = [n for n in machine.topology.numa_nodes if n.id in request.numa_nodes]
             allowed &= {cpu for node in nodes for cpu in node.cpus}
         if request.ecores is ECores.EXCLUDE:
             allowed -= efficiency_cpus(machine.topology)
@@ -205,7 +205,7 @@ def assert_sum(request: Request, machine: Machine, made: Plan) -> None:
         elif request.instance_index is None:
             assert core[0] in uses
     idle_cores = sum(core[0] in idle for core in cores)
-    assert idle_cores >= request.reserve
+    assert idle_cores >= request.reserve_cores
 
 
 def assert_touched_domains(machine: Machine, made: Plan) -> None:

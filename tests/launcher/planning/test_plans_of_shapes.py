@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import pytest
+from tests.launcher.planning.shapes import GIB, make_machine
 
-from launcher.planning.shapes import GIB, make_machine
 from xlaunch.errors import UsageError
 from xlaunch.machine import flat_machine
 from xlaunch.machine.cpu_list import format_cpu_list, parse_cpu_list
@@ -99,7 +99,7 @@ class TestLayout:
         assert masks(request, CLUSTERED) == ["0-5", "100-110"]
 
     def test_throughput_reserves_from_the_largest_nodes_last_first(self) -> None:
-        request = Request(mode=Mode.THROUGHPUT, reserve=3)
+        request = Request(mode=Mode.THROUGHPUT, reserve_cores=3)
         assert masks(request, CLUSTERED) == ["0-41", "43-84", "86-126"]
 
     def test_one_instance_of_the_whole_plan(self) -> None:
@@ -190,14 +190,14 @@ class TestPool:
         assert masks(Request(instances=2), machine) == ["4-7", "8-11"]
 
     def test_nodes(self) -> None:
-        assert masks(Request(nodes=(1,), instances=2), TWO_SOCKETS) == ["8-11", "12-15"]
+        assert masks(Request(numa_nodes=(1,), instances=2), TWO_SOCKETS) == ["8-11", "12-15"]
 
     def test_nodes_and_cpus_meet(self) -> None:
-        request = Request(nodes=(1,), cpus=parse_cpu_list("6-9"))
+        request = Request(numa_nodes=(1,), cpus=parse_cpu_list("6-9"))
         assert masks(request, TWO_SOCKETS) == ["8-9"]
 
     def test_reserved_cores_are_those_least_in_the_way(self) -> None:
-        made = plan(Request(instances=2, reserve=2), TWO_SOCKETS)
+        made = plan(Request(instances=2, reserve_cores=2), TWO_SOCKETS)
         assert [format_cpu_list(i.cpus) for i in made.instances] == ["0-6", "8-14"]
         assert made.idle_cpus == (7, 15, 23, 31)
 
@@ -374,13 +374,15 @@ class TestOversubscription:
 
     def test_rounds_with_a_reserve_are_alike(self) -> None:
         machine = make_machine(packages=(4, 4), nodes=(4, 4))
-        request = Request(instances=1024, ncores=3, reserve=2, oversubscribe=True)
+        request = Request(instances=1024, ncores=3, reserve_cores=2, oversubscribe=True)
         assert masks(request, machine) == ["0-2", "4-6"] * 512
         assert plan(request, machine).idle_cpus == (3, 7)
 
     def test_reserved_cores_stay_free(self) -> None:
         machine = make_machine(packages=(2, 2), l3=(2, 2))
-        request = Request(instances=4, ncores=1, reserve=1, oversubscribe=True, place=Place.SCATTER)
+        request = Request(
+            instances=4, ncores=1, reserve_cores=1, oversubscribe=True, place=Place.SCATTER
+        )
         assert len(plan(request, machine).idle_cpus) == 1
 
 
@@ -394,20 +396,20 @@ class TestMemory:
 
     def test_one_node_needs_nothing(self) -> None:
         assert memory(Request(), DESKTOP) == [("none", ())]
-        assert memory(Request(memory=MemoryPolicy.INTERLEAVE), DESKTOP) == [("none", ())]
-        assert memory(Request(memory=MemoryPolicy.BIND), DESKTOP) == [("bind", (0,))]
+        assert memory(Request(mem_policy=MemoryPolicy.INTERLEAVE), DESKTOP) == [("none", ())]
+        assert memory(Request(mem_policy=MemoryPolicy.BIND), DESKTOP) == [("bind", (0,))]
 
     def test_as_asked(self) -> None:
-        one = Request(nodes=(1,))
+        one = Request(numa_nodes=(1,))
         for policy in (MemoryPolicy.PREFERRED, MemoryPolicy.BIND, MemoryPolicy.INTERLEAVE):
-            wanted = one._replace(memory=policy, ncores=2)
+            wanted = one._replace(mem_policy=policy, ncores=2)
             assert memory(wanted, TWO_SOCKETS) == [(policy.value, (1,))]
         for policy in (MemoryPolicy.LOCAL, MemoryPolicy.NONE):
-            assert memory(one._replace(memory=policy), TWO_SOCKETS) == [(policy.value, ())]
+            assert memory(one._replace(mem_policy=policy), TWO_SOCKETS) == [(policy.value, ())]
 
     def test_interleaving_everywhere_leaves_out_memory_without_cpus(self) -> None:
         machine = make_machine(packages=(4, 4), nodes=(4, 4), memory_only_nodes=2)
-        request = Request(memory=MemoryPolicy.INTERLEAVE)
+        request = Request(mem_policy=MemoryPolicy.INTERLEAVE)
         assert memory(request, machine) == [("interleave", (0, 1))]
 
     def test_nodes_that_are_not_allowed_are_never_named(self) -> None:
@@ -418,9 +420,9 @@ class TestMemory:
             ("preferred", (2,)),
             ("none", ()),
         ]
-        assert error(Request(instances=4, memory=MemoryPolicy.BIND), machine) == (
-            "--memory bind: instance 0 runs on NUMA node 0, which has no memory that may be used; "
-            "nodes with memory: 1-2; choose another --memory, or --nodes"
+        assert error(Request(instances=4, mem_policy=MemoryPolicy.BIND), machine) == (
+            "--mem-policy bind: instance 0 runs on NUMA node 0, which has no memory that may be used; "
+            "nodes with memory: 1-2; choose another --mem-policy, or --numa-nodes"
         )
 
 
@@ -459,37 +461,40 @@ class TestErrors:
                 ),
             ),
             (
-                Request(ncores=4, nodes=(1,), reserve=6),
+                Request(ncores=4, numa_nodes=(1,), reserve_cores=6),
                 (
-                    "1 instance x 4 cores needs 4 cores and 8 are in --nodes 1, 6 of them reserved: "
+                    "1 instance x 4 cores needs 4 cores and 8 are in --numa-nodes 1, 6 of them reserved: "
                     "at most 1 instance of 2 cores; or --oversubscribe"
                 ),
             ),
             (Request(instances=0), "--instances 0: must be at least 1, or max"),
             (Request(ncores=-2), "--ncores -2: must be at least 1, or max"),
-            (Request(reserve=-1), "--reserve -1: must be 0 or more cores"),
+            (Request(reserve_cores=-1), "--reserve-cores -1: must be 0 or more cores"),
             (
-                Request(reserve=16),
+                Request(reserve_cores=16),
                 (
-                    "--reserve 16: nothing would be left of the 16 cores that are allowed; "
-                    "at most --reserve 15"
+                    "--reserve-cores 16: nothing would be left of the 16 cores that are allowed; "
+                    "at most --reserve-cores 15"
                 ),
             ),
             (
                 Request(instances=MAX, ncores=MAX),
-                "--instances max and --ncores max: only one of them can be max",
+                "--instances max contradicts --ncores max: only one of them can be max; drop one",
             ),
             (
                 Request(mode=Mode.LATENCY, ncores=2),
-                "--mode latency fixes the layout: leave --ncores out, or --mode",
+                "--mode contradicts --ncores: a mode fixes the layout; drop one",
             ),
             (Request(cpus=()), "--cpus names no CPU; allowed: 0-31"),
             (Request(cpus=(0, 40)), "--cpus 0,40: CPU 40 does not exist; allowed: 0-31"),
-            (Request(nodes=()), "--nodes names no node; nodes to plan on: 0-1"),
-            (Request(nodes=(2,)), "--nodes 2: node 2 does not exist; nodes to plan on: 0-1"),
+            (Request(numa_nodes=()), "--numa-nodes names no node; nodes to plan on: 0-1"),
             (
-                Request(nodes=(0,), cpus=(8, 9)),
-                "--cpus 8-9 and --nodes 0 have no CPU in common",
+                Request(numa_nodes=(2,)),
+                "--numa-nodes 2: node 2 does not exist; nodes to plan on: 0-1",
+            ),
+            (
+                Request(numa_nodes=(0,), cpus=(8, 9)),
+                "--cpus 8-9 and --numa-nodes 0 have no CPU in common",
             ),
             (
                 Request(instances=2, instance_index=(0, 2)),
@@ -519,12 +524,12 @@ class TestErrors:
         assert error(Request(cpus=(3, 8, 9)), machine) == (
             "--cpus 3,8-9: CPUs 8-9 are offline; allowed: 0-3"
         )
-        assert error(Request(nodes=(0, 1)), machine) == (
-            "--nodes 0-1: node 1 has CPUs 4-7, none of which is allowed by "
+        assert error(Request(numa_nodes=(0, 1)), machine) == (
+            "--numa-nodes 0-1: node 1 has CPUs 4-7, none of which is allowed by "
             "cpuset 0-3 (cgroup v2 /job); nodes to plan on: 0"
         )
-        assert error(Request(nodes=(2,)), machine) == (
-            "--nodes 2: node 2 has memory but no CPUs; nodes to plan on: 0"
+        assert error(Request(numa_nodes=(2,)), machine) == (
+            "--numa-nodes 2: node 2 has memory but no CPUs; nodes to plan on: 0"
         )
         assert error(Request(ncores=5), machine) == (
             "1 instance x 5 cores needs 5 cores and 4 are allowed (cpuset 0-3 (cgroup v2 /job)): "
@@ -546,7 +551,7 @@ class TestSystemsWithoutMasks:
         made = plan(Request(cpus=(0, 1, 2)), flat_machine(8, "darwin"))
         assert threads(made) == [3]
         assert made.warnings == (
-            "CPUs cannot be bound on this system: --cpus and --nodes only set the counts",
+            "CPUs cannot be bound on this system: --cpus and --numa-nodes only set the counts",
         )
 
 

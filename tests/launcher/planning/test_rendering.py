@@ -6,8 +6,8 @@ import subprocess
 import sys
 
 import pytest
+from tests.launcher.planning.shapes import make_machine
 
-from launcher.planning.shapes import make_machine
 from xlaunch.planning import MemoryPolicy, Request, plan
 from xlaunch.planning.rendering import numactl_line, plan_to_dict, render_plan
 
@@ -24,7 +24,7 @@ def test_a_plan_as_text() -> None:
 
 
 def test_columns_are_aligned() -> None:
-    made = plan(Request(instances=3, ncores=4, memory=MemoryPolicy.NONE), TWO_NODES)
+    made = plan(Request(instances=3, ncores=4, mem_policy=MemoryPolicy.NONE), TWO_NODES)
     assert render_plan(made, TWO_NODES).splitlines()[1:4] == [
         "instance 0: cores 4, CPUs 0-3,       node 0,    package 0,    L3 0,    threads 4, memory none",
         "instance 1: cores 4, CPUs 4-5,10-11, nodes 0-1, packages 0-1, L3s 0-1, threads 4, memory none",
@@ -57,12 +57,12 @@ def test_a_plan_that_is_not_bound_as_text() -> None:
     ],
 )
 def test_numactl_lines(policy: MemoryPolicy, options: str) -> None:
-    made = plan(Request(nodes=(1,), ncores=3, memory=policy), TWO_NODES)
+    made = plan(Request(numa_nodes=(1,), ncores=3, mem_policy=policy), TWO_NODES)
     assert numactl_line(made.instances[0], bound=True) == f"numactl -C 6-8 {options}".rstrip()
 
 
 def test_several_preferred_nodes_need_another_option() -> None:
-    made = plan(Request(memory=MemoryPolicy.PREFERRED), TWO_NODES)
+    made = plan(Request(mem_policy=MemoryPolicy.PREFERRED), TWO_NODES)
     assert numactl_line(made.instances[0], bound=True) == "numactl -C 0-11 --preferred-many=0-1"
 
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 import re
 
 import pytest
+from tests.launcher.planning.shapes import make_machine
+from tests.launcher.planning.test_golden_plans import GOLDEN
 
-from launcher.planning.shapes import make_machine
-from launcher.planning.test_golden_plans import GOLDEN
 from xlaunch.errors import UsageError
 from xlaunch.machine.cpu_list import name_numbers
 from xlaunch.machine.topology import CoreKind, Machine
@@ -17,7 +17,7 @@ from xlaunch.planning.rendering import render_plan
 
 WRONG = re.compile(
     r"(?<![\d.])\b1 (?:cores|CPUs|nodes|NUMA nodes|instances|threads|packages)\b"
-    r"|(?<!--)\b(?:CPUs|nodes|packages|instances|siblings) \d+\b(?![-,]\d)"
+    r"|(?<![-a-z])\b(?:CPUs|nodes|packages|instances|siblings) \d+\b(?![-,]\d)"
     r"|\b(?:CPU|node|package|instance|sibling) \d+[-,]\d"
     r"|\b(?:[02-9]|\d\d+) (?:core|CPU|node|NUMA node|instance|thread|package)\b"
 )
@@ -112,14 +112,14 @@ def test_reviewed_plans() -> None:
             "layout: 2 instances x 1 core - throughput: one instance for each NUMA node",
         ),
         (
-            Request(mode=Mode.THROUGHPUT, reserve=1),
+            Request(mode=Mode.THROUGHPUT, reserve_cores=1),
             make_machine(packages=(3,), nodes=(1, 2)),
             "layout: 2 instances x 1 core - throughput: one instance for each NUMA node",
         ),
         (
-            Request(mode=Mode.THROUGHPUT, reserve=1),
+            Request(mode=Mode.THROUGHPUT, reserve_cores=1),
             make_machine(packages=(2,), nodes=(1, 1)),
-            "warning: --reserve 1 leaves no core in 1 NUMA node",
+            "warning: --reserve-cores 1 leaves no core in 1 NUMA node",
         ),
         (
             Request(mode=Mode.THROUGHPUT),
@@ -133,16 +133,16 @@ def test_reviewed_plans() -> None:
             "bind each thread to its CPU (OMP_PROC_BIND), or leave it out with --cpus",
         ),
         (
-            Request(nodes=(1,)),
+            Request(numa_nodes=(1,)),
             make_machine(packages=(2,), nodes=(1, 1), allowed=(0,), narrowed_by=("cpuset 0",)),
-            "error: --nodes 1: node 1 has CPU 1, which is not allowed by cpuset 0; "
+            "error: --numa-nodes 1: node 1 has CPU 1, which is not allowed by cpuset 0; "
             "nodes to plan on: 0",
         ),
         (
-            Request(memory=MemoryPolicy.BIND),
+            Request(mem_policy=MemoryPolicy.BIND),
             make_machine(packages=(4,), nodes=(2, 2), memory_only_nodes=1, allowed_nodes=(2,)),
-            "error: --memory bind: instance 0 runs on NUMA nodes 0-1, which have no memory that may "
-            "be used; nodes with memory: 2; choose another --memory, or --nodes",
+            "error: --mem-policy bind: instance 0 runs on NUMA nodes 0-1, which have no memory that may "
+            "be used; nodes with memory: 2; choose another --mem-policy, or --numa-nodes",
         ),
         (
             Request(),

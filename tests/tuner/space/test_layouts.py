@@ -71,9 +71,9 @@ def test_a_single_instance_comes_in_every_size() -> None:
 
 def test_what_the_user_keeps_back_is_not_shared_out() -> None:
     machine = make_machine(packages=(8,), l3=(4, 4))
-    assert texts(machine, Request(reserve=4)) == "1xall 1x1 1x2 2x1 2x2 4x1"
+    assert texts(machine, Request(reserve_cores=4)) == "1xall 1x1 1x2 2x1 2x2 4x1"
     assert texts(machine, Request(cpus=(2, 3))) == "1xall 1x1 2x1"
-    whole, *_ = find_layouts(machine, Request(reserve=1), one_instance=False)
+    whole, *_ = find_layouts(machine, Request(reserve_cores=1), one_instance=False)
     assert (whole.text, whole.instances, whole.ncores) == (ALL_CORES, 1, 7)
 
 

@@ -165,7 +165,7 @@ def test_several_instances_are_tried_only_where_they_can_be_compared() -> None:
         ({"allocator": "jemalloc"}, "allocator", "given: --allocator"),
         ({"omp": "intel"}, "omp", "given: --omp"),
         ({"thp": HugePages.NEVER}, "thp", "given: --thp"),
-        ({"memory": MemoryPolicy.BIND}, "memory", "given: --memory"),
+        ({"mem_policy": MemoryPolicy.BIND}, "memory", "given: --mem-policy"),
     ],
 )
 def test_what_the_user_has_fixed_is_not_searched(
@@ -228,8 +228,8 @@ def test_a_quota_is_shared_out_and_nothing_is_bound() -> None:
 
 
 def test_what_cannot_be_planned_is_one_line() -> None:
-    with pytest.raises(UsageError, match="--reserve 16: nothing would be left") as caught:
-        make_space(Request(reserve=16), TWO_NODES, TYPICAL)
+    with pytest.raises(UsageError, match="--reserve-cores 16: nothing would be left") as caught:
+        make_space(Request(reserve_cores=16), TWO_NODES, TYPICAL)
     assert len(str(caught.value).splitlines()) == 1
 
 

@@ -14,9 +14,10 @@ import pytest
 from tests.launcher.cli.commands import SHOW, clean_environment, run, xlaunch
 
 import xlaunch as library
-from xlaunch.cli.launch import launch
-from xlaunch.cli.options import request_from
+from xlaunch.cli.launch import command
+from xlaunch.cli.options import resolved_options
 from xlaunch.cli.topology import machine_of
+from xlaunch.options.layers import request_from
 from xlaunch.planning import Request, plan_to_dict
 from xlaunch.planning.request import ECores
 from xtune.space.launch_options import with_option
@@ -140,7 +141,7 @@ def test_a_preset_says_every_option_that_was_searched() -> None:
             Parameter("ONEDNN_X", ("unset", "1"), "unset", Where.VARIABLE),
         ]
     )
-    request = Request(program=("./serve", "x"), module=True, reserve=1, cpus=(0, 1, 2, 8))
+    request = Request(program=("./serve", "x"), module=True, reserve_cores=1, cpus=(0, 1, 2, 8))
     with machine_of(None, MACHINE) as machine:
         resolver = Resolver(space, request, {}, machine)
     text = resolver.preset(Configuration({}))
@@ -149,7 +150,7 @@ def test_a_preset_says_every_option_that_was_searched() -> None:
         "instances = 1",
         'ncores = "max"',
         'cpus = "0-2,8"',
-        "reserve = 1",
+        "reserve-cores = 1",
         "smt = false",
     ]
     assert "xlaunch --preset best.toml PROGRAM" in text
@@ -190,8 +191,8 @@ def test_one_instance_for_each_node_is_a_mode() -> None:
 def test_any_request_is_words(fields: dict[str, Any], words: list[str]) -> None:
     request = Request(program=("./serve", "-x"))._replace(**fields)
     assert command_of(request) == ["xlaunch", *words, "./serve", "-x"]
-    context = launch.make_context("xlaunch", command_of(request, isolated=True)[1:])
-    assert request_from(context.params) == request
+    context = command.make_context("xlaunch", command_of(request, isolated=True)[1:])
+    assert request_from(resolved_options(context.params).values) == request
 
 
 def test_programs_with_the_name_of_a_command_are_reached() -> None:

@@ -217,7 +217,7 @@ def test_a_script_alone_is_run_by_its_interpreter(tmp_path: Path) -> None:
 
 
 def test_a_request_is_the_configuration_over_what_was_asked() -> None:
-    request = WORK._replace(reserve=1)
+    request = WORK._replace(reserve_cores=1)
     space = make_space(
         request, TWO_NODES, NOTHING_INSTALLED, own=parse_parameters(["batch=1,2"], request)
     ).space

@@ -90,6 +90,8 @@ def _dispatch(arguments: list[str]) -> int:
 def _run_click(command: object, name: str, arguments: list[str]) -> int:
     import click
 
+    from xlaunch.cli import explain_error
+
     assert isinstance(command, click.Command)
     try:
         # The arguments are passed as the context's object: click does not keep `--`.
@@ -101,17 +103,6 @@ def _run_click(command: object, name: str, arguments: list[str]) -> int:
     except click.Abort:
         raise KeyboardInterrupt from None
     except click.ClickException as error:
-        say(f"error: {_explain(error)}; '{name} --help' lists the options")
+        say(f"error: {explain_error(error)}; '{name} --help' lists the options")
         return UsageError.exit_code
     return result if isinstance(result, int) else 0
-
-
-def _explain(error: object) -> str:
-    import click
-
-    if isinstance(error, click.NoSuchOption):
-        near = error.possibilities
-        hint = f"; did you mean {' or '.join(sorted(near))}?" if near else ""
-        return f"there is no option {error.option_name}{hint}"
-    assert isinstance(error, click.ClickException)
-    return error.format_message().rstrip(".")

@@ -270,28 +270,6 @@ def write_preset(conclusion: Conclusion, wanted: str | None) -> tuple[str | None
     return path, ""
 
 
-def check_preset(path: str) -> None:
-    """Raise `UsageError` unless a preset can be written there and replaces no other kind of file."""
-    import click
-
-    from xlaunch.cli.launch import launch
-    from xlaunch.cli.presets.command import parse_preset
-
-    if not path.endswith(SUFFIX):
-        raise UsageError(f"--save-preset {path!r}: the name of a preset ends in {SUFFIX}")
-    directory = os.path.dirname(os.path.abspath(path))
-    if not os.path.isdir(directory) or not os.access(directory, os.W_OK):
-        raise UsageError(f"--save-preset {path!r}: {directory} is not a writable directory")
-    if not os.path.lexists(path):
-        return
-    try:
-        parse_preset(path if os.path.dirname(path) else f"./{path}", click.Context(launch))
-    except UsageError as error:
-        raise UsageError(
-            f"--save-preset {path!r} exists and is not a preset ({error}); choose another name"
-        ) from None
-
-
 def _free_name() -> str:
     names = [DEFAULT_STEM, *(f"{DEFAULT_STEM}-{number}" for number in range(2, MAX_NAMES))]
     return next(f"{name}{SUFFIX}" for name in names if not os.path.lexists(f"{name}{SUFFIX}"))

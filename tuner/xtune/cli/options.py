@@ -4,22 +4,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from xlaunch.cli.options import (
-    ENVIRONMENT,
-    LAYOUT,
-    PROGRAM,
-    Command,
-    names_of,
-    request_from,
-    with_options,
-)
-from xlaunch.cli.parameters import Duration, WholeNumber
+from xlaunch.cli.options import Command, Parsed, click_options, with_options
 from xlaunch.errors import UsageError
+from xlaunch.options.kinds import POSITIVE_DURATION, WHOLE_NUMBER
+from xlaunch.options.layers import request_from
+from xlaunch.options.table import Group
 from xlaunch.planning.request import Request
 
 if TYPE_CHECKING:
@@ -55,11 +49,6 @@ class Percentage(_ParamType):
                 f"{value!r} is not a percentage from 0% to below 100%; write 1% or 0.5%", param, ctx
             )
         return float(found[1]) / 100.0
-
-
-def _fixed_options(groups: Sequence[Sequence[Any]], *, left_out: Collection[str]) -> list[Any]:
-    """The options in `groups` without those named in `left_out`."""
-    return [one for group in groups for one in group if not names_of([one]) & set(left_out)]
 
 
 OBJECTIVE = [
@@ -136,10 +125,10 @@ SPENDING = [
     BUDGET,
     click.option(
         "--timeout",
-        type=Duration(zero=False),
+        type=Parsed(POSITIVE_DURATION),
         help="Limit of one launch. Default: 10 times the bare command, plus 60 s.",
     ),
-    click.option("--seed", type=WholeNumber(), default=0, help="Random seed. Default: 0."),
+    click.option("--seed", type=Parsed(WHOLE_NUMBER), default=0, help="Random seed. Default: 0."),
 ]
 
 STORAGE = click.option(
@@ -171,17 +160,22 @@ OUTPUT = [
     click.option("-q", "--quiet", is_flag=True, help="Print the verdict only."),
 ]
 
-GROUPS = {
+GROUPS: dict[str, Sequence[Any]] = {
     "Objective": OBJECTIVE,
     "Search space": SPACE,
     "Budget": SPENDING,
     "Study": STUDY,
     "Output": OUTPUT,
-    "Fixed settings of xlaunch, which are not searched": _fixed_options(
-        [LAYOUT, PROGRAM, ENVIRONMENT], left_out={"instance_index"}
+    "Fixed settings of xlaunch, which are not searched": click_options(
+        Group.LAYOUT, Group.MEMORY, Group.ENVIRONMENT, without="instance-index"
     ),
 }
 """The options of a search, by the headings of --help."""
+
+
+def _names_of(group: Sequence[Any]) -> set[str | None]:
+    """The names of the values that options give."""
+    return {option.name for option in click.command()(with_options(group)(lambda: None)).params}
 
 
 class GroupedCommand(click.Command):
@@ -190,8 +184,8 @@ class GroupedCommand(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options; those of no group come last."""
         left = {option.name: option for option in self.get_params(ctx)}
-        sections = {title: names_of(group) for title, group in GROUPS.items()}
-        sections["Other"] = [*left.keys() - {name for one in sections.values() for name in one}]
+        sections = {title: _names_of(group) for title, group in GROUPS.items()}
+        sections["Other"] = left.keys() - {name for one in sections.values() for name in one}
         for title, names in sections.items():
             rows = [left[name].get_help_record(ctx) for name in left if name in names]
             with formatter.section(title):

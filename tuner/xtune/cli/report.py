@@ -34,8 +34,9 @@ def command(
     as_json: bool,
 ) -> int:
     """Print the verdict of STUDY, or of the latest one, so far. Nothing is launched."""
+    from xlaunch.options.presets import check_preset_path
     from xtune.cli import say
-    from xtune.cli.conclusion import check_preset, write_preset
+    from xtune.cli.conclusion import write_preset
     from xtune.cli.page_file import check_page, write_page
     from xtune.cli.preparation import prepare
     from xtune.cli.searching import print_conclusion, recall, require_launched
@@ -46,7 +47,7 @@ def command(
         check_page(html)
         html = os.path.abspath(html)
     if save_preset is not None:
-        check_preset(save_preset)
+        check_preset_path(save_preset)
         save_preset = os.path.abspath(save_preset)
     plotly = None if html is None else require_libraries()
     stored = find_stored(open_named(storage), study)

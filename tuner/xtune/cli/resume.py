@@ -32,7 +32,7 @@ def command(
     if quiet and verbose:
         raise UsageError("--quiet contradicts --verbose; drop one")
 
-    from xtune.cli.conclusion import check_preset
+    from xlaunch.options.presets import check_preset_path
     from xtune.cli.preparation import prepare
     from xtune.cli.searching import Shown, announce, budget_of, kept_to_try, run_search
     from xtune.cli.studies import enter, find_stored, open_named
@@ -41,7 +41,7 @@ def command(
     if budget is not None:
         parse_budget(budget)
     if save_preset is not None:
-        check_preset(save_preset)
+        check_preset_path(save_preset)
         save_preset = os.path.abspath(save_preset)
     stored = find_stored(open_named(storage), study)
     enter(stored.directory, quiet=quiet)

@@ -51,7 +51,7 @@ def command(
     asked = asked_from({**options, "quiet": quiet, "verbose": verbose})
     _refuse_command_names(asked.request.program, context.obj, module=asked.request.module)
 
-    from xtune.cli.conclusion import check_preset
+    from xlaunch.options.presets import check_preset_path
     from xtune.cli.preparation import prepare, presets_to_try
     from xtune.cli.searching import Shown, announce, begin_study, budget_of, keep_tried, run_search
     from xtune.cli.studies import open_named
@@ -62,7 +62,7 @@ def command(
     if asked.budget is not None:
         parse_budget(asked.budget)
     if save_preset is not None:
-        check_preset(save_preset)
+        check_preset_path(save_preset)
     task = prepare(
         asked,
         kept=lambda: [study.subject for study in list_studies(open_named(asked.storage))],

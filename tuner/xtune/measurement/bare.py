@@ -44,7 +44,7 @@ def bare_command(request: Request, environment: Mapping[str, str], machine: Mach
         metric=request.metric,
         supervise=True,
         grace_s=request.grace_s,
-        memory=MemoryPolicy.NONE,
+        mem_policy=MemoryPolicy.NONE,
     )
     made = plan(own, machine)._replace(bound=False, decisions=(), warnings=())
     (instance,) = made.instances

@@ -197,7 +197,7 @@ def parameters_of(
     defaults: dict[str, Value] = {
         LAYOUT: ALL_CORES,
         SMT: request.smt,
-        MEMORY: request.memory.value,
+        MEMORY: request.mem_policy.value,
         OMP: request.omp,
         ALLOCATOR: request.allocator,
     }
@@ -271,8 +271,8 @@ def _layout(
     if ninstances is None and ncores is None and everywhere:
         return ALL_CORES
     if not everywhere:
-        nodes = request.nodes or tuple([node.id for node in machine.topology.numa_nodes])
-        asked = asked._replace(nodes=nodes[:1])
+        nodes = request.numa_nodes or tuple([node.id for node in machine.topology.numa_nodes])
+        asked = asked._replace(numa_nodes=nodes[:1])
     try:
         made = plan(asked, machine)
         text = str(Layout(made.count, min(instance.ncores for instance in made.instances)))

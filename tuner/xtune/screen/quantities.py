@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from xlaunch.measurement.metric_lines import Kind
-
 from xtune.measurement.announcements import MARK
 from xtune.measurement.objectives import WALL, Goal, Objective
 from xtune.measurement.summaries import kind_in, name_of, unit_in

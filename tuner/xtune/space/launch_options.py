@@ -22,6 +22,9 @@ LAYOUT, SMT, PLACE, ALLOCATOR, OMP, MEMORY, THP = OPTIONS = (
 )  # fmt: skip
 """The parameters that change xlaunch's options."""
 
+OPTION_KEYS = {MEMORY: "mem_policy"}
+"""Parameters whose option, and field in `Request`, has another name."""
+
 INSTANCES, NCORES = "instances", "ncores"
 """What conditions may say of a layout."""
 
@@ -80,6 +83,11 @@ def parse_layout(text: str) -> Layout:
     return Layout(int(match[1]), int(match[2]))
 
 
+def option_name(name: str) -> str:
+    """The option that a parameter changes. **Ex.:** ``mem-policy`` for ``memory``."""
+    return OPTION_KEYS.get(name, name).replace("_", "-")
+
+
 def with_option(request: Request, name: str, value: Value) -> Request:
     """`request` with one of `OPTIONS` at `value`. Raises `SpaceError` for a value that is none."""
     if name == SMT and isinstance(value, bool):
@@ -92,7 +100,7 @@ def with_option(request: Request, name: str, value: Value) -> Request:
         if name == PLACE:
             return request._replace(place=Place(value))
         if name == MEMORY:
-            return request._replace(memory=MemoryPolicy(value))
+            return request._replace(mem_policy=MemoryPolicy(value))
         if name == THP:
             return request._replace(thp=HugePages(value))
     except ValueError as error:

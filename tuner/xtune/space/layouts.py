@@ -74,7 +74,7 @@ def _starves(made: Plan) -> bool:
 
 def _budget(whole: Plan, pool: int, request: Request) -> int:
     """Cores that instances of a given size may use together."""
-    cores = pool - request.reserve if whole.bound else whole.instances[0].ncores
+    cores = pool - request.reserve_cores if whole.bound else whole.instances[0].ncores
     quota = whole.cpu_quota
     return cores if quota is None else max(1, min(cores, int(quota)))
 

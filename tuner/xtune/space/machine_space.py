@@ -31,6 +31,7 @@ from xtune.space.launch_options import (
     THP,
     UNSET,
     WORDS,
+    option_name,
     with_option,
 )
 from xtune.space.layouts import Candidate, find_layouts
@@ -103,7 +104,7 @@ def make_space(
         PLACE: request.place.value,
         ALLOCATOR: request.allocator,
         OMP: request.omp,
-        MEMORY: request.memory.value,
+        MEMORY: request.mem_policy.value,
         THP: request.thp.value,
     }
     derived += [Derived(n, "", (value,)) for n, value in fixed.items() if n not in names]
@@ -186,7 +187,7 @@ class _Maker:
         return self._varied(
             MEMORY,
             (MemoryPolicy.AUTO.value, MemoryPolicy.INTERLEAVE.value),
-            fixed=self._request.memory is not MemoryPolicy.AUTO,
+            fixed=self._request.mem_policy is not MemoryPolicy.AUTO,
             nothing="every instance lies within one NUMA node",
             differs=lambda request: any(
                 len(instance.memory_nodes) > 1
@@ -205,7 +206,7 @@ class _Maker:
     ) -> Parameter | None:
         """A parameter of two values, where the second changes the plan of some layout."""
         if fixed:
-            self._leave_out(name, f"given: --{name}")
+            self._leave_out(name, f"given: --{option_name(name)}")
             return None
         for layout in self._requests():
             other = with_option(layout, name, values[1])
@@ -239,7 +240,7 @@ def _offered(
         (THP, offers.huge_pages, request.thp is not HugePages.AUTO),
     ):
         if fixed:
-            left_out.append(LeftOut(name, f"given: --{name}"))
+            left_out.append(LeftOut(name, f"given: --{option_name(name)}"))
         elif len(values) > 1:
             yield Parameter(name, values, values[0], Where.OPTION, reason=REASONS[name])
     for switch in offers.switches:

@@ -6,19 +6,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any
 
-import click
-
 from xlaunch.cli import RESERVED
-from xlaunch.cli.launch import launch
-from xlaunch.cli.parameters import Variable
-from xlaunch.cli.presets.command import file_options
-from xlaunch.cli.presets.values import file_name_of, is_flag, shown_value
-from xlaunch.cli.presets.writing import preset_text
+from xlaunch.options.kinds import FLAG, VARIABLE
+from xlaunch.options.layers import field_of, shown
+from xlaunch.options.presets import preset_text
+from xlaunch.options.table import IN_FILES, Option
 from xlaunch.planning import MAX, Request
-from xtune.space.launch_options import LAYOUT, OPTIONS
-
-FIELDS = {"timeout": "timeout_s", "grace": "grace_s"}
-"""Options whose field in `Request` has another name."""
+from xtune.space.launch_options import LAYOUT, OPTION_KEYS, OPTIONS
 
 NAMING = ("module", "no_python")
 """Options that say what the program's words mean: of the command, not of its preset."""
@@ -40,7 +34,7 @@ def command_of(request: Request, *, preset: str | None = None, isolated: bool = 
     words += ["--isolated"] if isolated else []
     words += ["--preset", preset] if preset is not None else []
     for option, value in _changed(request):
-        if preset is None or option.name in NAMING:
+        if preset is None or option.key in NAMING:
             words += _words(option, value)
     program = list(request.program)
     ambiguous = program[:1] and (program[0] in RESERVED or program[0].startswith("-"))
@@ -58,34 +52,31 @@ def preset_of(request: Request, searched: Collection[str], *, use: str) -> str:
 
     Raises `UsageError` for a value that TOML cannot hold.
     """
-    values = {str(option.name): value for option, value in _changed(request)}
+    values = {option.key: value for option, value in _changed(request)}
     for name in searched:
         if name == LAYOUT:
             fields: tuple[str, ...] = ("mode",) if request.mode else ("instances", "ncores")
         else:
-            fields = (name,) if name in OPTIONS else ()
+            fields = (OPTION_KEYS.get(name, name),) if name in OPTIONS else ()
         values |= {field: getattr(request, field) for field in fields}
-    return preset_text(launch, {k: v for k, v in values.items() if k not in NAMING}, use=use)
+    return preset_text({k: v for k, v in values.items() if k not in NAMING}, use=use)
 
 
-def _changed(request: Request) -> Iterator[tuple[click.Option, Any]]:
+def _changed(request: Request) -> Iterator[tuple[Option, Any]]:
     """The options that are not at their defaults, in the order of xlaunch's help."""
     defaults = Request()
-    for option in file_options(launch, click.Context(launch)):
-        field = FIELDS.get(str(option.name), str(option.name))
-        if field not in Request._fields:
-            continue
-        value = getattr(request, field)
-        if value != getattr(defaults, field):
+    for option in IN_FILES:
+        field = field_of(option)
+        if field is not None and (value := getattr(request, field)) != getattr(defaults, field):
             yield option, value
 
 
-def _words(option: click.Option, value: Any) -> list[str]:
-    name = f"--{file_name_of(option)}"
-    if is_flag(option):
-        return [name if value else option.secondary_opts[0]]
-    if isinstance(option.type, Variable):
+def _words(option: Option, value: Any) -> list[str]:
+    name = f"--{option.name}"
+    if option.kind is FLAG:
+        return [name if value else f"--no-{option.name}"]
+    if option.kind is VARIABLE:
         return [word for variable, content in value for word in (name, f"{variable}={content}")]
     if option.multiple:
         return [word for item in value for word in (name, str(item))]
-    return [name, shown_value(option, value)]
+    return [name, shown(option, value)]

@@ -129,7 +129,7 @@ class Resolver:
     def environment(self, configuration: Configuration) -> Environment:
         """What the instances would be started with. Raises what `resolve` raises."""
         return prepare_environment(
-            self.resolve(configuration).plan, self._environment, make_folders=False
+            self.resolve(configuration).plan, self._environment, make_directories=False
         )
 
     def command(self, configuration: Configuration, *, isolated: bool = False) -> list[str]:
@@ -171,7 +171,7 @@ class Resolver:
             share = made.memory_share_bytes
             rounded = None if share is None else _leading(share, MEMORY_BITS)
             prepared = prepare_environment(
-                made._replace(memory_share_bytes=rounded), self._environment, make_folders=False
+                made._replace(memory_share_bytes=rounded), self._environment, make_directories=False
             )
         except XLaunchError as error:
             return error
@@ -219,7 +219,7 @@ class Resolver:
         policy, nodes = instance.memory, instance.memory_nodes
         if policy is MemoryPolicy.NONE:
             return policy.value, ()
-        if made.request.memory is MemoryPolicy.AUTO and self._policy_stays:
+        if made.request.mem_policy is MemoryPolicy.AUTO and self._policy_stays:
             return "inherited", ()
         # Interleaving over a single node takes its pages from there and, when it is full, from the
         # next: what preferring it does (mm/mempolicy.c: only binding gives the allocator a mask).
@@ -247,7 +247,7 @@ def _leading(size: int, bits: int) -> int:
 
 
 def _inherits_memory_policy(machine: Machine) -> bool:
-    """Whether this process was started under a memory policy, which ``--memory auto`` leaves."""
+    """Whether this process was started under a memory policy, which ``--mem-policy auto`` leaves."""
     if not is_live(machine.root) or len(machine.topology.numa_nodes) < 2:
         return False
     from xlaunch.supervision.syscalls import MPOL_DEFAULT, read_memory_policy

@@ -6,19 +6,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import click
-
-from xlaunch.cli.launch import launch
-from xlaunch.cli.options import request_from
-from xlaunch.cli.presets.command import file_options
-from xlaunch.cli.presets.values import file_name_of
 from xlaunch.errors import UsageError
 from xlaunch.machine.topology import Machine
+from xlaunch.options.files import read_preset
+from xlaunch.options.layers import field_of, request_from
+from xlaunch.options.table import IN_FILES
 from xlaunch.planning import Request, plan
 from xtune.errors import SpaceError
 from xtune.space.launch_options import LAYOUT, UNSET, with_option
 from xtune.space.parameters import Configuration, Parameter, Value, Where
-from xtune.space.presets import FIELDS, NAMING
+from xtune.space.presets import NAMING
 from xtune.space.resolution import Resolver
 
 LAYOUT_FIELDS = ("instances", "ncores", "mode")
@@ -62,8 +59,7 @@ def starting_point(
 
 def _with_preset(request: Request, path: str) -> Request:
     """What the command line of `request` asks for with the preset besides, which counts less."""
-    words = ["--isolated", "--preset", path, "--", *request.program]
-    said = request_from(launch.make_context("xlaunch", words).params)
+    said = request_from(read_preset(path).values)
     default = Request()
     fields = {
         name: getattr(said, name)
@@ -106,12 +102,12 @@ def _left_out(
     request: Request, asked: Request, made: Request, *, has_layout: bool
 ) -> Iterator[str]:
     """What the preset adds to the request and the configuration does not."""
-    for option in file_options(launch, click.Context(launch)):
-        field = FIELDS.get(str(option.name), str(option.name))
-        if field not in Request._fields or (has_layout and field in LAYOUT_FIELDS):
+    for option in IN_FILES:
+        field = field_of(option)
+        if field is None or (has_layout and field in LAYOUT_FIELDS):
             continue
         if field == "env":
             added = [pair for pair in asked.env if pair not in request.env]
             yield from (f"env {name}" for name, value in added if (name, value) not in made.env)
         elif getattr(asked, field) != getattr(made, field):
-            yield file_name_of(option)
+            yield option.name

@@ -7,26 +7,15 @@ import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import click
 import pytest
 from hypothesis import strategies as st
 
-from xlaunch.cli.launch import launch
-from xlaunch.cli.options import CONTEXT, request_from
-from xlaunch.cli.parameters import (
-    CacheFolder,
-    Count,
-    Duration,
-    MetricName,
-    NumberList,
-    Variable,
-    WholeNumber,
-    Word,
-)
-from xlaunch.cli.presets.command import Sources, file_options, sources_of
+from xlaunch.cli.launch import command
+from xlaunch.cli.options import CONTEXT, resolved_options
+from xlaunch.options import kinds
+from xlaunch.options.layers import request_from
+from xlaunch.options.table import IN_FILES, Option
 from xlaunch.planning.request import MAX, Request
-
-FILE_OPTIONS = file_options(launch, click.Context(launch))
 
 
 class Home(NamedTuple):
@@ -56,8 +45,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
         folder.mkdir(parents=True)
     monkeypatch.chdir(here)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(settings.parent))
-    for option in FILE_OPTIONS:
-        monkeypatch.delenv(f"XLAUNCH_OPT_{option.name}".upper(), raising=False)
+    for option in IN_FILES:
+        monkeypatch.delenv(f"XLAUNCH_OPT_{option.key}".upper(), raising=False)
     monkeypatch.delenv("XLAUNCH_INSTANCE_INDEX", raising=False)
     return Home(
         here, here.parents[1] / "pyproject.toml", settings / "config.toml", settings / "presets"
@@ -68,49 +57,54 @@ class Typed(NamedTuple):
     """What a command line comes to."""
 
     request: Request
-    params: dict[str, Any]
-    sources: Sources
+    values: dict[str, Any]
+    origins: dict[str, str]
+    notes: tuple[str, ...]
 
 
 def typed(*words: str) -> Typed:
     """What ``xlaunch WORDS...`` comes to, short of doing it."""
-    ctx = launch.make_context("xlaunch", list(words), obj=words, **CONTEXT)
-    return Typed(request_from(ctx.params), ctx.params, sources_of(ctx))
+    ctx = command.make_context("xlaunch", list(words), obj=words, **CONTEXT)
+    found = resolved_options(ctx.params)
+    return Typed(request_from(found.values), *found)
 
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
 NAMES = TEXTS.filter(lambda name: name and "=" not in name)
 
 
-def values_of(option: click.Option) -> st.SearchStrategy[Any]:
+def values_of(option: Option) -> st.SearchStrategy[Any]:
     """Values that the option can have on a command line."""
-    kind = option.type
-    if option.is_flag:
+    kind = option.kind
+    if kind is kinds.FLAG:
         return st.booleans()
-    if isinstance(kind, Variable):
+    if kind is kinds.VARIABLE:
         return st.dictionaries(NAMES, TEXTS, max_size=4).map(lambda table: tuple(table.items()))
-    if isinstance(kind, Count):
-        value = st.integers(1, 9999) | st.just(MAX)
-    elif isinstance(kind, WholeNumber):
-        value = st.integers(0, 9999)
-    elif isinstance(kind, NumberList):
-        value = st.sets(st.integers(0, 2000), min_size=1).map(lambda found: tuple(sorted(found)))
-    elif isinstance(kind, Duration):
-        value = st.floats(1e-9, 1e15)
-    elif isinstance(kind, MetricName):
-        value = st.sampled_from(["sentences/s", "latency:total", 'it\'s ([0-9.]+) "ms"', "µs"])
-    elif isinstance(kind, CacheFolder):
-        value = TEXTS.filter(bool)
-    elif isinstance(kind, Word):
-        value = st.sampled_from(list(kind._words))
-    else:
-        assert kind is click.STRING, f"say here which values {option.opts[-1]} has"
+    known: dict[kinds.Kind, st.SearchStrategy[Any]] = {
+        kinds.COUNT: st.integers(1, 9999) | st.just(MAX),
+        kinds.WHOLE_NUMBER: st.integers(0, 9999),
+        kinds.NUMBER_LIST: st.sets(st.integers(0, 2000), min_size=1).map(
+            lambda s: tuple(sorted(s))
+        ),
+        kinds.DURATION: st.floats(0, 1e15),
+        kinds.POSITIVE_DURATION: st.floats(1e-9, 1e15),
+        kinds.METRIC: st.sampled_from(
+            ["sentences/s", "latency:total", 'it\'s ([0-9.]+) "ms"', "µs"]
+        ),
+        kinds.NAMED_DIRECTORY: TEXTS.filter(bool),
+    }
+    if kind in known:
+        value = known[kind]
+    elif kind.parse is str:
         value = TEXTS
+    else:
+        words = type(kind.parse(kind.example))
+        value = st.sampled_from(list(words))
     return st.lists(value, max_size=4).map(tuple) if option.multiple else value
 
 
 ALL_VALUES = st.fixed_dictionaries(
-    {}, optional={option.name: values_of(option) for option in FILE_OPTIONS}
+    {}, optional={option.key: values_of(option) for option in IN_FILES}
 )
 """What a command line can set, by option."""
 

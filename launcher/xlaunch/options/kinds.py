@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kinds of option values: how each is read from text, and how values are written."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from xlaunch.errors import UsageError
+from xlaunch.machine.cpu_list import LARGEST_NUMBER, format_cpu_list, parse_cpu_list, read_digits
+from xlaunch.machine.topology import CPUs
+from xlaunch.planning.request import MAX, Max
+
+SECONDS_PER_UNIT = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+MAX_INTEGER = (1 << 63) - 1
+"""The largest integer that every TOML parser reads."""
+
+
+class Kind(NamedTuple):
+    """A kind of value."""
+
+    metavar: str
+    """How help shows it; empty for flags."""
+    parse: Callable[[str], Any]
+    """The value that a text stands for. Raises `UsageError`, without the option's name."""
+    example: Any = ""
+    """A value as a file writes it."""
+
+
+def parse_count(text: str) -> int | Max:
+    """A whole number from 1, or ``max`` in any case."""
+    if text.lower() == "max":
+        return MAX
+    number = _digits(text)
+    if not number:
+        raise UsageError(
+            f"{text!r} is not a count; write a whole number from 1 to {LARGEST_NUMBER}, or max"
+        )
+    return number
+
+
+def parse_whole_number(text: str) -> int:
+    """A whole number from 0."""
+    number = _digits(text)
+    if number is None:
+        raise UsageError(f"{text!r} is not a whole number from 0 to {LARGEST_NUMBER}")
+    return number
+
+
+def parse_number_list(text: str) -> CPUs:
+    """Numbers and ranges, at least one: ``0-3,8``."""
+    numbers = parse_cpu_list(text, what="list")
+    if not numbers:
+        raise UsageError(f"the list {text!r} is empty; write for example 0-3,8")
+    return numbers
+
+
+def parse_duration(text: str) -> float:
+    """Seconds, or a number with a unit: ``90``, ``1.5s``, ``10m``, ``2h``, ``250ms``."""
+    number = text.rstrip("abcdefghijklmnopqrstuvwxyz")
+    unit = text[len(number) :] or "s"
+    try:
+        seconds = float(number) * SECONDS_PER_UNIT[unit]
+    except (ValueError, KeyError):
+        seconds = math.nan
+    if not math.isfinite(seconds) or seconds < 0:
+        raise UsageError(
+            f"{text!r} is not a time; write seconds, or a number with ms, s, m, h or d"
+        )
+    return seconds
+
+
+def parse_positive_duration(text: str) -> float:
+    """As `parse_duration`, above 0."""
+    seconds = parse_duration(text)
+    if seconds == 0:
+        raise UsageError(f"{text!r} is not a time above 0")
+    return seconds
+
+
+def parse_variable(text: str) -> tuple[str, str]:
+    """An environment variable: ``NAME=VALUE``."""
+    name, equals, content = text.partition("=")
+    if not equals or not name:
+        raise UsageError(f"{text!r} is not NAME=VALUE")
+    return name, content
+
+
+def parse_flag(text: str) -> bool:
+    """The value of a flag's variable, in any case."""
+    if text.lower() in ("1", "true", "yes", "on", "t", "y"):
+        return True
+    if text.lower() in ("0", "false", "no", "off", "f", "n"):
+        return False
+    raise UsageError(f"{text!r} is not true or false")
+
+
+def parse_directory(text: str) -> str:
+    """A directory's name. An empty one is not taken for the default."""
+    if not text:
+        raise UsageError("the directory's name is empty; leave the option out for the default")
+    return text
+
+
+def parse_metric(text: str) -> str:
+    """A metric: a name as it is printed, or a regular expression with a group."""
+    from xlaunch.measurement.metric_lines import parse_metric as check
+
+    check(text)
+    return text
+
+
+COUNT = Kind("N|max", parse_count, 2)
+WHOLE_NUMBER = Kind("N", parse_whole_number, 1)
+NUMBER_LIST = Kind("LIST", parse_number_list, "0-3")
+DURATION = Kind("TIME", parse_duration, "10s")
+POSITIVE_DURATION = Kind("TIME", parse_positive_duration, "10m")
+VARIABLE = Kind("NAME=VALUE", parse_variable)
+METRIC = Kind("NAME|REGEX", parse_metric, "sentences/s")
+FLAG = Kind("", parse_flag, True)
+FILE = Kind("FILE", str, "file")
+DIRECTORY = Kind("DIR", str, "directory")
+NAMED_DIRECTORY = Kind("DIR", parse_directory, "directory")
+NAME_OR_FILE = Kind("NAME|FILE", str, "auto")
+TEXT = Kind("TEXT", str)
+
+
+def one_of(words: type[enum.Enum], metavar: str = "") -> Kind:
+    """One of an enumeration's values, in any case."""
+    allowed = [member.value for member in words]
+
+    def parse(text: str) -> Any:
+        try:
+            return words(text.lower())
+        except ValueError:
+            raise UsageError(f"{text!r} is not one of {', '.join(allowed)}") from None
+
+    return Kind(metavar or "|".join(allowed), parse, allowed[0])
+
+
+def plain(value: Any) -> Any:
+    """One value as TOML has it: the inverse of `Kind.parse`, but for numbers that stay numbers."""
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, float):
+        return int(value) if value.is_integer() and value < MAX_INTEGER else value
+    if isinstance(value, tuple):
+        return format_cpu_list(value)
+    return value
+
+
+def _digits(text: str) -> int | None:
+    """The number that `text` writes in plain digits; None for anything else or a larger one."""
+    if not (text.isascii() and text.isdigit()):
+        return None
+    number = read_digits(text)
+    return number if number <= LARGEST_NUMBER else None

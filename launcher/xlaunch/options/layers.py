@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the layers that set options to the options of a launch: one pure function, `resolve`.
+
+The layers, the strongest first: command line, variables (XLAUNCH_OPT_NCORES=4), the preset, the
+project's ``[tool.xlaunch]``, the user's configuration. The defaults are those of `Request`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from xlaunch.environment.variables import OPTION_PREFIX
+from xlaunch.errors import UsageError
+from xlaunch.options.kinds import FLAG, VARIABLE, plain
+from xlaunch.options.table import BY_KEY, FIELDS, IN_FILES, OPTIONS, RENAMED, Option
+from xlaunch.planning.contradictions import find_contradiction
+from xlaunch.planning.request import Request
+
+COMMAND_LINE = "command line"
+VARIABLES = OPTION_PREFIX
+
+
+class Layer(NamedTuple):
+    """One place that sets options."""
+
+    origin: str
+    """**Ex.:** ``"command line"``, ``"preset best.toml"``."""
+    values: Mapping[str, Any]
+    """By `Option.key`."""
+
+    def origin_of(self, key: str) -> str:
+        """Where an option's value comes from. **Ex.:** ``"XLAUNCH_OPT_NCORES"``."""
+        return f"{VARIABLES}{key.upper()}" if self.origin == VARIABLES else self.origin
+
+
+class Resolved(NamedTuple):
+    """The options of a launch."""
+
+    values: dict[str, Any]
+    """By `Option.key`; an option that no layer sets is missing."""
+    origins: dict[str, str]
+    """Where each value comes from; for variables of --env under ``"env NAME"``."""
+    notes: tuple[str, ...]
+    """What was dropped, one line each."""
+
+    def explain(self) -> list[str]:
+        """A line for each option that is set. **Ex.:** ``option ncores 4: preset best.toml``."""
+        lines = []
+        for option in IN_FILES:
+            if option.key not in self.values:
+                continue
+            value = self.values[option.key]
+            if option.kind is VARIABLE:
+                lines += [f"env {n}={v}: {self.origins[f'env {n}']}" for n, v in value]
+            else:
+                lines.append(f"{option.name} {shown(option, value)}: {self.origins[option.key]}")
+        return [f"option {line}".encode(errors="backslashreplace").decode() for line in lines]
+
+    def set_elsewhere(self) -> str:
+        """What was not typed, as the end of an error; empty if everything was.
+
+        **Ex.:** ``" (preset best.toml sets instances, mode)"``.
+        """
+        names: dict[str, list[str]] = {}
+        for key, origin in self.origins.items():
+            if origin != COMMAND_LINE:
+                names.setdefault(origin, []).append(key.replace("_", "-"))
+        listed = [f"{origin} sets {', '.join(found)}" for origin, found in names.items()]
+        return f" ({'; '.join(listed)})" if listed else ""
+
+
+def resolve(layers: Iterable[Layer]) -> Resolved:
+    """Merge layers, the strongest first.
+
+    The first layer that sets an option wins; variables of --env are merged by name. An option that
+    contradicts one of a stronger layer is dropped, with a note. Raises `UsageError` for two options
+    of the same layer that contradict each other.
+    """
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    notes: list[str] = []
+    dropped: set[str] = set()
+    for layer in layers:
+        stronger = dict(values)
+        for key, value in layer.values.items():
+            origin = layer.origin_of(key)
+            if key == "env":
+                own = {name: content for name, content in value if f"env {name}" not in origins}
+                values[key] = (*values.get(key, ()), *own.items())
+                origins |= dict.fromkeys([f"env {name}" for name in own], origin)
+            elif key not in values and key not in dropped:
+                found = find_contradiction({**stronger, key: value}, key)
+                if found is None:
+                    values[key], origins[key] = value, origin
+                    continue
+                winner = found.other if key == found.one else found.one
+                dropped.add(key)
+                notes.append(
+                    f"{_named(key, value)} ({origin}) is ignored: {_named(winner, values[winner])} "
+                    f"({origins[winner]}) contradicts it"
+                )
+    resolved = Resolved(values, origins, tuple(notes))
+    contradiction = find_contradiction(values)
+    if contradiction is not None:
+        raise UsageError(f"{contradiction}{resolved.set_elsewhere()}")
+    return resolved
+
+
+def variables_layer(environment: Mapping[str, str], typed: Collection[str] = ()) -> Layer:
+    """The layer of XLAUNCH_OPT_* variables; those of `typed` options and empty ones are not read.
+
+    --env takes words separated by spaces, --metric one name per line. Raises `UsageError` for a
+    wrong value and for the former name of an option.
+    """
+    for old, new in RENAMED.items():
+        name = f"{VARIABLES}{old.upper()}"
+        if name in environment:
+            raise UsageError(f"{name} is now {VARIABLES}{new.upper().replace('-', '_')}")
+    values: dict[str, Any] = {}
+    for option in OPTIONS:
+        name = f"{VARIABLES}{option.key.upper()}"
+        text = environment.get(name, "")
+        if not text or (option.key in typed and option.kind is not VARIABLE):
+            continue
+        try:
+            if option.multiple:
+                words = text.split() if option.kind is VARIABLE else text.splitlines()
+                values[option.key] = tuple([option.kind.parse(word) for word in words])
+            else:
+                values[option.key] = option.kind.parse(text)
+        except UsageError as error:
+            raise UsageError(f"{name}: {error}") from None
+    return Layer(VARIABLES, values)
+
+
+def request_from(values: Mapping[str, Any]) -> Request:
+    """The request that options make; None stands for an option that is not set."""
+    fields = {FIELDS.get(key, key): value for key, value in values.items() if value is not None}
+    return Request(**{name: fields[name] for name in Request._fields if name in fields})
+
+
+def field_of(option: Option) -> str | None:
+    """The option's field in `Request`; None if it has none. **Ex.:** ``timeout_s``."""
+    name = FIELDS.get(option.key, option.key)
+    return name if name in Request._fields else None
+
+
+def shown(option: Option, value: Any) -> str:
+    """A value for a reader. **Ex.:** ``4``, ``0-3,8``, ``latency``, ``true``."""
+    if option.multiple:
+        return " ".join(map(str, value))
+    return str(value).lower() if option.kind is FLAG else str(plain(value))
+
+
+def _named(key: str, value: Any) -> str:
+    """**Ex.:** ``mode latency``."""
+    option = BY_KEY[key]
+    return f"{option.name} {shown(option, value)}"

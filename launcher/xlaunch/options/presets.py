@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Presets as text: the options of a launch, or all there are, each with what it does."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+from xlaunch.errors import UsageError
+from xlaunch.options.files import SUFFIX, read_preset
+from xlaunch.options.kinds import VARIABLE, plain
+from xlaunch.options.layers import field_of
+from xlaunch.options.table import IN_FILES, Option
+from xlaunch.planning.request import Request
+from xlaunch.whole_files import write_output
+
+WIDTH = 98
+"""Columns of a comment."""
+
+
+def save_preset(path: str, values: Mapping[str, Any]) -> None:
+    """Write the options `values`, by `Option.key`, as a preset; the file is whole or untouched.
+
+    Raises `UsageError` for a file that is something else than a preset.
+    """
+    check_preset_path(path)
+    write_output(path, preset_text(values, use=path), option="--save-preset")
+
+
+def preset_text(values: Mapping[str, Any], *, use: str) -> str:
+    """A preset that sets `values`, by `Option.key`; its first line advises ``--preset use``."""
+    blocks = [
+        comment(f"Options for xlaunch. To use them: xlaunch --preset {_one_line(use)} PROGRAM")
+    ]
+    for option in _TABLES_LAST:
+        value = values.get(option.key)
+        if value not in (None, ()):
+            blocks.append([*comment(option.help), *_assignment(option, _file_value(option, value))])
+    return "\n\n".join("\n".join(block) for block in blocks) + "\n"
+
+
+def all_options_text() -> str:
+    """Every option that a preset may hold, commented out, with its meaning and its default.
+
+    The line of an option has no space after its ``#``: with the ``#`` taken away it is valid.
+    """
+    blocks = []
+    for option in _TABLES_LAST:
+        lines = comment(option.help)
+        field = field_of(option)
+        default = False if field is None else getattr(Request(), field)
+        if default in (None, ()):
+            lines += comment("Not set by default; for example:")
+            example = {"NAME": "value"} if option.kind is VARIABLE else option.kind.example
+            written = [example] if option.multiple and option.kind is not VARIABLE else example
+        else:
+            written = _file_value(option, default)
+        blocks.append("\n".join([*lines, *(f"#{line}" for line in _assignment(option, written))]))
+    return "\n\n".join(blocks)
+
+
+def comment(text: str) -> list[str]:
+    """`text` as comment lines."""
+    return [f"# {line}" for line in textwrap.wrap(text, WIDTH, break_long_words=False)]
+
+
+def check_preset_path(path: str) -> None:
+    """Raise `UsageError` unless a preset can be written to `path`, replacing at most a preset."""
+    what = f"--save-preset {path!r}"
+    if not path.endswith(SUFFIX):
+        raise UsageError(f"{what}: the name of a preset ends in {SUFFIX}")
+    directory = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(directory) or not os.access(directory, os.W_OK):
+        raise UsageError(f"{what}: {directory} is not a directory that can be written")
+    if not os.path.lexists(path):
+        return
+    if not os.path.isfile(path):
+        raise UsageError(f"{what} exists and is not a regular file")
+    try:
+        read_preset(path, named=True)
+    except UsageError as error:
+        raise UsageError(
+            f"{what} exists and is not a preset ({error}); choose another name"
+        ) from None
+
+
+_TABLES_LAST = sorted(IN_FILES, key=lambda option: option.kind is VARIABLE)
+"""What follows a section of a TOML file belongs to it."""
+
+
+def _file_value(option: Option, value: Any) -> Any:
+    """An option's value as TOML has it."""
+    if option.kind is VARIABLE:
+        return dict(value)
+    return list(value) if option.multiple else plain(value)
+
+
+def _assignment(option: Option, written: Any) -> list[str]:
+    """The lines that set an option; a table is a section of its own."""
+    if isinstance(written, dict):
+        return [f"[{option.name}]", *(f"{_key(key)} = {_toml(v)}" for key, v in written.items())]
+    return [f"{option.name} = {_toml(written)}"]
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    return _quoted(value)
+
+
+def _key(name: str) -> str:
+    bare = name.isascii() and name.replace("_", "").replace("-", "").isalnum()
+    return name if bare else _quoted(name)
+
+
+def _quoted(text: str) -> str:
+    """A TOML basic string."""
+    short = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
+    return '"' + "".join([short.get(char) or _escaped(char) for char in text]) + '"'
+
+
+def _escaped(char: str) -> str:
+    return char if ord(char) >= 32 and char != "\x7f" else f"\\u{ord(char):04X}"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split()).encode(errors="backslashreplace").decode()
