@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from xlaunch.environment import Environment
-from xlaunch.errors import XLaunchError
+from xlaunch.errors import UsageError, XLaunchError
 from xlaunch.planning.plans import Plan
 
 if TYPE_CHECKING:

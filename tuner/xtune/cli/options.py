@@ -173,7 +173,7 @@ GROUPS: dict[str, Sequence[Any]] = {
 """The options of a search, by the headings of --help."""
 
 
-def _names_of(group: Sequence[Any]) -> set[str | None]:
+def _names_of(group: Sequence[Any]) -> set[Any]:
     """The names of the values that options give."""
     return {option.name for option in click.command()(with_options(group)(lambda: None)).params}
 
@@ -184,7 +184,7 @@ class GroupedCommand(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options; those of no group come last."""
         left = {option.name: option for option in self.get_params(ctx)}
-        sections = {title: _names_of(group) for title, group in GROUPS.items()}
+        sections: dict[str, set[Any]] = {title: _names_of(group) for title, group in GROUPS.items()}
         sections["Other"] = left.keys() - {name for one in sections.values() for name in one}
         for title, names in sections.items():
             rows = [left[name].get_help_record(ctx) for name in left if name in names]
