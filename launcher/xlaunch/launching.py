@@ -79,24 +79,32 @@ def start(
 
 
 def run_plan(
-    plan: Plan, environment: Environment, *, note: Callable[[str], None], table: bool = True
+    plan: Plan,
+    environment: Environment,
+    *,
+    note: Callable[[str], None],
+    table: bool = True,
+    explain: bool = False,
 ) -> int:
     """Run the instances of `plan`; the exit code for this process.
 
-    Returns never when the one instance replaces this process. `note` takes lines for the user,
-    `table` puts the report on standard error at the end.
+    Does not return when the one instance replaces this process. `note` takes lines for the user.
+    `table` prints the report on standard error at the end, `explain` what its columns mean.
     """
     if sys.platform != "linux":
         return _run_on_other_system(plan, environment, note)
     if plan.request.pty and _has_terminal(plan):
         plan = plan._replace(request=plan.request._replace(pty=False))
     if not plan.supervised:
-        from xlaunch.supervision.start import replace_this_process
+        from xlaunch.supervision.start import execute, take_place
 
-        replace_this_process(plan, environment.programs[0], environment.variables[0], note)
-    from xlaunch.supervision.supervised import run_supervised
+        for text in take_place(plan):
+            note(text)
+        execute(environment.programs[0], environment.variables[0])
+    from xlaunch.supervision.keeper import keep
+    from xlaunch.supervision.supervised import Task
 
-    return run_supervised(plan, environment, table=table, deliver=None)
+    return keep(Task(plan, environment, table, explain=explain))
 
 
 def check_startable(plan: Plan) -> None:

@@ -78,7 +78,9 @@ def command(asked: Resolved) -> int:
         if not quiet:
             say(f"warning: {text}")
 
-    return run_plan(made, environment, note=note, table=not quiet)
+    return run_plan(
+        made, environment, note=note, table=not quiet, explain=options.get("verbose", False)
+    )
 
 
 def _refuse_command_names(request: Request, arguments: Sequence[str]) -> None:

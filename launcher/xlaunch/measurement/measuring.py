@@ -1,20 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measuring instances while they run: the start barrier, and the numbers that they print or report.
 
-Exists only under `--metric`. The supervisor hands on what it relays; log files and the FIFOs that
-XLAUNCH_METRICS names are read here.
+Exists under `--metric` only. The supervisor hands over what it relays; log files, and the FIFOs that
+XLAUNCH_METRICS names, are read here.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import select
-import tempfile
 import time
-from collections.abc import Callable
 
+from xlaunch.machine.cpu_list import name_numbers
 from xlaunch.measurement.barrier import Barrier
 from xlaunch.measurement.live import LiveWriter
 from xlaunch.measurement.metric_lines import Metric, parse_metric
@@ -25,51 +23,43 @@ from xlaunch.planning.plans import Plan
 from xlaunch.planning.request import Request
 
 LOG_INTERVAL_S = 0.1
-"""Between looks at log files; the times of values in them are as exact as that."""
+"""Polling interval of log files, and so the resolution of the times of values in them."""
 
-MOST_AT_ONCE = 64 * READ_SIZE
-"""Bytes of one log file that are read in one look, so that signals are heard in between."""
-
-
-Note = Callable[[str], None]
-"""Takes one line for the user."""
+MAX_BYTES_AT_ONCE = 64 * READ_SIZE
+"""Maximum size to read from one log file before signals are handled again."""
 
 
 def metrics_of(request: Request) -> tuple[Metric, ...]:
-    """What `--metric` asks for, each once. Raises `UsageError`."""
+    """The metrics of `--metric`, each once. Raises `UsageError`."""
     return tuple([parse_metric(text) for text in dict.fromkeys(request.metric)])
 
 
-def make_folder() -> str:
-    """A new private folder for FIFOs. Raises OSError."""
+def choose_directory() -> str:
+    """A new name for the private directory of the FIFOs of one run."""
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     usable = os.path.isabs(runtime) and os.access(runtime, os.W_OK | os.X_OK)
-    return tempfile.mkdtemp(prefix="xlaunch-", dir=runtime if usable else None)
+    base = runtime if usable else os.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - a new name in it
+    return os.path.join(base, f"xlaunch-{os.urandom(8).hex()}")
 
 
-def remove_folder(folder: str) -> None:
-    """Remove a folder of FIFOs, if it is there."""
+def remove_directory(directory: str) -> None:
+    """Remove a directory of FIFOs, if it exists."""
     with contextlib.suppress(OSError):
-        for name in os.listdir(folder):
-            os.unlink(os.path.join(folder, name))
-        os.rmdir(folder)
+        for name in os.listdir(directory):
+            os.unlink(os.path.join(directory, name))
+        os.rmdir(directory)
 
 
 class Measuring:
-    """The measuring of one run. `poll` is the supervisor's."""
+    """The measuring of one run."""
 
     def __init__(
-        self,
-        plan: Plan,
-        folder: str | None,
-        live: LiveWriter | None,
-        poll: select.poll,
-        note: Note,
+        self, plan: Plan, directory: str | None, live: LiveWriter | None, poll: select.poll
     ) -> None:
-        """`folder`: for FIFOs; None where none could be made. `live`: is told of all as it comes."""
+        """`directory`: to be made for FIFOs. `live`: gets each value. `poll`: the supervisor's."""
         self._plan = plan
+        self._directory = directory
         self._poll = poll
-        self._note = note
         self._live = live
         indices = [instance.index for instance in plan.instances]
         self._collector = Collector(
@@ -82,26 +72,31 @@ class Measuring:
         self._look_cost_s = 0.0
         self._logs: dict[tuple[int, str], int] = {}
         self._logs_due = time.monotonic()
-        if folder is not None:
-            self._make_channels(folder, indices)
+        self.problem: str | None = None
+        """Why there is no start barrier."""
+        if directory is not None:
+            self._make_channels(directory, indices)
 
-    def _make_channels(self, folder: str, indices: list[int]) -> None:
+    def _make_channels(self, directory: str, indices: list[int]) -> None:
         try:
-            self._barrier = Barrier(folder, indices, time.monotonic())
+            os.mkdir(directory, 0o700)
+            self._barrier = Barrier(directory, indices, time.monotonic())
             for index in indices:
-                path = os.path.join(folder, f"metrics-{index}")
+                path = os.path.join(directory, f"metrics-{index}")
                 os.mkfifo(path, 0o600)
-                # For writing too: so there is never an end of file, and no writer waits for us.
+                # Also for writing: so there is never an end of file, and no writer waits for us.
                 pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
                 self._pipes[pipe] = index
                 self._pipe_paths[index] = path
                 self._poll.register(pipe, select.POLLIN)
         except OSError as error:
             self._barrier = None
-            self._note(f"no start barrier: cannot make FIFOs in {folder!r} ({error.strerror})")
+            self.problem = (
+                f"no start barrier: cannot make FIFOs in {directory!r} ({error.strerror})"
+            )
 
     def variables(self, index: int) -> dict[str, str]:
-        """What an instance gets to find the barrier, and to report to."""
+        """The variables that name an instance's barrier and its FIFO for metrics."""
         found = {}
         if self._barrier is not None:
             found["XLAUNCH_BARRIER"] = self._barrier.path(index)
@@ -110,7 +105,7 @@ class Measuring:
         return found
 
     def started(self, index: int, now: float) -> None:
-        """An instance runs, for the first time or anew, since `now`."""
+        """An instance was started or restarted at `now`."""
         if self._live is not None:
             self._live.started(index, now)
         if self._barrier is not None:
@@ -120,7 +115,7 @@ class Measuring:
                 self._logs.setdefault((index, stream), 0)
 
     def ended(self, index: int) -> None:
-        """An instance has ended, for good or to be started anew. What it wrote was handed on."""
+        """An instance has ended, for good or to be restarted. Its output was handed over before."""
         self._read_logs(index)
         for descriptor, owner in self._pipes.items():
             if owner == index:
@@ -131,12 +126,12 @@ class Measuring:
             self._barrier.gone(index)
 
     def release(self) -> None:
-        """Hold nobody any more: the run is ending."""
+        """Open the barrier for good: the run is ending."""
         if self._barrier is not None:
             self._barrier.release(time.monotonic())
 
     def feed(self, index: int, stream: str, data: bytes) -> None:
-        """Take what an instance wrote to a stream that is relayed."""
+        """Take what an instance wrote to a relayed stream."""
         self._collector.feed(index, stream, data, time.monotonic())
 
     def owns(self, descriptor: int) -> bool:
@@ -144,7 +139,7 @@ class Measuring:
         return descriptor in self._pipes
 
     def read(self, descriptor: int) -> None:
-        """Take what an instance reported."""
+        """Read what an instance reported through its FIFO."""
         with contextlib.suppress(BlockingIOError):
             data = os.read(descriptor, READ_SIZE)
             self.feed(self._pipes[descriptor], "metrics", data)
@@ -156,8 +151,8 @@ class Measuring:
         times += [self._barrier.due] if self._barrier is not None else []
         return min(times, default=float("inf"))
 
-    def look(self) -> None:
-        """Look at the barrier and at log files, if it is time."""
+    def look(self) -> str | None:
+        """Look at the barrier and at log files, if it is time; a warning about the barrier."""
         now = time.monotonic()
         if self._logs and now >= self._logs_due:
             self._read_logs()
@@ -166,21 +161,22 @@ class Measuring:
             spent = time.thread_time()
             self._barrier.look(now, self._collector.past_first, self._look_cost_s)
             self._look_cost_s = time.thread_time() - spent
-            if self._barrier.overdue:
-                listed = ", ".join(map(str, self._barrier.overdue))
-                self._barrier.overdue = []
-                self._note(f"start barrier opened without instance {listed}, which did not come")
+            overdue, self._barrier.overdue = self._barrier.overdue, []
+            if overdue:
+                missing = name_numbers("instance", overdue)
+                return f"start barrier opened without {missing}, which did not come"
+        return None
 
     def _read_logs(self, only: int | None = None) -> None:
-        folder = self._plan.request.log_dir
+        directory = self._plan.request.log_dir
         for (index, stream), read in self._logs.items():
-            if folder is None or only not in (None, index):
+            if directory is None or only not in (None, index):
                 continue
             position = read
             with contextlib.suppress(OSError):
-                descriptor = os.open(log_path(folder, index, stream), os.O_RDONLY | os.O_CLOEXEC)
+                descriptor = os.open(log_path(directory, index, stream), os.O_RDONLY | os.O_CLOEXEC)
                 try:
-                    end = position + MOST_AT_ONCE
+                    end = position + MAX_BYTES_AT_ONCE
                     while position < end and (data := os.pread(descriptor, READ_SIZE, position)):
                         position += len(data)
                         self.feed(index, stream, data)
@@ -188,8 +184,8 @@ class Measuring:
                     os.close(descriptor)
             self._logs[index, stream] = position
 
-    def finish(self) -> None:
-        """Take what is left in files and FIFOs; every instance has ended."""
+    def finish(self) -> str | None:
+        """Read the rest of files and FIFOs after the last instance; a warning about missing metrics."""
         for descriptor in self._pipes:
             self._poll.unregister(descriptor)
             with contextlib.suppress(BlockingIOError):
@@ -203,9 +199,9 @@ class Measuring:
             self._read_logs()
         for index in self._ends:
             self._collector.finish(index, time.monotonic())
-        unseen = self._collector.unseen()
-        if unseen is not None:
-            self._note(unseen)
+        if self._directory is not None:
+            remove_directory(self._directory)
+        return self._collector.unseen()
 
     def results(self) -> Measured:
         """The metrics of each instance and over all, once finished."""
@@ -213,12 +209,3 @@ class Measuring:
         released_at = barrier.released_at if barrier is not None and barrier.came else None
         by_instance, totals = self._collector.sum_up(self._ends, released_at)
         return Measured(by_instance, totals, self._collector.raw(), self._collector.lines_seen)
-
-
-Measure = Callable[[select.poll, Note], Measuring]
-"""Begins to measure a run, with its supervisor's poll and voice."""
-
-
-def measure_of(plan: Plan, folder: str | None, live: LiveWriter | None) -> Measure:
-    """How `plan` is measured; the rest is as `Measuring` has it."""
-    return functools.partial(Measuring, plan, folder, live)

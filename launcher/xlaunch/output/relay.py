@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The way of instances' output: from their pipes or pseudo-terminals to the launcher's own streams.
+"""The relay: reads instances' pipes or pseudo-terminals, writes to the launcher's own streams.
 
-Nothing here blocks: it is driven by the supervisor's poll(). While a destination takes nothing, the
-pipes that lead there are left to fill up.
+It never blocks: the supervisor's poll() drives it. While a destination accepts nothing, the pipes
+that lead there are left to fill up.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from xlaunch.output.logs import STREAMS, open_logs
@@ -17,10 +18,16 @@ from xlaunch.output.tagged_lines import LineTagger, Sink, Verbatim, read_availab
 from xlaunch.planning.plans import Instance, Plan
 
 PIPE_BYTES = 1 << 20
-"""What a pipe holds at most, unless an administrator allows more."""
+"""Maximum content of a pipe (default of /proc/sys/fs/pipe-max-size)."""
 
-Listener = Callable[[int, str, bytes], None]
-"""Takes what an instance wrote: its number, ``out`` or ``err``, the bytes."""
+
+class Chunk(NamedTuple):
+    """Bytes that an instance wrote."""
+
+    index: int  # type: ignore[assignment]  # hides tuple.index
+    stream: str
+    """``out`` or ``err``."""
+    data: bytes
 
 
 class Streams(NamedTuple):
@@ -32,7 +39,7 @@ class Streams(NamedTuple):
 
 
 class _Source(NamedTuple):
-    """One output stream of one instance, on its way to a sink."""
+    """One output stream of one instance, and where it goes."""
 
     index: int  # type: ignore[assignment]  # hides tuple.index
     stream: str
@@ -42,7 +49,7 @@ class _Source(NamedTuple):
 
 
 class Relay:
-    """The output of all instances of a plan, and of the launcher in between."""
+    """Passes on the output of all instances of a plan, and lines of the launcher between it."""
 
     def __init__(self, plan: Plan, poll: select.poll) -> None:
         """`poll` is the supervisor's."""
@@ -52,30 +59,33 @@ class Relay:
         self._stdout = Sink(1, shared=shared)
         self._stderr = self._stdout if same_file(1, 2) else Sink(2, shared=shared)
         self._sources: dict[int, _Source] = {}
-        self.seen: Listener | None = None
-        """Sees all that instances write, before it is passed on."""
 
-    def open_streams(self, instance: Instance, opened: list[int], *, first: bool) -> Streams:
-        """The standard streams of a run of an instance.
+    @contextlib.contextmanager
+    def open_streams(self, instance: Instance, *, first: bool) -> Iterator[Streams]:
+        """Open the standard streams of a run of an instance; those it alone needs end with the block.
 
-        Those that the instance alone needs are noted in `opened`. `first`: of its runs, whose log
-        files are new.
+        `first`: the first run of the instance, which gets new log files.
         """
-        stdin = 0
-        if len(self._plan.instances) > 1:
-            stdin = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-            opened.append(stdin)
-        if self._plan.request.log_dir is not None:
-            outputs = open_logs(self._plan.request.log_dir, instance.index, new=first)
-        elif self._plan.relayed:
-            outputs = (
-                self._open_pipe(instance, STREAMS[0], self._stdout),
-                self._open_pipe(instance, STREAMS[1], self._stderr),
-            )
-        else:
-            return Streams(stdin, 1, 2)
-        opened.extend(outputs)
-        return Streams(stdin, *outputs)
+        with contextlib.ExitStack() as opened:
+
+            def owned(descriptor: int) -> int:
+                opened.callback(os.close, descriptor)
+                return descriptor
+
+            stdin = 0
+            if len(self._plan.instances) > 1:
+                stdin = owned(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+            if self._plan.request.log_dir is not None:
+                out, err = map(
+                    owned, open_logs(self._plan.request.log_dir, instance.index, new=first)
+                )
+                yield Streams(stdin, out, err)
+            elif self._plan.relayed:
+                out = owned(self._open_pipe(instance, STREAMS[0], self._stdout))
+                err = owned(self._open_pipe(instance, STREAMS[1], self._stderr))
+                yield Streams(stdin, out, err)
+            else:
+                yield Streams(stdin, 1, 2)
 
     def _open_pipe(self, instance: Instance, stream: str, sink: Sink) -> int:
         if self._plan.request.pty:
@@ -96,76 +106,73 @@ class Relay:
         return LineTagger(tag, terminal=sink.terminal)
 
     def resize_terminals(self) -> None:
-        """Give the instances' pseudo-terminals the size that the launcher's terminal has now."""
+        """Set the instances' pseudo-terminals to the current size of the launcher's terminal."""
         if self._plan.request.pty:
             from xlaunch.output.pseudo_terminal import resize
 
             resize(self._sources)
 
     def say(self, text: str) -> None:
-        """Put lines of the launcher's own on standard error that nothing else comes between."""
+        """Print lines of the launcher's own on standard error that no other output separates."""
         self._put(self._stderr, f"{text}\n".encode(errors="backslashreplace"))
 
-    def handle(self, descriptor: int, events: int) -> None:
-        """Do what can be done with a descriptor that poll() has reported."""
+    def handle(self, descriptor: int) -> list[Chunk]:
+        """Read from or write to a descriptor that poll() has reported; what an instance wrote."""
         if descriptor in self._sources:
-            self._read_source(descriptor)
-        elif descriptor not in (self._stdout.descriptor, self._stderr.descriptor):
-            pass  # closed while the events before it were handled
-        else:
+            return self._read_source(descriptor)
+        # Any other one was closed while the events before this one were handled.
+        if descriptor in (self._stdout.descriptor, self._stderr.descriptor):
             self._write_sink(descriptor)
+        return []
 
-    def drain(self, index: int) -> None:
+    def drain(self, index: int) -> list[Chunk]:
         """Read what an instance that has ended left in its pipes; at most what they can hold."""
+        chunks: list[Chunk] = []
         for descriptor, source in list(self._sources.items()):
-            if source.index == index:
-                left = PIPE_BYTES
-                while descriptor in self._sources and left > 0:
-                    count = self._read_source(descriptor)
-                    left -= count or left
+            left = PIPE_BYTES if source.index == index else 0
+            while descriptor in self._sources and left > 0:
+                found = self._read_source(descriptor)
+                chunks += found
+                left -= sum(len(chunk.data) for chunk in found) or left
+        return chunks
 
-    def finish(self) -> None:
-        """Take what the last processes wrote; a stranger that holds a pipe open is not waited for."""
-        for index in {source.index for source in self._sources.values()}:
-            self.drain(index)
+    def finish(self) -> list[Chunk]:
+        """Read and close every pipe. One that an unknown process holds open is not waited for."""
+        indices = {source.index for source in self._sources.values()}
+        chunks = [chunk for index in indices for chunk in self.drain(index)]
         for descriptor, source in self._sources.items():
             self._put(source.sink, source.tagger.finish())
             self._poll.unregister(descriptor)
             os.close(descriptor)
         self._sources.clear()
+        return chunks
 
     @property
     def pending(self) -> bool:
-        """Whether output waits for somebody to read it."""
+        """Whether output waits for its reader."""
         return self._stdout.pending or self._stderr.pending
 
     def drop_pending(self) -> None:
-        """Give up destinations whose readers take nothing."""
+        """Give up destinations that have pending output."""
         for sink in (self._stdout, self._stderr):
             if sink.pending:
                 sink.give_up()
 
-    def _read_source(self, descriptor: int) -> int:
-        """Pass on some of what an instance wrote; the number of bytes."""
+    def _read_source(self, descriptor: int) -> list[Chunk]:
+        """Pass on some of what an instance wrote."""
         source = self._sources[descriptor]
         data = read_available(descriptor)
         if data is None:
-            return 0
-        self._put(source.sink, self._taken(source, data) if data else source.tagger.finish())
+            return []
+        self._put(source.sink, source.tagger.feed(data) if data else source.tagger.finish())
         if not data or source.sink.broken:
-            # With no reader left, the instance gets the SIGPIPE that it would get without us.
+            # Without a reader, the instance gets the SIGPIPE that it would get without the launcher.
             self._poll.unregister(descriptor)
             os.close(descriptor)
             del self._sources[descriptor]
         elif source.sink.full:
             self._watch_sources_of(source.sink, readable=False)
-        return len(data)
-
-    def _taken(self, source: _Source, data: bytes) -> bytes:
-        """What of `data` is to be passed on now; whoever measures has seen it."""
-        if self.seen is not None:
-            self.seen(source.index, source.stream, data)
-        return source.tagger.feed(data)
+        return [Chunk(source.index, source.stream, data)] if data else []
 
     def _put(self, sink: Sink, lines: bytes) -> None:
         sink.add(lines)

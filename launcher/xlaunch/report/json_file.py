@@ -81,10 +81,10 @@ def _lies_in(path: str, folder: str) -> bool:
     return os.path.commonpath((os.path.abspath(path), folder)) == folder
 
 
-def write_report_or_tell(report: Report, path: str | None) -> int:
-    """Write `report` where it was asked for; the exit code of the run.
+def write_report_or_complain(report: Report, path: str | None) -> int:
+    """Write `report` to `path`, if there is one; the exit code of the run.
 
-    When that fails it is said on standard error, and a run that ended well is at fault (125).
+    A failure is printed on standard error; the exit code of a run that succeeded is then 125.
     """
     if path is None:
         return report.exit_code

@@ -8,7 +8,7 @@ a supervised run looks, from its start on, and only where something else ran bef
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from xlaunch.machine.cpu_list import name_numbers
@@ -62,14 +62,10 @@ def anything_runs(root: str = "/proc") -> bool:
     return not runnable.isdigit() or int(runnable) > 1
 
 
-Own = Callable[[int], int]
-"""Ticks that the run itself may have used on a CPU since its start."""
-
-
 class Occupancy:
-    """Other processes on the CPUs of a run, in two steps: which CPUs are busy, then whose work it is.
+    """Other processes on the CPUs of a run, in two samples: first busy CPUs, then whose work it is.
 
-    The caller calls `look` when `due` has come, and `finish` at the end of the run.
+    The caller calls `look` when `due` has come, and at the end of the run.
     """
 
     def __init__(
@@ -78,9 +74,9 @@ class Occupancy:
         """Begin to sample. `now`: on the clock of `time.monotonic()`, here and below.
 
         Not `bound`: the kernel moves instances away from single busy CPUs, so only a large share of
-        all CPUs together is worth a word.
+        all CPUs together gets a warning.
         """
-        self._cpus = sorted(set(cpus))
+        self.cpus = sorted(set(cpus))
         self._bound = bound
         self._root = root
         self._before = _times(root)
@@ -91,25 +87,23 @@ class Occupancy:
         self.due = now + SAMPLE_S
         """When `look` wants to be called; infinity once there is nothing more to say."""
 
-    def look(self, now: float, own: Own, ours: Collection[int]) -> str | None:
-        """Take the next step; a line about CPUs that others keep busy, after the second.
+    def look(
+        self, now: float, own: Mapping[int, int], ours: Collection[int], *, at_end: bool = False
+    ) -> str | None:
+        """Take the next sample; after the second, a line about CPUs that others keep busy.
 
-        `ours`: PIDs of the run, its launcher's among them.
+        `own`: ticks that the run itself may have used on each CPU since its start. `ours`: PIDs of
+        the run, its launcher's among them. `at_end`: the run has ended, perhaps before both samples.
         """
-        if now < self.due:
+        if not at_end and now < self.due:
             return None
-        if self._busy:
-            return self._describe(now, ours)
-        self._find_busy(now, own)
-        return None
-
-    def finish(self, now: float, own: Own, ours: Collection[int]) -> str | None:
-        """As `look`, at the end of a run that was too short for both steps."""
-        if not self._busy and now >= self._began + MIN_SAMPLE_S:
+        if not self._busy and now >= self._began + (MIN_SAMPLE_S if at_end else SAMPLE_S):
             self._find_busy(now, own)
+            if not at_end:
+                return None
         return self._describe(now, ours) if self._busy and self.due < float("inf") else None
 
-    def _find_busy(self, now: float, own: Own) -> None:
+    def _find_busy(self, now: float, own: Mapping[int, int]) -> None:
         self._busy = self._busy_shares(own)
         self.due = float("inf")
         if self._busy:
@@ -117,16 +111,16 @@ class Occupancy:
             self._scanned_at = now
             self.due = now + SAMPLE_S
 
-    def _busy_shares(self, own: Own) -> dict[int, float]:
+    def _busy_shares(self, own: Mapping[int, int]) -> dict[int, float]:
         """The share that others used, of each CPU of which it is large."""
         shares = {}
         after = _times(self._root)
-        for cpu in self._cpus:
+        for cpu in self.cpus:
             then, now = self._before.get(cpu), after.get(cpu)
             if then is None or now is None or now.total <= then.total:
                 continue
             worked = (now.work - now.stolen) - (then.work - then.stolen)
-            shares[cpu] = max(0.0, (worked - own(cpu)) / (now.total - then.total))
+            shares[cpu] = max(0.0, (worked - own.get(cpu, 0)) / (now.total - then.total))
         if not self._bound and sum(shares.values()) < BUSY_SHARE * len(shares):
             return {}
         return {cpu: share for cpu, share in shares.items() if share >= BUSY_SHARE}

@@ -12,18 +12,19 @@ from xlaunch.wording import align
 if TYPE_CHECKING:
     from xlaunch.measurement.metrics import MetricTotal
 
-FOOTNOTE = (
-    "CPU s, switches: its process, children that it waited for, processes that it left behind.",
-    "used: CPU s / (wall s x CPUs asked). peak RSS: all its processes together. moves: of all threads",
-    "from CPU to CPU. CPUs observed, peak RSS and moves are sampled.",
+EXPLANATION = (
+    "CPU s and ctx-switches include children that the process waited for and processes it left behind.",
+    "CPU %: CPU s / wall s; 100 is one CPU. peak RSS: sum over all processes of the instance.",
+    "CPUs observed, peak RSS and migrations (of threads between CPUs) are sampled.",
 )
+"""What the columns mean, where their heads do not say it."""
 
 
-def render_report(report: Report) -> str:
-    """The table for the terminal, with a line that says what its columns sum."""
+def render_report(report: Report, *, explain: bool = False) -> str:
+    """The table for the terminal. `explain`: with what its columns mean."""
     headings: tuple[str, ...] = (
         "instance", "CPUs asked", "CPUs observed", "node", "exit", "wall s", "CPU s",
-        "used", "peak RSS MiB", "switches", "moves",
+        "CPU %", "peak RSS MiB", "ctx-switches", "migrations",
     )  # fmt: skip
     rows: list[tuple[str, ...]] = [
         (
@@ -33,11 +34,11 @@ def render_report(report: Report) -> str:
             format_cpu_list(instance.numa_nodes) or "-",
             instance.signal or str(instance.exit_code),
             f"{instance.wall_s:.2f}",
-            _cell(instance.cpu_s, ".2f"),
-            _cell(instance.utilisation, ".0%"),
-            _cell(instance.peak_rss_bytes and instance.peak_rss_bytes / 2**20, ".0f"),
-            _cell(instance.context_switches, "d"),
-            _cell(instance.migrations, "d"),
+            f"{instance.cpu_s:.2f}",
+            f"{100 * instance.cpu_s / instance.wall_s:.0f}" if instance.wall_s > 0 else "-",
+            f"{instance.peak_rss_bytes / 2**20:.0f}",
+            str(instance.context_switches),
+            "-" if instance.migrations is None else str(instance.migrations),
         )
         for instance in report.instances
     ]
@@ -49,9 +50,9 @@ def render_report(report: Report) -> str:
             for row, instance in zip(rows, report.instances, strict=True)
         ]
     if rows:
-        on_the_left = [i for i, heading in enumerate(headings) if heading.startswith("CPUs")]
-        lines += align([headings, *rows], right=set(range(len(headings))).difference(on_the_left))
-        lines += FOOTNOTE
+        right = [i for i, heading in enumerate(headings) if not heading.startswith("CPUs ")]
+        lines += align([headings, *rows], right=right)
+        lines += EXPLANATION if explain else ()
     if report.metrics:
         lines += ["", *render_metrics(report)]
     return "\n".join(lines)

@@ -207,7 +207,8 @@ def serve(caller: int, task_descriptor: int, report_descriptor: int) -> int:
 
     `caller`: the PID of the process that called them.
     """
-    from xlaunch.supervision.supervised import run_supervised
+    from xlaunch.supervision.keeper import keep
+    from xlaunch.supervision.supervised import Task
     from xlaunch.supervision.syscalls import die_with_parent
 
     die_with_parent(signal.SIGTERM)
@@ -222,9 +223,5 @@ def serve(caller: int, task_descriptor: int, report_descriptor: int) -> int:
 
         live = LiveWriter(*watched)
         os.set_inheritable(watched[0], False)
-
-    def deliver(report: Report) -> None:
-        with open(report_descriptor, "wb", closefd=False) as stream:
-            stream.write(pickle.dumps(report))
-
-    return run_supervised(plan, environment, table=table, deliver=deliver, live=live, caller=caller)
+    task = Task(plan, environment, table, live=live, report_descriptor=report_descriptor)
+    return keep(task, caller=caller)

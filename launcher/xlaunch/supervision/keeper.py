@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The keeper: the process with the user's PID. It passes signals on and leaves nothing behind.
 
-It forks the supervisor and from then on does two things. Signals go to the supervisor through a
-pipe, one byte each, so that none merges with another; the end of that pipe tells the supervisor
-that the keeper is gone. As the child subreaper it inherits every orphan of the run: when the
-supervisor has ended, however it ended, the keeper kills and reaps until it has no child left.
+It forks the supervisor. Signals go to the supervisor through a pipe, one byte each, so that none
+merges with another; the end of that pipe tells the supervisor that the keeper is gone. As a child
+subreaper the keeper inherits every orphan of the run: when the supervisor has ended, however it
+ended, the keeper kills and reaps until it has no child left.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable
 
+from xlaunch.errors import XLaunchError
 from xlaunch.machine.processes import children, descendants, has_job_control
+from xlaunch.report.occupancy import anything_runs
 from xlaunch.supervision.signalling import kill_all
+from xlaunch.supervision.supervised import Task, supervise
 from xlaunch.supervision.syscalls import SI_KERNEL, become_subreaper
 
 PASSED_ON = (
@@ -30,30 +32,28 @@ PASSED_ON = (
     signal.SIGCONT,
 )
 
-OWN_FAULT = 125
-
 RESCAN_INTERVAL_S = 0.1
 """Polling interval while descendants are being killed."""
 
 
-def keep(supervise: Callable[[int, set[signal.Signals]], int], *, caller: int | None = None) -> int:
-    """Run `supervise` in a child, guard it, and return the exit code for this process.
+def keep(task: Task, *, caller: int | None = None) -> int:
+    """Run `task` in a supervisor process, guard it, and return the exit code for this process.
 
-    `supervise` gets the descriptor that signals come from and the signal mask for instances, and
-    returns an exit code. A Ctrl-C that ended the run ends this process by SIGINT as well: that is
-    how a shell knows that a script should not go on. `caller`: the PID of a process that passes on
-    its own SIGINT; where this process has had the same one, from the terminal as a rule, that is
-    no second one.
+    A Ctrl-C that ended the run ends this process by SIGINT as well, so that a shell script stops.
+    `caller`: PID of a process that forwards its own SIGINTs. One that this process has had as well,
+    from the terminal as a rule, counts once.
     """
+    others_run = anything_runs()
+    fifo_directory = _choose_fifo_directory(task)
     passed_on = {number for number in PASSED_ON if signal.getsignal(number) != signal.SIG_IGN}
-    # SIGTTIN, SIGTTOU: the supervisor is a member of a group that the terminal may stop, and moves
-    # the foreground from the background.
+    # SIGTTIN, SIGTTOU: the supervisor joins a group that the terminal may stop, and sets the
+    # foreground group from the background.
     blocked = passed_on | {signal.SIGCHLD, signal.SIGTTIN, signal.SIGTTOU}
-    # A shell that started something and then became this process (`exec xlaunch`) has left it here.
-    strangers = set(children(os.getpid()))
+    # Children of a shell that has become this process (`exec xlaunch`).
+    preexisting = set(children(os.getpid()))
     become_subreaper()
-    original_mask = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
-    # An ignored SIGCHLD would make the kernel reap, and exit codes vanish.
+    mask = {signal.Signals(n) for n in signal.pthread_sigmask(signal.SIG_BLOCK, blocked)}
+    # An ignored SIGCHLD would make the kernel reap, and exit codes would be lost.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     commands_in, commands_out = os.pipe()
     sys.stdout.flush()
@@ -61,43 +61,31 @@ def keep(supervise: Callable[[int, set[signal.Signals]], int], *, caller: int | 
     supervisor = os.fork()
     if supervisor == 0:
         os.close(commands_out)
-        _run_and_exit(supervise, commands_in, {signal.Signals(n) for n in original_mask})
+        _supervise_and_exit(task, commands_in, mask, fifo_directory, others_run=others_run)
     os.close(commands_in)
-    status, interrupted = _pass_signals_on(
-        supervisor, commands_out, passed_on | {signal.SIGCHLD}, caller
-    )
-    if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        _end_all_descendants(strangers)
-        if number == signal.SIGINT:  # its word for: the terminal's Ctrl-C ended the instance
-            _die_of_interrupt(whole_group=True)
-            return 128 + number  # as PID 1 of a container it did not die
-        name = signal.Signals(number).name
-        print(
-            f"xlaunch: the supervisor was ended by {name}; every instance was killed",
-            file=sys.stderr,
-        )
-        return OWN_FAULT
-    _end_all_descendants(strangers)
-    code = os.waitstatus_to_exitcode(status)
-    if interrupted and code == 128 + signal.SIGINT:
-        _die_of_interrupt(whole_group=False)
-    return code
+    numbers = passed_on | {signal.SIGCHLD}
+    status, interrupted = _pass_signals_on(supervisor, commands_out, numbers, caller)
+    _end_all_descendants(preexisting)
+    _remove_fifo_directory(fifo_directory)
+    return _exit_code(status, interrupted=interrupted)
 
 
-def _run_and_exit(
-    supervise: Callable[[int, set[signal.Signals]], int],
+def _supervise_and_exit(
+    task: Task,
     commands: int,
-    original_mask: set[signal.Signals],
+    mask: set[signal.Signals],
+    fifo_directory: str | None,
+    *,
+    others_run: bool,
 ) -> None:
-    code = OWN_FAULT
+    code = XLaunchError.exit_code
     try:
-        # Out of the shell's group, so that what the terminal sends arrives once, by the keeper.
+        # Leave the shell's group, so that a signal from the terminal arrives once, by the keeper.
         os.setpgid(0, 0)
-        # What the group got before that, the keeper has got as well.
+        # The keeper has had the signals that this group received before.
         while signal.sigtimedwait(PASSED_ON, 0) is not None:
             pass
-        code = supervise(commands, original_mask)
+        code = supervise(task, commands, mask, fifo_directory, others_run=others_run)
         sys.stdout.flush()
         sys.stderr.flush()
     except BaseException:  # noqa: BLE001 - a forked child: nothing may unwind into its parent's code
@@ -110,7 +98,7 @@ def _run_and_exit(
 def _pass_signals_on(
     supervisor: int, commands: int, numbers: set[signal.Signals], caller: int | None
 ) -> tuple[int, bool]:
-    """Wait for the supervisor; its wait status, and whether the terminal sent SIGINT meanwhile."""
+    """Wait for the supervisor. Return its wait status, and whether the terminal sent SIGINT."""
     interrupted = False
     not_by_caller = 0
     while True:
@@ -118,7 +106,7 @@ def _pass_signals_on(
         if info.si_signo == signal.SIGINT and caller is not None:
             if info.si_code != SI_KERNEL and info.si_pid == caller:
                 if not_by_caller:
-                    not_by_caller -= 1  # the caller had it as well, and passes it on
+                    not_by_caller -= 1  # the caller had the same one, and forwards it
                     continue
             else:
                 not_by_caller += 1
@@ -129,40 +117,81 @@ def _pass_signals_on(
             interrupted |= info.si_signo == signal.SIGINT and from_terminal
             try:
                 os.write(commands, bytes([info.si_signo]))
-            except BrokenPipeError:  # it has just ended
+            except BrokenPipeError:  # the supervisor has just ended
                 continue
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                break
-            if pid == supervisor:
-                return status, interrupted
-            if pid == 0:
-                break
+        status = _reap(supervisor)
+        if status is not None:
+            return status, interrupted
 
 
-def _end_all_descendants(strangers: set[int]) -> None:
-    """Kill and reap until there is nobody left but `strangers` and what descends from them.
+def _reap(supervisor: int) -> int | None:
+    """Reap every child that has ended; the supervisor's wait status if it is among them."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return None
+        if pid in (0, supervisor):
+            return status if pid else None
 
-    Orphans become our children, so that is the end. A scan may miss a process that is being orphaned,
-    and one that has changed its user may refuse to die: look again whenever any child has ended.
+
+def _end_all_descendants(preexisting: set[int]) -> None:
+    """Kill and reap until no child is left but those in `preexisting`.
+
+    Orphans become children of this process, so that is the end. A scan may miss a process that is
+    being orphaned, and one that has changed its user may refuse to die: scan again whenever a child
+    has ended.
     """
-    while ours := [pid for pid in children(os.getpid()) if pid not in strangers]:
+    while ours := [pid for pid in children(os.getpid()) if pid not in preexisting]:
         kill_all([process for child in ours for process in (child, *descendants(child))])
         signal.sigtimedwait({signal.SIGCHLD}, RESCAN_INTERVAL_S)
         for pid in ours:
             os.waitpid(pid, os.WNOHANG)
 
 
-def _die_of_interrupt(*, whole_group: bool) -> None:
-    """End as Ctrl-C would have ended this process, and the rest of its job with it.
+def _exit_code(status: int, *, interrupted: bool) -> int:
+    """The exit code for this process, unless it has to die of SIGINT.
 
-    `whole_group`: the instance owned the terminal, so nobody else of the job has had the SIGINT.
+    A supervisor that died of SIGINT says so that the terminal's Ctrl-C ended the instance.
     """
+    code = os.waitstatus_to_exitcode(status)
+    if code == -signal.SIGINT:
+        # The instance had the terminal, so no other process of the job has had the SIGINT.
+        _die_of_interrupt(whole_group=True)
+        return 128 + signal.SIGINT  # PID 1 of a container does not die of it
+    if code < 0:
+        name = signal.Signals(-code).name
+        print(
+            f"xlaunch: the supervisor was ended by {name}; every instance was killed",
+            file=sys.stderr,
+        )
+        return XLaunchError.exit_code
+    if interrupted and code == 128 + signal.SIGINT:
+        _die_of_interrupt(whole_group=False)
+    return code
+
+
+def _die_of_interrupt(*, whole_group: bool) -> None:
+    """End as Ctrl-C ends a process without a handler; with `whole_group`, its whole job."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     if whole_group:
         os.killpg(0, signal.SIGINT)
     else:
         os.kill(os.getpid(), signal.SIGINT)
+
+
+def _choose_fifo_directory(task: Task) -> str | None:
+    if not task.plan.request.metric:
+        return None
+    from xlaunch.measurement.measuring import choose_directory
+
+    return choose_directory()
+
+
+def _remove_fifo_directory(directory: str | None) -> None:
+    """Remove the directory of FIFOs where the supervisor was killed before it could."""
+    if directory is not None:
+        from xlaunch.measurement.measuring import remove_directory
+
+        remove_directory(directory)

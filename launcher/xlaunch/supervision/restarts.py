@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which instances are to be started anew, and when: `--on-failure restart`."""
+"""The restarts of instances that failed, and their delays: `--on-failure restart`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 from xlaunch.planning.request import MAX, Max
 
-DEFAULT_MOST = 3
-"""Restarts of one instance where `--max-restarts` is not given."""
+DEFAULT_LIMIT = 3
+"""Maximum restarts of one instance without `--max-restarts`."""
 
 FIRST_DELAY_S = 1.0
-LONGEST_DELAY_S = 60.0
+MAX_DELAY_S = 60.0
 STEADY_S = 60.0
-"""A run longer than this was not broken from the start: the next wait is the first one again."""
+"""After a run of this length the delay is the first one again."""
 
 
 class Restart(NamedTuple):
@@ -25,60 +25,61 @@ class Restart(NamedTuple):
 
 
 class Restarts:
-    """Counts restarts and waits, for each instance by its position in the plan."""
+    """Counts restarts and keeps delays, by the position of each instance in the plan."""
 
-    def __init__(self, most: int | Max | None) -> None:
-        """`most`: restarts of one instance; None: `DEFAULT_MOST`."""
-        self.most = DEFAULT_MOST if most is None else most
+    def __init__(self, limit: int | Max | None) -> None:
+        """`limit`: maximum restarts of one instance; None: `DEFAULT_LIMIT`."""
+        self.limit = DEFAULT_LIMIT if limit is None else limit
         self._counts: dict[int, int] = {}
         self._delays: dict[int, float] = {}
         self._due: dict[int, float] = {}
 
     @property
     def waiting(self) -> bool:
-        """Whether some instance waits to be started anew."""
+        """Whether some instance waits for its restart."""
         return bool(self._due)
 
     @property
     def next_at(self) -> float:
-        """When the next one is due; infinity when none waits."""
+        """When the next restart is due; infinity when none is pending."""
         return min(self._due.values(), default=float("inf"))
 
     def count(self, position: int) -> int:
-        """Restarts of an instance so far, with one that it waits for."""
+        """Restarts of an instance so far, a pending one included."""
         return self._counts.get(position, 0)
 
     def grant(self, position: int, *, ran_s: float, now: float) -> Restart | None:
-        """Let an instance that failed after `ran_s` wait for its restart; None: it has had its last.
+        """Schedule the restart of an instance that failed after `ran_s`.
 
-        The wait doubles from restart to restart, up to `LONGEST_DELAY_S`.
+        None when its restarts are used up. The delay doubles from restart to restart, up to
+        `MAX_DELAY_S`.
         """
         number = self.count(position) + 1
-        if self.most is not MAX and number > self.most:
+        if self.limit is not MAX and number > self.limit:
             return None
         before = self._delays.get(position)
         delay_s = FIRST_DELAY_S
         if before is not None and ran_s <= STEADY_S:
-            delay_s = min(2 * before, LONGEST_DELAY_S)
+            delay_s = min(2 * before, MAX_DELAY_S)
         self._counts[position] = number
         self._delays[position] = delay_s
         self._due[position] = now + delay_s
         return Restart(number, delay_s)
 
     def due(self, now: float) -> list[int]:
-        """Those whose wait is over, in the order in which it ended."""
+        """Positions whose delay is over, the earliest first."""
         return sorted((p for p, at in self._due.items() if at <= now), key=lambda p: self._due[p])
 
     def postpone(self, position: int, until: float) -> None:
-        """Let one wait longer."""
+        """Delay a pending restart further."""
         self._due[position] = until
 
     def take(self, position: int) -> None:
-        """One is being started: it waits no more."""
+        """Note that a pending restart happens now."""
         del self._due[position]
 
     def cancel(self) -> list[int]:
-        """Nobody waits any more; those who did."""
+        """Cancel pending restarts; return their positions."""
         dropped = list(self._due)
         self._due.clear()
         for position in dropped:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An instance from its start to its end, and what all its runs together come to."""
+"""The runs of an instance, and their sums for the report."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from typing import TYPE_CHECKING
 from xlaunch.machine.processes import TICKS_PER_SECOND
 from xlaunch.planning.plans import Instance
 from xlaunch.report import InstanceReport
-from xlaunch.report.observation import Observer
+from xlaunch.report.observation import Observation
 from xlaunch.supervision.signalling import signal_name
+from xlaunch.supervision.start import Child
 
 if TYPE_CHECKING:
     from xlaunch.measurement.metrics import InstanceMetric
 
 
 class Running:
-    """One process of an instance, from its start on."""
+    """One run of an instance: its process, from the start to the end."""
 
     def __init__(
         self,
         instance: Instance,
         position: int,
-        pid: int,
-        exec_result: int,
+        child: Child,
         started: float,
-        observer: Observer,
+        observation: Observation,
     ) -> None:
         """`position`: of the instance in its plan."""
         self.instance = instance
         self.position = position
-        self.pid = pid
-        self.exec_result = exec_result
+        self.pid = child.pid
+        self.exec_result = child.exec_result
         self.started = started
-        self.observation = observer.add(pid)
+        self.observation = observation
         self.ended: float | None = None
         self.status = 0
         self.cpu_s = 0.0
@@ -47,6 +47,7 @@ class Running:
         """Its program could not be executed."""
         self.peak_rss_bytes = 0
         self.leftovers: set[int] = set()
+        """Processes that it left running and that were ended."""
 
     @property
     def exit_code(self) -> int:
@@ -58,6 +59,18 @@ class Running:
         assert self.ended is not None
         return self.ended - self.started
 
+    @property
+    def signal(self) -> int | None:
+        """The signal that ended it."""
+        return os.WTERMSIG(self.status) if os.WIFSIGNALED(self.status) else None
+
+    def end(self, status: int, usage: struct_rusage, now: float) -> None:
+        """Note its wait status and what it used."""
+        self.status = status
+        self.ended = now
+        self.peak_rss_bytes = self._peak_rss_bytes(usage.ru_maxrss * 1024)
+        self.add_usage(usage)
+
     def add_usage(self, usage: struct_rusage) -> None:
         self.cpu_s += usage.ru_utime + usage.ru_stime
         self.context_switches += usage.ru_nvcsw + usage.ru_nivcsw
@@ -65,35 +78,39 @@ class Running:
         self.major_faults += usage.ru_majflt
 
     def ticks_on(self, cpu: int) -> int:
-        """CPU time that it may have used on `cpu`, in ticks, with all that cannot be placed."""
+        """Maximum CPU time that it can have used on `cpu`, in ticks.
+
+        CPU time that no sample places counts on every CPU of the instance.
+        """
         seen = self.observation
         total = max(seen.ticks, round(self.cpu_s * TICKS_PER_SECOND))
         unplaced = max(0, total - seen.placed_ticks) if cpu in self.instance.cpus else 0
         return seen.ticks_by_cpu[cpu] + unplaced
 
-    def note_peak_rss(self, own_bytes: int) -> None:
-        """Take the sampled peak, or its process's own (`ru_maxrss`) where that is larger.
+    def _peak_rss_bytes(self, own_bytes: int) -> int:
+        """The sampled peak, or that of its own process (`ru_maxrss`) if it is larger.
 
-        The kernel counts the moment between fork and exec too, when the process was a copy of
-        this one: a value no larger than that says nothing, and counts only if nothing was sampled.
+        `ru_maxrss` includes the time between fork and exec, when the process was a copy of this
+        one. A value no larger than this one's counts only if nothing was sampled.
         """
         sampled = self.observation.peak_rss_bytes
         copy_bytes = getrusage(RUSAGE_SELF).ru_maxrss * 1024
-        self.peak_rss_bytes = max(sampled, own_bytes) if own_bytes > copy_bytes else sampled
-        self.peak_rss_bytes = self.peak_rss_bytes or own_bytes
+        if own_bytes > copy_bytes:
+            return max(sampled, own_bytes)
+        return sampled or own_bytes
 
     def describe_failure(self) -> str:
         """**Ex.:** ``"instance 1 failed with exit code 3"``."""
         index = self.instance.index
-        if os.WIFSIGNALED(self.status):
-            return f"instance {index} was ended by {signal_name(os.WTERMSIG(self.status))}"
+        if self.signal is not None:
+            return f"instance {index} was ended by {signal_name(self.signal)}"
         return f"instance {index} failed with exit code {self.exit_code}"
 
 
 def reports_of(
     ended: Iterable[Running], metrics: Mapping[int, tuple[InstanceMetric, ...]]
 ) -> tuple[InstanceReport, ...]:
-    """What each instance did, in the order of their numbers. `metrics`: by those numbers."""
+    """The report of each instance, in the order of their numbers. `metrics`: by those numbers."""
     runs: dict[int, list[Running]] = {}
     for running in ended:
         runs.setdefault(running.instance.index, []).append(running)
@@ -101,13 +118,12 @@ def reports_of(
 
 
 def _report_of(runs: Sequence[Running], metrics: tuple[InstanceMetric, ...]) -> InstanceReport:
-    """What one instance did: all its runs together; exit code and PID of the last."""
+    """The report of one instance: sums over its runs; exit code and PID of the last."""
     last = runs[-1]
     wall_s = sum(run.wall_s for run in runs)
     cpu_s = sum(run.cpu_s for run in runs)
     moved = [n for run in runs if (n := run.observation.migrations) is not None]
     ncpus = len(last.instance.cpus)
-    ended_by = signal_name(os.WTERMSIG(last.status)) if os.WIFSIGNALED(last.status) else None
     return InstanceReport(
         index=last.instance.index,
         pid=last.pid,
@@ -115,7 +131,7 @@ def _report_of(runs: Sequence[Running], metrics: tuple[InstanceMetric, ...]) -> 
         cpus_observed=tuple(sorted(set().union(*(run.observation.cpus for run in runs)))),
         numa_nodes=last.instance.nodes,
         exit_code=last.exit_code,
-        signal=ended_by,
+        signal=None if last.signal is None else signal_name(last.signal),
         wall_s=wall_s,
         cpu_s=cpu_s,
         utilisation=cpu_s / (wall_s * ncpus) if wall_s > 0 else 0.0,

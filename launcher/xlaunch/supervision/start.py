@@ -2,8 +2,8 @@
 """Start an instance in its place.
 
 Mask and memory policy are set in this process, which is single-threaded, inherited through fork and
-exec, and given back: the instance never runs a moment elsewhere, and nothing has to run in the
-child before its program (see sched_setaffinity(2), set_mempolicy(2)).
+exec, and restored: the instance never runs elsewhere, and nothing has to run in the child before its
+program (see sched_setaffinity(2), set_mempolicy(2)).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import contextlib
 import errno
 import os
 import signal
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
 
 from xlaunch.environment import Program
 from xlaunch.errors import ProgramNotExecutableError, ProgramNotFoundError, XLaunchError
@@ -25,32 +25,37 @@ if TYPE_CHECKING:
     from xlaunch.output.relay import Streams
     from xlaunch.supervision.syscalls import InheritedPolicy
 
-Note = Callable[[str], None]
-"""Takes one line for the user."""
+
+class Child(NamedTuple):
+    """A forked process that waits to execute its program."""
+
+    pid: int
+    exec_result: int
+    """Descriptor for `exec_failure`."""
+    go: int
+    """Closing this descriptor lets the process execute its program."""
 
 
-def replace_this_process(
-    plan: Plan, program: Program, variables: dict[str, str], note: Note
-) -> None:
-    """Become the plan's only instance. Returns never; raises what `execute` raises."""
+def take_place(plan: Plan) -> list[str]:
+    """Move this process to the place of the plan's only instance, for `execute`; notes for the user."""
     instance = plan.instances[0]
-    _bind(plan, instance, note)
-    _set_memory_policy(plan, instance, note)
+    notes = _bind(plan, instance)
+    notes += _set_memory_policy(plan, instance)[1]
     _forbid_huge_pages(plan, forbid=True)
     _restore_python_signals()
-    execute(program, variables)
+    return notes
 
 
 @contextlib.contextmanager
-def place_of(plan: Plan, instance: Instance, note: Note) -> Iterator[None]:
-    """Within the block this process, and what it starts, is where `instance` should be."""
+def place_of(plan: Plan, instance: Instance) -> Iterator[list[str]]:
+    """Keep this process in the place of `instance` during the block; the value: notes for the user."""
     mask = os.sched_getaffinity(0)
     policy = None
     try:
-        _bind(plan, instance, note)
-        policy = _set_memory_policy(plan, instance, note)
+        notes = _bind(plan, instance)
+        policy, more = _set_memory_policy(plan, instance)
         _forbid_huge_pages(plan, forbid=True)
-        yield
+        yield notes + more
     finally:
         _forbid_huge_pages(plan, forbid=False)
         os.sched_setaffinity(0, mask)
@@ -64,13 +69,10 @@ def fork_instance(
     program: Program,
     variables: dict[str, str],
     streams: Streams,
-    *,
-    before_exec: Callable[[int], None],
     signal_mask: set[signal.Signals],
-) -> tuple[int, int]:
-    """Start `program` as a process group of its own: its PID, and a descriptor for `exec_failure`.
+) -> Child:
+    """Fork a process in a group of its own that executes `program` once `Child.go` is closed.
 
-    `before_exec` is called here, with the PID of the new group, before the program runs.
     `signal_mask`: the signals that it starts with blocked.
     """
     from xlaunch.supervision.syscalls import die_with_parent
@@ -101,15 +103,13 @@ def fork_instance(
     os.close(failure_out)
     os.close(go_in)
     with contextlib.suppress(OSError):
-        os.setpgid(pid, pid)  # whoever comes first, parent or child
-    before_exec(pid)
-    os.close(go_out)
-    # Not waited for: Ctrl-Z may stop the child before its exec.
-    return pid, failure_in
+        os.setpgid(pid, pid)  # in both processes, because either may be first
+    # The exec is not waited for: Ctrl-Z may stop the child before it.
+    return Child(pid, failure_in, go_out)
 
 
 def exec_failure(program: Program, descriptor: int) -> XLaunchError | None:
-    """Why a child that has ended never became `program`; None when it did. Closes `descriptor`."""
+    """Why a child that has ended never executed `program`; None when it did. Closes `descriptor`."""
     try:
         failed = os.read(descriptor, 4)
     finally:
@@ -140,13 +140,13 @@ def _exec(program: Program, variables: dict[str, str]) -> None:
 
 
 def _is_elf(path: str) -> bool:
-    """Whether a file is a binary, of another machine then: no shell can run it."""
+    """Whether a file is a binary; if it cannot be executed, it is one of another architecture."""
     with open(path, "rb") as file:
         return file.read(4) == b"\x7fELF"
 
 
 def exec_error(program: Program, number: int) -> XLaunchError:
-    """What to tell the user when `program` could not be executed for the reason `number` (errno)."""
+    """The error for a `program` that could not be executed. `number`: errno."""
     text = f"program {program.executable!r}: {os.strerror(number)}"
     if number == errno.ENOENT:  # the file was there: its interpreter is not
         return ProgramNotFoundError(f"{text} (the file or the interpreter that it names)")
@@ -155,40 +155,40 @@ def exec_error(program: Program, number: int) -> XLaunchError:
     return ProgramNotExecutableError(text)
 
 
-def _bind(plan: Plan, instance: Instance, note: Note) -> None:
+def _bind(plan: Plan, instance: Instance) -> list[str]:
+    """Set the instance's affinity mask; a note when the kernel refuses."""
     if not plan.bound:
-        return
+        return []
     try:
         os.sched_setaffinity(0, instance.cpus)
     except OSError as error:
-        note(
-            f"instance {instance.index} runs unbound: the kernel refused "
-            f"{name_numbers('CPU', instance.cpus)} ({error.strerror})"
-        )
+        cpus = name_numbers("CPU", instance.cpus)
+        return [
+            f"instance {instance.index} runs unbound: the kernel refused {cpus} ({error.strerror})"
+        ]
+    return []
 
 
-def _set_memory_policy(plan: Plan, instance: Instance, note: Note) -> InheritedPolicy | None:
-    """Set the instance's policy; the one that was there, or None when it still is."""
+def _set_memory_policy(plan: Plan, instance: Instance) -> tuple[InheritedPolicy | None, list[str]]:
+    """Set the instance's policy. Return the one it replaces, None if none; and notes."""
     if instance.memory is MemoryPolicy.NONE:
-        return None
+        return None, []
     from xlaunch.supervision.syscalls import MPOL_DEFAULT, read_memory_policy, set_memory_policy
 
     try:
         inherited = read_memory_policy()
         if plan.request.mem_policy is MemoryPolicy.AUTO and inherited.mode != MPOL_DEFAULT:
-            note(
-                "the memory policy that was inherited (numactl?) stays; --mem-policy preferred overrides"
-            )
-            return None
+            note = "keeping the inherited memory policy (numactl?); --mem-policy preferred overrides it"
+            return None, [note]
         set_memory_policy(instance.memory, instance.memory_nodes)
     except OSError as error:
         nodes = format_cpu_list(instance.memory_nodes)
-        note(
+        note = (
             f"instance {instance.index} runs without memory policy {instance.memory.value} {nodes}: "
             f"the kernel refused it ({error.strerror})"
         )
-        return None
-    return inherited
+        return None, [note]
+    return inherited, []
 
 
 def _forbid_huge_pages(plan: Plan, *, forbid: bool) -> None:
@@ -199,6 +199,6 @@ def _forbid_huge_pages(plan: Plan, *, forbid: bool) -> None:
 
 
 def _restore_python_signals() -> None:
-    # Python ignores these two from its start, and what is ignored stays so through exec.
+    # Python ignores these two from its start, and exec keeps ignored signals ignored.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)

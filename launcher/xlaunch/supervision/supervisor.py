@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The supervisor: starts the instances, does what the state table says, and reports.
 
-One thread, one poll() loop over: the keeper's pipe, a signalfd, the instances' output, and two
-destinations. Nothing in the loop blocks.
+One thread and one poll() loop over the keeper's pipe, a signalfd, the instances' output and metrics,
+and the two destinations of output. Nothing in the loop blocks.
 """
 
 from __future__ import annotations
@@ -11,21 +11,22 @@ import os
 import select
 import signal
 import time
-from collections.abc import Collection
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from xlaunch.environment import Environment
+from xlaunch.errors import XLaunchError
 from xlaunch.machine.cpu_list import name_numbers
-from xlaunch.machine.processes import children, descendants, has_job_control
-from xlaunch.output.relay import Relay
+from xlaunch.machine.processes import TICKS_PER_SECOND, children, descendants, has_job_control
+from xlaunch.output.relay import Chunk, Relay
 from xlaunch.planning.plans import Plan
 from xlaunch.planning.request import MAX, OnFailure
 from xlaunch.report import Report
 from xlaunch.report.observation import Observer
+from xlaunch.report.occupancy import Occupancy, StolenTime
 from xlaunch.supervision.leftovers import LEFTOVER_INTERVAL_S, Leftovers
 from xlaunch.supervision.restarts import Restarts
 from xlaunch.supervision.running import Running, reports_of
-from xlaunch.supervision.sharing import Sharing
 from xlaunch.supervision.signalling import kill_all, send
 from xlaunch.supervision.start import exec_failure, fork_instance, place_of
 from xlaunch.supervision.states import (
@@ -43,50 +44,64 @@ from xlaunch.supervision.terminal import CtrlC, Terminal
 from xlaunch.wording import counted
 
 if TYPE_CHECKING:
-    from xlaunch.measurement.measuring import Measure, Measuring
+    from xlaunch.measurement.live import LiveWriter
+    from xlaunch.measurement.measuring import Measuring
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 TIMED_OUT = 124
-OWN_FAULT = 125
+KEEPER_KILLED = 128 + signal.SIGKILL
 DRAIN_AFTER_KILL_S = 1.0
-"""How long output may take to be written once everything was killed."""
+"""Maximum time for writing the remaining output once everything was killed."""
 
 
 class Supervisor:
-    """Runs the instances of one plan. Use once."""
+    """Runs the instances of one plan, once."""
 
     def __init__(
         self,
         plan: Plan,
         environment: Environment,
-        commands: int,
-        mask: set[signal.Signals],
         *,
-        measure: Measure | None = None,
-        quiet: bool = False,
-        maybe_busy: Collection[int] = (),
+        commands: int,
+        signal_mask: set[signal.Signals],
+        fifo_directory: str | None,
+        live: LiveWriter | None,
+        others_run: bool,
+        quiet: bool,
     ) -> None:
-        """`measure`: begins the measuring, where something is measured. `quiet`: say no warnings.
+        """Prepare the run; `run` starts it.
 
-        `maybe_busy`: CPUs of the instances that others may use as well.
+        commands
+            Descriptor of the keeper's pipe.
+        signal_mask
+            Signals that the instances start with blocked.
+        fifo_directory
+            Where to make FIFOs for metrics; None without `--metric`.
+        live
+            Receives metric values as they come in.
+        others_run
+            Other processes were runnable before the start, so they may use the same CPUs.
+        quiet
+            Print no warnings; they are in the report only.
         """
         self._plan = plan
-        self._quiet = quiet
         self._request = plan.request
         self._environment = environment
         self._commands = commands
-        self._signal_mask = mask
+        self._signal_mask = signal_mask
+        self._quiet = quiet
         self._keeper = os.getppid()
         self._state = State.RUNNING
         self._started = time.monotonic()
+        self._poll = select.poll()
         self._signals = SignalQueue({*EVENT_OF_SIGNAL, signal.SIGCHLD})
-        self._observer = Observer()
+        self._relay = Relay(plan, self._poll)
         self._running: dict[int, Running] = {}
         self._ended: list[Running] = []
         self._restarts = Restarts(plan.request.max_restarts)
-        self._last_signal = signal.SIGTERM
         self._leftovers = Leftovers(plan.count, plan.request.grace_s)
+        self._last_signal = signal.SIGTERM
         self._grace_at: float | None = None
         self._timeout_at: float | None = None
         self._flushing = False
@@ -96,36 +111,39 @@ class Supervisor:
         alone = len(plan.instances) == 1
         self._terminal = Terminal.find(os.getpgid(self._keeper)) if alone else None
         self._ctrl_c = CtrlC(self._terminal, plan.request.grace_s)
-        self._poll = select.poll()
-        self._relay = Relay(plan, self._poll)
-        self._measuring: Measuring | None = measure and measure(self._poll, self.warn)
-        if self._measuring is not None:
-            self._relay.seen = self._measuring.feed
-        self._sharing: Sharing | None = None
-        if maybe_busy:
-            self._sharing = Sharing(maybe_busy, self._observer, self._known, bound=plan.bound)
+        self._observer = Observer()
+        cpus = {cpu for instance in plan.instances for cpu in instance.cpus}
+        self._stolen = StolenTime(cpus)
+        self._occupancy = Occupancy(cpus, self._started, bound=plan.bound) if others_run else None
+        self._measuring: Measuring | None = None
+        if plan.request.metric or live is not None:
+            from xlaunch.measurement.measuring import Measuring
+
+            self._measuring = Measuring(plan, fifo_directory, live, self._poll)
         self.ended_by_ctrl_c = False
-        """The instance had the terminal, and Ctrl-C there ended it."""
+        """Ctrl-C ended the instance, which had the terminal."""
 
     # The run, in order.
 
     def run(self) -> Report:
-        """Start every instance, wait for the last process, and say how it went."""
+        """Start every instance, wait for the last process, and report."""
         become_subreaper()
         self._poll.register(self._commands, select.POLLIN)
         self._poll.register(self._signals.descriptor, select.POLLIN)
+        if self._measuring is not None:
+            self._warn_if(self._measuring.problem)
         self._start_all()
         if self._request.timeout_s is not None:
             self._timeout_at = self._started + self._request.timeout_s
         while not self._finished():
             self._wait()
             self._check_clock()
-        if self._sharing is not None:
-            self._look_for_others(self._sharing, at_end=True)
-            self._sharing = None
-        self._relay.finish()
+        if self._occupancy is not None:
+            self._look_for_others(self._occupancy, at_end=True)
+            self._occupancy = None
+        self._measure(self._relay.finish())
         if self._measuring is not None:
-            self._measuring.finish()
+            self._warn_if(self._measuring.finish())
         if self._terminal is not None:
             self._terminal.take_back()
         self._timeout_at = self._grace_at = None  # they were for the instances
@@ -133,19 +151,26 @@ class Supervisor:
         return self._make_report()
 
     def say(self, text: str) -> None:
-        """Put a line of the launcher's own on standard error, between whole lines of others."""
+        """Print a line of the launcher's own on standard error, never inside another line."""
         self.say_block(f"xlaunch: {text}")
 
     def say_block(self, text: str) -> None:
-        """Put lines on standard error that nothing else comes between."""
+        """Print lines on standard error that no other output separates."""
         self._relay.say(text)
 
+    def warn(self, text: str) -> None:
+        """Add a warning to the report, and print it, once."""
+        if text not in self._warnings:
+            self._warnings.append(text)
+            if not self._quiet:
+                self.say(f"warning: {text}")
+
     def flush(self) -> None:
-        """Write what waits for the destinations, until a signal ends the wait for their readers."""
+        """Write the pending output, until a signal ends the wait for its readers."""
         self._flushing = True
-        patience = time.monotonic() + DRAIN_AFTER_KILL_S
+        give_up_at = time.monotonic() + DRAIN_AFTER_KILL_S
         while self._relay.pending:
-            if self._state is State.KILLING and time.monotonic() > patience:
+            if self._state is State.KILLING and time.monotonic() > give_up_at:
                 self._relay.drop_pending()
             else:
                 self._wait()
@@ -168,9 +193,9 @@ class Supervisor:
         try:
             self._start(position)
             return True
-        except OSError as error:  # no more processes or descriptors to be had
+        except OSError as error:  # no more processes or descriptors
             index = self._plan.instances[position].index
-            self._fail(OWN_FAULT, f"instance {index} could not be started")
+            self._fail(XLaunchError.exit_code, f"instance {index} could not be started")
             self.say(f"error: instance {index}: {error}")
             return False
 
@@ -180,31 +205,26 @@ class Supervisor:
         variables = self._environment.variables[position]
         if self._measuring is not None:
             variables = variables | self._measuring.variables(instance.index)
-        opened: list[int] = []
-        try:
-            first = all(run.instance.index != instance.index for run in self._ended)
-            streams = self._relay.open_streams(instance, opened, first=first)
-            started = time.monotonic()
-            with place_of(self._plan, instance, self.warn):
-                pid, exec_result = fork_instance(
-                    self._environment.programs[position],
-                    variables,
-                    streams,
-                    before_exec=self._lend_terminal,
-                    signal_mask=self._signal_mask,
-                )
-        finally:
-            for descriptor in opened:
-                os.close(descriptor)
-        self._running[pid] = Running(instance, position, pid, exec_result, started, self._observer)
+        first = all(run.position != position for run in self._ended)
+        started = time.monotonic()
+        with (
+            self._relay.open_streams(instance, first=first) as streams,
+            place_of(self._plan, instance) as notes,
+        ):
+            child = fork_instance(
+                self._environment.programs[position], variables, streams, self._signal_mask
+            )
+        if self._terminal is not None:
+            self._terminal.lend_to(child.pid)
+        os.close(child.go)
+        for note in notes:
+            self.warn(note)
+        observation = self._observer.add(child.pid)
+        self._running[child.pid] = Running(instance, position, child, started, observation)
         if self._measuring is not None:
             self._measuring.started(instance.index, started)
 
-    def _lend_terminal(self, group: int) -> None:
-        if self._terminal is not None:
-            self._terminal.lend_to(group)
-
-    # Waiting, and what is waited for.
+    # Waiting.
 
     def _finished(self) -> bool:
         if self._running or self._restarts.waiting:
@@ -215,7 +235,8 @@ class Supervisor:
         return True
 
     def _wait(self) -> None:
-        for descriptor, events in self._poll.poll(self._poll_timeout_ms()):
+        """Wait for the next event or deadline, and handle the events."""
+        for descriptor, _ in self._poll.poll(self._poll_timeout_ms()):
             if descriptor == self._commands:
                 self._read_commands()
             elif descriptor == self._signals.descriptor:
@@ -224,25 +245,30 @@ class Supervisor:
             elif self._measuring is not None and self._measuring.owns(descriptor):
                 self._measuring.read(descriptor)
             else:
-                self._relay.handle(descriptor, events)
+                self._measure(self._relay.handle(descriptor))
 
     def _poll_timeout_ms(self) -> float:
-        deadlines = [self._observer.due] if self._running else []
-        set_times = (self._timeout_at, self._grace_at, self._ctrl_c.second_at)
-        deadlines += [at for at in set_times if at is not None]
-        if self._running and self._measuring is not None:
-            deadlines.append(self._measuring.due)
-        if self._running and self._sharing is not None:
-            deadlines.append(self._sharing.due)
-        if (self._state, Event.RESTART_DUE) in TABLE:
-            deadlines.append(self._restarts.next_at)
         now = time.monotonic()
+        deadlines = [
+            deadline
+            for deadline in (self._timeout_at, self._grace_at, self._ctrl_c.second_at)
+            if deadline is not None
+        ]
+        if self._running:
+            deadlines.append(self._observer.due)
+            if self._measuring is not None:
+                deadlines.append(self._measuring.due)
+            if self._occupancy is not None:
+                deadlines.append(self._occupancy.due)
+        if self._expects(Event.RESTART_DUE):
+            deadlines.append(self._restarts.next_at)
         at_end = not self._running and not self._restarts.waiting
         if self._ended and (self._leftovers.waiting or at_end):
             deadlines.append(now + LEFTOVER_INTERVAL_S)
         return max(0.0, 1000 * (min(deadlines, default=now + 1.0) - now))
 
     def _check_clock(self) -> None:
+        """Do everything whose time has come."""
         now = time.monotonic()
         if self._timeout_at is not None and now >= self._timeout_at:
             self._timeout_at = None
@@ -254,25 +280,39 @@ class Supervisor:
             self._handle(Event.SECOND_CTRL_C)
         if self._running and now >= self._observer.due:
             self._observer.look()
-        if self._sharing is not None and now >= self._sharing.due:
-            self._look_for_others(self._sharing)
+        if self._occupancy is not None and now >= self._occupancy.due:
+            self._look_for_others(self._occupancy)
         if self._leftovers.waiting:
             self._end_leftovers()
         if self._running and self._measuring is not None:
-            self._measuring.look()
-        if now >= self._restarts.next_at and (self._state, Event.RESTART_DUE) in TABLE:
+            self._warn_if(self._measuring.look())
+        if now >= self._restarts.next_at and self._expects(Event.RESTART_DUE):
             self._restart_those_due(now)
 
-    def _look_for_others(self, sharing: Sharing, *, at_end: bool = False) -> None:
-        warning = sharing.look(at_end=at_end)
-        if warning is not None:
-            self.warn(warning)
+    def _look_for_others(self, occupancy: Occupancy, *, at_end: bool = False) -> None:
+        """Warn about CPUs that other processes keep busy: what the run did not use itself."""
+        self._observer.look()
+        # Where the supervisor ran is not known: count it on every CPU.
+        supervisor = round(time.process_time() * TICKS_PER_SECOND)
+        own = {
+            cpu: supervisor + sum(run.ticks_on(cpu) for run in self._runs())
+            for cpu in occupancy.cpus
+        }
+        pids = {self._keeper, os.getpid(), *descendants(os.getpid())}
+        self._warn_if(occupancy.look(time.monotonic(), own, pids, at_end=at_end))
+
+    def _measure(self, chunks: Sequence[Chunk]) -> None:
+        if self._measuring is not None:
+            for chunk in chunks:
+                self._measuring.feed(*chunk)
+
+    # Signals.
 
     def _read_commands(self) -> None:
         numbers = os.read(self._commands, 64)
         if not numbers:
             self._poll.unregister(self._commands)
-            self._fail(137, "the launcher was killed", Event.KEEPER_GONE)
+            self._fail(KEEPER_KILLED, "the launcher was killed", Event.KEEPER_GONE)
         for number in numbers:
             self._handle_outer_signal(signal.Signals(number))
 
@@ -285,11 +325,12 @@ class Supervisor:
         elif number == signal.SIGINT and info.code == SI_KERNEL:
             self._ctrl_c.press()
         elif number == signal.SIGWINCH and info.code == SI_KERNEL and self._request.pty:
-            # The instance may have looked at the size before it was passed on: tell it again.
+            # The instance may have read the size before it was passed on: signal it again.
             self._handle(Event.WINDOW)
-        # All else reached us as a member of the instance's group, which has had it as well.
+        # Any other signal went to the whole process group of the instance, so the instance has it.
 
     def _handle_outer_signal(self, number: signal.Signals) -> None:
+        """Handle a signal that was sent to the launcher."""
         if number == signal.SIGCONT and self._terminal is not None:
             self._terminal.lend_again()
         before, self._last_signal = self._state, number
@@ -307,8 +348,11 @@ class Supervisor:
 
     # The state table.
 
+    def _expects(self, event: Event) -> bool:
+        return (self._state, event) in TABLE
+
     def _handle(self, event: Event, cause: Event | None = None) -> None:
-        """Do what the table says. `cause`: what brought `event` about."""
+        """Do what the table says. `cause`: the event that led to `event`."""
         action = act(self._state, event)
         if event is Event.WINDOW:
             self._relay.resize_terminals()
@@ -321,7 +365,7 @@ class Supervisor:
         if self._state in (State.ENDING, State.KILLING):
             self._drop_restarts(cause or event)
             if self._measuring is not None:
-                self._measuring.release()  # once they were told
+                self._measuring.release()  # after the signal, so that instances act on that first
         elif self._restarts.waiting and not self._running and event is not Event.ALL_WAIT:
             self._handle(Event.ALL_WAIT, cause=event)
 
@@ -329,8 +373,9 @@ class Supervisor:
         if action.target is Target.EVERYTHING:
             kill_all(descendants(os.getpid()))
             return
-        # Of a group that we are a member of we have a copy: it is blocked, and known by its sender.
-        for pid, running in self._running.items():
+        # A signal to a group that this process belongs to comes here as well; it is blocked, and
+        # recognized by its sender.
+        for pid, run in self._running.items():
             sent = True
             if action.signal is not None and action.target is not Target.NOBODY:
                 sent = send(pid, action.signal, group=action.target is Target.GROUPS)
@@ -338,9 +383,15 @@ class Supervisor:
                 send(pid, signal.SIGCONT, group=True)
             if not sent:
                 self.warn(
-                    f"instance {running.instance.index} (PID {pid}) runs as another user: it cannot "
-                    "be signalled, and its end is waited for"
+                    f"instance {run.instance.index} (PID {pid}) runs as another user: it cannot be "
+                    "signalled, and xlaunch waits for its end"
                 )
+
+    def _fail(self, code: int, reason: str, event: Event = Event.INSTANCE_FAILED) -> None:
+        """Note the first failure, and handle its event."""
+        if self._reason is None:
+            self._exit_code, self._reason = code, reason
+        self._handle(event)
 
     # Ends of processes.
 
@@ -359,61 +410,79 @@ class Supervisor:
             elif found.si_pid in self._running:
                 self._reap_instance(found.si_pid)
             else:
-                self._leftovers.reap(found.si_pid, self._known())
+                self._leftovers.reap(found.si_pid, self._runs())
 
     def _reap_instance(self, pid: int) -> None:
-        running = self._running.pop(pid)
-        running.observation.look_at_zombie()
+        run = self._running.pop(pid)
+        run.observation.look_at_zombie()
         self._observer.remove(pid)
-        _, running.status, usage = os.wait4(pid, 0)
-        running.ended = time.monotonic()
-        running.note_peak_rss(usage.ru_maxrss * 1024)
-        running.add_usage(usage)
-        self._ended.append(running)
+        _, status, usage = os.wait4(pid, 0)
+        run.end(status, usage, time.monotonic())
+        self._ended.append(run)
         if self._measuring is not None:
-            self._relay.drain(running.instance.index)
-            self._measuring.ended(running.instance.index)
+            self._measure(self._relay.drain(run.instance.index))
+            self._measuring.ended(run.instance.index)
         self._end_leftovers()
-        failure = exec_failure(self._environment.program, running.exec_result)
-        if failure is not None:
-            running.status, running.never_ran = failure.exit_code << 8, True
-            index = running.instance.index
-            self._fail(failure.exit_code, f"instance {index} could not be started")
-            self.say(f"error: instance {index}: {failure}")
-            return
-        if running.exit_code == 0:
+        problem = exec_failure(self._environment.program, run.exec_result)
+        if problem is not None:
+            run.status, run.never_ran = problem.exit_code << 8, True
+            self._fail(problem.exit_code, f"instance {run.instance.index} could not be started")
+            self.say(f"error: instance {run.instance.index}: {problem}")
+        elif run.exit_code == 0:
             self._handle(Event.INSTANCE_DONE)
-            return
-        interrupted = (
-            os.WIFSIGNALED(running.status) and os.WTERMSIG(running.status) == signal.SIGINT
-        )
-        self.ended_by_ctrl_c = interrupted and self._ctrl_c.was_pressed
-        if self._let_wait_for_restart(running):
-            return
-        restarts = self._restarts.count(running.position)
+        else:
+            interrupted = run.signal == signal.SIGINT
+            self.ended_by_ctrl_c = interrupted and self._ctrl_c.was_pressed
+            if not self._schedule_restart(run):
+                self._fail_with(run)
+
+    def _fail_with(self, run: Running) -> None:
+        """Handle the failure of an instance that is not restarted."""
+        restarts = self._restarts.count(run.position)
         after = f" after {counted(restarts, 'restart')}" if restarts else ""
-        stop = self._request.on_failure is not OnFailure.CONTINUE
+        go_on = self._request.on_failure is OnFailure.CONTINUE
         self._fail(
-            running.exit_code,
-            f"{running.describe_failure()}{after}",
-            Event.INSTANCE_FAILED if stop else Event.INSTANCE_DONE,
+            run.exit_code,
+            f"{run.describe_failure()}{after}",
+            Event.INSTANCE_DONE if go_on else Event.INSTANCE_FAILED,
         )
 
-    # Starting anew.
+    def _note_stop(self, pid: int, number: int) -> None:
+        """Handle a stopped instance."""
+        if pid not in self._running or number == signal.SIGSTOP:
+            return
+        if self._terminal and number == signal.SIGTSTP and not has_job_control(self._keeper):
+            send(pid, signal.SIGCONT, group=True)  # no shell would continue it
+        elif self._terminal is not None or len(self._plan.instances) == 1:
+            self._handle(Event.INSTANCE_SUSPENDED)
+        elif number in (signal.SIGTTIN, signal.SIGTTOU):
+            index = self._running[pid].instance.index
+            self.say(
+                f"instance {index} is stopped: it uses the terminal, which several instances cannot"
+            )
 
-    def _let_wait_for_restart(self, running: Running) -> bool:
-        """Grant an instance that has failed a restart, if it may have one."""
-        if (self._state, Event.INSTANCE_RESTARTS) not in TABLE or self._ctrl_c.is_recent:
+    def _runs(self) -> list[Running]:
+        """All runs of all instances: those that run, then those that have ended."""
+        return [*self._running.values(), *self._ended]
+
+    def _end_leftovers(self) -> None:
+        self._leftovers.end(self._runs(), kill=self._state is State.KILLING)
+
+    # Restarts.
+
+    def _schedule_restart(self, run: Running) -> bool:
+        """Schedule the restart of an instance that has failed; False when it may have none."""
+        if not self._expects(Event.INSTANCE_RESTARTS) or self._ctrl_c.is_recent:
             return False
         if self._request.on_failure is not OnFailure.RESTART:
             return False
         now = time.monotonic()
-        restart = self._restarts.grant(running.position, ran_s=running.wall_s, now=now)
+        restart = self._restarts.grant(run.position, ran_s=run.wall_s, now=now)
         if restart is None:
             return False
-        most = "" if self._restarts.most is MAX else f" of {self._restarts.most}"
+        limit = "" if self._restarts.limit is MAX else f" of {self._restarts.limit}"
         self.say(
-            f"{running.describe_failure()}; restart {restart.number}{most} in {restart.delay_s:g} s"
+            f"{run.describe_failure()}; restart {restart.number}{limit} in {restart.delay_s:g} s"
         )
         if self._terminal is not None:
             self._terminal.take_back()  # a Ctrl-C in the meantime is for the launcher
@@ -423,7 +492,7 @@ class Supervisor:
     def _restart_those_due(self, now: float) -> None:
         for position in self._restarts.due(now):
             if self._leftovers.waiting_of(run for run in self._ended if run.position == position):
-                # They may hold what it needs, such as a port.
+                # They may hold what the instance needs, such as a port.
                 self._restarts.postpone(position, now + LEFTOVER_INTERVAL_S)
                 continue
             self._restarts.take(position)
@@ -439,56 +508,25 @@ class Supervisor:
             self._exit_code = 128 + number
             self._reason = f"{number.name} came while instance {index} waited for its restart"
 
-    def _known(self) -> list[Running]:
-        """All runs of all instances: those that run, then those that have ended."""
-        return [*self._running.values(), *self._ended]
-
-    def _end_leftovers(self) -> None:
-        self._leftovers.end(self._known(), kill=self._state is State.KILLING)
-
-    def _note_stop(self, pid: int, number: int) -> None:
-        if pid not in self._running or number == signal.SIGSTOP:
-            return
-        if self._terminal and number == signal.SIGTSTP and not has_job_control(self._keeper):
-            send(pid, signal.SIGCONT, group=True)  # nobody else would
-        elif self._terminal is not None or len(self._plan.instances) == 1:
-            self._handle(Event.INSTANCE_SUSPENDED)
-        elif number in (signal.SIGTTIN, signal.SIGTTOU):
-            index = self._running[pid].instance.index
-            self.say(
-                f"instance {index} is stopped: it uses the terminal, which none of several has"
-            )
-
-    def _fail(self, code: int, reason: str, event: Event = Event.INSTANCE_FAILED) -> None:
-        if self._reason is None:
-            self._exit_code, self._reason = code, reason
-        self._handle(event)
-
-    def warn(self, text: str) -> None:
-        """Put a warning in the report, and say it, once."""
-        if text not in self._warnings:
-            self._warnings.append(text)
-            if not self._quiet:
-                self.say(f"warning: {text}")
-
     # The end.
 
     def _make_report(self) -> Report:
         measured = None if self._measuring is None else self._measuring.results()
-        reports = reports_of(self._ended, measured.by_instance if measured else {})
-        for report in reports:
-            outside = set(report.cpus_observed) - set(report.cpus_asked)
+        instances = reports_of(self._ended, measured.by_instance if measured else {})
+        for instance in instances:
+            outside = set(instance.cpus_observed) - set(instance.cpus_asked)
             if outside and self._plan.bound:
                 self.warn(
-                    f"instance {report.index} also ran on {name_numbers('CPU', outside)}: "
+                    f"instance {instance.index} also ran on {name_numbers('CPU', outside)}: "
                     "the program changed its own affinity"
                 )
+        self._warn_if(self._stolen.describe())
         report = Report(
             exit_code=self._exit_code,
-            reason=self._reason or f"{counted(len(reports), 'instance')} ended well",
+            reason=self._reason or f"{counted(len(instances), 'instance')} succeeded",
             wall_s=time.monotonic() - self._started,
             count=self._plan.count,
-            instances=reports,
+            instances=instances,
             warnings=tuple(self._warnings),
             argv=self._environment.program.argv,
         )
@@ -497,3 +535,7 @@ class Supervisor:
         return report._replace(
             metrics=measured.totals, series=measured.series, lines_seen=measured.lines_seen
         )
+
+    def _warn_if(self, text: str | None) -> None:
+        if text is not None:
+            self.warn(text)

@@ -219,7 +219,7 @@ def test_report_that_fails_at_the_end_is_told(tmp_path: Path):
 def test_table_and_notes_go_to_standard_error_only():
     done = xlaunch("--instances", "2", "--ncores", "1", "--oversubscribe", "echo", "hello")
     assert sorted(done.out.splitlines()) == [b"[0] hello", b"[1] hello"]
-    assert "2 instances ended well" in done.err
+    assert "2 instances succeeded" in done.err
     assert "CPUs observed" in done.err
 
 

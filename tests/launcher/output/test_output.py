@@ -198,7 +198,7 @@ def test_report_goes_to_a_file_and_the_table_to_stderr(tmp_path):
     command = [*XLAUNCH, "--instances", "2", "--report", str(report), "--", sys.executable]
     done = subprocess.run([*command, "-c", code], capture_output=True, check=True)
     assert done.stdout == b""
-    assert b"2 instances ended well" in done.stderr
+    assert b"2 instances succeeded" in done.stderr
     values = json.loads(report.read_text())
     assert values["exit_code"] == 0
     assert [instance["index"] for instance in values["instances"]] == [0, 1]

@@ -79,10 +79,11 @@ class Proc:
     ) -> str | None:
         """What is said of a run on `cpus` that used `own` ticks of each in the first sample."""
         occupancy = Occupancy(cpus, 0.0, bound=bound, root=str(self.root))
+        ticks = dict(enumerate(own))
         for _ in range(2):
             self.pass_time()
-            assert occupancy.look(occupancy.due / 2, own.__getitem__, ours) is None
-            told = occupancy.look(occupancy.due, own.__getitem__, ours)
+            assert occupancy.look(occupancy.due / 2, ticks, ours) is None
+            told = occupancy.look(occupancy.due, ticks, ours)
             if occupancy.due == float("inf"):
                 return told
         raise AssertionError
@@ -119,7 +120,7 @@ def test_time_that_the_host_took_is_not_work_of_others(proc: Proc):
     proc.pass_time()
     proc.stolen[0] += 8
     proc.write()
-    occupancy.look(SAMPLE_S, lambda _: 2, ())
+    occupancy.look(SAMPLE_S, {0: 2}, ())
     assert occupancy.due == float("inf")
 
 
@@ -134,8 +135,8 @@ def test_short_run_is_told_of_what_one_sample_showed(proc: Proc, ended_at: float
     proc.work[0] = 8
     occupancy = Occupancy([0], 0.0, root=str(proc.root))
     proc.pass_time()
-    assert occupancy.finish(ended_at, lambda _: 0, ()) == told
-    assert occupancy.finish(ended_at, lambda _: 0, ()) is None
+    assert occupancy.look(ended_at, {}, (), at_end=True) == told
+    assert occupancy.look(ended_at, {}, (), at_end=True) is None
 
 
 def test_busy_cpu_is_named_with_its_share_and_its_occupant(proc: Proc):
@@ -193,7 +194,7 @@ def test_proc_that_tells_nothing(proc: Proc):
         (proc.root / name).unlink()
     assert anything_runs(str(proc.root))
     occupancy = Occupancy([0], 0.0, root=str(proc.root))
-    assert occupancy.look(SAMPLE_S, lambda _: 0, ()) is None
+    assert occupancy.look(SAMPLE_S, {}, ()) is None
     assert occupancy.due == float("inf")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program that has changed its user cannot be signalled: the rest is ended, its end waited for."""
+"""A program that has changed its user cannot be signalled: the rest is ended, and xlaunch waits for it."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def test_supervisor_kills_the_rest_and_waits(
     assert errors == "xlaunch: SIGTERM sent to 2 instances; SIGKILL in 0.1 s (--grace)\n"
     assert process.returncode == 137
     assert (
-        f"instance 0 (PID {of_other_user}) runs as another user: it cannot be signalled, and its "
-        "end is waited for"
+        f"instance 0 (PID {of_other_user}) runs as another user: it cannot be signalled, and "
+        "xlaunch waits for its end"
     ) in (tmp_path / "report.json").read_text()
 
 

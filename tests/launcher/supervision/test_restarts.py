@@ -168,7 +168,7 @@ def test_only_the_failed_one_is_started_anew_in_its_place(launch: Start):
     assert [one["restarts"] for one in report["instances"]] == [0, 1]
     assert [one["exit_code"] for one in report["instances"]] == [0, 0]
     assert report["instances"][1]["pid"] == int(second_pid)
-    assert report["reason"] == "2 instances ended well"
+    assert report["reason"] == "2 instances succeeded"
     heading, *rows = [line.split() for line in err.splitlines() if "  " in line][:3]
     assert heading[-1] == "restarts"
     assert [row[-1] for row in rows] == ["0", "1"]

@@ -139,7 +139,7 @@ def test_background_job_that_reads_the_terminal_stops_and_fg_lets_it_read(shell)
 def test_one_of_several_that_reads_the_terminal_is_reported_as_stopped(shell):
     layout = "--instances 2 --ncores 1 --oversubscribe"
     shell.sendline(f"{XLAUNCH} {layout} -q -- sh -c 'read line </dev/tty'")
-    shell.expect("instance [01] is stopped: it uses the terminal, which none of several has")
+    shell.expect("instance [01] is stopped: it uses the terminal, which several instances cannot")
     shell.sendintr()
     assert exit_code(shell) == 130
 
