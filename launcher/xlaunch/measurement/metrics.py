@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What instances measured of themselves: collected while they run, summed up at the end.
+"""Metric values of instances: collected while they run, summed up at the end.
 
 Means are taken over the *common steady window*: from when every instance was past its first value
-(or past the start barrier) to when the first instance ended. Outside of it some instance was not
-yet, or no longer, at work, and the others had the machine to themselves.
+(or past the start barrier) to when the first instance ended. Outside it some instance was not at
+work yet, or no longer, and the others had the machine to themselves.
+
+A rate holds for the time since the value before it, so rates are weighted by that time: 50 and 150
+images/s over the same number of images take 3 and 1 seconds, and make 75 images/s.
 """
 
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -20,11 +24,14 @@ if TYPE_CHECKING:
     from xlaunch.measurement.live import LiveWriter
 
 PERCENTILES = (50, 90, 99)
-LEAST_FOR_P99 = 100
-"""Values below which p99 would be little more than the largest of them."""
+MIN_FOR_P99 = 100
+"""Minimum number of values for a p99, which of fewer would be little more than the largest."""
 
-MOST_KEPT = 1 << 17
-"""Values that are kept of one metric of one instance; beyond that every second one is dropped."""
+AT_ONCE_S = 0.005
+"""Values closer than this came at once: printed together, not at the pace of the program."""
+
+MAX_KEPT = 1 << 17
+"""Maximum number of values kept of one metric of one instance: beyond it, half of them go."""
 
 LINES_TO_SHOW = 3
 SHOWN_WIDTH = 80
@@ -38,7 +45,7 @@ class InstanceMetric(NamedTuple):
     """Values over the whole run."""
     last: float | None
     mean: float | None
-    """Over the window of its `MetricTotal`."""
+    """Over the window of its `MetricTotal`; of a rate, weighted by time."""
 
 
 class MetricTotal(NamedTuple):
@@ -76,7 +83,7 @@ class MetricSeries(NamedTuple):
     """When they came in, in seconds since the run began."""
     values: Sequence[float]
     kept_one_in: int
-    """1, unless there were more than `MOST_KEPT`: then one of so many."""
+    """1, unless there were more than `MAX_KEPT`: then one of so many."""
 
 
 class Measured(NamedTuple):
@@ -86,6 +93,21 @@ class Measured(NamedTuple):
     totals: tuple[MetricTotal, ...] = ()
     series: tuple[MetricSeries, ...] = ()
     lines_seen: tuple[str, ...] = ()
+
+
+class Values(NamedTuple):
+    """The values of one metric of one instance that count."""
+
+    values: list[float]
+    durations_s: list[float] | None
+    """For how long each of them holds; None where that is unknown, or the same for all."""
+
+    def mean(self, kind: Kind) -> float | None:
+        """The mean; of a rate, weighted by time."""
+        if kind is not Kind.RATE or self.durations_s is None:
+            return _mean(self.values)
+        weighted = zip(self.values, self.durations_s, strict=True)
+        return sum(value * weight for value, weight in weighted) / sum(self.durations_s)
 
 
 class Series:
@@ -109,7 +131,7 @@ class Series:
             self._times.append(now)
             self._values.append(value)
         self.count += 1
-        if len(self._values) > MOST_KEPT:
+        if len(self._values) > MAX_KEPT:
             self._times, self._values = self._times[::2], self._values[::2]
             self.stride *= 2
 
@@ -117,17 +139,19 @@ class Series:
         """The times in seconds since `began`, and the values."""
         return array("d", (at - began for at in self._times)), self._values
 
-    def after(self, start: float | None, end: float | None = None) -> list[float]:
+    def after(self, start: float | None, end: float | None = None) -> Values:
         """The values that came in after `start`, until `end`.
 
         Of several that were read at the very moment `start`, all but the first of them count.
         """
-        return [
-            value
+        kept = [
+            (at, value)
             for place, (at, value) in enumerate(zip(self._times, self._values, strict=True))
             if (start is None or at > start or (at == start and place > 0))
             and (end is None or at <= end)
         ]
+        times = [at for at, _ in kept]
+        return Values([value for _, value in kept], durations(self._times, times, start))
 
 
 class Collector:
@@ -222,14 +246,15 @@ class Collector:
         for metric in self._metrics:
             series = {index: self._series[metric.name, index] for index in self._indices}
             window, values, notes = _steady(series, ends, released_at)
-            means = {index: _mean(found) for index, found in values.items()}
+            means = {index: found.mean(metric.kind) for index, found in values.items()}
             for index in self._indices:
                 one = series[index]
                 by_instance[index].append(
                     InstanceMetric(metric.name, one.count, one.last, means[index])
                 )
             unit = self._units.get(metric.name)
-            total = _total(metric, unit, window, values, notes)
+            pooled = sorted(value for found in values.values() for value in found.values)
+            total = _total(metric, unit, window, pooled, list(means.values()), notes)
             if window.start is not None:
                 total = total._replace(window_from_s=window.start - self._began)
             totals.append(total)
@@ -244,6 +269,47 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
 
 
+def durations(
+    times_s: Sequence[float], kept_s: Sequence[float], after_s: float | None
+) -> list[float] | None:
+    """For how long each kept value of an instance holds, in seconds.
+
+    Values that came at once share the time since those before them. When the first values of all
+    began is not known: they get the median of the other durations. None where nothing is known, and
+    where all are equal.
+
+    times_s
+        Of all values of the instance.
+    kept_s
+        Of the values that count, consecutive ones of `times_s`.
+    after_s
+        Time before this does not count; None: all counts.
+    """
+    if not kept_s:
+        return None
+    first = bisect_left(times_s, kept_s[0])
+    while first > 0 and times_s[first] - times_s[first - 1] <= AT_ONCE_S:
+        first -= 1
+    begins_s = [at for at in (after_s, times_s[first - 1] if first > 0 else None) if at is not None]
+    before_s = max(begins_s, default=float("-inf"))
+    groups: list[list[float]] = []
+    for at_s in kept_s:
+        if groups and at_s - groups[-1][-1] <= AT_ONCE_S:
+            groups[-1].append(at_s)
+        else:
+            groups.append([at_s])
+    found: list[float] = []
+    for group in groups:
+        found += [(group[-1] - before_s) / len(group)] * len(group)
+        before_s = group[-1]
+    if first == 0 and (after_s is None or after_s >= times_s[0]):
+        if len(groups) == 1:
+            return None
+        size = len(groups[0])
+        found[:size] = [percentile(sorted(found[size:]), 50)] * size
+    return found if min(found) < max(found) else None
+
+
 class _Window(NamedTuple):
     """The time in which values count."""
 
@@ -255,7 +321,7 @@ class _Window(NamedTuple):
 
 def _steady(
     series: Mapping[int, Series], ends: Mapping[int, float], released_at: float | None
-) -> tuple[_Window, dict[int, list[float]], list[str]]:
+) -> tuple[_Window, dict[int, Values], list[str]]:
     """The window, the values to count, and what to know of them."""
     notes = []
     printed = {index: one for index, one in series.items() if one.first_at is not None}
@@ -269,7 +335,7 @@ def _steady(
     start = released_at if released_at is not None else max(firsts, default=0.0)
     end = min(ends.values(), default=start)
     values = {index: one.after(start, end) for index, one in series.items()}
-    without = [index for index in printed if not values[index]]
+    without = [index for index in printed if not values[index].values]
     if printed and not missing and not without:
         return _Window(start, end - start), values, notes
     if without and len(series) > 1:
@@ -285,11 +351,12 @@ def _total(
     metric: Metric,
     unit: str | None,
     window: _Window,
-    values: Mapping[int, Sequence[float]],
+    pooled: Sequence[float],
+    means_or_none: Iterable[float | None],
     notes: list[str],
 ) -> MetricTotal:
-    means = [sum(found) / len(found) for found in values.values() if found]
-    pooled = sorted(value for found in values.values() for value in found)
+    """One metric over all instances, from their values in ascending order and their means."""
+    means = [mean for mean in means_or_none if mean is not None]
     total = MetricTotal(
         name=metric.name, kind=metric.kind.value, unit=unit,
         window_s=window.length_s, count=len(pooled),
@@ -301,11 +368,11 @@ def _total(
         total = total._replace(mean=_mean(means))
     elif pooled:
         p50, p90, p99 = (percentile(pooled, percent) for percent in PERCENTILES)
-        if len(pooled) < LEAST_FOR_P99:
-            notes.append(f"no p99 of {len(pooled)} values: it takes {LEAST_FOR_P99}")
+        if len(pooled) < MIN_FOR_P99:
+            notes.append(f"no p99 of {len(pooled)} values: it takes {MIN_FOR_P99}")
         total = total._replace(
             mean=_mean(pooled), p50=p50, p90=p90,
-            p99=p99 if len(pooled) >= LEAST_FOR_P99 else None,
+            p99=p99 if len(pooled) >= MIN_FOR_P99 else None,
         )  # fmt: skip
     return total._replace(notes=tuple(notes))
 

@@ -42,17 +42,37 @@ def test_rates_add_up_over_the_window_in_which_all_ran():
     }
     collector = collected("x/s", lines=lines)
     by_instance, (total,) = collector.sum_up({0: 10.0, 1: 5.0}, None)
-    assert (total.kind, total.sum, total.window_s, total.count) == ("rate", 20 + 150, 2.5, 5)
+    # The value at 3 holds since 2.5 in the window, for half as long as the others.
+    assert (total.kind, total.sum, total.window_s, total.count) == ("rate", 22 + 150, 2.5, 5)
     assert (total.mean, total.p50, total.notes) == (None, None, ())
     (first,), (second,) = by_instance[0], by_instance[1]
-    assert (first.count, first.last, first.mean) == (6, 999, 20)
+    assert (first.count, first.last, first.mean) == (6, 999, 22)
     assert (second.count, second.last, second.mean) == (3, 200, 150)
+
+
+def test_rates_are_weighted_by_the_time_that_each_took():
+    """Alternately 150 images in 3 s and in 1 s: 75 images/s, not the 100 of the plain mean."""
+    lines = {0: rates((0, 999), (3, 50), (4, 150), (7, 50), (8, 150))}
+    by_instance, (total,) = collected("x/s", lines=lines).sum_up({0: 9.0}, None)
+    assert (total.sum, by_instance[0][0].mean) == (75, 75)
+
+
+def test_values_that_came_at_once_share_their_time():
+    lines = {0: rates((0, 999), (3, 50), (3.001, 70), (4.001, 150))}
+    by_instance, _ = collected("x/s", lines=lines).sum_up({0: 9.0}, None)
+    assert by_instance[0][0].mean == pytest.approx((60 * 3.001 + 150) / 4.001)
+
+
+def test_other_kinds_are_not_weighted():
+    lines = {0: [(0, "loss 9"), (3, "loss 1"), (4, "loss 3")]}
+    assert total_of("loss", lines, {0: 9.0}).mean == 2
 
 
 def test_window_begins_when_the_barrier_opens():
     lines = {0: rates((1, 999), (6, 10)), 1: rates((6, 20), (6.5, 30))}
     total = total_of("x/s", lines, {0: 7.0, 1: 8.0}, released_at=5.0)
-    assert (total.sum, total.window_s, total.notes) == (35, 2.0, ())
+    assert total.sum == pytest.approx(10 + (20 * 1.0 + 30 * 0.5) / 1.5)
+    assert (total.window_s, total.notes) == (2.0, ())
 
 
 def test_of_values_that_were_read_at_one_moment_only_the_first_is_left_out():
@@ -145,12 +165,12 @@ def test_metric_that_nobody_printed_is_told_with_what_was_printed():
 
 
 def test_many_values_are_thinned_evenly(monkeypatch):
-    monkeypatch.setattr(metrics, "MOST_KEPT", 100)
+    monkeypatch.setattr(metrics, "MAX_KEPT", 100)
     series = Series()
     for value in range(1000):
         series.add(value, value)
     assert (series.count, series.last, series.first_at) == (1000, 999, 0)
-    kept = series.after(None)
+    kept = series.after(None).values
     assert series.stride == 16
     assert kept == list(range(0, 1000, 16))
 

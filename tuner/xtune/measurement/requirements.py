@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from xlaunch.measurement.metric_lines import SECONDS_PER_UNIT, Kind
-from xlaunch.measurement.metrics import LEAST_FOR_P99
+from xlaunch.measurement.metrics import MIN_FOR_P99
 from xtune.errors import ObjectiveError
 from xtune.measurement.announcements import MARK
 from xtune.measurement.launches import Secondary
@@ -184,7 +184,7 @@ def _seen(
     if value is None:
         return None, (
             f"no {percentile and percentile[0]} of {summary.count} values, it takes"
-            f" {LEAST_FOR_P99}: run longer, or require p90"
+            f" {MIN_FOR_P99}: run longer, or require p90"
         )
     if requirement.as_printed:
         return value, ""

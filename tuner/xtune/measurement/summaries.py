@@ -13,20 +13,16 @@ from __future__ import annotations
 
 import math
 import re
-from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import fmean, median
+from statistics import fmean
 from typing import NamedTuple
 
 from xlaunch.measurement.metric_lines import SECONDS_PER_UNIT, Kind, kind_of, parse_metric
-from xlaunch.measurement.metrics import LEAST_FOR_P99, MetricTotal, percentile
+from xlaunch.measurement.metrics import MIN_FOR_P99, MetricTotal, durations, percentile
 from xlaunch.report import Report
 from xtune.measurement.announcements import MARK
 from xtune.measurement.launches import Series, Steadiness
 from xtune.measurement.steadiness import Judgement, judge
-
-AT_ONCE_S = 0.005
-"""Values that follow each other by less came at once: printed together, not a pace of the program."""
 
 INSTANCES_NAMED = 3
 """Instances whose steadiness is told one by one."""
@@ -58,7 +54,7 @@ class Summary(NamedTuple):
     """Of all values."""
     p90: float | None
     p99: float | None
-    """Of a time; p99 of `LEAST_FOR_P99` values or more."""
+    """Of a time; p99 of `MIN_FOR_P99` values or more."""
     window_s: tuple[float, float]
     """When the time that counts began and ended, since the launch did; the end may be infinite."""
     notes: tuple[str, ...]
@@ -154,8 +150,9 @@ def summarise(
     pooled = sorted(value for values in kept.values() for value in values)
     if kind is Kind.RATE:
         times = {one.instance: one.times_s for one in series}
+        after_s = None if steady.after_s == -math.inf else steady.after_s
         value = sum(
-            _mean(values, _durations(times[index], inside[index].times_s[-len(values) :], steady))
+            _mean(values, durations(times[index], inside[index].times_s[-len(values) :], after_s))
             for index, values in kept.items()
         )
     elif kind is Kind.TIME:
@@ -172,7 +169,7 @@ def summarise(
         count=len(pooled),
         mean=_mean(pooled),
         p90=percentile(pooled, 90) if is_time else None,
-        p99=percentile(pooled, 99) if is_time and len(pooled) >= LEAST_FOR_P99 else None,
+        p99=percentile(pooled, 99) if is_time and len(pooled) >= MIN_FOR_P99 else None,
         window_s=(max(0.0, steady.after_s), steady.until_s),
         notes=tuple(dict.fromkeys(told)),
     )
@@ -195,43 +192,6 @@ def _steady_part(
         later = zip(one.times_s[start:], one.values[start:], strict=True)
         kept[index] = tuple(value for at, value in later if at > latest or ends[index] == latest)
     return window._replace(after_s=max(window.after_s, latest)), kept
-
-
-def _durations(
-    times_s: Sequence[float], kept_s: Sequence[float], window: Window
-) -> list[float] | None:
-    """For how long each kept value of an instance holds, in seconds; None where that is unknown.
-
-    Values that came at once share the time since those before them. It is not known when the first
-    values of all began: without a window they are given the median of the other durations.
-
-    times_s
-        Of all values of the instance.
-    kept_s
-        Of the values that count, consecutive ones of `times_s`.
-    window
-        Time outside it does not count.
-    """
-    first = bisect_left(times_s, kept_s[0])
-    while first > 0 and times_s[first] - times_s[first - 1] <= AT_ONCE_S:
-        first -= 1
-    before_s = max(window.after_s, times_s[first - 1] if first > 0 else -math.inf)
-    groups: list[list[float]] = []
-    for at_s in kept_s:
-        if groups and at_s - groups[-1][-1] <= AT_ONCE_S:
-            groups[-1].append(at_s)
-        else:
-            groups.append([at_s])
-    found: list[float] = []
-    for group in groups:
-        found += [(group[-1] - before_s) / len(group)] * len(group)
-        before_s = group[-1]
-    begins = len(groups[0])
-    if first == 0 and (window.after_s == -math.inf or window.after_s >= times_s[0]):
-        if len(groups) == 1:
-            return None
-        found[:begins] = [median(found[begins:])] * begins
-    return found if min(found) < max(found) else None
 
 
 def _mean(values: Sequence[float], weights: Sequence[float] | None = None) -> float:
