@@ -68,7 +68,7 @@ def cache_settings(
         if asked is not None:
             raise UsageError(f"--cache-dir {asked}: {refusal}")
         return (), f"compile caches stay where they are: {refusal}"
-    reason = "compiled code is kept in one private folder for this hardware"
+    reason = "compiled code is kept in one private directory for this hardware"
     option = None if asked is None else f"--cache-dir {asked}"
     moved = [
         Proposal(name, os.path.join(folder, sub), reason, option=option)

@@ -1,42 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plan for people and for programs: aligned text, and a plain dict for JSON."""
+"""A plan for people and for programs: a table, and a plain dict for JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from xlaunch.machine.cpu_list import format_cpu_list, name_numbers
-from xlaunch.machine.topology import CPUs, Machine
+from xlaunch.machine.topology import Machine
 from xlaunch.planning.plans import Instance, Plan
-from xlaunch.planning.request import MemoryPolicy
+from xlaunch.planning.request import MemoryPolicy, Place
+from xlaunch.wording import align, counted
 
 SCHEMA_VERSION = 1
 """Of `plan_to_dict`: rises when a key changes its meaning or goes."""
 
-LONGEST_CELL = 28
-"""Characters that the nodes, packages or caches of an instance may take in a line."""
+MAX_CELL = 28
+"""A list of nodes, packages or caches that is longer is shown as their number."""
+
+COLUMNS = ("instance", "cores", "threads", "CPUs", "node", "package", "L3", "memory")
+NUMBERS = (0, 1, 2)
+"""The columns that are aligned to the right."""
 
 
 def render_plan(plan: Plan, machine: Machine, *, explain: bool = False) -> str:
-    """The plan as lines of text, one for each instance; ends without a newline.
+    """The plan as text: a heading, a table with a row for each instance, notes. No newline at the end.
 
-    `explain` adds the reasons, and the numactl line that would place each instance the same way.
-
-    **Ex.:** ``instance 0: cores 4, CPUs 0-3, node 0, package 0, L3 0, threads 4, memory preferred 0``
+    `explain` adds the reasons, and the numactl command that would place each instance the same way.
     """
-    lines = [_heading(plan)]
-    lines += _aligned(
-        [_instance_cells(i, bound=plan.bound, machine=machine) for i in plan.instances]
-    )
+    rows = [_row(instance, bound=plan.bound, machine=machine) for instance in plan.instances]
+    lines = [_heading(plan), *align([COLUMNS, *rows], right=NUMBERS)]
     if plan.idle_cpus:
-        lines.append(f"idle: {name_numbers('CPU', plan.idle_cpus)}")
+        lines.append(f"idle: {name_numbers('CPU', plan.idle_cpus)}{_scatter_hint(plan, machine)}")
     lines += [f"warning: {warning}" for warning in plan.warnings]
     if explain:
         lines += [f"{d.subject}: {d.value} - {d.reason}" for d in plan.decisions]
-        lines += [
-            f"as numactl, {i.index}: {numactl_line(i, bound=plan.bound)}" for i in plan.instances
-        ]
+        commands = [(i.index, numactl_line(i, bound=plan.bound)) for i in plan.instances]
+        lines += [f"as numactl, {index}: {line}" for index, line in commands if line]
     return "\n".join(lines)
 
 
@@ -73,9 +73,9 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
 
 
 def numactl_line(instance: Instance, *, bound: bool) -> str:
-    """The numactl command line that places a program as this instance is placed.
+    """The numactl command that places a program as this instance is placed; empty if none is needed.
 
-    **Ex.:** ``numactl -C 0-3 --preferred=0``. ``numactl`` alone changes nothing.
+    **Ex.:** ``numactl -C 0-3 --preferred=0``.
     """
     words = ["numactl"]
     if bound:
@@ -90,18 +90,30 @@ def numactl_line(instance: Instance, *, bound: bool) -> str:
         words.append(f"--interleave={nodes}")
     elif instance.memory is MemoryPolicy.LOCAL:
         words.append("--localalloc")
-    return " ".join(words)
+    return " ".join(words) if len(words) > 1 else ""
 
 
 def _heading(plan: Plan) -> str:
-    total = "1 instance" if plan.count == 1 else f"{plan.count} instances"
+    total = counted(plan.count, "instance")
     if len(plan.instances) < plan.count:
         total = f"{len(plan.instances)} of {total}"
     how = "on" if plan.bound else "not bound, on any of"
     return f"{total} {how} {name_numbers('CPU', plan.allowed_cpus)}"
 
 
-def _instance_cells(instance: Instance, *, bound: bool, machine: Machine) -> list[str]:
+def _scatter_hint(plan: Plan, machine: Machine) -> str:
+    """Names NUMA nodes that stay empty while instances share others, as the end of a line."""
+    idle = set(plan.idle_cpus)
+    planned = {n.id: set(n.cpus) & set(plan.allowed_cpus) for n in machine.topology.numa_nodes}
+    empty = [node for node, cpus in planned.items() if cpus and cpus <= idle]
+    used = {node for instance in plan.instances for node in instance.nodes}
+    if not empty or plan.request.place is Place.SCATTER or len(plan.instances) <= len(used):
+        return ""
+    return f"; all of {name_numbers('node', empty)}: --place scatter spreads the instances"
+
+
+def _row(instance: Instance, *, bound: bool, machine: Machine) -> list[str]:
+    """The cells of one instance, in the order of `COLUMNS`."""
     topology = machine.topology
     cpus = set(instance.cpus)
     packages = [
@@ -109,38 +121,21 @@ def _instance_cells(instance: Instance, *, bound: bool, machine: Machine) -> lis
         for index, package in enumerate(topology.packages)
         if not cpus.isdisjoint(package.cpus)
     ]
-    memory = instance.memory.value
-    if instance.memory_nodes:
-        memory += f" {format_cpu_list(instance.memory_nodes)}"
+    caches = [i for i, group in enumerate(topology.l3_groups) if not cpus.isdisjoint(group)]
     return [
-        f"instance {instance.index}: cores {instance.ncores}",
-        name_numbers("CPU", instance.cpus) if bound else "any CPU",
-        _named_briefly("node", instance.nodes),
-        _named_briefly("package", packages),
-        _named_briefly("L3", _touched(cpus, topology.l3_groups)),
-        f"threads {instance.threads}",
-        f"memory {memory}",
+        str(instance.index),
+        str(instance.ncores),
+        str(instance.threads),
+        format_cpu_list(instance.cpus) if bound else "any",
+        _cell(instance.nodes),
+        _cell(packages),
+        _cell(caches),
+        f"{instance.memory.value} {format_cpu_list(instance.memory_nodes)}".rstrip(),
     ]
 
 
-def _touched(cpus: set[int], groups: Sequence[CPUs]) -> list[int]:
-    """The numbers of the groups that hold some of the CPUs."""
-    return [index for index, group in enumerate(groups) if not cpus.isdisjoint(group)]
-
-
-def _named_briefly(name: str, numbers: Iterable[int]) -> str:
-    """**Ex.:** ``nodes 0-1``; where the list would be long how many there are, ``128 packages``."""
+def _cell(numbers: Iterable[int]) -> str:
+    """**Ex.:** ``0-1``; how many there are if the list would be long, ``(128)``; ``-`` for none."""
     distinct = set(numbers)
-    named = name_numbers(name, distinct)
-    return named if len(named) <= LONGEST_CELL else f"{len(distinct)} {name}s"
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The rows as lines with commas between the cells, and each column of one width."""
-    widths = [max(map(len, column)) + 1 for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        *cells, last = row
-        padded = [f"{cell},".ljust(width) for cell, width in zip(cells, widths, strict=False)]
-        lines.append(" ".join([*padded, last]))
-    return lines
+    listed = format_cpu_list(distinct) or "-"
+    return listed if len(listed) <= MAX_CELL else f"({len(distinct)})"

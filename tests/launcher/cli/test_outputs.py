@@ -235,7 +235,7 @@ def test_plan_is_shown_before_the_program_runs(option: str):
     ).stderr.splitlines()
     assert both[-1] == "program"
     shown = "\n".join(both)
-    assert "instance 0: " in shown
+    assert "\ninstance  cores  threads  CPUs" in shown
     assert "OMP_NUM_THREADS=" in shown
     assert ("one thread for each CPU" in shown) == (option == "--explain")
 

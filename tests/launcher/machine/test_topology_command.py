@@ -123,7 +123,10 @@ def test_capture_and_read_back_through_the_command(
         (["--sysroot", ""], "'': not a folder; --sysroot takes a folder that holds"),
         (["--sysroot", "/proc"], "/proc: holds no sys/devices/system/cpu; --sysroot takes"),
         (["--sysroot", "/etc/passwd"], "/etc/passwd: not a capture that can be unpacked"),
-        (["--sysroot", "/", "--synthetic", "core:1"], "--sysroot and --synthetic each name"),
+        (
+            ["--sysroot", "/", "--synthetic", "core:1"],
+            "--sysroot contradicts --synthetic: each names",
+        ),
         (["--capture", "a.tar.xz", "--json"], "--capture writes this machine to a file"),
         (["--synthetic", "cpu:4"], "--synthetic 'cpu:4': there is no level 'cpu'"),
     ],

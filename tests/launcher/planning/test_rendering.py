@@ -8,7 +8,7 @@ import sys
 import pytest
 from tests.launcher.planning.shapes import make_machine
 
-from xlaunch.planning import MemoryPolicy, Request, plan
+from xlaunch.planning import MemoryPolicy, Place, Request, plan
 from xlaunch.planning.rendering import numactl_line, plan_to_dict, render_plan
 
 TWO_NODES = make_machine(packages=(6, 6), nodes=(6, 6), l3=(6, 6))
@@ -18,31 +18,47 @@ def test_a_plan_as_text() -> None:
     made = plan(Request(instances=2, ncores=5, instance_index=(1,)), TWO_NODES)
     assert render_plan(made, TWO_NODES).splitlines() == [
         "1 of 2 instances on CPUs 0-11",
-        "instance 1: cores 5, CPUs 6-10, node 1, package 1, L3 1, threads 5, memory preferred 1",
+        "instance  cores  threads  CPUs  node  package  L3  memory",
+        "       1      5        5  6-10  1     1        1   preferred 1",
         "idle: CPUs 5,11",
     ]
 
 
 def test_columns_are_aligned() -> None:
     made = plan(Request(instances=3, ncores=4, mem_policy=MemoryPolicy.NONE), TWO_NODES)
-    assert render_plan(made, TWO_NODES).splitlines()[1:4] == [
-        "instance 0: cores 4, CPUs 0-3,       node 0,    package 0,    L3 0,    threads 4, memory none",
-        "instance 1: cores 4, CPUs 4-5,10-11, nodes 0-1, packages 0-1, L3s 0-1, threads 4, memory none",
-        "instance 2: cores 4, CPUs 6-9,       node 1,    package 1,    L3 1,    threads 4, memory none",
+    assert render_plan(made, TWO_NODES).splitlines()[1:5] == [
+        "instance  cores  threads  CPUs       node  package  L3   memory",
+        "       0      4        4  0-3        0     0        0    none",
+        "       1      4        4  4-5,10-11  0-1   0-1      0-1  none",
+        "       2      4        4  6-9        1     1        1    none",
     ]
+
+
+def test_nodes_that_stay_empty_while_instances_share_one_are_named() -> None:
+    machine = make_machine(packages=(4, 4, 4), nodes=(4, 4, 4))
+    hint = "; all of nodes 1-2: --place scatter spreads the instances"
+    compact = Request(instances=2, ncores=2)
+    assert f"idle: CPUs 4-11{hint}" in render_plan(plan(compact, machine), machine).splitlines()
+    for other in (
+        compact._replace(place=Place.SCATTER),
+        Request(instances=1, ncores=2),
+        Request(instances=2, ncores=4),
+        Request(instances=5, ncores=2),
+    ):
+        assert "scatter" not in render_plan(plan(other, machine), machine)
 
 
 def test_a_plan_that_is_not_bound_as_text() -> None:
     machine = make_machine(packages=(8,), quota=2.5)
     assert render_plan(plan(Request(), machine), machine, explain=True).splitlines() == [
         "1 instance not bound, on any of CPUs 0-7",
-        "instance 0: cores 2, any CPU, node -, package 0, L3 -, threads 2, memory none",
+        "instance  cores  threads  CPUs  node  package  L3  memory",
+        "       0      2        2  any   -     0        -   none",
         "CPUs: 0-7 - all online CPUs are allowed",
         "CPU quota: 2.5 - time for 2 of 8 cores (cgroup v2 /job)",
         "binding: no - a quota is not a place: other containers would bind to the same CPUs",
         "layout: 1 instance x 2 cores - one instance on everything",
         "memory: none - no NUMA nodes to choose from: nothing to set",
-        "as numactl, 0: numactl",
     ]
 
 

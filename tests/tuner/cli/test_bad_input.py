@@ -41,7 +41,7 @@ def at_the_desk(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
         ("--work shared -m --no-python x", "--no-python contradicts --module"),
         ("-q -v nap.py 1", "--quiet contradicts --verbose"),
         ("--save-preset best.txt nap.py 1", "the name of a preset ends in .toml"),
-        ("--save-preset no/best.toml nap.py 1", "is not a writable directory"),
+        ("--save-preset no/best.toml nap.py 1", "is not a directory that can be written"),
         ("-- resume nosuch", "program 'resume' is not on PATH"),
         ("-q resume", "'resume' is a command of xtune: put it first"),
         ("resume", "there is no study in"),
@@ -95,7 +95,7 @@ def test_a_preset_that_would_replace_something_else(
     ("text", "message"),
     [
         ('mode = "latency"\ninstances = 2\n', "--mode"),
-        ("reserve = 1\n", "nothing of it is searched"),
+        ("reserve-cores = 1\n", "nothing of it is searched"),
         ("grace = 1e\n", "mine.toml"),
     ],
 )

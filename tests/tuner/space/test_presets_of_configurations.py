@@ -182,7 +182,7 @@ def test_one_instance_for_each_node_is_a_mode() -> None:
         ({"cpus": (0, 1, 2, 8), "ecores": ECores.ONLY}, ["--cpus", "0-2,8", "--ecores", "only"]),
         ({"smt": True, "substitute": True}, ["--smt", "--substitute"]),
         ({"tag": False}, ["--no-tag"]),
-        ({"tag": True, "timeout_s": 90.0}, ["--tag", "--timeout", "90"]),
+        ({"tag": True, "timeout_s": 90.0}, ["--timeout", "90", "--tag"]),
         ({"env": (("A", "1 2"), ("B", ""))}, ["--env", "A=1 2", "--env", "B="]),
         ({"python": "/x/python", "no_cache": True}, ["--python", "/x/python", "--no-cache"]),
         ({"metric": ("img/s",), "grace_s": 0.5}, ["--grace", "0.5", "--metric", "img/s"]),

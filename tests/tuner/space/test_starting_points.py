@@ -89,11 +89,11 @@ def test_one_instance_a_node_where_nodes_differ(tmp_path: Path) -> None:
 
 
 def test_what_is_not_searched_is_told(machine: Machine, tmp_path: Path) -> None:
-    text = 'thp = "never"\nreserve = 2\nlog-dir = "logs"\n[env]\nMODE = "fast"\nRATE = "9"\n'
+    text = 'thp = "never"\nreserve-cores = 2\nlog-dir = "logs"\n[env]\nMODE = "fast"\nRATE = "9"\n'
     found = point_of(text, machine, tmp_path)
     assert resolver_of(machine).space.changes(found.configuration) == {"thp": "never"}
     # RATE is the request's own, with {batch} in it.
-    assert sorted(found.left_out) == ["env MODE", "log-dir", "reserve"]
+    assert sorted(found.left_out) == ["env MODE", "log-dir", "reserve-cores"]
 
 
 def test_a_value_that_the_space_has_not_is_told(machine: Machine, tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_what_xtune_was_given_counts_more(machine: Machine, tmp_path: Path) -> N
     [
         ("instances = 17", UsageError, "17 instances"),
         ("instnces = 4", UsageError, "there is no option 'instnces'; did you mean instances?"),
-        ("reserve = 2", SpaceError, "nothing of it is searched (reserve)"),
+        ("reserve-cores = 2", SpaceError, "nothing of it is searched (reserve-cores)"),
         ("instances = ", UsageError, "mine.toml"),
     ],
 )
