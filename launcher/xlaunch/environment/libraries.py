@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from xlaunch.environment.elf import ElfError, Target, read_elf, read_target
-from xlaunch.environment.loader_cache import read_loader_cache
 from xlaunch.environment.ownership import inspect_ownership
 from xlaunch.environment.prefix import base_of, site_folders
 from xlaunch.errors import UsageError
@@ -88,7 +87,7 @@ class Library(NamedTuple):
     version: str | None
     """None where the file does not tell."""
     origin: str
-    """Why it was looked at. **Ex.:** ``"the program's prefix"``, ``"the loader's cache"``."""
+    """Why it was looked at. **Ex.:** ``"the program's prefix"``, ``"a system folder"``."""
     refusal: str | None = None
     """Why it cannot be used; None: it can."""
     note: str | None = None
@@ -100,7 +99,7 @@ class Searched(NamedTuple):
 
     origin: str
     place: str
-    """A folder, or the loader's cache."""
+    """A folder."""
 
 
 def kind_of(path: str) -> str | None:
@@ -224,15 +223,8 @@ def _files(
     wanted: re.Pattern[str], prefix: str | None, environment: Mapping[str, str], root: str
 ) -> Iterator[tuple[str, str, str]]:
     """Origin, folder and name of each file that is named like what is wanted."""
-    cache_read = False
     seen: set[str] = set()
     for origin, folder in _folders(prefix, environment, root):
-        if origin == "a system folder" and not cache_read:
-            cache_read = True
-            for entry in read_loader_cache(os.path.join(root, "etc/ld.so.cache")):
-                if wanted.fullmatch(entry.name):
-                    path = os.path.join(root, entry.path.lstrip("/"))
-                    yield "the loader's cache", *os.path.split(path)
         real = os.path.realpath(folder)
         if real in seen:
             continue
@@ -279,8 +271,13 @@ _LIB_FOLDERS = ("torch/lib", "jemalloc/lib", "mimalloc/lib", "intel_openmp/lib")
 
 
 def _system_folders(root: str) -> list[str]:
+    """What the loader is configured to search, see ldconfig(8), then its own directories."""
     base = root.rstrip("/")
     folders = []
+    for name in sorted(_listed(f"{base}/etc/ld.so.conf.d")):
+        if name.endswith(".conf"):
+            words = _content(f"{base}/etc/ld.so.conf.d/{name}").decode(errors="replace").split()
+            folders += [f"{base}{word}" for word in words if word.startswith("/")]
     for library in ("/usr/local/lib", "/usr/lib", "/lib"):
         names = sorted(_listed(base + library))
         folders += [f"{base}{library}/{name}" for name in names if _MULTIARCH.fullmatch(name)]

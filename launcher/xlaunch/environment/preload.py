@@ -151,7 +151,7 @@ def require_library(
 def _where_it_was_looked_for(prefix: str | None, environment: Mapping[str, str]) -> str:
     from xlaunch.environment.libraries import places
 
-    return ", ".join([*(place.place for place in places(prefix, environment)), "/etc/ld.so.cache"])
+    return ", ".join([place.place for place in places(prefix, environment)])
 
 
 def prove_preload(

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from tests.launcher.environment.made_up import AARCH64, X86_64, elf_bytes, environment, library
 
-from xlaunch.environment import libraries
 from xlaunch.environment.libraries import (
     NAMES,
     Library,
@@ -127,20 +126,13 @@ def test_order_of_places(tmp_path: Path, root: Path, prefix: Path):
     assert [(one.origin, Path(one.path).parent) for one in found] == expected
 
 
-def test_loader_s_cache_comes_before_system_folders(root: Path, monkeypatch: pytest.MonkeyPatch):
-    cached = library(root / "somewhere/libomp.so.5")
-    listed = library(root / "usr/lib/libomp.so.5")
-    entries = (("libc.so.6", "/usr/lib/libc.so.6"), ("libomp.so.5", "/somewhere/libomp.so.5"))
-
-    def read(path: str) -> tuple[libraries.Library, ...]:
-        assert path == f"{root}/etc/ld.so.cache"
-        return tuple(map(CachedLibrary._make, entries))
-
-    from xlaunch.environment.loader_cache import CachedLibrary
-
-    monkeypatch.setattr(libraries, "read_loader_cache", read)
-    found = [(one.origin, one.path) for one in find("llvm", None, root)]
-    assert found == [("the loader's cache", str(cached)), ("a system folder", str(listed))]
+def test_directories_of_the_loader_s_configuration_come_before_its_own(root: Path):
+    configured = library(root / "somewhere/libomp.so.5")
+    own = library(root / "usr/lib/libomp.so.5")
+    (root / "etc/ld.so.conf.d").mkdir(parents=True)
+    (root / "etc/ld.so.conf.d/some.conf").write_text("# a comment\n/somewhere\n/nowhere\n")
+    (root / "etc/ld.so.conf.d/some.conf.old").write_text("/usr/lib\n")
+    assert [found.path for found in find("llvm", None, root)] == [str(configured), str(own)]
 
 
 def test_prefix_of_conda_s_is_told_as_such(root: Path, prefix: Path):

@@ -203,7 +203,6 @@ def test_proof_is_made_once(good: str, home, starts):
         assert prove_preload(good, sys.executable, home) == Proof(None, None)
     assert len(starts) == 1
     assert kept(home).parent.stat().st_mode & 0o777 == 0o700
-    assert kept(home).stat().st_mode & 0o077 == 0
     assert [path.name for path in kept(home).parent.iterdir()] == ["preloads.json"]
 
 
@@ -341,13 +340,12 @@ def test_library_that_is_nowhere(home, monkeypatch: pytest.MonkeyPatch):
     from xlaunch.environment import libraries
 
     monkeypatch.setattr(libraries, "_system_folders", lambda _: ["/usr/lib"])
-    monkeypatch.setattr(libraries, "read_loader_cache", lambda _: ())
     with pytest.raises(UsageError) as error:
         require_library(
             "--omp intel", "intel", prefix=None, interpreter=sys.executable, environment=home
         )
     text = str(error.value)
-    assert text.startswith("--omp intel: no such library in /usr/lib, /etc/ld.so.cache.")
+    assert text.startswith("--omp intel: no such library in /usr/lib.")
     assert text.endswith("To install it: pip install intel-openmp (x86-64 only)")
 
 
