@@ -77,8 +77,7 @@ def test_a_hostile_study_runs_no_script_of_its_own(
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", list(CASES))
-@pytest.mark.parametrize("width", [1200, 400])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (400, "dark")])
 def test_every_kind_of_study(
     browser: Browser, tmp_path: Path, plotly: str, name: str, width: int, scheme: str
 ) -> None:

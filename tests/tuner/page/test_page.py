@@ -16,6 +16,7 @@ from xtune.evidence.verdicts import Kind
 from xtune.measurement.launches import Launch, Outcome, Secondary
 from xtune.measurement.objectives import Objective, Requirement
 from xtune.page.findings import best_so_far, contestants, failures
+from xtune.screen.quantities import number
 from xtune.search.provenance import Made, Provenance
 from xtune.space.parameters import BARE
 from xtune.space.spaces import Space
@@ -97,18 +98,23 @@ def test_the_winner_is_drawn_on_the_machine() -> None:
     assert "OMP_NUM_THREADS" in variables
 
 
-def test_configurations_are_parallel_coordinates() -> None:
+def test_configurations_are_parallel_categories() -> None:
     found, root = case("gain")
     (trace,) = charts_of(root)["configurations"]["data"]
-    assert trace["type"] == "parcoords"
-    *settings, values = trace["dimensions"]
+    assert trace["type"] == "parcats"
+    *settings, groups = trace["dimensions"]
     launched = {one.configuration for one in found.launches if one.value is not None} - {BARE}
-    assert sorted(values["values"]) == sorted(map(found.median, launched))
+    assert len(groups["values"]) == len(launched)
+    assert groups["values"] == sorted(groups["values"])  # the best first
+    medians = sorted(map(found.median, launched), reverse=True)
+    assert groups["ticktext"][0].endswith(f" to {number(medians[0])}")
+    assert groups["ticktext"][-1].startswith(f"{number(medians[-1])} to ")
     assert {one["label"] for one in settings} <= {one.name for one in SPACE.parameters}
     (batch,) = [one for one in settings if one["label"] == "batch"]
-    assert batch["ticktext"] == ["1", "2", "4 *", "8", "16"]
-    best = values["values"].index(max(values["values"]))
-    assert batch["ticktext"][batch["values"][best]] == "8"
+    names = dict(zip(batch["categoryarray"], batch["ticktext"], strict=True))
+    assert names[batch["values"][0]] == "8"
+    assert names[SPACE.parameter("batch").values.index(4)] == "4 *"
+    assert len(batch["values"]) == len(launched)
 
 
 def test_no_gain_keeps_the_default() -> None:
@@ -188,9 +194,9 @@ def test_times_say_their_unit_and_better_is_above_one() -> None:
     assert found.verdict.gain > 1.0
     best = [one for one in best_so_far(found) if one is not None]
     assert best == sorted(best, reverse=True)
-    # Better ones are above: the axis of the values is reversed.
-    low, high = charts_of(root)["configurations"]["data"][0]["dimensions"][-1]["range"]
-    assert low > high
+    groups = charts_of(root)["configurations"]["data"][0]["dimensions"][-1]["ticktext"]
+    fastest, slowest = (float(one.partition(" ")[0]) for one in (groups[0], groups[-1]))
+    assert fastest < slowest
 
 
 def test_wall_time_is_in_seconds() -> None:

@@ -11,7 +11,7 @@ import json
 import math
 import re
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from plotly import graph_objects as go
@@ -43,8 +43,11 @@ MIN_SAMPLES = 8
 """Raw samples of a launch from which on their distribution is drawn."""
 
 MAX_BOXES = 48
-MAX_COORDINATES = 8
+MAX_DIMENSIONS = 8
 MAX_LINES = 300
+MAX_BANDS = 5
+"""Groups of configurations, by rank, in the chart of configurations."""
+
 MAX_TEXT = 90
 """Characters of a setting that are shown when pointing at a launch."""
 
@@ -85,7 +88,7 @@ def charts_of(
 
 def text(*lines: str) -> str:
     """Lines for plotly, with markup escaped."""
-    return "<br>".join([html.escape(printable(line)) for line in lines if line])
+    return "<br>".join([html.escape(printable(line), quote=False) for line in lines if line])
 
 
 def printable(told: str) -> str:
@@ -312,39 +315,52 @@ def history_chart(findings: Findings) -> Chart:
 
 
 def configuration_chart(findings: Findings, ranking: Sequence[str]) -> Chart | None:
-    """The configurations with their medians as parallel coordinates; None for fewer than two.
+    """The configurations from setting to setting to their median; None for fewer than two.
+
+    Parallel categories, because plotly's parallel coordinates need WebGL and compile JavaScript,
+    which the page's policy forbids.
 
     ranking
         Names of settings, the most important one first.
     """
-    quantity, sign = objective_quantity(findings.objective), findings.objective.sign
     medians = median_values(findings)
     if len(medians) < 2:
         return None
-    best = sorted(medians, key=lambda one: -sign * medians[one])[:MAX_LINES]
+    best = sorted(medians, key=lambda one: -findings.objective.sign * medians[one])[:MAX_LINES]
+    bands = [rank * MAX_BANDS // len(best) for rank in range(len(best))]
     varied = [
         one for one in findings.space.parameters if len({each[one.name] for each in best}) > 1
     ]
     places = {name: at for at, name in enumerate(ranking)}
     varied.sort(key=lambda one: places.get(one.name, len(places)))
-    values = [medians[one] for one in best]
-    ends = [min(values), max(values)]
-    dimensions = [_coordinate(one, best) for one in varied[:MAX_COORDINATES]]
+    dimensions = [_dimension(one, best) for one in varied[:MAX_DIMENSIONS]]
     dimensions.append(
-        {"label": text(quantity.axis), "values": values, "range": ends[:: int(sign)] if ends[0] < ends[1] else None}
+        {
+            "label": text(_short(objective_quantity(findings.objective).axis)),
+            "values": bands,
+            "categoryarray": sorted(set(bands)),
+            "ticktext": [_band_name(band, bands, [medians[one] for one in best]) for band in sorted(set(bands))],
+        }
     )  # fmt: skip
-    trace = go.Parcoords(
+    trace = go.Parcats(
         dimensions=dimensions,
         line={
-            "color": values,
-            "colorscale": [[0.0, "#b4bac1"], [1.0, ORANGE]],
-            "reversescale": sign < 0,
+            "color": bands,
+            "colorscale": [[0.0, ORANGE], [1.0, "#c9cdd2"]],
+            "shape": "hspline",
         },
-        labelangle=-12,
+        hoveron="color",
+        hoverinfo="count",
     )
-    figure = _figure([trace], height=440, margin={"l": 90, "r": 70, "t": 80, "b": 20})
-    label = "Every configuration as a line across its settings to its median"
-    return Chart("configurations", label, figure, min_width_px=140 + 110 * len(dimensions))
+    figure = _figure([trace], height=460, margin={"l": 60, "r": 150, "t": 40, "b": 20})
+    label = "The configurations from setting to setting to their median"
+    return Chart("configurations", label, figure, min_width_px=200 + 110 * len(dimensions))
+
+
+def _band_name(band: int, bands: Sequence[int], values: Sequence[float]) -> str:
+    mine = [value for value, its in zip(values, bands, strict=True) if its == band]
+    ends = list(dict.fromkeys([number(min(mine)), number(max(mine))]))
+    return " to ".join(ends)
 
 
 def median_values(findings: Findings) -> dict[Configuration, float]:
@@ -509,19 +525,19 @@ def _history_hover(findings: Findings, at: int, record: Record, launch: Launch) 
     )
 
 
-def _coordinate(parameter: Parameter, shown: Sequence[Configuration]) -> dict[str, Any]:
-    """One axis of the parallel coordinates; an asterisk marks the default."""
-    names = [
-        text(_short(str(value))) + (" *" if value == parameter.default else "")
-        for value in parameter.values
-    ]
-    places: Callable[[Any], int] = parameter.values.index
+def _dimension(parameter: Parameter, shown: Sequence[Configuration]) -> dict[str, Any]:
+    """A setting in the chart of configurations; an asterisk marks the default."""
+    seen = [one[parameter.name] for one in shown]
+    found = [at for at, value in enumerate(parameter.values) if value in seen]
     return {
         "label": text(_short(parameter.name)),
-        "values": [places(one[parameter.name]) for one in shown],
-        "tickvals": list(range(len(names))),
-        "ticktext": names,
-        "range": [-0.3, len(names) - 0.7],
+        "values": [parameter.values.index(value) for value in seen],
+        "categoryarray": found,
+        "ticktext": [
+            text(_short(str(parameter.values[at])))
+            + (" *" if parameter.values[at] == parameter.default else "")
+            for at in found
+        ],
     }
 
 
