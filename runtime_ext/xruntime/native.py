@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds and loads libxkernels.so, once, when it is first needed.
 
-The library is built with the package where GCC is at hand. XRUNTIME_KERNELS=PATH names another one,
-for instance a build with sanitizers.
+The library is built with the package if there is GCC. XRUNTIME_KERNELS=PATH names another build, for
+example one with sanitizers.
 
-Its functions are reached in three ways. `library()` releases the interpreter's lock around each
-call: that is for functions that run a parallel region. `quick_library()` keeps it: that is for
-functions that return at once, where releasing it would cost more than the call. `mailbox_functions`
-does without ctypes, which takes longer than a mailbox does. A post keeps the lock for another reason
-as well: a submitter would be stopped between the post and the await by the very worker it woke.
+Its functions are called in three ways. `library()` releases the GIL around each call, for functions that
+run a parallel region. `quick_library()` keeps the GIL, for functions that return at once, where
+releasing it would cost more than the call. `mailbox_functions` avoids ctypes, which takes longer than a
+mailbox operation. A post also keeps the GIL so that the worker which it wakes does not stop the submitter
+before its wait.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import NamedTuple
 from xruntime.errors import KernelsUnavailableError
 
 ABI_VERSION = 2
-"""XK_ABI_VERSION of the xkernels.h that this package was written against."""
+"""The XK_ABI_VERSION of xkernels.h that this package uses."""
 
 LIBRARY_NAME = "libxkernels.so"
 LIBRARY_VARIABLE = "XRUNTIME_KERNELS"
@@ -36,15 +36,15 @@ _HOW_TO_GET_IT = (
 
 
 INVALID_ARGUMENT = -1
-"""XK_INVALID_ARGUMENT: an argument breaks the contract; nothing was done."""
+"""XK_INVALID_ARGUMENT: an argument violates the contract; nothing was done."""
 REFUSED = -2
-"""XK_REFUSED: the system refused; `ctypes.get_errno()` tells why."""
+"""XK_REFUSED: the system refused; `ctypes.get_errno()` has the reason."""
 CLOSED = -3
-"""XK_CLOSED: the mailbox is closed, and empty."""
+"""XK_CLOSED: the mailbox is closed and empty."""
 INTERRUPTED = -4
-"""XK_INTERRUPTED: a signal was handled in the meantime; call again."""
+"""XK_INTERRUPTED: a signal was handled meanwhile; call again."""
 TIMED_OUT = -5
-"""XK_TIMED_OUT: the time is over."""
+"""XK_TIMED_OUT: the timeout has passed."""
 
 
 class CTeamMember(ctypes.Structure):
@@ -57,7 +57,7 @@ class CTeamMember(ctypes.Structure):
     )
 
 
-_OF_PYTHON = (
+_PYTHON_FUNCTIONS = (
     "PyEval_SaveThread",
     "PyEval_RestoreThread",
     "PyLong_FromLongLong",
@@ -68,9 +68,9 @@ _OF_PYTHON = (
 
 
 class CPython(ctypes.Structure):
-    """xk_python of xkernels.h: where these functions are."""
+    """xk_python of xkernels.h: the addresses of these functions."""
 
-    _fields_ = tuple((name, ctypes.c_void_p) for name in _OF_PYTHON)
+    _fields_ = tuple((name, ctypes.c_void_p) for name in _PYTHON_FUNCTIONS)
 
 
 class CMethod(ctypes.Structure):
@@ -85,7 +85,7 @@ class CMethod(ctypes.Structure):
 
 
 class MailboxFunctions(NamedTuple):
-    """What a mailbox does, as functions of the interpreter's own kind."""
+    """The operations of a mailbox, as built-in functions of the interpreter."""
 
     post: Callable[[], int]
     next: Callable[[int], int]
@@ -93,14 +93,11 @@ class MailboxFunctions(NamedTuple):
 
 
 def library_path() -> Path:
-    """Where the library is.
-
-    Raises KernelsUnavailableError when it is nowhere, with how to get it.
-    """
+    """Return the library's path. Raises KernelsUnavailableError, with a remedy, without a library."""
     named = os.environ.get(LIBRARY_VARIABLE)
     if named:
         if not Path(named).is_file():
-            raise KernelsUnavailableError(f"{LIBRARY_VARIABLE}={named}: there is no such file")
+            raise KernelsUnavailableError(f"{LIBRARY_VARIABLE}={named}: no such file")
         return Path(named)
     # An editable install has two directories: the sources, and where the build went.
     for directory in sys.modules["xruntime"].__path__:
@@ -108,7 +105,7 @@ def library_path() -> Path:
         if path.is_file():
             return path
     raise KernelsUnavailableError(
-        f"{LIBRARY_NAME} is not part of this install of xlaunch: there was no GCC to build it."
+        f"this install of xlaunch has no {LIBRARY_NAME}, because there was no GCC to build it."
         f" {_HOW_TO_GET_IT}"
     )
 
@@ -118,7 +115,7 @@ _MAILBOX = ctypes.c_void_p
 
 _Signature = tuple[type | None, tuple[type, ...]]
 
-# What runs a parallel region or makes the OpenMP runtime ready for one.
+# Functions that run a parallel region or prepare the OpenMP runtime for one.
 _WAITING: dict[str, _Signature] = {
     "xk_openmp_team": (ctypes.c_int32, (ctypes.POINTER(CTeamMember), ctypes.c_int32)),
     "xk_team_keep_workers": (ctypes.c_int32, ()),
@@ -147,13 +144,13 @@ def _declare(loaded: ctypes.CDLL, signatures: dict[str, _Signature]) -> None:
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The loaded library; its functions that wait or run a parallel region, declared.
+    """Load the library, with the functions declared that wait or run a parallel region.
 
-    It calls OpenMP in whichever runtime torch calls: libgomp.so.1 under its plain name, or one that
-    is preloaded over it. Loading it asks LLVM's and Intel's runtimes to keep workers with their
-    team, which they do when they are asked before the process's first parallel region:
-    `library().xk_team_keep_workers()` says whether they do.
-    Where a function promises errno, `ctypes.get_errno()` has it. Raises KernelsUnavailableError.
+    It uses the OpenMP runtime that torch uses: libgomp.so.1 under its plain name, or one that is
+    preloaded over it. Loading it asks LLVM's and Intel's runtimes to keep workers with their team, which
+    they do if asked before the process's first parallel region; `library().xk_team_keep_workers()`
+    returns whether they do. `ctypes.get_errno()` has the errno of functions that set it. Raises
+    KernelsUnavailableError.
     """
     path = library_path()
     try:
@@ -167,8 +164,8 @@ def library() -> ctypes.CDLL:
         raise KernelsUnavailableError(f"{path} cannot be loaded: {error}") from error
     if version != ABI_VERSION:
         raise KernelsUnavailableError(
-            f"{path} has version {version} of its interface and this xruntime needs {ABI_VERSION}:"
-            f" they come from different releases. {_HOW_TO_GET_IT}"
+            f"{path} has interface version {version}, and this xruntime needs {ABI_VERSION}: they are from"
+            f" different releases. {_HOW_TO_GET_IT}"
         )
     loaded.xk_team_keep_workers()
     return loaded
@@ -176,7 +173,7 @@ def library() -> ctypes.CDLL:
 
 @functools.cache
 def quick_library() -> ctypes.PyDLL:
-    """The same library; its functions that return at once, declared, the interpreter's lock kept.
+    """Load the library, with the functions declared that return at once, and keep the GIL in calls.
 
     Raises KernelsUnavailableError.
     """
@@ -192,8 +189,8 @@ def quick_library() -> ctypes.PyDLL:
 
 @functools.cache
 def _mailbox_methods() -> tuple[int, ...]:
-    """The address of each PyMethodDef of xk_mailbox_python_methods."""
-    found = [getattr(ctypes.pythonapi, name) for name in _OF_PYTHON]
+    """The addresses of the PyMethodDefs of xk_mailbox_python_methods."""
+    found = [getattr(ctypes.pythonapi, name) for name in _PYTHON_FUNCTIONS]
     python = CPython(*(ctypes.cast(function, ctypes.c_void_p).value for function in found))
     first = quick_library().xk_mailbox_python_methods(ctypes.byref(python))
     count, size = len(MailboxFunctions._fields), ctypes.sizeof(CMethod)
@@ -206,5 +203,5 @@ _new_function = ctypes.PYFUNCTYPE(
 
 
 def mailbox_functions(mailbox: int) -> MailboxFunctions:
-    """The functions of the mailbox at that address, for as long as it lives."""
+    """Return the functions of the mailbox at that address; they are valid while it exists."""
     return MailboxFunctions(*(_new_function(one, mailbox, None) for one in _mailbox_methods()))

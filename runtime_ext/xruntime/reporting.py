@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values for `xlaunch --metric` and xtune that nobody has to print.
+"""`report`: metric values for `xlaunch --metric` and xtune, without printing them.
 
 >>> report("images/s", batch_size / seconds)
 
-Under ``xlaunch --metric`` each call is a line of ``NAME VALUE`` on the pipe that XLAUNCH_METRICS
-names; elsewhere it does nothing, at the cost of looking. Threads and processes may call it at the
-same time: a line of at most PIPE_BUF bytes is never mixed with another (see pipe(7)).
+Under ``xlaunch --metric`` each call writes a line ``NAME VALUE`` to the pipe that XLAUNCH_METRICS names;
+without that variable it does nothing. Threads and processes may call it at the same time: lines of at
+most PIPE_BUF bytes are never interleaved (see pipe(7)).
 """
 
 from __future__ import annotations
@@ -18,26 +18,25 @@ from typing import SupportsFloat, SupportsIndex
 
 VARIABLE = "XLAUNCH_METRICS"
 
-LONGEST_NAME = 256
-"""Characters; with its number a line stays below PIPE_BUF and is written in one piece."""
+MAX_NAME_CHARACTERS = 256
+"""With the number the line stays below PIPE_BUF and is written at once."""
 
 
 class ReportingWarning(UserWarning):
-    """Values cannot be reported, because whoever asked for them does not listen any more."""
+    """Values cannot be reported, because the reader has closed the pipe."""
 
 
 def report(name: str, value: SupportsFloat | SupportsIndex) -> None:
-    """Have xlaunch know that metric `name` is `value` now.
+    """Report to xlaunch that metric `name` is `value` now.
 
     name
-        As ``--metric`` asks for it: ``images/s``, ``loss``. A kind said there (``latency:``) is not
-        part of it.
+        As in ``--metric``, without the kind (``latency:``): ``images/s``, ``loss``.
     value
-        Any number, or what `float` takes, such as a tensor or an array of one element. One that is
-        not finite is no measurement and is left out.
+        Anything that `float` takes, such as a tensor or an array of one element. NaN and infinity are
+        ignored.
 
-    It waits only while the pipe is full, that is for xlaunch to read 64 KiB. Raises ValueError for a
-    name that is empty, too long or has more than one line, TypeError for a value that is no number.
+    It waits only while the pipe is full, that is until xlaunch reads 64 KiB. Raises ValueError for a
+    name that is empty, too long or has several lines, TypeError for a value that is not a number.
     """
     path = os.environ.get(VARIABLE)
     if path is None:
@@ -50,9 +49,9 @@ def report(name: str, value: SupportsFloat | SupportsIndex) -> None:
 
 def _line(name: str, value: SupportsFloat | SupportsIndex) -> bytes | None:
     stripped = name.strip()
-    if not stripped or len(stripped) > LONGEST_NAME or len(stripped.splitlines()) > 1:
+    if not stripped or len(stripped) > MAX_NAME_CHARACTERS or len(stripped.splitlines()) > 1:
         raise ValueError(
-            f"report({name[:80]!r}, ...): a name is one line of 1 to {LONGEST_NAME} characters,"
+            f"report({name[:80]!r}, ...): a name is one line of 1 to {MAX_NAME_CHARACTERS} characters,"
             " such as 'images/s'"
         )
     number = float(value)
@@ -62,12 +61,12 @@ def _line(name: str, value: SupportsFloat | SupportsIndex) -> bytes | None:
 
 
 class _Pipe:
-    """The pipe that is open, once somebody has reported."""
+    """The pipe, opened by the first report."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.opened: tuple[str, int] | None = None
-        """Its path and descriptor; -1 where it cannot be written to, of which was warned."""
+        """Its path and descriptor; the latter is -1 after a failure, which was warned of."""
 
     def send(self, path: str, line: bytes) -> None:
         opened = self.opened
@@ -84,9 +83,9 @@ class _Pipe:
         with self._lock:
             if self.opened is not None and self.opened[0] == path:
                 return self.opened
-            # A descriptor of another path is left open: a thread may be about to write to it.
+            # A descriptor of another path stays open: a thread may be about to write to it.
             try:
-                # Without waiting for a reader: xlaunch has it open as long as its run lasts.
+                # Without waiting for a reader: xlaunch keeps the pipe open during the run.
                 descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
                 os.set_blocking(descriptor, True)
             except OSError as error:
@@ -104,16 +103,16 @@ class _Pipe:
 
     def _warn(self, path: str, error: OSError) -> None:
         warnings.warn(
-            f"values are not reported any more: {VARIABLE}={path}: {error.strerror}",
+            f"values are no longer reported: {VARIABLE}={path}: {error.strerror}",
             ReportingWarning,
             stacklevel=5,  # where `report` was called
         )
 
-    def forget_the_lock(self) -> None:
-        """In a forked child: another thread of the parent may have held it."""
+    def replace_lock(self) -> None:
+        """In a forked child: another thread of the parent may hold the lock."""
         self._lock = threading.Lock()
 
 
 _pipe = _Pipe()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_pipe.forget_the_lock)
+    os.register_at_fork(after_in_child=_pipe.replace_lock)

@@ -27,7 +27,7 @@ def forget_the_loaded_library() -> Iterator[None]:
 def test_absent_library_is_named_with_the_way_to_get_it(monkeypatch, tmp_path) -> None:
     monkeypatch.delenv("XRUNTIME_KERNELS", raising=False)
     monkeypatch.setattr(xruntime, "__path__", [str(tmp_path)])
-    with pytest.raises(KernelsUnavailableError, match=r"not part of this install.*apt-get.*pip"):
+    with pytest.raises(KernelsUnavailableError, match=r"has no libxkernels.so.*apt-get.*pip"):
         openmp_team()
 
 
@@ -66,7 +66,7 @@ def test_library_of_another_release(
     subprocess.run([str(compiler), "-shared", "-fPIC", source, "-o", path], check=True)
     monkeypatch.setenv("XRUNTIME_KERNELS", str(path))
     with pytest.raises(
-        KernelsUnavailableError, match=rf"version 999 .* needs {native.ABI_VERSION}:"
+        KernelsUnavailableError, match=rf"version 999, .* needs {native.ABI_VERSION}:"
     ):
         openmp_team()
 

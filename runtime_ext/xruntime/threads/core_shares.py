@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cores shared out into disjoint parts, with as few crossings as the machine allows.
+"""Division of cores into disjoint parts that cross as few packages, nodes and caches as possible.
 
-Equal parts are placed as the launcher places instances. Where the number of cores does not divide,
-every core goes to a part and some parts are one core larger, which the launcher never asks for:
+Equal parts are placed as the launcher places instances. If the number of cores does not divide, some
+parts are one core larger, which the launcher never needs:
 
 Parts of `size` and ``size + 1`` cores fill a domain of c cores exactly when there are k of them with
-``k * size <= c <= k * (size + 1)``, and ``c - k * size`` of them are the larger ones. So the k of
-each domain are all there is to choose, and they must add up to the number of parts. That is tried
-with the innermost domains first (L3 groups), then with those around them, at last with the whole
-pool, which always can. Within domains that hold smaller ones the best of four simple orders is taken.
+``k * size <= c <= k * (size + 1)``, and ``c - k * size`` of them are the larger ones. So only the k of
+each domain are to be chosen, and they must add up to the number of parts. This is tried with the
+innermost domains first (L3 groups), then with the next larger ones, and last with the whole pool, which
+always works. Within domains that hold smaller ones the best of four simple orders is taken.
 
-Tests compare with brute force. On machines whose domains of a level are of one size nothing crosses
-less; an irregular machine or mask can cost a crossing more than the best, as in the launcher: one of
-some 250 small irregular machines made up at random, and there an L3 crossing.
+Tests compare with brute force. On machines with domains of equal size no division has fewer crossings;
+on an irregular machine or mask it can have one more than the best, as in the launcher: an L3 crossing
+on one of about 250 small random machines.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ Part = list[Core]
 
 
 def equal_shares(topology: Topology, cores: Sequence[CPUs], count: int) -> list[CPUs]:
-    """The CPUs of `count` parts of as many cores each; cores that are left over are in none."""
+    """Return the CPUs of `count` parts of equally many cores; cores that are left over are in none."""
     located = locate_cores(topology, cores)
     return _cpus_of(_placed(located, count, len(cores) // count))
 
 
 def share_out(topology: Topology, cores: Sequence[CPUs], count: int) -> list[CPUs]:
-    """The CPUs of `count` parts that have all the cores, the first of them one more than the others.
+    """Return the CPUs of `count` parts that have all the cores; the first parts may have one more.
 
     `count` is from 1 to the number of cores.
     """
@@ -57,7 +57,7 @@ def share_out(topology: Topology, cores: Sequence[CPUs], count: int) -> list[CPU
 
 
 def _counts_that_fill(cores: Sequence[int], count: int, size: int) -> list[int] | None:
-    """How many parts each domain of so many cores holds; None where they cannot be filled exactly.
+    """Return the number of parts in each domain; None if the domains cannot be filled exactly.
 
     **Ex.:** four parts of two or three on domains of 4 and 6 cores: two each, of 2 and of 3 cores.
     """
@@ -66,7 +66,7 @@ def _counts_that_fill(cores: Sequence[int], count: int, size: int) -> list[int] 
     spare = count - sum(fewest)
     if spare < 0 or sum(most) < count or any(f > m for f, m in zip(fewest, most, strict=True)):
         return None
-    # The last domains hold more and smaller parts: the larger ones come first.
+    # The last domains hold more and smaller parts, so that the larger parts come first.
     counts = list(fewest)
     for index in reversed(range(len(counts))):
         more = min(spare, most[index] - fewest[index])
@@ -76,7 +76,7 @@ def _counts_that_fill(cores: Sequence[int], count: int, size: int) -> list[int] 
 
 
 def _filled(cores: Part, count: int, size: int) -> list[Part]:
-    """`count` parts of `size` cores, or of one more, that have all of `cores`."""
+    """Divide all of `cores` into `count` parts of `size` cores or one more."""
     larger = len(cores) - count * size
     smaller = count - larger
     candidates = [
@@ -89,7 +89,7 @@ def _filled(cores: Part, count: int, size: int) -> list[Part]:
 
 
 def _in_turn(cores: Part, first: tuple[int, int], second: tuple[int, int]) -> list[Part]:
-    """First so many parts of one size, well placed, and then those of the other from what is left."""
+    """Place the parts of the first size, then those of the second on the cores that are left."""
     parts = _placed(cores, *first)
     taken = {core.cpus for part in parts for core in part}
     return parts + _placed([core for core in cores if core.cpus not in taken], *second)
@@ -100,7 +100,7 @@ def _placed(cores: Part, count: int, size: int) -> list[Part]:
 
 
 def _cut(cores: Part, sizes: list[int]) -> list[Part]:
-    """Parts side by side, in the order of the cores."""
+    """Cut the cores into parts, in their order."""
     parts, start = [], 0
     for size in sizes:
         parts.append(cores[start : start + size])
@@ -109,12 +109,12 @@ def _cut(cores: Part, sizes: list[int]) -> list[Part]:
 
 
 def _total_crossings(parts: list[Part]) -> list[int]:
-    """Crossings of all parts by level, the level that matters most first."""
+    """Crossings of all parts by level, the most important level first."""
     return [sum(level) for level in zip(*map(crossings, parts), strict=True)]
 
 
 def _domains(cores: Part, depth: int) -> list[Part]:
-    """The cores by the domain that they share down to `depth`, in the order of the tree."""
+    """Group the cores by the domain that they share down to `depth`, in the order of the tree."""
     domains: dict[tuple[int, ...], Part] = {}
     for core in cores:
         domains.setdefault(core.path[:depth], []).append(core)

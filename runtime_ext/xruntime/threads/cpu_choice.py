@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which CPUs a user names, and which of them may be used: what `CPUPool` is made from."""
+"""Checks of the CPUs and NUMA nodes that a user names for a `CPUPool`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HOW_TO_NAME_CPUS = "give CPU numbers such as [0, 1] or range(8), or an expressio
 
 
 def whole_number(value: object) -> int | None:
-    """`value` as an int; None for truth values, fractions, text and other things that are none."""
+    """Return `value` as an int; None for booleans, fractions, text and other types."""
     if isinstance(value, bool):
         return None
     try:
@@ -25,9 +25,9 @@ def whole_number(value: object) -> int | None:
 
 
 def read_core_ids(given: object) -> tuple[int, ...]:
-    """The CPU numbers that an expression or an iterable names, in their order; a set's ascending.
+    """Return the CPU numbers of an expression or iterable, in their order; a set's ascending.
 
-    Raises `CPUPoolError` for what names none, and for a number given twice.
+    Raises `CPUPoolError` for anything else, for no CPU, and for a number given twice.
     """
     if isinstance(given, str):
         try:
@@ -37,19 +37,19 @@ def read_core_ids(given: object) -> tuple[int, ...]:
     elif isinstance(given, Iterable) and not isinstance(given, bytes | bytearray):
         numbers = _read_numbers(given)
     else:
-        raise CPUPoolError(f"core_ids: {given!r} is no list of CPUs; {HOW_TO_NAME_CPUS}")
+        raise CPUPoolError(f"core_ids: {given!r} is not a list of CPUs; {HOW_TO_NAME_CPUS}")
     if not numbers:
-        raise CPUPoolError("core_ids names no CPU; leave it out for all that may be used")
+        raise CPUPoolError("core_ids names no CPU; leave it out for all allowed CPUs")
     return numbers
 
 
 def _read_numbers(given: Iterable[object]) -> tuple[int, ...]:
-    # Each is checked as it comes: an iterable may be endless.
+    # Each is checked at once: an iterable may be endless.
     seen: dict[int, None] = {}
     for item in given:
         cpu = whole_number(item)
         if cpu is None:
-            raise CPUPoolError(f"core_ids: {item!r} is no CPU number; {HOW_TO_NAME_CPUS}")
+            raise CPUPoolError(f"core_ids: {item!r} is not a CPU number; {HOW_TO_NAME_CPUS}")
         if not 0 <= cpu < LARGEST_NUMBER:
             raise CPUPoolError(f"core_ids: there is no CPU {cpu}; {HOW_TO_NAME_CPUS}")
         if cpu in seen:
@@ -59,26 +59,25 @@ def _read_numbers(given: Iterable[object]) -> tuple[int, ...]:
 
 
 def usable_cpus(asked: tuple[int, ...], machine: Machine, *, strict: bool) -> tuple[int, ...]:
-    """Those that the process may use, in their order.
+    """Return the CPUs that the process may use, in their order.
 
-    Raises `CPUPoolError`, which names the others, if there are others or, not `strict`, if all are.
+    Raises `CPUPoolError` if some are not allowed or, without `strict`, if none is.
     """
     allowed = frozenset(machine.limits.allowed_cpus)
     inside = tuple([cpu for cpu in asked if cpu in allowed])
     if len(inside) == len(asked) or (inside and not strict):
         return inside
-    remedy = "leave the others out, or pass strict=False" if inside else "name some of those"
+    remedy = "leave the others out, or pass strict=False" if inside else "name some of these"
     raise CPUPoolError(
         f"core_ids: {_why_not(sorted(set(asked) - allowed), machine)}; "
-        f"CPUs that may be used: {format_cpu_list(allowed)}; {remedy}"
+        f"allowed CPUs: {format_cpu_list(allowed)}; {remedy}"
     )
 
 
 def cpus_of_node(node_id: object, machine: Machine) -> CPUs:
-    """The CPUs of a NUMA node that the process may use, ascending.
+    """Return the CPUs of a NUMA node that the process may use, ascending.
 
-    A kernel without NUMA shows no nodes; its machine is node 0. Raises `CPUPoolError` if there are
-    none, with the nodes that have some.
+    Without NUMA in the kernel, the whole machine is node 0. Raises `CPUPoolError` if there are none.
     """
     allowed = frozenset(machine.limits.allowed_cpus)
     cpus_of = {node.id: node.cpus for node in machine.topology.numa_nodes} or {0: tuple(allowed)}
@@ -87,21 +86,21 @@ def cpus_of_node(node_id: object, machine: Machine) -> CPUs:
     if number in usable:
         return tuple(sorted(allowed.intersection(cpus_of[number])))
     if number is None:
-        problem = f"{node_id!r} is no number of a node"
+        problem = f"{node_id!r} is not the number of a node"
     elif number not in cpus_of:
         problem = f"node {number} does not exist or is offline"
     elif not cpus_of[number]:
-        problem = f"node {number} has no CPU that is online"
+        problem = f"node {number} has no online CPU"
     else:
         problem = (
             f"node {number} has CPUs {format_cpu_list(cpus_of[number])}, "
             f"none of which is allowed by {_narrowing(machine)}"
         )
-    raise CPUPoolError(f"{problem}; nodes whose CPUs may be used: {format_cpu_list(usable)}")
+    raise CPUPoolError(f"{problem}; nodes with allowed CPUs: {format_cpu_list(usable)}")
 
 
 def _why_not(cpus: list[int], machine: Machine) -> str:
-    """What is wrong with each of the CPUs. **Ex.:** ``CPU 9 does not exist, CPUs 2-3 are offline``."""
+    """The reason why each CPU cannot be used. **Ex.:** ``CPU 9 does not exist, CPUs 2-3 are offline``."""
     online = frozenset(machine.topology.online_cpus)
     offline = frozenset(machine.topology.offline_cpus) - online
     not_allowed = f"not allowed by {_narrowing(machine)}"
@@ -118,4 +117,4 @@ def _why_not(cpus: list[int], machine: Machine) -> str:
 
 
 def _narrowing(machine: Machine) -> str:
-    return " and ".join(machine.limits.narrowed_by) or "what the process may use"
+    return " and ".join(machine.limits.narrowed_by) or "the process's limits"

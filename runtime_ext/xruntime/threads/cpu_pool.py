@@ -3,14 +3,13 @@
 
     left, right = CPUPool(node=0).split(2)
 
-Which CPUs may be used at all is the process' matter: its affinity mask and its cpusets, found out
-when the first pool is made in it and kept from then on. The mask is that of the main thread, so a
-worker thread that is confined, or code inside a pin, makes the same pools as all others do.
-Where OpenMP shrank the main thread to one of its places (OMP_PROC_BIND and the like), all the
-places count. A forked process finds out anew: it may use what the thread that forked it might.
+The allowed CPUs are those of the process: its affinity mask and its cpusets, read when the first pool is
+made and kept from then on. The mask is the main thread's, so a confined worker thread, or code inside a
+pin, makes the same pools as any other. If OpenMP shrank the main thread to one of its places
+(OMP_PROC_BIND and the like), all the places count. A forked process reads its mask again.
 
-Those who mean something else say so: ``CPUPool(os.sched_getaffinity(0))`` is the mask of the calling
-thread, and ``CPUPool(machine=xlaunch.read_machine())`` reads everything as it is now.
+``CPUPool(os.sched_getaffinity(0))`` is the mask of the calling thread instead, and
+``CPUPool(machine=xlaunch.read_machine())`` reads everything again.
 """
 
 from __future__ import annotations
@@ -37,12 +36,11 @@ class CPUPool:
         CPUPool(node=1)                 # 4-7,12-15
         CPUPool(node=1, smt=False)      # one CPU for each core: 4-7
 
-    A pool is its set of CPUs: that is what two pools are compared by, and what ``| & - ^``, ``<=``
-    and the like work on. The order in which they were given is kept beside it, in `core_ids` and when
-    the pool is iterated, for whoever ties the first thread to the first CPU. Operators keep it: first
-    the left pool's CPUs, then those that the right one adds.
+    Pools are compared as sets of CPUs, and ``| & - ^``, ``<=`` and the like work on these sets.
+    `core_ids` and iteration keep the order in which the CPUs were given, for code that binds the first
+    thread to the first CPU. Operators keep it too: first the left pool's CPUs, then what the right one adds.
 
-    There are no empty pools: what would make one raises `CPUPoolError`, which is a ValueError.
+    There are no empty pools: an operation that would make one raises `CPUPoolError`, a ValueError.
     """
 
     __slots__ = ("_core_ids", "_machine", "_members")
@@ -60,30 +58,28 @@ class CPUPool:
         strict: bool = True,
         machine: Machine | None = None,
     ) -> CPUPool:
-        """The CPUs that `core_ids` names, or those of a NUMA node, or all that may be used.
+        """Make a pool of the CPUs in `core_ids`, of a NUMA node, or of all allowed CPUs.
 
         core_ids: CPU numbers, each once, or an expression such as ``"0-7,16"``. A set is taken
             in ascending order.
-        node_id, node: two spellings of one thing: the number of a NUMA node, of whose CPUs those
-            are taken that may be used. A machine whose kernel shows no nodes is node 0.
+        node_id, node: two spellings for the number of a NUMA node, whose allowed CPUs are taken.
+            Without NUMA in the kernel, the whole machine is node 0.
         smt: False takes the lowest CPU of each core and leaves its SMT siblings out.
-        strict: False drops CPUs of `core_ids` that may not be used, unless nothing is left.
-        machine: another than the one the process runs on, or a fresh reading of that.
+        strict: False drops CPUs of `core_ids` that are not allowed, unless none is left.
+        machine: another machine than the process's, or a new reading of that.
 
-        Raises `CPUPoolError` for whatever cannot be had, and on systems other than Linux.
+        Raises `CPUPoolError` if that is impossible, and on systems other than Linux.
         """
         asked = {"core_ids": core_ids, "node_id": node_id, "node": node}
         given = [f"{name}={value!r}" for name, value in asked.items() if value is not None]
         if len(given) > 1:
-            raise CPUPoolError(
-                f"{' and '.join(given)} are given together; name the CPUs or the node, one way"
-            )
+            raise CPUPoolError(f"{' and '.join(given)} are given together; give one of them")
         if machine is not None and not isinstance(machine, Machine):
             raise CPUPoolError(
-                f"machine: {machine!r} is none; pass what xlaunch.read_machine() gives"
+                f"machine: {machine!r} is not a Machine; pass what xlaunch.read_machine() returns"
             )
         if machine is None or machine.root == "/":
-            # Whatever the pool is of: before it can confine a thread, the process' mask is known.
+            # Also for another machine: the process's mask must be read before a pool confines a thread.
             known = process_machine()
             machine = known if machine is None else machine
         if core_ids is not None:
@@ -99,7 +95,7 @@ class CPUPool:
 
     @classmethod
     def _of(cls, machine: Machine, core_ids: Iterable[int]) -> CPUPool:
-        """The pool of CPUs that are known to be good."""
+        """Make a pool of CPUs that were checked before."""
         pool = object.__new__(cls)
         pool._core_ids = tuple(core_ids)
         pool._machine = machine
@@ -108,7 +104,7 @@ class CPUPool:
 
     @property
     def core_ids(self) -> list[int]:
-        """The CPU numbers in the order they were given in; ascending where none was."""
+        """The CPU numbers in the order given, or ascending."""
         return list(self._core_ids)
 
     @property
@@ -123,17 +119,17 @@ class CPUPool:
 
     @property
     def core_count(self) -> int:
-        """How many physical cores the pool touches."""
+        """The number of physical cores with a CPU in the pool."""
         return len(self.cores)
 
     @property
     def machine(self) -> Machine:
-        """The machine that the CPUs are of."""
+        """The machine of the CPUs."""
         return self._machine
 
     @property
     def cpu_pool(self) -> CPUPool:
-        """The pool itself: `pool.cpu_pool.get_core_list()` is the spelling of IPEX."""
+        """The pool itself, for `pool.cpu_pool.get_core_list()` as in Intel's extension."""
         return self
 
     def get_core_list(self) -> list[int]:
@@ -213,28 +209,27 @@ class CPUPool:
     def _combined(self, sign: str, other: CPUPool, core_ids: list[int]) -> CPUPool:
         if self._machine.root != other._machine.root:
             raise CPUPoolError(
-                f"{self!r} {sign} {other!r}: they are pools of different machines, "
+                f"{self!r} {sign} {other!r}: the pools are of different machines, "
                 f"{self._machine.root} and {other._machine.root}"
             )
         if not core_ids:
             raise CPUPoolError(
-                f"{self!r} {sign} {other!r} leaves no CPU, and a pool holds at least one; "
-                "compare them first (isdisjoint, <=)"
+                f"{self!r} {sign} {other!r} leaves no CPU, and a pool has at least one; "
+                "compare the pools first (isdisjoint, <=)"
             )
         if self._members.issuperset(core_ids) or self._machine is other._machine:
             return self._of(self._machine, core_ids)
-        # Read at different times, the machine may have lost CPUs in between.
+        # The machine was read at different times and may have lost CPUs in between.
         return CPUPool(core_ids, machine=self._machine)
 
     def split(self, n: int, *, equal: bool = False) -> tuple[CPUPool, ...]:
-        """`n` disjoint pools of as many cores each, or the first of them with one core more.
+        """Split into `n` disjoint pools of equally many cores; the first ones may have one more.
 
-        equal: leave the cores idle that do not go into `n`, instead of giving the first parts one
-            more.
+        equal: leave the remaining cores idle instead of giving the first parts one more.
 
-        Sizes are in cores, and SMT siblings stay together. Parts lie in as few packages, then NUMA
-        nodes, then L3 groups as `xlaunch.planning.placement` can make them; those of one size come in
-        the order of their place. Raises `CPUPoolError` for more parts than cores.
+        SMT siblings stay together. `xlaunch.planning.placement` places the parts in as few packages,
+        then NUMA nodes, then L3 groups as it can; parts of one size are in the order of their place.
+        Raises `CPUPoolError` for more parts than cores.
 
         **Ex.:** eight cores in L3 groups 0-3 and 4-7: ``split(3)`` gives three, three and two cores,
         ``split(3, equal=True)`` gives 0-1, 2-3 and 4-5.
@@ -244,7 +239,7 @@ class CPUPool:
         if count is None or not 0 < count <= len(cores):
             fits = f"1 to {len(cores)} parts" if len(cores) > 1 else "1 part"
             raise CPUPoolError(
-                f"split({n!r}): {self!r} has {_counted(len(cores), 'core')}, which give {fits}; "
+                f"split({n!r}): {self!r} has {_counted(len(cores), 'core')}, enough for {fits}; "
                 "a part has one core or more, with its SMT siblings"
             )
         if count == 1:
@@ -255,19 +250,19 @@ class CPUPool:
         return tuple([self._part(part) for part in divide(self._machine.topology, cores, count)])
 
     def per_node(self) -> tuple[CPUPool, ...]:
-        """A pool for each NUMA node that has CPUs in this one; CPUs of no node make the last."""
+        """Return a pool for each NUMA node with CPUs in this one; CPUs of no node make the last."""
         return self._divided([node.cpus for node in self._machine.topology.numa_nodes])
 
     def per_l3(self) -> tuple[CPUPool, ...]:
-        """A pool for each L3 cache that has CPUs in this one; CPUs without any make the last."""
+        """Return a pool for each L3 cache with CPUs in this one; CPUs of no L3 make the last."""
         return self._divided(self._machine.topology.l3_groups)
 
     def per_core(self) -> tuple[CPUPool, ...]:
-        """A pool for each core, with those of its SMT siblings that are in this one."""
+        """Return a pool for each core, with its SMT siblings that are in this one."""
         return self._divided(self._machine.topology.cores)
 
     def _part(self, cpus: Iterable[int]) -> CPUPool:
-        """Those of the pool's CPUs, in the pool's order."""
+        """The pool of these CPUs, in this pool's order."""
         members = frozenset(cpus)
         return self._of(self._machine, [cpu for cpu in self._core_ids if cpu in members])
 
@@ -283,9 +278,9 @@ class CPUPool:
         return tuple(parts)
 
     def to_dict(self) -> dict[str, Any]:
-        """The pool and where it lies, as plain values for JSON.
+        """Return the pool and its place in the machine as plain values for JSON.
 
-        Groups hold the CPUs of this pool only, and are left out where they hold none.
+        Groups hold the CPUs of this pool only; empty groups are left out.
         """
         topology = self._machine.topology
         packages = [(package.id, self._inside(package.cpus)) for package in topology.packages]
@@ -302,7 +297,7 @@ class CPUPool:
         }
 
     def describe(self) -> str:
-        """A few lines that say what the pool holds, for people."""
+        """Describe the pool, in a few lines."""
         facts, limits = self.to_dict(), self._machine.limits
         lines = [
             f"{_counted(len(self), 'CPU')}: {format_cpu_list(self._core_ids)}",
@@ -330,7 +325,7 @@ class CPUPool:
     def _describe_siblings(self) -> str:
         topology = self._machine.topology
         if not topology.cores_known:
-            return " (SMT siblings are not known: each CPU counts as one)"
+            return " (SMT siblings are unknown: each CPU counts as a core)"
         cores = self.cores
         whole = set(topology.cores)
         complete = sum([core in whole for core in cores])
@@ -343,7 +338,7 @@ class CPUPool:
         return f", all SMT siblings of {complete}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The process that receives a pool of this machine has limits of its own.
+        # The process that unpickles a pool of this machine has its own limits.
         machine = None if self._machine.root == "/" else self._machine
         return _restored, (self._core_ids, machine)
 
@@ -370,23 +365,23 @@ def _counted(number: int, noun: str) -> str:
 
 
 def get_core_list_of_node_id(node_id: int) -> list[int]:
-    """One CPU for each core of a NUMA node that may be used: `CPUPool(node=node_id, smt=False)`.
+    """Return one allowed CPU for each core of a NUMA node: `CPUPool(node=node_id, smt=False)`.
 
-    Raises `CPUPoolError` where there is none.
+    Raises `CPUPoolError` if there is none.
     """
     return CPUPool(node=node_id, smt=False).core_ids
 
 
 def get_default_num_streams(cpu_pool: CPUPool) -> int:
-    """As many streams as `cpu_pool` has cores, or as a CPU quota gives the time of, rounded down."""
+    """Return the number of cores of `cpu_pool`, or the CPU quota, rounded down, if that is less."""
     pool = _checked_pool(cpu_pool)
     quota = pool.machine.limits.cpu_quota
-    # With one stream more than that, all of them would be stopped in every period.
+    # One stream more than the quota would stop all of them in every period.
     return pool.core_count if quota is None else min(pool.core_count, max(1, int(quota)))
 
 
 def is_runtime_ext_enabled() -> bool:
-    """Whether the native library is there and can be loaded."""
+    """Whether the native library exists and can be loaded."""
     from xruntime.native import library
 
     try:
@@ -402,7 +397,7 @@ def _restored(core_ids: tuple[int, ...], machine: Machine | None) -> CPUPool:
 
 def _checked_pool(value: CPUPool) -> CPUPool:
     if not isinstance(value, CPUPool):
-        raise CPUPoolError(f"{value!r} is no CPUPool; write CPUPool({value!r}) if it names CPUs")
+        raise CPUPoolError(f"{value!r} is not a CPUPool; write CPUPool({value!r}) if it names CPUs")
     return value
 
 

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A concurrent.futures.Future whose lock is made when it is first asked for.
+"""A concurrent.futures.Future that makes its lock only when it is needed.
 
-The standard one makes a condition variable with its lock and two lists, and takes the lock five times
-in the life of a call that is submitted, done and waited for. Two threads on two cores hand all those
-cache lines to and fro, which is a quarter of a Task's round trip. A call that nobody cancels, lists
-or adds a callback to gets along without, because its waiter waits by the worker's mailbox.
+The standard future makes a condition variable with a lock and two lists, and takes the lock five times
+for a call that is submitted, run and awaited. The cache lines of these travel between two cores, which
+takes a quarter of a Task's round trip. A call that is never cancelled, listed or given a callback does
+not need them, because its caller waits by the worker's mailbox.
 
-The base class changes nothing, and waits for nothing, but by `_condition`. Whoever asks for that first
-makes it, holding a lock of all futures, and from then on everything is as in the base class. Until
-then only the worker changes the future, and does so under the same lock: so the future does not end
-between two looks of somebody who holds its condition, as concurrent.futures.wait() relies on. What has
-ended does not change, and is read without any lock.
+The base class changes state and waits only through `_condition`. The first access makes that condition,
+under one lock for all futures, and from then on the base class's methods apply. Until then only the
+worker changes the future, under the same lock, so that the state cannot change while another thread
+holds the condition; concurrent.futures.wait() relies on this. A finished future does not change any
+more and is read without a lock.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ _log = logging.getLogger("xruntime")
 
 _ENDED = (FINISHED, CANCELLED, CANCELLED_AND_NOTIFIED)
 
-_making = threading.RLock()
-"""Held for a few instructions each. A signal's handler may ask for a lock amidst another's making."""
+_state_lock = threading.RLock()
+"""Held for a few instructions. Reentrant: a signal handler may need it while its thread holds it."""
 
-_hold, _let_go = _making.acquire, _making.release
-"""For the worker, whom no signal interrupts: `with` makes two objects each time."""
+_acquire, _release = _state_lock.acquire, _state_lock.release
+"""For the worker, which no signal interrupts: `with` would make two objects each time."""
 
 
 class _Condition(threading.Condition):
-    """A condition whose lock is held exactly in its `with` block, though a signal's handler raises.
+    """A condition that a raising signal handler cannot leave locked after its `with` block.
 
-    The base class's two methods are written in Python, where a handler may run after the lock was taken
-    and before the block is entered, or before it is released.
+    The base class's two methods are written in Python, where a handler may run between taking the lock
+    and entering the block, or before releasing it.
     """
 
     __enter__ = property(operator.attrgetter("_lock.__enter__"))
@@ -56,68 +56,68 @@ class _Condition(threading.Condition):
 
 
 class LightFuture(Future[T]):
-    """A Future whose lock is made when it is first asked for; all else is as in the base class.
+    """A Future that makes its lock when it is first needed; otherwise like the base class.
 
-    One thread alone calls `set_running_or_notify_cancel`, `set_result` and `set_exception`.
+    Only one thread may call `set_running_or_notify_cancel`, `set_result` and `set_exception`.
     """
 
-    # What the base class gives to each of them. Most get along with these.
+    # The base class sets these for each object; most futures never change them.
     _state = PENDING
     _result: T | None = None
     _exception: BaseException | None = None
     _waiters: Sequence[object] = ()  # type: ignore[assignment]
     _done_callbacks: Sequence[Callable[[Future[T]], object]] = ()
 
-    _made: threading.Condition | None = None
+    _own_condition: threading.Condition | None = None
 
     def __init__(self) -> None:
-        """Nothing is set: see above."""
+        """Set nothing: the class attributes hold the initial state."""
 
     @property
     def _condition(self) -> threading.Condition:  # type: ignore[override]
-        if self._made is None:
+        if self._own_condition is None:
             made = _Condition()
-            with _making:
-                if self._made is None:
+            with _state_lock:
+                if self._own_condition is None:
                     self._waiters, self._done_callbacks = [], []
-                    self._made = made
-        return self._made
+                    self._own_condition = made
+        return self._own_condition
 
     def set_running_or_notify_cancel(self) -> bool:
-        """For the worker: whether to make the call. Raises RuntimeError the second time."""
-        _hold()
-        if begins := self._made is None and self._state == PENDING:
+        """For the worker: return whether to make the call. Raises RuntimeError the second time."""
+        _acquire()
+        if begins := self._own_condition is None and self._state == PENDING:
             self._state = RUNNING
-        _let_go()
+        _release()
         return begins or super().set_running_or_notify_cancel()
 
     def set_result(self, result: T) -> None:
-        """For the worker. Raises InvalidStateError where there is an outcome already."""
-        _hold()
-        if ends := self._made is None and self._state == RUNNING:
+        """For the worker. Raises InvalidStateError if there is an outcome already."""
+        _acquire()
+        if ends := self._own_condition is None and self._state == RUNNING:
             self._result = result
             self._state = FINISHED
-        _let_go()
+        _release()
         if not ends:
             super().set_result(result)
 
     def set_exception(self, exception: BaseException | None) -> None:
-        """For the worker. Raises InvalidStateError where there is an outcome already."""
-        _hold()
-        if ends := self._made is None and self._state == RUNNING:
+        """For the worker. Raises InvalidStateError if there is an outcome already."""
+        _acquire()
+        if ends := self._own_condition is None and self._state == RUNNING:
             self._exception = exception
             self._state = FINISHED
-        _let_go()
+        _release()
         if not ends:
             super().set_exception(exception)
 
     def _invoke_callbacks(self) -> None:
-        # Whoever waits in vain takes his off the list.
+        # A copy: a waiter whose timeout ends removes its callback meanwhile.
         for callback in tuple(self._done_callbacks):
             try:
                 callback(self)
             except BaseException as error:
-                # Of a worker only the callback ends; cancel() is called by who may want to exit.
+                # A worker must survive SystemExit of a callback; the caller of cancel() may want to exit.
                 if self._state != FINISHED and not isinstance(error, Exception):
                     raise
                 _log.exception("the callback %r of %r failed", callback, self)
@@ -127,7 +127,7 @@ class LightFuture(Future[T]):
         return self._state in _ENDED
 
     def result(self, timeout: float | None = None) -> T:
-        """As the base class's."""
+        """See the base class."""
         if self._state == FINISHED and self._exception is None:
             found: T = self._result  # type: ignore[assignment]
             return found
@@ -135,7 +135,7 @@ class LightFuture(Future[T]):
         return super().result(0)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """As the base class's."""
+        """See the base class."""
         if self._state == FINISHED:
             return self._exception
         self._wait_for_outcome(timeout)
@@ -143,7 +143,7 @@ class LightFuture(Future[T]):
 
     def _wait_for_outcome(self, timeout_s: float | None) -> None:
         """Wait until it was cancelled or has an outcome. Raises TimeoutError."""
-        # A condition's wait() releases its lock where a signal's handler may raise.
+        # Not the condition's wait(): it releases its lock where a signal handler may raise.
         gate = threading.Lock()
         gate.acquire()
 
@@ -153,7 +153,7 @@ class LightFuture(Future[T]):
         with self._condition:
             if self.done():
                 return
-            # Before callbacks, which may take their time.
+            # Before other callbacks, which may be slow.
             self._done_callbacks.insert(0, open_gate)  # type: ignore[attr-defined]
         try:
             gate.acquire(
@@ -166,10 +166,10 @@ class LightFuture(Future[T]):
             raise TimeoutError
 
 
-def _forget_holder() -> None:
-    global _making, _hold, _let_go  # noqa: PLW0603 - a thread that is not here may have held it
-    _making = threading.RLock()
-    _hold, _let_go = _making.acquire, _making.release
+def _replace_lock() -> None:
+    global _state_lock, _acquire, _release  # noqa: PLW0603 - a thread of the parent may hold the lock
+    _state_lock = threading.RLock()
+    _acquire, _release = _state_lock.acquire, _state_lock.release
 
 
-os.register_at_fork(after_in_child=_forget_holder)
+os.register_at_fork(after_in_child=_replace_lock)

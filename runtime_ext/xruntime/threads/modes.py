@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch's modes that belong to a thread, carried to the thread that does the work.
+"""torch's thread-local modes, copied to the thread that does the work.
 
-grad mode, inference mode and autocast are state of the calling thread; a new Python thread starts
-with their defaults. at::launch copies them for torch's own threads; this does so for ours.
+grad mode, inference mode and autocast belong to the calling thread; a new Python thread starts with
+the defaults. at::launch copies them to torch's own threads; this module copies them to ours.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ class Autocast(NamedTuple):
 
 
 def current_autocast() -> Autocast:
-    """The calling thread's, where it is on for the CPU."""
+    """Return the calling thread's autocast, which must be on for the CPU."""
     return Autocast(torch.get_autocast_dtype("cpu"), torch.is_autocast_cache_enabled())
 
 
 class ThreadModes:
-    """Puts the calling thread, a worker's, under the modes of each call that it does.
+    """Sets the modes of each call in a worker's thread.
 
-    They stay until a call needs others: entering and leaving costs more than looking.
+    Modes stay set until a call needs others: comparing is cheaper than entering and leaving.
     """
 
     def __init__(self) -> None:
         self._entered = contextlib.ExitStack()
 
     def take(self, grad: bool, inference: bool, autocast: Autocast | Literal[False]) -> None:
-        """Bring the thread under these modes, whatever the call before may have left.
+        """Set these modes, whatever the previous call left.
 
-        `autocast` is False where it is to be off for the CPU.
+        `autocast` is False if it is off for the CPU.
         """
         if (
             is_grad_enabled() is grad
@@ -48,7 +48,7 @@ class ThreadModes:
             return
         self._entered.close()
         enter = self._entered.enter_context
-        # Inference mode sets grad mode as well, so grad mode comes second.
+        # Inference mode sets grad mode too, so grad mode comes second.
         enter(torch.inference_mode(inference))
         enter(torch.set_grad_enabled(grad))
         if autocast:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The OpenMP team that native code, torch's and ours, runs on."""
+"""The OpenMP team that torch and the native library share."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class TeamMember(NamedTuple):
     """
 
     openmp_id: int
-    """Its number in the team; 0 is the thread that called."""
+    """Its number in the team; 0 is the calling thread."""
 
     thread_id: int
-    """The kernel's id of the thread, a name in /proc/self/task."""
+    """The kernel's thread id, as in /proc/self/task."""
 
     cpu: int
-    """The CPU it ran on when it was asked; -1 where the kernel does not tell."""
+    """The CPU that it ran on; -1 if the kernel does not say."""
 
 
 class OpenMPTeam(NamedTuple):
@@ -31,15 +31,15 @@ class OpenMPTeam(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many threads the team has."""
+        """The number of threads."""
         return len(self.members)
 
 
 def openmp_team() -> OpenMPTeam:
-    """Run one parallel region on the calling thread's team, the one torch uses, and report it.
+    """Run one parallel region on the calling thread's team, which torch uses too; return its threads.
 
     Each host thread has a team of its own; its size follows torch.set_num_threads() in that thread.
-    Raises KernelsUnavailableError where the native library is absent.
+    Raises KernelsUnavailableError without the native library.
     """
     kernels = library()
     capacity = 256

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a block or a function on given CPUs, in the calling thread.
+"""`pin`: runs a block or a function on given CPUs, in the calling thread.
 
 with pin(CPUPool("0-3")):
     model(batch)              # four threads, on CPUs 0 to 3
@@ -32,38 +32,37 @@ T = TypeVar("T")
 
 
 class _Before(NamedTuple):
-    """What a thread was like, to be made so again."""
+    """The state of a thread, to be restored."""
 
     threads: int
     mkl_threads: int
-    """0: the process's."""
+    """0 means the process's number."""
 
     cpus: frozenset[int]
     """The calling thread's affinity mask."""
 
     workers: dict[int, frozenset[int]]
-    """Each worker's mask, by the kernel's id of the thread."""
+    """Each worker's mask, by the kernel's thread id."""
 
 
 class pin:  # noqa: N801 - it reads as a verb: `with pin(pool):`
-    """Confine the calling thread and its native team to `pool`, a thread a CPU; undo it afterwards.
+    """Confine the calling thread and its native team to `pool`, one thread for each CPU, and undo it.
 
-    A context manager and a decorator. It acts on the calling thread alone, so one object may be used
-    by many threads at once, and within itself. With `pin_workers` each worker of the team runs on one
-    CPU; the calling thread keeps all of them, because the runtime may start workers later, and these
-    inherit its mask.
+    A context manager and a decorator. It acts on the calling thread alone, so many threads may use one
+    object at once, also nested. With `pin_workers` each worker of the team runs on one CPU; the calling
+    thread keeps all, because workers that the runtime starts later inherit its mask.
 
-    On exit, and on an exception, the OpenMP and MKL thread counts of the calling thread, its affinity
-    mask and those of its workers are what they were. What the process gives to new threads is never
-    touched. Threads that the block starts inherit the mask.
+    On exit, also by an exception, the calling thread's OpenMP and MKL thread counts, its affinity mask
+    and its workers' masks are restored. The defaults of new threads do not change. Threads that the block
+    starts inherit the mask.
 
     Raises TypeError for anything but a pool, and on entry AffinityRefusedError, SecondRuntimeError or
-    KernelsUnavailableError; then nothing has changed.
+    KernelsUnavailableError without any change.
     """
 
     def __init__(self, pool: CPUPool, *, pin_workers: bool = False) -> None:
         if not isinstance(pool, CPUPool):
-            raise TypeError(f"pin needs a CPUPool, such as CPUPool('0-3'), and this is {pool!r}")
+            raise TypeError(f"pin needs a CPUPool, such as CPUPool('0-3'), not {pool!r}")
         self.pool = pool
         self.pin_workers = pin_workers
 
@@ -83,18 +82,18 @@ class pin:  # noqa: N801 - it reads as a verb: `with pin(pool):`
         if not places:
             raise RuntimeError(
                 f"pin({self.pool}) was entered in another thread than {threading.current_thread().name}:"
-                " leave it in the thread that it pinned, where a generator that holds it has to be closed"
+                " leave it in the thread that entered it; close a generator that holds it there"
             )
         _, before = stack.pop(places[-1])
         if places[-1] == len(stack):
             _restore(before)
         else:
-            # Another pin was entered since and holds, as of a generator beside; it undoes both.
+            # Another pin, such as a generator's, was entered since; leaving that one undoes both.
             above, _ = stack[places[-1]]
             stack[places[-1]] = above, before
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
-        """`function`, run on the pool each time it is called."""
+        """Return `function`, run on the pool in each call."""
 
         @functools.wraps(function)
         def pinned(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -108,7 +107,7 @@ _local = threading.local()
 
 
 def _stack() -> list[tuple[pin, _Before]]:
-    """The pins that the calling thread is inside, the innermost last."""
+    """The pins that the calling thread has entered, the innermost last."""
     stack: list[tuple[pin, _Before]] | None = getattr(_local, "stack", None)
     if stack is None:
         stack = _local.stack = []
@@ -119,7 +118,7 @@ def _begin(pool: CPUPool, *, pin_workers: bool) -> _Before:
     threads, cpus = team_size(), frozenset(os.sched_getaffinity(0))
     mkl_before = mkl_threads()
     resize_team(len(pool))
-    # The workers that there will be, started now with the masks that they would have without us.
+    # This starts the workers now, with the masks that they would have without the pin.
     workers = {
         member.thread_id: frozenset(os.sched_getaffinity(member.thread_id))
         for member in openmp_team().members[1:]
@@ -136,7 +135,7 @@ def _begin(pool: CPUPool, *, pin_workers: bool) -> _Before:
 def _restore(before: _Before) -> None:
     os.sched_setaffinity(0, before.cpus)
     resize_team(max(team_size(), len(before.workers) + 1))
-    # The runtime may have started others since, from a thread that was confined.
+    # The runtime may have started more workers since, from the confined thread.
     for member in openmp_team().members[1:]:
         os.sched_setaffinity(member.thread_id, before.workers.get(member.thread_id, before.cpus))
     resize_team(before.threads)

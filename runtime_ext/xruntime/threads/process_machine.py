@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machine that the process runs on and what it may use of it, read once a process."""
+"""The machine of the process and the CPUs that it may use, read once in each process."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from xlaunch.machine.topology import Machine
 from xruntime.errors import CPUPoolError
 
 OPENMP_RUNTIMES = ("libgomp", "libiomp5", "libomp.", "libomp-", "libomp5")
-"""How the files of OpenMP runtimes begin, those too that a wheel carries under a name of its own."""
+"""Prefixes of the file names of OpenMP runtimes, including those that wheels bundle."""
 
 
 def process_machine() -> Machine:
-    """The machine, with the CPUs that the process may use, as they are when this is first called.
+    """Return the machine with the CPUs that the process may use, as read in the first call.
 
-    They are those of the main thread's affinity mask, whichever thread asks, or of all of OpenMP's
-    places where OpenMP shrank that mask to one of them. A forked process finds out anew.
+    These are the main thread's affinity mask, whichever thread calls, or all of OpenMP's places if
+    OpenMP shrank that mask to one of them. A forked process reads them again.
     Raises `CPUPoolError` on systems other than Linux.
     """
     return _machine_of(os.getpid())
@@ -29,14 +29,14 @@ def process_machine() -> Machine:
 def _machine_of(process_id: int) -> Machine:
     if not sys.platform.startswith("linux"):
         raise CPUPoolError(
-            f"pools of CPUs need Linux: on {sys.platform} threads cannot be confined to CPUs"
+            f"CPU pools need Linux: on {sys.platform} threads cannot be confined to CPUs"
         )
     from xlaunch.machine import read_machine
 
     mask = _mask_of(process_id)
     if mask == os.sched_getaffinity(0):
         return read_machine()
-    # The launcher reads the mask of the thread that asks; this one is given the process'.
+    # read_machine reads the calling thread's mask; a helper thread is given the process's mask.
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(1, initializer=os.sched_setaffinity, initargs=(0, mask)) as reader:
@@ -44,7 +44,7 @@ def _machine_of(process_id: int) -> Machine:
 
 
 def _mask_of(process_id: int) -> set[int]:
-    """The main thread's affinity mask, or all of OpenMP's places where it was shrunk to one."""
+    """The main thread's affinity mask, or all of OpenMP's places if OpenMP shrank it to one."""
     mask = os.sched_getaffinity(process_id)
     if len(mask) == os.sysconf("SC_NPROCESSORS_ONLN"):
         return mask
@@ -55,9 +55,9 @@ def _mask_of(process_id: int) -> set[int]:
 def _openmp_places() -> list[set[int]]:
     """The CPUs of each place that an OpenMP runtime in this process binds its threads to.
 
-    libgomp binds the main thread while it is loaded, Intel's and LLVM's when they first run a
-    parallel region; their lists of places keep the mask that they found. They are not asked unless
-    a variable makes them bind, because asking Intel's and LLVM's is what initialises them.
+    libgomp binds the main thread while it is loaded, Intel's and LLVM's runtimes in their first
+    parallel region; their lists of places keep the original mask. They are only asked if a variable
+    makes them bind, because the question initializes Intel's and LLVM's.
     """
     from xlaunch.environment.openmp import BINDING
 
@@ -72,7 +72,7 @@ def _openmp_places() -> list[set[int]]:
                 runtime.omp_get_place_proc_ids(place, cpus)
                 places.append(set(cpus))
         except (OSError, AttributeError):
-            # Older than places (OpenMP 4.5), or its file was deleted since: it says nothing.
+            # Older than places (OpenMP 4.5), or its file was deleted since.
             continue
     return places
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a function or module beside the caller, on CPUs of its own.
+"""`Task`: runs a function or module in the background, on CPUs of its own.
 
 with Task(model, CPUPool("4-7")) as task:
     future = task(batch)      # a concurrent.futures.Future
@@ -21,18 +21,16 @@ T = TypeVar("T")
 
 
 class Task(Generic[P, T]):
-    """Calls `function` on a thread of its own, whose native team has a thread a CPU of `pool`.
+    """Calls `function` on a thread of its own, whose native team has one thread for each CPU of `pool`.
 
-    Calls are done one after another, in the order of submission. Each owns its arguments and carries
-    its submitter's grad, inference and autocast modes and context variables. `pool`, when it
-    is None, is one CPU of each core that this process may use. With `pin_workers` each of the team's workers runs on one
-    CPU; the thread itself keeps all.
+    Calls run one after another, in the order of submission, with the submitter's grad, inference and
+    autocast modes and context variables. `pool` None: one CPU of each core that this process may use.
+    With `pin_workers` each worker of the team runs on one CPU; the thread itself keeps all.
 
-    A Python function takes the interpreter's lock for what it does in Python; native operators run
-    beside the caller's.
+    Python code in `function` holds the GIL; native operators run in parallel with the caller's.
 
-    Raises TypeError where `function` cannot be called, and AffinityRefusedError, SecondRuntimeError
-    or KernelsUnavailableError where the thread cannot be set up.
+    Raises TypeError if `function` cannot be called, and AffinityRefusedError, SecondRuntimeError
+    or KernelsUnavailableError if the thread cannot be set up.
     """
 
     def __init__(
@@ -44,8 +42,7 @@ class Task(Generic[P, T]):
     ) -> None:
         if not callable(function):
             raise TypeError(
-                f"a Task needs a function or module that can be called, and this is"
-                f" {type(function).__name__}"
+                f"a Task needs a function or module that can be called, not {type(function).__name__}"
             )
         self.function = function
         self.pool = CPUPool(smt=False) if pool is None else pool
@@ -55,7 +52,7 @@ class Task(Generic[P, T]):
         )
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> TaskFuture[T]:
-        """Submit a call; return at once with a future of its result. Raises ClosedError."""
+        """Submit a call; return a future at once. Raises ClosedError."""
         return self._worker.submit(self.function, args, kwargs)
 
     submit = __call__
@@ -65,7 +62,7 @@ class Task(Generic[P, T]):
         return self._worker.submit(self.function, args, kwargs).result()
 
     def close(self, *, wait: bool = True, cancel_pending: bool = False) -> None:
-        """Take no more calls; with `wait`, return when those submitted are done.
+        """Refuse further calls; with `wait`, return when those submitted are done.
 
         `cancel_pending` cancels those that have not begun. Closing again does nothing.
         """

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host thread of its own, confined to a pool of CPUs, that does what it is handed, in order.
+"""A host thread, confined to a pool of CPUs, that runs the calls it is given, in order.
 
-Life: started in __init__, which returns when the thread is confined or raises what went wrong;
-ended by close(), by the last reference going away, or at the interpreter's exit. What was handed
-over is done first. After fork() a child's first submission starts a thread anew.
+The thread starts in __init__, which returns when the thread is confined or raises the error. It ends by
+close(), when the last reference is dropped, or at the interpreter's exit, after the calls that were
+accepted. After fork() a child's first submission starts a new thread.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ T = TypeVar("T")
 
 
 NATIVE_WAIT_US = 1000
-"""How long a result is waited for without Python's own lock, which costs more to be woken by."""
+"""Maximum native wait for a result; after it Python's own lock is used, which wakes more slowly."""
 
 
 class Submission(NamedTuple):
-    """One call, with all that belongs to it; nothing of it is kept elsewhere."""
+    """One call, with its future, arguments, context and modes."""
 
     future: TaskFuture[Any]
     function: Callable[..., Any]
@@ -54,16 +54,16 @@ class Submission(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """Lets a worker make calls that wait elsewhere."""
+    """A request that the worker make calls which wait in another queue."""
 
     take: Callable[[Callable[[Submission], None]], None]
-    """Called in the worker's thread with a function that makes a call. It raises nothing."""
+    """Called in the worker's thread with a function that makes a call. It must not raise."""
 
 
 def submission_of(
     function: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Submission:
-    """A call with a future of its own, the calling thread's modes and a copy of its context."""
+    """Make a submission with a new future, the calling thread's modes and a copy of its context."""
     # Calling the class itself would take twice as long.
     return tuple.__new__(
         Submission,
@@ -81,15 +81,15 @@ def submission_of(
 
 
 class TaskFuture(LightFuture[T]):
-    """A concurrent.futures.Future whose result is waited for without the interpreter's lock."""
+    """A concurrent.futures.Future that waits for its result without the GIL."""
 
     line: _Line | None = None
-    """Where its call is queued; None until it is."""
+    """The line in which its call is queued; None before that."""
 
     ticket = 0
 
     def result(self, timeout: float | None = None) -> T:
-        """The call's result, or its exception raised.
+        """Return the call's result, or raise its exception.
 
         Raises TimeoutError after `timeout` seconds, CancelledError, and LostInForkError in a forked
         child that inherited the future.
@@ -99,20 +99,20 @@ class TaskFuture(LightFuture[T]):
         return super().result(_left(timeout))
 
     get = result
-    """The name that Intel's extension for PyTorch gave it."""
+    """The name of `result` in Intel's extension for PyTorch."""
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """The call's exception, or None. Raises as `result` does."""
+        """Return the call's exception, or None. Raises as `result` does."""
         if not self.done():
             self._wait(timeout)
         return super().exception(_left(timeout))
 
     def _wait(self, timeout_s: float | None) -> None:
-        """Wait a short while for the result."""
+        """Wait natively, at most NATIVE_WAIT_US, for the result."""
         line = self.line
         if line is None:
             return
-        # Not to the end: it would not hear of cancel().
+        # Not to the end: the native wait does not notice cancel().
         wait_us = NATIVE_WAIT_US
         if timeout_s is not None:
             wait_us = min(wait_us, max(0, int(timeout_s * 1e6)))
@@ -120,13 +120,13 @@ class TaskFuture(LightFuture[T]):
             return
         if line.lost:
             raise LostInForkError(
-                f"process {os.getpid()} waits for a result of its parent's worker: fork() does not"
-                " copy threads. Submit again in this process"
+                f"process {os.getpid()} waits for a result of a worker in its parent: fork() does not"
+                " copy threads. Submit the call again in this process"
             )
         if line.thread is threading.current_thread():
             raise RuntimeError(
-                "a task waits for the result of a later task of its own worker, which would never"
-                " come. Call the function directly, or use another Task"
+                "a call waits for a later call of the same worker, which would never start. Call the"
+                " function directly, or use another Task"
             )
 
 
@@ -135,7 +135,10 @@ def _left(timeout_s: float | None) -> float | None:
 
 
 class _Line:
-    """What the submitters and the thread of a worker share. The thread holds it, not the Worker."""
+    """The queue and mailbox that the submitters and the thread of a worker share.
+
+    The thread holds a reference to it and not to the Worker, which can therefore be dropped.
+    """
 
     def __init__(self, cpus: tuple[int, ...], threads: int, pin_workers: bool) -> None:
         self.cpus = cpus
@@ -144,9 +147,9 @@ class _Line:
         self.mailbox = Mailbox()
         self.submissions: deque[Submission | Turn] = deque()
         self.order = threading.Lock()
-        """Held while a submission is queued, so that queue and tickets agree."""
+        """Held while a submission is queued, so that queue and tickets are in the same order."""
         self.lost = False
-        """This is a child of fork(), and the thread is the parent's."""
+        """Whether this is a child of fork(), and the thread is in the parent."""
         self.started: Future[None] = Future()
         self.thread = threading.Thread(target=_serve, args=(self,), daemon=True)
 
@@ -155,7 +158,7 @@ class Worker:
     """Runs calls one after another on its own thread, whose team has `threads` threads on `cpus`.
 
     `cpus` are CPU numbers, all of them allowed; `threads` is at least 1. Raises AffinityRefusedError,
-    SecondRuntimeError or KernelsUnavailableError when the thread cannot be set up.
+    SecondRuntimeError or KernelsUnavailableError if the thread cannot be set up.
     """
 
     def __init__(
@@ -166,26 +169,26 @@ class Worker:
         self.pin_workers = pin_workers
         self.name = name
         self._closed = False
-        self._begin()
+        self._start()
 
     def submit(
         self, function: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> TaskFuture[T]:
-        """Hand over a call, with the calling thread's modes and context. Raises ClosedError."""
+        """Queue a call, with the calling thread's modes and context. Raises ClosedError."""
         call = submission_of(function, args, kwargs)
         self.put(call)
         return call.future
 
     def put(self, work: Submission | Turn) -> None:
-        """Hand over a call that was made before, or a turn. Raises ClosedError.
+        """Queue a submission or a turn. Raises ClosedError.
 
-        A signal's handler may raise in here at any point: the work is handed over then, or is not.
+        If a signal handler raises in here, the work is either queued or not, never in between.
         """
         line = self._line
         if line.lost:
-            line = self._begin_again(line)
+            line = self._restart(line)
         with line.order:
-            # Handlers run after a call, so nothing comes between the two, nor loses the lock.
+            # A handler may raise after `append`; `finally` then still posts the work.
             try:
                 line.submissions.append(work)
             finally:
@@ -196,12 +199,12 @@ class Worker:
             raise ClosedError(f"{self.name} is closed and takes no more work")
         if isinstance(work, Submission):
             future = work.future
-            # In this order, for a thread that waits reads them in the other.
+            # In this order: a waiting thread reads them in the other.
             future.ticket, future.line = ticket, line
 
     @property
     def pending(self) -> int:
-        """How many submissions no thread has begun."""
+        """The number of submissions that have not begun."""
         return len(self._line.submissions)
 
     @property
@@ -210,9 +213,9 @@ class Worker:
         return self._line.thread is threading.current_thread()
 
     def close(self, *, wait: bool = True, cancel_pending: bool = False) -> None:
-        """Take no more work; with `wait`, return when what was handed over is done.
+        """Refuse further work; with `wait`, return when the accepted work is done.
 
-        `cancel_pending` cancels what has not begun. Closing again does nothing.
+        `cancel_pending` cancels work that has not begun. Closing again does nothing.
         """
         self._closed = True
         line = self._line
@@ -226,10 +229,10 @@ class Worker:
         if wait and not self.is_current:
             line.thread.join()
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         line = _Line(self.cpus, self.threads, self.pin_workers)
         line.thread.name = self.name
-        # Before the thread, which looks for itself there when it ends.
+        # Before the thread starts: the exit handler must not miss it.
         _lines.add(line)
         try:
             line.thread.start()
@@ -240,21 +243,21 @@ class Worker:
         self._line = line
         weakref.finalize(self, line.mailbox.close)
 
-    def _begin_again(self, lost: _Line) -> _Line:
-        with _beginning:
+    def _restart(self, lost: _Line) -> _Line:
+        with _restart_lock:
             if self._closed:
                 raise ClosedError(f"{self.name} is closed and takes no more work")
             if self._line is lost:
-                self._begin()
+                self._start()
             return self._line
 
 
 def _serve(line: _Line) -> None:
-    """The thread: set itself up, then do what comes until the mailbox is closed."""
+    """Run in the thread: set it up, then work until the mailbox is closed."""
     try:
         resize_team(line.threads)
         confine_team(line.cpus, pin_workers=line.pin_workers)
-    except BaseException as error:  # noqa: BLE001 - it is raised where the worker was wanted
+    except BaseException as error:  # noqa: BLE001 - __init__ raises it
         line.started.set_exception(error)
         return
     line.started.set_result(None)
@@ -267,15 +270,15 @@ def _serve(line: _Line) -> None:
                 work.take(functools.partial(_do_in_turn, line, done + 1, modes))
             else:
                 _do(modes, work)
-            # Nothing of it is kept while the next is waited for.
+            # No reference stays while the thread waits.
             del work
             done += 1
-    # LLVM's and Intel's runtimes give this team's threads, masks and all, to another host thread.
+    # LLVM's and Intel's runtimes pass this team's threads with their masks to another host thread.
     confine_team(sorted(os.sched_getaffinity(os.getpid())))
 
 
 def _do_in_turn(line: _Line, ticket: int, modes: ThreadModes, call: Submission) -> None:
-    # Whoever waits for the call waits for the turn, in the same order as in `put`.
+    # Waiters for the call wait for the turn's ticket; the order is as in `put`.
     call.future.ticket, call.future.line = ticket, line
     _do(modes, call)
 
@@ -289,23 +292,23 @@ def _do(modes: ThreadModes, call: Submission) -> None:
                 result = context.run(function, *args, **kwargs)
             finally:
                 if autocast:
-                    # As at the end of an autocast block: weights may be other ones at the next call.
+                    # As at the end of an autocast block: weights may change before the next call.
                     clear_autocast_cache()
-        except BaseException as error:  # noqa: BLE001 - it belongs to who waits for the result
+        except BaseException as error:  # noqa: BLE001 - result() raises it
             future.set_exception(error)
         else:
             future.set_result(result)
-    # An exception's traceback holds this frame, which would hold it and the arguments.
+    # A traceback refers to this frame, which would keep the exception and the arguments alive.
     del future, call, args, kwargs
 
 
 _lines: weakref.WeakSet[_Line] = weakref.WeakSet()
-_beginning = threading.Lock()
+_restart_lock = threading.Lock()
 
 
 @atexit.register
 def _finish_all() -> None:
-    # Daemon threads, for otherwise the interpreter would wait for them before it calls this.
+    # The threads are daemons; otherwise the interpreter would wait for them before this call.
     lines = [line for line in _lines if not line.lost]
     for line in lines:
         line.mailbox.close()
@@ -314,8 +317,8 @@ def _finish_all() -> None:
 
 
 def _forget_threads() -> None:
-    global _beginning  # noqa: PLW0603 - it may have been held by a thread that is not here
-    _beginning = threading.Lock()
+    global _restart_lock  # noqa: PLW0603 - a thread of the parent may hold it
+    _restart_lock = threading.Lock()
     for line in tuple(_lines):
         line.lost = True
 

@@ -132,13 +132,13 @@ class TestRefusals:
         assert error(lambda: pool([0, 3, 12, 40, 41, 2], machine=CONFINED)) == (
             "core_ids: CPUs 40-41 do not exist, CPU 12 is offline, "
             "CPUs 2-3 are not allowed by cpuset 0-1,5 (cgroup v2 /job); "
-            "CPUs that may be used: 0-1,5; leave the others out, or pass strict=False"
+            "allowed CPUs: 0-1,5; leave the others out, or pass strict=False"
         )
 
     def test_lenient_pools_must_have_something_left(self) -> None:
         assert error(lambda: pool("2-3", strict=False, machine=CONFINED)) == (
             "core_ids: CPUs 2-3 are not allowed by cpuset 0-1,5 (cgroup v2 /job); "
-            "CPUs that may be used: 0-1,5; name some of those"
+            "allowed CPUs: 0-1,5; name some of these"
         )
 
     @pytest.mark.parametrize("strict", [True, False])
@@ -152,13 +152,13 @@ class TestRefusals:
             (repeat(0), "CPU 0 is named twice"),
             ([0, -1], "there is no CPU -1; give CPU numbers"),
             (range(1 << 30), "there is no CPU 1048576"),
-            ([True], "True is no CPU number; give CPU numbers such as"),
-            ([0, 1.0], "1.0 is no CPU number"),
-            (["0-3"], "'0-3' is no CPU number"),
-            ([None], "None is no CPU number"),
-            (3, "3 is no list of CPUs; give CPU numbers such as"),
-            (False, "False is no list of CPUs"),
-            (b"0-3", "b'0-3' is no list of CPUs"),
+            ([True], "True is not a CPU number; give CPU numbers such as"),
+            ([0, 1.0], "1.0 is not a CPU number"),
+            (["0-3"], "'0-3' is not a CPU number"),
+            ([None], "None is not a CPU number"),
+            (3, "3 is not a list of CPUs; give CPU numbers such as"),
+            (False, "False is not a list of CPUs"),
+            (b"0-3", "b'0-3' is not a list of CPUs"),
             ("0-", "cannot read '0-'"),
             ("a", "cannot read 'a'"),
             ("-1", "cannot read '-1'"),
@@ -178,27 +178,27 @@ class TestRefusals:
             (9, "node 9 does not exist or is offline"),
             (-1, "node -1 does not exist"),
             (2, "node 2 has CPUs 8-11, none of which is allowed by cpuset 0-1,5"),
-            (3, "node 3 has no CPU that is online"),
-            ("0", "'0' is no number of a node"),
-            (True, "True is no number of a node"),
-            (0.0, "0.0 is no number of a node"),
-            ([0], "[0] is no number of a node"),
+            (3, "node 3 has no online CPU"),
+            ("0", "'0' is not the number of a node"),
+            (True, "True is not the number of a node"),
+            (0.0, "0.0 is not the number of a node"),
+            ([0], "[0] is not the number of a node"),
         ],
         ids=repr,
     )
     def test_nodes_that_cannot_be_had(self, node: object, words: str) -> None:
         message = error(lambda: pool(node=node, machine=CONFINED))
         assert words in message
-        assert message.endswith("; nodes whose CPUs may be used: 0-1")
+        assert message.endswith("; nodes with allowed CPUs: 0-1")
 
     def test_cpus_and_a_node_together(self) -> None:
         assert error(lambda: pool([0, 1], 0)) == (
-            "core_ids=[0, 1] and node_id=0 are given together; name the CPUs or the node, one way"
+            "core_ids=[0, 1] and node_id=0 are given together; give one of them"
         )
         assert "node_id=0 and node=0" in error(lambda: pool(node_id=0, node=0))
 
     def test_a_machine_that_is_none(self) -> None:
-        assert "'/' is none; pass what xlaunch.read_machine() gives" in error(
+        assert "'/' is not a Machine; pass what xlaunch.read_machine() returns" in error(
             lambda: CPUPool(machine="/")
         )
 
@@ -209,7 +209,7 @@ class TestRefusals:
         with monkeypatch.context() as elsewhere:
             elsewhere.setattr(sys, "platform", "darwin")
             assert error(CPUPool) == (
-                "pools of CPUs need Linux: on darwin threads cannot be confined to CPUs"
+                "CPU pools need Linux: on darwin threads cannot be confined to CPUs"
             )
             assert pool("0-3").cpus == (0, 1, 2, 3)
         assert len(CPUPool()) > 0
@@ -304,7 +304,7 @@ class TestSets:
         left, right = pool("0-5"), pool("4-7")
         assert pool("0-3").isdisjoint(pool("4-7"))
         assert not left.isdisjoint(right)
-        assert "[4] is no CPUPool" in error(lambda: left.isdisjoint([4]))
+        assert "[4] is not a CPUPool" in error(lambda: left.isdisjoint([4]))
 
     @pytest.mark.parametrize(
         ("make", "shown"),
@@ -376,7 +376,7 @@ class TestGroups:
         assert get_default_num_streams(CPUPool(machine=limited)) == 2
         barely = make_machine(packages=(4,), quota=0.5)
         assert get_default_num_streams(CPUPool(machine=barely)) == 1
-        assert "'0-3' is no CPUPool; write CPUPool('0-3')" in error(
+        assert "'0-3' is not a CPUPool; write CPUPool('0-3')" in error(
             lambda: get_default_num_streams("0-3")
         )
 
@@ -399,7 +399,7 @@ class TestDescription:
         unknown = NO_NODES._replace(topology=NO_NODES.topology._replace(cores_known=False))
         assert pool([2], machine=unknown).describe() == (
             "1 CPU: 2\n"
-            "1 core (SMT siblings are not known: each CPU counts as one)\n"
+            "1 core (SMT siblings are unknown: each CPU counts as a core)\n"
             "1 package: 0 (2)\n"
             "NUMA nodes: none known\n"
             "L3 caches: none known"

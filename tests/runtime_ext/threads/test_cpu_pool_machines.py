@@ -81,7 +81,7 @@ def test_nodes_without_cpus() -> None:
     """Three nodes with two CPUs each, and four of memory alone."""
     machine = read_capture("hwloc-fakeheteromemtiers")
     assert shown(CPUPool(machine=machine).per_node()) == ["0-1", "2-3", "4-5"]
-    with pytest.raises(CPUPoolError, match=r"node 6 has no CPU that is online; .* used: 0-2$"):
+    with pytest.raises(CPUPoolError, match=r"node 6 has no online CPU; .* allowed CPUs: 0-2$"):
         CPUPool(node=6, machine=machine)
     with pytest.raises(CPUPoolError, match=r"node 3 does not exist or is offline; .* used: 0-2$"):
         CPUPool(node=3, machine=machine)

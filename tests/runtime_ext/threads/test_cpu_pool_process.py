@@ -103,7 +103,7 @@ except ValueError as error:
         assert everything == lenient == [second]
         assert f"CPU {first} is not allowed by" in error
         assert f"affinity mask {second}" in error
-        assert f"CPUs that may be used: {second}; " in error
+        assert f"allowed CPUs: {second}; " in error
 
     def test_what_is_confined_later_makes_the_same_pools(self, two: tuple[int, int]) -> None:
         code = """

@@ -85,12 +85,12 @@ class TestRefusals:
         with pytest.raises(CPUPoolError) as raised:
             CPUPool(machine=DESKTOP).split(n, equal=equal)
         assert str(raised.value) == (
-            f"split({n!r}): CPUPool('0-11') has 6 cores, which give 1 to 6 parts; "
+            f"split({n!r}): CPUPool('0-11') has 6 cores, enough for 1 to 6 parts; "
             "a part has one core or more, with its SMT siblings"
         )
 
     def test_a_single_core_is_one_part(self) -> None:
-        with pytest.raises(CPUPoolError, match="has 1 core, which give 1 part;"):
+        with pytest.raises(CPUPoolError, match="has 1 core, enough for 1 part;"):
             CPUPool("2-3", machine=DESKTOP).split(2)
 
 

@@ -196,5 +196,5 @@ def test_threads_that_the_block_starts_are_on_the_pool(second: CPUPool) -> None:
 
 
 def test_anything_but_a_pool_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"CPUPool\('0-3'\), and this is \[0, 1\]"):
+    with pytest.raises(TypeError, match=r"CPUPool\('0-3'\), not \[0, 1\]"):
         pin([0, 1])  # type: ignore[arg-type]

@@ -181,7 +181,7 @@ def test_forked_child_cancels_though_a_thread_of_its_parent_makes_a_lock() -> No
         future = task()
         held = threading.Event()
         def hold():
-            with futures._making:
+            with futures._state_lock:
                 held.set()
                 release.wait(60)
         threading.Thread(target=hold).start()
