@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Control over threads, CPUs and memory from inside a script.
+"""Control of threads, CPUs and memory from inside a script.
 
     from xruntime import CPUPool, MultiStreamModule, Task, compile_for_streams, pin
 
     with pin(CPUPool("0-3")):          # this block: four threads, on CPUs 0 to 3
         model(batch)
-    task = Task(model, CPUPool("4-7")) # beside the caller, on CPUs of its own
+    task = Task(model, CPUPool("4-7")) # in the background, on its own CPUs
     future = task(batch)
     fast = compile_for_streams(model, sample, threads=1)
-    streams = MultiStreamModule(fast, num_streams=8)  # a batch over eight streams, one copy of the weights
+    streams = MultiStreamModule(fast, num_streams=8)  # splits batches; one copy of the weights
 
 Nothing needs to be preloaded. torch is imported when a name that needs it is first used.
 """
@@ -22,8 +22,9 @@ from xruntime.errors import KernelsUnavailableError
 
 if TYPE_CHECKING:
     from xruntime import allocator
-    from xruntime.compilation.compiled import CompiledForStreams, compile_for_streams
-    from xruntime.packages.package import StreamPackage, compile_package, load_package
+    from xruntime.compilation.for_streams import CompiledForStreams, compile_for_streams
+    from xruntime.packages.compiling import compile_package
+    from xruntime.packages.package import StreamPackage, load_package
     from xruntime.reporting import report
     from xruntime.streams.hints import MultiStreamModuleHint
     from xruntime.streams.module import MultiStreamModule
@@ -62,7 +63,7 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
-_HOMES = {
+_MODULES = {
     "CPUPool": "threads.cpu_pool",
     "get_core_list_of_node_id": "threads.cpu_pool",
     "get_default_num_streams": "threads.cpu_pool",
@@ -72,25 +73,25 @@ _HOMES = {
     "openmp_team": "threads.openmp",
     "pin": "threads.pinning",
     "report": "reporting",
-    "CompiledForStreams": "compilation.compiled",
-    "compile_for_streams": "compilation.compiled",
+    "CompiledForStreams": "compilation.for_streams",
+    "compile_for_streams": "compilation.for_streams",
     "MultiStreamModuleHint": "streams.hints",
     "MultiStreamModule": "streams.module",
     "StreamPackage": "packages.package",
-    "compile_package": "packages.package",
+    "compile_package": "packages.compiling",
     "load_package": "packages.package",
     "Task": "threads.task",
     "TaskFuture": "threads.worker",
 }
-"""Where each name is defined; its module is imported when the name is first asked for."""
+"""The module of each name, which is imported when the name is first used."""
 
 
 def __getattr__(name: str) -> Any:
     if name == "allocator":
         return importlib.import_module("xruntime.allocator")
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'xruntime' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"xruntime.{_HOMES[name]}"), name)
+    value = getattr(importlib.import_module(f"xruntime.{_MODULES[name]}"), name)
     globals()[name] = value
     return value
 

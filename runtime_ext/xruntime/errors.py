@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can go wrong inside a script that uses xruntime."""
+"""The exceptions and warnings of xruntime."""
 
 from __future__ import annotations
 
@@ -7,63 +7,63 @@ from xlaunch.errors import UsageError, XLaunchError
 
 
 class KernelsUnavailableError(XLaunchError):
-    """The native library is absent, cannot be loaded, or is of another version."""
+    """The native library is missing, cannot be loaded, or has another version."""
 
 
 class AffinityRefusedError(XLaunchError):
-    """The kernel refuses to let a thread run on the CPUs that were asked for."""
+    """The kernel refuses to let a thread run on the requested CPUs."""
 
 
 class SecondRuntimeError(XLaunchError):
-    """Two OpenMP runtimes with threads of their own are active in this process."""
+    """Two OpenMP runtimes are active in the process."""
 
 
 class ClosedError(XLaunchError, RuntimeError):
-    """Work was handed to something that was closed."""
+    """Work was submitted to a closed object."""
 
 
 class LostInForkError(XLaunchError, RuntimeError):
-    """A result is waited for in a forked child, and the worker that makes it is in the parent."""
+    """A forked child waits for a result of a worker in its parent."""
 
 
 class HintError(XLaunchError, TypeError):
-    """A hint holds something that is neither a dimension nor None, nor a nest of these."""
+    """A hint contains something else than dimensions, None, and nests of these."""
 
 
 class BatchError(XLaunchError, ValueError):
-    """A call cannot be split over streams, or what the streams returned cannot be joined."""
+    """A call cannot be split over streams, or the streams' outputs cannot be joined."""
 
 
 class StreamCountError(XLaunchError, ValueError):
-    """A number of streams that cannot be had on this pool or with this module."""
+    """A number of streams that is impossible with this pool or module."""
 
 
-class InterpreterLockWarning(UserWarning):
-    """Streams wait for each other, because what they run holds the interpreter's lock."""
+class GILWarning(UserWarning):
+    """Streams wait for each other, because what they run holds the GIL."""
 
 
 class UncheckedInputWarning(UserWarning):
-    """Tensors are handed to a package's code that cannot be compared with what it was made for."""
+    """A package does not say which tensors it takes, so its inputs are not checked."""
 
 
 class CPUPoolError(UsageError, ValueError):
-    """CPUs that cannot be had, or a question that a pool of CPUs cannot answer."""
+    """CPUs that are not allowed or do not exist, or an impossible operation on a CPU pool."""
 
 
 class SampleError(XLaunchError, TypeError):
-    """What was given as a sample of a stream's input does not say how the module is called."""
+    """A sample from which a module cannot be compiled."""
 
 
 class CompilationError(XLaunchError, RuntimeError):
-    """A module cannot be compiled for streams, or computes something else when it is compiled."""
+    """A module cannot be compiled, or computes something else when it is compiled."""
 
 
 class ThreadCountError(XLaunchError, ValueError):
-    """A number of threads that cannot be had, or that compiled code was not made for."""
+    """An impossible number of threads, or another than the compiled code's."""
 
 
 class PackageError(XLaunchError, RuntimeError):
-    """A file is no package of compiled code that this process may, or can, load and run."""
+    """A file is not a package, or not one that this process may or can run."""
 
 
 class PackageInputError(PackageError, ValueError):
@@ -71,11 +71,11 @@ class PackageInputError(PackageError, ValueError):
 
 
 class AllocatorError(UsageError):
-    """What was asked of the memory allocator cannot be done."""
+    """An operation on the memory allocator failed."""
 
 
 class AllocatorUnsupportedError(AllocatorError):
-    """The allocator that serves this process has no such thing, or was built without it."""
+    """The allocator that serves this process does not support the operation."""
 
 
 class UnknownSettingError(AllocatorError, LookupError):
@@ -83,12 +83,12 @@ class UnknownSettingError(AllocatorError, LookupError):
 
 
 class ReadOnlySettingError(AllocatorError):
-    """A setting of the allocator cannot be changed, or not any more, or cannot be read."""
+    """A setting of the allocator cannot be changed now, or cannot be read."""
 
 
 class SettingTypeError(AllocatorError, TypeError):
-    """A setting of the allocator takes values of another type."""
+    """A setting of the allocator has another type."""
 
 
 class SettingValueError(AllocatorError, ValueError):
-    """A setting of the allocator does not take that value."""
+    """A setting of the allocator does not take the value."""

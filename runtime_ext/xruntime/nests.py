@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import reprlib
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from typing import Any, TypeAlias
 
 import torch
@@ -73,6 +73,15 @@ def rebuilt(value: Any, inner: list[Any], path: Path) -> Any:
             " write the hint None for it"
         ) from error
     return made
+
+
+def mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    """Build the nest of plain tuples, lists and dicts again, with `function` of each value in them."""
+    if type(value) in (tuple, list):
+        return type(value)([mapped(function, item) for item in value])
+    if type(value) is dict:
+        return {key: mapped(function, item) for key, item in value.items()}
+    return function(value)
 
 
 def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:

@@ -114,12 +114,12 @@ class Waves(nn.Module):
 
 @torch.compiler.disable
 def _hold(values: Tensor) -> Tensor:
-    ctypes.PyDLL(None).usleep(20_000)  # which keeps the interpreter's lock
+    ctypes.PyDLL(None).usleep(20_000)  # which holds the GIL
     return values
 
 
 class Holding(nn.Module):
-    """Runs something between two layers that torch cannot compile, and that keeps the lock."""
+    """Runs something between two layers that torch cannot compile, and that holds the GIL."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far the outputs of a compiled module may be from the eager module's, and how far they are.
+"""The difference between outputs of a compiled and of the eager module, and the tolerance for it.
 
 Compiled code adds in another order, folds batch norms into weights, and keeps in fp32 what the eager
-module rounds after each operator. Both are right; they differ by roundings.
+module rounds after each operator. Both are right; they differ by rounding errors.
 
 - fp32 sums are rounded in fp32: n terms in another order differ by about sqrt(n) roundings of 2**-24
-  each. A sum of 4,096 terms in each of 100 layers: 640 roundings, 4e-5 of the values. Allowed are
-  1e-3, which leaves room for layers that amplify.
+  each. A sum of 4,096 terms in each of 100 layers: 640 roundings, 4e-5 of the values. The tolerance
+  is 1e-3, which leaves room for layers that amplify.
 - Sums of bf16 and fp16 are kept in fp32 and rounded once for each layer, to 8 or 11 bits: of some
-  hundred such roundings the differences add up like sqrt(100) to 10 or 20 of 2**-9 or 2**-12. Allowed
-  are 26 of them: 5e-2 and 6e-3.
+  hundred such roundings the differences add up like sqrt(100) to 10 or 20 of 2**-9 or 2**-12. The
+  tolerance is 26 of them: 5e-2 and 6e-3.
 - fp64: 1e-9, since vectorised functions are not exact to the last bits.
 
-The difference is measured against the largest value of an output, because it comes from sums of
-such values: what is nearly 0 is so by cancellation.
+The difference is relative to the largest value of an output, because it comes from sums of such
+values: small values can be the result of cancellation.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TOLERANCES: Final[Mapping[torch.dtype, float]] = {
     torch.float32: 1e-3,
     torch.float64: 1e-9,
 }
-"""The precision in use, the coarsest first, and the difference that it explains."""
+"""Tolerance by precision in use, the coarsest first."""
 
 
 class Difference(NamedTuple):
@@ -47,14 +47,14 @@ class Difference(NamedTuple):
     """The largest absolute difference of two values."""
 
     relative: float
-    """The same, divided by the largest value of that output; infinite where one has no number and the
-    other has, or where whole numbers or booleans differ."""
+    """The same, divided by the largest value of that output; infinite if NaN or infinity is in only one
+    of the two, or integers or booleans differ."""
 
     tolerance: float
     where: str
 
     other_dtypes: str = ""
-    """Outputs that are floating-point numbers of another precision in the compiled module, or none."""
+    """The outputs that have another floating-point precision in the compiled module; empty if none."""
 
     @property
     def allowed(self) -> bool:
@@ -64,9 +64,7 @@ class Difference(NamedTuple):
         if self.relative == 0:
             text = "equal"
         elif math.isinf(self.relative):
-            text = (
-                f"{self.where} differs where no rounding explains it (at most {self.absolute:.3g})"
-            )
+            text = f"{self.where} differs by more than rounding (at most {self.absolute:.3g})"
         else:
             text = (
                 f"the largest difference is {self.absolute:.3g}, {self.relative:.2g} of the largest"
@@ -76,7 +74,7 @@ class Difference(NamedTuple):
 
 
 def tolerance_for(values: Iterable[torch.Tensor], autocast: Autocast | None) -> float:
-    """The difference that the coarsest precision explains, of the tensors' and autocast's."""
+    """Return the tolerance of the coarsest precision among the tensors' and autocast's."""
     used = {value.dtype for value in values}
     if autocast is not None:
         used.add(autocast.dtype)
@@ -84,10 +82,10 @@ def tolerance_for(values: Iterable[torch.Tensor], autocast: Autocast | None) -> 
 
 
 def difference(expected: Any, seen: Any, tolerance: float) -> Difference:
-    """The largest difference between the tensors of two outputs of one form.
+    """Return the largest difference between the tensors of two outputs.
 
-    Raises CompilationError where they are of different forms, shapes or dtypes; only the precisions
-    of floating-point numbers may differ, since autocast chooses them, and are told.
+    Raises CompilationError if their forms, shapes or dtypes differ, except floating-point precisions,
+    which autocast chooses and `other_dtypes` names.
     """
     found = [Difference(0.0, 0.0, tolerance, "output")]
     other_dtypes = []
@@ -122,7 +120,7 @@ def difference(expected: Any, seen: Any, tolerance: float) -> Difference:
 
 
 def _distance(left: torch.Tensor, right: torch.Tensor) -> tuple[float, float]:
-    """The largest absolute difference, and the same in units of the largest value."""
+    """Return the largest absolute difference, and the same relative to the largest value."""
     if left.numel() == 0 or left.layout is not torch.strided:
         return 0.0, 0.0
     if not (left.is_floating_point() or left.is_complex()):
@@ -130,7 +128,7 @@ def _distance(left: torch.Tensor, right: torch.Tensor) -> tuple[float, float]:
         return gap, 0.0 if torch.equal(left, right) else math.inf
     wide = torch.complex128 if left.is_complex() else torch.float64
     left, right = left.to(wide), right.to(wide)
-    # No number and infinity are right where they are in both.
+    # NaN and infinity are right where they are in both.
     usual = left.isfinite() & right.isfinite()
     same = usual | (left == right) | (left.isnan() & right.isnan())
     gap = torch.where(usual, left - right, 0).abs().max().item()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tells one call of compiled code from another, in the eyes of torch.
+"""The shape of a call: what torch compares to decide whether compiled code fits it.
 
-torch compares every argument with what its code was made for, and makes new code where one differs.
-Most differences do not matter to what is computed; these are taken away here.
+torch compiles new code where an argument differs from those that its code was compiled for, even in
+ways that do not change what is computed. `CallShape` removes those differences.
 """
 
 from __future__ import annotations
@@ -23,36 +23,35 @@ _SCALARS = frozenset(
         *(torch.dtype, torch.device, torch.layout, torch.memory_format),
     )
 )
-"""Values that torch compares whole."""
+"""Types whose values torch compares by value."""
 
 
 class CallShape:
-    """What tells one call from calls of other shapes, gathered while its arguments are made plain."""
+    """The shape of one call, collected while its arguments are made plain."""
 
     __slots__ = ("_tensors", "opaque", "parts")
 
     def __init__(self) -> None:
         self.opaque = False
-        """An argument is of a class that is not known here: such a call's key is like no other."""
+        """Whether an argument is of an unknown class: then the key is equal to no other."""
 
         self.parts: list[Any] = []
         self._tensors: list[torch.Tensor] = []
 
     def key(self) -> tuple[Any, ...]:
-        """Equal for calls that the same code serves."""
+        """Return a key that is equal for calls that the same code serves."""
         if len(self._tensors) > 1:
             numbers = [id(tensor) for tensor in self._tensors]
             if len(set(numbers)) < len(numbers):
-                # torch makes code that reads a tensor once where it is given twice.
+                # torch compiles separate code for calls that pass one tensor twice.
                 self.parts.append(tuple([numbers.index(number) for number in numbers]))
         return tuple(self.parts)
 
     def plain(self, value: Any) -> Any:
-        """`value` as the code was compiled for it.
+        """Return `value` with plain tensors on the same memory, for which the code was compiled.
 
-        torch makes other code for a tensor that was made in inference mode, that requires gradients, or is
-        a Parameter, and for a view of another tensor, such as a stream's part of a batch: there even where
-        in the batch it begins counts. So all come as plain tensors of their own on the same memory.
+        torch compiles separate code for tensors that were made in inference mode, require gradients or
+        are Parameters, and for views, such as a stream's part of a batch, even by their offset.
         """
         kind = type(value)
         if kind is torch.Tensor or kind is torch.nn.Parameter:
@@ -86,7 +85,7 @@ class CallShape:
                 value.requires_grad
                 or value.is_inference()
                 or value.storage_offset()
-                or value._is_view()  # noqa: SLF001 - torch has no public question for it
+                or value._is_view()  # noqa: SLF001 - torch has no public function for it
                 or kind is torch.nn.Parameter
             ):
                 value = _of_its_own(value)
@@ -96,7 +95,7 @@ class CallShape:
 
 
 def form_of(key: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A call's key without sizes, strides and numbers."""
+    """Return a call's key without sizes, strides and numbers."""
     return tuple(
         [
             len(part)
@@ -110,8 +109,8 @@ def form_of(key: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _of_its_own(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor on the same memory that knows nothing of the other."""
-    # It is in the documentation and in __all__, where mypy does not see it.
+    """Return a tensor on the same memory that is not a view of the other."""
+    # It is documented and in __all__; mypy does not see it there.
     to_dlpack: Any = dlpack.__dict__["to_dlpack"]
     capsule = to_dlpack(tensor.detach().resolve_conj().resolve_neg())
     if not torch.is_inference_mode_enabled():

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A module as a function that torch compiles once for each kind of call, and never asks again.
+"""A module as a function that torch compiles once for each kind of call, without guards of the module.
 
-At each call of compiled code torch asks guards whether all that the code was made for is still so, each
-attribute of each layer among them, under the interpreter's lock. Here a compiled module is frozen by
-contract, so those of the module are left out; those of the arguments and of torch's settings stay.
+At each call of compiled code torch evaluates guards, under the GIL: among them one for each attribute of
+each layer. A compiled module is frozen by contract, so the guards of the module are left out; those of
+the arguments and of torch's settings stay.
 
-torch keeps what it compiled by the code of the function that it began with. Without guards of the module
-that code must not be shared, as a class's is by all its objects: each entry has code of its own.
+torch stores what it compiled under the code object of the compiled function. Without guards of the module
+that code object must not be shared, as a class's methods are by all its objects: each entry has its own.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ import torch
 from xruntime.errors import CompilationError
 
 MAX_SHAPES: Final = 4096
-"""So many calls are remembered; then remembering begins anew."""
+"""Calls that are remembered; at this number all are forgotten."""
 
 _numbers = itertools.count(1)
 
 
 class _Ran(threading.local):
-    """How many compiled graphs the calling thread has run."""
+    """Number of compiled graphs that the calling thread has run in its current call."""
 
     graphs = 0
 
 
 class Entry:
-    """Calls what torch compiled of `model`, or has it compiled; any number of threads at once.
+    """Calls torch's compiled code of `model`, or has torch compile it. Many threads may call at once.
 
     `compile_graph` is a backend, as torch.compile takes it.
     """
@@ -48,16 +48,16 @@ class Entry:
         """Keys of calls for which there is code."""
 
         self.settled: set[tuple[Any, ...]] = set()
-        """Forms of calls, some of which found code that was made for others."""
+        """Forms of calls of which some ran code that was compiled for others."""
 
         self._ran = _Ran()
         self._compile_graph = compile_graph
         self._name = type(model).__name__
-        # By the name torch remembers which sizes were seen to vary, of this one alone.
+        # torch remembers by the name which sizes vary, so each entry has a name of its own.
         code = call.__code__.replace(co_name=f"{self._name}_{next(_numbers)}")
-        # torch leaves what its code calls among the function's global variables.
+        # torch stores what its code calls among the function's global variables.
         space = {"__builtins__": builtins, "__name__": __name__}
-        # Where torch has no such filter, all guards are asked, which is only slower.
+        # A torch without this filter evaluates all guards, which is only slower.
         leave_out = getattr(torch.compiler, "skip_guard_on_all_nn_modules_unsafe", None)
         self._call = torch.compile(
             FunctionType(code, space, code.co_name, None, call.__closure__),
@@ -66,22 +66,21 @@ class Entry:
         )
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The outputs. Raises CompilationError where torch fell back to the eager module."""
+        """Return the outputs. Raises CompilationError if torch fell back to the eager module."""
         ran = self._ran
         ran.graphs = 0
         outputs = self._call(*args, **kwargs)
         if not ran.graphs:
             raise CompilationError(
                 f"{self._name} ran without compiled code. Either there are more shapes than torch compiles"
-                " code for (torch._dynamo.config.recompile_limit): compile it with dynamic=True, or pad the"
-                " inputs to fewer sizes. Or torch found nothing in it that it can compile:"
-                " TORCH_LOGS=graph_breaks tells why (TORCH_COMPILE_DISABLE=1 in the environment is one"
-                " reason)"
+                " for (torch._dynamo.config.recompile_limit): compile it with dynamic=True, or pad the"
+                " inputs to fewer sizes. Or torch found nothing in it to compile: TORCH_LOGS=graph_breaks"
+                " shows why (one reason is TORCH_COMPILE_DISABLE=1 in the environment)"
             )
         return outputs
 
     def remember(self, key: tuple[Any, ...]) -> None:
-        """There is code for calls of this key."""
+        """Note that there is code for calls of this key."""
         if len(self.seen) >= MAX_SHAPES:
             self.seen.clear()
         self.seen.add(key)

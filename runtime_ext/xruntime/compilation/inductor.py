@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch's compiler as it is used here: by one thread at a time, and with errors of one line.
+"""Inductor's settings and errors, and the rule that one thread at a time compiles.
 
-torch does not promise that two threads may compile at once (pytorch issues 118260, 136833, 168042),
-nor does it say so when a thread that only meant to call something compiles it.
+torch does not promise that two threads may compile at once (pytorch issues 118260, 136833, 168042), and
+it starts compiling in whichever thread calls; so compiling needs a lock and a permission here.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from xruntime.compilation.kinds import Kind, kind_of
 from xruntime.errors import CompilationError
 
 compiling: Final = threading.RLock()
-"""Held by the one thread that may compile."""
+"""Held by the thread that compiles."""
 
 
 class _Permission(threading.local):
-    """Whether the calling thread may compile: it holds `compiling`, and means to."""
+    """Whether the calling thread, which then holds `compiling`, may compile."""
 
     given = False
 
@@ -32,7 +32,7 @@ _permission = _Permission()
 
 
 class NotPermittedError(RuntimeError):
-    """Raised into torch where a stream's call would start a compilation."""
+    """Raised through torch when a thread without permission would compile."""
 
 
 def may_compile() -> bool:
@@ -41,15 +41,15 @@ def may_compile() -> bool:
 
 
 def eager_module(model: object) -> torch.nn.Module:
-    """The module to compile. Raises CompilationError for what cannot be compiled, and why."""
+    """Return the eager module to compile. Raises CompilationError for what cannot be compiled."""
     original = getattr(model, "_orig_mod", None)
     if isinstance(model, torch.nn.Module) and isinstance(original, torch.nn.Module):
         model = original  # what torch.compile() was given
     kind = kind_of(model)
     if kind is not Kind.EAGER or not isinstance(model, torch.nn.Module):
         raise CompilationError(
-            f"compile_for_streams needs an eager module, and this {type(model).__name__} is"
-            f" {kind.value}: give the module that it was made from"
+            f"only an eager module can be compiled, and this {type(model).__name__} is {kind.value}: give"
+            " the module that it was made from"
         )
     training = [name or "the module itself" for name, m in model.named_modules() if m.training]
     if training:
@@ -60,30 +60,29 @@ def eager_module(model: object) -> torch.nn.Module:
     elsewhere = {f"{p.device}" for p in model.parameters() if p.device.type != "cpu"}
     if elsewhere:
         raise CompilationError(
-            f"the module has weights on {', '.join(sorted(elsewhere))}, and streams run on CPUs: move it"
-            ' there by .to("cpu") first'
+            f"the module has weights on {', '.join(sorted(elsewhere))}, and it is compiled for CPUs:"
+            ' move it there by .to("cpu") first'
         )
     return model
 
 
-def chosen_options(
+def inductor_options(
     asked: Mapping[str, Any] | None, *, threads: int, freezing: bool
 ) -> dict[str, Any]:
-    """Inductor's settings: ours, and those asked for. Raises CompilationError for a wrong one."""
+    """Join our settings of Inductor with those asked for. Raises CompilationError for a wrong one."""
     ours = {
-        # Its wrapper is C++, which releases the lock; the default one, in Python, does not.
+        # The wrapper in C++ releases the GIL; the default one, in Python, does not.
         "cpp_wrapper": True,
         "freezing": freezing,
-        # The number of threads is thereby part of the key of torch's cache on disk, which before
-        # torch 2.13 forgot it (pytorch issue 167463).
+        # This makes the number of threads part of the key of torch's cache on disk, which lacks it
+        # before torch 2.13 (pytorch issue 167463).
         "cpp.threads": threads,
     }
     asked = dict(asked or {})
     for name in ("cpp_wrapper", "cpp.threads"):
         if asked.get(name, ours[name]) != ours[name]:
             raise CompilationError(
-                f"options: {name} has to be {ours[name]} here, and {asked[name]!r} was asked for; leave"
-                " it out"
+                f"options: {name} has to be {ours[name]}, not {asked[name]!r}; leave it out"
             )
     import torch._inductor as inductor
 
@@ -98,13 +97,13 @@ def chosen_options(
 
 @functools.cache
 def keep_device_guard() -> None:
-    """Have a thread that does not end own what torch's tracing leaves behind for all threads.
+    """Have a thread that never ends own CUDA's device guard, which torch's tracing replaces.
 
-    A torch for CUDA on a machine without a device replaces CUDA's guard when something is first
-    traced, by one that is freed when that thread ends; what is traced later, in any thread, crashes.
+    A torch for CUDA on a machine without a device replaces that guard when something is first
+    traced. It is freed when the tracing thread ends, and later tracing in any thread crashes.
     Seen with torch 2.11.
     """
-    ensure = getattr(torch._C, "_ensureCUDADeviceGuardSet", None)  # noqa: SLF001 - there is no other
+    ensure = getattr(torch._C, "_ensureCUDADeviceGuardSet", None)  # noqa: SLF001 - there is no public one
     if ensure is None or torch.version.cuda is None or torch.cuda.is_available():
         return
     if threading.current_thread() is threading.main_thread():
@@ -123,10 +122,10 @@ def keep_device_guard() -> None:
 
 @contextlib.contextmanager
 def permitted() -> Iterator[None]:
-    """The calling thread, which holds `compiling`, may compile in the block, and never falls back."""
+    """Let the calling thread, which holds `compiling`, compile in the block, without any fallback."""
     from torch._dynamo import config
 
-    # Neither falls back to the eager module without a word: not after an error, nor after many shapes.
+    # torch must not fall back to the eager module, neither after an error nor after many shapes.
     strict = {"suppress_errors": False, "fail_on_recompile_limit_hit": True}
     keep_device_guard()
     known = {name: value for name, value in strict.items() if hasattr(config, name)}
@@ -141,9 +140,9 @@ def permitted() -> Iterator[None]:
 
 @contextlib.contextmanager
 def explaining(model: torch.nn.Module, *, only_compiles: bool = False) -> Iterator[None]:
-    """Turns what torch raises when it cannot compile into a CompilationError of one line.
+    """Turn torch's compile errors in the block into a CompilationError of one line.
 
-    Other errors pass, unless nothing but compiling is done in the block.
+    Other errors pass, unless the block `only_compiles`.
     """
     try:
         yield
@@ -155,17 +154,15 @@ def explaining(model: torch.nn.Module, *, only_compiles: bool = False) -> Iterat
             what = first_line(error)
         if what is None:
             raise
-        raise CompilationError(
-            f"{type(model).__name__} cannot be compiled for streams: {what}"
-        ) from error
+        raise CompilationError(f"{type(model).__name__} cannot be compiled: {what}") from error
 
 
 def _explanation(error: Exception) -> str | None:
-    """Why torch could not compile; None for an error of another kind, the module's own for instance."""
+    """Why torch could not compile; None for another error, such as the module's own."""
     if find_error(error, "InvalidCxxCompiler") is not None:
         return (
-            "there is no C++ compiler that works. Install one (Debian and Ubuntu: apt-get install g++),"
-            " or name it in the variable CXX before Python starts"
+            "no C++ compiler works. Install one (Debian and Ubuntu: apt-get install g++), or name it in"
+            " the variable CXX before Python starts"
         )
     failed = find_error(error, "CppCompileError")
     if failed is not None:
@@ -179,7 +176,7 @@ def _explanation(error: Exception) -> str | None:
         return f"the C++ compiler failed: {reasons[1 if reasons[1:] else 0] if reasons else text[:200]}"
     if find_error(error, "FailOnRecompileLimitHit") is not None:
         return (
-            "there are more shapes than torch compiles code for (torch._dynamo.config.recompile_limit):"
+            "there are more shapes than torch compiles for (torch._dynamo.config.recompile_limit):"
             " compile it with dynamic=True, or pad the inputs to fewer sizes"
         )
     failed = find_error(error, "BackendCompilerFailed") or find_error(error, "TorchDynamoException")
@@ -187,7 +184,7 @@ def _explanation(error: Exception) -> str | None:
 
 
 def find_error(error: BaseException, wanted: type | str) -> BaseException | None:
-    """The error, or one that it came from, of a class of that name or derived from it."""
+    """Find an error of that class, or a class of that name, among the error and its causes."""
     seen: list[BaseException] = []
     waiting: list[Any] = [error]
     while waiting:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What sort of thing streams are asked to call, and whether it lets them run side by side."""
+"""The kind of callable that streams are given, and whether it holds the GIL."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 class Kind(enum.Enum):
-    """How a callable computes. The value names it in messages: "16 streams of an eager module"."""
+    """How a callable computes. The value is its name in messages: "16 streams of an eager module"."""
 
     EAGER = "an eager module"
     """Python calls one operator after the other.
@@ -19,49 +19,55 @@ class Kind(enum.Enum):
     **Ex.:** ``torchvision.models.resnet50()``"""
 
     SCRIPT = "a TorchScript module"
-    """torch's interpreter runs it without the lock. TorchScript is deprecated since torch 2.11.
+    """torch's interpreter runs it without the GIL. TorchScript is deprecated since torch 2.11.
 
     **Ex.:** ``torch.jit.freeze(torch.jit.trace(model, sample))``"""
 
     COMPILED = "a module that torch.compile wrapped in Python"
-    """The default of torch.compile: the lock is held in the kernels that it generates, and free only
+    """The default of torch.compile: the GIL is held in the kernels that it generates, and released only
     in operators that it calls, such as convolutions.
 
     **Ex.:** ``torch.compile(model)``"""
 
     COMPILED_CPP = "a module that torch.compile wrapped in C++"
-    """The lock is free while it computes; it is compiled anew in threads of another number of threads,
-    or another grad mode.
+    """The GIL is released while it computes; it is compiled again in threads with another number of
+    threads or another grad mode.
 
     **Ex.:** ``torch.compile(model, options={"cpp_wrapper": True})``"""
 
     COMPILED_FOR_STREAMS = "a module compiled for streams"
     """**Ex.:** ``compile_for_streams(model, sample, threads=4)``"""
 
-    PACKAGE = "a package that is called without the lock"
+    PACKAGE = "a package that is called without the GIL"
     """**Ex.:** ``load_package("model.pt2", runners=16)``"""
 
-    PACKAGE_UNDER_LOCK = "a package that torch calls under the lock"
+    PACKAGE_UNDER_GIL = "a package that torch calls under the GIL"
     """**Ex.:** ``torch._inductor.aoti_load_package("model.pt2")``"""
 
     FUNCTION = "a function"
-    """Any other callable. What it does is not known; between operators Python holds the lock.
+    """Any other callable. Between operators Python holds the GIL.
 
     **Ex.:** ``lambda x: model(x).softmax(-1)``"""
 
     @property
-    def holds_lock(self) -> bool:
+    def holds_gil(self) -> bool:
         """Whether streams that call it wait for each other."""
-        return self in _UNDER_LOCK
+        return self in _UNDER_GIL
 
 
-_UNDER_LOCK = frozenset(
-    (Kind.EAGER, Kind.COMPILED, Kind.PACKAGE_UNDER_LOCK, Kind.FUNCTION),
+_UNDER_GIL = frozenset(
+    (Kind.EAGER, Kind.COMPILED, Kind.PACKAGE_UNDER_GIL, Kind.FUNCTION),
 )
 
 
+def gil_enabled() -> bool:
+    """Whether this interpreter has a GIL."""
+    enabled = getattr(sys, "_is_gil_enabled", None)
+    return enabled is None or bool(enabled())
+
+
 def kind_of(module: object) -> Kind:
-    """What `module` is. Nothing is called, changed or imported.
+    """Return the kind of `module`, without calling, changing or importing anything.
 
     A module with a part that torch.compile wrapped in Python is Kind.COMPILED.
     """
@@ -71,7 +77,7 @@ def kind_of(module: object) -> Kind:
     if isinstance(module, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
         return Kind.SCRIPT
     if _is_torchs_package(module):
-        return Kind.PACKAGE_UNDER_LOCK
+        return Kind.PACKAGE_UNDER_GIL
     parts = list(module.modules()) if isinstance(module, torch.nn.Module) else [module]
     compiled = [part for part in parts if _is_compiled(part)]
     if compiled:
@@ -81,8 +87,8 @@ def kind_of(module: object) -> Kind:
 
 
 def _is_compiled(part: Any) -> bool:
-    """Whether it is what torch.compile returns, or a module after its own .compile()."""
-    # torch._dynamo takes a second to import, and where it is not imported nothing was compiled.
+    """Whether torch.compile returned it, or its own .compile() was called."""
+    # torch._dynamo takes a second to import; if it is not imported, nothing was compiled.
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     if dynamo is None:
         return False
@@ -94,10 +100,10 @@ def _is_compiled(part: Any) -> bool:
 
 
 def _has_cpp_wrapper(part: Any) -> bool:
-    """Whether Inductor's wrapper around the kernels is C++ there, as far as torch tells."""
+    """Whether it was compiled with Inductor's wrapper in C++."""
     part = getattr(part, "_compiled_call_impl", None) or part
     ask = getattr(part, "get_compiler_config", None)
-    # Tells every setting that the module was compiled with; None for other backends than Inductor.
+    # Returns the settings that the module was compiled with; None for other backends than Inductor.
     settings = ask() if callable(ask) else None
     return bool(settings and settings.get("cpp_wrapper"))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What compiling for streams starts from: a sample of one stream's input, and its thread count."""
+"""Checks of the sample and the thread count that a module is compiled for."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from xruntime.compilation.call_shapes import CallShape
 from xruntime.errors import SampleError, ThreadCountError
-from xruntime.nests import leaves, place
+from xruntime.nests import leaves, mapped, place
 
 
 class Sample(NamedTuple):
@@ -23,7 +24,7 @@ class Sample(NamedTuple):
 
 
 def sample_call(sample: object) -> Sample:
-    """The call that `sample` stands for: a tensor, a tuple of arguments, or a dict of keywords.
+    """Return the call that `sample` describes: a tensor, a tuple of arguments, or a dict of keywords.
 
     Raises SampleError for anything else, and for tensors that are not on the CPU.
     """
@@ -37,19 +38,18 @@ def sample_call(sample: object) -> Sample:
         call = Sample((), dict(sample))
     else:
         raise SampleError(
-            f"a sample of one stream's input is a tensor, a tuple of arguments or a dict of keyword"
-            f" arguments, and this is a {type(sample).__name__}"
+            f"a sample is a tensor, a tuple of arguments or a dict of keyword arguments, and this is a"
+            f" {type(sample).__name__}"
         )
     tensors = [(path, leaf) for path, leaf in _tensors(call)]
     if not tensors:
         raise SampleError(
-            "the sample holds no tensor: give the input of one stream, of its real size"
+            "the sample holds no tensor: give the input of one stream, in its real size"
         )
     for path, tensor in tensors:
         if tensor.device.type != "cpu":
             raise SampleError(
-                f"{place(path)} of the sample is on {tensor.device}, and streams run on CPUs: give it"
-                " .cpu()"
+                f"{place(path)} of the sample is on {tensor.device}: move it to the CPU by .cpu()"
             )
     return call
 
@@ -61,17 +61,39 @@ def _tensors(call: Sample) -> Iterator[tuple[tuple[Any, ...], torch.Tensor]]:
                 yield path, leaf
 
 
+def with_varying_sizes(call: Sample) -> Sample:
+    """Return the same call on other tensor objects, marked so that dimension 0 may vary.
+
+    Raises SampleError for tensors with fewer than 2 items.
+    """
+    import torch._dynamo as dynamo
+
+    def marked(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or not value.dim():
+            return value
+        if value.shape[0] < 2:
+            raise SampleError(
+                f"dynamic=True needs a sample of at least 2 items, and one tensor has {value.shape[0]}:"
+                " torch compiles separate code for sizes below 2"
+            )
+        value = CallShape().plain(value.detach())
+        dynamo.maybe_mark_dynamic(value, 0)
+        return value
+
+    return Sample(mapped(marked, call.args), mapped(marked, call.kwargs))
+
+
 def check_threads(threads: object) -> int:
-    """`threads`, if it can be the number of threads of a stream; ThreadCountError if not."""
+    """Return `threads` if it can be a stream's number of threads. Raises ThreadCountError."""
     if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
         raise ThreadCountError(
-            f"threads={threads!r}: it is the number of cores that each stream will have, at least 1"
+            f"threads={threads!r}: the number of cores of each stream, at least 1, is expected"
         )
     return threads
 
 
 def wrong_thread_error(compiled: int, have: int) -> ThreadCountError:
-    """Says that a thread has another number of threads than the code that it called."""
+    """The error for a call in a thread with another number of threads than the code's."""
     threads, cores = ("thread", "core") if compiled == 1 else ("threads", "cores")
     return ThreadCountError(
         f"compiled for streams of {compiled} {threads} and called in a thread that has {have}: call it"

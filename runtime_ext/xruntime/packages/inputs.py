@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tensors that a package takes: found in the arguments of a call, and checked.
+"""Finding the tensors that a package takes in the arguments of a call, and checking them.
 
-Compiled code reads memory as it was told at compile time, and torch's own runner checks nothing: a
-tensor of another dtype, shape or memory layout gives wrong numbers without an error. What is expected
-stands in the package's C++, in the checks that AOTI_RUNTIME_CHECK_INPUTS=1 would switch on. It is
-read from there, because they are better made before the call: they apply to one process's every
-package, and an input that they refuse is never freed.
+Compiled code assumes the memory layout of compile time, and torch's own runner checks nothing: a tensor
+of another dtype, shape or layout gives wrong numbers without an error. The package's C++ has the expected
+values, in checks that AOTI_RUNTIME_CHECK_INPUTS=1 would switch on. They are read from there and made
+before the call, because that variable holds for all packages of a process, and an input that those
+checks refuse is never freed.
 
-Sizes that may vary are not compared with limits: those in the code are Inductor's own, under which
-it chose its kernels, and not the ones that the package was exported for.
+Sizes that may vary are not compared with limits: the limits in the code are those under which Inductor
+chose its kernels, and not the ones that the package was exported for.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _DTYPE = re.compile(r"int32_t (\w+)_expected_dtype = aoti_torch_dtype_(\w+)\(\);
 
 
 class InputSpec(NamedTuple):
-    """One tensor that the code was made for.
+    """One tensor that the code was compiled for.
 
     **Ex.:** ``InputSpec(torch.float32, 2, {1: 128}, {0: 128, 1: 1})``: any number of rows of 128.
     """
@@ -42,13 +42,13 @@ class InputSpec(NamedTuple):
     """By dimension, where it is fixed."""
 
     strides: dict[int, int]
-    """By dimension, where it is fixed. Another follows from sizes that vary."""
+    """By dimension, where it is fixed. Others follow from sizes that vary."""
 
 
 def input_specs(sources: Iterable[str], count: int | None) -> tuple[InputSpec | None, ...] | None:
-    """What the package's C++ says of each of its `count` inputs; None where it is not found there, whole.
+    """Read the specs of `count` inputs from the package's C++; None for an input without a complete one.
 
-    Without a count it is what the C++ tells, and None in all if it tells nothing.
+    Without a count, the C++ determines it; if it has no checks, the result is None.
     """
     sources = list(sources)
     if count is None:
@@ -88,19 +88,19 @@ def input_specs(sources: Iterable[str], count: int | None) -> tuple[InputSpec | 
 
 
 def _whole(spec: InputSpec, varying: set[int]) -> InputSpec | None:
-    """The spec; None where the C++ must have more checks than were found, in words of another torch."""
+    """Return the spec; None if checks are missing, as in the C++ of another torch."""
     every = set(range(spec.dims))
     if spec.sizes.keys() | varying != every:
         return None
-    # Where all sizes are fixed all strides are, and the innermost one always is.
+    # If all sizes are fixed, all strides are; the innermost one always is.
     strides = every <= spec.strides.keys() if spec.sizes.keys() == every else bool(spec.strides)
     return spec if strides else None
 
 
 class Inputs:
-    """Finds the tensors of a call in the order that the code takes them, and makes them fit.
+    """Finds the tensors of a call in the order that the code takes them, and checks them.
 
-    `form` is a nest (args, kwargs) like that of the call that was exported, with anything at its ends.
+    `form` is a nest (args, kwargs) like that of the exported call, with any leaves.
     """
 
     def __init__(self, form: Any, specs: tuple[InputSpec | None, ...] | None) -> None:
@@ -109,18 +109,17 @@ class Inputs:
 
     @property
     def unchecked(self) -> str:
-        """Of which inputs nothing is known, in words; empty if of none."""
+        """The inputs without a spec, in words; empty if all have one."""
         if self._specs is None:
             return "all inputs"
         unknown = sum(spec is None for spec in self._specs)
         return f"{unknown} of {_inputs(len(self._specs))}" if unknown else ""
 
     def of_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-        """The tensors of a call.
+        """Return the tensors of a call.
 
-        One whose memory is laid out otherwise than the code reads it is copied, where the code says
-        how. Raises PackageInputError where the call has another form, or a tensor another dtype,
-        shape, device, or layout.
+        A tensor with other strides than the code expects is copied if the code has all strides. Raises
+        PackageInputError if the call has another form, or a tensor another dtype, shape, device or layout.
         """
         found: list[tuple[Path, torch.Tensor]] = []
         _collect(self._args, args, ("args",), found)
@@ -130,7 +129,7 @@ class Inputs:
         if len(found) != len(self._specs):
             raise PackageInputError(
                 f"the call has {_tensors(len(found))} and the package takes {len(self._specs)}: numbers"
-                " and flags became part of the code, so what was no tensor then is none now"
+                " and flags became part of the code when it was compiled"
             )
         return [
             tensor if spec is None else _fitting(path, tensor, spec)
@@ -139,7 +138,7 @@ class Inputs:
 
 
 def _collect(form: Any, value: Any, path: Path, found: list[tuple[Path, torch.Tensor]]) -> None:
-    """Append the tensors of `value`, in the order of `form`."""
+    """Append the tensors of `value` to `found`, in the order of `form`."""
     if isinstance(value, torch.Tensor):
         if entries(form) is not None:
             raise _form_error(form, value, path)
@@ -187,56 +186,55 @@ def _names(arguments: dict[str, Any]) -> str:
 
 
 def _fitting(path: Path, tensor: torch.Tensor, spec: InputSpec) -> torch.Tensor:
-    """The tensor, or a copy in the layout that the code reads. Raises PackageInputError."""
+    """Return the tensor, or a copy in the expected layout. Raises PackageInputError."""
     shape, strides = tensor.shape, tensor.stride()
     if tensor.dtype is not spec.dtype:
         raise PackageInputError(
-            f"{place(path)} is {tensor.dtype}, and the package was made for {spec.dtype}: convert it by"
+            f"{place(path)} is {tensor.dtype}, and the package was compiled for {spec.dtype}: convert it by"
             f" .to({spec.dtype})"
         )
     if len(shape) != spec.dims or any(shape[dim] != size for dim, size in spec.sizes.items()):
         sizes = [str(spec.sizes.get(dim, "any")) for dim in range(spec.dims)]
         expected = f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"
         raise PackageInputError(
-            f"{place(path)} is {tuple(shape)}, and the package was made for {expected}"
+            f"{place(path)} is {tuple(shape)}, and the package was compiled for {expected}"
         )
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
     fits = _lies(shape, strides, spec.strides)
     if len(spec.strides) == spec.dims:
         return tensor if fits else _laid_out(path, tensor, spec.strides)
-    # The code computes the other strides from the sizes, and does not say how: as for a dense tensor,
-    # unless the sample that it was made with was none.
+    # The code computes the other strides from the sizes: as for a dense tensor, unless its sample was
+    # not dense.
     usual = [known for known in _usual_strides(shape) if _lies(shape, known, spec.strides)]
     if fits and (not usual or any(_lies(shape, strides, dict(enumerate(s))) for s in usual)):
         return tensor
     raise PackageInputError(
-        f"{place(path)} lies in memory with the strides {strides}, and the package was made for tensors"
-        " without gaps and of one memory format: give it .contiguous(), or in the format of the sample"
-        " that the package was made with"
+        f"{place(path)} has the strides {strides}, and the package was compiled for tensors without gaps in"
+        " one memory format: use .contiguous(), or the memory format of the sample"
     )
 
 
 def _laid_out(path: Path, tensor: torch.Tensor, strides: dict[int, int]) -> torch.Tensor:
     if 0 in strides.values():
         raise PackageInputError(
-            f"{place(path)} has the strides {tensor.stride()}, and the package was made for an expanded"
-            f" tensor with {tuple(strides.values())}: expand it as the sample was"
+            f"{place(path)} has the strides {tensor.stride()}, and the package was compiled for an"
+            f" expanded tensor with {tuple(strides.values())}: expand it like the sample"
         )
     wanted = [strides[dim] for dim in range(tensor.dim())]
     return torch.empty_strided(tensor.shape, wanted, dtype=tensor.dtype).copy_(tensor)
 
 
 def _lies(shape: torch.Size, strides: tuple[int, ...], expected: dict[int, int]) -> bool:
-    """Whether the strides are the expected ones, where they are told and matter."""
-    # The stride of a dimension of size 1 is never used, and in an empty tensor none is.
+    """Whether the strides are the expected ones, where these are known and matter."""
+    # Strides of dimensions of size 1, and of empty tensors, are never used.
     return not shape.numel() or all(
         strides[dim] == stride or shape[dim] == 1 for dim, stride in expected.items()
     )
 
 
 def _usual_strides(shape: torch.Size) -> Iterator[tuple[int, ...]]:
-    """Those of a contiguous tensor, and of one with channels last."""
+    """Yield the strides of a contiguous tensor and of one with channels last."""
     contiguous = [1] * len(shape)
     for dim in range(len(shape) - 2, -1, -1):
         contiguous[dim] = contiguous[dim + 1] * max(1, shape[dim + 1])

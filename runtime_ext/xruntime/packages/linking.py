@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Links packages of compiled code so that each uses its own copy of the functions that it defines.
+"""Linker options with which each package uses its own copy of the functions that it defines.
 
-A package's library parses a device's name with std::regex, whose code is made anew in every library
-that uses it, under the same names. The loader gives all of them the first that it finds; made by
-another version of GCC, that is a crash (seen with GCC 13 beside a torch for CUDA 13, 2.11, in torch's own
-loader as well). -Bsymbolic binds a library's calls to what it defines itself.
+A package's library parses a device's name with std::regex, whose code is compiled into every library
+that uses it, under the same names. The loader binds all of them to the first that it finds; compiled by
+another version of GCC, that crashes (seen with GCC 13 and a torch 2.11 for CUDA 13, also in torch's own
+loader). -Bsymbolic binds a library's calls to its own definitions.
 
-Where the compiler has no shared libstdc++ to link, it takes the static one, and the library defines all of
-that, too. Its unique symbols are the process's in spite of -Bsymbolic: half of the library's locale
-would be another's, and parsing the name a bad_cast or a crash (seen on Ubuntu 24.04). So names that come
-from the static libstdc++ are kept inside.
+A compiler without a shared libstdc++ links the static one into the library. Its unique symbols are shared
+with the process in spite of -Bsymbolic: half of the library's locale would be the process's, and parsing
+the name ends in bad_cast or a crash (seen on Ubuntu 24.04). So names from the static libstdc++ are hidden.
 
-torch has no setting for linker options, but one for the compiler: it is given a script that adds the
-options where a library is linked.
+torch has no setting for linker options, but one for the compiler: a script that adds the options when a
+library is linked.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ exec {compiler} "$@"
 
 
 def linking_settings() -> dict[str, object]:
-    """Settings of Inductor with which the libraries of packages are linked so; none off Linux.
+    """Return the settings of Inductor for these linker options; none on other systems than Linux.
 
-    The script lies in torch's cache folder, under a path that only changes with what it says: the path is
-    part of the key of what torch caches.
+    The script is in torch's cache directory, under a path that changes only with its text, because the
+    path is part of the key of torch's cache.
     """
     if sys.platform != "linux":
         return {}
@@ -47,10 +46,10 @@ def linking_settings() -> dict[str, object]:
     compiler = get_cpp_compiler()
     text = _SCRIPT.format(compiler=shlex.quote(compiler), options=_OPTIONS)
     name = hashlib.sha256(text.encode()).hexdigest()[:16]
-    folder = os.path.join(cache_dir(), "xruntime", name)
+    directory = os.path.join(cache_dir(), "xruntime", name)
     # torch tells GCC from Clang by the name.
-    script = os.path.join(folder, os.path.basename(compiler))
-    os.makedirs(folder, mode=0o700, exist_ok=True)
+    script = os.path.join(directory, os.path.basename(compiler))
+    os.makedirs(directory, mode=0o700, exist_ok=True)
     partial = f"{script}.{os.getpid()}"
     with open(partial, "w") as file:
         file.write(text)

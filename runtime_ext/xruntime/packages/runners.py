@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two ways to run the code of a package: its own C interface, and torch's runner.
 
-The C interface is promised to stay; how tensors get through it (torch._C._aoti) is private to torch.
-Tried with torch 2.11 and 2.13. `why_not_by_hand` sends a tensor there and back before any other.
+The C interface is stable; the functions that convert tensors for it (torch._C._aoti) are private to torch.
+Tested with torch 2.11 and 2.13. `c_interface_problem` tests the conversion before its first use.
 
 Source: torch/csrc/inductor/aoti_runtime/interface.h.
 """
@@ -51,10 +51,10 @@ _FUNCTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
         _Pointer,
     ),
 }
-"""What is called of the C interface, with its arguments; each returns 0, or that it failed."""
+"""The functions of the C interface that are used, with their arguments; each returns 0 on success."""
 
 _LAST_ERROR: Final = "AOTInductorGetLastError"
-"""Since torch 2.13; code made before writes the reason of a failure to standard error."""
+"""Since torch 2.13; older code writes the reason of a failure to standard error."""
 
 _get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _get_pointer.argtypes, _get_pointer.restype = (ctypes.py_object, _Text), _Pointer
@@ -63,14 +63,14 @@ _new_capsule.argtypes, _new_capsule.restype = (_Pointer, _Text, _Pointer), ctype
 
 
 class _Slot(NamedTuple):
-    """Where one running call leaves the addresses of its tensors."""
+    """Memory for the addresses of one call's tensors."""
 
     inputs: Any
     outputs: Any
 
 
 class CRunner:
-    """The code of a package, by its C interface."""
+    """The code of a package, called by its C interface."""
 
     def __init__(self, library: str, runners: int, path: str) -> None:
         self._path = path
@@ -84,7 +84,7 @@ class CRunner:
             ),
             f"{path} cannot be set up",
         )
-        # Not at the interpreter's exit, where threads may still be inside.
+        # Not at the interpreter's exit, when threads may still run the code.
         self._free = weakref.finalize(self, _freed, loaded, handle)
         self._free.atexit = False
         self._inputs = self._count("Inputs")
@@ -92,14 +92,14 @@ class CRunner:
         self.input_form, self._output_spec = self._read_forms()
         self._closing = threading.Lock()
         self._slots: SimpleQueue[_Slot | None] = SimpleQueue()
-        """None, at its end, when the package is closed."""
+        """None at its end means that the package is closed."""
 
         for _ in range(runners):
             slot = _Slot((_Pointer * self._inputs)(), (_Pointer * self._outputs)())
             self._slots.put(slot)
 
     def run(self, tensors: list[torch.Tensor]) -> Any:
-        """The outputs, in the form that was exported. The tensors have been checked."""
+        """Return the outputs in the exported form. The tensors must have been checked."""
         slot = self._slots.get()
         if slot is None:
             self._slots.put(None)
@@ -108,7 +108,7 @@ class CRunner:
             for i, capsule in enumerate(_aoti().unsafe_alloc_void_ptrs_from_tensors(tensors)):
                 slot.inputs[i] = _get_pointer(capsule, None)
             ctypes.memset(slot.outputs, 0, ctypes.sizeof(slot.outputs))
-            # The code takes the input tensors over; the lock is free from here
+            # The code takes over the input tensors. The GIL is released in this call.
             failed = self._library.AOTInductorModelContainerRun(
                 self._handle,
                 slot.inputs,
@@ -118,7 +118,7 @@ class CRunner:
                 None,
                 None,
             )
-            # to here. A failure's message belongs to this thread.
+            # A failure's message is stored by thread.
             _check(self._library, failed, f"{self._path} failed")
             pointers = list(slot.outputs)
         finally:
@@ -127,7 +127,7 @@ class CRunner:
 
     @property
     def inputs(self) -> int | None:
-        """How many tensors it takes."""
+        """The number of tensors that it takes."""
         return self._inputs
 
     def close(self) -> None:
@@ -143,27 +143,27 @@ class CRunner:
         number = _Size()
         function = getattr(self._library, f"AOTInductorModelContainerGetNum{what}")
         failed = function(self._handle, ctypes.byref(number))
-        _check(self._library, failed, f"{self._path} does not tell its number of {what.lower()}")
+        _check(self._library, failed, f"{self._path} does not report its number of {what.lower()}")
         return number.value
 
     def _read_forms(self) -> tuple[Any, Any]:
-        """A nest like the arguments, and torch's description of the outputs."""
+        """Read a nest like the arguments, and torch's description of the outputs."""
         inputs, outputs = _Text(), _Text()
         failed = self._library.AOTInductorModelContainerGetCallSpec(
             self._handle, ctypes.byref(inputs), ctypes.byref(outputs)
         )
-        _check(self._library, failed, f"{self._path} does not tell how it is called")
+        _check(self._library, failed, f"{self._path} does not report how it is called")
         texts = (inputs.value or b"").decode(), (outputs.value or b"").decode()
         return _forms(*texts, path=self._path)
 
 
 class TorchRunner:
-    """The same by torch's own runner, which keeps the interpreter's lock."""
+    """The code of a package, called by torch's own runner, which holds the GIL."""
 
     def __init__(self, path: str, runners: int, model: str) -> None:
         from torch._inductor.package.package import load_package
 
-        # torch._inductor.aoti_load_package, the public name, has no way to say how many.
+        # torch._inductor.aoti_load_package, the public function, has no parameter for the number.
         known = inspect.signature(load_package).parameters
         many: dict[str, Any] = {"num_runners": runners} if "num_runners" in known else {}
         self._path = path
@@ -189,9 +189,9 @@ Runner: TypeAlias = "CRunner | TorchRunner"
 
 
 def _loaded(library: str, path: str) -> ctypes.CDLL:
-    """The library, what is called of it declared. Raises PackageError."""
+    """Load the library and declare its functions. Raises PackageError."""
     try:
-        # All symbols are looked up now, so that a missing one is an error and not the end.
+        # All symbols are looked up now: a missing one is an error instead of a crash later.
         loaded = ctypes.CDLL(library)
         for name, arguments in _FUNCTIONS.items():
             function = getattr(loaded, name)
@@ -199,10 +199,10 @@ def _loaded(library: str, path: str) -> ctypes.CDLL:
     except (OSError, AttributeError) as error:
         text = str(error).replace(library, "its library")
         if "not permitted" in text:
-            remedy = "the temporary folder forbids execution: set TMPDIR to one that allows it"
+            remedy = "the temporary directory forbids execution: set TMPDIR to one that allows it"
         else:
             remedy = (
-                f"it was made with another torch than {torch.__version__}, or uses operators of a"
+                f"it was compiled with another torch than {torch.__version__}, or uses operators of a"
                 " library that has to be imported first"
             )
         raise PackageError(f"{path} cannot be loaded ({text}): {remedy}") from error
@@ -213,7 +213,7 @@ def _loaded(library: str, path: str) -> ctypes.CDLL:
 
 
 def _check(library: ctypes.CDLL, failed: int, what: str) -> None:
-    """Raises PackageError, with the message that the code left, if it failed."""
+    """Raise PackageError with the code's message if it failed."""
     if not failed:
         return
     message = _Text()
@@ -226,14 +226,14 @@ def _check(library: ctypes.CDLL, failed: int, what: str) -> None:
 
 def _freed(library: ctypes.CDLL, handle: ctypes.c_void_p) -> None:
     library.AOTInductorModelContainerDelete(handle)
-    # ctypes itself never unloads; the library can be as large as the weights.
+    # ctypes never unloads a library, and this one can be as large as the weights.
     close = ctypes.CDLL(None).dlclose
     close.argtypes = (_Pointer,)
-    close(library._handle)  # noqa: SLF001 - ctypes gives the handle no other name
+    close(library._handle)  # noqa: SLF001 - ctypes has no public name for the handle
 
 
 def _forms(inputs: str, outputs: str, *, path: str) -> tuple[Any, Any]:
-    """What the two descriptions of a call say: a nest like (args, kwargs), and a pytree spec."""
+    """Parse the descriptions of a call: a nest like (args, kwargs), and the outputs' pytree spec."""
     import torch.utils._pytree as pytree
 
     try:
@@ -243,8 +243,8 @@ def _forms(inputs: str, outputs: str, *, path: str) -> tuple[Any, Any]:
         return (tuple(args), dict(kwargs)), pytree.treespec_loads(outputs)
     except Exception as error:
         raise PackageError(
-            f"{path}: how it is called cannot be read ({error}). If its arguments or outputs are of"
-            " classes of a library's, import that first"
+            f"{path}: the form of its calls cannot be read ({error}). If its arguments or outputs are of"
+            " a library's classes, import that library first"
         ) from error
 
 
@@ -253,21 +253,21 @@ def _aoti() -> Any:
 
 
 def _tensors_at(pointers: list[int | None]) -> list[torch.Tensor | None]:
-    """Take over the tensors that the code left. An output that is None has no address."""
+    """Take over the output tensors. An output that is None has no address."""
     capsules = [_new_capsule(pointer, None, None) for pointer in pointers if pointer is not None]
-    # Its brother for one tensor, alloc_tensor_by_stealing_from_void_ptr, never frees it.
+    # alloc_tensor_by_stealing_from_void_ptr, for a single tensor, never frees it.
     tensors = iter(_aoti().alloc_tensors_by_stealing_from_void_ptrs(capsules))
     return [None if pointer is None else next(tensors) for pointer in pointers]
 
 
 @functools.cache
-def why_not_by_hand() -> str | None:
-    """Why this torch gives no way to call the C interface; None where a tensor comes back whole."""
+def c_interface_problem() -> str | None:
+    """Return why this torch cannot call the C interface; None if a tensor survives the conversion."""
     try:
         sent = torch.arange(6.0).reshape(2, 3)
         (capsule,) = _aoti().unsafe_alloc_void_ptrs_from_tensors([sent])
         back = _tensors_at([_get_pointer(capsule, None)])[0]
         whole = back is not None and back.data_ptr() == sent.data_ptr() and torch.equal(back, sent)
-    except Exception as error:  # noqa: BLE001 - whatever it is, torch's own runner is the answer
-        return f"torch {torch.__version__} passes tensors in another way ({error})"
-    return None if whole else f"torch {torch.__version__} passes tensors in another way"
+    except Exception as error:  # noqa: BLE001 - after any failure torch's own runner is used
+        return f"torch {torch.__version__} converts tensors differently ({error})"
+    return None if whole else f"torch {torch.__version__} converts tensors differently"

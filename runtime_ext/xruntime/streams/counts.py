@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many streams serve a module best, found on the first batches that it is given."""
+"""The search for the fastest number of streams, on a module's first batches."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ import math
 from typing import NamedTuple
 
 VISITS = 3
-"""Batches that each count is given; the first of them, which warms up, does not count.
+"""Batches for each number; the first one, which warms up, does not count.
 
-So many batches in a row that are too small for what is left to try end the search."""
+This many batches in a row that are too small for the remaining numbers end the search."""
 
 
 class Measured(NamedTuple):
-    """What a count of streams achieved."""
+    """The rate of a number of streams."""
 
     streams: int
     items_per_s: float
-    """The best of its batches that count: what disturbs a batch only slows it."""
+    """The best of its batches: disturbances only slow a batch."""
 
 
 class StreamCountSearch:
-    """Hands out counts to try and takes what they achieved; then `best` is known.
+    """Proposes numbers to try and records their rates, until `best` is known.
 
-    Not thread-safe: one batch at a time is measured, or they would disturb each other.
+    Not thread-safe: batches measured at the same time would disturb each other.
     """
 
     def __init__(self, counts: tuple[int, ...]) -> None:
@@ -32,24 +32,24 @@ class StreamCountSearch:
         self._too_small = 0
 
     def next_count(self, items: int) -> int | None:
-        """The count that a batch of `items` shall be run on; None where it is too small to tell.
+        """Return the number of streams for a batch of `items`; None if the batch is too small.
 
-        A count is tried only on batches that have an item for each of its streams.
+        A number is tried only on batches that have an item for each stream.
         """
         open_counts = [n for n, visits in self._visits.items() if visits < VISITS and n <= items]
         self._too_small = 0 if open_counts else self._too_small + 1
-        # All batches of one count in a row: its streams are warm then.
+        # All batches of one number in a row, while its streams are warm.
         return open_counts[0] if open_counts else None
 
     def record(self, count: int, items: int, seconds: float) -> None:
-        """A batch of `items` took `seconds` on `count` streams."""
+        """Record that a batch of `items` took `seconds` on `count` streams."""
         self._visits[count] += 1
         if self._visits[count] > 1:
             self._rates[count] = max(self._rates[count], items / seconds)
 
     @property
     def best(self) -> int | None:
-        """The count with the highest rate; None until all were tried that batches have items for."""
+        """The number with the highest rate; None until all that batches have items for were tried."""
         unfinished = any(visits < VISITS for visits in self._visits.values())
         if (unfinished and self._too_small < VISITS) or not any(self._rates.values()):
             return None
@@ -57,15 +57,15 @@ class StreamCountSearch:
 
     @property
     def measured(self) -> tuple[Measured, ...]:
-        """What was seen so far, in the order tried."""
+        """The rates so far, in the order tried."""
         return tuple(Measured(n, rate) for n, rate in self._rates.items() if rate)
 
 
 def counts_to_try(cores: int) -> tuple[int, ...]:
-    """One stream a core, then half as many at each step, to one stream on all cores.
+    """Return the numbers to try: one stream for each core, then half as many in each step, down to one.
 
-    **Ex.:** ``counts_to_try(6) == (6, 3, 2, 1)``: only counts that give every stream the same number
-    of cores, which is what compiled modules need.
+    **Ex.:** ``counts_to_try(6) == (6, 3, 2, 1)``: only numbers that give every stream the same number
+    of cores, which compiled modules need.
     """
     halves = {max(1, cores >> shift) for shift in range(math.ceil(math.log2(cores)) + 1)}
     fitting = {max(n for n in range(1, half + 1) if cores % n == 0) for half in halves}

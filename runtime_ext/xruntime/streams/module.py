@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A module whose batches are split over streams, on one copy of the weights.
+"""`MultiStreamModule`: splits batches over streams that share one copy of the weights.
 
 model = MultiStreamModule(compiled, num_streams=16, cpu_pool=CPUPool(node=0))
 output = model(batch)                   # split over 16 streams, joined again
-for answer in model.map(requests): ...  # or a whole request a stream
+for answer in model.map(requests): ...  # or one whole request for each stream
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Any, Final, Self
 
 import torch
 
-from xruntime.compilation.compiled import CompiledForStreams, kind_of
-from xruntime.compilation.interpreter_lock import lock_exists
-from xruntime.errors import ClosedError, InterpreterLockWarning, StreamCountError
+from xruntime.compilation.for_streams import CompiledForStreams
+from xruntime.compilation.kinds import gil_enabled, kind_of
+from xruntime.errors import ClosedError, GILWarning, StreamCountError
 from xruntime.packages.package import StreamPackage
 from xruntime.streams.counts import Measured, StreamCountSearch, counts_to_try
 from xruntime.streams.hints import MultiStreamModuleHint
 from xruntime.streams.joining import join
-from xruntime.streams.running import QUEUE_LENGTH, Streams, answers
+from xruntime.streams.running import QUEUE_LENGTH, Streams, ordered_results
 from xruntime.streams.splitting import count_items, even_sizes, split
 from xruntime.streams.whole_batch import (
     compare,
@@ -43,32 +43,32 @@ class MultiStreamModule(torch.nn.Module):
     """Splits each batch over streams, calls `model` in each with its part, joins the results.
 
     A stream is a host thread with an OpenMP team of its own on its share of `cpu_pool` (None: one CPU
-    of each core that this process may use). It is re-entrant and thread-safe, and keeps no batch.
+    of each core that this process may use). Many threads may call the module at once.
 
     num_streams
-        A number, or "auto": the first batches try out several numbers, the fastest is kept, and
-        `describe()` tells what was seen; numbers above the items of a batch are not tried. More streams than cores become one a core, with a warning;
-        `oversubscribe` allows them. Streams have the same number of cores; where that leaves some
-        over, the first streams have one more, except for modules that were compiled for a number.
+        A number, or "auto": the first batches try several numbers, the fastest is kept, and
+        `describe()` shows the rates; numbers above the items of a batch are not tried. More streams
+        than cores become one for each core, with a warning; `oversubscribe` allows them. Cores that are
+        left over go to the first streams, except for modules that were compiled for a number of threads.
     concat_output
         False: return the list of the parts' outputs instead of joining them.
     input_split_hint, output_concat_hint
-        Which dimension of which tensor is the batch (see MultiStreamModuleHint). None: the first of
-        every tensor.
+        The dimension of each tensor that holds the batch (see MultiStreamModuleHint). None: the first
+        of every tensor.
     pin_workers
         Run each worker of a stream's team on one CPU.
     queue_length
-        How many calls of `submit` and `map` wait for each stream before their caller does.
+        The number of calls of `submit` and `map` that wait for each stream before the caller does.
     check
         Compare the first batch that is split without hints with a call of the eager module on all of
         it: without a hint the batch's dimension is a guess. Packages have no eager module.
 
-    Grad, inference and autocast modes of the caller hold in the streams. An eager module is right,
-    but its streams wait for each other in Python: one InterpreterLockWarning says so and names the
-    remedy, `compile_for_streams`.
+    Streams take over the caller's grad, inference and autocast modes. Streams of an eager module compute
+    the right result but wait for each other in Python: one GILWarning says so and names the remedy,
+    `compile_for_streams`.
 
-    Raises StreamCountError for a number that cannot be had, TypeError for a model that cannot be called.
-    A call raises BatchError where the module cannot be split: a batch norm or dropout is in training
+    Raises StreamCountError for an impossible number, TypeError for a model that cannot be called.
+    A call raises BatchError if the module cannot be split: a batch norm or dropout is in training
     mode, arguments or outputs do not fit, or the first comparison fails.
     """
 
@@ -102,30 +102,30 @@ class MultiStreamModule(torch.nn.Module):
         self._training_dependent = training_dependent(model)
         guesses = input_split_hint is None or output_concat_hint is None
         self._uncompared = check and concat_output and guesses
-        """The next batch that is split is compared with the whole."""
+        """Whether the next batch that is split is compared with the whole."""
 
         self._pin_workers = pin_workers
         self._queue_length = queue_length
         self._oversubscribe = oversubscribe
-        self._deciding = threading.RLock()
-        """Held while batches are measured."""
+        self._search_lock = threading.RLock()
+        """Held while a batch is measured."""
         self._search: StreamCountSearch | None = None
         self._seen: tuple[Measured, ...] = ()
         count = self._checked_count(num_streams)
-        self._warn_of_the_lock(count)
+        self._warn_of_the_gil(count)
         self._streams = self._start(count)
 
     @property
     def num_streams(self) -> int:
-        """How many streams there are; under "auto", how many the next batch is tried on."""
+        """The number of streams; under "auto", the number that the next batch is tried on."""
         return len(self._streams)
 
     def get_stream_number(self) -> int:
-        """The same, under the name that Intel's extension for PyTorch gave it."""
+        """The same as `num_streams`, under the name in Intel's extension for PyTorch."""
         return self.num_streams
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the model on all streams with the parts of the arguments; its outputs, joined.
+        """Call the model on all streams with the parts of the arguments; return the joined outputs.
 
         A batch with fewer items than streams uses that many streams. An exception of a stream is
         raised when all have ended.
@@ -137,13 +137,13 @@ class MultiStreamModule(torch.nn.Module):
 
     def _split_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._search is not None:
-            with self._deciding:
+            with self._search_lock:
                 if self._search is not None:
                     return self._measured_call(self._search, args, kwargs)
         return self._call(self._streams, args, kwargs)
 
     def _compared_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call whose result is compared with that of the whole batch, if it is split."""
+        """Call the model, and compare the result with that of the whole batch if it is split."""
         original = eager_original(self.model)
         items = count_items(args, kwargs, self.input_split_hint)
         if original is None or min(items, len(self._streams)) < 2:
@@ -160,10 +160,9 @@ class MultiStreamModule(torch.nn.Module):
                 raise training_error(name, layer)
 
     def submit(self, /, *args: Any, **kwargs: Any) -> TaskFuture[Any]:
-        """Call the model with these arguments, whole, on the next free stream.
+        """Call the model with these arguments, unsplit, on the next free stream; return a future.
 
-        Returns a future at once, or when the queue has room. Raises ClosedError, and BatchError for a
-        module in training mode.
+        Waits while the queue is full. Raises ClosedError, and BatchError for a module in training mode.
         """
         self._refuse_training()
         while True:
@@ -171,37 +170,37 @@ class MultiStreamModule(torch.nn.Module):
             try:
                 return streams.submit(*args, **kwargs)
             except ClosedError:
-                # Or were there others a moment ago, while a batch was measured?
+                # The measurement of a batch may have replaced the streams meanwhile.
                 if streams is self._streams:
                     raise
 
     def map(self, calls: Iterable[Any]) -> Iterator[Any]:
-        """Call the model with each item of `calls`, whole, on all streams; yield results in order."""
-        return answers(self.submit, calls, self._streams.room)
+        """Call the model with each item of `calls`, unsplit, on all streams; yield results in order."""
+        return ordered_results(self.submit, calls, self._streams.room)
 
     def close(self) -> None:
-        """Take no more calls; return when those accepted are done."""
+        """Refuse further calls; return when those accepted are done."""
         self._streams.close()
 
     def describe(self) -> str:
-        """What runs where, and why so many streams: a few lines to read."""
+        """Describe the streams, their CPUs and the measured rates, in a few lines."""
         pools = self._streams.pools
         lines = [f"{len(pools)} {'stream' if len(pools) == 1 else 'streams'} of {self._kind.value}"]
         lines += [f"  stream {index}: {_share(pool)}" for index, pool in enumerate(pools)]
         if self._search is not None:
             lines.append(
-                "  the number is not settled: the next batches with an item for each stream are measured"
+                "  the number is not decided: the next batches with an item for each stream are measured"
             )
         if self._uncompared and eager_original(self.model) is None:
             lines.append(
-                "  not compared with a whole batch, for there is no eager module: dimension 0 of every"
-                " tensor is taken for the batch where no hint says otherwise"
+                "  not compared with a whole batch, because there is no eager module: without a hint,"
+                " dimension 0 of every tensor is the batch"
             )
-        lines += [f"  seen with {m.streams}: {m.items_per_s:.1f} items/s" for m in self._seen]
+        lines += [f"  rate with {m.streams}: {m.items_per_s:.1f} items/s" for m in self._seen]
         return "\n".join(lines)
 
     def extra_repr(self) -> str:
-        """What torch shows of it beside the model. **Ex.:** ``2 streams on CPUs 0-7``."""
+        """The text that torch prints beside the model. **Ex.:** ``2 streams on CPUs 0-7``."""
         count = self.num_streams
         return f"{count} {'stream' if count == 1 else 'streams'} on CPUs {self.cpu_pool}"
 
@@ -217,19 +216,19 @@ class MultiStreamModule(torch.nn.Module):
         self._streams.close(cancel_pending=kind is not None)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Threads and locks are not copied: a copy has its own.
+        # A copy has threads and locks of its own.
         state = self.__dict__.copy()
-        del state["_deciding"], state["_streams"]
+        del state["_search_lock"], state["_streams"]
         return state | {"_count": self.num_streams}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         count = state.pop("_count")
         super().__setstate__(state)  # type: ignore[no-untyped-call]  # torch has no types there
-        self._deciding = threading.RLock()
+        self._search_lock = threading.RLock()
         self._streams = self._start(count)
 
     def _checked_count(self, asked: int | str) -> int:
-        """The number to begin with; sets up the search when it is to be found."""
+        """Return the number to start with; set up the search under "auto"."""
         cores = self.cpu_pool.core_count
         fixed, runners = _fixed_threads(self.model), _runners(self.model)
         if isinstance(asked, str) and asked.lower() == AUTO:
@@ -242,18 +241,17 @@ class MultiStreamModule(torch.nn.Module):
             return most
         if isinstance(asked, bool) or not isinstance(asked, int) or asked < 1:
             raise StreamCountError(
-                f"num_streams={asked!r}: it is a number from 1 to {cores}, the cores of the pool,"
-                ' or "auto"'
+                f'num_streams={asked!r}: allowed are 1 to {cores}, the cores of the pool, or "auto"'
             )
         if runners is not None and asked > runners:
             raise StreamCountError(
                 f"num_streams={asked} is more than the {runners} calls that the package runs at a time:"
-                f" load_package(path, runners={asked})"
+                f" load it by load_package(path, runners={asked})"
             )
         if asked > cores and not self._oversubscribe:
             warnings.warn(
-                f"num_streams={asked} is more than the {cores} cores of the pool, so there will be"
-                f" {cores}; oversubscribe=True has them share cores",
+                f"num_streams={asked} is more than the {cores} cores of the pool, so {cores} are used;"
+                " oversubscribe=True lets streams share cores",
                 stacklevel=3,
             )
             return cores
@@ -273,7 +271,7 @@ class MultiStreamModule(torch.nn.Module):
         if count > len(cores):
             shares = tuple(cores[index % len(cores)] for index in range(count))
         else:
-            # Compiled code is for one number of threads, so what is left over stays idle.
+            # Compiled code is for one number of threads, so cores that are left over stay idle.
             shares = self.cpu_pool.split(count, equal=fixed is not None)
         if fixed is None:
             return shares
@@ -281,7 +279,7 @@ class MultiStreamModule(torch.nn.Module):
             raise StreamCountError(
                 f"num_streams={count} gives streams of {len(shares[0])} CPUs, and the module was"
                 f" compiled for {fixed} threads: this pool of {len(self.cpu_pool)} CPUs has room for at"
-                f" most {len(self.cpu_pool) // fixed}. Ask for so many, or compile it for fewer threads"
+                f" most {len(self.cpu_pool) // fixed} streams. Use fewer streams, or compile for fewer threads"
             )
         return tuple(_first_cpus(share, fixed) for share in shares)
 
@@ -291,7 +289,7 @@ class MultiStreamModule(torch.nn.Module):
         outputs = streams.call_each(parts)
         sizes = None
         if self.concat_output and self.output_concat_hint is None and len(parts) > 1:
-            # Without a hint, an output is known to hold the batch by its size alone.
+            # Without a hint, only its size shows whether an output holds the batch.
             sizes = even_sizes(count_items(args, kwargs, hint), len(parts))
         return join(outputs, self.output_concat_hint, self.concat_output, sizes=sizes)
 
@@ -317,30 +315,30 @@ class MultiStreamModule(torch.nn.Module):
             before, self._streams = self._streams, self._start(count)
             before.close()
 
-    def _warn_of_the_lock(self, count: int) -> None:
-        if count == 1 or not self._kind.holds_lock or not lock_exists():
+    def _warn_of_the_gil(self, count: int) -> None:
+        if count == 1 or not self._kind.holds_gil or not gil_enabled():
             return
         warnings.warn(
-            f"{count} streams call {self._kind.value}, which holds the interpreter's lock (GIL) while"
-            " it runs Python, so the streams wait for each other. Remedy:"
-            " xruntime.compile_for_streams(model, sample), which compiles it to run without the lock",
-            InterpreterLockWarning,
+            f"{count} streams call {self._kind.value}, which holds the GIL while it runs Python, so the"
+            " streams wait for each other. Remedy: xruntime.compile_for_streams(model, sample), which"
+            " compiles it to run without the GIL",
+            GILWarning,
             stacklevel=3,
         )
 
 
 def _fixed_threads(model: object) -> int | None:
-    """How many threads a model's code was made for; None where any number will do."""
+    """The number of threads that a model was compiled for; None if it takes any number."""
     return model.threads if isinstance(model, (CompiledForStreams, StreamPackage)) else None
 
 
 def _runners(model: object) -> int | None:
-    """How many calls a model can run at a time; None where there is no limit."""
+    """The number of calls that a model can run at a time; None without a limit."""
     return model.runners if isinstance(model, StreamPackage) else None
 
 
 def _first_cpus(pool: CPUPool, count: int) -> CPUPool:
-    """So many CPUs of a pool, on as many cores as there are."""
+    """The first `count` CPUs of a pool, spread over as many cores as possible."""
     by_sibling = sorted((rank, cpu) for core in pool.cores for rank, cpu in enumerate(core))
     return CPUPool([cpu for _, cpu in by_sibling[:count]], machine=pool.machine)
 
@@ -348,7 +346,7 @@ def _first_cpus(pool: CPUPool, count: int) -> CPUPool:
 def _check_hint(name: str, hint: object) -> None:
     if hint is not None and not isinstance(hint, MultiStreamModuleHint):
         raise TypeError(
-            f"{name} is {hint!r}: it has to be a MultiStreamModuleHint, such as"
+            f"{name}={hint!r}: it has to be a MultiStreamModuleHint, such as"
             " MultiStreamModuleHint(0), or None"
         )
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A set of streams: host threads on disjoint shares of a pool that all call the same module."""
+"""`Streams`: host threads on shares of a pool that all call the same module."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from xruntime.threads.cpu_pool import CPUPool
 from xruntime.threads.worker import Submission, TaskFuture, Turn, Worker, submission_of
 
 QUEUE_LENGTH = 2
-"""How many calls wait for each stream before `submit` makes its caller wait."""
+"""Number of calls that wait for each stream before `submit` makes its caller wait."""
 
 
 class Streams:
-    """One stream a pool of `pools`; each calls `module` with its own team, a thread a CPU.
+    """One stream for each pool of `pools`; each calls `module` with its own team, one thread for each CPU.
 
-    A signal's handler, such as that of Ctrl-C, may raise anywhere in the main thread. So a submitter
-    only adds its call to what waits and wakes a stream; all else that changes is changed by the streams.
+    A signal handler, such as that of Ctrl-C, may raise anywhere in the main thread. So a submitter only
+    adds its call to the queue and wakes a stream; the streams make all other changes of state.
 
-    `call_each` gives every stream its own part of a batch. `submit` gives a whole call to whichever
-    stream is free first; at most `queue_length` calls a stream wait, then the submitter does. Both may
-    be used by many threads at once.
+    `call_each` gives every stream its own part of a batch. `submit` gives a call to the stream that is
+    free first; if `queue_length` calls for each stream wait, the submitter waits too. Many threads may use
+    both at once.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Streams:
             for worker in self._workers:
                 worker.close()
             raise
-        self._begin()
+        self._reset()
         _live.add(self)
 
     def __len__(self) -> int:
@@ -64,20 +64,20 @@ class Streams:
 
     @property
     def room(self) -> int:
-        """How many calls run or wait before `submit` makes its caller wait."""
+        """Number of calls that run or wait before `submit` makes its caller wait."""
         return len(self) * (1 + self._queue_length)
 
     def call_each(self, parts: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> list[Any]:
-        """Call the module with part i on stream i, at most one part a stream; the results in order.
+        """Call the module with part i on stream i; return the results in order.
 
-        When a call fails the others are waited for, and then the first exception is raised, with a
-        note that names its stream.
+        If a call fails, the first exception is raised after all calls have ended, with a note that names
+        its stream.
         """
         futures: list[TaskFuture[Any]] = []
         try:
             for worker, (args, kwargs) in zip(self._workers, parts, strict=False):
                 futures.append(worker.submit(self.module, args, kwargs))
-            # Waited for one by one: there is nothing to do before the last one has ended.
+            # One by one: nothing can be done before the last one has ended.
             errors = [(index, future.exception()) for index, future in enumerate(futures)]
         except BaseException:
             for future in futures:
@@ -90,24 +90,21 @@ class Streams:
         return [future.result() for future in futures]
 
     def submit(self, /, *args: Any, **kwargs: Any) -> TaskFuture[Any]:
-        """Call the module on the next free stream; waits while the queue is full.
-
-        Raises ClosedError.
-        """
+        """Call the module on the next free stream; wait while the queue is full. Raises ClosedError."""
         call = submission_of(self.module, args, kwargs)
         gate = None
         with self._lock:
             if self._closed:
-                raise ClosedError("these streams are closed and take no more work")
+                raise ClosedError("these streams are closed and take no more calls")
             if len(self._waiting) >= len(self) * self._queue_length and not self._free:
                 gate = threading.Lock()
                 gate.acquire()
-                self._outside.append((call, gate))
+                self._blocked.append((call, gate))
             else:
                 self._waiting.append(call)
                 self._wake(1)
         if gate is not None:
-            # A stream releases it when there is room.
+            # A stream releases the lock when there is room.
             try:
                 gate.acquire()
             except BaseException:
@@ -116,21 +113,21 @@ class Streams:
         return call.future
 
     def close(self, *, wait: bool = True, cancel_pending: bool = False) -> None:
-        """Take no more calls; with `wait`, return when those accepted are done.
+        """Refuse further calls; with `wait`, return when those accepted are done.
 
-        `cancel_pending` cancels those that have not begun. Closing again does nothing. A call that a
-        stream makes does not wait: it would wait for itself.
+        `cancel_pending` cancels those that have not begun. Closing again does nothing. Within a stream's
+        own call it does not wait, which would never end.
         """
         with self._lock:
             self._closed = True
-            waiting = [*self._waiting, *(call for call, _ in self._outside)]
+            waiting = [*self._waiting, *(call for call, _ in self._blocked)]
         if cancel_pending:
-            # Not with the lock, which a callback may need.
+            # Without the lock, which a callback may need.
             for call in waiting:
                 call.future.cancel()
         wait = wait and not any(worker.is_current for worker in self._workers)
         for index, worker in enumerate(self._workers):
-            if self._waiting or self._outside:
+            if self._waiting or self._blocked:
                 # A submitter may have been interrupted before it woke a stream.
                 with contextlib.suppress(ClosedError):
                     worker.put(self._turn(index))
@@ -139,33 +136,33 @@ class Streams:
             for worker in self._workers:
                 worker.close()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._lock = threading.Lock()
-        """Held while what follows is read or changed."""
+        """Held while the fields below are read or changed."""
         self._waiting: deque[Submission] = deque()
-        self._outside: deque[tuple[Submission, threading.Lock]] = deque()
+        self._blocked: deque[tuple[Submission, threading.Lock]] = deque()
         """Calls for which there is no room yet; the lock is released when there is."""
-        # In the order in which they became free; the last comes first: its caches are warm.
+        # In the order in which they became free. The last one is used first: its caches are warm.
         self._free = dict.fromkeys(reversed(range(len(self._workers))))
 
     def _turn(self, index: int) -> Turn:
-        # Made each time: kept, it would keep these streams.
+        # Made each time: a stored one would keep these streams alive.
         return Turn(functools.partial(self._take_turn, index))
 
     def _wake(self, streams: int) -> None:
-        """Have so many free streams look for calls. `_lock` is held."""
+        """Wake up to `streams` free streams. The caller holds `_lock`."""
         for _ in range(min(streams, len(self._free))):
             index = next(reversed(self._free))
-            # In this order: a stream that is woken twice finds nothing, one that is not is lost.
+            # In this order: waking a stream twice is harmless, but one that is never woken is lost.
             self._workers[index].put(self._turn(index))
             self._free.pop(index, None)
 
     def _take_turn(self, index: int, make: Callable[[Submission], None]) -> None:
-        """In a stream's thread: make the call that waits longest, then queue for another."""
+        """In a stream's thread: make the call that has waited longest, then queue another turn."""
         while (call := self._next_call(index)) is not None:
             make(call)
             del call
-            # One call at a time, to the end of the worker's line: parts of batches wait there, too.
+            # At the end of the worker's line, because parts of batches wait there too.
             if self._waiting:
                 with contextlib.suppress(ClosedError):
                     self._workers[index].put(self._turn(index))
@@ -173,8 +170,8 @@ class Streams:
 
     def _next_call(self, index: int) -> Submission | None:
         with self._lock:
-            if self._outside:
-                admitted, gate = self._outside.popleft()
+            if self._blocked:
+                admitted, gate = self._blocked.popleft()
                 self._waiting.append(admitted)
                 gate.release()
             if not self._waiting:
@@ -183,18 +180,18 @@ class Streams:
             self._free.pop(index, None)
             call = self._waiting.popleft()
             if self._waiting and self._free:
-                # A submitter was interrupted before it woke somebody.
+                # A submitter was interrupted before it woke a stream.
                 self._wake(1)
         return call
 
 
-def answers(
+def ordered_results(
     submit: Callable[[Any], TaskFuture[Any]], calls: Iterable[Any], ahead: int
 ) -> Iterator[Any]:
-    """Submit each item of `calls`, read at most `ahead` further than answered; yield the results in order.
+    """Submit each item of `calls`, at most `ahead` before the results; yield the results in order.
 
-    An exception of a call is raised where its result would come. What was begun by then is let
-    finish, the rest is cancelled; so it is when the caller wants no more.
+    A call's exception is raised in place of its result. Then, or when the caller stops, calls that have
+    begun finish and the others are cancelled.
     """
     futures: deque[TaskFuture[Any]] = deque()
     try:
@@ -214,15 +211,15 @@ _live: weakref.WeakSet[Streams] = weakref.WeakSet()
 
 @atexit.register
 def _finish_all() -> None:
-    # Before the workers' own end, for this module was imported later: calls still wait for them.
+    # Runs before the workers' exit handler, because this module was imported later.
     for streams in tuple(_live):
         streams.close()
 
 
-def _begin_again_in_child() -> None:
+def _reset_in_child() -> None:
     for streams in tuple(_live):
-        # What waited here waits in the parent, and a lock may have been held by a thread of it.
-        streams._begin()  # noqa: SLF001
+        # Queued calls belong to the parent, and one of its threads may hold the lock.
+        streams._reset()  # noqa: SLF001
 
 
-os.register_at_fork(after_in_child=_begin_again_in_child)
+os.register_at_fork(after_in_child=_reset_in_child)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a module does with a whole batch: the reference for streams that each take a part of it."""
+"""The comparison of the streams' joined output with the eager module's output for the whole batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from xruntime.compilation.accuracy import difference, tolerance_for
-from xruntime.compilation.compiled import CompiledForStreams
+from xruntime.compilation.for_streams import CompiledForStreams
 from xruntime.compilation.kinds import Kind, kind_of
 from xruntime.errors import BatchError, CompilationError
 from xruntime.nests import entries, rebuilt
@@ -27,9 +27,9 @@ _NORMS: Final = (
 
 
 def training_dependent(model: object) -> list[tuple[str, nn.Module]]:
-    """The layers of `model`, with their names, that treat a part of a batch otherwise when they train.
+    """Return the layers of `model`, by name, whose output for a part of a batch differs in training.
 
-    Batch norms compute and collect statistics of their part, and dropouts draw by stream.
+    Batch norms compute statistics of their part only, and dropouts draw random numbers in each stream.
     """
     if not isinstance(model, nn.Module) or isinstance(model, CompiledForStreams):
         return []
@@ -39,13 +39,13 @@ def training_dependent(model: object) -> list[tuple[str, nn.Module]]:
 def _depends(layer: nn.Module) -> bool:
     if isinstance(layer, _NORMS):
         return bool(layer.track_running_stats) or "Batch" in type(layer).__name__
-    # Of attention and recurrent layers a number, and elsewhere a layer of its own.
+    # A number in attention and recurrent layers; in other modules a layer of its own.
     chance = getattr(layer, "p" if "Dropout" in type(layer).__name__ else "dropout", None)
     return isinstance(layer, nn.RReLU) or (isinstance(chance, float) and chance > 0)
 
 
 def training_error(name: str, layer: nn.Module) -> BatchError:
-    """Says that a layer of the module is in training mode."""
+    """The error for a layer in training mode."""
     return BatchError(
         f"{type(layer).__name__} {name!r} is in training mode: in a stream it sees a part of the batch,"
         " so results and running statistics would not be those of the whole. Call .eval() on the module,"
@@ -54,18 +54,18 @@ def training_error(name: str, layer: nn.Module) -> BatchError:
 
 
 def eager_original(model: Any) -> Original | None:
-    """The eager form of `model`, to be called with a whole batch; None where there is none."""
+    """Return the eager form of `model`, to be called with a whole batch; None if there is none."""
     if isinstance(model, CompiledForStreams):
         return model.eager
     kind = kind_of(model)
     if kind in (Kind.COMPILED, Kind.COMPILED_CPP):
         found: Original | None = getattr(model, "_orig_mod", None)
         return found
-    return None if kind in (Kind.PACKAGE, Kind.PACKAGE_UNDER_LOCK) else model
+    return None if kind in (Kind.PACKAGE, Kind.PACKAGE_UNDER_GIL) else model
 
 
 def copied(call: Call) -> Call:
-    """The same call on copies of its tensors, which a module may change in place."""
+    """Copy the tensors of a call, because a module may change them in place."""
     return _copied(call[0]), _copied(call[1])
 
 
@@ -81,11 +81,10 @@ def _copied(value: Any) -> Any:
 
 
 def compare(model: object, original: Original, call: Call, joined: Any) -> None:
-    """Raises BatchError where `original` makes something else of the whole call than `joined`."""
+    """Raise BatchError if `original` returns something else than `joined` for the whole call."""
     remedy = (
-        "Without a hint dimension 0 of every tensor is taken for the batch: say which it is by"
-        " input_split_hint and output_concat_hint. Outputs that chance decides are no fault: check=False"
-        " compares none"
+        "Without a hint, dimension 0 of every tensor is taken for the batch: name it by input_split_hint"
+        " and output_concat_hint. If outputs are random, check=False skips the comparison"
     )
     try:
         with torch.no_grad():
@@ -97,13 +96,13 @@ def compare(model: object, original: Original, call: Call, joined: Any) -> None:
         ) from error
     except Exception as error:
         raise BatchError(
-            f"the first batch cannot be compared with a call of the eager module on all of it, which"
-            f" failed ({type(error).__name__}: {error}). check=False compares none"
+            f"the first batch cannot be compared, because the eager module's call with all of it failed"
+            f" ({type(error).__name__}: {error}). check=False skips the comparison"
         ) from error
     if not different.allowed:
         raise BatchError(
-            f"the streams' joined output is not what the eager module makes of the whole batch:"
-            f" {different}. {remedy}"
+            f"the streams' joined output is not the eager module's for the whole batch: {different}."
+            f" {remedy}"
         )
 
 

@@ -16,14 +16,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*")
 def test_eager_modules_and_functions() -> None:
     assert kind_of(nn.Linear(2, 2)) is Kind.EAGER
     assert kind_of(lambda x: x) is Kind.FUNCTION
-    assert Kind.EAGER.holds_lock
-    assert Kind.FUNCTION.holds_lock
+    assert Kind.EAGER.holds_gil
+    assert Kind.FUNCTION.holds_gil
 
 
 def test_torchscript() -> None:
     module = torch.jit.trace(nn.Linear(2, 2).eval(), torch.ones(1, 2))
     assert kind_of(module) is Kind.SCRIPT
-    assert not Kind.SCRIPT.holds_lock
+    assert not Kind.SCRIPT.holds_gil
 
 
 def test_wrapped_by_torch_compile() -> None:
@@ -33,7 +33,7 @@ def test_wrapped_by_torch_compile() -> None:
     assert kind_of(nn.Sequential(torch.compile(module))) is Kind.COMPILED
     module.compile()
     assert kind_of(module) is Kind.COMPILED
-    assert Kind.COMPILED.holds_lock
+    assert Kind.COMPILED.holds_gil
 
 
 def test_wrapped_in_cpp() -> None:
@@ -45,7 +45,7 @@ def test_wrapped_in_cpp() -> None:
     assert kind_of(torch.compile(module, backend="eager")) is Kind.COMPILED
     module.compile(options=options)
     assert kind_of(module) is Kind.COMPILED_CPP
-    assert not Kind.COMPILED_CPP.holds_lock
+    assert not Kind.COMPILED_CPP.holds_gil
 
 
 def test_every_kind_reads_in_a_sentence() -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from tests.runtime_ext.teams import Team, read_team
 
-from xruntime.errors import BatchError, ClosedError, InterpreterLockWarning, StreamCountError
+from xruntime.errors import BatchError, ClosedError, GILWarning, StreamCountError
 from xruntime.streams.counts import StreamCountSearch
 from xruntime.streams.hints import MultiStreamModuleHint as Hint
 from xruntime.streams.module import MultiStreamModule
@@ -23,7 +23,7 @@ from xruntime.threads.cpu_pool import CPUPool, get_default_num_streams
 # Most modules here are eager, and what is warned of has a test of its own.
 pytestmark = [
     pytest.mark.usefixtures("nothing_stays_changed"),
-    pytest.mark.filterwarnings("ignore::xruntime.errors.InterpreterLockWarning"),
+    pytest.mark.filterwarnings("ignore::xruntime.errors.GILWarning"),
     pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
 ]
 
@@ -182,12 +182,12 @@ def test_automatic_number_is_measured_and_kept(network, two: CPUPool) -> None:
     with MultiStreamModule(network, "auto", two) as multi:
         small, large = batch_of(1), batch_of(8)
         torch.testing.assert_close(multi(small), network(small))
-        assert "not settled" in multi.describe()
+        assert "not decided" in multi.describe()
         for _ in range(6):
             torch.testing.assert_close(multi(large), network(large))
         text = multi.describe()
-        assert "not settled" not in text
-        rates = {n: float(text.split(f"seen with {n}: ")[1].split()[0]) for n in (1, 2)}
+        assert "not decided" not in text
+        rates = {n: float(text.split(f"rate with {n}: ")[1].split()[0]) for n in (1, 2)}
         assert multi.num_streams == max(rates, key=rates.__getitem__)
         torch.testing.assert_close(multi(large), network(large))
 
@@ -198,7 +198,7 @@ def test_automatic_number_is_found_on_batches_too_small_for_the_largest(
     with MultiStreamModule(network, "auto", two) as multi:
         for _ in range(6):
             torch.testing.assert_close(multi(batch_of(1)), network(batch_of(1)))
-        assert "not settled" not in multi.describe()
+        assert "not decided" not in multi.describe()
         assert multi.num_streams == 1
 
 
@@ -249,7 +249,7 @@ def test_single_calls_go_on_while_the_number_is_found(network, two: CPUPool) -> 
             multi(batch_of(8))
         stop.set()
         server.join(60)
-        assert "not settled" not in multi.describe()
+        assert "not decided" not in multi.describe()
         assert [answer.shape for answer in multi.map([batch_of(1)])] == [(1, 4)]
     assert set(answered) == {1}
 
@@ -541,7 +541,7 @@ def test_eager_modules_are_warned_of_once(network, two: CPUPool) -> None:
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         multi = MultiStreamModule(network, 2, two)
-    assert [warning.category for warning in told] == [InterpreterLockWarning] * has_lock
+    assert [warning.category for warning in told] == [GILWarning] * has_lock
     assert all("compile_for_streams" in str(warning.message) for warning in told)
     with multi, warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -553,12 +553,14 @@ def test_eager_modules_are_warned_of_once(network, two: CPUPool) -> None:
 
 @pytest.mark.parametrize("count", [0, -1, 1.5, True, "foo", None])
 def test_numbers_of_streams_that_mean_nothing(network, two: CPUPool, count: object) -> None:
-    with pytest.raises(StreamCountError, match=r'from 1 to 2, the cores of the pool, or "auto"'):
+    with pytest.raises(
+        StreamCountError, match=r'allowed are 1 to 2, the cores of the pool, or "auto"'
+    ):
         MultiStreamModule(network, count, two)  # type: ignore[arg-type]
 
 
 def test_hints_that_are_none(network, two: CPUPool) -> None:
-    with pytest.raises(TypeError, match="input_split_hint is 0: it has to be"):
+    with pytest.raises(TypeError, match="input_split_hint=0: it has to be"):
         MultiStreamModule(network, 2, two, input_split_hint=0)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="not int"):
         MultiStreamModule(3, 2, two)  # type: ignore[arg-type]

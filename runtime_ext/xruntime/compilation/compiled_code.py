@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compiler front end: compiles an eager module with Inductor, and compares it with the module.
+
+    code = CompiledCode(model, threads=4)
+    outputs = code(args, kwargs)                # compiles for calls of this shape first
+    difference = code.compare(args, kwargs)     # with the eager module; CompilationError if too large
+    code.recompile(args, kwargs)                # after a change of the module
+
+Code is compiled for the shapes of its first call, which makes the fastest code. The second shape makes
+code in which the sizes that differ may vary, so many sizes cost one more compilation and not one each
+(except sizes below 2, which torch treats on their own).
+
+Inductor writes the number of threads into the code, so a `CompiledCode` is for one number.
+TORCHINDUCTOR_CPP_DYNAMIC_THREADS would leave it out, but torch would still compile again for another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import torch
+
+from xruntime.compilation.accuracy import Difference, difference, tolerance_for
+from xruntime.compilation.call_shapes import CallShape, form_of
+from xruntime.compilation.entry import Entry
+from xruntime.compilation.inductor import (
+    NotPermittedError,
+    compiling,
+    eager_module,
+    explaining,
+    find_error,
+    inductor_options,
+    may_compile,
+    permitted,
+)
+from xruntime.errors import CompilationError
+from xruntime.threads.modes import Autocast
+
+_log = logging.getLogger("xruntime")
+
+
+class CompiledCode:
+    """The compiled form of one eager module, frozen: later changes of the module do not reach it.
+
+    Calls run in inference mode, under `autocast` or none, whatever the caller's modes are. Any number
+    of threads may call; one at a time compiles. A thread that calls must have `threads` threads.
+
+    model
+        An eager module in eval mode, on the CPU. Raises CompilationError for any other.
+    freezing
+        Make the weights constants: they are packed for the CPU's instructions, and batch norms are
+        folded into convolutions.
+    options
+        More settings of Inductor, as torch.compile takes them.
+    tolerance
+        The largest difference from the eager module, relative to an output's largest value; None: what
+        the precision in use explains, see `xruntime.compilation.accuracy`.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        *,
+        threads: int,
+        freezing: bool = True,
+        options: Mapping[str, Any] | None = None,
+        autocast: Autocast | None = None,
+        tolerance: float | None = None,
+    ) -> None:
+        self.model = eager_module(model)
+        self.name = type(self.model).__name__
+        self.autocast = autocast
+        self.options = inductor_options(options, threads=threads, freezing=freezing)
+        if tolerance is None:
+            values = (*self.model.parameters(), *self.model.buffers())
+            tolerance = tolerance_for(values, autocast)
+        self.tolerance = tolerance
+        self.graphs = 0
+        """Graphs compiled so far, for all shapes."""
+
+        self._entry = Entry(self.model, self._compile_graph)
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the outputs; compile first for a call of a new shape.
+
+        Raises CompilationError where torch would compile again for another reason than a new shape, such
+        as a changed setting of torch's, or would run the eager module.
+        """
+        return self._call(args, kwargs, again=False)
+
+    def recompile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the outputs; discard all code first if there is some for calls of this shape."""
+        return self._call(args, kwargs, again=True)
+
+    def discard(self) -> None:
+        """Discard all code: the next call of each shape compiles. Calls that run are not disturbed."""
+        self._entry = Entry(self.model, self._compile_graph)
+
+    def eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the eager module's outputs, in the same modes."""
+        with torch.inference_mode(), self._under_autocast():
+            return self.model(*args, **kwargs)
+
+    def compare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Difference:
+        """Call both; return the largest difference. Raises CompilationError above the tolerance."""
+        expected = self.eager(args, kwargs)
+        return self.compare_outputs(expected, self(args, kwargs))
+
+    def compare_outputs(self, expected: Any, outputs: Any) -> Difference:
+        """As `compare`, of outputs that were computed before."""
+        found = difference(expected, outputs, self.tolerance)
+        if not found.allowed:
+            raise CompilationError(
+                f"{self.name} computes something else when it is compiled: {found}. If the module was"
+                " changed since, call prepare(). If its outputs are random, or small differences decide them,"
+                " tolerance=float('inf') allows any difference"
+            )
+        return found
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, again: bool) -> Any:
+        shape = CallShape()
+        args = tuple([shape.plain(value) for value in args])
+        if kwargs:
+            shape.parts.extend(kwargs)
+            kwargs = {key: shape.plain(value) for key, value in kwargs.items()}
+        key = shape.key()
+        if again and key in self._entry.seen:
+            self.discard()
+        entry = self._entry
+        with torch.inference_mode(), self._under_autocast():
+            if key in entry.seen:
+                return self._run(entry, args, kwargs)
+            form = form_of(key)
+            if form in entry.settled:
+                # There is probably code for it; trying it does not make other threads wait.
+                try:
+                    outputs = entry(args, kwargs)
+                except Exception as error:
+                    if find_error(error, NotPermittedError) is None:
+                        raise
+                else:
+                    if not shape.opaque:
+                        entry.remember(key)
+                    return outputs
+            with compiling:
+                if key not in entry.seen:
+                    graphs = self.graphs
+                    with permitted(), self._freezing(), explaining(self.model):
+                        outputs = entry(args, kwargs)
+                    if self.graphs == graphs:
+                        entry.settled.add(form)
+                    if not shape.opaque:
+                        entry.remember(key)
+                    return outputs
+            return self._run(entry, args, kwargs)
+
+    def _run(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a call for which there is code; nothing is compiled."""
+        try:
+            return entry(args, kwargs)
+        except Exception as error:
+            if find_error(error, NotPermittedError) is None:
+                raise
+            raise CompilationError(
+                f"{self.name} would have to be compiled again, though the call's shape is not new."
+                " Something else that the code depends on has changed: a setting of torch's such as"
+                " torch.set_default_dtype, or torch._dynamo.reset() was called. Change it back, or call"
+                " prepare(), which compiles for it. TORCH_LOGS=recompiles shows what it was"
+            ) from error
+
+    def _freezing(self) -> contextlib.AbstractContextManager[Any]:
+        # Dynamo reads the process's setting, not the compilation's option, to decide whether weights
+        # become constants; otherwise convolutions are neither packed nor fused.
+        import torch._inductor.config as settings
+
+        patch: contextlib.AbstractContextManager[Any] = settings.patch(
+            freezing=self.options["freezing"]
+        )
+        return patch
+
+    def _under_autocast(self) -> contextlib.AbstractContextManager[Any]:
+        wanted = self.autocast
+        if wanted is None:
+            if not torch.is_autocast_enabled("cpu"):
+                return _NOTHING
+            return torch.autocast("cpu", enabled=False)
+        # Entered even if it is on: only the outermost block clears its cache of cast weights.
+        return torch.autocast("cpu", dtype=wanted.dtype, cache_enabled=wanted.cache)
+
+    def _compile_graph(
+        self, graph: torch.fx.GraphModule, inputs: list[Any], **_: Any
+    ) -> Callable[..., Any]:
+        """Compile a graph for torch; refuse in a thread that may not compile now."""
+        if not may_compile():
+            raise NotPermittedError
+        import torch._inductor as inductor
+
+        began = time.perf_counter()
+        compiled: Callable[..., Any] = inductor.compile(graph, inputs, options=self.options)
+        self.graphs += 1
+        _log.info(
+            "compiled %s: graph %d, %d operations, %.1f s",
+            self.name,
+            self.graphs,
+            len(graph.graph.nodes),
+            time.perf_counter() - began,
+        )
+        return compiled
+
+
+_NOTHING: Final = contextlib.nullcontext()
