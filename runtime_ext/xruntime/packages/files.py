@@ -69,8 +69,8 @@ def check_trusted(path: str) -> None:
     reason = inspect_ownership(path).refusal
     if reason is not None:
         raise PackageError(
-            f"{path}: {reason}. A package is code that this process runs, so only you and root may be able"
-            " to change it: chmod go-w, or copy it into your own directory"
+            f"{path}: {reason}. A package is code that this process runs, so no other user may be able"
+            " to change it: chmod o-w, or copy it into a directory of your own"
         )
 
 
