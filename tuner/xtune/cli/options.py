@@ -56,19 +56,19 @@ OBJECTIVE = [
         "--metric",
         multiple=True,
         metavar="NAME|REGEX",
-        help="Number that PROGRAM prints, such as 'images/s'. Default: wall.",
+        help="Number to compare: 'images/s'. Default: wall.",
     ),
     click.option(
         "--goal",
         type=click.Choice(["maximize", "minimize"]),
         multiple=True,
-        help="Default: rates are maximized, times minimized.",
+        help="Default: maximize rates, minimize times.",
     ),
     click.option(
         "--require",
         multiple=True,
         metavar="BOUND",
-        help="Requirement: 'p99<=20ms', 'rss<=8GiB', 'accuracy>=0.9'.",
+        help="Requirement: 'p99<=20ms', 'rss<=8GiB'.",
     ),
     click.option(
         "--min-effect",
@@ -80,7 +80,7 @@ OBJECTIVE = [
         "--work",
         type=click.Choice([EACH, SHARED]),
         default=EACH,
-        help="shared: instances divide the work, so wall time compares layouts.",
+        help="shared: instances divide the work.",
     ),
 ]
 
@@ -89,13 +89,13 @@ SPACE = [
         "--param",
         multiple=True,
         metavar="NAME=VALUES",
-        help="Search values of {NAME} in ARGS and --env: batch=1,2,4 or n=4..64.",
+        help="Search {NAME} in ARGS and --env: n=1,2,4 or n=4..64.",
     ),
     click.option(
         "--when",
         multiple=True,
         metavar="CONDITION",
-        help="Search only where this holds: 'threads<=ncores', 'batch>=8 if smt'.",
+        help="Search only where this holds: 'threads<=ncores'.",
     ),
     click.option("--only-params", is_flag=True, help="Search nothing but --param."),
     click.option(
@@ -108,25 +108,23 @@ SPACE = [
     click.option(
         "--allow-numerics",
         is_flag=True,
-        help="Search settings that may change results too, such as bf16.",
+        help="Also search what may change results, such as bf16.",
     ),
     click.option(
-        "--conf-file", metavar="FILE", help="Search what a YAML file of Intel's hypertune names."
+        "--conf-file", metavar="FILE", help="Search what this file of Intel's hypertune names."
     ),
 ]
 
-BUDGET = click.option(
-    "--budget",
-    metavar="TIME|LAUNCHES",
-    help=f"10m, 1h30m, '40 launches', or both. Default: {DEFAULT_BUDGET}.",
-)
-
 SPENDING = [
-    BUDGET,
+    click.option(
+        "--budget",
+        metavar="TIME|LAUNCHES",
+        help=f"10m, 1h30m, '{DEFAULT_BUDGET}' (default), or both.",
+    ),
     click.option(
         "--timeout",
         type=Parsed(POSITIVE_DURATION),
-        help="Limit of one launch. Default: 10 times the bare command, plus 60 s.",
+        help="Limit of a launch. Default: 10 x baseline + 60 s.",
     ),
     click.option("--seed", type=Parsed(WHOLE_NUMBER), default=0, help="Random seed. Default: 0."),
 ]
@@ -134,7 +132,7 @@ SPENDING = [
 STORAGE = click.option(
     "--storage",
     metavar="FILE|URL",
-    help="Where studies are kept. Default: ~/.local/state/xtune/studies.db.",
+    help="File or URL. Default: ~/.local/state/xtune/studies.db.",
 )
 
 STUDY = [
@@ -148,14 +146,14 @@ OUTPUT = [
     click.option(
         "--save-preset",
         metavar="FILE",
-        help="Preset to write for a gain. Default: best.toml, best-2.toml, ...",
+        help="Preset for a gain. Default: best.toml, best-2.toml, ...",
     ),
     click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON."),
     click.option(
         "-v",
         "--verbose",
         is_flag=True,
-        help="Print each launch, its output, and why settings are left out.",
+        help="Print each launch, its output, and what is left out.",
     ),
     click.option("-q", "--quiet", is_flag=True, help="Print the verdict only."),
 ]
@@ -183,7 +181,8 @@ class GroupedCommand(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options; those of no group come last."""
-        left = {option.name: option for option in self.get_params(ctx)}
+        options = [one for one in self.get_params(ctx) if isinstance(one, click.Option)]
+        left = {option.name: option for option in options}
         sections: dict[str, set[Any]] = {title: _names_of(group) for title, group in GROUPS.items()}
         sections["Other"] = left.keys() - {name for one in sections.values() for name in one}
         for title, names in sections.items():

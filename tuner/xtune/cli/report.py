@@ -19,7 +19,7 @@ from xtune.cli.options import CONTEXT, STORAGE
         click.option(
             "--html",
             metavar="FILE",
-            help="Write an HTML page too, with charts and all data, in one file.",
+            help="Write an HTML page too: one file, with charts.",
         ),
         click.option("--save-preset", metavar="FILE", help="Preset to write for a gain."),
         click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON."),

@@ -9,7 +9,13 @@ import click
 
 from xlaunch.cli.options import with_options
 from xlaunch.errors import UsageError
-from xtune.cli.options import BUDGET, CONTEXT, OUTPUT, STORAGE
+from xtune.cli.options import CONTEXT, OUTPUT, STORAGE
+
+BUDGET = click.option(
+    "--budget",
+    metavar="TIME|LAUNCHES",
+    help="10m, 1h30m, '40 launches', or both. Default: as begun.",
+)
 
 
 @click.command(context_settings={**CONTEXT, "allow_interspersed_args": True})

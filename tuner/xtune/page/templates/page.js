@@ -20,7 +20,7 @@
       xaxis: axis,
       yaxis: axis,
     };
-    return { layout };
+    return { layout, data: { bar: [{ error_x: { color: ink } }] } };
   };
 
   const draw = async (width) => {
