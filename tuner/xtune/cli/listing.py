@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from typing import Any
 
 import click
 
@@ -23,7 +24,7 @@ def command(*, storage: str | None, as_json: bool) -> int:
     from xtune.search.study import list_studies
     from xtune.search.study_store import StudyStore
 
-    rows = []
+    rows: list[dict[str, Any]] = []
     for study in list_studies(open_named(storage)):
         records = StudyStore(study, read_only=True).records()
         verdict = study.notes.get("verdict") or {}
@@ -41,7 +42,7 @@ def command(*, storage: str | None, as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps(rows))
         return 0
-    width = max([len(str(row["study"])) for row in rows], default=0)
+    width = max([len(row["study"]) for row in rows], default=0)
     for row in rows:
         click.echo(
             f"{row['study']:<{width}}  {launches(row['launches']):>14}"
