@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Hands work from any number of submitters to one worker: spins a while, then sleeps on a futex.
+// Notifies one worker of items from any number of submitters: waiters spin, then sleep on a futex.
 //
-// Why each order is what it is
-// ----------------------------
+// Reasons for the memory orders
+// -----------------------------
 // Data. An item is written before its post and read after `next` returned. The post is a
 // read-modify-write of `posts_` that releases; the worker's load of it acquires. Posts by other
 // threads in between keep the chain (a read-modify-write continues the release sequence it reads
 // from), so a worker that reads n sees the items of all n posts, whoever made them. Back: the
 // worker's store to `done_` releases, a submitter's load of it acquires.
 //
-// Sleep. Going to sleep and waking are the two halves of Dekker's handshake: who sleeps writes "I
-// sleep" and then reads the count; who counts writes the count and then reads "does one sleep?". At
-// least one of the two must see the other's write, or a sleeper is missed for ever. Release and
-// acquire do not give that: they let a thread read before its own earlier write is visible. All
-// four are therefore seq_cst operations. No fences: ThreadSanitizer does not know them, and on
-// x86-64 the seq_cst write costs what the fence would.
+// Sleep. Going to sleep and waking are the two halves of Dekker's handshake: the sleeper writes its
+// flag and then reads the count; the waker writes the count and then reads the flag. At least one
+// of them must see the other's write, or a sleeper is never woken. Release and acquire do not
+// guarantee that, because they let a thread read before its own earlier write is visible. All four
+// operations are therefore seq_cst. There are no fences: ThreadSanitizer does not support them, and
+// on x86-64 a seq_cst write costs the same.
 //
 // A futex holds 32 bits and the counts have 64, so each side sleeps on a word of its own.
 //
-// Nothing here needs the C++ runtime library: versions of it differ between machines.
+// Nothing here needs the C++ runtime library, whose versions differ between machines.
 #include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
@@ -50,14 +50,14 @@ int64_t now_ns() {
   return int64_t{now.tv_sec} * 1000000000 + now.tv_nsec;
 }
 
-// `duration_us` from now; no deadline where that is beyond counting (292 years).
+// `duration_us` from now; no deadline for more than 292 years.
 int64_t deadline_after(int64_t duration_us) {
   const int64_t now = now_ns();
   if (duration_us < 0 || duration_us >= (kNoDeadline - now) / 1000) return kNoDeadline;
   return now + duration_us * 1000;
 }
 
-// Tells the core that this is a spin loop: it saves power and leaves room to its SMT sibling.
+// Tells the core that this is a spin loop, which saves power and leaves time to its SMT sibling.
 void pause() {
 #if defined(__x86_64__) || defined(__i386__)
   __builtin_ia32_pause();
@@ -68,12 +68,12 @@ void pause() {
 #endif
 }
 
-// Spins until `ready` says so, for at most `spin_us`; whether it did.
+// Spins until `ready` returns true, for at most `spin_us`; returns its last result.
 //
-// The first microseconds it keeps its CPU: that is how long a hand-off between two cores takes, and
-// a call that offers the CPU costs more than it brings. Then it offers it between looks, because
-// the thread it waits for may be without one. It offers it at once where that thread was on
-// `other_cpu`, and that is the caller's own: a layout can give both the same.
+// For the first microseconds it keeps its CPU: a hand-off between two cores takes no longer, and
+// yielding costs more than it gains. Then it yields between looks, because the other thread may
+// need a CPU. It yields at once if the other thread last ran on `other_cpu` and that is the
+// caller's CPU.
 template <typename Ready>
 bool spin(int32_t spin_us, int64_t deadline_ns, int32_t other_cpu, Ready ready) {
   if (spin_us == 0) return ready();
@@ -95,8 +95,8 @@ bool spin(int32_t spin_us, int64_t deadline_ns, int32_t other_cpu, Ready ready) 
   return ready();
 }
 
-// Sleeps while `word` is `expected`, until woken for one of `bits`. 0, or an errno: EAGAIN when the
-// word was another, EINTR, ETIMEDOUT. It may return 0 for no reason.
+// Sleeps while `word` is `expected`, until woken for one of `bits`. Returns 0, also spuriously, or
+// an errno: EAGAIN if the word was another, EINTR, ETIMEDOUT.
 int futex_wait(std::atomic<uint32_t>* word, uint32_t expected, uint32_t bits, int64_t deadline_ns) {
   timespec deadline;
   timespec* limit = nullptr;
@@ -116,7 +116,8 @@ void futex_wake(std::atomic<uint32_t>* word, int sleepers, uint32_t bits) {
           bits);
 }
 
-// Who awaits a ticket sleeps under one of 32 bits, and only those that may be done are woken.
+// The waiter for a ticket sleeps under one of 32 bits, so that only waiters for tickets that may be
+// done are woken.
 uint32_t bit_of(int64_t ticket) { return uint32_t{1} << (ticket % 32); }
 
 // The bits of the tickets first..last.
@@ -127,14 +128,14 @@ uint32_t bits_of(int64_t first, int64_t last) {
   return bits;
 }
 
-// The number of posts and whether there will be more, in one word, so that a post and a close
-// cannot pass each other unseen: what was counted before the close is worked on, nothing is after.
+// The number of posts and the closed flag, in one word: posts before the close are counted, and
+// none after it.
 class Posts {
  public:
   explicit Posts(int64_t word) : word_(word) {}
   int64_t count() const { return word_ >> 1; }
   bool closed() const { return (word_ & kClosed) != 0; }
-  // Whether a worker that has done `done` items needs to wait no longer.
+  // Whether a worker that has done `done` items can stop waiting.
   bool news(int64_t done) const { return count() > done || closed(); }
 
   static constexpr int64_t kClosed = 1;
@@ -167,7 +168,7 @@ struct xk_mailbox {
   }
 
   int64_t next(int64_t done) {
-    // Only the worker writes done_, and it is the caller.
+    // Only the worker, the caller, writes done_.
     const int64_t done_before = done_.load(std::memory_order_relaxed);
     Posts posts(posts_.load(std::memory_order_acquire));
     if (done < done_before || done > posts.count()) return XK_INVALID_ARGUMENT;
@@ -210,8 +211,8 @@ struct xk_mailbox {
     int32_t result = 0;
     while (true) {
       const uint32_t word = done_word_.load(std::memory_order_seq_cst);
-      // After the word: were it before, `done_` and the word could both change in between, and the
-      // futex would take the new word for the one to sleep on.
+      // After the word was read: otherwise `done_` and the word could both change in between, and
+      // the futex would sleep on the new word.
       if (is_done()) break;
       const int error = futex_wait(&done_word_, word, bit_of(ticket), deadline_ns);
       if (error == EINTR || error == ETIMEDOUT) {
@@ -226,15 +227,15 @@ struct xk_mailbox {
  private:
   enum : uint32_t { kAwake, kAsleep };
 
-  // Submitters read one word where the worker is awake, and make no system call. Of several, the
-  // one that takes the word back makes it.
+  // While the worker is awake, submitters read one word and make no system call. Of several
+  // submitters, the one that resets the word makes it.
   void wake_worker() {
     if (worker_.load(std::memory_order_seq_cst) == kAwake) return;
     if (worker_.exchange(kAwake, std::memory_order_seq_cst) == kAwake) return;
     futex_wake(&worker_, 1, FUTEX_BITSET_MATCH_ANY);
   }
 
-  // Worker: false when a signal came and there is no news.
+  // Worker: returns false if a signal came and there is no news.
   bool sleep_until_news(int64_t done, Posts* posts) {
     int error = 0;
     while (true) {
@@ -243,23 +244,23 @@ struct xk_mailbox {
       if (posts->news(done) || error == EINTR) break;
       error = futex_wait(&worker_, kAsleep, FUTEX_BITSET_MATCH_ANY, kNoDeadline);
     }
-    // A submitter that saw "asleep" just now makes a needless wake, which every sleeper bears.
+    // A submitter that just saw kAsleep makes a needless wake, which is harmless.
     worker_.store(kAwake, std::memory_order_relaxed);
     return posts->news(done);
   }
 
-  // Worker: publishes that items up to `done` are done, and wakes who sleeps for one of them.
+  // Worker: publishes that items up to `done` are done, and wakes their waiters.
   void tell_done(int64_t done_before, int64_t done) {
     done_.store(done, std::memory_order_release);
-    // The low half of `done`: it differs from what a sleeper saw unless it went once round 2^32
+    // The low half of `done`: it differs from what a sleeper saw unless 2^32 items were done
     // between two instructions of that sleeper.
     done_word_.store(static_cast<uint32_t>(done), std::memory_order_seq_cst);
     if (sleepers_.load(std::memory_order_seq_cst) == 0) return;
     futex_wake(&done_word_, INT_MAX, bits_of(done_before + 1, done));
   }
 
-  // The greatest ticket that anybody awaited. A count of those inside would do as well, were they
-  // gone at once when their item is done; but they take their time to leave.
+  // Stores the highest ticket that was ever awaited. A count of current waiters would not do,
+  // because they leave only some time after their item is done.
   void say_awaited(int64_t ticket) {
     int64_t seen = awaited_.load(std::memory_order_relaxed);
     while (seen < ticket && !awaited_.compare_exchange_weak(seen, ticket, std::memory_order_relaxed,

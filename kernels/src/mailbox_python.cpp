@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The mailbox's functions as the interpreter calls its own: no conversion that is not needed, no
-// object made but the answer.
+// The mailbox's functions as built-in functions of Python, which make no object but the result.
 #include <stddef.h>
 
 #include "xkernels.h"
@@ -10,7 +9,7 @@ namespace {
 
 using Object = void*;
 
-// PyMethodDef, which the stable ABI fixes, and which of its calling conventions there are.
+// PyMethodDef and its calling conventions, which the stable ABI fixes.
 union Function {
   using One = Object(Object self, Object argument);
   using Many = Object(Object self, const Object* arguments, ptrdiff_t count);
@@ -33,7 +32,7 @@ xk_python python;
 
 xk_mailbox* mailbox_of(Object self) { return static_cast<xk_mailbox*>(python.address_in(self)); }
 
-// Whether `object` is an int that `value` can hold; else an exception is set.
+// Reads an int into `value`; returns false, with an exception set, if that fails.
 bool read(Object object, int64_t* value) {
   *value = python.value_of(object);
   return *value != -1 || python.error() == nullptr;

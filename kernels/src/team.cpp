@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The calling thread's OpenMP team: who is in it, how large it is, where it may run.
+// The calling thread's OpenMP team: its threads, its size and its CPUs.
 //
-// No region here has a num_threads clause: like torch's own regions, it takes the calling thread's
-// count, so that the team met here is the one that torch's operators run on.
+// No region here has a num_threads clause: like torch's own regions, it uses the calling thread's
+// number, so that it runs on the same team as torch's operators.
 #include <omp.h>
 #include <sched.h>
 #include <sys/syscall.h>
@@ -16,7 +16,7 @@
 
 #include "xkernels.h"
 
-// What LLVM's and Intel's runtimes offer beyond the standard; null under GNU's.
+// Extensions of LLVM's and Intel's runtimes; null under GNU's.
 extern "C" {
 __attribute__((weak)) void kmp_set_defaults(const char* settings);
 __attribute__((weak)) int kmp_get_num_known_threads(void);
@@ -29,13 +29,13 @@ namespace {
 // gettid() by number: glibc has a wrapper only since 2.30.
 int32_t thread_id() { return static_cast<int32_t>(syscall(SYS_gettid)); }
 
-// An affinity mask. It has room for every CPU that Linux can be built for (8,192 of them on
-// x86-64), unlike cpu_set_t, and needs no memory from the heap.
+// An affinity mask. Unlike cpu_set_t it has room for every CPU that Linux can be built for (8,192
+// on x86-64), and it uses no heap memory.
 class CpuMask {
  public:
   static constexpr int32_t kCapacity = 16384;
 
-  // Takes distinct CPU numbers; false where they are none.
+  // Sets distinct CPU numbers; false for anything else.
   bool assign(const int32_t* cpus, int32_t count) {
     if (cpus == nullptr || count < 1) return false;
     CPU_ZERO_S(sizeof(words_), words());
@@ -46,16 +46,16 @@ class CpuMask {
     return true;
   }
 
-  // Reads a thread's mask (0: the calling one); 0, or the errno.
+  // Reads a thread's mask (0: the calling one); returns 0 or the errno.
   int read(int32_t thread) {
     return sched_getaffinity(thread, sizeof(words_), words()) == 0 ? 0 : errno;
   }
 
-  // Makes this the calling thread's mask; 0, or the errno.
+  // Makes this the calling thread's mask; returns 0 or the errno.
   int bind() const { return sched_setaffinity(0, sizeof(words_), words()) == 0 ? 0 : errno; }
 
-  // The same, and EINVAL unless every CPU of it is granted: the kernel drops those that are
-  // offline or outside the cpuset and calls it a success as long as one is left.
+  // Like bind(), but EINVAL unless every CPU is granted: the kernel drops those that are offline or
+  // outside the cpuset and reports success as long as one is left.
   int bind_whole() const {
     if (const int error = bind()) return error;
     CpuMask granted;
@@ -74,33 +74,32 @@ class CpuMask {
   alignas(cpu_set_t) unsigned char words_[kCapacity / 8];
 };
 
-// LLVM's and Intel's runtimes put a worker that its team does not need at the moment into one pool
-// for all host threads; the next team that grows takes it, with the mask that it had. Two streams
-// of small teams swap workers that way. KMP_HOT_TEAMS_MODE=1 keeps it with its team instead.
-// GNU's runtime ends such a worker.
+// LLVM's and Intel's runtimes put an idle worker into one pool for all host threads; the next team
+// that grows takes it, with its mask. Two streams of small teams would swap workers that way.
+// KMP_HOT_TEAMS_MODE=1 keeps it with its team instead. GNU's runtime ends such a worker.
 bool keep_workers() {
   if (kmp_set_defaults == nullptr || kmp_get_num_known_threads == nullptr) return true;
   if (const char* users = std::getenv("KMP_HOT_TEAMS_MODE")) return std::atoi(users) == 1;
-  // The runtime takes the setting until the process's first parallel region; afterwards it prints
-  // a warning. It does not tell whether that region was. It tells how many threads it knows, and
-  // before that region these are host threads alone, as a rule one.
+  // The runtime takes the setting until the process's first parallel region; afterwards it prints a
+  // warning. It does not say whether that region was, only how many threads it knows. Before that
+  // region these are host threads only, usually one.
   if (kmp_get_num_known_threads() > 1) return false;
   kmp_set_defaults("KMP_HOT_TEAMS_MODE=1");
   return true;
 }
 
-// Confines the calling thread to all of `cpus`, and then each worker: to all of them, or, pinned,
-// to one. All masks change, or none does.
+// Confines the calling thread to all of `cpus`, and each worker to all of them or, pinned, to one.
+// Either all masks change or none.
 //
-// The calling thread comes first, so that the workers which GNU's runtime starts for the region are
-// born where they belong. It comes a second time inside the region, because a runtime may set the
-// masks of the threads that are new to it: in a host thread's first region Intel's (2025 and later)
-// gives it the mask that the process started with, and so do Intel's and LLVM's to new workers.
+// The calling thread comes first, so that workers which GNU's runtime starts for the region inherit
+// its mask. It comes again inside the region, because a runtime may set the masks of threads that
+// are new to it: Intel's (2025 and later) gives a host thread in its first region the mask that the
+// process started with, and Intel's and LLVM's give it to new workers.
 int32_t place(const int32_t* cpus, int32_t count, bool pinned) {
   CpuMask whole;
   if (!whole.assign(cpus, count)) return XK_INVALID_ARGUMENT;
-  // Whoever asks a runtime something first starts it, and LLVM's and Intel's then take the asking
-  // thread's mask for the process's: so they are asked before it is narrowed.
+  // The first call starts a runtime, and LLVM's and Intel's then take the calling thread's mask for
+  // the process's: so they are called before it is narrowed.
   xk_team_keep_workers();
   omp_get_max_threads();
   CpuMask before;
@@ -128,7 +127,7 @@ int32_t place(const int32_t* cpus, int32_t count, bool pinned) {
 #pragma omp atomic write
       refusal = error;
     }
-    // Refused only where the cpuset shrank since the calling thread was granted the whole set.
+    // A refusal here means that the cpuset shrank after the calling thread was granted all CPUs.
 #pragma omp barrier
     if (refusal != 0) previous.bind();
   }
@@ -183,8 +182,7 @@ int32_t xk_team_pin(const int32_t* cpus, int32_t count) { return place(cpus, cou
 
 int32_t xk_thread_cpus(int32_t thread, int32_t* cpus, int32_t capacity) {
   if (thread < 0 || capacity < 0 || (cpus == nullptr && capacity > 0)) return XK_INVALID_ARGUMENT;
-  // Signal 0 asks whether the thread is one of this process; the mask of any other can be read,
-  // too.
+  // Signal 0 checks that the thread belongs to this process; masks of others could be read too.
   if (thread != 0 && syscall(SYS_tgkill, getpid(), thread, 0) != 0) return XK_REFUSED;
   CpuMask mask;
   if (const int error = mask.read(thread)) {

@@ -110,7 +110,7 @@ def test_clang_gives_way_to_gxx(configure: Configure, needs: Needs, tmp_path: Pa
 def test_clang_named_on_purpose_is_refused(configure: Configure, tmp_path: Path) -> None:
     done = configure("-DXKERNELS=ON", f"-DCMAKE_CXX_COMPILER={fake_clang(tmp_path)}")
     assert done.returncode != 0
-    assert "is no working GCC" in done.stderr
+    assert "is not a working GCC" in done.stderr
 
 
 @pytest.mark.long
