@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the benchmarks share: interleaved rounds, quartiles, a table, a file of raw values.
+"""Shared parts of the benchmarks: interleaved rounds, quartiles, tables, files of raw values.
 
-Every benchmark is an executable file of this folder that measures in rounds, each case once a
-round, so that a machine that is slow for a while is slow for all of them. It prints a table with
-the peer in it and, with `--json FILE`, writes every raw value.
+Every benchmark is an executable file of this directory. It measures each case once in every round, so
+that a machine that is slow for a while is slow for all cases. It prints a table that includes the peer
+and, with `--json FILE`, writes every raw value.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class Case(NamedTuple):
 
     name: str
     measure: Callable[[], float]
-    """Does it once and returns the seconds it took."""
+    """Runs it once and returns the seconds."""
 
 
 class Result(NamedTuple):
-    """What was seen of one case, a value a round."""
+    """The values of one case, one for each round."""
 
     name: str
     seconds: tuple[float, ...]
@@ -44,7 +44,7 @@ class Quartiles(NamedTuple):
 
 
 def option_parser(description: str | None, *, rounds: int | None = None) -> argparse.ArgumentParser:
-    """The options that every benchmark has, with `--rounds` where it measures in rounds."""
+    """Make a parser with the options of every benchmark, and `--rounds` if a default is given."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -55,15 +55,15 @@ def option_parser(description: str | None, *, rounds: int | None = None) -> argp
 
 
 def at_least_2(text: str) -> int:
-    """The count that an option gives, of what has to differ among itself."""
+    """Parse a count of at least 2."""
     count = int(text)
     if count < 2:
-        raise argparse.ArgumentTypeError("it takes 2 at least to tell how far they differ")
+        raise argparse.ArgumentTypeError("at least 2 are needed to estimate their spread")
     return count
 
 
 def measure_rounds(cases: Sequence[Case], rounds: int) -> list[Result]:
-    """Measure each case once a round, after one round that is not counted."""
+    """Measure each case once in every round, after a warm-up round."""
     seconds: dict[str, list[float]] = {case.name: [] for case in cases}
     by_name = {case.name: case for case in cases}
     for number in range(rounds + 1):
@@ -75,35 +75,35 @@ def measure_rounds(cases: Sequence[Case], rounds: int) -> list[Result]:
 
 
 def in_turn(cases: Sequence[str], round_number: int) -> list[str]:
-    """The cases of a round: each round begins with another, so that none always follows the same."""
+    """Return the cases of a round; each round begins with another case."""
     first = round_number % len(cases)
     return [*cases[first:], *cases[:first]]
 
 
 @contextlib.contextmanager
 def until_stopped() -> Iterator[None]:
-    """Let SIGTERM (`timeout`) and Ctrl-C end the measuring, and go on with what was measured."""
+    """Let SIGTERM (`timeout`) and Ctrl-C end the measurement, and continue with the results so far."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     except KeyboardInterrupt:
-        print("stopped early: the table holds what was measured by then", file=sys.stderr)
+        print("stopped early: the table has the results so far", file=sys.stderr)
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
 def quartiles(values: Sequence[float]) -> Quartiles:
-    """The quartiles, between neighbouring values by proportion."""
+    """Return the quartiles, interpolated between neighbouring values."""
     return Quartiles(*statistics.quantiles(values, n=4, method="inclusive"))
 
 
 def ratio(result: Result, base: Result) -> Quartiles:
-    """How many times `base` a case took: the quartiles of the quotients, round by round."""
+    """Return the quartiles of the ratios of a case's seconds to those of `base`, round by round."""
     return quartiles([a / b for a, b in zip(result.seconds, base.seconds, strict=True)])
 
 
 def machine_line() -> str:
-    """The machine and the interpreter, in a line."""
+    """Describe machine and interpreter in one line."""
     return (
         f"{cpu_model()}, {len(os.sched_getaffinity(0))} CPUs; Linux {platform.release()};"
         f" Python {platform.python_version()}"
@@ -111,7 +111,7 @@ def machine_line() -> str:
 
 
 def cpu_model() -> str:
-    """What the kernel calls the processor; the architecture where it gives no name."""
+    """Return the processor's name, or the architecture if the kernel has none."""
     for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
         if line.startswith("model name"):
             return line.split(":", 1)[1].strip()
@@ -119,7 +119,7 @@ def cpu_model() -> str:
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a Markdown table: the first column to the left, numbers to the right."""
+    """Print a Markdown table: first column left-aligned, others right-aligned."""
     widths = [max(len(line[column]) for line in (header, *rows)) for column in range(len(header))]
 
     def printed(line: Sequence[str]) -> str:
@@ -135,7 +135,7 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def goal_line(name: str, value: float, limit: float, unit: str) -> str:
-    """Whether a goal is met, with both numbers."""
+    """Report whether a goal is met, with both numbers."""
     verdict = "met" if value <= limit else "MISSED"
     return f"goal {verdict}: {name}: {value:.3g} {unit}, at most {limit:.3g}"
 
@@ -143,13 +143,13 @@ def goal_line(name: str, value: float, limit: float, unit: str) -> str:
 def write_json(
     path: Path | None, benchmark: str, results: Sequence[Result], goals: Sequence[str]
 ) -> None:
-    """Write every raw value, with what is needed to read them later, where a path is given."""
+    """Write every raw value and its metadata, if a path is given."""
     cases = [{"name": r.name, "seconds": r.seconds} for r in results]
     write_raw(path, benchmark, {"goals": list(goals), "cases": cases})
 
 
 def write_raw(path: Path | None, benchmark: str, values: dict[str, object]) -> None:
-    """Write `values` after what is needed to read them later, where a path is given."""
+    """Write `values` and their metadata, if a path is given."""
     if path is None:
         return
     content = {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compare the profiles of one concern (allocator, OpenMP runtime) on the same work, by turns."""
+"""Comparison of the profiles of one setting (allocator, OpenMP runtime) on the same workloads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from measurement import machine_line, print_table
-from turns import FOLDER, Contender, Measured, measure_rows, rate_cell, times, turn_parser
+from turns import DIRECTORY, Contender, Measured, measure_rows, rate_cell, times, turn_parser
 
 WORKLOADS = str(Path(__file__).resolve().parent / "workloads.py")
 WORKS = {
@@ -24,7 +24,7 @@ WORKS = {
     "blocks": (1, ["blocks", "--batch", "1"]),
     "served-bf16-16x1": (1, ["served", "--dtype", "bfloat16", "--clients", "16"]),
 }
-"""Each with the items of a step."""
+"""Workloads with the items of a step and their arguments."""
 
 
 def compare_profiles(
@@ -36,12 +36,12 @@ def compare_profiles(
     rule: str,
     least: float,
 ) -> int:
-    """Measure every profile that `option` of xlaunch names; the first is the peer of the others.
+    """Measure every profile of xlaunch's `option`; the first is the peer of the others.
 
     auto
-        The profile that xlaunch chooses by itself, which a second table holds against the others.
+        The profile that xlaunch chooses by itself; a second table compares it with the others.
     rule, least
-        By which it was chosen: it is to be at least so many times as fast as any other on every row.
+        The rule by which it was chosen: at least `least` times as fast as any other on every row.
     """
     options = _parse(description, profiles)
     chosen = options.profile or profiles
@@ -58,7 +58,7 @@ def compare_profiles(
                     [
                         *(sys.executable, "-m", "xlaunch", "-q", option, profile),
                         *(word for entry in environment for word in ("--env", entry)),
-                        *(WORKLOADS, FOLDER, *WORKS[work][1]),
+                        *(WORKLOADS, DIRECTORY, *WORKS[work][1]),
                     ],
                     WORKS[work][0],
                 )
@@ -92,10 +92,11 @@ def compare_profiles(
 def judgements(
     measured: Mapping[str, Mapping[str, Measured]], auto: str, least: float
 ) -> list[str]:
-    """Where `auto` is surely not `least` times as fast as another, where that is not known, and how
-    often it surely is.
+    """List where `auto` is not `least` times as fast as another, where that is open, and count the rest.
+
+    The 95 % confidence intervals decide.
     """
-    broken, open_, kept = [], [], 0
+    broken, undecided, kept = [], [], 0
     for work, row in measured.items():
         for name, other in row.items():
             ratio = None if name == auto else times(row[auto], other)
@@ -104,9 +105,10 @@ def judgements(
             if ratio.low >= least:
                 kept += 1
                 continue
-            told = f"{work}, {ratio} times {name}"
-            (broken if ratio.high < least else open_).append(told)
-    lines = [f"  broken: {told}" for told in broken] + [f"  not known: {told}" for told in open_]
+            line = f"{work}, {ratio} times {name}"
+            (broken if ratio.high < least else undecided).append(line)
+    lines = [f"  broken: {line}" for line in broken]
+    lines += [f"  undecided: {line}" for line in undecided]
     return [*lines, f"  kept: {kept} of {kept + len(lines)}"]
 
 

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serves one model by streams in one process, a request of one item a stream.
+"""Serve one model by streams in one process, with requests of one item.
 
-    python benchmarks/serving.py FOLDER resnet50 --dtype bfloat16 --streams 16 --threads 4
+    python benchmarks/serving.py DIRECTORY resnet50 --dtype bfloat16 --streams 16 --threads 4
 
-With --batches a batch of one item a stream comes at a time, is split and joined.
+With --batches it splits and joins batches of one item for each stream instead.
 
-Forms of the model: compiled (xruntime.compile_for_streams), package (AOTInductor, called without the interpreter's lock), script (TorchScript), eager.
-As many requests are in flight as there are streams, by the turns of FOLDER. With --prepare it only
-compiles, so that what can be cached is there when it counts.
+Forms of the model: compiled (xruntime.compile_for_streams), package (AOTInductor, called without the
+GIL), script (TorchScript), eager. As many requests are in flight as there are streams, in the turns of
+DIRECTORY. With --prepare it only compiles, to fill the caches before the measurement.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FORMS = ("compiled", "package", "script", "eager")
 
 
 class FirstOutput(torch.nn.Module):
-    """A model whose output is one tensor, which is all that torch.jit.trace takes."""
+    """A model whose output is one tensor, as torch.jit.trace needs it."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
@@ -43,13 +43,13 @@ class FirstOutput(torch.nn.Module):
 
 
 def in_form(work: Work, form: str, *, streams: int, threads: int, package: Path) -> object:
-    """The model as the streams shall call it."""
+    """Return the model in the form that the streams call."""
     model = FirstOutput(work.model).eval()
     if form == "compiled":
-        # Many layers with random weights blow small differences up.
+        # Many layers with random weights amplify small differences.
         return compile_for_streams(model, work.batch, threads=threads, tolerance=TOLERANCE)
     if form == "package":
-        from xruntime.packages.package import compile_package, load_package
+        from xruntime import compile_package, load_package
 
         if not package.exists():
             compile_package(model, work.batch, package, threads=threads)
@@ -59,10 +59,10 @@ def in_form(work: Work, form: str, *, streams: int, threads: int, package: Path)
     return model
 
 
-def serve(folder: Path, streams: MultiStreamModule, batch: torch.Tensor) -> None:
-    """Request after request, by turns, for ever: a step is from submission to result."""
+def serve(directory: Path, streams: MultiStreamModule, batch: torch.Tensor) -> None:
+    """Serve requests in turns, forever; a step is from submission to result."""
     count = streams.num_streams
-    turns = [Turn(folder, slot, count) for slot in range(count)]
+    turns = [Turn(directory, slot, count) for slot in range(count)]
     free: queue.SimpleQueue[int] = queue.SimpleQueue()
     for slot in range(count):
         free.put(slot)
@@ -79,17 +79,17 @@ def serve(folder: Path, streams: MultiStreamModule, batch: torch.Tensor) -> None
         streams.submit(batch).add_done_callback(answered)
 
 
-def serve_batches(folder: Path, streams: MultiStreamModule, item: torch.Tensor) -> None:
-    """Batch after batch, by turns, for ever: a step is from the batch to its joined output."""
+def serve_batches(directory: Path, streams: MultiStreamModule, item: torch.Tensor) -> None:
+    """Serve batches in turns, forever; a step is from the batch to its joined output."""
     batch = torch.cat([item] * streams.num_streams)
-    work_on(folder, lambda: streams(batch))
+    work_on(directory, lambda: streams(batch))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", type=Path, help="of the benchmark's turns")
+    parser.add_argument("directory", type=Path, help="directory of the benchmark's turns")
     parser.add_argument("work", choices=MODELS)
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
     parser.add_argument("--streams", type=int, required=True)
@@ -97,7 +97,7 @@ def main() -> None:
     parser.add_argument("--form", choices=FORMS, default="compiled")
     parser.add_argument("--packages", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--batches", action="store_true", help="instead of requests")
-    parser.add_argument("--prepare", action="store_true", help="compile, and measure nothing")
+    parser.add_argument("--prepare", action="store_true", help="only compile")
     options = parser.parse_args()
     torch.manual_seed(0)
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -117,7 +117,7 @@ def main() -> None:
         pool = CPUPool(pool.core_ids[: options.streams * options.threads])
         with MultiStreamModule(model, options.streams, pool) as streams:
             feed = serve_batches if options.batches else serve
-            feed(options.folder, streams, work.batch)
+            feed(options.directory, streams, work.batch)
 
 
 if __name__ == "__main__":

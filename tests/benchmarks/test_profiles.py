@@ -16,15 +16,15 @@ def rated(*rates: float) -> Measured:
     return Measured(tuple(Launched([rate], [], [], []) for rate in rates))
 
 
-def test_broken_not_known_and_kept() -> None:
+def test_broken_undecided_and_kept() -> None:
     measured = {
         "slow": {"auto": rated(90, 90.1, 89.9), "other": rated(100, 100.1, 99.9)},
         "noisy": {"auto": rated(90, 110, 100), "other": rated(100, 100.1, 99.9)},
         "level": {"auto": rated(97, 97.1, 96.9), "other": rated(100, 100.1, 99.9)},
         "died": {"auto": rated(97, 97.1, 96.9), "other": Measured(())},
     }
-    broken, not_known, rest = judgements(measured, "auto", 0.95)
+    broken, undecided, rest = judgements(measured, "auto", 0.95)
     assert broken.startswith("  broken: slow, 0.90 [0.90, 0.90] times other")
-    assert not_known.startswith("  not known: noisy, 1.00 [0.7")
+    assert undecided.startswith("  undecided: noisy, 1.00 [0.7")
     assert rest == "  kept: 1 of 3"
     assert judgements({}, "auto", 0.95) == ["  kept: 0 of 0"]

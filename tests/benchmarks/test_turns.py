@@ -17,7 +17,7 @@ import pytest
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
-from turns import FOLDER, Contender, Launched, Measured, take_turns, times  # noqa: E402
+from turns import DIRECTORY, Contender, Launched, Measured, take_turns, times  # noqa: E402
 
 PATIENCE_S = 60.0
 
@@ -46,7 +46,7 @@ import subprocess, sys
 
 
 def worker(log: Path, name: str, seconds: float, slots: int = 1) -> list[str]:
-    return [sys.executable, "-c", WORKER, FOLDER, str(log), name, str(seconds), str(slots)]
+    return [sys.executable, "-c", WORKER, DIRECTORY, str(log), name, str(seconds), str(slots)]
 
 
 def take_all(
