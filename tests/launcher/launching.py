@@ -1,19 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A launch under test: its processes, what its instances noted, how it ended."""
+"""A launch under test: its processes, how it ended, its report."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, Self
 
 import pytest
 
 WITNESS = Path(__file__).with_name("witness.py")
+"""A program that notes the signals it gets."""
 PATIENCE_S = 20.0
 """How long to wait for what must happen. Never waited for in full unless the test fails."""
 
@@ -44,27 +47,30 @@ def children_of(pid: int) -> list[int]:
         return []
 
 
-class Run:
-    """One `xlaunch` process with instances of the witness program."""
+class Launched:
+    """A launch that has begun, with instances of one CPU each in a directory of its own."""
 
-    def __init__(self, folder: Path, options: list[str], witness_options: list[str]) -> None:
+    def __init__(self, folder: Path, words: Sequence[str], *, count: int, **variables: str) -> None:
+        """`words`: further options, and the program."""
         self.folder = folder
-        command = [sys.executable, "-m", "xlaunch", *options, "--", sys.executable, str(WITNESS)]
+        layout = ("--instances", str(count), "--ncores", "1", "--oversubscribe")
         self.process = subprocess.Popen(
-            [*command, str(folder), *witness_options],
+            [sys.executable, "-m", "xlaunch", *layout, *words],
+            cwd=folder,
+            env={**os.environ, **variables},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
 
-    def log(self, index: int) -> list[str]:
-        """What instance `index` has noted so far."""
-        path = self.folder / f"{index}.log"
-        return path.read_text().split() if path.exists() else []
+    def __enter__(self) -> Self:
+        return self
 
-    def wait_for(self, index: int, word: str) -> None:
-        wait_until(lambda: word in self.log(index), f"{word} in instance {index}")
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.communicate()
 
     @property
     def supervisor(self) -> int:
@@ -75,14 +81,15 @@ class Run:
     def instances(self) -> list[int]:
         return children_of(self.supervisor)
 
-    def child_of(self, index: int) -> int:
-        """The process that instance `index` started on its own."""
-        return int((self.folder / f"{index}.child").read_text())
-
     def send(self, number: signal.Signals) -> None:
         os.kill(self.process.pid, number)
 
-    def end(self) -> tuple[int, str]:
-        """Wait for the launcher: its exit code and its standard error."""
-        _, errors = self.process.communicate(timeout=PATIENCE_S)
-        return self.process.returncode, errors.decode()
+    def end(self) -> tuple[int, str, str]:
+        """Wait for the launcher: its exit code, standard output and standard error."""
+        out, err = self.process.communicate(timeout=PATIENCE_S)
+        return self.process.returncode, out.decode(), err.decode()
+
+    def report(self) -> dict[str, Any]:
+        """What `--report report.json` wrote."""
+        values: dict[str, Any] = json.loads((self.folder / "report.json").read_text())
+        return values

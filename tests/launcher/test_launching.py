@@ -403,7 +403,7 @@ def test_what_is_half_written_is_left_for_the_next_time():
 
 
 def test_file_does_not_grow_without_bound(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("xlaunch.measurement.live.MOST_LIVE_BYTES", 1000)
+    monkeypatch.setattr("xlaunch.measurement.live.MAX_LIVE_BYTES", 1000)
     writer, reader = pair("a")
     for step in range(1000):
         writer.value(0, "a", 1.0, step)

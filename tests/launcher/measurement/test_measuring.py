@@ -4,19 +4,17 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
-from tests.launcher.launching import PATIENCE_S, children_of, is_alive, wait_until
+from tests.launcher.launching import Launched, children_of, is_alive, wait_until
 
-from xlaunch.measurement.barrier import LONGEST_HOLD_S, Barrier
+from xlaunch.measurement.barrier import MAX_HOLD_S, Barrier
 
 XLAUNCH = [sys.executable, "-m", "xlaunch"]
 BEGIN = """
@@ -34,11 +32,8 @@ def report(text):
 """
 
 
-class Measured(NamedTuple):
-    """A launch that has begun."""
-
-    folder: Path
-    process: subprocess.Popen[bytes]
+class Measured(Launched):
+    """A launch under --metric that has begun."""
 
     def told(self, word: str) -> set[int]:
         """The instances that have noted `word`."""
@@ -51,14 +46,6 @@ class Measured(NamedTuple):
     def wait_for(self, word: str, *indices: int) -> None:
         wait_until(lambda: set(indices) <= self.told(word), f"{word} of {indices}")
 
-    def end(self) -> tuple[int, str, str]:
-        out, err = self.process.communicate(timeout=PATIENCE_S)
-        return self.process.returncode, out.decode(), err.decode()
-
-    def report(self) -> dict[str, Any]:
-        values: dict[str, Any] = json.loads((self.folder / "report.json").read_text())
-        return values
-
 
 Start = Callable[..., Measured]
 
@@ -66,29 +53,17 @@ Start = Callable[..., Measured]
 @pytest.fixture
 def measure(tmp_path: Path) -> Iterator[Start]:
     """Start a program under --metric, several times if need be."""
-    begun: list[Measured] = []
+    runtime = tmp_path / "runtime"
+    runtime.mkdir()
+    with contextlib.ExitStack() as begun:
 
-    def start(code: str, *options: str, count: int = 2, metric: str = "x/s") -> Measured:
-        layout = ["--instances", str(count), "--ncores", "1", "--oversubscribe"]
-        words = [*layout, "--metric", metric, "--report", "report.json", *options, "--"]
-        runtime = tmp_path / "runtime"
-        runtime.mkdir(exist_ok=True)
-        process = subprocess.Popen(
-            [*XLAUNCH, *words, sys.executable, "-c", BEGIN + code],
-            cwd=tmp_path,
-            env={**os.environ, "XDG_RUNTIME_DIR": str(runtime)},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        begun.append(Measured(tmp_path, process))
-        return begun[-1]
+        def start(code: str, *options: str, count: int = 2, metric: str = "x/s") -> Measured:
+            words = ["--metric", metric, "--report", "report.json", *options, "--"]
+            program = [sys.executable, "-c", BEGIN + code]
+            run = Measured(tmp_path, [*words, *program], count=count, XDG_RUNTIME_DIR=str(runtime))
+            return begun.enter_context(run)
 
-    yield start
-    for run in begun:
-        if run.process.poll() is None:
-            run.process.kill()
-            run.process.communicate()
+        yield start
 
 
 def folders_left(folder: Path) -> list[str]:
@@ -266,10 +241,10 @@ def test_barrier_opens_for_those_who_have_waited_long_enough(tmp_path: Path):
     barrier = Barrier(str(tmp_path), [0, 1, 2], 0.0)
     reader = os.open(barrier.path(1), os.O_RDONLY | os.O_NONBLOCK)
     barrier.look(5.0, [], 0.0)
-    barrier.look(5.0 + LONGEST_HOLD_S - 1, [], 0.0)
+    barrier.look(5.0 + MAX_HOLD_S - 1, [], 0.0)
     assert (barrier.came, barrier.released_at, barrier.overdue) == (True, None, [])
-    barrier.look(5.0 + LONGEST_HOLD_S, [], 0.0)
-    assert (barrier.released_at, barrier.overdue) == (5.0 + LONGEST_HOLD_S, [0, 2])
+    barrier.look(5.0 + MAX_HOLD_S, [], 0.0)
+    assert (barrier.released_at, barrier.overdue) == (5.0 + MAX_HOLD_S, [0, 2])
     assert os.read(reader, 1) == b""  # its end of file
     os.close(reader)
 

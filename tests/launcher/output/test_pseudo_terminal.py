@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pexpect
 import pytest
-from tests.launcher.cli.commands import clean_environment
+from tests.launcher.cli.commands import Done, xlaunch
 from tests.launcher.launching import PATIENCE_S, wait_until
 
 XLAUNCH = [sys.executable, "-m", "xlaunch"]
@@ -20,24 +20,19 @@ PLAIN = "import os; print(*map(os.isatty, (0, 1, 2)))"
 TWO = ["--instances", "2", "--ncores", "1", "--oversubscribe"]
 
 
-def launched(*words: str, code: str) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        [*XLAUNCH, "-q", *words, "--", sys.executable, "-c", code],
-        env=clean_environment(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        check=True,
-        timeout=PATIENCE_S,
-    )
+def launched(*words: str, code: str) -> Done:
+    done = xlaunch("-q", *words, "--", sys.executable, "-c", code)
+    assert done.code == 0, done.err
+    return done
 
 
 @pytest.mark.parametrize("layout", [TWO, []], ids=["several", "one"])
 def test_output_is_a_terminal_and_input_is_none(layout: list[str]):
     code = "import os; print(*map(os.isatty, (0, 1, 2)), os.get_terminal_size(1))"
-    lines = launched("--pty", "--no-tag", *layout, code=code).stdout.splitlines()
+    lines = launched("--pty", "--no-tag", *layout, code=code).out.splitlines()
     expected = b"False True True os.terminal_size(columns=80, lines=24)"
     assert lines == [expected] * (2 if layout else 1)
-    lines = launched("--no-tag", *TWO, code=PLAIN).stdout.splitlines()
+    lines = launched("--no-tag", *TWO, code=PLAIN).out.splitlines()
     assert lines == [b"False False False"] * 2
 
 
@@ -46,21 +41,21 @@ def test_lines_are_tagged_and_streams_stay_apart():
     done = launched("--pty", *TWO, code=code)
     for index in (0, 1):
         tag = f"[{index}] ".encode()
-        out, err = ([ln for ln in text.splitlines() if ln.startswith(tag)] for text in (done.stdout, done.stderr))  # fmt: skip
+        out, err = ([ln for ln in text.splitlines() if ln.startswith(tag)] for text in (done.out, done.err.encode()))  # fmt: skip
         assert out == [tag + word for word in (b"out 1", b"out 2", b"end")]
         assert err == [tag + word for word in (b"err", b"last")]
-    assert b"\r" not in done.stdout + done.stderr
+    assert "\r" not in done.out.decode() + done.err
 
 
 def test_only_instance_s_bytes_pass_unchanged():
     data = bytes(range(256)) * 1000 + b"\n\r\n\x04\x03 no newline"
     code = "import os\nd = bytes(range(256)) * 1000 + b'\\n\\r\\n\\x04\\x03 no newline'\nwhile d: d = d[os.write(1, d):]"
-    assert launched("--pty", code=code).stdout == data
+    assert launched("--pty", code=code).out == data
 
 
 def test_much_output_of_several_is_complete():
     code = "for n in range(20000): print(n)"
-    lines = launched("--pty", *TWO, code=code).stdout.split()
+    lines = launched("--pty", *TWO, code=code).out.split()
     for index in (0, 1):
         mine = [b for a, b in zip(lines[::2], lines[1::2], strict=True) if a == b"[%d]" % index]
         assert mine == [b"%d" % number for number in range(20000)]
@@ -68,17 +63,13 @@ def test_much_output_of_several_is_complete():
 
 def test_metrics_are_read_from_a_terminal_too():
     code = "print('\\x1b[32m 10 x/s\\x1b[0m\\r', end=''); print('\\x1b[1m20\\x1b[0m x/s')"
-    done = subprocess.run(
-        [*XLAUNCH, "--pty", "--metric", "x/s", "--", sys.executable, "-c", code],
-        capture_output=True,
-        check=True,
-    )
-    assert done.stdout == b"\x1b[32m 10 x/s\x1b[0m\r\x1b[1m20\x1b[0m x/s\n"
-    assert b"x/s: 15 in total" in done.stderr or b"x/s: 20 in total" in done.stderr
+    done = xlaunch("--pty", "--metric", "x/s", "--", sys.executable, "-c", code)
+    assert done.out == b"\x1b[32m 10 x/s\x1b[0m\r\x1b[1m20\x1b[0m x/s\n"
+    assert "x/s: 15 in total" in done.err or "x/s: 20 in total" in done.err
 
 
 def test_python_needs_not_be_told_to_write_at_once():
-    assert launched("--pty", code="import os; print('PYTHONUNBUFFERED' in os.environ)").stdout == (
+    assert launched("--pty", code="import os; print('PYTHONUNBUFFERED' in os.environ)").out == (
         b"False\n"
     )
 

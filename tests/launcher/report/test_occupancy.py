@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from tests.launcher.cli.commands import Done, xlaunch
 from tests.launcher.launching import PATIENCE_S
 
 from xlaunch.machine.processes import TICKS_PER_SECOND
@@ -23,8 +24,6 @@ from xlaunch.report.occupancy import (
     anything_runs,
     tells_of_others,
 )
-
-XLAUNCH = [sys.executable, "-m", "xlaunch"]
 
 
 class Proc:
@@ -248,21 +247,15 @@ def burner() -> Iterator[tuple[int, int]]:
         process.kill()
 
 
-def launch(*words: str, program: str = "sleep 0.8") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*XLAUNCH, *words, "sh", "-c", program],
-        capture_output=True,
-        check=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
+def launch(*words: str) -> Done:
+    return xlaunch(*words, "sleep", "0.8")
 
 
 def test_supervised_run_on_a_busy_cpu_gets_a_warning(burner: tuple[int, int], tmp_path: Path):
     pid, cpu = burner
     report = tmp_path / "report.json"
     done = launch("--cpus", str(cpu), "--report", str(report))
-    first = done.stderr.splitlines()[0]
+    first = done.err.splitlines()[0]
     assert first.startswith(f"xlaunch: warning: CPU {cpu} is busy with other work (")
     assert f"(PID {pid})" in first
     warnings = json.loads(report.read_text())["warnings"]
@@ -299,12 +292,12 @@ def test_work_of_ended_children_is_the_program_s_own():
 
 def test_quiet_run_has_it_in_the_report_alone(burner: tuple[int, int], tmp_path: Path):
     report = tmp_path / "report.json"
-    assert launch("-q", "--cpus", str(burner[1]), "--report", str(report)).stderr == ""
+    assert launch("-q", "--cpus", str(burner[1]), "--report", str(report)).err == ""
     assert "busy with other work" in str(json.loads(report.read_text())["warnings"])
 
 
 def test_launch_in_place_does_not_look(burner: tuple[int, int]):
-    assert launch("--cpus", str(burner[1])).stderr == ""
+    assert launch("--cpus", str(burner[1])).err == ""
 
 
 def test_stolen_time_is_told_after_a_supervised_run(tmp_path: Path):

@@ -3,20 +3,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.launcher.launching import PATIENCE_S, children_of, is_alive, wait_until
+from tests.launcher.cli.commands import xlaunch
+from tests.launcher.launching import Launched, children_of, is_alive, wait_until
 
 from xlaunch.planning.request import MAX
 from xlaunch.supervision.restarts import Restart, Restarts
@@ -78,7 +78,6 @@ def test_every_wait_is_between_a_second_and_a_minute(runs_s: list[float]):
 
 # Real processes
 
-XLAUNCH = [sys.executable, "-m", "xlaunch"]
 BEGIN = """
 import os, signal, subprocess, sys, time
 index = int(os.environ["XLAUNCH_INSTANCE_INDEX"])
@@ -89,11 +88,8 @@ def forever():
 """
 
 
-class Launched(NamedTuple):
-    """A launch that has begun."""
-
-    folder: Path
-    process: subprocess.Popen[bytes]
+class Restarting(Launched):
+    """A launch under --on-failure restart that has begun."""
 
     def runs(self, index: int) -> list[str]:
         """A line for each time that an instance was started."""
@@ -111,42 +107,21 @@ class Launched(NamedTuple):
                 return
         pytest.fail("no restart was announced")
 
-    def end(self) -> tuple[int, str]:
-        _, err = self.process.communicate(timeout=PATIENCE_S)
-        return self.process.returncode, err.decode()
 
-    def report(self) -> dict[str, Any]:
-        values: dict[str, Any] = json.loads((self.folder / "report.json").read_text())
-        return values
-
-
-Start = Callable[..., Launched]
+Start = Callable[..., Restarting]
 
 
 @pytest.fixture
 def launch(tmp_path: Path) -> Iterator[Start]:
     """Start a program under --on-failure restart."""
-    begun: list[Launched] = []
+    with contextlib.ExitStack() as begun:
 
-    def start(code: str, *options: str, count: int = 2) -> Launched:
-        layout = ["--instances", str(count), "--ncores", "1", "--oversubscribe"]
-        words = [*layout, "--on-failure", "restart", "--report", "report.json", *options, "--"]
-        process = subprocess.Popen(
-            [*XLAUNCH, *words, sys.executable, "-c", BEGIN + code],
-            cwd=tmp_path,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
-        begun.append(Launched(tmp_path, process))
-        return begun[-1]
+        def start(code: str, *options: str, count: int = 2) -> Restarting:
+            words = ["--on-failure", "restart", "--report", "report.json", *options, "--"]
+            program = [sys.executable, "-c", BEGIN + code]
+            return begun.enter_context(Restarting(tmp_path, [*words, *program], count=count))
 
-    yield start
-    for run in begun:
-        if run.process.poll() is None:
-            run.process.kill()
-            run.process.communicate()
+        yield start
 
 
 def test_only_the_failed_one_is_started_anew_in_its_place(launch: Start):
@@ -155,7 +130,7 @@ def test_only_the_failed_one_is_started_anew_in_its_place(launch: Start):
     )
     run.wait_for_run(1, 2)
     (run.folder / "go").touch()
-    code, err = run.end()
+    code, _, err = run.end()
     assert code == 0, err
     assert "instance 1 failed with exit code 3; restart 1 of 3 in 1 s" in err
     assert len(run.runs(0)) == 1
@@ -176,7 +151,7 @@ def test_only_the_failed_one_is_started_anew_in_its_place(launch: Start):
 
 def test_failure_after_the_last_restart_stops_the_others(launch: Start):
     run = launch("sys.exit(7) if index else forever()", "--max-restarts", "1")
-    code, err = run.end()
+    code, _, err = run.end()
     assert code == 7
     assert len(run.runs(1)) == 2
     assert run.report()["reason"] == "instance 1 failed with exit code 7 after 1 restart"
@@ -201,8 +176,8 @@ def test_log_files_keep_what_the_failed_run_wrote(launch: Start):
 
 def test_output_of_every_run_is_relayed(launch: Start):
     run = launch("print('run', run)\nsys.exit(run < 2 and index == 0)", "-q")
-    out, _ = run.process.communicate(timeout=PATIENCE_S)
-    assert sorted(out.splitlines()) == [b"[0] run 1", b"[0] run 2", b"[1] run 1"]
+    _, out, _ = run.end()
+    assert sorted(out.splitlines()) == ["[0] run 1", "[0] run 2", "[1] run 1"]
 
 
 def test_instance_that_ended_well_is_done(launch: Start):
@@ -240,11 +215,9 @@ def test_program_that_cannot_be_executed_is_not_tried_again(tmp_path: Path):
     script = tmp_path / "script"
     script.write_text("#!/no/such/interpreter\n")
     script.chmod(0o755)
-    done = subprocess.run(
-        [*XLAUNCH, "--on-failure", "restart", str(script)], capture_output=True, check=False
-    )
-    assert done.returncode == 127
-    assert b"restart" not in done.stderr
+    done = xlaunch("--on-failure", "restart", script)
+    assert done.code == 127
+    assert "restart" not in done.err
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT"])
@@ -253,7 +226,7 @@ def test_signal_ends_the_waiting(launch: Start, name: str):
     run.wait_for_failure()
     number = signal.Signals[name]
     os.kill(run.process.pid, number)
-    code, _ = run.end()
+    code, _, _ = run.end()
     assert code == 128 + number
     assert run.report()["reason"] == f"{name} came while instance 0 waited for its restart"
 
@@ -301,7 +274,7 @@ def test_suspended_launcher_starts_nothing(launch: Start):
 
 def test_timeout_ends_the_waiting(launch: Start):
     run = launch("sys.exit(3)", "--timeout", "500ms", count=1)
-    code, _ = run.end()
+    code, _, _ = run.end()
     assert code == 124
     assert len(run.runs(0)) == 1
 
@@ -318,11 +291,9 @@ def test_nobody_is_started_when_the_launcher_is_killed(launch: Start, victim: st
 
 
 def test_limit_without_restarts_is_told():
-    done = subprocess.run(
-        [*XLAUNCH, "--max-restarts", "2", "true"], capture_output=True, check=True
-    )
-    line = b"xlaunch: warning: --max-restarts does nothing without --on-failure restart\n"
-    assert done.stderr == line
+    done = xlaunch("--max-restarts", "2", "true")
+    line = "xlaunch: warning: --max-restarts does nothing without --on-failure restart\n"
+    assert done.err == line
 
 
 def state(pid: int) -> str:

@@ -27,7 +27,7 @@ def test_signal_ends_every_instance_and_gives_its_exit_code(start, name):
     instances = run.instances
     number = signal.Signals[name]
     run.send(number)
-    code, _ = run.end()
+    code, _, _ = run.end()
     assert code == 128 + number
     assert run.log(0).count(name) == run.log(1).count(name) == 1
     assert not any(is_alive(pid) for pid in instances)
@@ -62,7 +62,7 @@ def test_kill_after_grace(start, name):
     run = start("--grace", "200ms", witness=("--ignore", name))
     instances = run.instances
     run.send(signal.Signals[name])
-    code, errors = run.end()
+    code, _, errors = run.end()
     assert code == 137
     assert f"{name} sent to 2 instances; SIGKILL in 0.2 s (--grace)" in errors
     assert "SIGKILL" in errors.splitlines()[-4]
@@ -120,7 +120,7 @@ def test_nothing_survives_whoever_is_killed(start, victim, left):
     assert all(is_alive(pid) for pid in everyone)
     target = {"keeper": run.process.pid, "supervisor": supervisor, "instance": instances[1]}
     signal.pidfd_send_signal(_pidfd(target[victim]), signal.SIGKILL)
-    code, errors = run.end()
+    code, _, errors = run.end()
     for pid in everyone:
         wait_until(lambda pid=pid: not is_alive(pid), f"the end of {pid}")
     assert code == {"keeper": -9, "supervisor": 125, "instance": 137}[victim]
