@@ -117,11 +117,11 @@ def check_startable(plan: Plan) -> None:
     if plan.request.report is not None:
         from xlaunch.report.json_file import check_report_path
 
-        check_report_path(plan.request.report, log_folder=plan.request.log_dir)
+        check_report_path(plan.request.report, log_directory=plan.request.log_dir)
     if plan.request.log_dir is not None:
-        from xlaunch.output.logs import prepare_log_folder
+        from xlaunch.output.logs import prepare_log_directory
 
-        prepare_log_folder(plan.request.log_dir)
+        prepare_log_directory(plan.request.log_dir)
 
 
 def _prepare(plan: Plan, environment: Mapping[str, str] | Environment | None) -> Environment:

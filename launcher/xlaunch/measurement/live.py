@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What instances measure, for the caller of `xlaunch.start` to see while they run.
+"""Metric values while instances run, for the caller of `xlaunch.start`.
 
-The supervisor must never wait for its caller, who may be busy elsewhere. So what lies between them
-is no pipe but a file in memory (see memfd_create(2)): one appends, the other reads at its own pace.
+The supervisor must never wait for its caller. So they share a file in memory (see memfd_create(2))
+instead of a pipe: the supervisor appends, the caller reads at its own pace.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
-MOST_LIVE_BYTES = 16 << 20
-"""Of one run: some 700,000 values. What comes after is in the report alone."""
+MAX_LIVE_BYTES = 16 << 20
+"""Limit for one run, about 700,000 values. Later ones are in the report only."""
 
 LINES_AFTER_MARK = 8
 
 _STARTED, _VALUE, _LINE = range(3)
 _STREAMS = ("out", "err", "metrics")
 _RECORD = struct.Struct("<BIHdd")
-"""Kind, instance, metric or stream by number, time, then the value, or the length of the text."""
+"""Kind, instance, number of the metric or stream, time, then the value or the length of the text."""
 
 
 class LiveStart(NamedTuple):
-    """An instance was started."""
+    """The start of an instance."""
 
     instance: int
     at_s: float
@@ -32,7 +32,7 @@ class LiveStart(NamedTuple):
 
 
 class LiveValue(NamedTuple):
-    """An instance printed or reported a value."""
+    """A value that an instance printed or reported."""
 
     instance: int
     metric: str
@@ -41,7 +41,7 @@ class LiveValue(NamedTuple):
 
 
 class LiveLine(NamedTuple):
-    """A line that holds the text that was asked for, or one of the next `LINES_AFTER_MARK`."""
+    """A line that contains the mark, or one of the next `LINES_AFTER_MARK` lines."""
 
     instance: int
     stream: str
@@ -54,10 +54,10 @@ Live: TypeAlias = LiveStart | LiveValue | LiveLine
 
 
 class LiveWriter:
-    """The supervisor's end."""
+    """The end that the supervisor writes to."""
 
     def __init__(self, descriptor: int, metrics: Sequence[str], mark: str | None) -> None:
-        """`metrics`: the names, in an order that the reader knows. `mark`: see `LiveLine`."""
+        """`metrics`: names, in the order that the reader has. `mark`: see `LiveLine`."""
         self._descriptor = descriptor
         self._numbers = {name: number for number, name in enumerate(metrics)}
         self._mark = mark
@@ -65,15 +65,15 @@ class LiveWriter:
         self._written = 0
 
     def started(self, instance: int, now: float) -> None:
-        """Note that an instance was started."""
+        """Write that an instance was started."""
         self._append(_RECORD.pack(_STARTED, instance, 0, now, 0.0))
 
     def value(self, instance: int, metric: str, now: float, value: float) -> None:
-        """Note a value."""
+        """Write a value."""
         self._append(_RECORD.pack(_VALUE, instance, self._numbers[metric], now, value))
 
     def line(self, instance: int, stream: str, now: float, text: str) -> None:
-        """Note a line, if it is one that was asked for."""
+        """Write a line that contains the mark, or follows one."""
         if self._mark is None:
             return
         source = (instance, stream)
@@ -88,16 +88,16 @@ class LiveWriter:
 
     def _append(self, record: bytes) -> None:
         self._written += len(record)
-        if self._written > MOST_LIVE_BYTES:
+        if self._written > MAX_LIVE_BYTES:
             return
         try:
             os.write(self._descriptor, record)
-        except OSError:  # no memory: as if the file were full
-            self._written = MOST_LIVE_BYTES
+        except OSError:  # no memory: treat the file as full
+            self._written = MAX_LIVE_BYTES
 
 
 class LiveReader:
-    """The caller's end. `close` it."""
+    """The end that the caller reads from. `close` it."""
 
     def __init__(self, descriptor: int, metrics: Iterable[str]) -> None:
         self.descriptor = descriptor
@@ -105,7 +105,7 @@ class LiveReader:
         self._position = 0
 
     def read(self) -> Iterator[Live]:
-        """What was noted since the last call."""
+        """What was written since the last call."""
         data = b""
         while more := os.pread(self.descriptor, 1 << 16, self._position + len(data)):
             data += more
@@ -120,12 +120,12 @@ class LiveReader:
             else:
                 end += int(value)
                 if end > len(data):
-                    break  # it is just being written
+                    break  # it is being written
                 text = data[end - int(value) : end].decode()
                 yield LiveLine(instance, _STREAMS[number], at_s, text)
             self._position += end - start
             start = end
 
     def close(self) -> None:
-        """Give the file back."""
+        """Close the file."""
         os.close(self.descriptor)

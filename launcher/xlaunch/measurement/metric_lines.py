@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers that a program prints: which metric is meant, and its value on a line.
+"""Metrics as `--metric` names them, and their values on lines that a program prints.
 
 sentences/s                 123.4 sentences/s    sentences/s: 123.4    {"sentences/s": 1.2e3}
 loss                        step 12 loss 0.25    loss=0.25
 'took ([0-9.]+) s a batch'  a regular expression, by its parenthesis; its group is the number
-latency:total               the kind said first: rate, latency or value
+latency:total               the kind comes first: rate, latency or value
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from xlaunch.errors import UsageError
 
-LONGEST_LINE = 4096
-"""Characters of a line that are looked at."""
+MAX_LINE = 4096
+"""Number of characters of a line that are searched."""
 
 SECONDS_PER_UNIT = {
     "ns": 1e-9,
@@ -26,10 +26,10 @@ SECONDS_PER_UNIT = {
     "ms": 1e-3, "msec": 1e-3,
     "s": 1.0, "sec": 1.0, "secs": 1.0, "second": 1.0, "seconds": 1.0,
 }  # fmt: skip
-"""Units of time as they are printed. Two characters look like the Greek mu."""
+"""Units of time as programs print them. Unicode has two characters for the micro sign."""
 
 _NUMBER = r"[-+]?(?:[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?|[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
-# Not the beginning of something longer: 1.2k, 12,34, 3x.
+# A number is not the beginning of a longer word: 1.2k, 12,34, 3x.
 _NUMBER_ENDS = r"(?!\w|[.,][0-9])"
 _UNIT = "|".join(sorted(SECONDS_PER_UNIT, key=len, reverse=True))
 _THOUSANDS_OR_NOT = re.compile(_NUMBER)
@@ -44,37 +44,37 @@ _TIME_WORDS = frozenset(("latency", "duration", "time", "elapsed"))
 
 
 class Kind(enum.Enum):
-    """What several values of a metric come to together."""
+    """How several values of a metric are summarized."""
 
     RATE = "rate"
-    """Work per time. Instances add up. **Ex.:** ``sentences/s``, ``fps``, ``throughput``."""
+    """Work per time: instances are added up. **Ex.:** ``sentences/s``, ``fps``, ``throughput``."""
     TIME = "latency"
-    """How long something took: percentiles. **Ex.:** ``ms``, ``latency``, ``step_time``, ``s/it``."""
+    """A duration: percentiles. **Ex.:** ``ms``, ``latency``, ``step_time``, ``s/it``."""
     VALUE = "value"
-    """Anything else: the mean. **Ex.:** ``loss``, ``accuracy``."""
+    """Any other number: the mean. **Ex.:** ``loss``, ``accuracy``."""
 
 
 class Value(NamedTuple):
-    """One number that was printed."""
+    """A number that was printed."""
 
     number: float
     unit: str | None
-    """The unit of time that came with it, if one did."""
+    """The unit of time after it, if any."""
 
 
 class Metric(NamedTuple):
-    """What to look for on lines."""
+    """What to search lines for."""
 
     name: str
-    """As it was asked for, without the kind."""
+    """As given, without the kind."""
     kind: Kind
     patterns: tuple[re.Pattern[str], ...]
-    """In this order; the first that is found counts. The number is the first group."""
+    """In order of preference. The number is the first group."""
     named: bool
-    """It was asked for by name, not by a regular expression."""
+    """It was given as a name, not as a regular expression."""
 
     def read(self, line: str) -> Value | None:
-        """Its value on `line`; None where it has none."""
+        """Its value on `line`; None if there is none."""
         if self.named and self.name not in line:
             return None
         for pattern in self.patterns:
@@ -85,7 +85,7 @@ class Metric(NamedTuple):
         return None
 
     def read_report(self, line: str) -> Value | None:
-        """Its value on a line that was reported: ``NAME VALUE``; None where it has none."""
+        """Its value on a reported line, ``NAME VALUE``; None if there is none."""
         name, _, number = line.strip().rpartition(" ")
         if self.named and name.rstrip(" :=") == self.name:
             return _value(number, self.name if self.name in SECONDS_PER_UNIT else None)
@@ -101,7 +101,7 @@ class Metric(NamedTuple):
 
 
 def parse_metric(text: str) -> Metric:
-    """The metric that `--metric` asks for. Raises `UsageError`."""
+    """The metric of a value of `--metric`. Raises `UsageError`."""
     kind, name = _kind_said(text)
     if not name.strip():
         raise UsageError(f"--metric {text!r}: name what to look for, such as 'sentences/s'")
@@ -132,34 +132,34 @@ def kind_of(name: str) -> Kind:
 
 
 def convert(value: Value, unit: str | None) -> float:
-    """The number in `unit`. A number without a unit is taken to be in it."""
+    """The number in `unit`; one without a unit is in `unit` already."""
     if unit is None or value.unit is None or value.unit == unit:
         return value.number
     return value.number * SECONDS_PER_UNIT[value.unit] / SECONDS_PER_UNIT[unit]
 
 
 class LineSplitter:
-    """Cuts a stream of bytes into lines of text; a carriage return ends one too."""
+    """Splits a stream of bytes into lines of text; a carriage return ends a line too."""
 
     def __init__(self) -> None:
         self._pending = b""
 
     def feed(self, data: bytes) -> Iterator[str]:
-        """The lines that `data` completes, without colours and ends."""
+        """The lines that `data` completes, without colours and line ends."""
         *lines, rest = (self._pending + data).replace(b"\r", b"\n").split(b"\n")
-        # Of a line without an end only its beginning will be looked at.
-        self._pending = rest[: 4 * LONGEST_LINE]
+        # Only the beginning of a long line is searched.
+        self._pending = rest[: 4 * MAX_LINE]
         for line in lines:
             if line:
                 yield _text(line)
 
     def finish(self) -> Iterator[str]:
-        """What is left, as a line."""
+        """The rest, as a line."""
         return self.feed(b"\n")
 
 
 def _text(line: bytes) -> str:
-    text = line[: 4 * LONGEST_LINE].decode(errors="replace")[:LONGEST_LINE]
+    text = line[: 4 * MAX_LINE].decode(errors="replace")[:MAX_LINE]
     return _COLOURS.sub("", text) if "\x1b" in text else text
 
 
@@ -172,7 +172,7 @@ def _kind_said(text: str) -> tuple[Kind | None, str]:
 
 
 def _patterns(name: str) -> Iterator[re.Pattern[str]]:
-    """Where the number stands: behind a colon first; else before a unit, and behind any other name."""
+    """Where the number is: after a colon first; otherwise before a unit, and after any other name."""
     quoted = re.escape(name)
     starts = r"(?<![\w/.-])" if re.match(r"\w", name) else ""
     ends = r"(?![\w/])" if re.search(r"\w$", name) else ""

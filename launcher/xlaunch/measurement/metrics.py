@@ -55,13 +55,13 @@ class MetricTotal(NamedTuple):
     kind: str
     """``rate``, ``latency`` or ``value``; which of the following are not None depends on it."""
     unit: str | None
-    """Of a time, where it was printed. **Ex.:** ``"ms"``."""
+    """Unit of a time, if it was printed. **Ex.:** ``"ms"``."""
     window_s: float | None
     """Length of the common steady window; None where not every instance had a value in it."""
     count: int  # type: ignore[assignment]  # hides tuple.count
-    """Values that went into what follows."""
+    """Number of values that the following fields summarize."""
     sum: float | None
-    """Of a rate: the instances' means added up."""
+    """Of a rate: the sum of the instances' means."""
     mean: float | None
     """Of a value: the mean of the instances' means; of a time: of all values."""
     p50: float | None
@@ -69,25 +69,25 @@ class MetricTotal(NamedTuple):
     p99: float | None
     """Of a time: over the values of all instances together."""
     notes: tuple[str, ...]
-    """What to know before believing it."""
+    """Reservations about the result."""
     window_from_s: float | None = None
-    """Only values after this count, in seconds since the run began; None: all."""
+    """Values before this do not count, in seconds since the run began; None: all count."""
 
 
 class MetricSeries(NamedTuple):
-    """Every value that one instance gave of one metric, in the order given."""
+    """Every value of one metric of one instance, in order."""
 
     metric: str
     instance: int
     times_s: Sequence[float]
-    """When they came in, in seconds since the run began."""
+    """Arrival times, in seconds since the run began."""
     values: Sequence[float]
     kept_one_in: int
-    """1, unless there were more than `MAX_KEPT`: then one of so many."""
+    """1, or if there were more than `MAX_KEPT`: one of this many values was kept."""
 
 
 class Measured(NamedTuple):
-    """What a run's measuring comes to."""
+    """The metrics of a run."""
 
     by_instance: Mapping[int, tuple[InstanceMetric, ...]] = {}
     totals: tuple[MetricTotal, ...] = ()
@@ -111,19 +111,19 @@ class Values(NamedTuple):
 
 
 class Series:
-    """The values of one metric of one instance, with the times they came in."""
+    """The values of one metric of one instance, with their arrival times."""
 
     def __init__(self) -> None:
         self.count = 0
         self.first_at: float | None = None
         self.last: float | None = None
         self.stride = 1
-        """One of so many values was kept."""
+        """One of this many values was kept."""
         self._times = array("d")
         self._values = array("d")
 
     def add(self, value: float, now: float) -> None:
-        """Take a value."""
+        """Add a value."""
         if self.first_at is None:
             self.first_at = now
         self.last = value
@@ -136,13 +136,13 @@ class Series:
             self.stride *= 2
 
     def since(self, began: float) -> tuple[array[float], array[float]]:
-        """The times in seconds since `began`, and the values."""
+        """Arrival times in seconds since `began`, and values."""
         return array("d", (at - began for at in self._times)), self._values
 
     def after(self, start: float | None, end: float | None = None) -> Values:
-        """The values that came in after `start`, until `end`.
+        """The values that arrived after `start`, until `end`.
 
-        Of several that were read at the very moment `start`, all but the first of them count.
+        Of several that were read exactly at `start`, all but the first count.
         """
         kept = [
             (at, value)
@@ -155,7 +155,7 @@ class Series:
 
 
 class Collector:
-    """Takes the lines of all instances."""
+    """Collects metric values from the output of all instances."""
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ class Collector:
         began: float = 0.0,
         live: LiveWriter | None = None,
     ) -> None:
-        """`began`: when the run did, on the clock of all times here."""
+        """`began`: the start of the run, on the clock of all times here."""
         self._metrics = metrics
         self._began = began
         self._live = live
@@ -175,18 +175,18 @@ class Collector:
         self._splitters: dict[tuple[int, str], LineSplitter] = {}
         self._unseen = [metric.name for metric in metrics]
         self._lines: deque[str] = deque(maxlen=LINES_TO_SHOW)
-        """The last lines that held numbers, while some metric was not seen yet."""
+        """The last lines with numbers, while some metric was not seen yet."""
         self.past_first: set[int] = set()
-        """Instances that have had a value."""
+        """Instances that have printed or reported a value."""
 
     def feed(self, index: int, stream: str, data: bytes, now: float) -> None:
-        """Take bytes of a stream of an instance; `stream` names it: out, err or metrics."""
+        """Take bytes of a stream of an instance: out, err or metrics."""
         splitter = self._splitters.setdefault((index, stream), LineSplitter())
         for line in splitter.feed(data):
             self._read(index, stream, line, now)
 
     def finish(self, index: int, now: float) -> None:
-        """Take what an instance that has ended left without a line end."""
+        """Read the last line of an instance that has ended, if it has no line end."""
         for (owner, stream), splitter in self._splitters.items():
             for line in splitter.finish() if owner == index else ():
                 self._read(index, stream, line, now)
@@ -211,7 +211,7 @@ class Collector:
             self._lines.append(line.strip())
 
     def raw(self) -> tuple[MetricSeries, ...]:
-        """Every value: by metric, and of each by instance."""
+        """Every value, by metric, then by instance."""
         return tuple(
             MetricSeries(metric, index, *series.since(self._began), kept_one_in=series.stride)
             for (metric, index), series in self._series.items()
@@ -219,17 +219,17 @@ class Collector:
 
     @property
     def lines_seen(self) -> tuple[str, ...]:
-        """The last lines that held numbers, where some metric was never seen."""
+        """The last lines with numbers, if some metric was never seen."""
         shown = dict.fromkeys(line[:SHOWN_WIDTH] for line in self._lines)
         return tuple(shown) if self._unseen else ()
 
     def unseen(self) -> str | None:
-        """A line about metrics that no instance printed, and what was printed instead."""
+        """A line about metrics that no instance printed, with the last lines that had numbers."""
         if not self._unseen:
             return None
         wanted = ", ".join(map(repr, self._unseen))
         if not self._lines:
-            return f"--metric {wanted}: nothing of it was printed, nor any other line with a number"
+            return f"--metric {wanted}: no line has it, nor any other number"
         shown = " | ".join(self.lines_seen)
         return f"--metric {wanted}: no line has it; the last lines with numbers: {shown}"
 
@@ -238,8 +238,8 @@ class Collector:
     ) -> tuple[dict[int, tuple[InstanceMetric, ...]], tuple[MetricTotal, ...]]:
         """The metrics of each instance, and over all.
 
-        `ends`: when each instance ended, the first time if it was started anew. `released_at`: when
-        the start barrier opened, if instances were held there.
+        `ends`: when each instance ended; the first time, if it was restarted. `released_at`: when the
+        start barrier opened, if instances waited there.
         """
         by_instance: dict[int, list[InstanceMetric]] = {index: [] for index in self._indices}
         totals = []
@@ -262,7 +262,7 @@ class Collector:
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
-    """The value that `percent` per cent lie at or below, between neighbours by proportion."""
+    """The percentile of values in ascending order, interpolated linearly."""
     position = (len(ordered) - 1) * percent / 100
     low = int(position)
     high = min(low + 1, len(ordered) - 1)
@@ -314,15 +314,15 @@ class _Window(NamedTuple):
     """The time in which values count."""
 
     start: float | None
-    """None: since the beginning."""
+    """None: from the start of the run."""
     length_s: float | None
-    """None: until the end."""
+    """None: until the end of the run."""
 
 
 def _steady(
     series: Mapping[int, Series], ends: Mapping[int, float], released_at: float | None
 ) -> tuple[_Window, dict[int, Values], list[str]]:
-    """The window, the values to count, and what to know of them."""
+    """The window, the values that count, and reservations about them."""
     notes = []
     printed = {index: one for index, one in series.items() if one.first_at is not None}
     missing = sorted(series.keys() - printed.keys())
@@ -330,7 +330,7 @@ def _steady(
         notes.append(f"no value of {_instances(missing)}")
     strides = {one.stride for one in printed.values()} - {1}
     if strides:
-        notes.append(f"of many values one in {max(strides)} was kept")
+        notes.append(f"only one in {max(strides)} values was kept")
     firsts = [one.first_at for one in printed.values() if one.first_at is not None]
     start = released_at if released_at is not None else max(firsts, default=0.0)
     end = min(ends.values(), default=start)

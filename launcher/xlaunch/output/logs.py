@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Log files: the instances write them straight, byte for byte."""
+"""Log files, which the instances write directly."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from xlaunch.errors import UsageError
 STREAMS = ("out", "err")
 
 
-def log_path(folder: str, index: int, stream: str) -> str:
-    """Where an instance's stream goes. **Ex.:** ``logs/instance-0.out``."""
-    return os.path.join(folder, f"instance-{index}.{stream}")
+def log_path(directory: str, index: int, stream: str) -> str:
+    """The log file of an instance's stream. **Ex.:** ``logs/instance-0.out``."""
+    return os.path.join(directory, f"instance-{index}.{stream}")
 
 
-def prepare_log_folder(folder: str) -> None:
-    """Make the folder if need be. Raises `UsageError` when files could not be written there."""
+def prepare_log_directory(directory: str) -> None:
+    """Make the directory if it does not exist. Raises `UsageError` if it is not writable."""
     try:
-        os.makedirs(folder, exist_ok=True)
+        os.makedirs(directory, exist_ok=True)
     except OSError as error:
         raise UsageError(
-            f"--log-dir: cannot make the folder {folder!r}: {error.strerror}"
+            f"--log-dir: cannot make the directory {directory!r}: {error.strerror}"
         ) from None
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise UsageError(f"--log-dir: no permission to write in {folder!r}")
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise UsageError(f"--log-dir: no permission to write in {directory!r}")
 
 
-def open_logs(folder: str, index: int, *, new: bool = True) -> tuple[int, int]:
-    """Open an instance's two files, new; those of an earlier run are kept with `.1` at the end.
+def open_logs(directory: str, index: int, *, new: bool = True) -> tuple[int, int]:
+    """Open an instance's two files for appending.
 
-    Not new: what is there is added to.
+    `new`: create them; those of the previous run are renamed to end in `.1`.
     """
     descriptors = []
     for stream in STREAMS:
-        path = log_path(folder, index, stream)
+        path = log_path(directory, index, stream)
         if new and os.path.exists(path):
             os.replace(path, f"{path}.1")
         descriptors.append(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pseudo-terminals for the output of instances: `--pty`, for programs that show more on a terminal.
+"""Pseudo-terminals for the output of instances (`--pty`), for programs that print more to a terminal.
 
-Standard output and standard error get one each, so that they stay apart. It is not the controlling
-terminal: Ctrl-C and job control stay where they are, and nothing is typed into it.
+Standard output and standard error get one each, so that they stay separate. It is not the
+controlling terminal: Ctrl-C and job control are not affected, and it has no input.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import os
 import termios
 from collections.abc import Iterable
 
-USUAL_SIZE = (24, 80)
-"""Rows and columns where the launcher has no terminal."""
+DEFAULT_SIZE = (24, 80)
+"""Rows and columns if the launcher has no terminal."""
 
 
 def open_pseudo_terminal() -> tuple[int, int]:
-    """Its two ends: to read from, and for the instance. Raises OSError."""
+    """Open a pseudo-terminal: the end to read from, and the instance's. Raises OSError."""
     ours, theirs = os.openpty()
-    # Bytes pass as they are written: no carriage return before each newline.
+    # Pass bytes unchanged: no carriage return before each newline.
     attributes = termios.tcgetattr(theirs)
     attributes[1] &= ~termios.OPOST
     termios.tcsetattr(theirs, termios.TCSANOW, attributes)
@@ -34,12 +34,12 @@ def window_size() -> tuple[int, int]:
             rows, columns = termios.tcgetwinsize(descriptor)
             if rows and columns:
                 return rows, columns
-    return USUAL_SIZE
+    return DEFAULT_SIZE
 
 
 def resize(descriptors: Iterable[int]) -> None:
-    """Give pseudo-terminals the size that the launcher's terminal has now."""
+    """Set pseudo-terminals to the current size of the launcher's terminal."""
     size = window_size()
     for descriptor in descriptors:
-        with contextlib.suppress(termios.error):  # nobody has it open any more
+        with contextlib.suppress(termios.error):  # no process has it open any more
             termios.tcsetwinsize(descriptor, size)

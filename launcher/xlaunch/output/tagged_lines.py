@@ -14,20 +14,20 @@ import stat
 from collections import deque
 
 LINE_CAP = 64 * 1024
-"""A longer line is passed on in pieces of this many bytes, the later ones marked."""
+"""A longer line is split into pieces of this many bytes; all but the first are marked."""
 
 READ_SIZE = 64 * 1024
 HIGH_WATER = 1 << 20
-"""With this much unwritten output the instances' pipes are left to fill up."""
+"""With this much unwritten output, the instances' pipes are not read any more."""
 
 ERASE_TO_END = b"\x1b[K"
 
 
 class LineTagger:
-    """Cuts a stream of bytes into whole lines and puts a tag before each.
+    """Splits a stream of bytes into whole lines and puts a tag before each.
 
     **Ex.:** ``b"a\\nb\\n"`` of instance 3 becomes ``b"[3] a\\n[3] b\\n"``. A line beyond `LINE_CAP`
-    is cut; its further pieces start with ``[3]+``. A carriage return on its own ends an *update*
+    is split; its further pieces start with ``[3]+``. A carriage return on its own ends an *update*
     (a progress bar): on a terminal it is shown in place, elsewhere it is part of its line.
     Taking the tags away gives back the bytes that came in, but for the newline after a cut piece.
     """
@@ -61,7 +61,7 @@ class LineTagger:
 
     def _tagged(self, lines: bytes) -> bytes:
         out = b""
-        # Only the first line can be over the cap: the others arrived within one read.
+        # Only the first line can exceed the cap: the others arrived within one read.
         while lines.find(b"\n", 0, LINE_CAP + 1) < 0 and len(lines) > LINE_CAP:
             out += self._prefix() + lines[:LINE_CAP] + b"\n"
             lines = lines[LINE_CAP:]
@@ -87,27 +87,27 @@ class LineTagger:
 
 
 class Verbatim:
-    """Passes bytes on as they are: for the only instance, which nothing can mix with."""
+    """Passes bytes on unchanged: for a single instance."""
 
     def feed(self, data: bytes) -> bytes:
         """`data`."""
         return data
 
     def finish(self) -> bytes:
-        """Nothing: nothing was held back."""
+        """Empty: nothing is held back."""
         return b""
 
 
 class Sink:
-    """A destination for output. Holds what cannot be written yet."""
+    """A destination for output. Keeps what cannot be written yet."""
 
     def __init__(self, descriptor: int, *, shared: bool = True) -> None:
-        """`shared`: by instances, so that on a terminal one's update gives way to another's line."""
+        """`shared`: by several instances, so that a line on a terminal erases an update before it."""
         self.descriptor = descriptor
         self._shared = shared
         self.terminal = os.isatty(descriptor)
         self.broken = False
-        """Its reader is gone; what is added vanishes."""
+        """Its reader is gone; further output is dropped."""
         self._waiting: deque[bytes | memoryview] = deque()
         self._size = 0
         self._update_shown = False
@@ -135,31 +135,31 @@ class Sink:
         self._size += len(lines)
 
     def give_up(self) -> None:
-        """Forget what is queued, and what is added from now on."""
+        """Drop the queued output, and everything from now on."""
         self.broken = True
         self._waiting.clear()
         self._size = 0
 
     def write_some(self) -> None:
-        """Write what fits without blocking; call it when poll() says that the descriptor is writable."""
+        """Write what fits without blocking. Call it when poll() reports the descriptor writable."""
         data = self._waiting[0]
         try:
             count = os.write(self.descriptor, data[: self._portion])
         except BlockingIOError:
             return
-        except OSError:  # EPIPE as a rule: nobody reads on
+        except OSError:  # usually EPIPE: the reader is gone
             self.give_up()
             return
         self._size -= count
         if count == len(data):
             self._waiting.popleft()
         else:
-            # A view, so that a large chunk is not copied once a portion.
+            # A view, so that a large chunk is not copied for each portion.
             self._waiting[0] = memoryview(data)[count:]
 
 
 def read_available(descriptor: int) -> bytes | None:
-    """Some of what a pipe or pseudo-terminal holds; empty at its end, None when it holds nothing now."""
+    """Read from a pipe or pseudo-terminal; empty at its end, None when nothing is available."""
     try:
         return os.read(descriptor, READ_SIZE)
     except BlockingIOError:
@@ -167,11 +167,11 @@ def read_available(descriptor: int) -> bytes | None:
     except OSError as error:
         if error.errno != errno.EIO:
             raise
-        return b""  # a pseudo-terminal's way to say that nobody has it open
+        return b""  # the end of a pseudo-terminal: no process has it open
 
 
 def same_file(first: int, second: int) -> bool:
-    """Whether two descriptors lead to the same file, pipe or terminal."""
+    """Whether two descriptors are of the same file, pipe or terminal."""
     try:
         return os.path.sameopenfile(first, second)
     except OSError:

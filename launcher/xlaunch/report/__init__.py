@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run was: as a value for `xlaunch.launch`, as a table, and as JSON for `--report`."""
+"""The report of a run: as a value for `xlaunch.launch`, as a table, and as JSON for `--report`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 class InstanceReport(NamedTuple):
-    """One instance, once it has ended. See `COLUMNS` for what each value sums."""
+    """One instance that has ended. `json_file.COLUMNS` says what each value means."""
 
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
+    index: int  # type: ignore[assignment]  # hides tuple.index
     pid: int
     cpus_asked: CPUs
     cpus_observed: CPUs
@@ -29,17 +29,17 @@ class InstanceReport(NamedTuple):
     migrations: int | None
     """None where the kernel keeps no count."""
     leftover_processes: int
-    """Processes that it left behind and that were ended."""
+    """Processes that it left running and that were ended."""
     metrics: tuple[InstanceMetric, ...] = ()
     restarts: int = 0
-    """Times it was started anew. Exit code and PID are the last run's, the rest is of all."""
+    """Number of restarts. Exit code and PID are those of the last run, the rest is of all runs."""
     minor_faults: int = 0
     major_faults: int = 0
     started: bool = True
 
 
 class Report(NamedTuple):
-    """A whole run."""
+    """A run that has ended."""
 
     exit_code: int
     reason: str
@@ -50,8 +50,8 @@ class Report(NamedTuple):
     warnings: tuple[str, ...]
     argv: tuple[str, ...]
     metrics: tuple[MetricTotal, ...] = ()
-    """Of each `--metric`, over all instances."""
+    """Each `--metric` over all instances."""
     series: tuple[MetricSeries, ...] = ()
     """Every value of each `--metric` and instance; not written to `--report`."""
     lines_seen: tuple[str, ...] = ()
-    """Where some metric was never seen: the last lines of output that held numbers."""
+    """If some metric was never seen: the last lines of output with numbers."""

@@ -16,27 +16,27 @@ SCHEMA_VERSION = 1
 
 COLUMNS = {
     "index": "the instance's number",
-    "cpus_asked": "affinity mask that the plan gave",
-    "cpus_observed": "CPUs on which a thread of any of its processes was seen to have run (sampled)",
+    "cpus_asked": "affinity mask from the plan",
+    "cpus_observed": "CPUs on which a thread of any of its processes was seen (sampled)",
     "numa_nodes": "NUMA nodes of the mask",
     "exit_code": "128 + n when signal n ended it; null when it was not started",
     "wall_s": "from start to end of its own process",
-    "cpu_s": "user and system time: its process, children that it waited for, and what it left behind",
+    "cpu_s": "user and system time of its process, children that it waited for, and processes it left behind",
     "utilisation": "cpu_s / (wall_s x CPUs asked)",
-    "peak_rss_bytes": "largest sampled sum over its processes, at least its process's own peak",
-    "context_switches": "voluntary and involuntary, of what cpu_s covers",
-    "minor_faults": "page faults without reading a disk, of what cpu_s covers",
-    "major_faults": "page faults that read a disk, of what cpu_s covers",
-    "started": "false when it never became its program: no interpreter, too many arguments",
-    "metrics": "of each --metric: values in all, the last, and the mean over the window of its total",
-    "restarts": "times it was started anew after a failure; all that is summed is of all its runs",
-    "migrations": "moves from CPU to CPU, all its threads that were seen; null where not counted",
+    "peak_rss_bytes": "largest sampled sum over its processes, at least the peak of its own process",
+    "context_switches": "voluntary and involuntary, of the processes of cpu_s",
+    "minor_faults": "page faults without disk access, of the processes of cpu_s",
+    "major_faults": "page faults with disk access, of the processes of cpu_s",
+    "started": "false when its program could not be executed: no interpreter, too many arguments",
+    "metrics": "of each --metric: number of values, the last, and the mean over the window of its total",
+    "restarts": "restarts after a failure; sums are over all its runs",
+    "migrations": "migrations between CPUs of its sampled threads; null where the kernel does not count them",
 }
-"""Each column of the table and each key of an instance, and what it sums."""
+"""What each key of an instance means."""
 
 
 def report_to_dict(report: Report) -> dict[str, Any]:
-    """Plain values with the keys of `--report`."""
+    """The report as plain values, with the keys of `--report`."""
     instances = []
     for instance in report.instances:
         values = instance._asdict()
@@ -57,28 +57,28 @@ def report_to_dict(report: Report) -> dict[str, Any]:
     }
 
 
-def check_report_path(path: str, *, log_folder: str | None) -> None:
-    """Raise `UsageError` when no report could be written to `path`; better now than after the run.
+def check_report_path(path: str, *, log_directory: str | None) -> None:
+    """Raise `UsageError`, before the run, when no report could be written to `path`.
 
-    `log_folder` is about to be made, with the folders that it lies in.
+    `log_directory` is about to be made, with its parents.
     """
-    folder = os.path.dirname(path) or "."
+    directory = os.path.dirname(path) or "."
     if not path:
         raise UsageError("--report: the file's name is empty")
     if os.path.isdir(path):
-        raise UsageError(f"--report: {path!r} is a folder; name a file")
-    if not os.path.isdir(folder):
-        if log_folder is not None and _lies_in(log_folder, folder):
+        raise UsageError(f"--report: {path!r} is a directory; name a file")
+    if not os.path.isdir(directory):
+        if log_directory is not None and _lies_in(log_directory, directory):
             return
-        raise UsageError(f"--report: the folder {folder!r} does not exist")
-    writable = path if os.path.exists(path) else folder
+        raise UsageError(f"--report: the directory {directory!r} does not exist")
+    writable = path if os.path.exists(path) else directory
     if not os.access(writable, os.W_OK):
         raise UsageError(f"--report: no permission to write {writable!r}")
 
 
-def _lies_in(path: str, folder: str) -> bool:
-    folder = os.path.abspath(folder)
-    return os.path.commonpath((os.path.abspath(path), folder)) == folder
+def _lies_in(path: str, directory: str) -> bool:
+    directory = os.path.abspath(directory)
+    return os.path.commonpath((os.path.abspath(path), directory)) == directory
 
 
 def write_report_or_complain(report: Report, path: str | None) -> int:

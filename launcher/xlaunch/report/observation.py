@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an instance really did: the CPUs it ran on, its memory, how often it was moved.
+"""Sampling of what instances do: the CPUs they run on, their memory, migrations of their threads.
 
-A plan says where an instance should run; only looking says where it ran. /proc is read while the
-instances run, rarely enough that looking costs at most half a percent of one CPU.
+A plan says where an instance should run; samples of /proc show where it ran. They are taken rarely
+enough to cost at most half a percent of one CPU.
 """
 
 from __future__ import annotations
@@ -10,34 +10,29 @@ from __future__ import annotations
 import time
 from collections import Counter
 
-from xlaunch.machine.processes import (
-    descendants,
-    migrations,
-    read_status,
-    threads,
-)
+from xlaunch.machine.processes import descendants, migrations, read_status, threads
 
 FIRST_INTERVAL_S = 0.02
-LONGEST_INTERVAL_S = 2.0
+MAX_INTERVAL_S = 2.0
 SHARE_OF_ONE_CPU = 0.005
-"""What looking may cost, until that would mean not to look for `LONGEST_PAUSE_S`."""
-LONGEST_PAUSE_S = 10.0
+"""Maximum cost of sampling, unless that means a pause longer than `MAX_PAUSE_S`."""
+MAX_PAUSE_S = 10.0
 
 
 class Observation:
-    """What was seen of one instance: its process, and all that descend from it."""
+    """What was sampled of one instance: its process and all descendants."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.cpus: set[int] = set()
-        """CPUs on which some thread had just run."""
+        """CPUs on which a thread has run."""
         self.peak_rss_bytes = 0
-        """Largest sum over the instance's processes at one moment."""
+        """Largest sum over the processes of the instance."""
         self.samples = 0
         self.ticks = 0
-        """CPU time of its processes and of children that they waited for, at the last look."""
+        """CPU time of its processes and of children that they waited for, at the last sample."""
         self.ticks_by_cpu: Counter[int] = Counter()
-        """CPU time by where its thread was last; on both CPUs for a thread that has moved."""
+        """CPU time by the CPU where its thread was seen; on both CPUs if the thread has moved."""
         self.placed_ticks = 0
         """CPU time that `ticks_by_cpu` covers."""
         self._ticks: dict[int, int] = {}
@@ -46,11 +41,11 @@ class Observation:
 
     @property
     def migrations(self) -> int | None:
-        """Moves from CPU to CPU, over all threads seen; None where the kernel keeps no count."""
+        """Migrations between CPUs, of all sampled threads; None if the kernel does not count them."""
         return sum(self._migrations.values()) if self._migrations else None
 
     def look(self) -> None:
-        """Look at every thread of every process once."""
+        """Sample every thread of every process once."""
         rss = ticks = 0
         for pid in [self.pid, *descendants(self.pid)]:
             process = read_status(f"/proc/{pid}")
@@ -65,9 +60,9 @@ class Observation:
         self.ticks = ticks
 
     def look_at_zombie(self) -> None:
-        """Take the last CPU of an instance that has ended and is not yet reaped.
+        """Note the last CPU of an instance that has ended and is not yet reaped.
 
-        So even an instance too short for a sample has been seen once.
+        So even an instance that was too short for a sample has one CPU.
         """
         process = read_status(f"/proc/{self.pid}")
         if process is not None:
@@ -77,7 +72,7 @@ class Observation:
         status = read_status(f"/proc/{pid}/task/{thread}")
         if status is None:
             return
-        # A thread that has not run since the last look tells nothing new.
+        # Only a thread that has run since the last sample says something new.
         if status.state == "R" or status.cpu_ticks > self._ticks.get(thread, 0):
             used = status.cpu_ticks - self._ticks.get(thread, 0)
             self._ticks[thread] = status.cpu_ticks
@@ -92,7 +87,7 @@ class Observation:
 
 
 class Observer:
-    """Looks at all instances now and then; `due` says when the next look is wanted."""
+    """Samples all instances; call `look` at the time `due`."""
 
     def __init__(self) -> None:
         self._instances: dict[int, Observation] = {}
@@ -100,20 +95,20 @@ class Observer:
         self.due = time.monotonic() + self._interval
 
     def add(self, pid: int) -> Observation:
-        """Start to look at the instance whose process is `pid`."""
+        """Start to sample the instance whose process is `pid`."""
         observation = self._instances[pid] = Observation(pid)
         return observation
 
     def remove(self, pid: int) -> None:
-        """Look no more: the process has ended and its number may be another's soon."""
+        """Stop sampling a process that has ended: its number may be reused."""
         del self._instances[pid]
 
     def look(self) -> None:
-        """Look at every instance, and set the next time."""
+        """Sample every instance, and set the next time."""
         started = time.monotonic()
         spent = time.thread_time()
         for observation in self._instances.values():
             observation.look()
         cost = time.thread_time() - spent
-        self._interval = min(1.5 * self._interval, LONGEST_INTERVAL_S)
-        self.due = started + min(max(self._interval, cost / SHARE_OF_ONE_CPU), LONGEST_PAUSE_S)
+        self._interval = min(1.5 * self._interval, MAX_INTERVAL_S)
+        self.due = started + min(max(self._interval, cost / SHARE_OF_ONE_CPU), MAX_PAUSE_S)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CPUs that others use during a run: other processes, and other machines of the same host.
+"""CPUs that others use during a run: other processes, and other virtual machines of the host.
 
 An instance that shares a core is slow, and a parallel region is as slow as its slowest thread. Only
-a supervised run looks, from its start on, and only where something else ran before. Nothing waits.
+a supervised run is sampled, and only if another process was runnable before. Nothing is delayed.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from xlaunch.machine.processes import TICKS_PER_SECOND, read_file, read_status
 
 SAMPLE_S = 0.25
 MIN_SAMPLE_S = 0.1
-"""Ten ticks of most kernels: a share is known to a tenth. Nothing is said of a shorter run."""
+"""Ten ticks of most kernels, so a share is known to a tenth. Shorter runs get no warning."""
 
 BUSY_SHARE = 0.3
-"""Share of a CPU used by others: one that competes with an instance gets half, give or take."""
+"""Minimum share of a CPU used by others; one competing thread gets about half."""
 OCCUPANT_SHARE = 0.2
-"""Of a CPU, that a process must use to be named."""
+"""Minimum share of a CPU for a process to be named."""
 
-MOST_NAMED = 3
+MAX_NAMED = 3
 
 STOLEN_SHARE = 0.05
-LEAST_STOLEN_TICKS = 10
-"""Of the time that a run wanted, and in all; below that nothing is said of what the host took."""
+MIN_STOLEN_TICKS = 10
+"""Minimum stolen time for a warning: as a share of the time that a run wanted, and in all."""
 
 
 _BUSY = "busy with other work"
@@ -35,12 +35,12 @@ _STOLEN = "to other machines (steal in /proc/stat)"
 
 
 def tells_of_others(warning: str) -> bool:
-    """Whether a warning of a run is one of those made here."""
+    """Whether a warning of a run is from this module."""
     return _BUSY in warning or _STOLEN in warning
 
 
 class _Ticks(NamedTuple):
-    """Of a CPU since boot (see proc_stat(5))."""
+    """Ticks of one CPU since boot (see proc_stat(5))."""
 
     work: int
     """Non-idle ticks, including steal."""
@@ -49,7 +49,7 @@ class _Ticks(NamedTuple):
 
 
 class Occupant(NamedTuple):
-    """A process that keeps a CPU busy."""
+    """Another process that uses a busy CPU."""
 
     pid: int
     name: str
@@ -63,7 +63,7 @@ def anything_runs(root: str = "/proc") -> bool:
 
 
 class Occupancy:
-    """Other processes on the CPUs of a run, in two samples: first busy CPUs, then whose work it is.
+    """Finds other processes on the CPUs of a run, in two samples: busy CPUs, then who uses them.
 
     The caller calls `look` when `due` has come, and at the end of the run.
     """
@@ -71,7 +71,7 @@ class Occupancy:
     def __init__(
         self, cpus: Iterable[int], now: float, *, bound: bool = True, root: str = "/proc"
     ) -> None:
-        """Begin to sample. `now`: on the clock of `time.monotonic()`, here and below.
+        """Start sampling. `now`: on the clock of `time.monotonic()`, here and below.
 
         Not `bound`: the kernel moves instances away from single busy CPUs, so only a large share of
         all CPUs together gets a warning.
@@ -85,12 +85,12 @@ class Occupancy:
         self._began = now
         self._scanned_at = now
         self.due = now + SAMPLE_S
-        """When `look` wants to be called; infinity once there is nothing more to say."""
+        """When to call `look`; infinity once there is nothing more to report."""
 
     def look(
         self, now: float, own: Mapping[int, int], ours: Collection[int], *, at_end: bool = False
     ) -> str | None:
-        """Take the next sample; after the second, a line about CPUs that others keep busy.
+        """Take the next sample; after the second, return a warning about CPUs that others keep busy.
 
         `own`: ticks that the run itself may have used on each CPU since its start. `ours`: PIDs of
         the run, its launcher's among them. `at_end`: the run has ended, perhaps before both samples.
@@ -112,7 +112,7 @@ class Occupancy:
             self.due = now + SAMPLE_S
 
     def _busy_shares(self, own: Mapping[int, int]) -> dict[int, float]:
-        """The share that others used, of each CPU of which it is large."""
+        """The share that others used of each CPU where it is at least `BUSY_SHARE`."""
         shares = {}
         after = _times(self._root)
         for cpu in self.cpus:
@@ -129,11 +129,11 @@ class Occupancy:
         self.due = float("inf")
         passed_s = now - self._scanned_at
         occupants = self._find_occupants(passed_s, ours)
-        named = [f"{occupant.name} (PID {occupant.pid})" for occupant in occupants[:MOST_NAMED]]
-        if len(occupants) > MOST_NAMED:
-            named.append(f"{len(occupants) - MOST_NAMED} more")
+        named = [f"{occupant.name} (PID {occupant.pid})" for occupant in occupants[:MAX_NAMED]]
+        if len(occupants) > MAX_NAMED:
+            named.append(f"{len(occupants) - MAX_NAMED} more")
         if not named and passed_s >= SAMPLE_S:
-            named.append("of processes that are not seen from here")
+            named.append("by processes that cannot be seen from here")
         count = len(self._busy)
         share = sum(self._busy.values()) / len(self._busy)
         return (
@@ -144,7 +144,7 @@ class Occupancy:
         )
 
     def _find_occupants(self, passed_s: float, ours: Collection[int]) -> list[Occupant]:
-        """The processes that use the busy CPUs, those that use most first."""
+        """The processes that use the busy CPUs, in descending order of CPU time."""
         least = max(1.0, OCCUPANT_SHARE * passed_s * TICKS_PER_SECOND)
         before = self._processes
         after = _process_ticks(self._root)
@@ -160,21 +160,21 @@ class Occupancy:
 
 
 class StolenTime:
-    """What the host of a virtual machine gives to others of the time that a run wants.
+    """Time that the host of a virtual machine gives to others while threads here could run (steal).
 
-    A parallel region ends with its slowest thread, so little of this costs much.
+    A parallel region ends with its slowest thread, so even a little slows a run down.
     """
 
     def __init__(self, cpus: Iterable[int], *, root: str = "/proc") -> None:
-        """Begins to count."""
+        """Start counting."""
         self._cpus = frozenset(cpus)
         self._root = root
         self._before = _times(root)
 
     def describe(self) -> str | None:
-        """A line about the time since; None where it was next to nothing."""
+        """A warning about the time since the start; None if it was negligible."""
         stolen, wanted = self._since()
-        if stolen < max(LEAST_STOLEN_TICKS, STOLEN_SHARE * wanted):
+        if stolen < max(MIN_STOLEN_TICKS, STOLEN_SHARE * wanted):
             return None
         return (
             f"the host gave {stolen / wanted:.0%} of the time that was wanted of "
@@ -183,12 +183,12 @@ class StolenTime:
         )
 
     def share(self) -> float:
-        """Of the time since that was wanted, 0 to 1."""
+        """The stolen share of the time wanted since the start, 0 to 1."""
         stolen, wanted = self._since()
         return stolen / wanted if wanted else 0.0
 
     def _since(self) -> tuple[int, int]:
-        """Ticks that were stolen, and those that were stolen or worked."""
+        """Stolen ticks, and ticks that were worked or stolen."""
         now = _times(self._root)
         ours = [
             (self._before[cpu], now[cpu]) for cpu in self._cpus & self._before.keys() & now.keys()
@@ -198,7 +198,7 @@ class StolenTime:
 
 
 def _times(root: str) -> dict[int, _Ticks]:
-    """Of each CPU."""
+    """The ticks of each CPU."""
     found = {}
     for line in (read_file(f"{root}/stat") or b"").split(b"\n"):
         name, *fields = line.split()[:9] or [b""]
@@ -220,7 +220,7 @@ def _process_ticks(root: str) -> dict[int, int]:
 
 
 def _last_cpus(root: str, pid: int) -> set[int]:
-    """Where the threads of a process ran last."""
+    """The CPUs on which the threads of a process ran last."""
     try:
         tasks = os.listdir(f"{root}/{pid}/task")
     except OSError:

@@ -59,7 +59,7 @@ def render_report(report: Report, *, explain: bool = False) -> str:
 
 
 def render_metrics(report: Report) -> list[str]:
-    """A table of the metrics of each instance, and a line for each metric over all."""
+    """A table of the metrics of each instance, and a line per metric over all instances."""
     rows = [
         (
             metric.name,

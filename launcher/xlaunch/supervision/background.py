@@ -53,7 +53,7 @@ def start_in_background(
 
 
 class RunningLaunch:
-    """A run that `start` has begun. As a context manager it is ended at the end of the block."""
+    """A run that `xlaunch.start` has started. As a context manager it is killed at the end of the block."""
 
     def __init__(self, keeper: KeeperProcess, live: LiveReader) -> None:
         self._keeper = keeper
@@ -61,15 +61,15 @@ class RunningLaunch:
         self._closed = False
 
     def fileno(self) -> int:
-        """A descriptor that becomes readable when the run is about to have ended: then `wait`."""
+        """A descriptor that becomes readable when the run is ending: then call `wait`."""
         return self._keeper.descriptor
 
     def live(self) -> list[Live]:
-        """What instances measured since the last call, in order; of very many values the first."""
+        """Values since the last call, in order. Beyond a limit on their size, later ones are dropped."""
         return list(self._live.read())
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until everything has ended, at most for `timeout_s`; whether it has."""
+        """Wait for the end of the run, at most `timeout_s`; whether it has ended."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         poll = select.poll()  # select() takes no descriptor above 1023
         poll.register(self, select.POLLIN)
@@ -81,19 +81,19 @@ class RunningLaunch:
         return True
 
     def report(self) -> Report:
-        """Wait until everything has ended, and tell how it went.
+        """Wait for the end of the run, and return its report.
 
-        Raises `XLaunchError` when the launcher itself was killed, or ended before it had begun.
+        Raises `XLaunchError` when the launcher itself was killed, or could not start.
         """
         return self._keeper.report()
 
     def end(self) -> None:
-        """Have every instance asked to end, and killed after the grace period; does not wait."""
+        """Ask every instance to end, and have it killed after the grace period; do not wait."""
         self._keeper.process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Kill everything at once, and wait for the last process."""
-        # The second SIGINT kills. Two in one moment may arrive as one, so: until it is over.
+        """Kill every process of the run, and wait for the last one."""
+        # The second SIGINT kills. Two may arrive as one, so repeat until the run has ended.
         while not self._keeper.ended:
             self._keeper.process.send_signal(signal.SIGINT)
             self.wait(KILL_INTERVAL_S)
@@ -113,7 +113,7 @@ class RunningLaunch:
 
 
 class KeeperProcess:
-    """The keeper of one run, a child process, and the pipe that its report comes through."""
+    """The keeper of one run as a child process, and the pipe for its report."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class KeeperProcess:
         live: tuple[LiveReader, str | None] | None = None,
         streams: tuple[int | None, int | None, int | None] | None = None,
     ) -> None:
-        """`streams`: of its own, and a process group with them; None: the caller's."""
+        """`streams`: its standard streams, in a process group of its own; None: the caller's."""
         watched = None if live is None else (live[0].descriptor, live[0].metrics, live[1])
         task = pickle.dumps((plan, environment, table, watched))
         self.descriptor, report_out = os.pipe()
@@ -154,7 +154,7 @@ class KeeperProcess:
             stream.write(task)
 
     def receive(self) -> None:
-        """Read some of the report, waiting for it."""
+        """Wait for a part of the report, and read it."""
         data = os.read(self.descriptor, 1 << 20)
         self._data += data
         if not data:
@@ -162,7 +162,7 @@ class KeeperProcess:
             self.ended = True
 
     def drain(self) -> None:
-        """Wait for the end; a report that nobody reads would hold it up."""
+        """Wait for the end of the run, and read the report: an unread one would block the keeper."""
         while not self.ended:
             self.receive()
 
@@ -177,14 +177,14 @@ class KeeperProcess:
         return report
 
     def interrupt(self) -> None:
-        """Pass on a SIGINT that this process had, and each that follows, until the run has ended."""
+        """Forward a SIGINT of this process, and each further one, until the run has ended."""
         while not self.ended:
             self.process.send_signal(signal.SIGINT)
             with contextlib.suppress(KeyboardInterrupt):
                 self.drain()
 
     def close(self) -> None:
-        """End the run if it still goes on, and give the pipe back."""
+        """End the run if it has not ended, and close the pipe."""
         if self.process.poll() is None:
             self.process.terminate()
             self.drain()

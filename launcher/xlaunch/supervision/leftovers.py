@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What instances leave running when they end: asked to end, and killed after the grace period.
+"""Processes that instances leave running: asked to end, and killed after the grace period.
 
-Orphans of the run become the supervisor's children, as it is a child subreaper. An orphan of an
-instance that still runs is its helper, and is left alone. One that could be anyone's is left alone
-until no instance runs: it may be a helper, too.
+Orphans of the run become the supervisor's children, because it is a child subreaper. An orphan of an
+instance that still runs is its helper, and may go on. One of an unknown instance may go on until no
+instance runs, because it may be a helper, too.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ LEFTOVER_INTERVAL_S = 0.05
 class Leftovers:
     """The processes that were asked to end, each with its deadline.
 
-    `known`, below, are all runs of all instances so far, in the order of the supervisor's.
+    `known`, below: all runs of all instances so far, those that still run first.
     """
 
     def __init__(self, count: int, grace_s: float) -> None:
-        """`count`: of the plan's instances. `grace_s`: between SIGTERM and SIGKILL."""
+        """`count`: instances of the plan. `grace_s`: between SIGTERM and SIGKILL."""
         self._count = count
         self._grace_s = grace_s
         self._deadlines: dict[int, float] = {}
 
     @property
     def waiting(self) -> bool:
-        """Whether some that were asked to end are still there."""
+        """Whether a process that was asked to end still runs."""
         return bool(self._deadlines)
 
     def waiting_of(self, runs: Iterable[Running]) -> bool:
-        """Whether some of these runs are."""
+        """Whether such a process of one of these runs still runs."""
         return any(not run.leftovers.isdisjoint(self._deadlines) for run in runs)
 
     def end(self, known: Sequence[Running], *, kill: bool) -> None:
-        """Ask those that are new to end; kill those whose time is over, or with `kill` all."""
+        """Ask new leftovers to end; kill those past their deadline, or with `kill` all."""
         now = time.monotonic()
         instances = {run.pid for run in known if run.ended is None}
         for orphan in children(os.getpid()):
@@ -52,7 +52,7 @@ class Leftovers:
                 continue
             owner = self._owner(orphan, known)
             if owner is None and instances and not kill:
-                continue  # whose it is cannot be told
+                continue  # its instance is not known
             if owner is not None and owner.ended is None:
                 continue  # a helper of an instance that still runs
             for pid in (orphan, *descendants(orphan)):
@@ -70,7 +70,7 @@ class Leftovers:
         }
 
     def reap(self, pid: int, known: Sequence[Running]) -> None:
-        """Reap an orphan that has ended; what it cost is its instance's."""
+        """Reap an orphan that has ended, and count its usage for its instance."""
         owner = self._owner(pid, known)
         _, _, usage = os.wait4(pid, 0)
         self._deadlines.pop(pid, None)
@@ -78,12 +78,12 @@ class Leftovers:
             owner.add_usage(usage)
 
     def _owner(self, pid: int, known: Sequence[Running]) -> Running | None:
-        """The instance that an orphan comes from: by what is known, its group, its environment."""
+        """The run that an orphan comes from: by earlier calls, its group, its environment."""
         status = read_status(f"/proc/{pid}")
         for run in known:
             if pid in run.leftovers or (status is not None and status.group == run.pid):
                 return run
-        # An xlaunch within an instance gives what it starts an index of its own.
+        # An xlaunch inside an instance sets an index of its own.
         variables = initial_environment(pid)
         place = [variables.get(f"XLAUNCH_INSTANCE_{name}") for name in ("INDEX", "COUNT", "CPUS")]
         for run in known:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Linux system calls that Python's `os` does not offer, each by its own name.
+"""Linux system calls that Python's `os` does not offer.
 
 Every function raises OSError with the call's errno, as `os` does.
 """
@@ -54,12 +54,12 @@ _POLICY_MODES = {
 }
 """`MPOL_*` of linux/mempolicy.h."""
 
-_MOST_NODES = 1024
-"""Room for any kernel's node mask (CONFIG_NODES_SHIFT is 10 at most)."""
+_MAX_NODES = 1024
+"""Maximum number of NUMA nodes of any kernel (CONFIG_NODES_SHIFT is 10 at most)."""
 
 
 class InheritedPolicy(NamedTuple):
-    """A NUMA memory policy as the kernel has it: mode with flags, and nodes."""
+    """A NUMA memory policy in the kernel's form: mode with flags, and nodes."""
 
     mode: int
     nodes: tuple[int, ...]
@@ -79,7 +79,7 @@ def die_with_parent(number: signal.Signals) -> None:
 
 
 def forbid_huge_pages(forbid: bool) -> None:
-    """Give this process and all that it starts no transparent huge pages (PR_SET_THP_DISABLE)."""
+    """Disable transparent huge pages for this process and its children (PR_SET_THP_DISABLE)."""
     _prctl(PR_SET_THP_DISABLE, int(forbid))
 
 
@@ -91,18 +91,18 @@ def set_memory_policy(policy: MemoryPolicy, nodes: tuple[int, ...]) -> None:
     """
     mode = _POLICY_MODES[policy]
     if policy is MemoryPolicy.PREFERRED and len(nodes) > 1:
-        mode = _MPOL_PREFERRED_MANY  # Linux 5.15; plain MPOL_PREFERRED heeds the first node only
+        mode = _MPOL_PREFERRED_MANY  # Linux 5.15; plain MPOL_PREFERRED uses the first node only
     restore_memory_policy(InheritedPolicy(mode, () if policy is MemoryPolicy.LOCAL else nodes))
 
 
 def read_memory_policy() -> InheritedPolicy:
     """The NUMA memory policy of this thread. Raises OSError as `set_memory_policy` does."""
     mode = ctypes.c_int(0)
-    mask = (ctypes.c_ulong * (_MOST_NODES // _BITS))()
-    size = ctypes.c_ulong(_MOST_NODES)
+    mask = (ctypes.c_ulong * (_MAX_NODES // _BITS))()
+    size = ctypes.c_ulong(_MAX_NODES)
     number = _mempolicy_call(1)
     _check(_libc.syscall(number, ctypes.byref(mode), mask, size, None, ctypes.c_ulong(0)))
-    nodes = tuple(n for n in range(_MOST_NODES) if mask[n // _BITS] >> (n % _BITS) & 1)
+    nodes = tuple(n for n in range(_MAX_NODES) if mask[n // _BITS] >> (n % _BITS) & 1)
     return InheritedPolicy(mode.value, nodes)
 
 
@@ -112,7 +112,7 @@ def restore_memory_policy(policy: InheritedPolicy) -> None:
     mask = (ctypes.c_ulong * words)()
     for node in policy.nodes:
         mask[node // _BITS] |= 1 << (node % _BITS)
-    # The kernel reads one bit less than it is told (mm/mempolicy.c, get_nodes): hence the + 1.
+    # The kernel reads one bit less than this size (mm/mempolicy.c, get_nodes): hence the + 1.
     size = ctypes.c_ulong(words * _BITS + 1 if policy.nodes else 0)
     _check(_libc.syscall(_mempolicy_call(0), policy.mode, mask if policy.nodes else None, size))
 
@@ -120,7 +120,7 @@ def restore_memory_policy(policy: InheritedPolicy) -> None:
 def memory_policy_calls(machine: str, bits: int) -> tuple[int, int]:
     """The numbers of set_mempolicy and get_mempolicy for a Python of `bits` on `machine`.
 
-    Raises OSError where they are not known, as for a 32-bit Python on a 64-bit kernel.
+    Raises OSError if they are not known, as for a 32-bit Python on a 64-bit kernel.
     """
     numbers = _MEMPOLICY_CALLS.get(machine)
     if numbers is None:
@@ -136,7 +136,7 @@ def _mempolicy_call(position: int) -> int:
 
 
 class SignalInfo(NamedTuple):
-    """A signal as it came in."""
+    """A received signal."""
 
     number: int
     code: int
@@ -145,17 +145,17 @@ class SignalInfo(NamedTuple):
 
 
 class SignalQueue:
-    """A file descriptor that is readable when one of the blocked signals is pending: signalfd(2)."""
+    """Blocked signals as a file descriptor that is readable while one is pending: signalfd(2)."""
 
     def __init__(self, numbers: Iterable[signal.Signals]) -> None:
-        mask = ctypes.create_string_buffer(128)  # sigset_t, at its largest
+        mask = ctypes.create_string_buffer(128)  # maximum size of sigset_t
         _libc.sigemptyset(mask)
         for number in numbers:
             _libc.sigaddset(mask, int(number))
         self.descriptor = int(_check(_libc.signalfd(-1, mask, SFD_CLOEXEC | SFD_NONBLOCK)))
 
     def read(self) -> list[SignalInfo]:
-        """All that came in since the last call."""
+        """The signals received since the last call."""
         size = 128  # struct signalfd_siginfo
         infos: list[SignalInfo] = []
         while True:

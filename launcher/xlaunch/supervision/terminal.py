@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The controlling terminal, lent to the one instance that has standard input, and Ctrl-C in it.
 
-While it has it, the instance is the foreground process group, as if it had been started without a
-launcher. The supervisor joins that group: so it learns of a Ctrl-C that only the terminal's
-foreground group gets.
+Meanwhile the instance is the foreground process group, as without a launcher. The supervisor joins
+that group, because only the foreground group gets a Ctrl-C.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import termios
 import time
 
 PROMPT_S = 0.1
-"""A prompt leaves its input line on Ctrl-C and is back on the next within this time."""
+"""After Ctrl-C, a prompt leaves its input line and shows the next one within this time."""
 
 
 class Terminal:
@@ -26,7 +25,7 @@ class Terminal:
 
     @classmethod
     def find(cls, job: int) -> Terminal | None:
-        """The controlling terminal, when standard input is it."""
+        """The controlling terminal, if standard input is it."""
         try:
             os.tcgetpgrp(0)
         except OSError:
@@ -34,9 +33,9 @@ class Terminal:
         return cls(job)
 
     def lend_to(self, group: int) -> None:
-        """Hand the terminal on to the instance's group, and join that.
+        """Give the terminal to the instance's group, and join that group.
 
-        A job in the shell's background has nothing to hand on, until the shell's `fg`.
+        A background job of a shell has no terminal to give, until the shell's `fg`.
         """
         self._group = group
         self.lend_again()
@@ -44,12 +43,12 @@ class Terminal:
             os.setpgid(0, group)
 
     def lend_again(self) -> None:
-        """After SIGCONT: hand the terminal on if the shell gave it to the job (`fg`, not `bg`)."""
+        """After SIGCONT: give the terminal to the group if the shell gave it to the job (`fg`, not `bg`)."""
         if self._group is not None and self._foreground() == self._job:
             self._set_foreground(self._group)
 
     def take_back(self) -> None:
-        """Give the terminal back to the job, unless somebody else has it by now."""
+        """Give the terminal back to the job, unless another group has it by now."""
         if self._group is not None and self._foreground() == self._group:
             self._set_foreground(self._job)
         with contextlib.suppress(OSError):
@@ -58,7 +57,7 @@ class Terminal:
 
     @property
     def line_by_line(self) -> bool:
-        """False while a program edits its own input line: a prompt, where Ctrl-C is a key."""
+        """False while a program edits its input line itself: a prompt, where Ctrl-C is a key."""
         try:
             return bool(termios.tcgetattr(0)[3] & termios.ICANON)
         except termios.error:
@@ -76,28 +75,28 @@ class Terminal:
 
 
 class CtrlC:
-    """Tells a second Ctrl-C in the terminal of an instance from one that is a key of its prompt."""
+    """Distinguishes a second Ctrl-C in an instance's terminal from a key at its prompt."""
 
     def __init__(self, terminal: Terminal | None, grace_s: float) -> None:
-        """`grace_s`: how soon after the first one the second one must come. No terminal: never."""
+        """`grace_s`: maximum time between the two. Without a terminal there is no second one."""
         self._terminal = terminal
         self._grace_s = grace_s
         self._first: float | None = None
         self.second_at: float | None = None
-        """When a second one is one, unless the program shows a prompt by then."""
+        """Deadline at which a second Ctrl-C is confirmed, unless the program shows a prompt by then."""
 
     @property
     def was_pressed(self) -> bool:
-        """Whether there was one that the program may have ended of."""
+        """Whether there was a Ctrl-C that may have ended the program."""
         return self._first is not None
 
     @property
     def is_recent(self) -> bool:
-        """Whether that was within the grace period."""
+        """Whether that was within the last grace period."""
         return self._first is not None and time.monotonic() - self._first <= self._grace_s
 
     def press(self) -> None:
-        """It was pressed."""
+        """Note a Ctrl-C."""
         assert self._terminal is not None
         now = time.monotonic()
         first, self._first = self._first, now
@@ -107,7 +106,7 @@ class CtrlC:
             self.second_at = self.second_at or now + PROMPT_S
 
     def is_second(self, now: float) -> bool:
-        """Whether, at `second_at` and once, the second one has turned out to be one."""
+        """Whether the second Ctrl-C is confirmed now. True once."""
         if self._terminal is None or self.second_at is None or now < self.second_at:
             return False
         self.second_at = None

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from xlaunch.errors import UsageError
 from xlaunch.measurement.metric_lines import (
-    LONGEST_LINE,
+    MAX_LINE,
     Kind,
     LineSplitter,
     Value,
@@ -216,7 +216,7 @@ def test_endless_line_is_not_kept():
     for _ in range(100):
         assert list(splitter.feed(b"x" * 65536)) == []
     (line,) = splitter.feed(b"\n")
-    assert line == "x" * LONGEST_LINE
+    assert line == "x" * MAX_LINE
 
 
 @given(st.binary(max_size=200), st.lists(st.integers(0, 200), max_size=5))

@@ -167,7 +167,7 @@ def test_other_cpus_are_not_our_business(proc: Proc):
 def test_unbound_run_avoids_busy_cpus_unless_they_are_many(proc: Proc, work: list[int], told: bool):
     proc.work = work
     proc.write()
-    line = "CPUs 0-1 are busy with other work (65% on average): of processes that are not seen"
+    line = "CPUs 0-1 are busy with other work (65% on average): by processes that cannot be seen"
     assert str(proc.describe(0, 1, 2, 3, bound=False)).startswith(line) == told
     assert "--cpus" not in str(proc.describe(0, 1, 2, 3, bound=False))
 
@@ -183,7 +183,7 @@ def test_occupants_of_another_container_cannot_be_named(proc: Proc):
     proc.work[0] = 8
     proc.write()
     assert tells_of_others(str(proc.describe(0)))
-    assert "busy with other work (80%): of processes that are not seen from here;" in str(
+    assert "busy with other work (80%): by processes that cannot be seen from here;" in str(
         proc.describe(0)
     )
 
