@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.launcher.cli.commands import show, xlaunch
 
-from xlaunch.environment.caches import default_folder
+from xlaunch.environment.caches import default_directory
 
 
 def test_launches_of_tests_have_a_cache_of_their_own():
@@ -18,7 +18,7 @@ def test_launches_of_tests_have_a_cache_of_their_own():
     users_own = Path(pwd.getpwuid(os.getuid()).pw_dir)
     assert not Path(told["HOME"]).samefile(users_own)
     assert Path(told["XDG_CACHE_HOME"]) != users_own / ".cache"
-    folder = default_folder(os.environ)
+    folder = default_directory(os.environ)
     assert folder is not None
     assert folder.startswith(told["XDG_CACHE_HOME"])
     assert told["TORCHINDUCTOR_CACHE_DIR"].startswith(folder)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a plan to what each instance is started with: program, interpreter, variables."""
+"""What the instances of a plan are started with: program, interpreter, environment variables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from xlaunch.environment.program import Program, resolve_program, starts_ranks
 from xlaunch.environment.substitution import own_program, with_own_variables
 from xlaunch.environment.threads import Installed, find_installed, thread_settings
 from xlaunch.environment.variables import (
-    Outside,
+    Inherited,
     Proposal,
     Setting,
     choose_settings,
@@ -30,15 +30,15 @@ __all__ = ["Environment", "Program", "Setting", "prepare_environment"]
 
 
 class Environment(NamedTuple):
-    """What the instances of a plan are started with; three tuples run parallel to its instances."""
+    """Program and variables of each instance. Three tuples have one entry per instance."""
 
     program: Program
-    """As it was written, before any `--substitute`."""
+    """Before `--substitute`."""
     programs: tuple[Program, ...]
     settings: tuple[tuple[Setting, ...], ...]
     variables: tuple[dict[str, str], ...]
     warnings: tuple[str, ...] = ()
-    """What the user should know before it runs, one line each."""
+    """One line each."""
 
 
 def prepare_environment(
@@ -46,10 +46,9 @@ def prepare_environment(
 ) -> Environment:
     """Find the program of `plan` and choose the variables of every instance.
 
-    `inherited` is the environment to start from, as a rule `os.environ`. `make_directories`: make those
-    that variables name, as a launch needs it and a plan does not. What a launcher outside has set is
-    chosen anew.
-    Raises what `resolve_program` raises, and `UsageError` for a profile that cannot be had.
+    `inherited`: the environment to start from, usually `os.environ`; what an outer launcher set there
+    is chosen again. `make_directories`: create the cache directories that variables name. Raises
+    what `resolve_program` raises, and `UsageError` for a profile that is not available.
     """
     request = plan.request
     outside = split_inherited(inherited)
@@ -104,7 +103,7 @@ def prepare_environment(
     if interpreter is not None and prefix is not None:
         installed = find_installed(prefix, interpreter)
     piped = (plan.relayed and not request.pty) or request.log_dir is not None
-    # One instance that is not relayed writes to where this process writes.
+    # An instance that is not relayed writes to this process's own output.
     piped |= "PYTHONUNBUFFERED" in outside.chosen and not request.pty
     ranks = starts_ranks(program)
     programs, settings, variables = [], [], []
@@ -127,8 +126,8 @@ def prepare_environment(
     return Environment(program, tuple(programs), tuple(settings), tuple(variables), tuple(warnings))
 
 
-def _share_inside(plan: Plan, outside: Outside) -> int | None:
-    """Each instance's memory: an equal part of the machine's, and of that of an instance around."""
+def _share_inside(plan: Plan, outside: Inherited) -> int | None:
+    """Each instance's memory: an equal part of the machine's, or of the enclosing instance's."""
     if outside.memory_share_bytes is None:
         return plan.memory_share_bytes
     share = outside.memory_share_bytes // plan.count

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory allocator profiles: how memory that a program frees is kept for its next allocation.
+"""Memory allocator profiles: how freed memory is kept for the next allocation.
 
-A tensor library allocates and frees large blocks all the time. An allocator that hands each of them
-back to the kernel pays for it in page faults, in zeroing, and on a machine of many cores in
-interrupts to every core that runs a thread of the process: a factor of 2 to 3 on 64 CPUs. So what
-counts is less which allocator than how it is told to behave. benchmarks/allocators measures the
-table below.
+A tensor library allocates and frees large blocks all the time. An allocator that returns each block
+to the kernel pays in page faults, in zeroing, and in TLB shootdowns to every core that runs a thread
+of the process: a factor of 2 to 3 on 64 CPUs. Its settings matter more than the choice of allocator.
+benchmarks/allocators measures the table below.
 """
 
 from __future__ import annotations
@@ -20,22 +19,22 @@ from xlaunch.errors import UsageError
 AUTO = "auto"
 TUNABLES = "GLIBC_TUNABLES"
 
-MOST_KEPT_BYTES = 64 << 30
+MAX_KEPT_BYTES = 64 << 30
 TUNABLES_SINCE = (2, 26)
-"""The glibc that brought GLIBC_TUNABLES."""
+"""First version of glibc with GLIBC_TUNABLES."""
 
 SHARE_KEPT = 2
-"""Of its share of the memory, an instance may keep one part in so many for reuse."""
+"""An instance may keep one part in this many of its memory share for reuse."""
 MAX_WORKERS = 16
-"""Data loader workers to share that with, at most: each inherits the settings, and keeps as much."""
+"""Maximum number of data loader workers to divide that by: each inherits the settings."""
 
 
 class AllocatorProfile(NamedTuple):
-    """One way to allocate. Adding one is adding a row to `PROFILES`."""
+    """A named set of allocator settings: a row of `PROFILES`."""
 
     name: str
     library: str | None
-    """What must be preloaded, as `xlaunch.environment.libraries` names it; None: glibc's own."""
+    """The library to preload, by its name in `xlaunch.environment.libraries`; None: glibc's own."""
     variables: tuple[tuple[str, str], ...]
     """Settings; `{keep}` stands for the bytes that may be kept, `{keep_mib}` for the same in MiB."""
     reason: str
@@ -45,8 +44,8 @@ class AllocatorProfile(NamedTuple):
 _KEEP_ALL = (
     "glibc.malloc.mmap_max=0:glibc.malloc.mmap_threshold=4294967296:"
     "glibc.malloc.trim_threshold={keep}:glibc.malloc.top_pad=67108864:"
-    # With fast bins, every free of a block above 64 KiB merges what lies in them, and every small
-    # aligned block, as a tensor's, refills them. The thread's cache takes more of a size instead.
+    # With fast bins, every free of a block above 64 KiB consolidates them, and small aligned blocks
+    # such as a tensor's refill them. So they are off, and the thread cache holds more blocks.
     "glibc.malloc.mxfast=0:glibc.malloc.tcache_count=64"
 )
 
@@ -125,10 +124,10 @@ PROFILES = {
 
 
 def choose_profile(asked: str, *, glibc: tuple[int, int] | None) -> AllocatorProfile:
-    """The profile that `--allocator` names; `auto` is the fastest that needs nothing installed.
+    """The profile that `--allocator` names; `auto` is the fastest that needs no installation.
 
-    A path is a profile of its own: the settings of the allocator that its name tells, if any.
-    Raises `UsageError` for a name that is none.
+    The path of a library gets the settings of the allocator in its file name, if there is one.
+    Raises `UsageError` for an unknown name.
     """
     has_tunables = glibc is not None and glibc >= TUNABLES_SINCE
     if asked == AUTO:
@@ -141,7 +140,7 @@ def choose_profile(asked: str, *, glibc: tuple[int, int] | None) -> AllocatorPro
         return row._replace(name=asked, library=asked, reason=reason)
     if asked not in PROFILES:
         raise UsageError(
-            f"--allocator: {asked!r} is no allocator profile; there are auto, "
+            f"--allocator: {asked!r} is not an allocator profile; there are auto, "
             f"{', '.join(PROFILES)}, or the path of a library"
         )
     if asked.startswith("glibc-") and not has_tunables:
@@ -161,10 +160,10 @@ def allocator_settings(
 ) -> tuple[Proposal, ...]:
     """The variables of `profile`, scaled to the instance's memory.
 
-    Data loader workers inherit them, so the instance shares with as many workers as it has threads.
-    The user's own GLIBC_TUNABLES win name by name. `huge_pages`: let glibc ask for them.
+    Data loader workers inherit them, so the memory is divided by one worker per thread as well. The
+    user's own GLIBC_TUNABLES win, name by name. `huge_pages`: let glibc request huge pages.
     """
-    keep = MOST_KEPT_BYTES
+    keep = MAX_KEPT_BYTES
     if memory_share_bytes is not None:
         keep = min(keep, memory_share_bytes // SHARE_KEPT // (1 + min(threads, MAX_WORKERS)))
     words = {"keep": keep, "keep_mib": keep >> 20, "keep_gib": keep / 2**30}
@@ -181,14 +180,14 @@ def allocator_settings(
 
 
 def merge_tunables(users: str, ours: str) -> str:
-    """Both lists of ``name=value``, separated by colons; of two with one name the user's stays."""
+    """Merge two lists of ``name=value``, separated by colons; the user's values win."""
     entries = dict(entry.partition("=")[::2] for entry in ours.split(":") if entry)
     entries.update(entry.partition("=")[::2] for entry in users.split(":") if entry)
     return ":".join(f"{name}={value}" for name, value in entries.items())
 
 
 def glibc_version() -> tuple[int, int] | None:
-    """The version of the glibc that this system's programs run on; None on another C library."""
+    """The system's glibc version; None with another C library."""
     try:
         name, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
         major, minor = version.split(".")[:2]

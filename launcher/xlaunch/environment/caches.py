@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where compilers keep what they compiled: one private folder for each kind of hardware.
+"""Compile caches: one private directory per kind of hardware.
 
-Inductor's default lies under /tmp with a name that anybody can guess, and its entries are loaded
-as code; Triton's, CUDA's and the others' are spread over the home folder. Cached machine code is
-good for one kind of processor only. So all go into one folder that only this user can write, named
-for the hardware, which lasts over a reboot and can be measured, pruned and shipped as a whole.
+Inductor's default is under /tmp with a predictable name, and its entries are loaded as code; the
+caches of Triton, CUDA and others are spread over the home directory. Cached machine code fits one
+kind of processor only. So all caches go to one directory that only this user can write, named for
+the hardware. It survives a reboot and can be measured, pruned and shipped as a whole.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ LOCATIONS = (
     ("CUDA_CACHE_PATH", "cuda", "CUDA C++ programming guide, environment variables"),
     ("NUMBA_CACHE_DIR", "numba", "numba environment variables"),
 )
-"""Variable, its folder below ours, and where the variable is described."""
+"""Variable, subdirectory, and where the variable is documented."""
 
 NOT_MADE_BY_THEIR_LIBRARY = tuple(row for row in LOCATIONS if row[0] == "NEO_CACHE_DIR")
 
 NAMELESS = (
-    "--cache-dir: the folder's name is empty; name a folder, leave the option out for the one below "
+    "--cache-dir: the directory's name is empty; name a directory, leave the option out for the one below "
     "XDG_CACHE_HOME, or use --no-cache to have none"
 )
 
@@ -47,23 +47,22 @@ SWITCHES = (("SYCL_CACHE_PERSISTENT", "1", "SYCL keeps nothing between runs unle
 def cache_settings(
     asked: str | None, inherited: Mapping[str, str], *, make: bool
 ) -> tuple[tuple[Proposal, ...], str | None]:
-    """The variables that move every compile cache below one directory, and a warning, if any.
+    """The variables that move every compile cache below one directory; and a warning, or None.
 
-    The warning says why none is moved, or what to know of the directory.
-
-    `asked`: `--cache-dir`, for which a failure is a `UsageError`; None: below XDG_CACHE_HOME.
-    `make`: make the folder, for this user only.
+    `asked`: the value of `--cache-dir`; a failure is then a `UsageError`. None: a directory below
+    XDG_CACHE_HOME; a failure is then a warning, and no cache is moved. `make`: create the directory,
+    for this user only.
     """
     if asked == "":
         raise UsageError(NAMELESS)
-    base = asked or default_folder(inherited)
+    base = asked or default_directory(inherited)
     if base is None:
-        return (), "compile caches stay where they are: there is no home folder"
-    folder = os.path.join(os.path.abspath(base), hardware_key())
-    refusal = _make(folder) if make else None
+        return (), "compile caches stay where they are: there is no home directory"
+    directory = os.path.join(os.path.abspath(base), hardware_key())
+    refusal = _make(directory) if make else None
     note = None
-    if refusal is None and os.path.exists(folder):
-        refusal, note = inspect_ownership(folder, named=asked is not None, private=asked is None)
+    if refusal is None and os.path.exists(directory):
+        refusal, note = inspect_ownership(directory, named=asked is not None, private=asked is None)
     if refusal is not None:
         if asked is not None:
             raise UsageError(f"--cache-dir {asked}: {refusal}")
@@ -71,7 +70,7 @@ def cache_settings(
     reason = "compiled code is kept in one private directory for this hardware"
     option = None if asked is None else f"--cache-dir {asked}"
     moved = [
-        Proposal(name, os.path.join(folder, sub), reason, option=option)
+        Proposal(name, os.path.join(directory, sub), reason, option=option)
         for name, sub, _ in LOCATIONS
     ]
     switches = [Proposal(*row) for row in SWITCHES if has_intel_gpu()]
@@ -79,7 +78,7 @@ def cache_settings(
 
 
 def has_intel_gpu(drm: str = "/sys/class/drm") -> bool:
-    """Whether this machine has a GPU of Intel's, by the kernel's list of graphics devices."""
+    """Whether the kernel lists an Intel GPU."""
     try:
         names = [name for name in os.listdir(drm) if name.startswith("renderD")]
     except OSError:
@@ -94,18 +93,18 @@ def has_intel_gpu(drm: str = "/sys/class/drm") -> bool:
     return False
 
 
-def _make(folder: str) -> str | None:
-    """Make a folder and those that libraries do not make themselves; why that failed."""
+def _make(directory: str) -> str | None:
+    """Create a directory and the ones that libraries do not create; the reason if that failed."""
     try:
-        make_private(folder)
+        make_private(directory)
         for _, sub, _ in NOT_MADE_BY_THEIR_LIBRARY:
-            make_private(os.path.join(folder, sub))
+            make_private(os.path.join(directory, sub))
     except OSError as error:
-        return f"{folder}: {error.strerror}"
+        return f"{directory}: {error.strerror}"
     return None
 
 
-def default_folder(inherited: Mapping[str, str]) -> str | None:
+def default_directory(inherited: Mapping[str, str]) -> str | None:
     """**Ex.:** ``~/.cache/xlaunch/compiled``; None without a home."""
     home = cache_home(inherited)
     return None if home is None else os.path.join(home, "compiled")
@@ -123,7 +122,7 @@ def cache_home(inherited: Mapping[str, str]) -> str | None:
 
 
 def hardware_key() -> str:
-    """A name for this kind of processor: architecture, and a digest of model and features."""
+    """A name for this kind of processor: its architecture and a digest of model and features."""
     if sys.platform == "win32":
         return sys.platform  # nothing to read there
     fields = parse_cpuinfo(Tree("/").read_start("/proc/cpuinfo").split("\n\n", 1)[0])
@@ -139,4 +138,4 @@ _IDENTITY = frozenset(
         *("isa", "uarch", "cpu", "revision", "machine", "features"),
     )
 )
-"""Lines of /proc/cpuinfo that tell kinds of processors apart, over the architectures."""
+"""Fields of /proc/cpuinfo that identify a kind of processor, on any architecture."""

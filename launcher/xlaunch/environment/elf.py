@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an ELF file says of itself: for which machine it is, its soname, what it needs.
-
-Read by hand, a few hundred bytes a file: see elf(5).
-"""
+"""Read an ELF file's target machine, soname and needed libraries; a few hundred bytes, see elf(5)."""
 
 from __future__ import annotations
 
@@ -14,10 +11,10 @@ PT_LOAD, PT_DYNAMIC = 1, 2
 DT_NEEDED, DT_STRTAB, DT_SONAME = 1, 5, 14
 ET_DYN = 3
 
-MOST_HEADERS = 256
-"""Program headers of a file that is believed; real libraries have about ten."""
-MOST_DYNAMIC_BYTES = 1 << 16
-LONGEST_NAME = 256
+MAX_HEADERS = 256
+"""A file with more program headers is refused; real libraries have about ten."""
+MAX_DYNAMIC_BYTES = 1 << 16
+MAX_NAME_BYTES = 256
 
 MACHINES = {
     3: "x86", 8: "MIPS", 20: "PowerPC", 21: "PowerPC64", 22: "s390x", 40: "Arm", 62: "x86-64",
@@ -27,11 +24,11 @@ MACHINES = {
 
 
 class ElfError(Exception):
-    """A file is no ELF file, or not a whole one. The text goes on after the file's name."""
+    """A file is not a complete ELF file. The text continues a sentence that begins with its name."""
 
 
 class Target(NamedTuple):
-    """For what a file was built. Only files of equal targets can share a process."""
+    """What a file was built for. Only files with equal targets can share a process."""
 
     bits: int
     byte_order: str
@@ -48,31 +45,31 @@ class Elf(NamedTuple):
 
     target: Target
     shared: bool
-    """It can be mapped anywhere: a library, or a position-independent program."""
+    """It is a library or a position-independent program."""
     soname: str | None
     needed: tuple[str, ...]
     """Sonames of the libraries that it is linked to."""
 
 
 def read_target(path: str) -> Target:
-    """For what the file was built; reads 20 bytes. Raises `ElfError`."""
+    """Read what the file was built for, 20 bytes. Raises `ElfError`."""
     with _Reader(path) as reader:
         return _target(reader.at(0, 20))
 
 
 def read_elf(path: str) -> Elf:
-    """What the file says of itself. Raises `ElfError`, also for a file that is cut short."""
+    """Read the file's headers. Raises `ElfError`, also for a truncated file."""
     with _Reader(path) as reader:
         header = reader.at(0, 64)
         target = _target(header)
         try:
             return _read(reader, header, target)
         except struct.error:
-            raise ElfError("is cut short") from None
+            raise ElfError("is truncated") from None
 
 
 class _Reader:
-    """A file that is read here and there."""
+    """A file that is read at offsets."""
 
     def __init__(self, path: str) -> None:
         try:
@@ -88,7 +85,7 @@ class _Reader:
         os.close(self._fd)
 
     def at(self, offset: int, length: int) -> bytes:
-        """The bytes there; fewer at the end of the file."""
+        """The bytes at an offset; fewer at the end of the file."""
         if offset > self.size:
             return b""
         try:
@@ -103,11 +100,11 @@ def _reason(error: Exception) -> str:
 
 def _target(header: bytes) -> Target:
     if header[:4] != b"\x7fELF" or len(header) < 20:
-        raise ElfError("is no ELF file")
+        raise ElfError("is not an ELF file")
     bits = {1: 32, 2: 64}.get(header[4])
     order = {1: "<", 2: ">"}.get(header[5])
     if bits is None or order is None:
-        raise ElfError("is no ELF file that is known here")
+        raise ElfError("is an ELF file of an unknown class")
     return Target(bits, order, struct.unpack_from(f"{order}H", header, 18)[0])
 
 
@@ -120,8 +117,8 @@ def _read(reader: _Reader, header: bytes, target: Target) -> Elf:
     else:
         (start,) = struct.unpack_from(f"{order}I", header, 28)
         size, count = struct.unpack_from(f"{order}HH", header, 42)
-    if size != (56 if wide else 32) or not 0 < count <= MOST_HEADERS:
-        raise ElfError("has no program headers that make sense")
+    if size != (56 if wide else 32) or not 0 < count <= MAX_HEADERS:
+        raise ElfError("has invalid program headers")
     loaded: list[tuple[int, int, int]] = []  # virtual address, offset in the file, bytes
     dynamic = (0, 0)
     headers = reader.at(start, size * count)
@@ -136,10 +133,10 @@ def _read(reader: _Reader, header: bytes, target: Target) -> Elf:
             )
         if segment == PT_LOAD:
             if offset + length > reader.size:
-                raise ElfError("is cut short")
+                raise ElfError("is truncated")
             loaded.append((address, offset, length))
         elif segment == PT_DYNAMIC:
-            dynamic = offset, min(length, MOST_DYNAMIC_BYTES)
+            dynamic = offset, min(length, MAX_DYNAMIC_BYTES)
     soname, needed = _names(reader, target, dynamic, loaded)
     return Elf(target, kind == ET_DYN, soname, needed)
 
@@ -155,10 +152,12 @@ def _names(
         return None, ()
     strings = next((o + table - a for a, o, n in loaded if a <= table < a + n), None)
     if strings is None:
-        raise ElfError("has a string table outside of it")
+        raise ElfError("has a string table outside of its segments")
 
     def name(offset: int) -> str:
-        return reader.at(strings + offset, LONGEST_NAME).split(b"\0")[0].decode("utf-8", "replace")
+        return (
+            reader.at(strings + offset, MAX_NAME_BYTES).split(b"\0")[0].decode("utf-8", "replace")
+        )
 
     soname = next((name(value) for tag, value in entries if tag == DT_SONAME), None)
     return soname, tuple([name(value) for tag, value in entries if tag == DT_NEEDED])

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find allocators and OpenMP runtimes: in the program's own environment first, then on the system.
+"""Find allocators and OpenMP runtimes in the program's own environment, then on the system.
 
 Distributions ship these libraries under versioned names alone (``libjemalloc.so.2``); pip's
-intel-openmp puts libiomp5.so into PREFIX/lib; wheels carry copies in folders of their own. What
-is found is used only when it was built for the program's interpreter, and when nobody but root, the
-user and the user's groups could have put it there.
+intel-openmp puts libiomp5.so into PREFIX/lib; wheels carry copies in their own directories. A file
+is used only if it was built for the program's interpreter and passes `inspect_ownership`.
 """
 
 from __future__ import annotations
@@ -17,19 +16,19 @@ from typing import NamedTuple
 
 from xlaunch.environment.elf import ElfError, Target, read_elf, read_target
 from xlaunch.environment.ownership import inspect_ownership
-from xlaunch.environment.prefix import base_of, site_folders
+from xlaunch.environment.prefix import base_of, site_directories
 from xlaunch.errors import UsageError
 
 
 class _Kind(NamedTuple):
-    """One library that can be asked for."""
+    """A library that can be requested."""
 
     pattern: str
-    """Of its file names, in full. Other major versions have other settings."""
+    """Matches its complete file name. Other major versions have other settings."""
     version: bytes | None
-    """Of the text in the file that tells its version."""
+    """Matches the text in the file that holds its version."""
     distribution: str | None
-    """The package that carries it in a Python environment; its version is the library's."""
+    """The Python package that contains it; its version is the library's."""
     install: str
 
 
@@ -69,7 +68,7 @@ _KINDS = {
 }
 
 NAMES = tuple(_KINDS)
-"""Every library that can be asked for."""
+"""Every library that can be requested."""
 OPENMP = ("intel", "llvm", "gnu")
 ALLOCATORS = ("jemalloc", "tcmalloc", "mimalloc")
 
@@ -78,32 +77,31 @@ _MULTIARCH = re.compile(r"[a-z0-9_]+-linux-[a-z0-9_]+")
 
 
 class Library(NamedTuple):
-    """A file that may be a library which was asked for."""
+    """A file with the name of a library."""
 
     name: str
     """One of `NAMES`."""
     path: str
-    """With every symbolic link resolved."""
+    """With all symbolic links resolved."""
     version: str | None
-    """None where the file does not tell."""
+    """None if it is not known."""
     origin: str
-    """Why it was looked at. **Ex.:** ``"the program's prefix"``, ``"a system folder"``."""
+    """Where it was found. **Ex.:** ``"the program's prefix"``, ``"a system directory"``."""
     refusal: str | None = None
     """Why it cannot be used; None: it can."""
     note: str | None = None
-    """What the user should know of one that is used."""
+    """What the user should know if it is used."""
 
 
 class Searched(NamedTuple):
-    """A place where libraries were looked for."""
+    """A directory that is searched."""
 
     origin: str
     place: str
-    """A folder."""
 
 
 def kind_of(path: str) -> str | None:
-    """Which of `NAMES` a file is by its own name. **Ex.:** ``"/x/libiomp5.so"``: ``"intel"``."""
+    """Which of `NAMES` a file's name stands for. **Ex.:** ``"/x/libiomp5.so"``: ``"intel"``."""
     name = os.path.basename(path)
     return next((k for k, kind in _KINDS.items() if re.fullmatch(kind.pattern, name)), None)
 
@@ -121,7 +119,7 @@ def find_library(
     interpreter: str | None = None,
     root: str = "/",
 ) -> Library | None:
-    """The first of `find_libraries` that can be used; None when there is none."""
+    """The first of `find_libraries` that can be used, or None."""
     found = find_libraries((name,), prefix, environment, interpreter=interpreter, root=root)
     return next((library for library in found if library.refusal is None), None)
 
@@ -134,25 +132,25 @@ def find_libraries(
     interpreter: str | None = None,
     root: str = "/",
 ) -> tuple[Library, ...]:
-    """All files that could be the libraries `names`, those of each name best first.
+    """All files that could be the libraries `names`; for each name, the best first.
 
-    First come those that can be used, in the order of `places`; then those that cannot, with the
-    reason. `prefix`: the environment of the program, None when it has none. `interpreter`: the
-    program that they must fit; None: the prefix's Python, else the one that runs here. `root`:
-    where the system's folders begin. Raises `UsageError` for a name that is none.
+    Usable ones come first, in the order of `places`, then the others with the reason. `prefix`: the
+    program's environment, or None. `interpreter`: the program that they must fit; None: the prefix's
+    Python, else the running one. `root`: root of the system's directories. Raises `UsageError` for
+    an unknown name.
     """
     for name in names:
         if name not in _KINDS:
-            raise UsageError(f"there is no library {name!r} here; there are {', '.join(NAMES)}")
+            raise UsageError(f"unknown library {name!r}; there are {', '.join(NAMES)}")
     wanted = re.compile("|".join(f"(?P<{name}>{_KINDS[name].pattern})" for name in names))
     target = _target_of(interpreter or _python_in(prefix))
     found: dict[tuple[str, str], Library] = {}
-    for origin, folder, file in _files(wanted, prefix, environment, root):
+    for origin, directory, file in _files(wanted, prefix, environment, root):
         match = wanted.fullmatch(file)
         name = str(match.lastgroup) if match else ""
         if not match or name not in names:
             continue
-        path = os.path.join(folder, file)
+        path = os.path.join(directory, file)
         real = os.path.realpath(path)
         if (name, real) not in found and os.path.exists(real):
             found[name, real] = inspect_library(name, path, target, origin=origin)
@@ -163,7 +161,7 @@ def find_libraries(
 def inspect_library(
     name: str, path: str, target: Target | None, *, origin: str, named: bool = False
 ) -> Library:
-    """The library at `path`, and whether a program built for `target` can use it.
+    """Check whether a program built for `target` can use the library at `path`.
 
     `named`: the user typed its path, see `inspect_ownership`.
     """
@@ -189,15 +187,15 @@ def inspect_library(
 def places(
     prefix: str | None, environment: Mapping[str, str], *, root: str = "/"
 ) -> tuple[Searched, ...]:
-    """Where libraries are looked for, in this order, the same folder once."""
+    """The directories that are searched, in this order, each once."""
     found: dict[str, Searched] = {}
-    for origin, folder in _folders(prefix, environment, root):
-        found.setdefault(os.path.realpath(folder), Searched(origin, folder))
+    for origin, directory in _directories(prefix, environment, root):
+        found.setdefault(os.path.realpath(directory), Searched(origin, directory))
     return tuple(found.values())
 
 
 def program_target(prefix: str | None, interpreter: str | None = None) -> Target | None:
-    """What libraries must be built for, to be loaded by the program's interpreter."""
+    """The target that libraries must have to be loaded by the program's interpreter."""
     return _target_of(interpreter or _python_in(prefix))
 
 
@@ -209,7 +207,7 @@ def _python_in(prefix: str | None) -> str | None:
 
 
 def _target_of(interpreter: str | None) -> Target | None:
-    # A script in an interpreter's place (pyenv's shims) leads to one of this system's.
+    # The interpreter may be a script (pyenv's shims); the one it starts has this system's target.
     for path in (interpreter, sys.executable, "/proc/self/exe"):
         try:
             if path:
@@ -222,35 +220,35 @@ def _target_of(interpreter: str | None) -> Target | None:
 def _files(
     wanted: re.Pattern[str], prefix: str | None, environment: Mapping[str, str], root: str
 ) -> Iterator[tuple[str, str, str]]:
-    """Origin, folder and name of each file that is named like what is wanted."""
+    """Origin, directory and name of each file whose name matches."""
     seen: set[str] = set()
-    for origin, folder in _folders(prefix, environment, root):
-        real = os.path.realpath(folder)
+    for origin, directory in _directories(prefix, environment, root):
+        real = os.path.realpath(directory)
         if real in seen:
             continue
         seen.add(real)
-        # libtcmalloc_minimal before libtcmalloc, whose profiler needs libunwind; and the
-        # versioned names first, since those without come with headers alone.
+        # libtcmalloc_minimal before libtcmalloc, whose profiler needs libunwind; versioned names
+        # first, because the others belong to development packages.
         for name in sorted(
-            _listed(folder), key=lambda n: ("_minimal" not in n, n.endswith(".so"), n)
+            _listed(directory), key=lambda n: ("_minimal" not in n, n.endswith(".so"), n)
         ):
             if wanted.fullmatch(name):
-                yield origin, folder, name
+                yield origin, directory, name
 
 
-def _folders(
+def _directories(
     prefix: str | None, environment: Mapping[str, str], root: str
 ) -> Iterator[tuple[str, str]]:
-    """Origin and path of each folder that exists, in the order of preference."""
+    """Origin and path of each existing directory, in the order of preference."""
     conda = environment.get("CONDA_PREFIX")
     candidates: list[tuple[str, str]] = []
     sites: tuple[str, ...] = ()
     if prefix is not None:
         origin = "conda" if os.path.isdir(f"{prefix}/conda-meta") else "the program's prefix"
         candidates += [(origin, f"{prefix}/{library}") for library in ("lib", "lib64")]
-        sites = site_folders(prefix)
+        sites = site_directories(prefix)
     for site in sites:
-        candidates += [("a package's lib folder", f"{site}/{name}") for name in _LIB_FOLDERS]
+        candidates += [("a package's lib directory", f"{site}/{name}") for name in _LIB_DIRECTORIES]
         candidates += [
             ("a wheel's .libs", f"{site}/{n}") for n in sorted(_listed(site)) if n.endswith(".libs")
         ]
@@ -259,45 +257,45 @@ def _folders(
     base = base_of(prefix) if prefix is not None else None
     if base is not None:
         candidates.append(("what the program's environment was made from", f"{base}/lib"))
-    for folder in re.split("[:;]", environment.get("LD_LIBRARY_PATH", "")):
-        if os.path.isabs(folder):
-            candidates.append(("LD_LIBRARY_PATH", folder))
-    candidates += [("a system folder", folder) for folder in _system_folders(root)]
+    for directory in re.split("[:;]", environment.get("LD_LIBRARY_PATH", "")):
+        if os.path.isabs(directory):
+            candidates.append(("LD_LIBRARY_PATH", directory))
+    candidates += [("a system directory", directory) for directory in _system_directories(root)]
     return iter([entry for entry in candidates if os.path.isdir(entry[1])])
 
 
-_LIB_FOLDERS = ("torch/lib", "jemalloc/lib", "mimalloc/lib", "intel_openmp/lib")
+_LIB_DIRECTORIES = ("torch/lib", "jemalloc/lib", "mimalloc/lib", "intel_openmp/lib")
 """Below site-packages."""
 
 
-def _system_folders(root: str) -> list[str]:
-    """What the loader is configured to search, see ldconfig(8), then its own directories."""
+def _system_directories(root: str) -> list[str]:
+    """The directories of /etc/ld.so.conf.d, see ldconfig(8), then the common ones."""
     base = root.rstrip("/")
-    folders = []
+    directories = []
     for name in sorted(_listed(f"{base}/etc/ld.so.conf.d")):
         if name.endswith(".conf"):
             words = _content(f"{base}/etc/ld.so.conf.d/{name}").decode(errors="replace").split()
-            folders += [f"{base}{word}" for word in words if word.startswith("/")]
+            directories += [f"{base}{word}" for word in words if word.startswith("/")]
     for library in ("/usr/local/lib", "/usr/lib", "/lib"):
         names = sorted(_listed(base + library))
-        folders += [f"{base}{library}/{name}" for name in names if _MULTIARCH.fullmatch(name)]
-        folders += [f"{base}{library}64", f"{base}{library}"]
+        directories += [f"{base}{library}/{name}" for name in names if _MULTIARCH.fullmatch(name)]
+        directories += [f"{base}{library}64", f"{base}{library}"]
     llvm = [name for name in _listed(f"{base}/usr/lib") if re.fullmatch(r"llvm-\d+", name)]
     llvm.sort(key=lambda name: -int(name[5:]))
-    folders += [f"{base}/usr/lib/{name}/lib" for name in llvm]
-    folders.append(f"{base}/opt/intel/oneapi/compiler/latest/lib")
-    return folders
+    directories += [f"{base}/usr/lib/{name}/lib" for name in llvm]
+    directories.append(f"{base}/opt/intel/oneapi/compiler/latest/lib")
+    return directories
 
 
-def _listed(folder: str) -> list[str]:
+def _listed(directory: str) -> list[str]:
     try:
-        return os.listdir(folder)
+        return os.listdir(directory)
     except OSError:
         return []
 
 
 def _version(name: str, path: str) -> str | None:
-    """The version by the text in the file, the package that it came in, its name or its folder."""
+    """The version, from the file's text, its package, its name or its directory."""
     kind = _KINDS.get(name)
     if kind is None:
         return None
@@ -323,9 +321,9 @@ def _content(path: str) -> bytes:
 
 
 def _packaged_version(prefix: str, distribution: str) -> str | None:
-    """The version of a package of pip's or conda's, by the name of its folder or file."""
+    """The version of a pip or conda package, from the name of its metadata."""
     normal = distribution.replace("-", "_")
-    for site in site_folders(prefix) if os.path.isdir(f"{prefix}/bin") else ():
+    for site in site_directories(prefix) if os.path.isdir(f"{prefix}/bin") else ():
         for name in _listed(site):
             if name.lower().startswith(f"{normal}-") and name.endswith(".dist-info"):
                 return name[len(normal) + 1 : -len(".dist-info")]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OpenMP profiles: which runtime the program's threads belong to, and how they wait.
+"""OpenMP profiles: which runtime a program uses, and how its threads wait.
 
 torch's wheels carry GNU's runtime, libgomp. Intel's and LLVM's have its entry points as well, so
 either of them, preloaded, takes its place: every library in the process then uses one runtime and
@@ -32,29 +32,29 @@ AUTO = "auto"
 
 
 class OpenMPProfile(NamedTuple):
-    """One way to run OpenMP. Adding one is adding a row to `PROFILES`."""
+    """A runtime with its settings: a row of `PROFILES`."""
 
     name: str
     library: str | None
-    """What must be preloaded, as `xlaunch.environment.libraries` names it; None: nothing."""
+    """The library to preload, by its name in `xlaunch.environment.libraries`; None: nothing."""
     settings: tuple[tuple[str, str], ...]
-    """Variables while each thread has a CPU of its own."""
+    """Variables if each thread has a CPU of its own."""
     passive: tuple[tuple[str, str], ...]
-    """Variables where waiting threads must not spin: under a CPU quota, or with shared CPUs."""
+    """Variables if waiting threads must not spin: with a CPU quota, or with shared CPUs."""
     reason: str
     source: str
 
 
 BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
-"""Variables of the user's that shrink the main thread; the last one under Intel's and LLVM's."""
+"""Variables that shrink the main thread's mask; the last one only with Intel's and LLVM's."""
 _BINDS_NOTHING = ("false", "none", "disabled")
 
 PASSIVE = (("OMP_WAIT_POLICY", "passive"),)
-"""Every runtime knows it: libgomp then never spins, Intel's and LLVM's have a block time of 0."""
+"""Valid for every runtime: libgomp then never spins, Intel's and LLVM's have a block time of 0."""
 
 KEEP_WORKERS = ("KMP_HOT_TEAMS_MODE", "1")
-"""Intel's and LLVM's runtimes pass workers that a team does not need to other teams, with the affinity
-masks that they were given; this keeps them. It counts before the first parallel region only."""
+"""Intel's and LLVM's runtimes give unused workers of a team to other teams, with their affinity masks;
+this keeps them. It has an effect only before the first parallel region."""
 
 PROFILES = {
     profile.name: profile
@@ -105,11 +105,11 @@ PROFILES = {
 
 
 class OpenMPChoice(NamedTuple):
-    """What a profile comes to for one program."""
+    """A profile applied to one program."""
 
     proposals: tuple[Proposal, ...]
     preload: Library | None
-    """The runtime to preload; None: the program's own, or the user's."""
+    """The runtime to preload; None: the program's or the user's own is used."""
     reason: str
     """Why it is preloaded."""
     warnings: tuple[str, ...] = ()
@@ -123,15 +123,15 @@ def choose_openmp(
     *,
     outside: Mapping[str, str] | None = None,
 ) -> OpenMPChoice:
-    """The variables and the runtime that `--omp` `asked` asks for.
+    """Choose the variables and the runtime for ``--omp`` `asked`.
 
-    `environment` is what the program inherits; a runtime that its LD_PRELOAD names stays the only
-    one. `outside`: what a launcher outside of this one has set. Raises `UsageError` when a runtime was asked for that cannot be had.
+    `environment`: what the program inherits; a runtime in its LD_PRELOAD is kept as the only one.
+    `outside`: what an outer launcher has set. Raises `UsageError` if the runtime is not available.
     """
     profile = PROFILES.get(asked)
     if profile is None and "/" not in asked:
         raise UsageError(
-            f"--omp: {asked!r} is no OpenMP profile; there are {', '.join(PROFILES)}, or the path "
+            f"--omp: {asked!r} is not an OpenMP profile; there are {', '.join(PROFILES)}, or the path "
             "of a runtime"
         )
     library: Library | None = None
@@ -153,7 +153,7 @@ def choose_openmp(
 
 
 def _why_passive(plan: Plan, outside: Mapping[str, str]) -> str | None:
-    """Why threads that wait should sleep at once; None where they may spin."""
+    """Why waiting threads should sleep at once; None if they may spin."""
     if plan.cpu_quota is not None:
         return f"threads that spin while they wait use up the CPU quota of {plan.cpu_quota:g}"
     instances = plan.instances
@@ -162,7 +162,7 @@ def _why_passive(plan: Plan, outside: Mapping[str, str]) -> str | None:
     if unseen or sum([instance.threads for instance in instances]) > len(cpus):
         return "CPUs are shared: a thread that spins keeps others from what it waits for"
     if dict(PASSIVE).items() <= outside.items():
-        return "the launcher outside lets instances share these CPUs, or has a CPU quota"
+        return "the outer launcher lets instances share these CPUs, or has a CPU quota"
     return None
 
 
@@ -174,7 +174,7 @@ def _warn_of_binding(profile: OpenMPProfile, environment: Mapping[str, str]) -> 
         value = environment.get(name, "")
         if value and not any(word in value.lower() for word in _BINDS_NOTHING):
             return (
-                f"{name}={value} is set and stays: it shrinks a program's main thread to one place, "
+                f"{name}={value} is set and kept: it shrinks a program's main thread to one place, "
                 "and with it every process that the program starts",
             )
     return ()
@@ -183,7 +183,7 @@ def _warn_of_binding(profile: OpenMPProfile, environment: Mapping[str, str]) -> 
 def _runtime(
     asked: str, program: Program, environment: Mapping[str, str]
 ) -> tuple[OpenMPProfile, Library | None, tuple[str, ...]]:
-    """The profile, the library to preload for it, and what the user should know."""
+    """The profile, the library to preload for it, and warnings."""
     from xlaunch.environment.libraries import OPENMP, kind_of
     from xlaunch.environment.prefix import interpreter_of, prefix_of
     from xlaunch.environment.preload import preloaded, require_library
@@ -201,8 +201,8 @@ def _runtime(
         if "/" in asked and _same_file(entry, asked):
             return profile, None, ()
         warning = (
-            f"--omp {asked}: LD_PRELOAD names {entry} already, which stays: two OpenMP runtimes in "
-            "one process get in each other's way"
+            f"--omp {asked}: LD_PRELOAD names {entry} already, which is kept: two OpenMP "
+            "runtimes in one process interfere with each other"
         )
         return PROFILES[present], None, (warning,)
     own = program_runtime(prefix, interpreter) if prefix is not None else None
@@ -222,15 +222,15 @@ def _runtime(
 
 
 def program_runtime(prefix: str, interpreter: str | None = None) -> str | None:
-    """The OpenMP runtime that the torch in `prefix` is linked to; None without torch, or any.
+    """The OpenMP runtime that torch in `prefix` is linked to; None without torch or a runtime.
 
-    Told by the names in libtorch_cpu.so, of which only these are read.
+    Only the names in the dynamic section of libtorch_cpu.so are read.
     """
     from xlaunch.environment.elf import ElfError, read_elf
     from xlaunch.environment.libraries import OPENMP, kind_of
-    from xlaunch.environment.prefix import site_folders
+    from xlaunch.environment.prefix import site_directories
 
-    for site in site_folders(prefix, interpreter):
+    for site in site_directories(prefix, interpreter):
         try:
             needed = read_elf(f"{site}/torch/lib/libtorch_cpu.so").needed
         except ElfError:
@@ -240,7 +240,7 @@ def program_runtime(prefix: str, interpreter: str | None = None) -> str | None:
 
 
 def _kind_of_file(path: str) -> str | None:
-    """Which runtime a file is, by its soname or its name. Raises `UsageError` when it is none."""
+    """Which runtime a file is, by its soname or name. Raises `UsageError` for any other file."""
     import os
 
     from xlaunch.environment.elf import ElfError, read_elf
@@ -255,7 +255,7 @@ def _kind_of_file(path: str) -> str | None:
     except OSError as error:
         raise UsageError(f"--omp: {path} cannot be read ({error.strerror})") from None
     if not is_runtime:
-        raise UsageError(f"--omp: {path} is no OpenMP runtime: it has no omp_get_max_threads")
+        raise UsageError(f"--omp: {path} is not an OpenMP runtime: it has no omp_get_max_threads")
     kinds = (kind_of(soname or ""), kind_of(os.path.realpath(path)), kind_of(path))
     return next((kind for kind in kinds if kind in OPENMP), None)
 

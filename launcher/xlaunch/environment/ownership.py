@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who could change a file before it is used: the one rule for libraries, presets, settings, caches.
+"""Check who can change a file: the one rule for libraries, presets, configuration and caches.
 
 A file that another user owns, or that every user may write, is refused, and so is one below such a
 directory. One that a group may write is accepted with a note where this process is in that group.
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 _MAX_LINKS = 40
-"""As many as the kernel follows, see path_resolution(7)."""
+"""The kernel's limit, see path_resolution(7)."""
 
 
 class Ownership(NamedTuple):
@@ -24,19 +24,19 @@ class Ownership(NamedTuple):
     refusal: str | None = None
     """Why it may not; None: it may."""
     note: str | None = None
-    """What the user should know of a file that may be used."""
+    """What the user should know if it is used."""
 
 
 def inspect_ownership(path: str, *, named: bool = False, private: bool = False) -> Ownership:
-    """Whether `path` may be used, by who could change what it leads to.
+    """Decide whether `path` may be used, by who can change the file that it leads to.
 
-    Looked at: the file, every directory above it, and the same for each symbolic link on the way. A
-    directory that all may write is no danger where it is sticky and what is in it is not another's.
-    The owner of ``/`` counts as root: that is what root looks like from inside a user namespace.
-    Windows has access lists instead, which are not looked at.
+    The file, every directory above it, and the same for each symbolic link on the way are checked.
+    A sticky directory that everyone may write is accepted if its entry belongs to a trusted user.
+    The owner of ``/`` counts as root, as root appears inside a user namespace. On Windows, which has
+    access lists instead, nothing is checked.
 
-    `named`: the user typed this path, so that what would be refused is a note. `private`: a
-    directory of ours for the user alone, which no group may write.
+    `named`: the user typed this path; a refusal becomes a note. `private`: a directory of xlaunch for
+    this user alone, which no group may write.
     """
     if not hasattr(os, "geteuid"):
         return Ownership()
@@ -57,14 +57,14 @@ def inspect_ownership(path: str, *, named: bool = False, private: bool = False) 
         if named:  # a pipe has no path to look at; what is not there is seen when it is opened
             return Ownership()
         reason = getattr(error, "strerror", None) or error
-        return Ownership(f"{path} cannot be looked at ({reason})")
+        return Ownership(f"{path} cannot be checked ({reason})")
     if refusal is not None:
         return Ownership(None, f"{refusal}; used as you named it") if named else Ownership(refusal)
     return Ownership(None, None if shared is None else f"{shared}, and you are in it")
 
 
 def make_private(directory: str) -> None:
-    """Make a directory and those missing above it, each for this user only. Raises OSError."""
+    """Create a directory and its missing parents, each for this user only. Raises OSError."""
     if os.path.isdir(directory):
         return
     parent = os.path.dirname(directory)
@@ -77,7 +77,7 @@ def make_private(directory: str) -> None:
 
 
 def _steps(path: str, links_left: list[int]) -> Iterator[tuple[str, os.stat_result]]:
-    """Every file on the way to an absolute path, which may hold ``..`` behind a link."""
+    """Every file on the way to an absolute path, which may contain ``..`` after a link."""
     here = "/"
     parts = [part for part in path.split("/") if part not in ("", ".")]
     for index, part in enumerate(["", *parts]):
@@ -105,14 +105,14 @@ def _danger(path: str, status: os.stat_result, trusted: set[int]) -> str | None:
 
 
 def _group_that_may_write(status: os.stat_result) -> int | None:
-    """The group, unless it is root's or the user's own."""
+    """The group that may write the file, unless it is root's or the user's own; or None."""
     if _has_no_mode(status) or not status.st_mode & stat.S_IWGRP or _is_own(status.st_gid):
         return None
     return status.st_gid
 
 
 def _has_no_mode(status: os.stat_result) -> bool:
-    """Whether the mode says nothing: of a link, and of a sticky directory."""
+    """Whether the mode is irrelevant, as it is for links and sticky directories."""
     mode = status.st_mode
     return stat.S_ISLNK(mode) or bool(stat.S_ISDIR(mode) and mode & stat.S_ISVTX)
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transparent huge pages for a program's memory, asked for without touching the system's settings.
+"""Transparent huge pages, requested without changing the system's settings.
 
-Where the system's mode is `madvise` (most distributions), nobody gets huge pages who does not ask.
-glibc asks when told by a tunable, torch by a variable of its own, jemalloc in its configuration.
-Writing /sys/kernel/mm is the administrator's business.
+With the system's mode `madvise` (most distributions), only memory that requests huge pages gets
+them. glibc requests them if a tunable says so, torch if a variable does, jemalloc by its
+configuration. Writing to /sys/kernel/mm is left to the administrator.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from xlaunch.planning.request import HugePages
 
 SYSTEM_MODE_FILE = "/sys/kernel/mm/transparent_hugepage/enabled"
 HUGETLB_SINCE = (2, 35)
-"""The glibc that brought glibc.malloc.hugetlb."""
+"""First version of glibc with glibc.malloc.hugetlb."""
 
 
 class SystemMode(enum.Enum):
@@ -38,22 +38,22 @@ def system_mode(path: str = SYSTEM_MODE_FILE) -> SystemMode:
 
 
 def glibc_asks(asked: HugePages, mode: SystemMode, glibc: tuple[int, int] | None) -> bool:
-    """Whether glibc's malloc is to ask for huge pages."""
+    """Whether glibc's malloc should request huge pages."""
     if glibc is None or glibc < HUGETLB_SINCE or mode is not SystemMode.MADVISE:
         return False
     return asked in (HugePages.AUTO, HugePages.ALWAYS)
 
 
 def page_settings(asked: HugePages) -> tuple[Proposal, ...]:
-    """Variables by which libraries ask for huge pages themselves."""
+    """Variables that make libraries request huge pages."""
     if asked is not HugePages.ALWAYS:
         return ()
-    reason = "--thp always: torch asks for huge pages under its tensors"
+    reason = "--thp always: torch requests huge pages for tensors"
     return (Proposal("THP_MEM_ALLOC_ENABLE", "1", reason, option="--thp always"),)
 
 
 def page_warning(asked: HugePages, mode: SystemMode) -> str | None:
-    """What the user should know when the system does not allow what was asked."""
+    """A warning if the system does not allow what was asked; else None."""
     if asked is HugePages.ALWAYS and mode is SystemMode.NEVER:
         return (
             "--thp always has no effect: the system's mode is never; "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The environment that a program's packages are installed in, by its interpreter. Nothing is run."""
+"""Find the environment that a program's packages are installed in, without running anything."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from xlaunch.environment.program import Program
 
 
 def interpreter_of(program: Program, environment: Mapping[str, str]) -> str | None:
-    """The Python interpreter that runs `program`; None when it is no Python program.
+    """The Python interpreter that runs `program`; None if it is not a Python program.
 
     Found for scripts and modules, for ``python`` itself, and by the first line of a script such as
     those that pip installs.
@@ -26,16 +26,18 @@ def interpreter_of(program: Program, environment: Mapping[str, str]) -> str | No
     words = os.fsdecode(line[2:]).split() if line.startswith(b"#!") else []
     if words and os.path.basename(words[0]) == "env":
         names = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
-        folders = environment.get("PATH", os.defpath).split(os.pathsep)
-        candidates = [os.path.join(folder or ".", name) for name in names[:1] for folder in folders]
+        directories = environment.get("PATH", os.defpath).split(os.pathsep)
+        candidates = [
+            os.path.join(directory or ".", name) for name in names[:1] for directory in directories
+        ]
         words = [path for path in candidates if os.access(path, os.X_OK)]
     return words[0] if words and _is_python(words[0]) else None
 
 
 def prefix_of(interpreter: str) -> str:
-    """The folder that `interpreter` calls sys.prefix. **Ex.:** ``/opt/venv/bin/python``: ``/opt/venv``.
+    """The interpreter's sys.prefix. **Ex.:** ``/opt/venv/bin/python``: ``/opt/venv``.
 
-    A virtual environment is told by its pyvenv.cfg, as site.py does it; else links are followed.
+    A virtual environment has a pyvenv.cfg, as in site.py; for anything else links are followed.
     """
     near = os.path.dirname(os.path.dirname(os.path.abspath(interpreter)))
     if os.path.isfile(os.path.join(near, "pyvenv.cfg")) or os.path.isdir(
@@ -46,40 +48,42 @@ def prefix_of(interpreter: str) -> str:
 
 
 def base_of(prefix: str) -> str | None:
-    """The installation that a virtual environment was made from; None when it is none."""
+    """The installation that a virtual environment is based on; None for anything else."""
     home = _venv_settings(prefix).get("home")
     return os.path.dirname(home) if home else None
 
 
-def site_folders(prefix: str, interpreter: str | None = None) -> tuple[str, ...]:
-    """The folders that hold the installed packages of `prefix`, those that exist."""
+def site_directories(prefix: str, interpreter: str | None = None) -> tuple[str, ...]:
+    """The existing site-packages directories of `prefix`."""
     settings = _venv_settings(prefix)
     version = settings.get("version_info") or settings.get("version")
     if version:
         pythons = ["python" + ".".join(version.split(".")[:2])]
     else:
         pythons = _versions(prefix, interpreter)
-    folders = _packages_below(prefix, pythons)
+    directories = _packages_below(prefix, pythons)
     if settings.get("include-system-site-packages", "").lower() == "true":
         base = base_of(prefix)
-        folders += _packages_below(base, pythons) if base is not None else []
-    return _existing(folders)
+        directories += _packages_below(base, pythons) if base is not None else []
+    return _existing(directories)
 
 
 def _packages_below(prefix: str, pythons: list[str]) -> list[str]:
-    folders = [
+    directories = [
         os.path.join(prefix, library, python, "site-packages")
         for library in ("lib", "lib64")
         for python in pythons
     ]
     if prefix == "/usr":  # Debian's layout; others put what pip installs under /usr/local as well
-        folders += [f"/usr/local/lib/{p}/{n}-packages" for p in pythons for n in ("dist", "site")]
-        folders.append("/usr/lib/python3/dist-packages")
-    return folders
+        directories += [
+            f"/usr/local/lib/{p}/{n}-packages" for p in pythons for n in ("dist", "site")
+        ]
+        directories.append("/usr/lib/python3/dist-packages")
+    return directories
 
 
 def python_version(prefix: str, interpreter: str | None = None) -> tuple[int, int] | None:
-    """Major and minor version of the Python of `prefix`; None where several would do."""
+    """Major and minor version of the Python of `prefix`; None if it is ambiguous."""
     settings = _venv_settings(prefix)
     version = settings.get("version_info") or settings.get("version")
     names = [f"python{version}"] if version else _versions(prefix, interpreter)
@@ -93,19 +97,19 @@ def python_version(prefix: str, interpreter: str | None = None) -> tuple[int, in
     return major, minor
 
 
-def _existing(folders: list[str]) -> tuple[str, ...]:
+def _existing(directories: list[str]) -> tuple[str, ...]:
     found: dict[tuple[int, int], str] = {}
-    for folder in folders:
+    for directory in directories:
         try:
-            status = os.stat(folder)
+            status = os.stat(directory)
         except OSError:
             continue
-        found.setdefault((status.st_dev, status.st_ino), folder)  # lib64 is often a link to lib
+        found.setdefault((status.st_dev, status.st_ino), directory)  # lib64 is often a link to lib
     return tuple(found.values())
 
 
 def _versions(prefix: str, interpreter: str | None) -> list[str]:
-    """Names of folders such as ``python3.13``: the interpreter's, or all there are."""
+    """Directory names such as ``python3.13``: the interpreter's, or all that exist."""
     name = os.path.basename(os.path.realpath(interpreter)) if interpreter else ""
     if name.startswith("python3.") and name[8:].isdigit():
         return [name]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Preload libraries: the list for LD_PRELOAD, and the proof that a library can be on it.
+"""Preload libraries: the value of LD_PRELOAD, and a test that a library can be preloaded.
 
-The loader does not fail when it cannot preload a library: it prints a line and goes on without.
-So each library is tried once in a child of the program's interpreter, and what came out is kept by
-the identity of both files: a plain start pays for it only the first time.
+If the loader cannot preload a library, it prints a line and continues without it. So each library is
+tried once in a child process that runs the program's interpreter. The result is stored by the
+identity of both files, so only the first launch pays for it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from xlaunch.environment.libraries import Library
 
 VARIABLE = "LD_PRELOAD"
-PATIENCE_S = 60.0
-"""A child that has not ended by then is killed; a loaded machine takes a second at most."""
-MOST_KEPT = 64
-"""Proofs in the file; the oldest are forgotten first."""
+CHILD_TIMEOUT_S = 60.0
+"""Timeout of the child; on a loaded machine it takes up to a second."""
+MAX_PROOFS = 64
+"""Stored results; the oldest are dropped first."""
 
 _CHILD = """
 import sys
@@ -35,16 +35,16 @@ with open("/proc/self/maps", "rb") as maps:
 
 
 class Proof(NamedTuple):
-    """Whether a library was seen to be preloaded."""
+    """The result of trying to preload a library."""
 
     refusal: str | None
     """Why it cannot be preloaded; None: it can."""
     note: str | None = None
-    """What the user should know: why the next launch has to try again."""
+    """Why the result could not be stored, so that the next launch has to try again."""
 
 
 def preload_list(inherited: str | None, libraries: Sequence[str]) -> str:
-    """The value of LD_PRELOAD: what is inherited as it is, and behind it `libraries` not on it yet.
+    """The value of LD_PRELOAD: the inherited entries, then the `libraries` that are not among them.
 
     **Ex.:** ``preload_list("/a/libx.so", ["/b/liby.so", "/a/libx.so"])``: ``/a/libx.so:/b/liby.so``.
     """
@@ -56,14 +56,14 @@ def preload_list(inherited: str | None, libraries: Sequence[str]) -> str:
 
 
 def preloaded(value: str | None) -> list[str]:
-    """The entries of LD_PRELOAD, which colons or spaces separate, see ld.so(8)."""
+    """The entries of LD_PRELOAD, separated by colons or spaces, see ld.so(8)."""
     return [entry for entry in re.split("[: ]", value or "") if entry]
 
 
 def _same(entry: str, library: str) -> bool:
     if "/" in entry:
         return os.path.realpath(entry) == os.path.realpath(library)
-    # A bare soname: the loader finds the file. libx.so.4 and libx.so.4.5.10 are one library.
+    # A bare soname, for which the loader searches. libx.so.4 and libx.so.4.5.10 are one library.
     names = (os.path.basename(library), os.path.basename(os.path.realpath(library)))
     return any(name == entry or name.startswith(f"{entry}.") for name in names)
 
@@ -71,7 +71,7 @@ def _same(entry: str, library: str) -> bool:
 def with_preload(
     proposals: Sequence[Proposal], environment: Mapping[str, str], library: str, reason: str
 ) -> list[Proposal]:
-    """`proposals` with `library` on the one for LD_PRELOAD, which begins with what is inherited."""
+    """Add `library` to the proposal for LD_PRELOAD, which begins with the inherited value."""
     before = [proposal for proposal in proposals if proposal.name == VARIABLE]
     value = before[-1].value if before else environment.get(VARIABLE)
     reasons = "; ".join([*(proposal.reason for proposal in before), reason])
@@ -80,7 +80,7 @@ def with_preload(
 
 
 def refuse_second_allocator(library: str, environment: Mapping[str, str]) -> None:
-    """Raise `UsageError` when LD_PRELOAD names another allocator: only one can serve a process."""
+    """Raise `UsageError` if LD_PRELOAD names another allocator: a process can use only one."""
     from xlaunch.environment.libraries import ALLOCATORS, kind_of
 
     for entry in preloaded(environment.get(VARIABLE)):
@@ -99,7 +99,7 @@ def require_library(
     interpreter: str,
     environment: Mapping[str, str],
 ) -> tuple[Library, tuple[str, ...]]:
-    """The first library `wanted`, a name or a path, that was seen to be preloaded; and notes.
+    """Find the first library `wanted`, a name or a path, that can be preloaded; and notes.
 
     `option` is what asked for it. `prefix` is the program's environment, None when it has none;
     `interpreter` the program that must take the library: a Python, or any executable. Raises
@@ -127,7 +127,7 @@ def require_library(
         )
     else:
         found = find_libraries((wanted,), prefix, environment, interpreter=interpreter)
-    # Only a Python can be told to look at itself. Any other program is stood in for by ours.
+    # Only Python can list its own libraries. For any other program our own interpreter is tried.
     prover = interpreter if prefix is not None else sys.executable
     refused = []
     for library in found:
@@ -138,7 +138,7 @@ def require_library(
                 note = None if library.note is None else f"{option}: {library.note}"
                 return library, tuple([text for text in (note, proof.note) if text is not None])
             reason = proof.refusal
-        # An option with the file's own path names it already.
+        # The option may contain the path already.
         named = option.endswith(f" {library.path}")
         refused.append(reason if named else f"{library.path}: {reason}")
     if "/" in wanted:
@@ -157,7 +157,7 @@ def _where_it_was_looked_for(prefix: str | None, environment: Mapping[str, str])
 def prove_preload(
     library: str, interpreter: str, environment: Mapping[str, str] | None = None
 ) -> Proof:
-    """Whether `interpreter` starts with `library` preloaded, by a child that has looked.
+    """Try whether `interpreter` starts with `library` preloaded.
 
     `environment` is what the program will inherit (None: `os.environ`); the answer is kept below
     its XDG_CACHE_HOME or HOME. `library` and `interpreter` are paths.
@@ -166,20 +166,20 @@ def prove_preload(
     try:
         key = _key(library, interpreter, environment)
     except (OSError, ValueError) as error:
-        return Proof(f"cannot be looked at ({getattr(error, 'strerror', None) or error})")
-    folder, note = _private_folder(environment)
-    kept = _read(folder) if folder is not None else {}
+        return Proof(f"cannot be checked ({getattr(error, 'strerror', None) or error})")
+    directory, note = _private_directory(environment)
+    kept = _read(directory) if directory is not None else {}
     if key in kept:
         return Proof(kept[key], None)
     refusal, sure = _try(library, interpreter, environment)
-    if sure and folder is not None:
-        kept = {**dict(list(kept.items())[1 - MOST_KEPT :]), key: refusal}
-        note = _write(folder, kept)
+    if sure and directory is not None:
+        kept = {**dict(list(kept.items())[1 - MAX_PROOFS :]), key: refusal}
+        note = _write(directory, kept)
     return Proof(refusal, note)
 
 
 def _try(library: str, interpreter: str, environment: Mapping[str, str]) -> tuple[str | None, bool]:
-    """Why the library cannot be preloaded, or None; and whether the same would come out again."""
+    """Why the library cannot be preloaded, or None; and whether the result is reproducible."""
     import subprocess
 
     variables = {name: environment[name] for name in _KEPT_VARIABLES if name in environment}
@@ -191,11 +191,11 @@ def _try(library: str, interpreter: str, environment: Mapping[str, str]) -> tupl
             cwd="/",
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=PATIENCE_S,
+            timeout=CHILD_TIMEOUT_S,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return f"{interpreter} with it preloaded did not end within {PATIENCE_S:g} s", False
+        return f"{interpreter} with it preloaded did not end within {CHILD_TIMEOUT_S:g} s", False
     except OSError as error:
         return f"{interpreter} cannot be started to try it ({error.strerror})", False
     complaint = " ".join(done.stderr.decode(errors="replace").split())
@@ -212,13 +212,12 @@ def _try(library: str, interpreter: str, environment: Mapping[str, str]) -> tupl
 
 
 _KEPT_VARIABLES = ("PATH", "HOME", "LD_LIBRARY_PATH")
-"""What the child sees of the environment: enough for the loader, and for an interpreter that is a
-script. Settings of the user's own (MALLOC_CONF) would be complained about as if the library were
-wrong."""
+"""The variables that the child inherits: enough for the loader and for an interpreter that is a
+script. With others, such as MALLOC_CONF, a library might print a warning about a setting."""
 
 
 def _key(library: str, interpreter: str, environment: Mapping[str, str]) -> str:
-    """The identity of what is tried: both files, and where the loader looks."""
+    """The identity of what is tried: both files and the loader's search path."""
     parts = []
     for path in (library, interpreter):
         real = os.path.realpath(path)
@@ -228,32 +227,32 @@ def _key(library: str, interpreter: str, environment: Mapping[str, str]) -> str:
     return "\n".join(parts)
 
 
-# What was proven, kept in a file.
+# The stored results.
 
 
-def _private_folder(environment: Mapping[str, str]) -> tuple[str | None, str | None]:
-    """A folder of ours that nobody else can write, made if need be; or None and why."""
-    folder = cache_home(environment)
-    if folder is None:
+def _private_directory(environment: Mapping[str, str]) -> tuple[str | None, str | None]:
+    """Our cache directory, created if needed, which no other user can write; or None and why."""
+    directory = cache_home(environment)
+    if directory is None:
         return None, _not_kept("HOME is not set")
     try:
-        make_private(folder)
+        make_private(directory)
     except (OSError, ValueError) as error:
-        return None, _not_kept(f"{folder}: {getattr(error, 'strerror', None) or error}")
-    refusal = inspect_ownership(folder, private=True).refusal
-    return (folder, None) if refusal is None else (None, _not_kept(refusal))
+        return None, _not_kept(f"{directory}: {getattr(error, 'strerror', None) or error}")
+    refusal = inspect_ownership(directory, private=True).refusal
+    return (directory, None) if refusal is None else (None, _not_kept(refusal))
 
 
 def _not_kept(reason: str) -> str:
     return f"whether a library can be preloaded is tried at every launch: {reason}"
 
 
-def _read(folder: str) -> dict[str, str | None]:
-    """The proofs in the file; none when there is no file or it is damaged."""
+def _read(directory: str) -> dict[str, str | None]:
+    """The stored results; none if the file is missing or damaged."""
     import json
 
     try:
-        with open(os.path.join(folder, "preloads.json"), encoding="utf-8") as stream:
+        with open(os.path.join(directory, "preloads.json"), encoding="utf-8") as stream:
             kept = json.load(stream)
     except (OSError, ValueError, RecursionError):
         return {}
@@ -262,13 +261,13 @@ def _read(folder: str) -> dict[str, str | None]:
     return {key: value for key, value in kept.items() if value is None or isinstance(value, str)}
 
 
-def _write(folder: str, kept: dict[str, str | None]) -> str | None:
-    """Replace the file in one step. A note when that cannot be done."""
+def _write(directory: str, kept: dict[str, str | None]) -> str | None:
+    """Replace the file atomically. A note if that fails, else None."""
     import json
 
     from xlaunch.whole_files import write_whole
 
-    path = os.path.join(folder, "preloads.json")
+    path = os.path.join(directory, "preloads.json")
     try:
         write_whole(path, json.dumps(kept, indent=1).encode())
     except (OSError, ValueError) as error:

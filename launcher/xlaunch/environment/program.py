@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which program is run, and by which interpreter: the program's own, not the launcher's."""
+"""Find the program to run and its interpreter, which need not be the launcher's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RANK_LAUNCHERS = frozenset(
         *("srun", "aprun", "jsrun", "flux"),
     )
 )
-"""Programs that start ranks and leave each of them a part of their CPUs."""
+"""Programs that start ranks and give each of them a part of their CPUs."""
 
 RANK_MODULES = frozenset(
     (
@@ -33,26 +33,26 @@ RANK_MODULES = frozenset(
         *("horovod.runner.launch",),
     )
 )
-"""The same as Python modules."""
+"""The same, as Python modules."""
 
 
 class Program(NamedTuple):
-    """A program that was found, as it will be executed."""
+    """A program as it will be executed."""
 
     executable: str
     """The file handed to execve; a path."""
     argv: tuple[str, ...]
     interpreter_reason: str | None
-    """Why this Python interpreter; None when no interpreter was chosen."""
+    """Why this Python interpreter was chosen; None if none was."""
 
 
 def resolve_program(request: Request, environment: Mapping[str, str]) -> Program:
     """Find the program of `request` and how to run it.
 
     A name that ends in .py (.pyw, .pyc, .pyz), or a module, is run by the active environment's
-    interpreter. Anything else is an executable, looked up as a shell would: its shebang speaks for
-    itself. Raises `ProgramNotFoundError` (127), `ProgramNotExecutableError` (126), and `UsageError`
-    for an interpreter that is not there.
+    interpreter. Anything else is an executable, looked up as a shell would; its shebang names its
+    interpreter. Raises `ProgramNotFoundError` (127), `ProgramNotExecutableError` (126), and `UsageError`
+    for an interpreter that does not exist.
     """
     if not request.program:
         what = "module" if request.module else "program"
@@ -74,7 +74,7 @@ def resolve_program(request: Request, environment: Mapping[str, str]) -> Program
 
 
 def starts_ranks(program: Program) -> bool:
-    """Whether `program` starts processes of its own that divide its CPUs.
+    """Whether `program` starts processes that divide its CPUs.
 
     **Ex.:** ``torchrun``, ``mpirun -n 4 app``, ``python -m torch.distributed.run``.
     """
@@ -97,7 +97,7 @@ def starts_ranks(program: Program) -> bool:
 
 
 def find_interpreter(asked: str | None, environment: Mapping[str, str]) -> tuple[str, str]:
-    """The Python interpreter for scripts, and why: --python, VIRTUAL_ENV, CONDA_PREFIX, our own."""
+    """The Python interpreter for scripts, and why: --python, VIRTUAL_ENV, CONDA_PREFIX or ours."""
     if asked is not None:
         try:
             if "/" not in asked:
@@ -135,8 +135,8 @@ def _check_file(path: str, *, must_execute: bool) -> None:
 
 def _search_path(name: str, environment: Mapping[str, str]) -> str:
     refused: str | None = None
-    for folder in environment.get("PATH", os.defpath).split(os.pathsep):
-        candidate = os.path.join(folder or ".", name)
+    for directory in environment.get("PATH", os.defpath).split(os.pathsep):
+        candidate = os.path.join(directory or ".", name)
         if not os.path.isfile(candidate):
             continue
         if os.access(candidate, os.X_OK):
@@ -146,5 +146,5 @@ def _search_path(name: str, environment: Mapping[str, str]) -> str:
         raise ProgramNotExecutableError(f"program {refused!r} is not executable")
     if os.path.isdir(name):
         raise ProgramNotExecutableError(f"program {name!r} is a directory; name a file in it")
-    hint = f"; to run the file in this folder write ./{name}" if os.path.isfile(name) else ""
+    hint = f"; to run the file in this directory write ./{name}" if os.path.isfile(name) else ""
     raise ProgramNotFoundError(f"program {name!r} is not on PATH{hint}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Braces in arguments and variables: an instance's own numbers take their place.
+"""Replace braces in arguments and variables by an instance's own numbers.
 
 ``{index}``, ``{count}``, ``{cpus}``, ``{ncores}``, ``{node}``, and sums and products of whole numbers
 with them: ``{8000+2*index}``. Anything else in braces stays as it is, JSON and ``${HOME}`` too.
@@ -15,18 +15,18 @@ from xlaunch.errors import UsageError
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.planning.plans import Instance, Plan
 
-MOST_DIGITS = 18
-"""Of a number that is written in braces; a longer one names nothing."""
+MAX_DIGITS = 18
+"""Longer numbers in braces are left alone."""
 
-MOST_TERMS = 10
+MAX_TERMS = 10
 
-_TERM = rf"(?:[0-9]{{1,{MOST_DIGITS}}}|[a-z]+)"
-# One brace more on each side takes the meaning away: {{index}} stands for the text {index}.
-_BRACES = re.compile(rf"\{{(\{{?)({_TERM}(?:[-+*]{_TERM}){{0,{MOST_TERMS - 1}}})\}}(\}}?)")
+_TERM = rf"(?:[0-9]{{1,{MAX_DIGITS}}}|[a-z]+)"
+# Doubled braces are an escape: {{index}} stands for the text {index}.
+_BRACES = re.compile(rf"\{{(\{{?)({_TERM}(?:[-+*]{_TERM}){{0,{MAX_TERMS - 1}}})\}}(\}}?)")
 
 
 def words_of(plan: Plan, instance: Instance) -> dict[str, str]:
-    """What may stand in braces for `instance`, and its text.
+    """The names that may be in braces, and the text of each for `instance`.
 
     **Ex.:** ``{"index": "1", "count": "4", "cpus": "4-7", "ncores": "4", "node": "0"}``
     """
@@ -40,14 +40,14 @@ def words_of(plan: Plan, instance: Instance) -> dict[str, str]:
 
 
 def with_own_variables(plan: Plan, instance: Instance) -> Plan:
-    """The plan with `--env` as `instance` gets it. Raises what `substitute` raises."""
+    """Substitute in the variables of `--env` for `instance`. Raises what `substitute` raises."""
     words = words_of(plan, instance)
     env = tuple([(name, _named(f"--env {name}", value, words)) for name, value in plan.request.env])
     return plan._replace(request=plan.request._replace(env=env))
 
 
 def own_program(program: Program, plan: Plan, instance: Instance) -> Program:
-    """`program` with the arguments that `instance` gets. Raises what `substitute` raises."""
+    """Substitute in the program's arguments for `instance`. Raises what `substitute` raises."""
     written = len(plan.request.program) - 1
     if not plan.request.substitute or not written:
         return program
@@ -57,7 +57,7 @@ def own_program(program: Program, plan: Plan, instance: Instance) -> Program:
 
 
 def substitute(text: str, words: Mapping[str, str]) -> str:
-    """`text` with what `words` says in the place of braces that name it.
+    """Replace the braces in `text` whose names are in `words`.
 
     Braces that name nothing known, or no name at all (``{3}``), are left alone; ``{{index}}`` gives
     ``{index}``. Raises `UsageError` for a sum with a list: ``{cpus+1}``.

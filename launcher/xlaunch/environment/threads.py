@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Thread counts of libraries that have their own threads, beside OpenMP's.
+"""Thread counts of libraries that have their own threads, besides OpenMP's.
 
-A variable is set only where the library is installed with the program, told by the names of its
-dist-info folders, or where it can do no harm.
+A variable is set only if the library is installed with the program, which the names of dist-info
+directories show, or if it can do no harm.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ import sys
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from xlaunch.environment.prefix import python_version, site_folders
+from xlaunch.environment.prefix import python_version, site_directories
 from xlaunch.environment.variables import Proposal
 
 
 class ThreadVariable(NamedTuple):
-    """One variable that holds a number of threads. Adding one is adding a row to `VARIABLES`."""
+    """A variable that holds a number of threads: a row of `VARIABLES`."""
 
     name: str
     packages: tuple[str, ...]
-    """Set where one of these distributions is installed; empty: wherever `platform` allows."""
+    """Set if one of these distributions is installed; empty: on any `platform` that is listed."""
     reason: str
     source: str
     follows_openmp: bool = False
-    """The library takes OMP_NUM_THREADS when this is not set. So it is not set, and a value of the
-    user's that differs is shown. joblib sets these for its worker processes, to each one's share of
+    """The library uses OMP_NUM_THREADS unless this is set. So it is not set, and a different value
+    of the user's is reported. joblib sets these for its worker processes, to each one's share of
     the CPUs, unless they are set already: setting them here would give every worker all CPUs."""
     since_python: tuple[int, int] | None = None
-    """The Python that brought it."""
+    """First version of Python with it."""
     platform: str = ""
-    """What sys.platform must be, unless empty."""
+    """The sys.platform that it is for; empty: any."""
 
 
 VARIABLES = (
@@ -85,7 +85,7 @@ VARIABLES = (
     ThreadVariable(
         "TF_NUM_INTRAOP_THREADS",
         ("tensorflow", "tensorflow-cpu", "intel-tensorflow"),
-        "TensorFlow has a pool of its own for the work within an operation",
+        "TensorFlow has its own thread pool for the work within an operation",
         "tensorflow/core/common_runtime/process_util.cc, NumIntraOpThreadsFromEnvironment",
     ),
     ThreadVariable(
@@ -104,7 +104,7 @@ VARIABLES = (
     ThreadVariable(
         "VECLIB_MAXIMUM_THREADS",
         (),
-        "Apple's Accelerate has threads of its own",
+        "Apple's Accelerate has its own threads",
         "vecLib(7)",
         platform="darwin",
     ),
@@ -116,18 +116,18 @@ _PACKAGES = frozenset(package for row in VARIABLES for package in row.packages)
 
 
 class Installed(NamedTuple):
-    """What is known of a program's environment. Nothing was imported for it."""
+    """What is known about a program's environment, without importing anything."""
 
     packages: frozenset[str] = frozenset()
-    """Those of its distributions that `VARIABLES` asks for."""
+    """The installed distributions that `VARIABLES` mentions."""
     python: tuple[int, int] | None = None
-    """None where it is not known."""
+    """None if it is not known."""
 
 
 def find_installed(prefix: str, interpreter: str) -> Installed:
-    """What the environment holds: one listing of each of its folders of packages."""
+    """List the site-packages directories of the environment."""
     found = set()
-    for site in site_folders(prefix, interpreter):
+    for site in site_directories(prefix, interpreter):
         try:
             names = os.listdir(site)
         except OSError:
@@ -143,9 +143,9 @@ def find_installed(prefix: str, interpreter: str) -> Installed:
 def thread_settings(
     threads: int, installed: Installed, environment: Mapping[str, str], option: str | None = None
 ) -> tuple[Proposal, ...]:
-    """The variables that tell the installed libraries how many threads an instance may have.
+    """The variables that set the number of threads of the installed libraries.
 
-    `environment`: what it inherits. `option`: the one that asked for so many, see `Proposal`.
+    `environment`: what the instance inherits. `option`: see `Proposal`.
     """
     proposals = []
     for row in VARIABLES:

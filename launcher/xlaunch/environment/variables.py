@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which variables an instance gets, each with its reason.
+"""The environment variables of an instance, each with its reason.
 
-What ``--env`` sets comes first, then what an option of the command line asks for, then what is
-inherited, then what this launcher would choose by itself. An empty variable counts as unset.
+The order of precedence: ``--env``, values that an option asks for, inherited values, the launcher's
+own choice. An empty variable counts as unset.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from xlaunch.planning.plans import Instance, Plan
 from xlaunch.planning.request import Request
 
 OPTION_PREFIX = "XLAUNCH_OPT_"
-"""Options of this launcher come from such variables; its instances do not inherit them."""
+"""Variables that set options of the launcher. Instances do not inherit them."""
 
 OURS = "XLAUNCH_SET"
-"""Lists what a launcher set, so that a launcher inside an instance can tell it from the user's.
+"""The variables that a launcher set, so that a nested launcher can tell them from the user's.
 
-**Ex.:** ``OMP_NUM_THREADS=4``; with what was there before where ours replaces it, an LD_PRELOAD of
-``/a/mine.so`` and jemalloc: ``LD_PRELOAD=/a/mine.so:/b/libjemalloc.so|/a/mine.so``. Entries are
-separated by ``;``; percent signs and the two separators are written as in a URL."""
+**Ex.:** ``OMP_NUM_THREADS=4``. A replaced value follows a ``|``: an LD_PRELOAD of ``/a/mine.so`` and
+jemalloc is ``LD_PRELOAD=/a/mine.so:/b/libjemalloc.so|/a/mine.so``. Entries are separated by ``;``;
+percent signs and the two separators are encoded as in a URL."""
 
 MEMORY = "XLAUNCH_INSTANCE_MEMORY_BYTES"
-"""An instance's equal share of the memory, which a launcher inside it divides further."""
+"""An instance's equal share of the memory in bytes. A nested launcher divides it further."""
 
 _SEPARATOR = ";"
 _BEFORE = "|"
 _ESCAPES = (("%", "%25"), (_SEPARATOR, "%3B"), (_BEFORE, "%7C"))
-_MOST_DIGITS = 20
-"""Of a number of bytes; a longer one says nothing."""
+MAX_BYTE_DIGITS = 20
+"""Longer values of `MEMORY` are ignored."""
 
 
 class Setting(NamedTuple):
@@ -42,45 +42,45 @@ class Setting(NamedTuple):
     value: str
     reason: str
     users_own: bool = False
-    """It was set already, and stays."""
+    """The user has set it, and the value is kept."""
     lost: str | None = None
-    """The other value where there were two: ours when the user's stays, else the inherited one."""
+    """The value that was not used: ours if the user's is kept, else the inherited one."""
     option: str | None = None
-    """The option that asked for this value, in place of an inherited one."""
+    """The option that replaced an inherited value."""
 
 
 class Proposal(NamedTuple):
-    """A variable that one concern wants set; an inherited value wins unless an option asks for it."""
+    """A variable that the launcher would set. An inherited value wins unless `option` is given."""
 
     name: str
     value: str
     reason: str
     merged: bool = False
-    """The value holds the user's own already, and replaces it."""
+    """The value contains the inherited one, so it replaces it."""
     option: str | None = None
-    """The option of the command line that asks for this very value. **Ex.:** ``"--ncores 2"``."""
+    """The option that asks for this value. **Ex.:** ``"--ncores 2"``."""
 
 
-class Outside(NamedTuple):
-    """The environment that a launcher starts from, and what one outside of it has left there."""
+class Inherited(NamedTuple):
+    """The environment that a launcher starts in, split by who set each variable."""
 
     users_own: dict[str, str]
-    """Without what the launcher outside set, unless it was changed since."""
+    """Without what an outer launcher set, unless it was changed since."""
     chosen: dict[str, str]
-    """What it set and nobody changed."""
+    """What an outer launcher set and nobody changed."""
     memory_share_bytes: int | None
-    """What the instance that this launcher runs in has of the memory; None: not known, or in none."""
+    """The memory share of the instance that this launcher runs in; None if unknown or in no instance."""
 
 
-def split_inherited(inherited: Mapping[str, str]) -> Outside:
-    """Tell the user's own variables from those that a launcher outside set.
+def split_inherited(inherited: Mapping[str, str]) -> Inherited:
+    """Separate the user's own variables from those that an outer launcher set.
 
-    A variable counts as set by it while it has the very value that `OURS` lists. Where that value
-    replaced one of the user's, or was made of it as LD_PRELOAD is, the user's comes back.
+    A variable counts as set by the launcher while it has the value that `OURS` lists. If that value
+    replaced or extended one of the user's, as LD_PRELOAD does, the user's value is restored.
     """
     users_own, chosen = dict(inherited), dict[str, str]()
     digits = users_own.get(MEMORY, "") if OURS in users_own else ""
-    known = digits.isascii() and digits.isdigit() and len(digits) <= _MOST_DIGITS
+    known = digits.isascii() and digits.isdigit() and len(digits) <= MAX_BYTE_DIGITS
     for entry in users_own.pop(OURS, "").split(_SEPARATOR):
         name, equals, values = entry.partition("=")
         value, made_of_another, before = values.partition(_BEFORE)
@@ -92,7 +92,7 @@ def split_inherited(inherited: Mapping[str, str]) -> Outside:
             users_own[name] = before
         else:
             del users_own[name]
-    return Outside(users_own, chosen, int(digits) if known else None)
+    return Inherited(users_own, chosen, int(digits) if known else None)
 
 
 def choose_settings(
@@ -104,11 +104,11 @@ def choose_settings(
     piped: bool,
     starts_ranks: bool = False,
 ) -> tuple[Setting, ...]:
-    """The variables that running `instance` well takes, over what it inherits.
+    """Choose the variables that `instance` gets in addition to what it inherits.
 
-    `inherited` is the user's own (see `split_inherited`). `proposals` come from the concerns that
-    treat all instances alike. `piped`: its output goes through a pipe or into a log file.
-    `starts_ranks`: it divides its CPUs among processes of its own, so no thread count is set.
+    `inherited`: the user's own variables (see `split_inherited`). `proposals`: variables that do not
+    depend on the instance. `piped`: its output goes to a pipe or a log file. `starts_ranks`: it
+    divides its CPUs among processes of its own, so no thread count is set.
     """
     asked = dict(plan.request.env)
     settings: list[Setting] = []
@@ -148,7 +148,7 @@ def choose_settings(
 
 
 def layout_option(request: Request) -> str | None:
-    """The option that says how many threads each instance has; None where none does.
+    """The option that determines the threads of each instance; None if there is none.
 
     **Ex.:** ``"--ncores 2"``; ``"--instances max"``.
     """
@@ -161,7 +161,7 @@ def layout_option(request: Request) -> str | None:
 
 
 def inherited_notes(settings: Sequence[Setting], plan: Plan) -> tuple[str, ...]:
-    """A line on the inherited variables that options replaced, and one on those that were kept."""
+    """Notes on the inherited variables that options replaced, and on those that were kept."""
     asked = dict(plan.request.env)
     replaced: dict[str, list[str]] = {}
     kept = []
@@ -174,13 +174,13 @@ def inherited_notes(settings: Sequence[Setting], plan: Plan) -> tuple[str, ...]:
             was = f"{setting.name}={setting.lost} (now {setting.value})"
             replaced.setdefault(setting.option, []).append(was)
     notes = [f"{option} replaces the inherited {', '.join(r)}" for option, r in replaced.items()]
-    return (*notes, *([f"inherited variables stay: {', '.join(kept)}"] if kept else []))
+    return (*notes, *([f"inherited variables are kept: {', '.join(kept)}"] if kept else []))
 
 
 def instance_variables(
     plan: Plan, instance: Instance, settings: tuple[Setting, ...], inherited: Mapping[str, str]
 ) -> dict[str, str]:
-    """The whole environment of an instance. `inherited` is the user's own."""
+    """The complete environment of an instance. `inherited`: the user's own variables."""
     variables = {
         name: value for name, value in inherited.items() if not name.startswith(OPTION_PREFIX)
     }
@@ -196,14 +196,14 @@ def instance_variables(
     variables["XLAUNCH_INSTANCE_NODES"] = format_cpu_list(instance.nodes)
     if plan.memory_share_bytes is not None:
         variables[MEMORY] = str(plan.memory_share_bytes)
-    # What was made of a value of the user's (LD_PRELOAD) holds that value.
+    # A chosen value that extends one of --env (LD_PRELOAD) contains it.
     names = {setting.name for setting in chosen}
     variables.update((name, value) for name, value in asked.items() if name not in names)
     return variables
 
 
 def without_names(listed: str, names: Collection[str]) -> str:
-    """A value of `OURS` without the entries of these variables."""
+    """Remove the entries of some variables from a value of `OURS`."""
     entries = listed.split(_SEPARATOR)
     kept = [entry for entry in entries if _unescaped(entry.partition("=")[0]) not in names]
     return _SEPARATOR.join(kept)

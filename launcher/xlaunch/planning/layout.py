@@ -12,7 +12,7 @@ from xlaunch.planning.request import MAX, Mode, Request
 LATENCY_CORES = 4
 """Cores an instance has in `Mode.LATENCY`."""
 
-MOST_THREADS_PER_CORE = 1024
+MAX_THREADS_PER_CORE = 1024
 """That `--oversubscribe` takes. The kernel's time slices are about a millisecond at the shortest: of
 more threads each would wait for more than a second for its next one."""
 
@@ -186,12 +186,12 @@ def _exact_layout(
         return _equal_layout(count, size, f"as asked; {_cores(budget)} may be used")
     if not request.oversubscribe:
         _refuse(request, capacity, count, size, budget)
-    most = MOST_THREADS_PER_CORE * budget
+    most = MAX_THREADS_PER_CORE * budget
     if count * size > most:
         here = f", {most} here" if budget > 1 else ""
         raise UsageError(
             f"{_instances(count)} x {_cores(size)}: {count * size} threads on {_cores(budget)}; "
-            f"--oversubscribe takes at most {MOST_THREADS_PER_CORE} for each core{here}"
+            f"--oversubscribe takes at most {MAX_THREADS_PER_CORE} for each core{here}"
         )
     reason = f"as asked: {count * size} threads oversubscribe {_cores(budget)}"
     return _equal_layout(count, size, reason)._replace(oversubscribed=True)

@@ -38,7 +38,7 @@ EXACT_PIECES = 6
 """Up to this many left-overs are shared out by trying everything: a millisecond at the most."""
 
 
-MOST_WORK = 4096
+MAX_WORK = 4096
 """Cores to choose from, times the ways to choose that are tried; beyond, the largest pieces win."""
 
 
@@ -245,7 +245,7 @@ def _smallest_sets(pieces: list[list[Core]], size: int) -> list[list[list[Core]]
             for choice in choices
             for taken in range(min(len(alike), fewest - len(choice)) + 1)
         ]
-        if len(choices) * sum(map(len, pieces)) > MOST_WORK:
+        if len(choices) * sum(map(len, pieces)) > MAX_WORK:
             return sets
     sets += [c for c in choices if len(c) == fewest and sum(map(len, c)) >= size]
     return sets

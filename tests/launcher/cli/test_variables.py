@@ -79,7 +79,7 @@ def test_user_s_own_threads_stay_and_the_plan_says_so():
     assert show(env=env)["env"]["OMP_NUM_THREADS"] == "7"
     out = xlaunch("plan", "true", env=env).out.decode()
     assert "OMP_NUM_THREADS=7  (already set" in out
-    assert out.count("warning: inherited variables stay: OMP_NUM_THREADS=7 (not ") == 1
+    assert out.count("warning: inherited variables are kept: OMP_NUM_THREADS=7 (not ") == 1
 
 
 def test_flag_wins_over_the_inherited_number_of_threads_and_says_so():

@@ -64,7 +64,7 @@ def test_file_that_is_cut_short_is_told_at_every_length(tmp_path: Path):
     path = tmp_path / "lib.so"
     for length in range(len(content)):
         path.write_bytes(content[:length])
-        with pytest.raises(ElfError, match=r"is no ELF file|is cut short|program headers"):
+        with pytest.raises(ElfError, match=r"is not an ELF file|is truncated|program headers"):
             read_elf(str(path))
     path.write_bytes(content)
     assert read_elf(str(path)).soname == "libx.so.2"
@@ -77,7 +77,7 @@ def test_what_is_no_elf_file(tmp_path: Path, text: bytes):
     path = tmp_path / "lib.so"
     path.write_bytes(text)
     for read in (read_elf, read_target):
-        with pytest.raises(ElfError, match="is no ELF file"):
+        with pytest.raises(ElfError, match=r"is (not )?an ELF file"):
             read(str(path))
 
 

@@ -69,7 +69,7 @@ def find(name: str, prefix: Path | None, root: Path, **variables: str) -> list[L
 def test_names_that_distributions_use(root: Path, name: str, file: str):
     path = library(root / "usr/lib/x86_64-linux-gnu" / file)
     (found,) = find(name, None, root)
-    assert found == Library(name, str(path), found.version, "a system folder", None)
+    assert found == Library(name, str(path), found.version, "a system directory", None)
     assert kind_of(file) == name
     for other in set(NAMES) - {name}:
         assert find(other, None, root) == []
@@ -96,7 +96,7 @@ def test_names_that_are_others(root: Path, file: str):
         "usr/lib/x86_64-linux-musl", "usr/lib/llvm-14/lib", "opt/intel/oneapi/compiler/latest/lib",
     ],
 )  # fmt: skip
-def test_system_folders(root: Path, folder: str):
+def test_system_directories(root: Path, folder: str):
     path = library(root / folder / "libomp.so.5")
     assert [found.path for found in find("llvm", None, root)] == [str(path)]
 
@@ -105,14 +105,14 @@ def test_order_of_places(tmp_path: Path, root: Path, prefix: Path):
     site = next(prefix.glob("lib/python*/site-packages"))
     expected = [
         ("the program's prefix", prefix / "lib"),
-        ("a package's lib folder", site / "torch/lib"),
+        ("a package's lib directory", site / "torch/lib"),
         ("a wheel's .libs", site / "some.libs"),
         ("conda", tmp_path / "conda/lib"),
         ("what the program's environment was made from", tmp_path / "prefix-base/lib"),
         ("LD_LIBRARY_PATH", tmp_path / "first"),
         ("LD_LIBRARY_PATH", tmp_path / "second"),
-        ("a system folder", root / "usr/local/lib"),
-        ("a system folder", root / "usr/lib"),
+        ("a system directory", root / "usr/local/lib"),
+        ("a system directory", root / "usr/lib"),
     ]
     for _, folder in expected:
         library(folder / "libomp.so.5")
@@ -178,7 +178,7 @@ def test_names_keep_the_order_they_are_asked_in(root: Path):
 
 
 def test_name_that_is_none(root: Path):
-    with pytest.raises(UsageError, match=r"no library 'hoard'.*jemalloc"):
+    with pytest.raises(UsageError, match=r"unknown library 'hoard'.*jemalloc"):
         find("hoard", None, root)
 
 
@@ -241,7 +241,7 @@ def test_program_by_a_library_s_name(root: Path):
 def test_file_that_is_broken(root: Path, content: bytes):
     path = root / "usr/lib/libomp.so.5"
     path.write_bytes(content)
-    assert "is no ELF file" in (text := refusal(path, root)) or "is cut short" in text
+    assert "is not an ELF file" in (text := refusal(path, root)) or "is truncated" in text
 
 
 def test_folder_by_a_library_s_name(root: Path):

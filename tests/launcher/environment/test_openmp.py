@@ -117,13 +117,15 @@ def test_waiting_may_spin_where_each_thread_has_a_cpu(plan: Plan, runtime):
 @pytest.mark.parametrize("name", ["", "Intel", "gomp", "libiomp5.so"])
 def test_name_that_is_no_profile(name: str):
     message = xlaunch("--omp", name, "true").refused()
-    assert message.startswith(f"--omp: {name!r} is no OpenMP profile; there are auto, none, gnu,")
+    assert message.startswith(
+        f"--omp: {name!r} is not an OpenMP profile; there are auto, none, gnu,"
+    )
 
 
 def test_runtime_that_is_not_there_is_an_error_that_helps(tmp_path: Path, monkeypatch):
     from xlaunch.environment import libraries
 
-    monkeypatch.setattr(libraries, "_system_folders", lambda _: [])
+    monkeypatch.setattr(libraries, "_system_directories", lambda _: [])
     environment(tmp_path)
     with pytest.raises(UsageError) as error:
         choose_openmp("intel", ROOMY, python_in(str(tmp_path)), {})
@@ -142,7 +144,7 @@ def test_runtime_of_the_user_s_stays_the_only_one(runtime):
         "KMP_HOT_TEAMS_MODE",
     ]
     (warning,) = choice.warnings
-    assert f"LD_PRELOAD names {present} already, which stays" in warning
+    assert f"LD_PRELOAD names {present} already, which is kept" in warning
     for asked in ("intel", present):
         same = choose_openmp(asked, ROOMY, python_in(sys.prefix), {"LD_PRELOAD": present})
         assert (same.preload, same.warnings) == (None, ())
@@ -182,9 +184,9 @@ def test_path_of_a_runtime_has_that_runtime_s_settings(runtime, tmp_path: Path):
 def test_path_of_something_else_is_refused(tmp_path: Path):
     paths = (sys.executable, f"{tmp_path}/absent.so", str(PROGRAM))
     told = [xlaunch("--omp", path, "true").refused() for path in paths]
-    assert "is no OpenMP runtime" in told[0]
+    assert "is not an OpenMP runtime" in told[0]
     assert "No such file" in told[1]
-    assert "is no ELF file" in told[2]
+    assert "is not an ELF file" in told[2]
 
 
 @pytest.mark.parametrize(
@@ -208,7 +210,7 @@ def test_user_s_binding_stays_and_is_warned_of(name: str, value: str, under: lis
         environment = {name: value, "XDG_CACHE_HOME": os.environ["XDG_CACHE_HOME"]}
         choice = choose_openmp(asked, ROOMY, python_in(sys.prefix), environment)
         assert name not in [proposal.name for proposal in choice.proposals]
-        if any(f"{name}={value} is set and stays" in warning for warning in choice.warnings):
+        if any(f"{name}={value} is set and kept" in warning for warning in choice.warnings):
             warned.append(asked)
     assert warned == under
 
@@ -217,7 +219,7 @@ def test_binding_does_what_the_warning_says(needs):
     needs(find_spec("torch"), "torch")
     two_cpus(needs)
     done = xlaunch(PROGRAM, env=clean_environment(OMP_PROC_BIND="close"))
-    assert "OMP_PROC_BIND=close is set and stays" in done.err
+    assert "OMP_PROC_BIND=close is set and kept" in done.err
     told = json.loads(done.out)
     assert len(told["mask"]) == len(told["forked"]) == len(told["spawned"]) == 1
 

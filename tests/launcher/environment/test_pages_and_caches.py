@@ -102,7 +102,7 @@ def test_plan_makes_no_folder(tmp_path):
 def test_without_a_home_caches_stay():
     settings, warning = cache_settings(None, {}, make=True)
     assert settings == ()
-    assert "no home folder" in (warning or "")
+    assert "no home directory" in (warning or "")
 
 
 def test_folder_that_others_can_write_is_refused_unless_it_is_named(tmp_path):
@@ -129,7 +129,7 @@ def test_default_folder_that_a_group_can_write_is_refused(tmp_path):
 
 
 def test_folder_without_a_name_is_refused(tmp_path):
-    with pytest.raises(UsageError, match=r"--cache-dir: the folder's name is empty.*--no-cache"):
+    with pytest.raises(UsageError, match=r"--cache-dir: the directory's name is empty.*--no-cache"):
         cache_settings("", {"XDG_CACHE_HOME": str(tmp_path)}, make=True)
     assert list(tmp_path.iterdir()) == []
 

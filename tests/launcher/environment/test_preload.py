@@ -139,7 +139,7 @@ def test_what_the_loader_says_is_the_refusal(tmp_path: Path, home):
 
 def test_library_that_is_not_there(tmp_path: Path, home):
     proof = prove_preload(str(tmp_path / "absent.so"), sys.executable, home)
-    assert proof.refusal == "cannot be looked at (No such file or directory)"
+    assert proof.refusal == "cannot be checked (No such file or directory)"
 
 
 def test_library_that_complains(compile_library, home):
@@ -185,7 +185,7 @@ def test_child_that_hangs_is_ended(good: str, tmp_path: Path, home, monkeypatch,
     slow = tmp_path / "python"
     slow.write_text("#!/bin/sh\nexec sleep 600\n")
     slow.chmod(0o755)
-    monkeypatch.setattr(preload, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(preload, "CHILD_TIMEOUT_S", 0.2)
     for _ in range(2):  # not kept: it may have been the machine's fault
         assert "did not end" in (prove_preload(good, str(slow), home).refusal or "")
     assert len(starts) == 2
@@ -255,11 +255,11 @@ def test_damaged_file_is_ignored_and_replaced(good: str, home, starts, content: 
 
 def test_other_proofs_stay_and_the_oldest_go(good: str, home):
     kept(home).parent.mkdir(parents=True, mode=0o700)
-    kept(home).write_text(json.dumps({f"old {n}": None for n in range(preload.MOST_KEPT + 10)}))
+    kept(home).write_text(json.dumps({f"old {n}": None for n in range(preload.MAX_PROOFS + 10)}))
     prove_preload(good, sys.executable, home)
     names = list(json.loads(kept(home).read_text()))
-    assert len(names) == preload.MOST_KEPT
-    assert names[-2] == f"old {preload.MOST_KEPT + 9}"
+    assert len(names) == preload.MAX_PROOFS
+    assert names[-2] == f"old {preload.MAX_PROOFS + 9}"
     assert good in names[-1]
 
 
@@ -339,7 +339,7 @@ def test_first_library_that_is_proven_is_taken(tmp_path: Path, good: str, home):
 def test_library_that_is_nowhere(home, monkeypatch: pytest.MonkeyPatch):
     from xlaunch.environment import libraries
 
-    monkeypatch.setattr(libraries, "_system_folders", lambda _: ["/usr/lib"])
+    monkeypatch.setattr(libraries, "_system_directories", lambda _: ["/usr/lib"])
     with pytest.raises(UsageError) as error:
         require_library(
             "--omp intel", "intel", prefix=None, interpreter=sys.executable, environment=home

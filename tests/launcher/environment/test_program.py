@@ -127,7 +127,7 @@ def test_program_that_is_not_to_be_had(name: str, error: type[Exception]):
 
 def test_folder_named_as_a_script(folder: Path):
     (folder / "package.py").mkdir()
-    with pytest.raises(ProgramNotExecutableError, match="folder"):
+    with pytest.raises(ProgramNotExecutableError, match="directory"):
         resolve("package.py")
 
 

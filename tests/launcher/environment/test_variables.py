@@ -69,7 +69,7 @@ def test_user_s_own_stays_where_no_option_asks_for_another(own: str):
     assert ("not changed to 4" in setting.reason) == (own != "4")
     assert variables({OMP: own}, WIDE)[OMP] == own
     notes = inherited_notes([setting], WIDE)
-    assert notes == ((f"inherited variables stay: {OMP}={own} (not 4)",) if own != "4" else ())
+    assert notes == ((f"inherited variables are kept: {OMP}={own} (not 4)",) if own != "4" else ())
 
 
 @pytest.mark.parametrize(

@@ -267,7 +267,7 @@ def test_what_cannot_be_carried_out_says_why() -> None:
     assert "--allocator /no/such/lib.so: cannot be read" in str(
         refusal("allocator", "/no/such/lib.so")
     )
-    assert "'fast' is no OpenMP profile" in str(refusal("omp", "fast"))
+    assert "'fast' is not an OpenMP profile" in str(refusal("omp", "fast"))
     sizes = Space([Parameter("layout", ("1xall", "3x3"), "1xall", Where.OPTION)])
     resolver = Resolver(sizes, WORK, clean_environment(), TWO_NODES)
     assert "3 instances x 3 cores need 9 cores and 8 are allowed" in str(

@@ -11,7 +11,7 @@ import platform
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 
-from xlaunch.environment.prefix import interpreter_of, prefix_of, python_version, site_folders
+from xlaunch.environment.prefix import interpreter_of, prefix_of, python_version, site_directories
 from xlaunch.environment.program import resolve_program
 from xlaunch.environment.variables import split_inherited
 from xlaunch.errors import XLaunchError
@@ -94,7 +94,7 @@ def _program_versions(request: Request) -> Iterator[tuple[str, str]]:
     if version is not None:
         yield "Python", ".".join(map(str, version))
     yield INTERPRETER, interpreter
-    folders = list(site_folders(prefix, interpreter))
+    folders = list(site_directories(prefix, interpreter))
     for name in THEIRS:
         for found in metadata.distributions(name=name, path=folders):
             yield name, found.version

@@ -16,7 +16,7 @@ from xlaunch.environment.allocators import PROFILES as ALLOCATOR_PROFILES
 from xlaunch.environment.libraries import ALLOCATORS, OPENMP, kind_of
 from xlaunch.environment.openmp import program_runtime
 from xlaunch.environment.pages import SystemMode, system_mode
-from xlaunch.environment.prefix import interpreter_of, prefix_of, site_folders
+from xlaunch.environment.prefix import interpreter_of, prefix_of, site_directories
 from xlaunch.environment.preload import VARIABLE as LD_PRELOAD
 from xlaunch.environment.preload import preloaded
 from xlaunch.environment.program import PYTHON_SUFFIXES, resolve_program
@@ -277,7 +277,7 @@ def _look_at(request: Request, environment: Mapping[str, str]) -> _Program:
     if interpreter is None:
         return _Program(torch=False, runtime=None, compiles=False)
     prefix = prefix_of(interpreter)
-    sites = site_folders(prefix, interpreter)
+    sites = site_directories(prefix, interpreter)
     return _Program(
         torch=any(os.path.isdir(os.path.join(site, "torch")) for site in sites),
         runtime=program_runtime(prefix, interpreter),
