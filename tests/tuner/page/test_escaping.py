@@ -14,9 +14,9 @@ from tests.tuner.page.pages import PLOTLY, Element, charts_of, findings, read
 
 from xtune.measurement.launches import Launch, Outcome
 from xtune.measurement.objectives import Goal, Objective
-from xtune.page.charts import printable
-from xtune.page.charts import text as chart_text
 from xtune.page.document import page_environment, render_page
+from xtune.page.figures import printable
+from xtune.page.figures import text as chart_text
 from xtune.page.findings import Findings
 from xtune.space.parameters import Configuration, Parameter, Where
 from xtune.space.spaces import Space

@@ -93,7 +93,7 @@ def render_page(findings: Findings, plotly: str) -> str:
     """
     from markupsafe import Markup
 
-    from xtune.page.charts import charts_of, median_values
+    from xtune.page.charts import charts_of
 
     def pieces(configuration: Configuration) -> list[str]:
         return settings_of(configuration, findings.space)
@@ -125,7 +125,6 @@ def render_page(findings: Findings, plotly: str) -> str:
         headline=HEADLINES[findings.verdict.kind],
         importance=importance,
         json_value=_json_value,
-        medians=median_values(findings),
         names={one.configuration: one.name for one in people},
         numactl_line=numactl_line,
         other=None if second is None else quantities.quantity_of(second.metric, second.goal),
@@ -154,7 +153,7 @@ def page_environment() -> Environment:
     import jinja2
     from markupsafe import Markup
 
-    from xtune.page.charts import printable
+    from xtune.page.figures import printable
 
     def finalize(value: Any) -> Any:
         is_plain = isinstance(value, str) and not isinstance(value, Markup)

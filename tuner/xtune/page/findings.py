@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -103,6 +104,16 @@ class Findings(NamedTuple):
     def median(self, configuration: Configuration) -> float | None:
         found = self.values(configuration)
         return statistics.median(found) if found else None
+
+    @property
+    def medians(self) -> dict[Configuration, float]:
+        """The median of each configuration with a finite value; the bare command is left out."""
+        groups: dict[Configuration, list[float]] = {}
+        for launch in self.launches:
+            value = launch.value
+            if launch.configuration != BARE and value is not None and math.isfinite(value):
+                groups.setdefault(self.space.complete(launch.configuration), []).append(value)
+        return {one: statistics.median(values) for one, values in groups.items()}
 
 
 class Contestant(NamedTuple):
