@@ -147,6 +147,14 @@ class Conclusion(NamedTuple):
         )
 
     @property
+    def advice(self) -> str:
+        """What the resume command is for."""
+        more = self.verdict.more
+        if more is None:
+            return "to continue"
+        return f"{launches(more.launches)} more ({duration(more.seconds)}) should settle it (80 % power)"
+
+    @property
     def resume_command(self) -> str:
         """The command that continues the search; with the budget that should settle it, if known."""
         more = self.verdict.more
@@ -195,14 +203,7 @@ class Conclusion(NamedTuple):
         yield f"  most promising, but not proven: {told}; to try it: {command}"
 
     def _what_next(self) -> Iterator[str]:
-        more = self.verdict.more
-        if more is None:
-            yield f"  to continue: {self.resume_command}"
-            return
-        yield (
-            f"  {launches(more.launches)} more ({duration(more.seconds)}) should settle it (80 %"
-            f" power): {self.resume_command}"
-        )
+        yield f"  {self.advice}: {self.resume_command}"
 
     def _mattered(self) -> Iterator[str]:
         """The settings that mattered; for a small space the median of each configuration."""

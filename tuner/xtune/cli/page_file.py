@@ -88,6 +88,7 @@ def findings_of(
         ended=ended,
         directory=directory,
         made=made,
+        advice=conclusion.advice,
         resume=conclusion.resume_command,
     )
 

@@ -54,6 +54,8 @@ class Findings(NamedTuple):
     """The working directory of the launches."""
     made: tuple[Made, ...] = ()
     """The launches by program version and environment, as far as that was kept."""
+    advice: str = ""
+    """What the resume command is for."""
     resume: str = ""
     """The command that continues the search."""
 
