@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run a workload as fast as its CPUs allow.
+"""Pin processes to cores and NUMA nodes, tune allocator and threads, and supervise them.
 
 >>> machine = xlaunch.read_machine()
 >>> plan = xlaunch.plan(xlaunch.Request(program=("infer.py",), instances=2), machine)
 >>> report = xlaunch.launch(plan)
 
-The command line is a thin user of these three. What they take and return are immutable values:
+The command line is a thin user of these three. Their arguments and results are immutable values:
 `Machine`, `Request`, `Plan`, `Report`. `xlaunch.start(plan)` does not wait: it returns a
-`RunningLaunch`, which shows what instances measure and can end them.
+`RunningLaunch`, which returns metric values as they come in and can end the instances.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    # Imported when first asked for: `xlaunch --version` needs none of it.
+    # Imported on first use: `xlaunch --version` needs none of it.
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(_HOMES[name]), name)

@@ -73,11 +73,11 @@ def machine_of(sysroot: str | None, synthetic: str | None) -> Iterator[Machine]:
     Raises `UsageError` if it cannot be read.
     """
     if synthetic is not None:
-        from xlaunch.machine.scratch import scratch_folder
+        from xlaunch.machine.scratch import scratch_directory
         from xlaunch.machine.synthetic import parse_levels, write_tree
 
         levels = parse_levels(synthetic)
-        with scratch_folder() as directory:
+        with scratch_directory() as directory:
             write_tree(levels, directory)
             yield read_machine(directory)
     elif sysroot is not None and os.path.isfile(sysroot):

@@ -19,20 +19,20 @@ __all__ = ["read_machine"]
 def read_machine(root: str = "/") -> Machine:
     """The machine under `root`: this one, or one whose sysfs and procfs were captured there.
 
-    Where this machine does not run Linux it is shown flat: its CPUs, each a core, in one package.
-    Raises `UsageError` when `root` holds no machine.
+    Without Linux, this machine is one package of cores that are each a CPU.
+    Raises `UsageError` when `root` does not contain a machine.
     """
     if root == "/" and not sys.platform.startswith("linux"):
         return flat_machine(os.cpu_count() or 1, sys.platform)
     tree = Tree(root)
-    if not root or not tree.has_folder("/"):
+    if not root or not tree.has_directory("/"):
         raise UsageError(
-            f"{root or repr(root)}: not a folder; --sysroot takes a folder that holds sys/devices/system/cpu"
+            f"{root or repr(root)}: not a directory; --sysroot takes a directory that holds sys/devices/system/cpu"
         )
-    if not tree.has_folder("/sys/devices/system/cpu"):
+    if not tree.has_directory("/sys/devices/system/cpu"):
         raise UsageError(
             f"{root}: holds no sys/devices/system/cpu; "
-            "--sysroot takes the folder that sys and proc of a machine lie in"
+            "--sysroot takes the directory that contains sys and proc of a machine"
         )
     # Imported here: the readers use system calls that other systems do not have.
     from xlaunch.machine.limits import read_limits
@@ -43,7 +43,7 @@ def read_machine(root: str = "/") -> Machine:
 
 
 def flat_machine(cpu_count: int, platform: str) -> Machine:
-    """A machine of which only the number of CPUs is known, and where nothing can be bound."""
+    """A machine with a known number of CPUs only, to which nothing can be bound."""
     cpus = tuple(range(cpu_count))
     topology = Topology(
         architecture="unknown",

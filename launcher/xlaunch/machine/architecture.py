@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The name of the architecture, as uname has it, of a machine that may be a captured tree."""
+"""The architecture of a machine or a captured tree, by the name that uname uses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ UNKNOWN = "unknown"
 
 
 def read_architecture(tree: Tree, *, live: bool) -> str:
-    """The name by uname; of a captured tree by the kernel's own file, else by what others imply."""
+    """The name from uname; of a captured tree from the kernel's own file, else from other files."""
     if live:
         return os.uname().machine
     return (
@@ -24,11 +24,11 @@ def read_architecture(tree: Tree, *, live: bool) -> str:
 
 
 def _from_cpuinfo(text: str) -> str | None:
-    """The architecture by the fields that only its kernel prints."""
+    """The architecture from fields that only its kernel prints."""
     # Reversed, so that the first counts: 32-bit Arm kernels write "Processor" before "processor".
     fields = {name.lower(): value for name, value in reversed(parse_cpuinfo(text[:16384]).items())}
     if "flags" in fields:
-        # 32-bit kernels alone report the bug of the first Pentium, also on 64-bit processors.
+        # Only 32-bit kernels report the bug of the first Pentium, also on 64-bit processors.
         is_64_bit = "fdiv_bug" not in fields and " lm " in f" {fields['flags']} "
         return "x86_64" if is_64_bit else "i686"
     if fields.get("vendor_id", "").startswith("IBM/S390"):
@@ -58,13 +58,13 @@ def _from_cpuinfo(text: str) -> str | None:
 
 
 def _from_sysfs(tree: Tree) -> str | None:
-    """The architecture by an attribute that only its kernel fills in.
+    """The architecture from an attribute that only its kernel fills in.
 
     ``physical_line_partition`` is x86's alone among the attributes of caches, and Itanium was the
     only one with a level 2 cache for instructions.
     """
-    cpu_folder = "/sys/devices/system/cpu"
-    first = f"{cpu_folder}/cpu{next(iter(tree.numbered(cpu_folder, 'cpu')), 0)}"
+    cpu_directory = "/sys/devices/system/cpu"
+    first = f"{cpu_directory}/cpu{next(iter(tree.numbered(cpu_directory, 'cpu')), 0)}"
     if tree.read(first + "/regs/identification/midr_el1"):
         return "aarch64"
     if tree.read(first + "/topology/book_id"):
@@ -72,9 +72,12 @@ def _from_sysfs(tree: Tree) -> str | None:
     if tree.read(first + "/topology/ppin"):
         return "x86_64"
     for index in tree.numbered(first + "/cache", "index"):
-        folder = f"{first}/cache/index{index}"
-        if tree.read(folder + "/physical_line_partition"):
+        directory = f"{first}/cache/index{index}"
+        if tree.read(directory + "/physical_line_partition"):
             return "x86_64"
-        if tree.read(folder + "/level") == "2" and tree.read(folder + "/type") == "Instruction":
+        if (
+            tree.read(directory + "/level") == "2"
+            and tree.read(directory + "/type") == "Instruction"
+        ):
             return "ia64"
     return None

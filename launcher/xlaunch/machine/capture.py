@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Captured machines: an archive of the files that a machine is read from, written and unpacked.
+"""Captured machines: writes and unpacks archives of the files that describe a machine.
 
-A capture lets a machine be planned for elsewhere, and turns a bug report into a test. It holds no
-serial numbers, no host name, and no names of processes: control groups, which are often named
-after what runs in them, are renamed, and of ``/proc/self/status`` only the masks are kept.
+A capture lets other machines plan for this one, and turns a bug report into a test. It contains no
+serial numbers, host name or names of processes: control groups, which are often named after what
+runs in them, are renamed, and only the masks of ``/proc/self/status`` are kept.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from xlaunch.errors import UsageError
 from xlaunch.machine.architecture import UNKNOWN, read_architecture
 from xlaunch.machine.cgroups import ControlGroups
 from xlaunch.machine.files import Tree, is_live
-from xlaunch.machine.scratch import scratch_folder
+from xlaunch.machine.scratch import scratch_directory
 from xlaunch.whole_files import write_whole
 
 SUFFIXES = (".tar.xz", ".tar.gz", ".tar")
-MOST_BYTES = 1 << 30
-"""No machine has more; an archive that unpacks to more is not one."""
+MAX_BYTES = 1 << 30
+"""Maximum unpacked size; no capture of a machine is larger."""
 
 CPU = "/sys/devices/system/cpu"
 NODE = "/sys/devices/system/node"
@@ -73,15 +73,15 @@ PCI_CLASSES = ("0x02", "0x03", "0x12", "0x0108")
 def write_capture(path: str, root: str = "/") -> None:
     """Write a capture of the machine under `root` to `path`, a ``.tar.xz``, whole or not at all.
 
-    Raises `UsageError` when the name or the place will not do.
+    Raises `UsageError` for a wrong name, or if it cannot be written.
     """
     if not path.endswith(".tar.xz"):
         raise UsageError(f"--capture {path}: a capture is a .tar.xz; write --capture {path}.tar.xz")
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:xz") as archive:
         tree = Tree(root)
-        for folder in _folders(tree):
-            _add_folder(archive, folder)
+        for directory in _directories(tree):
+            _add_directory(archive, directory)
         for name, text in _files(tree, live=is_live(root)):
             _add_file(archive, name, text)
     try:
@@ -92,46 +92,46 @@ def write_capture(path: str, root: str = "/") -> None:
 
 @contextlib.contextmanager
 def unpacked(path: str) -> Iterator[str]:
-    """A temporary folder with the machine that the capture `path` holds, gone at the end.
+    """Unpack the capture `path` into a temporary directory, which is removed after the block.
 
-    Members that would land outside of the folder, and anything but files, folders and links, are
-    refused. Raises `UsageError` for what cannot be unpacked.
+    Members outside the directory, and anything but files, directories and links, are refused. Raises
+    `UsageError` for what cannot be unpacked.
     """
     if not hasattr(tarfile, "data_filter"):
         raise UsageError(f"{path}: this Python cannot unpack archives safely; unpack it by hand")
-    with scratch_folder() as folder:
+    with scratch_directory() as directory:
         try:
             with tarfile.open(path) as archive:
-                if sum(member.size for member in archive) > MOST_BYTES:
+                if sum(member.size for member in archive) > MAX_BYTES:
                     raise UsageError(f"{path}: unpacks to more than any capture of a machine")
-                archive.extractall(folder, filter="data")
+                archive.extractall(directory, filter="data")
         except (tarfile.TarError, lzma.LZMAError, zlib.error, EOFError) as error:
             reason = str(error).partition("\n")[0].rstrip(":")
             raise UsageError(f"{path}: not a capture that can be unpacked: {reason}") from None
         except OSError as error:
             raise UsageError(f"{path}: cannot be unpacked: {error.strerror or error}") from None
-        yield _root_within(folder)
+        yield _root_within(directory)
 
 
-def _root_within(folder: str) -> str:
-    """The folder itself, or its only subfolder where an archive wraps the machine in one."""
-    if not (Path(folder) / "sys").is_dir():
-        inside = list(Path(folder).iterdir())
+def _root_within(directory: str) -> str:
+    """The directory itself, or its only subdirectory if the archive has the machine in one."""
+    if not (Path(directory) / "sys").is_dir():
+        inside = list(Path(directory).iterdir())
         if len(inside) == 1 and (inside[0] / "sys").is_dir():
             return str(inside[0])
-    return folder
+    return directory
 
 
-def _folders(tree: Tree) -> Iterator[str]:
-    """Folders and links whose name alone says something; links are captured as empty folders."""
+def _directories(tree: Tree) -> Iterator[str]:
+    """Directories and links that matter by their name; links are captured as empty directories."""
     yield CPU.lstrip("/")
     yield from (f"{CPU}/cpu{cpu}" for cpu in tree.numbered(CPU, "cpu"))
     for node in tree.numbered(NODE, "node"):
-        folder = f"{NODE}/node{node}"
-        yield folder
-        yield from (f"{folder}/cpu{cpu}" for cpu in tree.numbered(folder, "cpu"))
+        directory = f"{NODE}/node{node}"
+        yield directory
+        yield from (f"{directory}/cpu{cpu}" for cpu in tree.numbered(directory, "cpu"))
         for access in ("access0", "access1"):
-            initiators = f"{folder}/{access}/initiators"
+            initiators = f"{directory}/{access}/initiators"
             yield from (f"{initiators}/node{n}" for n in tree.numbered(initiators, "node"))
 
 
@@ -155,13 +155,13 @@ def _files(tree: Tree, *, live: bool) -> Iterator[tuple[str, str]]:
 
 def _cpu_paths(tree: Tree) -> Iterator[str]:
     for cpu in tree.numbered(CPU, "cpu"):
-        folder = f"{CPU}/cpu{cpu}"
-        yield from (f"{folder}/{name}" for name in CPU_FILES)
-        for name in sorted(tree.names(folder + "/topology")):
+        directory = f"{CPU}/cpu{cpu}"
+        yield from (f"{directory}/{name}" for name in CPU_FILES)
+        for name in sorted(tree.names(directory + "/topology")):
             if name != "ppin":  # the processor's serial number
-                yield f"{folder}/topology/{name}"
-        for index in tree.numbered(folder + "/cache", "index"):
-            yield from (f"{folder}/cache/index{index}/{name}" for name in CACHE_FILES)
+                yield f"{directory}/topology/{name}"
+        for index in tree.numbered(directory + "/cache", "index"):
+            yield from (f"{directory}/cache/index{index}/{name}" for name in CACHE_FILES)
 
 
 def _policy_paths(tree: Tree) -> Iterator[str]:
@@ -172,8 +172,8 @@ def _policy_paths(tree: Tree) -> Iterator[str]:
 
 def _node_paths(tree: Tree) -> Iterator[str]:
     for node in tree.numbered(NODE, "node"):
-        folder = f"{NODE}/node{node}"
-        yield from (f"{folder}/{name}" for name in NODE_FILES)
+        directory = f"{NODE}/node{node}"
+        yield from (f"{directory}/{name}" for name in NODE_FILES)
 
 
 def _pci_paths(tree: Tree) -> Iterator[str]:
@@ -184,12 +184,12 @@ def _pci_paths(tree: Tree) -> Iterator[str]:
 
 
 def _without_serials(text: str) -> str:
-    """Cpuinfo with the serial number zeroed that boards with Arm processors show."""
+    """Cpuinfo without the serial number that boards with Arm processors show."""
     return re.sub(r"(?im)^(serial\s*:\s*)\S+$", r"\g<1>0000000000000000", text)
 
 
 def _group_files(tree: Tree) -> Iterator[tuple[str, str]]:
-    """The control groups that hold this process, with generic names, and the tables of them."""
+    """The control groups of this process, and their tables, with generic names."""
     groups = ControlGroups(tree)
     names: dict[str, str] = {}
 
@@ -204,7 +204,7 @@ def _group_files(tree: Tree) -> Iterator[tuple[str, str]]:
     for line in (tree.read("/proc/self/cgroup") or "").splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
-        # Named hierarchies belong to service managers and limit nothing.
+        # Named hierarchies belong to service managers, and have no limits.
         if not controllers.startswith("name="):
             lines.append(f"{number}:{controllers}:{rename(path)}")
     yield "/proc/self/cgroup", "\n".join(lines)
@@ -218,7 +218,7 @@ def _group_files(tree: Tree) -> Iterator[tuple[str, str]]:
         options = sorted(option for option in mount.controllers if "=" not in option)
         if not mount.prefixed:
             options = sorted({*options, "noprefix"})
-        place = f"{rename(mount.root)} {mount.folder}"
+        place = f"{rename(mount.root)} {mount.directory}"
         table.append(f"{id_} 0 0:{id_} {place} rw - {kind} {kind} {','.join(options) or 'rw'}")
     yield "/proc/self/mountinfo", "\n".join(table)
 
@@ -226,16 +226,16 @@ def _group_files(tree: Tree) -> Iterator[tuple[str, str]]:
     for controller in ("cpuset", "cpu", "memory"):
         for levels in groups.enclosing(controller):
             for group in levels:
-                below = group.folder.removeprefix(group.mount_folder)
-                for name in sorted(tree.names(group.folder)):
-                    source = f"{group.folder}/{name}"
+                below = group.directory.removeprefix(group.mount_directory)
+                for name in sorted(tree.names(group.directory)):
+                    source = f"{group.directory}/{name}"
                     if source not in seen and GROUP_FILE.fullmatch(name):
                         seen.add(source)
                         if (text := tree.read(source)) is not None:
-                            yield f"{group.mount_folder}{rename(below)}/{name}", text
+                            yield f"{group.mount_directory}{rename(below)}/{name}", text
 
 
-def _add_folder(archive: tarfile.TarFile, path: str) -> None:
+def _add_directory(archive: tarfile.TarFile, path: str) -> None:
     member = tarfile.TarInfo(path.lstrip("/"))
     member.type, member.mode = tarfile.DIRTYPE, 0o755
     archive.addfile(member)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where this process stands in the control groups, version 1 and 2, as folders to read.
+"""The control groups of this process, version 1 and 2, as directories to read.
 
-A control group is named twice: ``/proc/self/cgroup`` has its path in the hierarchy, and the mount
-table tells which part of the hierarchy is mounted where. Containers and cgroup namespaces make
-the two differ; what a process can see of its own groups is from the mount point downwards.
+``/proc/self/cgroup`` has the path of a group in its hierarchy, and the mount table says which part
+of the hierarchy is mounted where. The two differ in containers and cgroup namespaces; a process can
+only see its groups below the mount point.
 """
 
 from __future__ import annotations
@@ -13,41 +13,43 @@ from typing import NamedTuple
 from xlaunch.machine.files import Tree
 
 CPUSET_FILE_SYSTEM = "cpuset"
-"""The file system type before control groups: a cpuset hierarchy with file names without prefix."""
+"""The file system type before control groups: a cpuset hierarchy, file names without a prefix."""
 
 
 class Mount(NamedTuple):
     """A mounted hierarchy of control groups."""
 
     version: int
-    """1 or 2; cpusets of their own count as 1."""
+    """1 or 2; 1 for the file system type before control groups."""
     controllers: frozenset[str]
-    """Of version 1; empty for version 2, which has them all."""
+    """Controllers of version 1; empty for version 2, which has all."""
     root: str
     """The group that the mount point shows. **Ex.:** ``/docker/3f9a`` in a container."""
-    folder: str
+    directory: str
     """The mount point."""
     prefixed: bool
     """Whether files are called ``cpuset.cpus`` rather than ``cpus``."""
 
 
 class Group(NamedTuple):
-    """One level of a hierarchy that holds this process."""
+    """One level of the hierarchy above this process."""
 
     version: int
-    folder: str
+    directory: str
     """**Ex.:** ``/sys/fs/cgroup/batch/job1``."""
     prefixed: bool
-    mount_folder: str
+    mount_directory: str
     """Where the hierarchy is mounted. **Ex.:** ``/sys/fs/cgroup``."""
 
     def file(self, controller: str, name: str) -> str:
         """The path of a controller's file."""
-        return f"{self.folder}/{controller}.{name}" if self.prefixed else f"{self.folder}/{name}"
+        return (
+            f"{self.directory}/{controller}.{name}" if self.prefixed else f"{self.directory}/{name}"
+        )
 
 
 class ControlGroups:
-    """The control groups of this process; the tables are read once, for a host has many mounts."""
+    """The control groups of this process. The tables are read once: a host has many mounts."""
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
@@ -55,10 +57,10 @@ class ControlGroups:
         self._paths = _own_paths(tree)
 
     def enclosing(self, controller: str) -> list[list[Group]]:
-        """For each hierarchy with `controller`, the groups that hold this process, innermost first.
+        """The groups of this process in each hierarchy with `controller`, innermost first.
 
-        There is more than one where versions 1 and 2 are mounted together. A controller sits in
-        one of them; the files of the other simply do not exist.
+        There are several hierarchies if versions 1 and 2 are mounted together. A controller is in
+        one of them; its files do not exist in the other.
         """
         hierarchies: list[list[Group]] = []
         for mount in self.mounts:
@@ -74,23 +76,26 @@ class ControlGroups:
 
 
 def _levels(tree: Tree, mount: Mount, path: str) -> list[Group]:
-    """The folders from the process's group up to the mount point."""
+    """The directories from the process's group up to the mount point."""
     below = _below_mount(path, mount.root)
-    # A path from outside our view of the hierarchy leads nowhere: begin where folders exist.
-    while below and not tree.has_folder(f"{mount.folder}/{below}"):
+    # The path may be outside the mounted part: begin where directories exist.
+    while below and not tree.has_directory(f"{mount.directory}/{below}"):
         below = below.rpartition("/")[0]
-    folders = [f"{mount.folder}/{below}"] if below else []
+    directories = [f"{mount.directory}/{below}"] if below else []
     while below := below.rpartition("/")[0]:
-        folders.append(f"{mount.folder}/{below}")
-    folders.append(mount.folder)
-    return [Group(mount.version, folder, mount.prefixed, mount.folder) for folder in folders]
+        directories.append(f"{mount.directory}/{below}")
+    directories.append(mount.directory)
+    return [
+        Group(mount.version, directory, mount.prefixed, mount.directory)
+        for directory in directories
+    ]
 
 
 def _below_mount(path: str, mount_root: str) -> str:
     """The part of `path` below the group that is mounted; empty when it is that group.
 
     **Ex.:** ``/docker/3f9a/sub`` under a mount of ``/docker/3f9a`` is ``sub``. In a cgroup
-    namespace both are relative to the namespace; ``/..`` is outside of it, and cannot be followed.
+    namespace both are relative to the namespace; ``/..`` is outside it, and cannot be followed.
     """
     path = path.strip("/")
     root = mount_root.strip("/")
@@ -100,7 +105,7 @@ def _below_mount(path: str, mount_root: str) -> str:
 
 
 def _own_paths(tree: Tree) -> dict[str, str]:
-    """The path of the process by controller; that of version 2 by the empty name."""
+    """The path of this process by controller; that of version 2 under the empty name."""
     paths: dict[str, str] = {}
     for line in (tree.read("/proc/self/cgroup") or "").splitlines():
         number, _, rest = line.partition(":")
@@ -121,7 +126,7 @@ def _own_paths(tree: Tree) -> dict[str, str]:
 
 
 def _mounts(tree: Tree) -> list[Mount]:
-    """Every mounted hierarchy of control groups, by the best table that there is."""
+    """Every mounted hierarchy of control groups, from the best table available."""
     mounts = _from_mountinfo(tree.read("/proc/self/mountinfo") or "")
     if not mounts:
         mounts = _from_mounts(tree.read("/proc/self/mounts") or tree.read("/proc/mounts") or "")
@@ -137,31 +142,33 @@ def _from_mountinfo(text: str) -> list[Mount]:
             continue
         left, right = before.split(), after.split()
         if len(left) >= 5 and len(right) >= 3:
-            mounts.append(_mount(right[0], right[2], root=left[3], folder=left[4]))
+            mounts.append(_mount(right[0], right[2], root=left[3], directory=left[4]))
     return [mount for mount in mounts if mount]
 
 
 def _from_mounts(text: str) -> list[Mount]:
-    """proc_pid_mounts(5): ``source /mount/point type options 0 0``; the mounted part is not told."""
+    """proc_pid_mounts(5): ``source /mount/point type options 0 0``; the mounted part is missing."""
     lines = [line.split() for line in text.splitlines()]
-    mounts = [_mount(line[2], line[3], root="/", folder=line[1]) for line in lines if len(line) > 3]
+    mounts = [
+        _mount(line[2], line[3], root="/", directory=line[1]) for line in lines if len(line) > 3
+    ]
     return [mount for mount in mounts if mount]
 
 
-def _mount(kind: str, options: str, *, root: str, folder: str) -> Mount | None:
-    root, folder = _unescape(root), _unescape(folder).rstrip("/")
+def _mount(kind: str, options: str, *, root: str, directory: str) -> Mount | None:
+    root, directory = _unescape(root), _unescape(directory).rstrip("/")
     names = frozenset(options.split(","))
     if kind == "cgroup2":
-        return Mount(2, frozenset(), root, folder, prefixed=True)
+        return Mount(2, frozenset(), root, directory, prefixed=True)
     if kind == "cgroup":
-        return Mount(1, names, root, folder, prefixed="noprefix" not in names)
+        return Mount(1, names, root, directory, prefixed="noprefix" not in names)
     if kind == CPUSET_FILE_SYSTEM:
-        return Mount(1, frozenset({"cpuset"}), root, folder, prefixed=False)
+        return Mount(1, frozenset({"cpuset"}), root, directory, prefixed=False)
     return None
 
 
 def _from_convention(tree: Tree) -> list[Mount]:
-    """The usual places, for a captured tree without a mount table."""
+    """The usual mount points, for a captured tree without a mount table."""
     base = "/sys/fs/cgroup"
     if tree.read(base + "/cgroup.controllers") is not None:
         return [Mount(2, frozenset(), "/", base, prefixed=True)]

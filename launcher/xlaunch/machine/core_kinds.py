@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cores of several designs in one machine: which is which, and which is faster.
+"""Cores of several designs in one machine, and their ranking by performance.
 
-The kernel has no file that says so. What tells designs apart, in this order: the identification
-register of Arm cores, the performance monitors of Intel's hybrids, the capacity that the
-scheduler computed, and the highest and the base frequency.
+The kernel has no file for this. Designs are distinguished, in this order, by the identification
+register of Arm cores, the performance monitors of Intel's hybrids, the capacity that the scheduler
+computed, and the maximum and base frequency.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from xlaunch.machine.files import Tree, number, parse_list
 from xlaunch.machine.groups import sample_cores
 from xlaunch.machine.topology import CoreKind, CPUs
 
-CPU_FOLDER = "/sys/devices/system/cpu"
+CPU_DIRECTORY = "/sys/devices/system/cpu"
 INTEL_MONITORS = ("cpu_lowpower", "cpu_atom", "cpu_core")
 """``/sys/devices/NAME/cpus`` on Intel's hybrid machines, the slowest design first."""
 TURBO_SPREAD = 0.10
-"""Cores of one design may differ so much in their highest frequency ("favoured" cores)."""
+"""Maximum difference in the maximum frequency of cores of one design ("favoured" cores)."""
 
 
 class _Traits(NamedTuple):
-    """What is known of one core; 0 for what is not. The fields are in order of weight for ranking."""
+    """What is known of one core; 0 if unknown. The fields are in ranking order."""
 
     monitor: int
     capacity: int
@@ -50,7 +50,7 @@ def read_core_kinds(
         return ()
 
     ordered = sorted(cpus_of)
-    # Two designs that differ in nothing but their name cannot be ranked.
+    # Two designs that differ only in their name cannot be ranked.
     ranked = len({trait[:-1] for trait in ordered}) == len(ordered)
     return tuple(
         CoreKind(
@@ -63,7 +63,7 @@ def read_core_kinds(
 
 
 class _TraitReader:
-    """Reads the traits of a core, from those files only that this kernel has."""
+    """Reads the traits of a core from the files that this kernel has."""
 
     def __init__(self, tree: Tree, online: CPUs) -> None:
         self._tree = tree
@@ -101,30 +101,30 @@ class _TraitReader:
         )
 
     def _present(self, cpus: Iterable[int], name: str) -> bool:
-        return any(self._tree.read(f"{CPU_FOLDER}/cpu{cpu}/{name}") for cpu in cpus)
+        return any(self._tree.read(f"{CPU_DIRECTORY}/cpu{cpu}/{name}") for cpu in cpus)
 
     def _number(self, cpu: int, name: str) -> int:
         if not self._names[name]:
             return 0
-        # Some firmware reports nonsense below zero for what it does not know.
-        return max(self._tree.read_int(f"{CPU_FOLDER}/cpu{cpu}/{name}") or 0, 0)
+        # Some firmware reports negative numbers for unknown values.
+        return max(self._tree.read_int(f"{CPU_DIRECTORY}/cpu{cpu}/{name}") or 0, 0)
 
     def _read_policies(self) -> dict[int, tuple[int, int]]:
-        """Frequencies from ``cpufreq/policyN``, where the CPUs' own links to them are missing."""
+        """Frequencies from ``cpufreq/policyN``, if the CPUs' own links to them are missing."""
         frequencies: dict[int, tuple[int, int]] = {}
-        for policy in self._tree.numbered(f"{CPU_FOLDER}/cpufreq", "policy"):
-            folder = f"{CPU_FOLDER}/cpufreq/policy{policy}"
-            max_khz = number(self._tree.read(folder + "/cpuinfo_max_freq")) or 0
-            base_khz = number(self._tree.read(folder + "/base_frequency")) or 0
-            for cpu in (self._tree.read(folder + "/related_cpus") or "").split():
+        for policy in self._tree.numbered(f"{CPU_DIRECTORY}/cpufreq", "policy"):
+            directory = f"{CPU_DIRECTORY}/cpufreq/policy{policy}"
+            max_khz = number(self._tree.read(directory + "/cpuinfo_max_freq")) or 0
+            base_khz = number(self._tree.read(directory + "/base_frequency")) or 0
+            for cpu in (self._tree.read(directory + "/related_cpus") or "").split():
                 if cpu.isdecimal():
                     frequencies[int(cpu)] = (max_khz, base_khz)
         return frequencies
 
 
 def _by_design(traits: dict[CPUs, _Traits]) -> dict[CPUs, _Traits]:
-    """Equal traits for cores of one design, whatever frequency each of them was granted."""
-    # A trait that some CPU does not show (a trimmed tree, a CPU that just came) tells nothing.
+    """Equal traits for cores of one design, whatever their frequencies are."""
+    # A trait that some CPU lacks (a trimmed tree, a CPU that was just added) is ignored.
     for field in ("capacity", "max_khz", "base_khz", "midr"):
         if not all(getattr(trait, field) for trait in traits.values()):
             traits = {core: trait._replace(**{field: 0}) for core, trait in traits.items()}
@@ -139,7 +139,7 @@ def _by_design(traits: dict[CPUs, _Traits]) -> dict[CPUs, _Traits]:
     traits = {core: trait._replace(midr=0) for core, trait in traits.items()}
     if any(trait.max_khz and not trait.base_khz for trait in known):
         return traits
-    # Favoured cores: within one base frequency a small spread of the highest means nothing.
+    # Favoured cores: for equal base frequencies, a small spread of the maximum is ignored.
     alike: dict[tuple[int, int], list[_Traits]] = {}
     for trait in traits.values():
         alike.setdefault((trait.monitor, trait.base_khz), []).append(trait)
@@ -155,7 +155,7 @@ def _by_design(traits: dict[CPUs, _Traits]) -> dict[CPUs, _Traits]:
 
 
 def _attributes(trait: _Traits, kinds: list[_Traits]) -> tuple[tuple[str, str], ...]:
-    """What tells this kind from the others, in hwloc's words."""
+    """What distinguishes this kind from the others, in hwloc's terms."""
     attributes: list[tuple[str, str]] = []
 
     def differs(field: str) -> bool:

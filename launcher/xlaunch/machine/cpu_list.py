@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CPU lists as the kernel, taskset and numactl write them: ``0-3,8,16-30:2``."""
+"""CPU lists in the format of the kernel, taskset and numactl: ``0-3,8,16-30:2``."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from xlaunch.errors import UsageError
 from xlaunch.machine.topology import CPUs
 
-LARGEST_NUMBER = 1 << 20
-"""No kernel numbers CPUs or nodes as high as this; a larger number is a slip of the keyboard."""
+MAX_NUMBER = 1 << 20
+"""No kernel has CPU or node numbers this large; a larger number is a typing error."""
 
 
 def parse_cpu_list(text: str, *, what: str = "CPU list") -> CPUs:
@@ -36,7 +36,7 @@ def parse_cpu_list(text: str, *, what: str = "CPU list") -> CPUs:
         low = read_digits(first)
         high = read_digits(last) if dash else low
         step = read_digits(stride) if stride else 1
-        if high < low or step == 0 or high >= LARGEST_NUMBER:
+        if high < low or step == 0 or high >= MAX_NUMBER:
             reason = (
                 "runs backwards"
                 if high < low
@@ -50,13 +50,13 @@ def parse_cpu_list(text: str, *, what: str = "CPU list") -> CPUs:
 
 
 def read_digits(digits: str) -> int:
-    """The number that `digits` write; of a number beyond `LARGEST_NUMBER` only that it is larger.
+    """The number in `digits`; any number above `MAX_NUMBER` becomes `MAX_NUMBER` + 1.
 
-    Python refuses to read thousands of digits.
+    Python refuses to convert thousands of digits.
     """
     digits = digits.lstrip("0") or "0"
-    longest = len(str(LARGEST_NUMBER))
-    return min(int(digits), LARGEST_NUMBER + 1) if len(digits) <= longest else LARGEST_NUMBER + 1
+    longest = len(str(MAX_NUMBER))
+    return min(int(digits), MAX_NUMBER + 1) if len(digits) <= longest else MAX_NUMBER + 1
 
 
 def format_cpu_list(cpus: Iterable[int]) -> str:
@@ -71,6 +71,6 @@ def format_cpu_list(cpus: Iterable[int]) -> str:
 
 
 def name_numbers(noun: str, numbers: Iterable[int]) -> str:
-    """The list behind its noun. **Ex.:** ``CPU 2``, ``CPUs 0-3``, ``CPU -`` where there is none."""
+    """The noun with its list. **Ex.:** ``CPU 2``, ``CPUs 0-3``, ``CPU -`` for an empty list."""
     distinct = set(numbers)
     return f"{noun}{'s' if len(distinct) > 1 else ''} {format_cpu_list(distinct) or '-'}"

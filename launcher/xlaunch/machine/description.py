@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A machine as JSON: the facts in the form that captured machines are described in for tests."""
+"""A machine as JSON, in the form that tests use for captured machines."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from xlaunch.machine.topology import CPUs, Machine, NumaNode
 
 
 def describe_machine(machine: Machine) -> dict[str, object]:
-    """The machine as plain values. Keys that say nothing about it are left out.
+    """The machine as plain values, without redundant keys.
 
-    ``dies``, ``l2_groups``, ``clusters`` and ``core_kinds`` are there where they tell more than
-    packages and cores do, ``allowed_cpus``, ``allowed_numa_nodes`` and ``cpu_quota`` where
-    something limits this process.
+    ``dies``, ``l2_groups``, ``clusters`` and ``core_kinds`` are present if they differ from packages
+    and cores; ``allowed_cpus``, ``allowed_numa_nodes`` and ``cpu_quota`` if this process is limited.
     """
     topology, limits = machine.topology, machine.limits
     facts: dict[str, object] = {
@@ -52,7 +51,7 @@ def describe_machine(machine: Machine) -> dict[str, object]:
 
 
 def format_json(facts: dict[str, object]) -> str:
-    """JSON with a line for each key, and for each of those that are lists of objects."""
+    """JSON with a line for each key, and for each object in a list."""
     lines = []
     for key, value in facts.items():
         if isinstance(value, list) and value:
@@ -75,9 +74,9 @@ def _describe_node(node: NumaNode) -> dict[str, object]:
 
 
 def _narrowed_nodes(machine: Machine) -> CPUs:
-    """The allowed nodes, if a node that has memory is not among them.
+    """The allowed nodes, if a node with memory is not among them.
 
-    The kernel leaves nodes without memory out of every set of nodes, which limits nobody.
+    The kernel leaves nodes without memory out of every set of nodes, which is not a limit.
     """
     allowed = machine.limits.allowed_nodes
     withheld = (node for node in machine.topology.numa_nodes if node.id not in allowed)

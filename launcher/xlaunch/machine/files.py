@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small files of sysfs and procfs under any root, and the two ways they write a set of CPUs.
+"""Reading sysfs and procfs under any root, and their two formats for a set of CPUs.
 
 Without pathlib, which takes longer to import than a small machine takes to read.
 """
@@ -11,11 +11,11 @@ import os
 from xlaunch.machine.topology import CPUs
 
 READ_BYTES = 1 << 16
-"""More than any attribute of sysfs holds."""
+"""Size of one read; no attribute of sysfs is larger."""
 
 
 class Tree:
-    """The files under one root folder. What is absent or unreadable is None or empty, never an error.
+    """The files under one root directory. An absent or unreadable one is None or empty, not an error.
 
     `os.open` and `os.read` cost half of what `open` does, and a large machine has thousands of files.
     """
@@ -23,8 +23,8 @@ class Tree:
     def __init__(self, root: str) -> None:
         self._prefix = root.rstrip("/")
 
-    def has_folder(self, path: str) -> bool:
-        """Whether `path`, which begins with a slash, is a folder."""
+    def has_directory(self, path: str) -> bool:
+        """Whether `path`, which begins with a slash, is a directory."""
         return os.path.isdir(self._prefix + path)
 
     def read(self, path: str) -> str | None:
@@ -65,14 +65,14 @@ class Tree:
         return number(self.read(path))
 
     def names(self, path: str) -> list[str]:
-        """What a folder holds, in no order."""
+        """The names in a directory, in no order."""
         try:
             return os.listdir(self._prefix + path)
         except OSError:
             return []
 
     def numbered(self, path: str, prefix: str) -> list[int]:
-        """N of the entries of a folder that are called `prefix` N, ascending.
+        """The numbers N of the entries `prefix` N of a directory, ascending.
 
         **Ex.:** ``numbered("/sys/devices/system/node", "node")`` is ``[0, 1]``.
         """
@@ -85,12 +85,12 @@ class Tree:
 
 
 def is_live(root: str) -> bool:
-    """Whether `root` is this machine's own, so that system calls can be asked as well."""
+    """Whether `root` is that of this machine, where system calls apply as well."""
     return os.path.realpath(root) == "/"
 
 
 def number(text: str | None) -> int | None:
-    """The whole number that `text` is, decimal or with 0x; None for anything else."""
+    """The whole number in `text`, decimal or with 0x; None for anything else."""
     try:
         return int(text, 0) if text else None
     except ValueError:
@@ -103,7 +103,7 @@ def number(text: str | None) -> int | None:
 def parse_list(text: str) -> CPUs:
     """The numbers of a kernel list such as ``0-3,8,16-30:2``; the kernel's stride has a width too.
 
-    Unlike a user's list a kernel's is never refused: what cannot be read is left out.
+    Unlike a user's list, a kernel's is never refused: unreadable parts are left out.
     """
     numbers: set[int] = set()
     for part in text.split(","):

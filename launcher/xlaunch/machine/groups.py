@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups of CPUs that share something, from what each CPU says about itself.
+"""Groups of CPUs that share something, from the files of each CPU.
 
-The kernel repeats a group in the files of each member. Here one member is asked for all, and the
-others only when two answers overlap, which on a sound machine they never do.
+The kernel repeats a group in the files of each member. One member is read for all, and the others
+only if two groups overlap, which they do not on a sound machine.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from xlaunch.machine.files import Tree, parse_list, parse_mask
 from xlaunch.machine.topology import CPUs
 
 MANY_CORES = 64
-"""Machines of more cores are regular enough to be judged by some of them."""
+"""A machine with more cores is regular enough to be judged by a sample of them."""
 
 
 class Groups(NamedTuple):
@@ -22,9 +22,9 @@ class Groups(NamedTuple):
 
     groups: tuple[CPUs, ...]
     without: CPUs
-    """CPUs that no group holds, because nothing usable is said about them."""
+    """CPUs without a usable file, which are in no group."""
     contradictory: bool
-    """Two CPUs named groups that overlap; the groups are those that most members agree on."""
+    """Two CPUs named overlapping groups; the groups are those that most members agree on."""
 
 
 class SharingReader:
@@ -36,31 +36,31 @@ class SharingReader:
         self._known: dict[str, CPUs] = {}
         self._found: dict[tuple[str, ...], str] = {}
 
-    def read(self, folder: str, cpu: int, names: tuple[str, ...]) -> CPUs | None:
-        """The online CPUs that the first usable of the files `names` in `folder` holds.
+    def read(self, directory: str, cpu: int, names: tuple[str, ...]) -> CPUs | None:
+        """The online CPUs in the first usable one of the files `names` in `directory`.
 
         A name that ends in ``_list`` is a list, any other a mask. A file that does not name `cpu`
-        itself is of no use: some kernels leave masks of zeros. None when no file is of use.
+        itself is not usable: some kernels leave masks of zeros. None if no file is usable.
         """
-        # Every CPU of a machine has the same names, so the one that was found last comes first.
+        # Every CPU of a machine has the same files, so try the one that was found last first.
         found = self._found.get(names)
         if found is not None:
-            cpus = self._parse(folder, found)
+            cpus = self._parse(directory, found)
             if cpu in cpus:
                 return cpus
         for name in names:
             if name != found:
-                cpus = self._parse(folder, name)
+                cpus = self._parse(directory, name)
                 if cpu in cpus:
                     self._found[names] = name
                     return cpus
         return None
 
-    def _parse(self, folder: str, name: str) -> CPUs:
-        text = self._tree.read(f"{folder}/{name}")
+    def _parse(self, directory: str, name: str) -> CPUs:
+        text = self._tree.read(f"{directory}/{name}")
         if not text:
             return ()
-        # A list and a mask can look the same ("10"), so the kind is part of what is remembered.
+        # A list and a mask can look the same ("10"), so the kind is part of the key.
         is_list = name.endswith("_list")
         key = text if is_list else "#" + text
         cpus = self._known.get(key)
@@ -73,7 +73,7 @@ class SharingReader:
 
 
 def gather(cpus: Iterable[int], claim: Callable[[int], CPUs | None]) -> Groups:
-    """The groups that `claim` names, which is asked for as few CPUs as possible."""
+    """The groups that `claim` returns, called for as few CPUs as possible."""
     groups: list[CPUs] = []
     without: list[int] = []
     seen: set[int] = set()
@@ -92,7 +92,7 @@ def gather(cpus: Iterable[int], claim: Callable[[int], CPUs | None]) -> Groups:
 
 
 def _reconcile(cpus: Iterable[int], claim: Callable[[int], CPUs | None]) -> Groups:
-    """Groups by the agreement of their members; who disagrees keeps what is left of its own claim."""
+    """Groups by majority of their members; a dissenting CPU keeps the rest of its own claim."""
     claims = {cpu: group for cpu in cpus if (group := claim(cpu)) is not None}
     votes: dict[CPUs, int] = {}
     for group in claims.values():
@@ -101,7 +101,7 @@ def _reconcile(cpus: Iterable[int], claim: Callable[[int], CPUs | None]) -> Grou
     seen: set[int] = set()
     for group in sorted(votes, key=lambda group: (-votes[group] / len(group), -len(group), group)):
         rest = tuple(cpu for cpu in group if cpu not in seen)
-        # Only a CPU that made the claim may found a group with it.
+        # Only a CPU that made the claim may start a group with it.
         if any(claims.get(cpu) == group for cpu in rest):
             groups.append(rest)
             seen.update(rest)
@@ -110,10 +110,10 @@ def _reconcile(cpus: Iterable[int], claim: Callable[[int], CPUs | None]) -> Grou
 
 
 def sample_cores(cores: tuple[CPUs, ...], l3_groups: tuple[CPUs, ...]) -> tuple[CPUs, ...]:
-    """All cores of a machine that has few; of many the first and the last of each L3 group.
+    """All cores of a small machine; the first and last of each L3 group of a large one.
 
-    To find out whether cores differ at all, before all are asked how. Without L3 caches every
-    eighth core stands for its neighbours.
+    The sample shows whether cores differ at all, before all are read. Without L3 caches it is every
+    eighth core.
     """
     if len(cores) <= MANY_CORES:
         return cores

@@ -15,17 +15,16 @@ from xlaunch.machine.topology import CPUs, Limits, Topology
 UNLIMITED_BYTES = 1 << 62
 """Version 1 writes "no limit" as the largest whole number of pages, a little below 2**63."""
 
-# What is in force comes first: the other is what was asked for, and may be empty or hold CPUs
-# that are offline.
+# The set in force comes first: the other one is what was requested, and may be empty or contain
+# offline CPUs.
 CPUSET_CPUS = {2: ("cpus.effective", "cpus"), 1: ("effective_cpus", "cpus")}
 CPUSET_MEMS = {2: ("mems.effective", "mems"), 1: ("effective_mems", "mems")}
 
 
 def read_limits(root: str, topology: Topology) -> Limits:
-    """What the calling process may use; in a captured tree, what the captured process might.
+    """What the calling process may use; in a captured tree, what the captured process might use.
 
-    A limit that would leave no online CPU is left out: a captured tree can be wrong about itself,
-    a running process cannot have none.
+    A limit that would leave no online CPU is ignored: a captured tree may be inconsistent.
     """
     tree = Tree(root)
     groups = ControlGroups(tree)
@@ -81,11 +80,11 @@ def _cpu_limits(tree: Tree, groups: ControlGroups, *, live: bool) -> list[_CPULi
 def _cpuset(
     tree: Tree, levels: list[Group], names: dict[int, tuple[str, str]]
 ) -> tuple[CPUs, Group] | None:
-    """The set in force and the group that sets it; None where no group says anything.
+    """The set in force and the group that sets it; None if no group has one.
 
-    The kernel keeps the innermost effective set within all the outer ones, except for those that
-    a partition took out of its parents'; so the outer ones are not to be intersected. It is empty
-    where the group inherits, and absent where the controller is not enabled: the next one counts.
+    The kernel keeps the innermost effective set within all outer ones, except for CPUs that a
+    partition took from its parents; so the outer ones must not be intersected. A set is empty if the
+    group inherits, and absent if the controller is not enabled: then the next one counts.
     """
     for level, group in enumerate(levels):
         for name in names[group.version]:
@@ -95,7 +94,7 @@ def _cpuset(
 
 
 def _origin(tree: Tree, levels: list[Group], name: str, numbers: CPUs) -> Group:
-    """The outermost of `levels` that has the same set already, which is the one to look at."""
+    """The outermost of `levels` with the same set, which is where it was limited."""
     origin = levels[0]
     for group in levels[1:]:
         if parse_list(tree.read(group.file("cpuset", name)) or "") != numbers:
@@ -128,7 +127,7 @@ def _status_list(tree: Tree, name: str) -> CPUs:
 
 
 def _cpu_quotas(tree: Tree, groups: ControlGroups) -> list[tuple[float, str]]:
-    """CPUs' worth of time by each quota on the way up, with where it is set."""
+    """The CPU quotas of all levels, in CPUs, each with its group."""
     quotas: list[tuple[float, str]] = []
     for levels in groups.enclosing("cpu"):
         for group in levels:
@@ -147,11 +146,11 @@ def _cpu_quotas(tree: Tree, groups: ControlGroups) -> list[tuple[float, str]]:
 
 
 def _memory_limits(tree: Tree, groups: ControlGroups) -> list[tuple[float, str]]:
-    """Bytes by each memory limit on the way up, with where it is set."""
+    """The memory limits of all levels, in bytes, each with its group."""
     limits: list[tuple[float, str]] = []
     for levels in groups.enclosing("memory"):
         for group in levels:
-            # At memory.high the kernel slows a group down and takes its pages, before memory.max.
+            # At memory.high the kernel slows a group down and reclaims its pages, before memory.max.
             for name in ("max", "high") if group.version == 2 else ("limit_in_bytes",):
                 text = tree.read(group.file("memory", name)) or ""
                 if text.isdecimal() and int(text) < UNLIMITED_BYTES:
@@ -164,9 +163,9 @@ def _tightest(limits: list[tuple[float, str]]) -> tuple[float | None, str | None
 
 
 def _describe(group: Group) -> str:
-    return f"cgroup v{group.version} {group.folder}" if group.prefixed else group.folder
+    return f"cgroup v{group.version} {group.directory}" if group.prefixed else group.directory
 
 
 def _mount_of(group: Group) -> str:
     kind = f"cgroup v{group.version} cpuset" if group.prefixed else "cpuset"
-    return f"{kind} at {group.mount_folder}"
+    return f"{kind} at {group.mount_directory}"

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NUMA nodes, also those of memory alone, from ``/sys/devices/system/node``."""
+"""NUMA nodes, including those without CPUs, from ``/sys/devices/system/node``."""
 
 from __future__ import annotations
 
 from xlaunch.machine.files import Tree, parse_list, parse_mask
 from xlaunch.machine.topology import CPUs, NumaNode
 
-NODE_FOLDER = "/sys/devices/system/node"
+NODE_DIRECTORY = "/sys/devices/system/node"
 MIN_SHARE = 0.5
-"""Of the machine's memory: nodes that list less are not believed."""
-CPU_FOLDER = "/sys/devices/system/cpu"
+"""Minimum share of the machine's memory that nodes must list to be believed."""
+CPU_DIRECTORY = "/sys/devices/system/cpu"
 
 
 def read_numa_nodes(tree: Tree, online: CPUs) -> tuple[tuple[NumaNode, ...], list[str]]:
-    """Every node that the kernel lists, by id, and notes on what could not be read as it stands."""
-    ids = tree.numbered(NODE_FOLDER, "node")
+    """Every node that the kernel lists, by id, and notes on inconsistent files."""
+    ids = tree.numbered(NODE_DIRECTORY, "node")
     notes: list[str] = []
     cpus_of = {node: _node_cpus(tree, node, frozenset(online)) for node in ids}
     if ids and not any(cpus_of.values()):
@@ -40,21 +40,21 @@ def read_numa_nodes(tree: Tree, online: CPUs) -> tuple[tuple[NumaNode, ...], lis
 
 
 def _node_cpus(tree: Tree, node: int, online: frozenset[int]) -> CPUs:
-    folder = f"{NODE_FOLDER}/node{node}"
-    if (text := tree.read(folder + "/cpulist")) is not None:
+    directory = f"{NODE_DIRECTORY}/node{node}"
+    if (text := tree.read(directory + "/cpulist")) is not None:
         cpus = parse_list(text)
-    elif (text := tree.read(folder + "/cpumap")) is not None:
+    elif (text := tree.read(directory + "/cpumap")) is not None:
         cpus = parse_mask(text)
     else:
-        cpus = tuple(tree.numbered(folder, "cpu"))
+        cpus = tuple(tree.numbered(directory, "cpu"))
     return tuple(cpu for cpu in cpus if cpu in online)
 
 
 def _cpus_by_links(tree: Tree, ids: list[int], online: CPUs) -> dict[int, CPUs]:
-    """The other direction: a CPU's folder has a link to its node."""
+    """The CPUs of each node, from the links to nodes in CPU directories."""
     members: dict[int, list[int]] = {node: [] for node in ids}
     for cpu in online:
-        for node in tree.numbered(f"{CPU_FOLDER}/cpu{cpu}", "node"):
+        for node in tree.numbered(f"{CPU_DIRECTORY}/cpu{cpu}", "node"):
             if node in members:
                 members[node].append(cpu)
     return {node: tuple(cpus) for node, cpus in members.items()}
@@ -72,9 +72,9 @@ def read_memory_total(tree: Tree) -> int | None:
 def _believed_sizes(
     nodes: tuple[NumaNode, ...], total: int | None, notes: list[str]
 ) -> tuple[NumaNode, ...]:
-    """The nodes with the machine's memory where their own files lag far behind it.
+    """The nodes with the machine's memory if their own files list much less.
 
-    A virtual machine that got its memory after boot may show the first part only.
+    A virtual machine that got memory after boot may list the first part only.
     """
     filled = [node for node in nodes if node.memory_bytes]
     known = sum([node.memory_bytes or 0 for node in filled])
@@ -90,7 +90,7 @@ def _believed_sizes(
 
 
 def _settle_doubles(cpus_of: dict[int, CPUs], notes: list[str]) -> None:
-    """Leave a CPU that several nodes claim with the first of them."""
+    """Assign a CPU that several nodes claim to the first of them."""
     seen: set[int] = set()
     for node, cpus in cpus_of.items():
         if not seen.isdisjoint(cpus):
@@ -100,27 +100,27 @@ def _settle_doubles(cpus_of: dict[int, CPUs], notes: list[str]) -> None:
 
 
 def _memory_bytes(tree: Tree, node: int) -> int | None:
-    text = tree.read(f"{NODE_FOLDER}/node{node}/meminfo") or ""
+    text = tree.read(f"{NODE_DIRECTORY}/node{node}/meminfo") or ""
     _, found, rest = text.partition("MemTotal:")
     fields = rest.split(None, 1)
     return int(fields[0]) * 1024 if found and fields and fields[0].isdecimal() else None
 
 
 def _distances(tree: Tree, node: int) -> tuple[int, ...]:
-    fields = (tree.read(f"{NODE_FOLDER}/node{node}/distance") or "").split()
+    fields = (tree.read(f"{NODE_DIRECTORY}/node{node}/distance") or "").split()
     return tuple(map(int, fields)) if all(field.isdecimal() for field in fields) else ()
 
 
 def _local_cpus(
     tree: Tree, node: int, cpus_of: dict[int, CPUs], distances: tuple[int, ...]
 ) -> CPUs:
-    """The CPUs nearest to a node without any, as hwloc finds them; empty when none is nearer.
+    """The CPUs nearest to a node without CPUs, as hwloc determines them; empty if all are equally near.
 
-    The firmware's word comes first: the initiators of the best access (``access1`` are CPUs,
-    ``access0`` may be devices too), then the nodes at the smallest distance, unless all are at it.
+    First the initiators that the firmware names (``access1`` are CPUs, ``access0`` may be devices
+    too), then the nodes at the smallest distance, unless all have it.
     """
     for access in ("access1", "access0"):
-        nearest = tree.numbered(f"{NODE_FOLDER}/node{node}/{access}/initiators", "node")
+        nearest = tree.numbered(f"{NODE_DIRECTORY}/node{node}/{access}/initiators", "node")
         if cpus := _union(cpus_of, nearest):
             return cpus
     if not distances:

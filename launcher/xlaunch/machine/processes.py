@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What /proc tells of running processes: who descends from whom, on which CPU, at what cost.
+"""Running processes in /proc: descendants, state, CPU, usage.
 
-Each reader returns None, or leaves out, what has ended meanwhile: processes end at any moment.
+Processes can end at any moment: each reader returns None for one that has ended, or leaves it out.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ class TaskStatus(NamedTuple):
     cpu_ticks: int
     """User and system time so far, in `TICKS_PER_SECOND`."""
     children_ticks: int
-    """The same of its children that it has waited for; 0 for a thread."""
+    """The same for children that it has waited for; 0 for a thread."""
     rss_bytes: int
     last_cpu: int
-    """The CPU it runs on or ran on last."""
+    """The CPU where it runs or last ran."""
 
 
 def read_status(path: str) -> TaskStatus | None:
-    """The `stat` file in a folder such as ``/proc/42`` or ``/proc/42/task/43`` (see proc(5))."""
+    """The `stat` file in a directory such as ``/proc/42`` or ``/proc/42/task/43`` (see proc(5))."""
     text = read_file(f"{path}/stat")
     if text is None:
         return None
-    # The name, in parentheses, may hold anything, parentheses and spaces too.
+    # The name, in parentheses, may contain anything, including parentheses and spaces.
     fields = text[text.rfind(b")") + 2 :].split()
     return TaskStatus(
         state=fields[0].decode(),
@@ -80,7 +80,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def initial_environment(pid: int) -> dict[str, str]:
-    """The environment that a process's program was started with; empty when it cannot be read."""
+    """The environment that a process was started with; empty if it cannot be read."""
     entries = (read_file(f"/proc/{pid}/environ") or b"").split(b"\0")
     pairs = [os.fsdecode(entry).partition("=") for entry in entries]
     return {name: value for name, _, value in pairs if name}
@@ -89,8 +89,8 @@ def initial_environment(pid: int) -> dict[str, str]:
 def has_job_control(pid: int) -> bool:
     """Whether a shell would notice that the job of a process is stopped, and could continue it.
 
-    Otherwise its process group is an *orphaned* one (see setpgid(2)), as of PID 1 of a container or
-    of a command of `ssh -t`, and the kernel spares programs in it from Ctrl-Z.
+    Otherwise its process group is *orphaned* (see setpgid(2)), as for PID 1 of a container or a
+    command of `ssh -t`, and the kernel ignores Ctrl-Z for it.
     """
     process = read_status(f"/proc/{pid}")
     while process is not None and process.parent:
@@ -106,14 +106,14 @@ def has_job_control(pid: int) -> bool:
 
 
 def migrations(pid: int, thread: int) -> int | None:
-    """How often the kernel moved a thread to another CPU; None where the kernel keeps no count."""
+    """How often the kernel moved a thread to another CPU; None if the kernel does not count it."""
     text = read_file(f"/proc/{pid}/task/{thread}/sched")
     _, found, rest = (text or b"").partition(b"nr_migrations")
     return int(rest.split(b"\n", 1)[0].strip(b" :")) if found else None
 
 
 def _children_by_scan(pid: int) -> list[int]:
-    """The slow way, for kernels without CONFIG_PROC_CHILDREN: ask every process for its parent."""
+    """The children by a scan of all processes, for kernels without CONFIG_PROC_CHILDREN."""
     found: list[int] = []
     for name in os.listdir("/proc"):
         status = read_status(f"/proc/{name}") if name.isdigit() else None
@@ -130,7 +130,7 @@ def read_file(path: str) -> bytes | None:
         return None
     try:
         data = b""
-        # A read returns whole records, less than a page: only an empty one is the end.
+        # A read returns whole records, often less than a page: only an empty read is the end.
         while more := os.read(descriptor, 1 << 16):
             data += more
         return data

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A temporary folder for a machine that is unpacked or made up: thousands of small files."""
+"""A temporary directory for thousands of small files: an unpacked or synthetic machine."""
 
 from __future__ import annotations
 
 import os
 import tempfile
 
-MEMORY = "/dev/shm"  # noqa: S108 - the folder made there is new and private
+MEMORY = "/dev/shm"  # noqa: S108 - the directory made there is new and private
 ENOUGH_BYTES = 1 << 28
-"""Containers often have 64 MiB there, which a large machine's files can fill."""
+"""Minimum free space; containers often have 64 MiB, which a large machine's files can fill."""
 
 
-def scratch_folder() -> tempfile.TemporaryDirectory[str]:
-    """A new folder, in memory where there is room, which is several times as fast as a disk.
+def scratch_directory() -> tempfile.TemporaryDirectory[str]:
+    """A new directory, in memory if there is room, which is several times as fast as a disk.
 
-    A TMPDIR that the user chose is kept to.
+    TMPDIR takes precedence.
     """
     place = None
     if not os.environ.get("TMPDIR") and os.access(MEMORY, os.W_OK | os.X_OK):

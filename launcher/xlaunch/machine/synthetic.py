@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Machines made up from a line of text, written as the sysfs tree that Linux would show for them.
+"""Synthetic machines from a line of text, written as the sysfs tree that Linux would show.
 
-They are read back by the same reader as any machine, so that a made-up machine cannot differ from
-a real one in what its numbers mean.
+They are read by the same reader as a real machine, so their numbers have the same meaning.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from xlaunch.machine.cpu_list import format_cpu_list, read_digits
 LEVELS = ("package", "die", "node", "l3", "core", "pu")
 OUTER_LEVELS = LEVELS[:4]
 EXAMPLE = "package:2 node:2 l3:4 core:8 pu:2"
-MOST_CPUS = 8192
+MAX_CPUS = 8192
 MEMORY_PER_CORE_KB = 4 << 20
 CACHES = ((1, "Data", "48K"), (1, "Instruction", "32K"), (2, "Unified", "2048K"))
 L3_SIZE = "32768K"
 
 
 class Level(NamedTuple):
-    """How many of one thing each of the next outer thing has."""
+    """The number of things of one level in each thing of the next outer level."""
 
     name: str
     """One of `LEVELS`."""
@@ -34,9 +33,9 @@ class Level(NamedTuple):
 def parse_levels(text: str) -> tuple[Level, ...]:
     """The levels that a text such as `EXAMPLE` names, the outermost first.
 
-    Packages, dies, nodes and L3 caches may be nested in any order, dies within packages; cores and
-    then SMT siblings (pu) are within all of them, and are one each where they are not named.
-    Raises `UsageError`, which says what levels there are.
+    Packages, dies, nodes and L3 caches may be nested in any order, with dies inside packages. Cores
+    and then SMT siblings (pu) are inside all of them; one each if not named. Raises `UsageError`,
+    which lists the levels.
     """
 
     def refuse(reason: str) -> UsageError:
@@ -68,25 +67,25 @@ def parse_levels(text: str) -> tuple[Level, ...]:
         levels.insert(names.index("pu") if "pu" in names else len(levels), Level("core", 1))
     if "pu" not in names:
         levels.append(Level("pu", 1))
-    if prod(level.each for level in levels) > MOST_CPUS:
-        raise refuse(f"that is more than {MOST_CPUS} CPUs")
+    if prod(level.each for level in levels) > MAX_CPUS:
+        raise refuse(f"that is more than {MAX_CPUS} CPUs")
     return tuple(levels)
 
 
 class _Shape(NamedTuple):
-    """Where each core lies. Cores are numbered in the order of the nesting."""
+    """The groups of each core. Cores are numbered in the order of the nesting."""
 
     core_count: int
     threads: int
     cores_in: dict[str, int]
-    """Cores in one group of each outer level that is named."""
+    """Cores per group of each named outer level."""
 
     def groups(self, level: str) -> int:
-        """How many groups the machine has at `level`; one where it is not named."""
+        """The number of groups at `level`; one if it is not named."""
         return self.core_count // self.cores_in.get(level, self.core_count)
 
     def group_of(self, level: str, core: int) -> int:
-        """The number of the group at `level` that `core` lies in."""
+        """The number of the group of `core` at `level`."""
         return core // self.cores_in.get(level, self.core_count)
 
     def cpu_list(self, first_core: int, last_core: int) -> str:
@@ -101,14 +100,14 @@ class _Shape(NamedTuple):
         )
 
     def group_list(self, level: str, core: int) -> str:
-        """The CPUs of the group at `level` that `core` lies in."""
+        """The CPUs of the group of `core` at `level`."""
         size = self.cores_in.get(level, self.core_count)
         first = core // size * size
         return self.cpu_list(first, first + size - 1)
 
 
-def write_tree(levels: tuple[Level, ...], folder: str) -> None:
-    """Write the sysfs tree of the machine that `levels` describe below `folder`, which exists."""
+def write_tree(levels: tuple[Level, ...], directory: str) -> None:
+    """Write the sysfs tree of the machine of `levels` to an existing directory."""
     counts = [level.each for level in levels]
     outer = levels[:-2]
     shape = _Shape(
@@ -116,11 +115,11 @@ def write_tree(levels: tuple[Level, ...], folder: str) -> None:
         threads=levels[-1].each,
         cores_in={level.name: prod(counts[i + 1 : -1]) for i, level in enumerate(outer)},
     )
-    cpu_folder = f"{folder}/sys/devices/system/cpu"
+    cpu_directory = f"{directory}/sys/devices/system/cpu"
     all_cpus = shape.cpu_list(0, shape.core_count - 1)
-    _write(f"{folder}/proc/sys/kernel", {"arch": "x86_64"})
+    _write(f"{directory}/proc/sys/kernel", {"arch": "x86_64"})
     _write(
-        cpu_folder,
+        cpu_directory,
         {
             "online": all_cpus,
             "possible": all_cpus,
@@ -133,12 +132,12 @@ def write_tree(levels: tuple[Level, ...], folder: str) -> None:
         files = _core_files(shape, core)
         for thread in range(shape.threads):
             for name, contents in files.items():
-                _write(f"{cpu_folder}/cpu{core + thread * shape.core_count}/{name}", contents)
-    _write_nodes(shape, f"{folder}/sys/devices/system/node")
+                _write(f"{cpu_directory}/cpu{core + thread * shape.core_count}/{name}", contents)
+    _write_nodes(shape, f"{directory}/sys/devices/system/node")
 
 
 def _core_files(shape: _Shape, core: int) -> dict[str, dict[str, str]]:
-    """The files of each CPU of a core, by folder."""
+    """The files of each CPU of a core, by directory."""
     own = shape.cpu_list(core, core)
     package = shape.group_list("package", core)
     in_package = core % shape.cores_in.get("package", shape.core_count)
@@ -171,11 +170,11 @@ def _core_files(shape: _Shape, core: int) -> dict[str, dict[str, str]]:
     return files
 
 
-def _write_nodes(shape: _Shape, folder: str) -> None:
-    """One node where no nodes are named, as Linux does."""
+def _write_nodes(shape: _Shape, directory: str) -> None:
+    """Write the nodes; one if none are named, as Linux does."""
     count = shape.groups("node")
     size = shape.core_count // count
-    _write(folder, {"online": f"0-{count - 1}" if count > 1 else "0"})
+    _write(directory, {"online": f"0-{count - 1}" if count > 1 else "0"})
     packages = [shape.group_of("package", node * size) for node in range(count)]
     for node in range(count):
         distances = (
@@ -183,7 +182,7 @@ def _write_nodes(shape: _Shape, folder: str) -> None:
             for other in range(count)
         )
         _write(
-            f"{folder}/node{node}",
+            f"{directory}/node{node}",
             {
                 "cpulist": shape.cpu_list(node * size, (node + 1) * size - 1),
                 "distance": " ".join(map(str, distances)),
@@ -192,10 +191,10 @@ def _write_nodes(shape: _Shape, folder: str) -> None:
         )
 
 
-def _write(folder: str, files: dict[str, str]) -> None:
-    os.makedirs(folder, exist_ok=True)
+def _write(directory: str, files: dict[str, str]) -> None:
+    os.makedirs(directory, exist_ok=True)
     for name, text in files.items():
-        fd = os.open(f"{folder}/{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        fd = os.open(f"{directory}/{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         try:
             os.write(fd, text.encode() + b"\n")
         finally:

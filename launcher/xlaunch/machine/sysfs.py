@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hardware as Linux shows it in sysfs and procfs, on this machine or in a captured tree.
+"""The hardware from sysfs and procfs, of this machine or a captured tree.
 
 The kernel's documentation of the files: Documentation/admin-guide/cputopology.rst and
-Documentation/ABI/stable/sysfs-devices-node. Where files are missing or contradict each other, the
-reading follows hwloc, and a note says so.
+Documentation/ABI/stable/sysfs-devices-node. If files are missing or contradictory, this follows
+hwloc, and adds a note.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from xlaunch.machine.shared_caches import CacheReader
 from xlaunch.machine.topology import CPUs, NumaNode, Package, Topology
 from xlaunch.wording import plural
 
-CPU_FOLDER = "/sys/devices/system/cpu"
+CPU_DIRECTORY = "/sys/devices/system/cpu"
 
-# Newest name first: since Linux 5.3 package_cpus and core_cpus say what core_siblings and
-# thread_siblings did, and very old kernels have masks without lists.
+# Newest name first: package_cpus and core_cpus replaced core_siblings and thread_siblings in
+# Linux 5.3, and very old kernels have masks without lists.
 CORE = ("core_cpus_list", "thread_siblings_list", "core_cpus", "thread_siblings")
 PACKAGE = ("package_cpus_list", "core_siblings_list", "package_cpus", "core_siblings")
 DIE = ("die_cpus_list", "die_cpus")
@@ -31,8 +31,8 @@ CLUSTER = ("cluster_cpus_list", "cluster_cpus")
 def read_topology(root: str) -> tuple[Topology, tuple[str, ...]]:
     """The hardware under `root`, and notes on what was missing or contradictory.
 
-    `root` must hold ``sys/devices/system/cpu``. Nothing raises: a machine that shows nothing but
-    its CPUs is read as one package of cores that are each a CPU.
+    `root` must hold ``sys/devices/system/cpu``. Nothing raises: a machine that shows only its CPUs
+    is read as one package of cores that are each a CPU.
     """
     tree = Tree(root)
     notes: list[str] = []
@@ -45,7 +45,7 @@ def read_topology(root: str) -> tuple[Topology, tuple[str, ...]]:
     package_cpus = tuple(package.cpus for package in packages)
     dies = _read_dies(sharing, online, package_cpus, notes)
 
-    caches = CacheReader(tree, sharing, CPU_FOLDER, cores)
+    caches = CacheReader(tree, sharing, CPU_DIRECTORY, cores)
     l3 = caches.read_l3(online)
     l2 = caches.read_l2(online)
     _note_contradiction(l3, "L3 caches", notes)
@@ -68,33 +68,33 @@ def read_topology(root: str) -> tuple[Topology, tuple[str, ...]]:
         cores=cores,
         cores_known=cores_known,
         core_kinds=read_core_kinds(tree, cores, l3.groups, online),
-        isolated_cpus=parse_list(tree.read(CPU_FOLDER + "/isolated") or ""),
+        isolated_cpus=parse_list(tree.read(CPU_DIRECTORY + "/isolated") or ""),
     )
     return topology, (*notes, *node_notes)
 
 
 def _read_cpus(tree: Tree, notes: list[str]) -> tuple[CPUs, CPUs]:
-    """The online CPUs, and those that have a folder and are not online."""
-    folders = tuple(tree.numbered(CPU_FOLDER, "cpu"))
-    online = parse_list(tree.read(CPU_FOLDER + "/online") or "")
+    """The online CPUs, and the other CPUs that have a directory."""
+    directories = tuple(tree.numbered(CPU_DIRECTORY, "cpu"))
+    online = parse_list(tree.read(CPU_DIRECTORY + "/online") or "")
     if not online:
-        off = set(parse_list(tree.read(CPU_FOLDER + "/offline") or ""))
+        off = set(parse_list(tree.read(CPU_DIRECTORY + "/offline") or ""))
         online = tuple(
             cpu
-            for cpu in folders
-            if cpu not in off and tree.read(f"{CPU_FOLDER}/cpu{cpu}/online") != "0"
+            for cpu in directories
+            if cpu not in off and tree.read(f"{CPU_DIRECTORY}/cpu{cpu}/online") != "0"
         )
     if not online:
         notes.append("no CPU is shown as online; CPU 0 is assumed")
         online = (0,)
     present = set(online)
-    return online, tuple(cpu for cpu in folders if cpu not in present)
+    return online, tuple(cpu for cpu in directories if cpu not in present)
 
 
 def _read_cores(
     tree: Tree, sharing: SharingReader, online: CPUs, notes: list[str]
 ) -> tuple[tuple[CPUs, ...], bool]:
-    """The SMT siblings of each core, and whether the kernel tells them at all."""
+    """The SMT siblings of each core, and whether they are known at all."""
     found = gather(online, lambda cpu: sharing.read(_topology(cpu), cpu, CORE))
     _note_contradiction(found, "SMT siblings", notes)
     if _are_amd_modules(tree, found.groups):
@@ -115,9 +115,9 @@ def _read_cores(
 
 
 def _are_amd_modules(tree: Tree, siblings: tuple[CPUs, ...]) -> bool:
-    """Whether what the kernel calls SMT siblings are the two cores of an AMD module (family 21).
+    """Whether the SMT siblings are the two cores of an AMD module (family 21).
 
-    They have integer units, L1 caches and core ids of their own; hwloc counts them as cores too.
+    They have their own integer units, L1 caches and core ids; hwloc counts them as cores too.
     """
     pair = next((group for group in siblings if len(group) > 1), None)
     if pair is None:
@@ -139,7 +139,7 @@ def _read_packages(
     found = gather(online, lambda cpu: sharing.read(_topology(cpu), cpu, PACKAGE))
     _note_contradiction(found, "packages", notes)
     by_id, without = _group_by_ids(tree, found.without, ("physical_package_id",))
-    # CPUs of which the kernel says nothing can as well be in one package as in many.
+    # CPUs without any information are put into one package.
     rest = (without,) if without else ()
     groups = sorted((*found.groups, *by_id, *rest))
     packages = [Package(_package_id(tree, group[0]), group) for group in groups]
@@ -151,8 +151,8 @@ def _mend_packages_cut_at_nodes(
 ) -> list[Package]:
     """Join packages of one id that are exactly NUMA nodes.
 
-    With cluster-on-die or sub-NUMA clustering some kernels cut core_siblings at the node. Ids that
-    repeat within a node, or beside it (Itanium, s390 books), are different packages.
+    With cluster-on-die or sub-NUMA clustering, some kernels split core_siblings by node. Ids that
+    repeat within a node, or outside it (Itanium, s390 books), are different packages.
     """
     node_cpus = {node.cpus for node in nodes if node.cpus}
     cut = [package for package in packages if package.cpus in node_cpus and package.id is not None]
@@ -178,7 +178,7 @@ def _read_dies(
     if sharing.read(_topology(online[0]), online[0], DIE) is None:
         return ()
     found = gather(online, lambda cpu: sharing.read(_topology(cpu), cpu, DIE))
-    # Architectures without dies show each CPU as one.
+    # Architectures without dies show each CPU as a die.
     if found.without or all(len(die) == 1 for die in found.groups):
         return ()
     _note_contradiction(found, "dies", notes)
@@ -195,7 +195,7 @@ def _read_clusters(
 ) -> tuple[CPUs, ...]:
     """The clusters, unless they are the same as the cores, the dies or the packages.
 
-    On x86 they mostly are the cores, so a `sample` of cores is asked first whether it is so.
+    On x86 they usually are the cores, so a `sample` of cores is checked first.
     """
     first = cores[0][0]
     if sharing.read(_topology(first), first, CLUSTER) is None:
@@ -210,9 +210,9 @@ def _read_clusters(
 
 
 def _group_by_ids(tree: Tree, cpus: CPUs, names: tuple[str, ...]) -> tuple[tuple[CPUs, ...], CPUs]:
-    """CPUs grouped by equal ids, where kernels show ids but no siblings; and those without the id.
+    """CPUs grouped by equal ids, for kernels that show ids but no siblings; and CPUs without ids.
 
-    The last of `names` is what groups; it must be there and not -1. The others qualify it.
+    The last of `names` must be present and not -1. The others qualify it.
     """
     groups: dict[tuple[int | None, ...], list[int]] = {}
     without: list[int] = []
@@ -231,7 +231,7 @@ def _package_id(tree: Tree, cpu: int) -> int | None:
 
 
 def _topology(cpu: int) -> str:
-    return f"{CPU_FOLDER}/cpu{cpu}/topology"
+    return f"{CPU_DIRECTORY}/cpu{cpu}/topology"
 
 
 def _note_contradiction(found: Groups, what: str, notes: list[str]) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a machine is made of: packages, dies, caches, NUMA nodes, cores - and what this process may use of it.
+"""The model of a machine: packages, dies, caches, NUMA nodes, cores, and limits of this process.
 
 All numbers are the kernel's. A set of logical CPUs is an ascending tuple of CPU numbers.
-The values here are made by `xlaunch.machine.sysfs` and `xlaunch.machine.limits`, and never change.
+`xlaunch.machine.sysfs` and `xlaunch.machine.limits` create the values, which are immutable.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class NumaNode(NamedTuple):
 
     id: int
     cpus: CPUs
-    """Online CPUs of the node; empty for a node that is memory only (HBM, CXL, persistent memory)."""
+    """Online CPUs of the node; empty for a node of memory only (HBM, CXL, persistent memory)."""
     memory_bytes: int | None
     """MemTotal of the node; None when unknown."""
     distances: tuple[int, ...] = ()
@@ -40,25 +40,25 @@ class CoreKind(NamedTuple):
 
     cpus: CPUs
     efficiency: int
-    """Rank upwards in performance, 0 the slowest; -1 when the kinds differ and nothing ranks them."""
+    """Rank by performance, 0 the slowest; -1 if the kinds cannot be ranked."""
     attributes: tuple[tuple[str, str], ...] = ()
-    """What told the kinds apart, for display. **Ex.:** ``(("FrequencyMaxMHz", "3900"),)``."""
+    """What distinguishes the kinds, for display. **Ex.:** ``(("FrequencyMaxMHz", "3900"),)``."""
 
 
 class Topology(NamedTuple):
     """The hardware as the kernel shows it, whether or not this process may use it.
 
-    Groups hold online CPUs only. Each list of groups is in the order of its lowest CPU.
+    Groups contain online CPUs only. Each list of groups is in the order of its lowest CPU.
     """
 
     architecture: str
-    """Machine name as uname has it (``x86_64``, ``aarch64``), or ``unknown``."""
+    """Machine name of uname (``x86_64``, ``aarch64``), or ``unknown``."""
     online_cpus: CPUs
     offline_cpus: CPUs
     packages: tuple[Package, ...]
     """Covers every online CPU."""
     dies: tuple[CPUs, ...]
-    """Only when some package has more than one die; covers every online CPU then."""
+    """Only if some package has several dies; then covers every online CPU."""
     clusters: tuple[CPUs, ...]
     """Only when the kernel's clusters are neither the cores nor the packages."""
     numa_nodes: tuple[NumaNode, ...]
@@ -70,7 +70,7 @@ class Topology(NamedTuple):
     cores: tuple[CPUs, ...]
     """SMT siblings of each physical core; every CPU its own core when the siblings are not known."""
     cores_known: bool
-    """False when the kernel does not tell which CPUs share a core."""
+    """False if the kernel does not show which CPUs share a core."""
     core_kinds: tuple[CoreKind, ...]
     """Only when there is more than one kind; the slowest first."""
     isolated_cpus: CPUs
@@ -85,17 +85,17 @@ class Limits(NamedTuple):
     allowed_nodes: tuple[int, ...]
     """Ids of the NUMA nodes whose memory may be used, among `Topology.numa_nodes`."""
     narrowed_by: tuple[str, ...]
-    """What makes the allowed CPUs fewer than the online ones; empty when all are allowed.
+    """Why the allowed CPUs are fewer than the online ones; empty if all are allowed.
 
     **Ex.:** ``("cpuset 0-7 (cgroup v2 /sys/fs/cgroup/job)", "affinity mask 0-3")``."""
     cpu_quota: float | None
-    """CPUs' worth of time that the tightest enclosing CPU quota grants; None without one."""
+    """The tightest enclosing CPU quota, in CPUs; None without one."""
     cpu_quota_source: str | None
     memory_limit_bytes: int | None
     """The tightest enclosing cgroup memory limit; None without one."""
     memory_limit_source: str | None
     memory_total_bytes: int | None = None
-    """MemTotal of the machine; None when unknown. Nodes may add up to less: hot-plugged memory."""
+    """MemTotal of the machine; None if unknown. The sum over nodes may be less: hot-plugged memory."""
     narrowed_via: tuple[str, ...] = ()
     """The same as `narrowed_by` without the names of groups, which may be private.
 
@@ -103,11 +103,11 @@ class Limits(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """A machine and what may be used of it: all that planning looks at."""
+    """A machine and what may be used of it: the input of planning."""
 
     root: str
-    """The folder that `sys` and `proc` were read under; ``/`` for this machine."""
+    """The directory that contains `sys` and `proc`; ``/`` for this machine."""
     topology: Topology
     limits: Limits
     notes: tuple[str, ...] = ()
-    """What was missing or contradictory and how it was read, one line each."""
+    """Missing or contradictory files, and what was assumed; one line each."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from xlaunch.errors import UsageError
-from xlaunch.machine.cpu_list import LARGEST_NUMBER, format_cpu_list, parse_cpu_list, read_digits
+from xlaunch.machine.cpu_list import MAX_NUMBER, format_cpu_list, parse_cpu_list, read_digits
 from xlaunch.machine.topology import CPUs
 from xlaunch.planning.request import MAX, Max
 
@@ -36,7 +36,7 @@ def parse_count(text: str) -> int | Max:
     number = _digits(text)
     if not number:
         raise UsageError(
-            f"{text!r} is not a count; write a whole number from 1 to {LARGEST_NUMBER}, or max"
+            f"{text!r} is not a count; write a whole number from 1 to {MAX_NUMBER}, or max"
         )
     return number
 
@@ -45,7 +45,7 @@ def parse_whole_number(text: str) -> int:
     """A whole number from 0."""
     number = _digits(text)
     if number is None:
-        raise UsageError(f"{text!r} is not a whole number from 0 to {LARGEST_NUMBER}")
+        raise UsageError(f"{text!r} is not a whole number from 0 to {MAX_NUMBER}")
     return number
 
 
@@ -156,4 +156,4 @@ def _digits(text: str) -> int | None:
     if not (text.isascii() and text.isdigit()):
         return None
     number = read_digits(text)
-    return number if number <= LARGEST_NUMBER else None
+    return number if number <= MAX_NUMBER else None

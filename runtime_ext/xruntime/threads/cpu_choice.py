@@ -7,7 +7,7 @@ import operator
 from collections.abc import Iterable, Set
 
 from xlaunch.errors import UsageError
-from xlaunch.machine.cpu_list import LARGEST_NUMBER, format_cpu_list, parse_cpu_list
+from xlaunch.machine.cpu_list import MAX_NUMBER, format_cpu_list, parse_cpu_list
 from xlaunch.machine.topology import CPUs, Machine
 from xruntime.errors import CPUPoolError
 
@@ -50,7 +50,7 @@ def _read_numbers(given: Iterable[object]) -> tuple[int, ...]:
         cpu = whole_number(item)
         if cpu is None:
             raise CPUPoolError(f"core_ids: {item!r} is not a CPU number; {HOW_TO_NAME_CPUS}")
-        if not 0 <= cpu < LARGEST_NUMBER:
+        if not 0 <= cpu < MAX_NUMBER:
             raise CPUPoolError(f"core_ids: there is no CPU {cpu}; {HOW_TO_NAME_CPUS}")
         if cpu in seen:
             raise CPUPoolError(f"core_ids: CPU {cpu} is named twice; name each once")

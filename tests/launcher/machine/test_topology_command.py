@@ -119,8 +119,11 @@ def test_capture_and_read_back_through_the_command(
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--sysroot", "/nowhere"], "/nowhere: not a folder; --sysroot takes a folder that holds"),
-        (["--sysroot", ""], "'': not a folder; --sysroot takes a folder that holds"),
+        (
+            ["--sysroot", "/nowhere"],
+            "/nowhere: not a directory; --sysroot takes a directory that holds",
+        ),
+        (["--sysroot", ""], "'': not a directory; --sysroot takes a directory that holds"),
         (["--sysroot", "/proc"], "/proc: holds no sys/devices/system/cpu; --sysroot takes"),
         (["--sysroot", "/etc/passwd"], "/etc/passwd: not a capture that can be unpacked"),
         (

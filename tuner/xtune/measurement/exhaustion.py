@@ -34,7 +34,7 @@ class MemoryWatch:
         """`root`: of the tree to read."""
         self._tree = Tree(root)
         self._folders = [
-            (group.version, group.folder)
+            (group.version, group.directory)
             for levels in ControlGroups(self._tree).enclosing("memory")
             for group in levels
         ]
