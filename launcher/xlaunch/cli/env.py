@@ -29,11 +29,11 @@ from xlaunch.planning.plans import Instance, Plan
 from xlaunch.planning.request import HugePages, MemoryPolicy
 
 SCHEMA_VERSION = 1
-"""Of ``--format json``: rises when a key changes its meaning or goes."""
+"""Version of ``--format json``; raised when a key changes its meaning or is removed."""
 
 
 class Format(enum.Enum):
-    """For whom the environment is written."""
+    """The form in which the environment is printed."""
 
     SH = "sh"
     """**Ex.:** ``export OMP_NUM_THREADS=4``"""
@@ -51,13 +51,13 @@ class Surroundings(NamedTuple):
     instance: Instance
     settings: tuple[Setting, ...]
     changed: dict[str, str]
-    """Variables that are not inherited, or not with this value."""
+    """Variables that differ from the inherited ones."""
     removed: tuple[str, ...]
-    """Inherited variables that it does not get."""
+    """Inherited variables that the instance does not get."""
 
     @property
     def alone(self) -> dict[str, str]:
-        """What it needs where nothing is inherited: also the user's own settings that matter."""
+        """The variables that it needs if nothing is inherited, with relevant ones of the user's."""
         return {setting.name: setting.value for setting in self.settings} | self.changed
 
 
@@ -73,7 +73,7 @@ class Surroundings(NamedTuple):
     ],
 )
 def command(asked: Resolved) -> None:
-    """Print the environment of an instance, beyond what it inherits; run nothing.
+    """Print the variables that an instance gets beyond the inherited ones; run nothing.
 
     \b
     eval "$(xlaunch env --ncores 4)"
@@ -103,7 +103,7 @@ def command(asked: Resolved) -> None:
         Format.DOCKER: _docker,
         Format.JSON: _json,
     }[options.get("format", Format.SH)]
-    # Bytes: a variable's value may be no text.
+    # Written as bytes: a variable's value need not be valid text.
     click.echo(os.fsencode(writer(found)))
 
 
@@ -124,7 +124,7 @@ def _surroundings(plan: Plan, inherited: Mapping[str, str]) -> Surroundings:
 
 
 def _sh(found: Surroundings) -> str:
-    """Lines for ``eval`` in any shell of the Bourne family."""
+    """Lines for ``eval`` in any POSIX shell."""
     for name in found.changed:
         _check_name(name, "a shell")
     policy = found.plan.request.mem_policy
@@ -148,7 +148,7 @@ def _systemd(found: Surroundings) -> str:
         lines.append(f"CPUAffinity={format_cpu_list(instance.cpus)}")
     policy = instance.memory
     if policy is MemoryPolicy.PREFERRED and len(instance.memory_nodes) > 1:
-        # The kernel's MPOL_PREFERRED takes one node; its policy for several is not in systemd.
+        # systemd does not have the kernel's MPOL_PREFERRED_MANY.
         say("warning: systemd prefers one NUMA node at most; memory policy left out")
     elif policy is not MemoryPolicy.NONE:
         lines.append(f"NUMAPolicy={policy.value}")
@@ -203,7 +203,7 @@ def _json(found: Surroundings) -> str:
 
 
 HOST_PATHS = frozenset((PRELOAD, *(name for name, *_ in LOCATIONS)))
-"""Variables that name files of this machine."""
+"""Variables that contain paths of this machine."""
 
 _NAME = re.compile("[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`xlaunch libraries`: which allocators and OpenMP runtimes there are, and which would be used."""
+"""`xlaunch libraries`: list allocators and OpenMP runtimes, and which of them would be used."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from xlaunch.wording import align
 
 
 class Judged(NamedTuple):
-    """A library with what became of it."""
+    """A library with its verdict."""
 
     library: Library
     chosen: bool
-    """It is what a profile of its name preloads."""
+    """The profile of its name preloads this file."""
     verdict: str
-    """Why it is used, or not."""
+    """Why it is used or not."""
 
 
 @click.command(context_settings=CONTEXT)
@@ -33,9 +33,8 @@ class Judged(NamedTuple):
 def command(*, as_json: bool, python: str | None) -> None:
     """Show the allocators and OpenMP runtimes that can be preloaded, and why others cannot.
 
-    They are looked for with the active environment's interpreter first (or --python's), then with
-    conda, in LD_LIBRARY_PATH, and on the system. The first of its kind that can be used is what
-    --allocator and --omp take.
+    The environment of the active interpreter (or of --python) is searched first, then conda,
+    LD_LIBRARY_PATH and the system. --allocator and --omp use the first usable library of a kind.
     """
     interpreter, reason = find_interpreter(python, os.environ)
     prefix = prefix_of(interpreter)
@@ -49,14 +48,14 @@ def command(*, as_json: bool, python: str | None) -> None:
         lines = [f"for {interpreter} ({reason})", *_table(judged), *_absent(judged)]
         inherited = preloaded(os.environ.get("LD_PRELOAD"))
         if inherited:
-            lines.append(f"LD_PRELOAD: {' '.join(inherited)} (stays)")
+            lines.append(f"LD_PRELOAD: {' '.join(inherited)} (kept)")
         click.echo("\n".join(lines))
     for note in notes:
         click.echo(f"note: {note}", err=True)
 
 
 def judge(found: Sequence[Library], interpreter: str) -> tuple[tuple[Judged, ...], tuple[str, ...]]:
-    """Which of the libraries are used, which are not and why; and notes, each once."""
+    """Decide which of the libraries are used; and notes, each once."""
     judged: list[Judged] = []
     notes: dict[str, None] = {}
     taken: set[str] = set()

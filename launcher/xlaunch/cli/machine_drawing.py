@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A machine drawn as text: packages, nodes, L3 caches and cores, and who sits on them.
+"""Draw a machine as text: packages, nodes, L3 caches and cores, and the instances on them.
 
-Runs of cores that are alike are folded to one entry, so that 256 CPUs fit on a screen. What may
-not be used is in parentheses, and dim where there is colour; the lines below say why.
+Runs of equal cores are folded into one entry, so that 256 CPUs fit on a screen. CPUs that may not
+be used are in parentheses, and dim in colour; the lines below say why.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HEADING, ALLOWED, DIM, INSTANCE = "bold cyan", "bold", "dim", "bold green"
 
 
 class Segment(NamedTuple):
-    """A piece of a line, with the rich style that it has where there is colour."""
+    """A piece of a line, with its rich style."""
 
     text: str
     style: str = ""
@@ -58,7 +58,7 @@ class _Level(NamedTuple):
     labels: tuple[str, ...]
     """One for each group."""
     group_of: dict[int, int]
-    """The group's number by CPU; a CPU may be in none."""
+    """Group numbers by CPU; a CPU may be in no group."""
 
 
 def draw_machine(machine: Machine, plan: Plan | None = None, *, width: int = WIDTH) -> Drawing:
@@ -83,7 +83,7 @@ class _Artist:
         self._width = width
         self._plan = plan
         self._instances: dict[int, list[int]] = {}
-        # Where masks stay as they are, an instance has no place.
+        # An instance that is not bound has no CPUs of its own.
         if plan is not None and plan.bound:
             for instance in plan.instances:
                 for cpu in instance.cpus:
@@ -97,7 +97,7 @@ class _Artist:
         }
 
     def summary(self) -> Iterator[Line]:
-        """What there is, counted."""
+        """The numbers of packages, nodes, caches, cores and CPUs."""
         topology = self._topology
         counts = (
             (len(topology.packages), "package"),
@@ -117,7 +117,7 @@ class _Artist:
                 )
 
     def cores(self) -> Iterator[Line]:
-        """The cores, nested in what they share."""
+        """The cores, nested in the domains that they share."""
         topology = self._topology
         nodes = [node for node in topology.numa_nodes if node.cpus]
         levels = [
@@ -130,8 +130,8 @@ class _Artist:
             _level("node", [node.cpus for node in nodes], [self._node_label(n) for n in nodes]),
             _level("L3", topology.l3_groups, [""] * len(topology.l3_groups)),
         ]
-        # What has fewer groups lies outside: a node may hold several packages, or the reverse.
-        # A level on which every core is alone would only add lines.
+        # Levels with fewer groups are outside: a node may hold several packages, or the reverse.
+        # A level with one core per group is left out.
         used = [
             level
             for level in sorted(levels, key=lambda level: len(level.labels))
@@ -147,7 +147,7 @@ class _Artist:
         for group, members in _split(cores, levels[0]):
             names = [f"{levels[0].name}{levels[0].labels[group]}"] if group is not None else []
             inner = levels[1:]
-            # A level that does not divide this group shares its line.
+            # A level that does not divide this group is on the same line.
             while inner and len(parts := _split(members, inner[0])) == 1:
                 if (only := parts[0][0]) is not None:
                     names.append(f"{inner[0].name}{inner[0].labels[only]}")
@@ -162,7 +162,7 @@ class _Artist:
                 yield from self._wrapped(heading + ": ", self._runs(members), HEADING)
 
     def _runs(self, cores: tuple[CPUs, ...]) -> list[Segment]:
-        """Cores with runs of equal ones folded, one piece a run."""
+        """The cores, each run of equal ones folded into one piece."""
         runs: list[list[CPUs]] = []
         for core in cores:
             if runs and self._continues(runs[-1], core):
@@ -180,7 +180,7 @@ class _Artist:
         return len(run) < 2 or step == run[-1][0] - run[-2][0]
 
     def _look(self, core: CPUs) -> tuple[object, ...]:
-        """All that must be equal for cores to be drawn as one run."""
+        """The properties that must be equal for cores to be drawn as one run."""
         return (
             tuple(cpu in self._allowed for cpu in core),
             self._kind_of.get(core[0]),
@@ -247,7 +247,7 @@ class _Artist:
 
     def _node_label(self, node: NumaNode) -> str:
         memory = "" if node.memory_bytes is None else f" {_gib(node.memory_bytes)}"
-        # The kernel leaves a node that has no memory out of what is allowed; nothing forbids it.
+        # The kernel does not list a node without memory as allowed, but nothing forbids it.
         allowed = node.id in self._machine.limits.allowed_nodes or node.memory_bytes == 0
         refused = "" if allowed else " (memory not allowed)"
         return f" {node.id}{memory}{refused}"
@@ -255,7 +255,7 @@ class _Artist:
     def _wrapped(
         self, heading: str, segments: Iterable[Segment], style: str = ""
     ) -> Iterator[Line]:
-        """The heading and the segments, two spaces apart, on as many lines as the width asks for."""
+        """The heading and the segments, two spaces apart, wrapped to the width."""
         indent = " " * (len(heading) - len(heading.lstrip()) + 2)
         line = [Segment(heading, style)]
         used = len(heading)
@@ -273,7 +273,7 @@ class _Artist:
 
 
 def _cut(segments: Iterable[Segment], width: int) -> Iterator[Segment]:
-    """Segments longer than a line, cut at commas and spaces."""
+    """Cut segments that are longer than a line at commas and spaces."""
     for segment in segments:
         text = segment.text
         while len(text) > width:
@@ -292,7 +292,7 @@ def _level(name: str, groups: Iterable[CPUs], labels: list[str]) -> _Level:
 
 
 def _split(cores: tuple[CPUs, ...], level: _Level) -> list[tuple[int | None, tuple[CPUs, ...]]]:
-    """The cores by their group at `level`, in the order of the first core of each."""
+    """The cores of each group at `level`, ordered by their first core."""
     members: dict[int | None, list[CPUs]] = {}
     for core in cores:
         members.setdefault(level.group_of.get(core[0]), []).append(core)
@@ -300,7 +300,7 @@ def _split(cores: tuple[CPUs, ...], level: _Level) -> list[tuple[int | None, tup
 
 
 def _kind_names(count: int) -> tuple[str, ...]:
-    """Letters for kinds of cores, the slowest first, as vendors speak of them."""
+    """Vendors' letters for kinds of cores, the slowest first."""
     if count == 2:
         return ("E", "P")
     if count == 3:
@@ -319,7 +319,7 @@ def _progression(numbers: list[int]) -> str:
 
 
 def _numbers(cpus: CPUs) -> str:
-    """A list of CPUs, the shorter of the two ways."""
+    """A list of CPUs in its shorter form."""
     steps = {b - a for a, b in pairwise(cpus)}
     return _progression(list(cpus)) if len(steps) == 1 else format_cpu_list(cpus)
 

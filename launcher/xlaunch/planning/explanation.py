@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why a plan is as it is: the decisions that `--explain` prints, and what to warn of."""
+"""Explain a plan: the decisions that `--explain` prints, and warnings."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from xlaunch.planning.placement import NODE, PACKAGE, Core
 from xlaunch.planning.plans import Decision, Instance
 from xlaunch.planning.pool import Pool
 from xlaunch.planning.request import MAX, Request
+from xlaunch.wording import counted
 
 
 def explain_siblings(request: Request, pool: Pool) -> list[Decision]:
-    """What becomes of the second siblings; nothing to say where there are none."""
+    """Whether second siblings are used; no decision if there are none."""
     second = [cpu for core in pool.cores for cpu in core[1:]]
     if not second:
         return []
     if request.smt:
-        reason = (
-            f"a thread for each of {len(pool.cpus)} CPUs of {_counted(len(pool.cores), 'core')}"
-        )
+        reason = f"a thread for each of {len(pool.cpus)} CPUs of {counted(len(pool.cores), 'core')}"
         return [Decision("SMT", "on", reason)]
     threads = (
         "one thread for 1 core"
@@ -34,7 +33,7 @@ def explain_siblings(request: Request, pool: Pool) -> list[Decision]:
 
 
 def explain_quota(machine: Machine, capacity: Capacity, *, can_bind: bool) -> list[Decision]:
-    """What a CPU quota grants, and why the plan does not bind when it does not."""
+    """What the CPU quota allows, and why a plan does not bind."""
     if not can_bind:
         return [Decision("binding", "no", "this system has no CPU masks: threads go anywhere")]
     if capacity.quota is None:
@@ -43,7 +42,7 @@ def explain_quota(machine: Machine, capacity: Capacity, *, can_bind: bool) -> li
         reason = "it grants all the time of all allowed CPUs"
         return [Decision("CPU quota", f"{machine.limits.cpu_quota:g}", reason)]
     source = f" ({capacity.quota_source})" if capacity.quota_source else ""
-    reason = f"time for {quota_cores(capacity.quota)} of {_counted(capacity.pool, 'core')}{source}"
+    reason = f"time for {quota_cores(capacity.quota)} of {counted(capacity.pool, 'core')}{source}"
     decisions = [Decision("CPU quota", f"{capacity.quota:g}", reason)]
     if not capacity.bound:
         reason = "a quota is not a place: other containers would bind to the same CPUs"
@@ -54,7 +53,7 @@ def explain_quota(machine: Machine, capacity: Capacity, *, can_bind: bool) -> li
 def explain_placement(
     request: Request, crossed: list[tuple[int, ...]], idle: list[Core]
 ) -> list[Decision]:
-    """How many crossings all instances have together, and which cores stay idle."""
+    """The number of crossings of all instances, and the idle cores."""
     totals = [sum(level) for level in zip(*crossed, strict=True)]
     packages, nodes, caches, _ = totals
     if packages or nodes or caches:
@@ -71,12 +70,12 @@ def explain_placement(
             else "not needed by the layout"
         )
         cpus = name_numbers("CPU", [cpu for core in idle for cpu in core.cpus])
-        decisions.append(Decision("idle", _counted(len(idle), "core"), f"{cpus}: {why}"))
+        decisions.append(Decision("idle", counted(len(idle), "core"), f"{cpus}: {why}"))
     return decisions
 
 
 def explain_memory(instances: list[tuple[Instance, str]]) -> list[Decision]:
-    """One decision for all instances with the same policy for the same reason."""
+    """One decision per policy and reason, for all instances that share them."""
     alike: dict[tuple[str, str], list[Instance]] = {}
     for instance, reason in instances:
         alike.setdefault((instance.memory.value, reason), []).append(instance)
@@ -98,7 +97,7 @@ def warn_of_crossings(
     placed: list[list[Core]],
     crossed: list[tuple[int, ...]],
 ) -> list[str]:
-    """Instances that span nodes, or packages, where smaller ones would not."""
+    """Warn of instances that span nodes or packages if smaller ones would not."""
     if not placed:
         return []
     warnings = []
@@ -112,7 +111,7 @@ def warn_of_crossings(
         held = _sizes([core.domains[level] for core in cores])
         if not spanning or size > max(held):
             continue
-        # From the largest size that could fit: instances of one core span nothing.
+        # Start with the largest size that could fit; instances of one core span nothing.
         smaller = next(s for s in range(size - 1, 0, -1) if _fit(held, s) >= len(placed))
         if len(spanning) > 1:
             which = f"instances {format_cpu_list(spanning)} span {name}"
@@ -120,7 +119,7 @@ def warn_of_crossings(
             slot = placed[spanning[0]]
             spanned = {i for i in [ids.get(c.domains[level]) for c in slot] if i is not None}
             which = f"instance {spanning[0]} spans {name} {format_cpu_list(spanned)}".rstrip()
-        # Where the count follows from the size, a smaller size alone would bring more instances.
+        # If the count follows from the size, a smaller size alone would give more instances.
         fixed = request.mode is None and request.instances is not MAX
         count = "" if fixed else f"--instances {len(placed)} "
         warnings.append(f"{which}: {count}--ncores {smaller} would not")
@@ -128,7 +127,7 @@ def warn_of_crossings(
 
 
 def _sizes(domains: list[int]) -> list[int]:
-    """How many cores each of the domains holds."""
+    """The number of cores in each domain."""
     counts = dict.fromkeys(domains, 0)
     for domain in domains:
         counts[domain] += 1
@@ -136,12 +135,12 @@ def _sizes(domains: list[int]) -> list[int]:
 
 
 def _fit(held: list[int], size: int) -> int:
-    """Instances of `size` cores that fit into domains of so many cores without spanning any."""
+    """How many instances of `size` cores fit into domains of `held` cores without spanning any."""
     return sum([cores // size for cores in held])
 
 
 def explain_memory_share(machine: Machine, share_bytes: int | None) -> list[Decision]:
-    """What each instance should stay within, where a memory limit is tighter than the machine."""
+    """Each instance's share of a memory limit that is below the machine's memory."""
     limit, total = machine.limits.memory_limit_bytes, machine.limits.memory_total_bytes
     if share_bytes is None or limit is None or (total is not None and limit >= total):
         return []
@@ -153,7 +152,7 @@ def explain_memory_share(machine: Machine, share_bytes: int | None) -> list[Deci
 
 
 def warn_of_isolated(instances: list[Instance], topology: Topology, *, bound: bool) -> list[str]:
-    """Isolated CPUs under several threads: the kernel leaves threads where they start there."""
+    """Warn of isolated CPUs: the kernel does not move threads between them."""
     isolated = set(topology.isolated_cpus)
     used = {cpu for i in instances if i.threads > 1 for cpu in i.cpus if cpu in isolated}
     if not used or not bound:
@@ -164,7 +163,3 @@ def warn_of_isolated(instances: list[Instance], topology: Topology, *, bound: bo
         f"over {them}; bind each thread to its CPU (OMP_PROC_BIND), or leave {them} out with --cpus"
     )
     return [warning]
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many instances of how many cores: what was asked for, or one error that says what would fit."""
+"""Choose how many instances of how many cores to run, or say in one error what would fit."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import NamedTuple, NoReturn
 from xlaunch.errors import UsageError
 from xlaunch.planning.plans import Decision
 from xlaunch.planning.request import MAX, Mode, Request
+from xlaunch.wording import counted
 
 LATENCY_CORES = 4
-"""Cores an instance has in `Mode.LATENCY`."""
+"""Cores of each instance in `Mode.LATENCY`."""
 
 MAX_THREADS_PER_CORE = 1024
-"""That `--oversubscribe` takes. The kernel's time slices are about a millisecond at the shortest: of
-more threads each would wait for more than a second for its next one."""
+"""Limit of `--oversubscribe`. The kernel's shortest time slices are about a millisecond, so with more
+threads each would wait for more than a second for its next one."""
 
 
 class Capacity(NamedTuple):
@@ -25,31 +26,31 @@ class Capacity(NamedTuple):
     origin: str
     """**Ex.:** ``"are allowed (cpuset 0-15)"``."""
     node_sizes: tuple[int, ...]
-    """Cores of the pool in each NUMA node that has any; one entry when nodes are not known."""
+    """Cores of the pool in each NUMA node that has any; one entry if nodes are not known."""
     quota: float | None
-    """CPUs' worth of time that a CPU quota grants; None without one."""
+    """The CPU quota in CPUs; None without one."""
     quota_source: str | None
     bound: bool
-    """False: cores are shares of time, not places."""
+    """False: instances may run on any core, and a number of cores is a share of time."""
 
 
 class Layout(NamedTuple):
-    """Instances by their size in cores."""
+    """The instances and their sizes."""
 
     sizes: tuple[int, ...]
     """Cores of each instance."""
     decision: Decision
     threads_at_most: tuple[int, ...] | None = None
-    """What the CPU quota grants each instance; None without one, or when it is not heeded."""
+    """Threads of each instance that the CPU quota allows; None without a limit."""
     by_node: bool = False
     """Each instance takes cores of one node, in the order of `Capacity.node_sizes`."""
     oversubscribed: bool = False
-    """More cores than may be used: instances share them in rounds."""
+    """Instances share cores, because they need more than may be used."""
     warnings: tuple[str, ...] = ()
 
 
 def choose_layout(request: Request, capacity: Capacity) -> Layout:
-    """The layout that `request` asks for. Raises `UsageError` when it cannot be had as asked."""
+    """Choose the layout for `request`. Raises `UsageError` if it does not fit."""
     _check_numbers(request)
     budget = _usable_cores(request, capacity)
     layout = _asked_layout(request, capacity, budget)
@@ -60,7 +61,7 @@ def choose_layout(request: Request, capacity: Capacity) -> Layout:
 
 
 def takes_everything(request: Request) -> bool:
-    """Whether one instance on all cores is what is asked for."""
+    """Whether the request is for one instance on all cores."""
     return (
         request.mode is None
         and (request.instances is None or request.instances == 1)
@@ -69,7 +70,7 @@ def takes_everything(request: Request) -> bool:
 
 
 def quota_cores(quota: float) -> int:
-    """Cores that a CPU quota keeps busy, at least one. **Ex.:** 3.5 CPUs' worth: 3 cores."""
+    """Whole cores that a CPU quota can keep busy, at least one. **Ex.:** 3.5 CPUs: 3 cores."""
     return max(1, int(quota))
 
 
@@ -82,7 +83,7 @@ def _check_numbers(request: Request) -> None:
 
 
 def _usable_cores(request: Request, capacity: Capacity) -> int:
-    """Cores that all instances together may use: what reserving and the quota leave of the pool."""
+    """Cores that all instances together may use, after reserved cores and the CPU quota."""
     unreserved = capacity.pool - request.reserve_cores
     if unreserved < 1:
         most = (
@@ -108,12 +109,14 @@ def _asked_layout(request: Request, capacity: Capacity, budget: int) -> Layout:
         if request.instances is MAX and request.ncores <= budget:
             count = budget // request.ncores
             holds = "holds" if budget == 1 else "hold"
-            return _equal_layout(count, request.ncores, f"as many as {_cores(budget)} {holds}")
+            return _equal_layout(
+                count, request.ncores, f"as many as {counted(budget, 'core')} {holds}"
+            )
         count = request.instances if isinstance(request.instances, int) else 1
         return _exact_layout(request, capacity, count, request.ncores, budget)
     count = request.instances if isinstance(request.instances, int) else budget
     if count <= budget:
-        return _equal_layout(count, budget // count, f"equal shares of {_cores(budget)}")
+        return _equal_layout(count, budget // count, f"equal shares of {counted(budget, 'core')}")
     return _exact_layout(request, capacity, count, 1, budget)
 
 
@@ -124,14 +127,14 @@ def _latency_layout(budget: int) -> Layout:
         return _equal_layout(count, LATENCY_CORES, reason)
     warning = (
         f"--mode latency gives an instance {LATENCY_CORES} cores and there "
-        f"{'is' if budget == 1 else 'are'} {budget}: one instance of {_cores(budget)}"
+        f"{'is' if budget == 1 else 'are'} {budget}: one instance of {counted(budget, 'core')}"
     )
     layout = _equal_layout(1, budget, f"latency: fewer than {LATENCY_CORES} cores in all")
     return layout._replace(warnings=(warning,))
 
 
 def _throughput_layout(request: Request, capacity: Capacity, budget: int) -> Layout:
-    """One instance for each node; what is reserved comes from the largest nodes, last first."""
+    """One instance per node; reserved cores are taken from the largest nodes, the last one first."""
     reason = "throughput: one instance for each NUMA node"
     sizes = list(capacity.node_sizes)
     if not capacity.bound:
@@ -154,9 +157,9 @@ def _throughput_layout(request: Request, capacity: Capacity, budget: int) -> Lay
             warnings.append(
                 f"{len(listed)} instances share a CPU quota of {_quota(capacity)}: it will hold them back"
             )
-    value = f"{_instances(len(listed))} of {', '.join(map(str, listed))} cores"
+    value = f"{counted(len(listed), 'instance')} of {', '.join(map(str, listed))} cores"
     if len(set(listed)) == 1:
-        value = f"{_instances(len(listed))} x {_cores(listed[0])}"
+        value = f"{counted(len(listed), 'instance')} x {counted(listed[0], 'core')}"
     return Layout(
         tuple(sizes),
         Decision("layout", value, reason),
@@ -181,29 +184,29 @@ def _proportional(budget: int, sizes: list[int]) -> tuple[int, ...]:
 def _exact_layout(
     request: Request, capacity: Capacity, count: int, size: int, budget: int
 ) -> Layout:
-    """`count` instances of `size` cores; more than may be used only with `--oversubscribe`."""
+    """`count` instances of `size` cores; with `--oversubscribe` more than may be used."""
     if count * size <= budget:
-        return _equal_layout(count, size, f"as asked; {_cores(budget)} may be used")
+        return _equal_layout(count, size, f"as asked; {counted(budget, 'core')} may be used")
     if not request.oversubscribe:
         _refuse(request, capacity, count, size, budget)
     most = MAX_THREADS_PER_CORE * budget
     if count * size > most:
         here = f", {most} here" if budget > 1 else ""
         raise UsageError(
-            f"{_instances(count)} x {_cores(size)}: {count * size} threads on {_cores(budget)}; "
+            f"{counted(count, 'instance')} x {counted(size, 'core')}: {count * size} threads on {counted(budget, 'core')}; "
             f"--oversubscribe takes at most {MAX_THREADS_PER_CORE} for each core{here}"
         )
-    reason = f"as asked: {count * size} threads oversubscribe {_cores(budget)}"
+    reason = f"as asked: {count * size} threads oversubscribe {counted(budget, 'core')}"
     return _equal_layout(count, size, reason)._replace(oversubscribed=True)
 
 
 def _equal_layout(count: int, size: int, reason: str) -> Layout:
-    value = f"{_instances(count)} x {_cores(size)}"
+    value = f"{counted(count, 'instance')} x {counted(size, 'core')}"
     return Layout((size,) * count, Decision("layout", value, reason))
 
 
 def _refuse(request: Request, capacity: Capacity, count: int, size: int, budget: int) -> NoReturn:
-    """Raise the error that says how much was asked for, how much there is, and what would fit."""
+    """Raise the error that says what was requested, what is available, and what would fit."""
     held = f"{capacity.pool} {capacity.origin}"
     if capacity.pool == 1:
         held = held.replace("are ", "is ", 1)
@@ -213,22 +216,26 @@ def _refuse(request: Request, capacity: Capacity, count: int, size: int, budget:
         held += f", and the CPU quota of {_quota(capacity)} is worth {budget}"
     fits = []
     if size <= budget:
-        fits.append(f"{_instances(budget // size)} of {_cores(size)}")
+        fits.append(f"{counted(budget // size, 'instance')} of {counted(size, 'core')}")
     if count <= budget:
         each = budget // count
-        fits.append(f"{count} of {each}" if fits else f"{_instances(count)} of {_cores(each)}")
+        fits.append(
+            f"{count} of {each}"
+            if fits
+            else f"{counted(count, 'instance')} of {counted(each, 'core')}"
+        )
     if not fits:
-        fits.append(f"{_instances(budget)} of 1 core")
+        fits.append(f"{counted(budget, 'instance')} of 1 core")
         if budget > 1:
             fits.append(f"1 of {budget}")
     raise UsageError(
-        f"{_instances(count)} x {_cores(size)} {'needs' if count == 1 else 'need'} "
-        f"{_cores(count * size)} and {held}: at most {', or '.join(fits)}; or --oversubscribe"
+        f"{counted(count, 'instance')} x {counted(size, 'core')} {'needs' if count == 1 else 'need'} "
+        f"{counted(count * size, 'core')} and {held}: at most {', or '.join(fits)}; or --oversubscribe"
     )
 
 
 def _held(capacity: Capacity) -> str:
-    return f"{_cores(capacity.pool)} that {capacity.origin}".replace(
+    return f"{counted(capacity.pool, 'core')} that {capacity.origin}".replace(
         "1 core that are", "1 core that is"
     )
 
@@ -236,11 +243,3 @@ def _held(capacity: Capacity) -> str:
 def _quota(capacity: Capacity) -> str:
     source = f" ({capacity.quota_source})" if capacity.quota_source else ""
     return f"{capacity.quota:g}{source}"
-
-
-def _cores(count: int) -> str:
-    return "1 core" if count == 1 else f"{count} cores"
-
-
-def _instances(count: int) -> str:
-    return "1 instance" if count == 1 else f"{count} instances"

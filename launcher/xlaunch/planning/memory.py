@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where each instance's pages go: a memory policy and the NUMA nodes it names."""
+"""Choose the memory policy of each instance and the NUMA nodes that it names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class MemoryNodes(NamedTuple):
     usable: tuple[int, ...]
     """Allowed nodes that have memory."""
     with_cpus: tuple[int, ...]
-    """Of those, the ones with CPUs: not HBM, CXL or persistent memory shown as a node of its own."""
+    """Those with CPUs: without nodes that are only HBM, CXL or persistent memory."""
 
 
 class Memory(NamedTuple):
@@ -29,7 +29,7 @@ class Memory(NamedTuple):
 
 
 def memory_nodes(machine: Machine) -> MemoryNodes:
-    """The nodes whose memory this process may use. A node of unknown size counts as having some."""
+    """The nodes whose memory this process may use. A node of unknown size counts as usable."""
     allowed = set(machine.limits.allowed_nodes)
     nodes = [
         node
@@ -50,10 +50,10 @@ def choose_memory(
     everywhere: bool,
     known: MemoryNodes,
 ) -> Memory:
-    """The policy of instance `index`, whose CPUs belong to `nodes`.
+    """Choose the policy of instance `index`, whose CPUs belong to `nodes`.
 
-    `everywhere`: its CPUs are all there are, or it is not bound. On a machine with one node there is
-    nothing to prefer or interleave. Raises `UsageError` when it is to be bound to no memory at all.
+    `everywhere`: it may use all CPUs, or is not bound. On a machine with one node there is nothing to
+    prefer or interleave. Raises `UsageError` if it should be bound to nodes without memory.
 
     **Ex.:** auto on CPUs of node 1 of 2: ``PREFERRED``, ``(1,)``; on CPUs of both: ``NONE``, ``()``.
     """

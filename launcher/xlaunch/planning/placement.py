@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which cores each instance gets: whole cores, with as few crossings as the machine allows.
+"""Place instances on whole cores with as few crossings as the machine allows.
 
 An instance *crosses* a level (packages, NUMA nodes, L3 groups) once for every domain of that level
 that it touches after the first: 16 cores on 8-core L3 groups touch two groups, one crossing.
@@ -30,29 +30,29 @@ from xlaunch.machine.topology import CPUs, Topology
 from xlaunch.planning.request import Place
 
 PACKAGE, NODE, CACHE = 0, 1, 2
-"""Where `Core.domains` and `crossings` have them."""
+"""Indices into `Core.domains` and `crossings`."""
 UNLISTED = -1
-"""The domain of the CPUs that a level does not list (an L3 that the kernel shows for some only)."""
+"""The domain of CPUs that are in no group of a level, such as an L3 shown for some CPUs only."""
 
 EXACT_PIECES = 6
 """Up to this many left-overs are shared out by trying everything: a millisecond at the most."""
 
 
 MAX_WORK = 4096
-"""Cores to choose from, times the ways to choose that are tried; beyond, the largest pieces win."""
+"""Limit on cores times combinations; above it, the largest pieces are taken."""
 
 
 class Core(NamedTuple):
-    """A physical core of the pool, and where it is."""
+    """A physical core of the pool and its domains."""
 
     cpus: CPUs
     """Its allowed siblings."""
     domains: tuple[int, ...]
-    """The package, NUMA node, cache group and die it is in, each named by its lowest CPU.
+    """Its package, NUMA node, cache group and die, each named by its lowest CPU.
 
     **Ex.:** CPUs 12 and 76 of a two-package EPYC: ``(0, 0, 8, 0)``."""
     path: tuple[int, ...] = ()
-    """The domains that divide the pool, outermost first: its way down the tree."""
+    """The domains that divide the pool, outermost first: its path in the tree."""
 
 
 Cores = Sequence[Core]
@@ -90,7 +90,7 @@ def place_instances(cores: Cores, *, count: int, size: int, place: Place) -> lis
     those that load packages, then nodes, then caches as evenly as possible.
     """
     chosen = _best_slots(_slots_in(cores, size, depth=0)[0], count, place)
-    # An instance that joins three left-overs may do better as a link of a chain: see _slots_in.
+    # If an instance joins three left-overs, cutting in order may be better: see _slots_in.
     if count > 1 and any(max(crossings(slot)) > 1 for slot in chosen):
         chained = _best_slots(_slots_in(cores, size, depth=0, chain=True)[0], count, place)
         if _total_crossings(chained) < _total_crossings(chosen):
@@ -115,14 +115,14 @@ def _total_crossings(slots: list[list[Core]]) -> list[int]:
 
 
 def crossings(cores: Cores) -> tuple[int, ...]:
-    """Domains touched after the first, per level: packages, NUMA nodes, cache groups, dies."""
+    """Additional domains touched at each level: packages, NUMA nodes, cache groups, dies."""
     if len(cores) == 1:
         return (0,) * len(cores[0].domains)
     return tuple([len(set(level)) - 1 for level in zip(*[c.domains for c in cores], strict=True)])
 
 
 def _levels(topology: Topology) -> tuple[tuple[CPUs, ...], ...]:
-    """Groups of CPUs at each level, the level whose crossings matter most first.
+    """Groups of CPUs at each level; first the level whose crossings cost most.
 
     Without an L3 the L2 groups, clusters or dies are the innermost level that shares something.
     """
@@ -213,7 +213,7 @@ def _joined(pieces: list[list[Core]]) -> list[Core]:
 
 
 def _broken(slot: Cores, pieces: list[list[Core]], depth: int) -> int:
-    """How many of the pieces the slot takes only a part of."""
+    """The number of pieces that the slot takes only partly."""
     taken: dict[tuple[int, ...], int] = {}
     for core in slot:
         prefix = core.path[: depth + 1]
@@ -222,13 +222,13 @@ def _broken(slot: Cores, pieces: list[list[Core]], depth: int) -> int:
 
 
 def _smallest_sets(pieces: list[list[Core]], size: int) -> list[list[list[Core]]]:
-    """Sets of as few pieces as hold `size` cores; of pieces built alike the first stand for all."""
+    """The smallest sets of pieces that hold `size` cores; pieces of equal shape count once."""
     largest = sorted(pieces, key=len, reverse=True)
     needed, fewest = size, 0
     while needed > 0:
         needed -= len(largest[fewest])
         fewest += 1
-    # The last piece is the smallest that suffices: what it has too many is of least use to others.
+    # The last piece is the smallest that suffices, so that the fewest cores are left over.
     needed += len(largest[fewest - 1])
     last = min([piece for piece in largest[fewest - 1 :] if len(piece) >= needed], key=len)
     sets = [[*largest[: fewest - 1], last]]
@@ -252,7 +252,7 @@ def _smallest_sets(pieces: list[list[Core]], size: int) -> list[list[list[Core]]
 
 
 def _build(piece: list[Core]) -> tuple[tuple[int, ...], ...]:
-    """How the cores of a piece lie in its domains; equal for pieces that can replace each other."""
+    """The shape of a piece: equal for pieces that can replace each other."""
     names: dict[int, int] = {}
     return tuple(
         [tuple([names.setdefault(domain, len(names)) for domain in core.path]) for core in piece]
@@ -262,7 +262,7 @@ def _build(piece: list[Core]) -> tuple[tuple[int, ...], ...]:
 def _spread(
     slots: list[list[Core]], count: int, *, among: list[list[Core]], depth: int
 ) -> list[list[Core]]:
-    """`count` of the slots such that, with those in `among`, domains are evenly loaded."""
+    """Choose `count` of the slots so that, with those in `among`, domains are evenly loaded."""
     if count == 0 or count == len(slots) or depth == len(slots[0][0].path):
         return slots[:count]
     children: dict[tuple[int, ...], list[list[Core]]] = {}

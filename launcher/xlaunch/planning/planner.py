@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what is asked and what there is to what will run where: `plan`."""
+"""Plan a request for a machine: `plan`."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from xlaunch.planning.request import ECores, Request
 
 
 def plan(request: Request, machine: Machine) -> Plan:
-    """What runs where, and why. Equal requests on equal machines give equal plans.
+    """Decide what runs where, and why. Equal requests on equal machines give equal plans.
 
-    Raises `UsageError`, one line, when what is asked for cannot be had.
+    Raises `UsageError` if the request contradicts itself or does not fit the machine.
 
     **Ex.:** two instances on 16 cores in two nodes: CPUs 0-7 with memory preferred on node 0, and
     8-15 with memory preferred on node 1.
@@ -102,14 +102,14 @@ def plan(request: Request, machine: Machine) -> Plan:
 
 
 def _memory_share(machine: Machine, count: int) -> int | None:
-    """An equal part of the memory that all instances may use together."""
+    """Each instance's equal share of the memory."""
     bounds = (machine.limits.memory_total_bytes, machine.limits.memory_limit_bytes)
     known = [size for size in bounds if size is not None]
     return min(known) // count if known and count else None
 
 
 def _has_masks(machine: Machine) -> bool:
-    """Whether the machine's system has CPU masks. Only a live system without them has no uname."""
+    """Whether the system has CPU masks. Only a live system without them has no uname."""
     return machine.root != "/" or machine.topology.architecture != "unknown"
 
 
@@ -137,7 +137,7 @@ def _effective_quota(machine: Machine) -> float | None:
 
 
 def _cores_by_node(topology: Topology, cores: Sequence[Core]) -> list[list[Core]]:
-    """The cores of each NUMA node that has any, in the order of the nodes; then those of none."""
+    """The cores of each NUMA node that has any, in the order of the nodes; then the other cores."""
     groups: dict[int, list[Core]] = {}
     for core in cores:
         groups.setdefault(core.domains[NODE], []).append(core)
@@ -148,7 +148,7 @@ def _cores_by_node(topology: Topology, cores: Sequence[Core]) -> list[list[Core]
 def _place(
     request: Request, layout: Layout, cores: Sequence[Core], by_node: list[list[Core]]
 ) -> list[list[Core]]:
-    """The cores of each instance. Oversubscribed ones fill the machine in rounds."""
+    """Place the instances. Oversubscribed ones fill the machine in rounds."""
     if layout.by_node:
         return [
             place_instances(group, count=1, size=size, place=request.place)[0]
@@ -162,7 +162,7 @@ def _place(
         count = min(unreserved // size, len(layout.sizes) - len(placed))
         slots = place_instances(cores, count=count, size=size, place=request.place)
         if request.reserve_cores and not placed:
-            # What the first round has left is what stays free.
+            # The cores that the first round leaves are the reserved ones.
             used = {core.cpus[0] for slot in slots for core in slot}
             cores = [core for core in cores if core.cpus[0] in used]
         placed += slots
@@ -172,7 +172,7 @@ def _place(
 def _bound_instances(
     request: Request, machine: Machine, layout: Layout, placed: list[list[Core]], pool_cores: int
 ) -> list[tuple[Instance, str]]:
-    """The instances with masks of their own, each with the reason of its memory policy."""
+    """The instances with their own masks, each with the reason for its memory policy."""
     topology = machine.topology
     node_ids = {node.cpus[0]: node.id for node in topology.numa_nodes if node.cpus}
     known = memory_nodes(machine)
@@ -223,7 +223,7 @@ def _bound_instances(
 def _unbound_instances(
     request: Request, machine: Machine, layout: Layout, cores: Sequence[Core]
 ) -> list[tuple[Instance, str]]:
-    """Instances that may run on every allowed CPU, each with threads for its share of the time."""
+    """Instances that may run on any allowed CPU, with threads for their shares of the time."""
     topology, allowed = machine.topology, machine.limits.allowed_cpus
     members = set(allowed)
     nodes = tuple([n.id for n in topology.numa_nodes if not members.isdisjoint(n.cpus)])
@@ -262,7 +262,7 @@ def _touched(cpus: set[int], groups: Sequence[CPUs]) -> int:
 
 
 def _selected(request: Request, instances: list[Instance]) -> tuple[Instance, ...]:
-    """Those that `--instance-index` names, or all."""
+    """The instances that `--instance-index` selects, or all."""
     if request.instance_index is None:
         return tuple(instances)
     last = len(instances) - 1

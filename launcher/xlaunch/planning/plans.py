@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What will run where, and why: the value between asking and running."""
+"""A plan: what will run where, and why."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from xlaunch.planning.request import MemoryPolicy, OnFailure, Request
 
 
 class Decision(NamedTuple):
-    """One choice that was made, for `--explain`."""
+    """A decision of the planner, for `--explain`."""
 
     subject: str
     """**Ex.:** ``"layout"``, ``"instance 0 memory"``, ``"SMT"``."""
@@ -19,13 +19,13 @@ class Decision(NamedTuple):
 
 
 class Instance(NamedTuple):
-    """One process to start, and its place."""
+    """One process to start, with its CPUs and memory policy."""
 
     index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
     cpus: CPUs
-    """Its affinity mask; all allowed CPUs when the plan does not bind."""
+    """Its affinity mask; all allowed CPUs if the plan does not bind."""
     ncores: int
-    """Whole cores it has (or, unbound, its share of the CPU quota in cores)."""
+    """Its whole cores; if unbound, its share of the CPU quota in cores."""
     threads: int
     """Threads that its parallel regions should use."""
     nodes: tuple[int, ...]
@@ -33,7 +33,7 @@ class Instance(NamedTuple):
     packages_touched: int
     nodes_touched: int
     l3_touched: int
-    """Distinct packages, NUMA nodes and L3 groups under its CPUs; 1 is the least, 0: not known."""
+    """Number of packages, NUMA nodes and L3 groups that its CPUs belong to; 0: not known."""
     memory: MemoryPolicy
     """Never `AUTO`."""
     memory_nodes: tuple[int, ...]
@@ -41,38 +41,38 @@ class Instance(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Where every instance goes. Equal requests on equal machines give equal plans."""
+    """The place of every instance. Equal requests on equal machines give equal plans."""
 
     instances: tuple[Instance, ...]
-    """Those to run; their indices are ascending."""
+    """The instances to run, by ascending index."""
     count: int  # type: ignore[assignment]  # hides tuple.count
-    """Instances in the whole layout; more than are run when `--instance-index` selects."""
+    """Instances in the whole layout; `--instance-index` may select fewer to run."""
     bound: bool
-    """False: masks stay as they are (a CPU quota for fewer CPUs than are allowed, or no affinity)."""
+    """False: masks are not changed, because of a CPU quota or a system without masks."""
     allowed_cpus: CPUs
-    """The CPUs that were planned on."""
+    """The CPUs that instances may use."""
     idle_cpus: CPUs
-    """Of those, the CPUs of cores that no instance of the layout uses."""
+    """The allowed CPUs of cores that no instance of the layout uses."""
     decisions: tuple[Decision, ...]
     warnings: tuple[str, ...]
-    """What the user should know before it runs, one line each."""
+    """One line each."""
     request: Request = Request()
-    """What was asked for."""
+    """The request that was planned."""
     cpu_quota: float | None = None
     """The CPU quota that the instances share; None without one."""
     memory_share_bytes: int | None = None
-    """An equal part of the memory (limit or machine) for each instance; None when unknown."""
+    """Each instance's equal share of the memory; None if unknown."""
 
     @property
     def tagged(self) -> bool:
-        """Each line of output comes with its instance's number."""
+        """Whether each line of output is prefixed with its instance's number."""
         if self.request.log_dir is not None:
             return False
         return self.count > 1 if self.request.tag is None else self.request.tag
 
     @property
     def relayed(self) -> bool:
-        """Output passes through the supervisor: lines never mix, and it may read along."""
+        """Whether output passes through the supervisor, which keeps lines apart and reads metrics."""
         if self.request.log_dir is not None:
             return False
         reads_along = self.request.pty or bool(self.request.metric)
@@ -80,7 +80,7 @@ class Plan(NamedTuple):
 
     @property
     def supervised(self) -> bool:
-        """Something needs a supervisor; otherwise the one instance replaces the launcher."""
+        """Whether a supervisor is needed; otherwise the one instance replaces the launcher."""
         request = self.request
         return (
             len(self.instances) != 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which cores may be planned on: what is allowed, what was asked for, and the kinds of core."""
+"""Select the cores to plan on, by what is allowed, what was requested, and the kind of core."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from xlaunch.planning.request import ECores, Request
 
 X86 = frozenset(("x86_64", "i386", "i486", "i586", "i686", "amd64", "AMD64"))
 FAVOURED = 0.9
-"""Of the highest frequency: cores above it are performance cores too."""
+"""Cores above this share of the highest frequency are performance cores too."""
 
 
 class Pool(NamedTuple):
     """Whole cores to plan on."""
 
     cores: tuple[CPUs, ...]
-    """The allowed siblings of each core; cores in the order of their lowest CPU."""
+    """The allowed siblings of each core, ordered by the lowest CPU."""
     cpus: CPUs
     origin: str
-    """Whose limit the number of cores is. **Ex.:** ``"are allowed (cpuset 0-15)"``."""
+    """What limits the number of cores. **Ex.:** ``"are allowed (cpuset 0-15)"``."""
     decisions: tuple[Decision, ...]
     warnings: tuple[str, ...]
 
 
 def select_pool(request: Request, machine: Machine, *, bound: bool) -> Pool:
-    """The cores that `request` lets the plan use, of those that `machine` allows.
+    """Select the cores for `request` among those that `machine` allows.
 
     Efficiency cores are left out here; not from an unbound plan, which cannot keep threads off them.
     Raises `UsageError` for CPUs and nodes that cannot be had and for a pool that comes out empty.
@@ -70,7 +70,7 @@ def select_pool(request: Request, machine: Machine, *, bound: bool) -> Pool:
 
 
 def whole_cores(topology: Topology, cpus: Iterable[int]) -> tuple[CPUs, ...]:
-    """The part of each physical core that lies in `cpus`, by lowest CPU.
+    """The CPUs of each physical core that are in `cpus`, ordered by the lowest CPU.
 
     **Ex.:** siblings 0 and 8, 1 and 9; of CPUs 0, 8 and 9: ``((0, 8), (9,))``.
     """
@@ -80,7 +80,7 @@ def whole_cores(topology: Topology, cpus: Iterable[int]) -> tuple[CPUs, ...]:
 
 
 def efficiency_cpus(topology: Topology) -> frozenset[int]:
-    """The CPUs of efficiency cores; none where there is one kind of core or nothing ranks the kinds.
+    """The CPUs of efficiency cores; none if there is one kind of core or the kinds are not ranked.
 
     Where the kernel names Intel's core types, all but its performance cores. On other x86 all kinds
     but the fastest, and those whose highest frequency comes within a tenth of it: favoured cores of
@@ -90,7 +90,7 @@ def efficiency_cpus(topology: Topology) -> frozenset[int]:
     kinds = topology.core_kinds
     ranks = [kind.efficiency for kind in kinds]
     if min(ranks, default=0) < 0:
-        # Two middle designs may be equally fast; the slowest can still stand out.
+        # Two designs may be equally fast, but the slowest kind can still be identified.
         ranks = [_number(kind, "LinuxCapacity") for kind in kinds]
     if not kinds or min(ranks) == max(ranks) or min(ranks) < 0:
         return frozenset()
@@ -110,7 +110,7 @@ def efficiency_cpus(topology: Topology) -> frozenset[int]:
 
 
 def _number(kind: CoreKind, attribute: str) -> int:
-    """An attribute of a kind as a number; -1 when it is not what tells the kinds apart."""
+    """A kind's attribute as a number; -1 if it has none."""
     return int(dict(kind.attributes).get(attribute, "-1"))
 
 
@@ -165,7 +165,7 @@ def _check_nodes(asked: tuple[int, ...], machine: Machine) -> None:
 def _choose_kinds(
     request: Request, topology: Topology, cpus: set[int]
 ) -> tuple[set[int], list[Decision], list[str]]:
-    """The CPUs that `--ecores` leaves, with the decision and the warning that say so."""
+    """Apply `--ecores`: the remaining CPUs, the decision and the warning."""
     efficiency = cpus & efficiency_cpus(topology)
     performance = cpus - efficiency
     choice = request.ecores

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user asks for, before anything is known of the machine."""
+"""A request: what the user wants, independent of the machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from xlaunch.machine.topology import CPUs
 
 
 class Max(enum.Enum):
-    """As many, or as large, as fits."""
+    """As many, or as large, as fit."""
 
     MAX = "max"
 
@@ -22,7 +22,7 @@ class Mode(enum.Enum):
     """A layout by its purpose."""
 
     LATENCY = "latency"
-    """Four cores an instance, as many instances as fit.
+    """Four cores per instance, as many instances as fit.
 
     **Ex.:** 16 cores: instances on cores 0-3, 4-7, 8-11, 12-15."""
     THROUGHPUT = "throughput"
@@ -32,7 +32,7 @@ class Mode(enum.Enum):
 
 
 class Place(enum.Enum):
-    """Which cores to take when not all are needed. Neither ever adds a crossing."""
+    """Which cores to use if not all are needed. Neither adds a crossing."""
 
     COMPACT = "compact"
     """Side by side from the lowest CPU. **Ex.:** 2 x 4 on two 8-core packages: 0-3 and 4-7."""
@@ -43,7 +43,7 @@ class Place(enum.Enum):
 
 
 class ECores(enum.Enum):
-    """What to do with efficiency cores on a machine that has two kinds."""
+    """The use of efficiency cores on a machine that has other cores too."""
 
     INCLUDE = "include"
     EXCLUDE = "exclude"
@@ -51,73 +51,73 @@ class ECores(enum.Enum):
 
 
 class MemoryPolicy(enum.Enum):
-    """Where an instance's pages go (the kernel's names, see set_mempolicy(2))."""
+    """NUMA memory policy of an instance; the kernel's names, see set_mempolicy(2)."""
 
     AUTO = "auto"
-    """`PREFERRED` when the instance lies within one of several NUMA nodes, else `NONE`."""
+    """`PREFERRED` if the instance lies within one of several NUMA nodes, else `NONE`."""
     PREFERRED = "preferred"
     """The instance's node while it has free memory, then others."""
     BIND = "bind"
-    """The instance's nodes and nothing else; out of memory there is out of memory."""
+    """Only the instance's nodes; allocations fail if these are full."""
     INTERLEAVE = "interleave"
-    """Page by page over the instance's nodes."""
+    """Pages alternate between the instance's nodes."""
     LOCAL = "local"
-    """The node of the CPU that first touches the page, whatever policy was inherited."""
+    """The node of the CPU that first touches a page, regardless of the inherited policy."""
     NONE = "none"
-    """Leave the inherited policy as it is."""
+    """The inherited policy is not changed."""
 
 
 class HugePages(enum.Enum):
-    """Transparent huge pages under a program's memory."""
+    """The use of transparent huge pages."""
 
     AUTO = "auto"
-    """The allocator asks for them where the system leaves that to programs."""
+    """The allocator requests them if the system's mode is madvise."""
     ALWAYS = "always"
-    """Allocator and torch ask for them wherever they can."""
+    """Allocator and torch request them."""
     MADVISE = "madvise"
-    """Only the program itself asks."""
+    """Only the program itself may request them."""
     NEVER = "never"
-    """None, for this program and all it starts (PR_SET_THP_DISABLE)."""
+    """Disabled for the program and all its children (PR_SET_THP_DISABLE)."""
 
 
 class OnFailure(enum.Enum):
-    """What the first instance that fails means for the others."""
+    """What to do after an instance fails."""
 
     STOP = "stop"
-    """The others end too."""
+    """Stop the other instances."""
     CONTINUE = "continue"
-    """Nothing; the exit code tells."""
+    """Let the others run; the exit code reports the failure."""
     RESTART = "restart"
-    """It is started anew in its place; when it has failed too often, as `STOP`."""
+    """Restart it on the same CPUs; after `max_restarts`, as `STOP`."""
 
 
 class Request(NamedTuple):
-    """Everything that can be asked of one launch. The defaults are the command line's."""
+    """The options of one launch. The defaults are also the command line's."""
 
     program: tuple[str, ...] = ()
     """The program and its arguments, as given."""
     module: bool = False
     """The program is the name of a Python module (``-m``)."""
     no_python: bool = False
-    """The program is an executable, whatever its name ends in."""
+    """The program is an executable, even if its name ends in .py."""
 
     instances: int | Max | None = None
     ncores: int | Max | None = None
     cpus: CPUs | None = None
-    """Plan on these CPUs only."""
+    """Use only these CPUs."""
     numa_nodes: tuple[int, ...] | None = None
-    """Plan on the CPUs of these NUMA nodes only."""
+    """Use only the CPUs of these NUMA nodes."""
     reserve_cores: int = 0
-    """Cores to leave free."""
+    """Number of cores to leave idle."""
     instance_index: tuple[int, ...] | None = None
-    """Of the whole plan, run these instances only."""
+    """Run only these instances of the layout."""
     mode: Mode | None = None
     place: Place = Place.COMPACT
     smt: bool = False
     ecores: ECores | None = None
-    """None: efficiency cores are left out where there are performance cores to use."""
+    """None: efficiency cores are excluded if there are performance cores."""
     oversubscribe: bool = False
-    """Let instances share cores when more are asked for than there are."""
+    """Let instances share cores if there are too few."""
     mem_policy: MemoryPolicy = MemoryPolicy.AUTO
 
     allocator: str = "auto"
@@ -126,28 +126,28 @@ class Request(NamedTuple):
     """An OpenMP profile, or the path of a runtime to preload."""
     thp: HugePages = HugePages.AUTO
     cache_dir: str | None = None
-    """Where compile caches go; None: below XDG_CACHE_HOME."""
+    """Directory for compile caches; None: below XDG_CACHE_HOME."""
     no_cache: bool = False
     """Leave compile caches where their libraries put them."""
     env: tuple[tuple[str, str], ...] = ()
-    """Variables for every instance, over everything else; ``{index}`` and the like are replaced."""
+    """Variables for every instance, which win over all others; ``{index}`` etc. are replaced."""
     substitute: bool = False
-    """Replace ``{index}`` and the like in the program's arguments, as in `env`."""
+    """Replace ``{index}`` etc. in the program's arguments, as in `env`."""
     python: str | None = None
     """The Python interpreter for scripts and modules; None: the active environment's."""
     log_dir: str | None = None
     tag: bool | None = None
-    """Put each instance's number before its lines; None: when there are several instances."""
+    """Prefix each line with its instance's number; None: if there are several instances."""
     on_failure: OnFailure = OnFailure.STOP
     max_restarts: int | Max | None = None
-    """Of each instance, with `OnFailure.RESTART`; None: 3."""
+    """Maximum restarts of each instance with `OnFailure.RESTART`; None: 3."""
     timeout_s: float | None = None
     grace_s: float = 10.0
-    """Between SIGTERM and SIGKILL."""
+    """Time between SIGTERM and SIGKILL."""
     supervise: bool = False
-    """Keep a supervisor even where one instance could replace the launcher."""
+    """Keep a supervisor even if one instance could replace the launcher."""
     pty: bool = False
-    """Instances write to pseudo-terminals."""
+    """Run instances on pseudo-terminals."""
     metric: tuple[str, ...] = ()
     """Numbers in the instances' output to report on; see `xlaunch.measurement.metric_lines`."""
     report: str | None = None

@@ -88,7 +88,7 @@ def test_inherited_preload_is_shown(tmp_path: Path, needs):
     needs(jemalloc, "Debian's libjemalloc2")
     env = clean_environment(LD_PRELOAD=jemalloc.path, XDG_CACHE_HOME=str(tmp_path))
     out = xlaunch("libraries", env=env).out.decode()
-    assert out.splitlines()[-1] == f"LD_PRELOAD: {jemalloc.path} (stays)"
+    assert out.splitlines()[-1] == f"LD_PRELOAD: {jemalloc.path} (kept)"
 
 
 def test_note_when_proofs_cannot_be_kept(needs):
