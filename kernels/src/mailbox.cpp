@@ -7,7 +7,7 @@
 // Data. An item is written before its post and read after `next` returned. The post is a
 // read-modify-write of `posts_` that releases; the worker's load of it acquires. Posts by other
 // threads in between keep the chain (a read-modify-write continues the release sequence it reads
-// from), so a worker that reads n sees the items of all n posts, whoever made them. Back: the
+// from), so a worker that reads n sees the items of all n posts, of any thread. Back: the
 // worker's store to `done_` releases, a submitter's load of it acquires.
 //
 // Sleep. Going to sleep and waking are the two halves of Dekker's handshake: the sleeper writes its

@@ -1,2 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiling modules with Inductor, and comparing them with the eager module."""
+"""The compiler front end: modules compiled by Inductor, frozen, and compared with the eager module.
+
+`compiled_code.CompiledCode` compiles, calls and compares one module; `for_streams` is built on it.
+"""

@@ -90,7 +90,7 @@ def inductor_options(
     if unknown:
         raise CompilationError(
             f"options: torch {torch.__version__} has no {', '.join(unknown)}; torch._inductor."
-            "list_options() tells what there is"
+            "list_options() lists all"
         )
     return ours | asked
 

@@ -47,7 +47,7 @@ def linking_settings() -> dict[str, object]:
     text = _SCRIPT.format(compiler=shlex.quote(compiler), options=_OPTIONS)
     name = hashlib.sha256(text.encode()).hexdigest()[:16]
     directory = os.path.join(cache_dir(), "xruntime", name)
-    # torch tells GCC from Clang by the name.
+    # torch distinguishes GCC and Clang by the name.
     script = os.path.join(directory, os.path.basename(compiler))
     os.makedirs(directory, mode=0o700, exist_ok=True)
     partial = f"{script}.{os.getpid()}"

@@ -143,7 +143,7 @@ def load_package(
     _check_runners(runners)
     path = os.path.abspath(os.fspath(path))
     if not os.path.exists(path):
-        raise PackageError(f"{path}: there is no such file")
+        raise PackageError(f"{path}: no such file")
     check_trusted(path)
     with tempfile.TemporaryDirectory(prefix="xruntime-package-") as directory:
         with opened(path) as archive:

@@ -61,15 +61,19 @@ def _counts_that_fill(cores: Sequence[int], count: int, size: int) -> list[int] 
 
     **Ex.:** four parts of two or three on domains of 4 and 6 cores: two each, of 2 and of 3 cores.
     """
-    fewest = [-(-number // (size + 1)) for number in cores]
-    most = [number // size for number in cores]
-    spare = count - sum(fewest)
-    if spare < 0 or sum(most) < count or any(f > m for f, m in zip(fewest, most, strict=True)):
+    minimum = [-(-number // (size + 1)) for number in cores]
+    maximum = [number // size for number in cores]
+    spare = count - sum(minimum)
+    if (
+        spare < 0
+        or sum(maximum) < count
+        or any(low > high for low, high in zip(minimum, maximum, strict=True))
+    ):
         return None
     # The last domains hold more and smaller parts, so that the larger parts come first.
-    counts = list(fewest)
+    counts = list(minimum)
     for index in reversed(range(len(counts))):
-        more = min(spare, most[index] - fewest[index])
+        more = min(spare, maximum[index] - minimum[index])
         counts[index] += more
         spare -= more
     return counts
