@@ -6,7 +6,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+import hypothesis
 import pytest
+
+# On a busy machine any example may take long.
+hypothesis.settings.register_profile("xlaunch", deadline=None)
+hypothesis.settings.load_profile("xlaunch")
 
 
 @pytest.fixture(scope="session")

@@ -30,7 +30,6 @@ pytestmark = pytest.mark.usefixtures("no_program_starts", "elsewhere")
 
 COMMAND_LINES = settings(
     max_examples=1000,
-    deadline=None,
     # The fixture only forbids; it holds nothing that an example could change.
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -139,7 +139,7 @@ def test_topology(launch: Launch):
 def test_machine_of_another_kind_is_planned_for(launch: Launch):
     done = launch("plan", "--synthetic", "package:2 node:2 core:4 pu:2", "--instances", "4")
     assert (done.code, done.err) == (0, "")
-    assert "instance 3: " in done.out.decode()
+    assert "\n       3  " in done.out.decode()
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,6 @@ __all__ = ["home"]
 
 ROUND_TRIPS = settings(
     max_examples=300,
-    deadline=None,
     # The folder is the same for all examples, and each writes all that it reads.
     suppress_health_check=[
         HealthCheck.function_scoped_fixture,

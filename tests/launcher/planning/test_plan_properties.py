@@ -47,7 +47,6 @@ MACHINES = made_up_machines() | st.sampled_from(own_captures()).map(read_capture
 EVERY_MACHINE = MACHINES | st.sampled_from(other_captures() or own_captures()).map(read_capture)
 SETTINGS = settings(
     derandomize=True,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 

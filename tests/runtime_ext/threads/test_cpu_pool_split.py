@@ -126,7 +126,6 @@ def pools(draw: st.DrawFn) -> CPUPool:
 SETTINGS = settings(
     max_examples=400,
     derandomize=True,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 

@@ -248,8 +248,11 @@ def test_padding_differs_by_launch_and_follows_the_seed(make_runner: MakeRunner)
     assert first == lengths(1) != lengths(2)
 
 
-def test_how_the_user_has_runs_ended_or_logged_does_not_disturb(make_runner: MakeRunner):
-    asked = {"log_dir": "logs", "report": "r.json", "pty": True, "metric": ("y",), "tag": True}
+@pytest.mark.parametrize("output", [{"log_dir": "logs"}, {"pty": True}])
+def test_how_the_user_has_runs_ended_or_logged_does_not_disturb(
+    make_runner: MakeRunner, output: dict[str, object]
+):
+    asked = {"report": "r.json", "metric": ("y",), "tag": True, **output}
     launch = make_runner("for n in range(3): tell(n, 'x/s')", asked=asked).measure(DEFAULT)
     assert [one.values for one in launch.series] == [(0, 1, 2)], launch
     assert os.listdir() == []
