@@ -36,11 +36,11 @@ from xtune.evidence.distributions import binomial_lower_bound, binomial_upper_bo
 from xtune.evidence.verdicts import Kind
 from xtune.measurement.launches import Launch, Outcome, Secondary
 from xtune.search.budget import Budget
-from xtune.search.levels import Scale
 from xtune.search.measurer import Measurer
 from xtune.search.proposers import GridProposer, OptunaProposer, Proposer, RandomProposer
 from xtune.search.recorded import RecordedLaunch, RecordedMeasurer, Recording, read_recording
 from xtune.search.records import Rating, Record, Stage, Step
+from xtune.search.scale import Scale
 from xtune.search.session import Result, Search
 from xtune.search.store import MemoryStore
 from xtune.search.strategy import Allowance, Strategy

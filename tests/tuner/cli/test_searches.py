@@ -18,7 +18,17 @@ from tests.tuner.cli.commands import RATE, XTUNE, Desk
 from xlaunch.report.occupancy import tells_of_others
 from xtune.search.host_turn import HostTurn, runtime_folder
 
-KEYS = ["verdict", "gain", "interval", "best", "baseline", "launches", "command"]
+KEYS = [
+    "verdict",
+    "gain",
+    "interval",
+    "best",
+    "baseline",
+    "launches",
+    "noise",
+    "smallest_gain",
+    "command",
+]
 
 
 def test_finds_the_shortest_nap(desk: Desk) -> None:

@@ -30,7 +30,6 @@ def contender(
     memory_bytes: float | None = None,
     kept: Sequence[bool | None] = (),
     out: str = "",
-    wall_s: float = 10.0,
 ) -> Contender:
     """A finalist that was so many times better in each block."""
     return Contender(
@@ -39,7 +38,6 @@ def contender(
         log_ratios=tuple(None if ratio is None else math.log(ratio) for ratio in ratios),
         kept=tuple(kept),
         memory_bytes=memory_bytes,
-        wall_s=wall_s,
         out=out,
     )
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drift is found where there is some, left alone where there is none, and taken off."""
+"""Drift is found where there is some, none where there is none; one outlier does not matter."""
 
 from __future__ import annotations
 
@@ -48,31 +48,12 @@ def test_noise_is_not_taken_for_drift() -> None:
     assert binomial_lower_bound(found, 600, 0.999) < 0.01
 
 
-@pytest.mark.parametrize("level", [heats_up, steps_down, waves])
-def test_drift_is_found_and_taken_off(level: Level) -> None:
-    found = 0
-    for seed in range(100):
-        drift = drift_of(controls(level, 0.02, seed=seed), seed=seed + 10_000)
-        found += drift.has_drifted
-        if not drift.has_drifted:
-            continue
-        # The same workload an hour long: what is left of the drift is a fraction of it.
-        times = np.linspace(0.0, 3600.0, 200)
-        raw = [math.log(level(t)) for t in times]
-        left = [math.log(drift.normalised(100.0 * level(t), t) / 100.0) for t in times]
-        assert np.std(left) < 0.6 * np.std(raw)
-    assert found >= 90
-
-
-def test_the_level_is_a_line_between_controls_and_flat_beyond() -> None:
-    drift = drift_of([Control(float(t), 100.0 * 0.98**t) for t in range(10)])
-    assert drift.has_drifted
-    assert drift.level(-5.0) == drift.level(0.0)
-    assert drift.level(50.0) == drift.level(9.0)
-    middle = math.log(drift.level(4.5))
-    assert middle == pytest.approx(0.5 * (math.log(drift.level(4.0)) + math.log(drift.level(5.0))))
-    assert drift.level(3.0) / drift.level(6.0) == pytest.approx(0.98**-3)
-    assert drift.span == pytest.approx(0.98**-9 - 1.0, rel=0.02)
+@pytest.mark.parametrize(("level", "span"), [(heats_up, 0.17), (steps_down, 0.18), (waves, 0.22)])
+def test_drift_is_found_and_measured(level: Level, span: float) -> None:
+    seen = [drift_of(controls(level, 0.02, seed=seed), seed=seed + 10_000) for seed in range(100)]
+    found = [drift.span for drift in seen if drift.has_drifted]
+    assert len(found) >= 90
+    assert float(np.median(found)) == pytest.approx(span, abs=0.04)
 
 
 @pytest.mark.parametrize("level", [heats_up, steps_down, waves])
@@ -85,21 +66,20 @@ def test_one_outlier_does_not_hide_drift(level: Level) -> None:
     assert found >= 90
 
 
-def test_one_bad_control_bends_nothing() -> None:
+def test_one_bad_control_does_not_change_the_span() -> None:
     values = [100.0 * 0.99**t for t in range(12)]
+    straight = drift_of([Control(float(t), value) for t, value in enumerate(values)])
     values[5] = 60.0
     drift = drift_of([Control(float(t), value) for t, value in enumerate(values)])
     assert drift.has_drifted
-    assert drift.level(5.0) == pytest.approx(
-        math.sqrt(drift.level(4.0) * drift.level(6.0)), rel=0.01
-    )
+    assert straight.span == pytest.approx(0.99**-9 - 1.0)
+    assert drift.span == pytest.approx(straight.span)
 
 
-def test_without_drift_values_stay_as_they_are() -> None:
+def test_without_drift_only_the_noise_is_known() -> None:
     drift = drift_of(controls(steady, 0.03))
     assert not drift.has_drifted
-    assert drift.level(1000.0) == 1.0
-    assert drift.normalised(123.0, 1000.0) == 123.0
+    assert drift.span == 0.0
     assert drift.caution is None
     assert drift.noise == pytest.approx(0.03, rel=0.6)
 
@@ -109,7 +89,6 @@ def test_few_controls_prove_nothing() -> None:
     drift = drift_of([Control(float(t), 100.0 - 10.0 * t) for t in range(4)])
     assert not drift.has_drifted
     assert drift.probability == 1.0
-    assert drift_of([]).normalised(5.0, 0.0) == 5.0
 
 
 def test_a_machine_that_hardly_moves_has_not_drifted() -> None:
@@ -126,7 +105,7 @@ def test_a_step_of_values_that_are_otherwise_equal_is_one() -> None:
     values = [100.0] * 9 + [80.0] * 5
     drift = drift_of([Control(float(t), value) for t, value in enumerate(values)])
     assert drift.has_drifted
-    assert drift.level(12.0) / drift.level(2.0) == pytest.approx(0.8)
+    assert drift.span == pytest.approx(100.0 / 80.0 - 1.0)
 
 
 def test_order_of_controls_is_that_of_time() -> None:
@@ -134,11 +113,14 @@ def test_order_of_controls_is_that_of_time() -> None:
     assert drift_of(rows[::-1]) == drift_of(rows)
 
 
-def test_drift_is_told_with_what_it_means() -> None:
+def test_a_caution_says_what_drift_means() -> None:
     caution = drift_of(controls(heats_up, 0.01)).caution
     assert caution is not None
     assert caution.trouble is Trouble.DRIFT
     assert "60 min," in caution.text
+    assert (
+        "values of the search are not corrected for it; the final is not affected" in caution.text
+    )
     assert "\n" not in caution.text
 
 

@@ -21,8 +21,7 @@ from tests.tuner.evidence.contenders import (
     scripted,
 )
 
-from xtune.evidence.finals import Final, Finalist, FinalPlan, Turn, plan_final
-from xtune.evidence.levels import Spending
+from xtune.evidence.finals import Final, Finalist, FinalPlan, Turn, extend_final, plan_final
 from xtune.evidence.verdicts import Kind, Rule
 from xtune.measurement.launches import Launch, Outcome
 from xtune.measurement.objectives import Goal, Objective
@@ -151,7 +150,7 @@ def test_who_is_behind_stops_and_the_others_go_on() -> None:
     standing = next(
         row for row in final.decision().verdict.standings if row.contender.configuration == THREE
     )
-    assert standing.contender.dropped == "surely behind another finalist"
+    assert standing.contender.dropped == "behind another finalist"
     assert standing.interval is not None
     assert standing.interval.pairs == 4
 
@@ -167,7 +166,7 @@ def test_a_finalist_that_surely_gains_nothing_stops_beside_a_noisy_leader() -> N
 
     final, turns = play(plan(ONE, TWO), execute)
     rows = {row.contender.configuration: row for row in final.decision().verdict.standings}
-    assert rows[ONE].contender.dropped == "surely no gain"
+    assert rows[ONE].contender.dropped == "no gain"
     assert not rows[TWO].contender.dropped
     counts = Counter(turn.configuration for turn in turns)
     assert counts[ONE] < counts[TWO] == counts[BARE] == 12
@@ -344,26 +343,111 @@ def test_there_is_a_verdict_at_any_moment() -> None:
     assert final.decision().verdict.kind is Kind.GAIN
 
 
-def test_when_time_is_up_the_rest_of_the_error_may_be_used() -> None:
+def test_a_stop_is_a_look_of_the_plan_that_goes_on() -> None:
     made = plan(ONE, blocks=20)
-    final, _ = play(made, scripted({BARE: 100.0, ONE: 103.0}, noise=0.03), blocks=8)
-    stopped, timed_out = final.decision(), final.decision(is_last=True)
-    assert stopped.level < timed_out.level < 0.025
-    one, other = stopped.verdict.interval, timed_out.verdict.interval
-    assert one is not None
-    assert other is not None
-    assert one.low < other.low
-    assert other.high < one.high
+    stopped, _ = play(made, scripted({BARE: 100.0, ONE: 101.0}, noise=0.06), blocks=8)
+    longer = extend_final(made, 8, 20)
+    assert longer.orders == made.orders
+    assert longer.looks == (4, 7, 8, 10, 15, 20)
+    again = Final(longer, RATE)
+    for one in stopped.launches:
+        again.record(one)
+    assert again.decision() == stopped.decision()
+    assert (again.blocks, again.next()) == (8, stopped.next())
+    costly, _ = play(longer, scripted({BARE: 100.0, ONE: 101.0}, noise=0.06))
+    whole, _ = play(made, scripted({BARE: 100.0, ONE: 101.0}, noise=0.06))
+    assert costly.blocks == whole.blocks == 20
+    assert costly.decision().level < whole.decision().level
 
 
-def test_each_further_attempt_may_err_half_as_much() -> None:
+@pytest.mark.parametrize(
+    ("blocks", "looks"),
+    [(13, (4, 6, 9, 12, 13)), (30, (4, 6, 9, 12, 30)), (100, (4, 6, 9, 12, 24, 48, 100))],
+)
+def test_a_plan_is_extended_by_blocks_that_its_seed_draws(
+    blocks: int, looks: tuple[int, ...]
+) -> None:
+    made = plan(ONE, TWO, seed=3)
+    longer = extend_final(made, 12, blocks)
+    assert longer.looks == looks
+    assert longer.orders[:12] == made.orders
+    assert len(longer.orders) == blocks
+    assert longer.planned == made.planned == 12
+    assert longer.orders == plan(ONE, TWO, seed=3, blocks=blocks).orders
+    assert (longer.error, longer.attempt) == (made.error, made.attempt)
+
+
+def test_an_open_final_goes_on_with_the_pairs_that_it_has() -> None:
+    script = scripted({BARE: 100.0, ONE: 104.0}, noise=0.04)
+    final, _ = play(plan(ONE, blocks=4), script)
+    assert final.decision().verdict.kind is Kind.INCONCLUSIVE
+    assert final.next() is None
+    assert final.can_continue
+    again = Final(extend_final(final.plan, 4, 40), RATE)
+    for one in final.launches:
+        again.record(one)
+    while (turn := again.next()) is not None:
+        again.record(script(turn))
+    assert again.decision().blocks > 4
+    assert again.decision().verdict.kind is Kind.GAIN
+    assert not again.can_continue
+
+
+def test_a_settled_final_does_not_go_on() -> None:
+    for value in (130.0, 80.0):
+        final, _ = play(plan(ONE, blocks=4), scripted({BARE: 100.0, ONE: value}, noise=0.01))
+        assert not final.can_continue
+    ended, _ = play(plan(ONE, blocks=4), lambda turn: launch(turn.configuration, None))
+    assert not ended.can_continue
+
+
+def test_a_verdict_that_is_open_says_what_would_settle_it() -> None:
+    values = {BARE: 100.0, ONE: 103.0, TWO: 102.0}
+    final, _ = play(plan(ONE, TWO, blocks=6), scripted(values, noise=0.04, seed=4))
+    more = final.decision().verdict.more
+    assert more is not None
+    assert more.launches == 3 * more.blocks > 0
+    assert more.seconds == pytest.approx(10.0 * more.launches)
+
+
+def test_a_dropped_finalist_takes_no_more_launches() -> None:
+    values = {BARE: 100.0, ONE: 106.0, TWO: 70.0}
+    final, _ = play(plan(ONE, TWO, blocks=6), scripted(values, noise=0.04, seed=1))
+    assert final.block_launches == 2
+    more = final.decision().verdict.more
+    assert more is not None
+    assert more.launches == 2 * more.blocks
+    assert more.seconds == pytest.approx(10.0 * more.launches)
+
+
+def test_a_block_that_is_half_made_needs_the_other_half() -> None:
+    script = scripted({BARE: 100.0, ONE: 104.0}, noise=0.06)
+    final, _ = play(plan(ONE, blocks=12), script, blocks=5)
+    whole = final.decision().verdict.more
+    turn = final.next()
+    assert turn is not None
+    final.record(script(turn))
+    half = final.decision().verdict.more
+    assert whole is not None
+    assert half is not None
+    assert (half.blocks, half.launches) == (whole.blocks, whole.launches - 1)
+
+
+def test_a_final_that_loses_gets_no_advice() -> None:
+    final, _ = play(plan(ONE, blocks=4), scripted({BARE: 100.0, ONE: 85.0}, noise=0.12, seed=1))
+    verdict = final.decision().verdict
+    assert verdict.kind is Kind.INCONCLUSIVE
+    assert verdict.more is None
+
+
+def test_each_further_final_may_err_half_as_much() -> None:
     errors = [plan(ONE, attempt=attempt).error for attempt in range(30)]
     assert errors[:2] == [pytest.approx(0.025), pytest.approx(0.0125)]
     assert sum(errors) < 0.05
 
 
 def test_the_rule_is_the_callers() -> None:
-    strict = Rule(confidence=0.99, min_effect=0.2, spending=Spending.POCOCK)
+    strict = Rule(confidence=0.99, min_effect=0.2)
     made = plan(ONE, rule=strict)
     final, _ = play(made, scripted({BARE: 100.0, ONE: 115.0}, noise=0.01))
     assert made.error == pytest.approx(0.005)
@@ -385,7 +469,7 @@ def test_whatever_launches_do_the_final_comes_to_an_end(data: st.DataObject) -> 
         waits = data.draw(st.sampled_from([0.01, 0.03]))
         final.record(launch(turn.configuration, value, outcome=outcome, p99_s=waits))
         taken += 1
-        verdict = final.decision().verdict
+        verdict = final.decision(in_full=False).verdict
         assert (verdict.gain is None) == (verdict.kind is not Kind.GAIN)
         assert (verdict.best == BARE) == (verdict.kind is not Kind.GAIN)
     assert taken == len(final.launches) <= blocks * (count + 1)

@@ -9,7 +9,7 @@ import pytest
 from tests.tuner.measurement.noise import NOISES, made_series
 
 from xlaunch.measurement.metric_lines import Kind
-from xtune.measurement.cuts import LEAST_VALUES, may_be_cut, surely_worse
+from xtune.measurement.cuts import MIN_VALUES, may_be_cut, surely_worse
 from xtune.measurement.launches import Series
 from xtune.measurement.objectives import Goal
 
@@ -75,7 +75,7 @@ def test_a_time_is_lost_when_the_best_instance_s_is():
 
 
 def test_few_values_are_waited_on():
-    values = flat(count=LEAST_VALUES + 1, share=0.001)  # the first is never counted
+    values = flat(count=MIN_VALUES + 1, share=0.001)  # the first is never counted
     assert lost(series(values), cut_at=1e9) is not None
     assert lost(series(values[:-1]), cut_at=1e9) is None
 
@@ -119,5 +119,5 @@ def test_what_equals_the_best_is_never_cut_at_any_moment(noise: str, kind: Kind,
     for seed in range(8):
         values = made_series("flat", noise, 200, share=0.05, seed=seed)
         whole = statistics.fmean(values) if kind is RATE else statistics.median(values)
-        for count in range(LEAST_VALUES, 200, 12):
+        for count in range(MIN_VALUES, 200, 12):
             assert lost(series(values[:count]), cut_at=whole, kind=kind, goal=goal) is None

@@ -13,7 +13,7 @@ from tests.tuner.measurement.noise import LEVEL, NOISES, made_series
 
 from xtune.evidence.distributions import binomial_upper_bound
 from xtune.measurement.launches import Steadiness
-from xtune.measurement.steadiness import LEAST_VALUES, Judgement, judge
+from xtune.measurement.steadiness import MIN_VALUES, Judgement, judge
 
 FLAT, WARM_UP, SLOW_DOWN, NOT_STEADY, TOO_FEW = Steadiness
 
@@ -107,7 +107,7 @@ def test_notes_say_what_was_dropped_or_is_wrong():
     )
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, LEAST_VALUES - 1])
+@pytest.mark.parametrize("count", [0, 1, 2, MIN_VALUES - 1])
 def test_too_few_values_are_said_to_be_so(count: int):
     judgement = judge([1.0] * count, larger_is_better=True)
     assert (judgement.steadiness, judgement.start, judgement.levels) == (TOO_FEW, 0, ())

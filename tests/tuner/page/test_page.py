@@ -135,8 +135,8 @@ def test_inconclusive_says_what_is_promising_and_how_to_go_on() -> None:
     assert root.by_id("headline").words == "Inconclusive: nothing is shown yet"
     assert root.by_id("promising").text.startswith("xlaunch ")
     command = f"xtune resume --budget '{found.verdict.more.launches} launches' 'made up'"
-    assert f"should settle it (80 % power): {command}" in root.by_id("verdict").words
-    assert any(line.endswith(f"should settle it (80 % power): {command}") for line in found.words)
+    assert f"should settle it (90 % power): {command}" in root.by_id("verdict").words
+    assert any(line.endswith(f"should settle it (90 % power): {command}") for line in found.words)
 
 
 @pytest.mark.parametrize(

@@ -21,10 +21,10 @@ from tests.tuner.search.scripted import (
 from xtune.evidence.distributions import student_quantile
 from xtune.measurement.launches import Outcome
 from xtune.search.ablation import ablations_of, leaner, without_each
-from xtune.search.budget import SMALLEST_FINAL
-from xtune.search.levels import USUAL_DEGREES, Scale
+from xtune.search.budget import MIN_FINAL
 from xtune.search.records import Record, Stage, Step
-from xtune.search.strategy import MOST_ABLATIONS, Allowance, Strategy
+from xtune.search.scale import USUAL_DEGREES, Scale
+from xtune.search.strategy import MAX_ABLATIONS, Allowance, Strategy
 from xtune.space.parameters import BARE, Configuration
 from xtune.space.spaces import Space
 
@@ -65,7 +65,7 @@ def test_before_the_final_the_best_is_launched_without_each_change(seed: int) ->
     assert gain(best) == pytest.approx(gain(BEST))
     first = stages(records).index(Stage.FINAL)
     count = Counter(stages(records))[Stage.ABLATION]
-    assert 0 < count <= MOST_ABLATIONS
+    assert 0 < count <= MAX_ABLATIONS
     assert stages(records)[first - count : first] == [Stage.ABLATION] * count
     # Each plan is known by then, most by the search itself; twice only what was doubted.
     launched = Counter(record.step.configuration for record in records[:first])
@@ -243,7 +243,7 @@ def test_a_single_launch_can_refuse_what_has_fewer_changes(
     records.append(last._replace(number=len(records), step=step))
 
     one = strategy(measurer)
-    begins = one.next(records, Allowance(SMALLEST_FINAL.launches, TOTAL))
+    begins = one.next(records, Allowance(MIN_FINAL.launches, TOTAL))
     assert begins is not None
     assert begins.stage is Stage.FINAL
     final = one.final([*records, Record(len(records), begins, "here", None)])
@@ -265,9 +265,7 @@ def doubted(measurer: ScriptedMeasurer) -> list[Record]:
 @pytest.mark.parametrize(("more", "kept"), [(1, True), (3, True), (4, False)])
 def test_launches_are_kept_for_more_than_is_doubted_so_far(more: int, kept: bool) -> None:
     measurer = ScriptedMeasurer(noise=0.0)
-    step = strategy(measurer).next(
-        doubted(measurer), Allowance(SMALLEST_FINAL.launches + more, TOTAL)
-    )
+    step = strategy(measurer).next(doubted(measurer), Allowance(MIN_FINAL.launches + more, TOTAL))
     assert step is not None
     assert (step.stage is Stage.ABLATION) == kept
 
@@ -279,11 +277,11 @@ def test_what_ablations_leave_over_makes_the_final_longer(more: int) -> None:
     step = last.step._replace(stage=Stage.ABLATION)
     records += [last._replace(step=step), last._replace(step=step, number=last.number + 1)]
     one = strategy(measurer)
-    begins = one.next(records, Allowance(SMALLEST_FINAL.launches + more, TOTAL))
+    begins = one.next(records, Allowance(MIN_FINAL.launches + more, TOTAL))
     assert begins is not None
     final = one.final([*records, Record(len(records), begins, "here", None)])
     assert final is not None
-    assert len(final.plan.orders) == SMALLEST_FINAL.blocks + more // 2
+    assert len(final.plan.orders) == MIN_FINAL.blocks + more // 2
 
 
 @pytest.mark.parametrize("slow", [True, False])
@@ -294,7 +292,7 @@ def test_what_a_single_slow_launch_tells_of_is_launched_again(slow: bool) -> Non
     )
     records = doubted(measurer)
 
-    one, allowance = strategy(measurer), Allowance(SMALLEST_FINAL.launches + 1, TOTAL)
+    one, allowance = strategy(measurer), Allowance(MIN_FINAL.launches + 1, TOTAL)
     again = one.next(records, allowance)
     assert again is not None
     assert (again.stage, again.configuration) == (Stage.ABLATION, without("thp"))
@@ -303,7 +301,7 @@ def test_what_a_single_slow_launch_tells_of_is_launched_again(slow: bool) -> Non
     claimed = Record(len(records), again, "there", None)
     assert one.next([*records, claimed], allowance) != again
     records.append(claimed._replace(launch=measurer.measure(again.configuration)))
-    then = one.next(records, Allowance(SMALLEST_FINAL.launches + 1, TOTAL))
+    then = one.next(records, Allowance(MIN_FINAL.launches + 1, TOTAL))
     assert then is not None
     assert then.stage is Stage.FINAL
     scale = Scale(records, RATE)
@@ -328,7 +326,7 @@ def test_where_there_is_room_for_both_a_small_loss_is_left_to_the_final(
     records = recorded(measurer, BARE, *both, WITH_OMP, WITH_OMP, rival, rival, BEST)
     records[0] = records[0]._replace(step=records[0].step._replace(stage=Stage.BASELINE))
     one = strategy(measurer)
-    begins = one.next(records, Allowance(SMALLEST_FINAL.launches, total))
+    begins = one.next(records, Allowance(MIN_FINAL.launches, total))
     assert begins is not None
     final = one.final([*records, Record(len(records), begins, "here", None)])
     assert final is not None

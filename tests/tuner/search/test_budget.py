@@ -9,9 +9,9 @@ import pytest
 
 from xtune.errors import BudgetError
 from xtune.search.budget import (
-    FEWEST_WITH_FINAL,
-    MOST_BLOCKS,
-    MOST_BLOCKS_OF_REST,
+    MAX_BLOCKS,
+    MAX_BLOCKS_OF_REST,
+    MIN_WITH_FINAL,
     SHARE_OF_FINAL,
     Budget,
     FinalSize,
@@ -81,10 +81,10 @@ def test_what_is_left() -> None:
 def test_a_final_takes_its_share_and_no_more(total: float) -> None:
     size = final_size(total)
     if size is None:
-        assert total < FEWEST_WITH_FINAL
+        assert total < MIN_WITH_FINAL
         return
     assert size.launches <= SHARE_OF_FINAL * total
-    assert 4 <= size.blocks <= MOST_BLOCKS
+    assert 4 <= size.blocks <= MAX_BLOCKS
     assert 1 <= size.finalists <= 3
 
 
@@ -99,7 +99,7 @@ def test_launches_of_earlier_searches_count(earlier: int) -> None:
 
 def test_larger_budgets_never_get_smaller_finals() -> None:
     sizes = [
-        size for total in range(FEWEST_WITH_FINAL, 300) if (size := final_size(total)) is not None
+        size for total in range(MIN_WITH_FINAL, 300) if (size := final_size(total)) is not None
     ]
     assert [size.finalists for size in sizes] == sorted(size.finalists for size in sizes)
     assert final_size(1000) == FinalSize(3, 12)
@@ -108,7 +108,7 @@ def test_larger_budgets_never_get_smaller_finals() -> None:
 def test_what_is_left_over_makes_a_final_larger() -> None:
     assert FinalSize(2, 9).with_rest(50.0) == FinalSize(2, 16)
     assert FinalSize(2, 9).with_rest(20.0) == FinalSize(2, 9)
-    assert FinalSize(1, 4).with_rest(math.inf) == FinalSize(1, MOST_BLOCKS_OF_REST)
+    assert FinalSize(1, 4).with_rest(math.inf) == FinalSize(1, MAX_BLOCKS_OF_REST)
 
 
 def test_fewer_blocks_than_the_first_look_needs_are_no_use() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tests.tuner.search.scripted import SPACE, gain
 
-from xtune.search.pool import MOST_HELD, Pool
+from xtune.search.pool import MAX_HELD, Pool
 from xtune.search.proposers import (
     GridProposer,
     ModelProposer,
@@ -226,7 +226,7 @@ def test_the_pool_of_a_space_of_millions_stays_small_and_finds_its_way() -> None
         chosen = proposer.propose(ratings)
         assert chosen is not None
         ratings.append(rating(chosen, repr(chosen), score(chosen)))
-    assert len(proposer.pool.around(proposer.favourites(ratings, 50), [])) <= MOST_HELD
+    assert len(proposer.pool.around(proposer.favourites(ratings, 50), [])) <= MAX_HELD
     assert max(one.score or -9.0 for one in ratings) > -0.13, "at most 6 steps from the best"
     assert score(LARGE.default) == -2.56
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 
-from xtune.search.racing import MOST_BLOCKS, block_order, race_state
+from xtune.search.racing import MAX_BLOCKS, block_order, race_state
 
 PLANS = ["a", "b", "c", "d"]
 LEVELS = {"a": 0.0, "b": -0.02, "c": -0.3, "d": -0.5}
@@ -55,8 +55,8 @@ def test_it_is_over_when_one_is_left_or_nothing_more_is_learnt() -> None:
     assert race_state(["a"], [{"a": 0.0}], 2).is_over
     assert race_state(PLANS, blocks(3, 0.01), 2).is_over
     assert not race_state(PLANS, blocks(2, 0.01), 2).is_over, "two blocks are few for a choice"
-    assert not race_state(PLANS, blocks(MOST_BLOCKS - 1, 1.0), 2).is_over
-    assert race_state(PLANS, blocks(MOST_BLOCKS, 1.0), 2).is_over
+    assert not race_state(PLANS, blocks(MAX_BLOCKS - 1, 1.0), 2).is_over
+    assert race_state(PLANS, blocks(MAX_BLOCKS, 1.0), 2).is_over
     assert race_state(PLANS, [dict.fromkeys(PLANS)], 2).is_over, "all have failed"
     assert not race_state(PLANS, [], 2).is_over
 

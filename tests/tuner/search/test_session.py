@@ -20,12 +20,12 @@ from xtune.errors import (
 )
 from xtune.evidence.verdicts import Kind
 from xtune.measurement.launches import Launch, Outcome
-from xtune.search.budget import FEWEST_WITH_FINAL, Budget
+from xtune.search.budget import MIN_WITH_FINAL, Budget
 from xtune.search.events import Observer, Outline, Progress
 from xtune.search.records import Record, Stage, Step
 from xtune.search.session import KEEP_PAUSES_S, LIMIT_MORE_S, LIMIT_TIMES, Ended, Result, Search
 from xtune.search.store import MemoryStore
-from xtune.search.strategy import Favourite, Strategy
+from xtune.search.strategy import Favourite, Resolution, Strategy
 from xtune.space.parameters import BARE, Configuration
 from xtune.space.spaces import Space
 
@@ -71,6 +71,9 @@ class Diary(Observer):
     def lost(self, step: Step) -> None:
         self.lines.append("lost")
 
+    def resolution_known(self, resolution: Resolution) -> None:
+        self.lines.append(f"shows gains from {resolution.gain:.1%}")
+
     def storage_trouble(self, message: str, pause_s: float) -> None:
         self.lines.append(f"trouble, again in {pause_s:g} s")
 
@@ -97,7 +100,7 @@ def test_no_more_is_launched_than_allowed(launches: int) -> None:
     measurer = ScriptedMeasurer(noise=0.05)
     result = make(measurer, Budget(launches=launches)).run()
     assert len(measurer.measured) == result.launches <= launches
-    if launches < FEWEST_WITH_FINAL:
+    if launches < MIN_WITH_FINAL:
         assert result.decision is None
         assert result.verdict.kind is Kind.INCONCLUSIVE
         assert "too small for a final" in result.verdict.reason
@@ -135,6 +138,31 @@ def test_a_resumed_search_concludes_from_what_was_launched_before(first: int, se
     # What was concluded does not count again: nine more are too few for another final.
     again = make(measurer, Budget(launches=9), store=store).run()
     assert finals(again) == finals(result)
+
+
+def settled_as_advised(seed: int) -> bool | None:
+    """Whether the launches advised settled an open search; None: it was not open, or had no advice."""
+
+    def speed(configuration: Configuration) -> float:
+        return 0.0 if configuration == BARE else 0.06 if configuration.get("smt") else 0.03
+
+    measurer, store = ScriptedMeasurer(speed, noise=0.03, seed=seed), MemoryStore()
+    before = make(measurer, Budget(launches=40), store=store).run()
+    more = before.verdict.more
+    if more is None:
+        return None
+    after = make(measurer, Budget(launches=more.launches), store=store).run()
+    assert after.launches <= more.launches
+    assert {one.step.stage for one in after.records[before.launches :]} == {Stage.FINAL}
+    return after.verdict.kind is not Kind.INCONCLUSIVE
+
+
+@pytest.mark.parametrize("searches", [3, pytest.param(30, marks=pytest.mark.long)])
+def test_a_search_resumed_with_the_launches_advised_is_settled(searches: int) -> None:
+    seen = [settled_as_advised(seed) for seed in range(searches)]
+    known = [one for one in seen if one is not None]
+    assert known
+    assert sum(known) >= 0.7 * len(known)
 
 
 def test_time_is_a_budget_too() -> None:
@@ -248,6 +276,24 @@ def test_everything_is_told_in_order() -> None:
     assert [one.launches for one in diary.progress[1::2]] == list(range(1, result.launches + 1))
     assert diary.progress[0].left == 40
     assert diary.progress[1].left_s == 390.0
+
+
+def test_which_gains_the_budget_shows_is_told_once_the_noise_is_known() -> None:
+    diary = Diary()
+    result = make(ScriptedMeasurer(noise=0.03), Budget(launches=40), observer=diary).run()
+    told = [at for at, line in enumerate(diary.lines) if line.startswith("shows gains")]
+    assert len(told) == 1
+    assert diary.lines[: told[0]].count("launched") == 9
+    assert diary.lines[told[0]] == "shows gains from 8.5%"
+    assert result.resolution is not None
+    assert result.resolution.spread == pytest.approx(0.03, rel=0.5)
+
+
+def test_without_a_final_no_gain_can_be_shown() -> None:
+    diary = Diary()
+    result = make(ScriptedMeasurer(noise=0.03), Budget(launches=20), observer=diary).run()
+    assert result.resolution is None
+    assert not any(line.startswith("shows gains") for line in diary.lines)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xtune.errors import SpaceError
-from xtune.space.conditions import MOST_CHARACTERS, MOST_NESTED, parse_condition
+from xtune.space.conditions import MAX_CHARACTERS, MAX_NESTED, parse_condition
 from xtune.space.parameters import Value
 
 NAMES: dict[str, tuple[Value, ...]] = {
@@ -117,8 +117,8 @@ def test_means_what_it_says(text: str, holds: bool) -> None:
         ("threads<__import__('os')", "character 9: nothing here has the name '__import__'; there"),
         ("threads.real<4", "character 8: '.' means nothing"),
         ("1<2", "character 1: speaks of no parameter; there are threads, batch, "),
-        ("not " * (MOST_NESTED + 1) + "smt", f"nested more than {MOST_NESTED} deep"),
-        ("(" * 200 + "smt" + ")" * 200, f"nested more than {MOST_NESTED} deep"),
+        ("not " * (MAX_NESTED + 1) + "smt", f"nested more than {MAX_NESTED} deep"),
+        ("(" * 200 + "smt" + ")" * 200, f"nested more than {MAX_NESTED} deep"),
         ("smt\nor", r"--when 'smt\nor': character 7: a name, a number"),
     ],
 )
@@ -134,9 +134,7 @@ def test_an_error_points_at_its_place(text: str, message: str) -> None:
 def test_empty_and_endless_conditions_are_refused() -> None:
     with pytest.raises(SpaceError, match="the condition is empty; write for example"):
         parse_condition("  ", NAMES)
-    with pytest.raises(
-        SpaceError, match=rf"601 characters; at most {MOST_CHARACTERS}, and several"
-    ):
+    with pytest.raises(SpaceError, match=rf"601 characters; at most {MAX_CHARACTERS}, and several"):
         parse_condition("smt or " * 85 + "not smt"[:6], NAMES)
 
 

@@ -16,7 +16,7 @@ from xtune.space.launch_options import OPTIONS
 from xtune.space.parameters import Value, Where
 from xtune.space.user_parameters import (
     LAUNCHER_WORDS,
-    MOST_VALUES,
+    MAX_VALUES,
     fill,
     parse_parameter,
     parse_parameters,
@@ -122,8 +122,8 @@ def test_quotes_keep_any_text(texts: list[str]) -> None:
         ("batch=1..8:-1", "the step of '1..8:-1' must be above 0"),
         ("batch=1..x", "'1..x' is no range; write LOW..HIGH or LOW..HIGH:STEP, or quotes around"),
         ("batch=1..", "'1..' is no range"),
-        ("batch=1..9999999:1", f"more than {MOST_VALUES} values; take larger steps"),
-        ("batch=" + ",".join(map(str, range(1001))), f"more than {MOST_VALUES} values; give fewer"),
+        ("batch=1..9999999:1", f"more than {MAX_VALUES} values; take larger steps"),
+        ("batch=" + ",".join(map(str, range(1001))), f"more than {MAX_VALUES} values; give fewer"),
         ("mode='a", 'the quote in "\'a" is not closed'),
         ("mode='a'b", "a comma is missing before 'b'; quotes hold a whole value"),
         ("mode=a\0b", "no argument can hold a null character"),

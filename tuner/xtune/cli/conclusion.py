@@ -19,11 +19,11 @@ from xtune.measurement.launches import Launch, Outcome
 from xtune.measurement.objectives import Objective
 from xtune.screen.cautions import launch_warnings
 from xtune.screen.quantities import amount, counted, duration, launches, number, percent
-from xtune.screen.words import settings, unmet
+from xtune.screen.words import describe_gains, settings, unmet
 from xtune.search.ablation import Ablation, ablations_of
-from xtune.search.levels import Scale
 from xtune.search.records import Record
-from xtune.search.strategy import Favourite
+from xtune.search.scale import Scale
+from xtune.search.strategy import Favourite, Resolution
 from xtune.space.parameters import BARE, Configuration, Value, Where
 from xtune.space.resolution import Resolver
 from xtune.space.spaces import Space
@@ -66,6 +66,8 @@ class Conclusion(NamedTuple):
     """Why the search ended early."""
     earlier: str = ""
     """The verdict of an earlier search of the study, if this one is inconclusive."""
+    resolution: Resolution | None = None
+    """The gains that the search could show."""
 
     @property
     def launches(self) -> tuple[Launch, ...]:
@@ -106,6 +108,8 @@ class Conclusion(NamedTuple):
                 "launches": len(bare),
             },
             "launches": len(self.launches),
+            "noise": None if self.resolution is None else self.resolution.spread,
+            "smallest_gain": None if self.resolution is None else self.resolution.gain,
             "command": self.command,
         }
 
@@ -152,7 +156,10 @@ class Conclusion(NamedTuple):
         more = self.verdict.more
         if more is None:
             return "to continue"
-        return f"{launches(more.launches)} more ({duration(more.seconds)}) should settle it (80 % power)"
+        return (
+            f"about {launches(more.launches)} more ({duration(more.seconds)}) in its final should"
+            " settle it (90 % power)"
+        )
 
     @property
     def resume_command(self) -> str:
@@ -203,6 +210,8 @@ class Conclusion(NamedTuple):
         yield f"  most promising, but not proven: {told}; to try it: {command}"
 
     def _what_next(self) -> Iterator[str]:
+        if self.resolution is not None:
+            yield f"  it could show gains {describe_gains(self.resolution)}"
         yield f"  {self.advice}: {self.resume_command}"
 
     def _mattered(self) -> Iterator[str]:

@@ -32,7 +32,7 @@ from xtune.search.provenance import Provenance, keep_provenance, made_with, outd
 from xtune.search.records import Stage, Step
 from xtune.search.session import Ended, Result, Search
 from xtune.search.storage import Storage
-from xtune.search.strategy import Seed, Strategy
+from xtune.search.strategy import Allowance, Seed, Strategy
 from xtune.search.study import Study, earlier_winners, open_study
 from xtune.search.study_store import StudyStore
 from xtune.space.identities import identify_program
@@ -228,11 +228,10 @@ def recall(task: Task, asked: Asked, study: Study) -> Conclusion:
     records = tuple(store.records())
     strategy = _strategy(task, asked, store.host, ())
     final = strategy.final(records)
-    ended = study.notes.get("ended")
     if final is None:
         verdict = undecided(BARE, "there was no final yet")
     else:
-        verdict = final.decision(is_last=ended == Ended.BUDGET.value).verdict
+        verdict = final.decision().verdict
     favourite = strategy.favourite(records)
     return Conclusion(
         study.name,
@@ -245,6 +244,7 @@ def recall(task: Task, asked: Asked, study: Study) -> Conclusion:
         second=second_goal(asked),
         storage=asked.storage,
         earlier=_earlier(study, verdict),
+        resolution=strategy.resolution(records, Allowance(0.0, 0.0)),
     )
 
 
@@ -280,6 +280,7 @@ def conclude(task: Task, asked: Asked, study: Study, result: Result) -> Conclusi
         storage=asked.storage,
         trouble=ended.get(result.ended, ""),
         earlier=earlier,
+        resolution=result.resolution,
     )
 
 

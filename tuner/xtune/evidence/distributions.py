@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The few probability distributions that evidence is weighed with, without scipy.
+"""The probability distributions of tests and intervals, without scipy.
 
 Normal (from the standard library), Student's t and the binomial (both through the incomplete beta
-function), and the signed-rank distribution, which is counted exactly. The relative error is below
-1e-9 wherever a test compares; a verdict needs three digits.
+function). The relative error is below 1e-9 wherever a test compares; a verdict needs three digits.
 """
 
 from __future__ import annotations
@@ -13,14 +12,11 @@ import math
 from collections.abc import Callable
 from statistics import NormalDist
 
-import numpy as np
-from numpy.typing import NDArray
-
 STANDARD_NORMAL = NormalDist()
 
 _SMALLEST = 1e-300
 _CONVERGED = 3e-16
-_MOST_TERMS = 10_000
+_MAX_TERMS = 10_000
 
 
 def normal_quantile(probability: float) -> float:
@@ -49,7 +45,7 @@ def incomplete_beta(a: float, b: float, x: float) -> float:
         math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
     )
     fraction, numerator, denominator = 1.0, 1.0, 0.0
-    for term in range(_MOST_TERMS):
+    for term in range(_MAX_TERMS):
         half = term // 2
         if term == 0:
             coefficient = 1.0
@@ -113,24 +109,6 @@ def binomial_upper_bound(successes: int, trials: int, confidence: float = 0.95) 
 def binomial_lower_bound(successes: int, trials: int, confidence: float = 0.95) -> float:
     """The lowest probability that so many successes still allow (one-sided; Clopper, Pearson 1934)."""
     return 1.0 - binomial_upper_bound(trials - successes, trials, confidence)
-
-
-@functools.lru_cache(maxsize=512)
-def signed_rank_tail(count: int) -> NDArray[np.float64]:
-    """P(W <= w) for w = 0, 1, ...: W sums those of the ranks 1..count whose sign a coin chose.
-
-    Counted exactly: each rank is in the sum or not, so the generating function is the product of
-    (1 + x^rank) / 2 (Wilcoxon 1945).
-    """
-    ways = np.zeros(count * (count + 1) // 2 + 1)
-    ways[0] = 1.0
-    for rank in range(1, count + 1):
-        shifted = np.zeros_like(ways)
-        shifted[rank:] = ways[:-rank]
-        ways = 0.5 * (ways + shifted)
-    tail: NDArray[np.float64] = np.cumsum(ways)
-    tail.setflags(write=False)
-    return tail
 
 
 def _falling_root(difference: Callable[[float], float], low: float, high: float) -> float:

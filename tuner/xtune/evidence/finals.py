@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The paired final: the top few and the baseline take turns, and only what is seen here counts.
+"""The paired final: the top few and the baseline take turns, and only what is measured here counts.
 
 A search picks its best by values that were lucky; measured again, they come back down. So the final
-starts from nothing: it uses no launch of the search, and the finalists are few, for each shares the
-error that may be made. Every block measures the baseline and each finalist once, in an order that
-neither slow drift nor the neighbour before can favour. At planned looks it is asked whether that is
-enough, and finalists that are behind stop.
+starts from nothing: it uses no launch of the search, and there are few finalists, for each gets only a
+share of the error. Every block measures the baseline and each finalist once, in an order that neither
+slow drift nor the neighbour before can favour. At planned looks the final stops if the result is
+clear, and drops finalists that are behind.
 
-The plan is an immutable value. `Final` walks through it: `next()` says what to measure, `record()`
-takes what was seen, `decision()` may be asked at any time. Whoever measures is outside, so a final is
-the same with real launches, recorded ones and made-up ones; and recording stored launches again
-brings a final back to where it was.
+The plan is an immutable value. `Final` walks through it: `next()` names the launch to make, `record()`
+takes its result, `decision()` may be called at any time. Launching happens elsewhere, so a final works
+the same with real, recorded and simulated launches, and recording stored launches again restores its
+state. A final that was stopped, or whose plan was not enough, is continued by `extend_final`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from xtune.evidence.levels import look_levels
+from xtune.evidence.advice import settling_blocks
+from xtune.evidence.looks import look_level
 from xtune.evidence.ratios import RatioInterval, has_ratio, log_ratio, ratio_interval
 from xtune.evidence.verdicts import (
-    FEWEST_PAIRS,
+    MIN_PAIRS,
     Contender,
     Kind,
+    MoreBudget,
     Rule,
     Verdict,
     differences,
@@ -39,9 +41,12 @@ from xtune.measurement.objectives import Objective
 from xtune.space.parameters import Configuration
 
 LOOKS_AT = (1 / 3, 1 / 2, 3 / 4)
-"""Parts of the planned blocks after which it is looked, besides the fewest that anything is claimed of, and the end."""
+"""Parts of the planned blocks after which there is a look; two more: after MIN_PAIRS, and at the end."""
 
-FAILURES_ALLOWED = 1
+LOOK_GROWTH = 2
+"""Beyond the plan there is a look whenever the blocks have doubled, and at the end."""
+
+MAX_FAILURES = 1
 """A finalist that fails, or breaks a requirement, more often than this is out."""
 
 BASELINE = 0
@@ -57,22 +62,24 @@ class Finalist(NamedTuple):
 
 
 class FinalPlan(NamedTuple):
-    """What is measured in which order, and when it is looked: fixed before the first launch.
-
-    To go on later, keep the orders: another numpy may draw others from the same seed.
-    """
+    """What is measured in which order, and when there are looks."""
 
     baseline: Configuration
     finalists: tuple[Finalist, ...]
     orders: tuple[tuple[int, ...], ...]
-    """One of each block: the candidates by number, 0 for the baseline. **Ex.:** ``((0, 1), (1, 0))``"""
+    """One of each block: the candidates by number, 0 for the baseline. **Ex.:** ``((0, 1), (1, 0))``
+
+    Stored with the plan, because another numpy may draw others from the same seed."""
     looks: tuple[int, ...]
-    """Blocks after which it is looked; the last is all of them."""
+    """Blocks after which there is a look, or was one; the last is the end."""
+    planned: int
+    """Blocks of the plan as it was at first, before it was extended."""
     rule: Rule
     seed: int
     attempt: int = 0
-    """0 for the first final of a search. Later ones, of searches that were resumed, may err half as
-    much as the one before: all together, however many, claim a gain that is none in 5 % at most."""
+    """0 for the first final of a study. A final that follows a clear verdict, in a search that was
+    resumed, gets half of the error of the one before: all finals of a study together claim a gain
+    that is none in 5 % at most."""
 
     @property
     def configurations(self) -> tuple[Configuration, ...]:
@@ -81,7 +88,7 @@ class FinalPlan(NamedTuple):
 
     @property
     def error(self) -> float:
-        """What each side of the interval may err, in this attempt."""
+        """The error of each side of the interval, over all looks and finalists."""
         return self.rule.error * 0.5**self.attempt
 
 
@@ -97,13 +104,13 @@ class Turn(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What a final says so far."""
+    """The state of a final."""
 
     verdict: Verdict
     is_settled: bool
-    """More blocks of this plan would not change what is said, only narrow the interval."""
+    """The final is over: more blocks would only narrow the interval, or the plan has no more."""
     blocks: int
-    """Complete blocks that it rests on."""
+    """Complete blocks that the verdict rests on."""
     level: float
     """One-sided error of this look, all finalists together."""
 
@@ -117,7 +124,7 @@ def plan_final(
     seed: int = 0,
     attempt: int = 0,
 ) -> FinalPlan:
-    """A final of so many blocks, its orders drawn by the seed. Raises ValueError for what is none.
+    """Plan a final of so many blocks; the seed draws the orders. Raises ValueError without finalists.
 
     Orders come in groups in which each candidate has every place equally often and follows every
     other equally often (Williams 1949), so linear drift and the heat of the one before cancel; which
@@ -131,28 +138,54 @@ def plan_final(
     everyone = [baseline, *(finalist.configuration for finalist in finalists)]
     if len(set(everyone)) < len(everyone):
         raise ValueError("plan_final: a configuration occurs twice; each may be in a final once")
-    generator = np.random.default_rng(seed)
-    count = len(everyone)
-    design = _williams_design(count)
-    orders: list[tuple[int, ...]] = []
-    while len(orders) < blocks:
-        names = generator.permutation(count)
-        rows = generator.permutation(len(design))
-        orders += [tuple(int(names[place]) for place in design[row]) for row in rows]
-    looks = {math.ceil(blocks * part) for part in LOOKS_AT} | {FEWEST_PAIRS}
+    looks = {math.ceil(blocks * part) for part in LOOKS_AT} | {MIN_PAIRS}
     return FinalPlan(
         baseline=baseline,
         finalists=tuple(finalists),
-        orders=tuple(orders[:blocks]),
-        looks=(*sorted(look for look in looks if FEWEST_PAIRS <= look < blocks), blocks),
+        orders=_draw_orders(len(everyone), blocks, seed),
+        looks=(*sorted(look for look in looks if MIN_PAIRS <= look < blocks), blocks),
+        planned=blocks,
         rule=rule or Rule(),
         seed=seed,
         attempt=attempt,
     )
 
 
+def extend_final(plan: FinalPlan, done: int, blocks: int) -> FinalPlan:
+    """The plan with so many blocks in all, to continue a final that was stopped after `done` blocks.
+
+    The verdict at the stop was a look, so it is one of the plan's from now on.
+    """
+    more = _draw_orders(len(plan.configurations), blocks, plan.seed)[len(plan.orders) :]
+    blocks = max(blocks, len(plan.orders))
+    return plan._replace(orders=plan.orders + more, looks=_looks_until(plan.looks, done, blocks))
+
+
+def _looks_until(looks: Sequence[int], done: int, blocks: int) -> tuple[int, ...]:
+    """These looks, the one after `done` blocks, and what follows until the end after `blocks`."""
+    found = {look for look in (MIN_PAIRS, *looks, done) if MIN_PAIRS <= look < blocks}
+    look = LOOK_GROWTH * max(found, default=MIN_PAIRS)
+    # A look shortly before the end would tell nearly the same.
+    while 1.5 * look <= blocks:
+        found.add(look)
+        look *= LOOK_GROWTH
+    return (*sorted(found), blocks)
+
+
+def _draw_orders(count: int, blocks: int, seed: int) -> tuple[tuple[int, ...], ...]:
+    """The orders of so many blocks; more blocks begin with the same ones."""
+    generator = np.random.default_rng(seed)
+    design = _williams_design(count)
+    orders: list[tuple[int, ...]] = []
+    while len(orders) < blocks:
+        names = generator.permutation(count)
+        rows = generator.permutation(len(design))
+        orders += [tuple(int(names[place]) for place in design[row]) for row in rows]
+    return tuple(orders[:blocks])
+
+
 def _williams_design(count: int) -> list[list[int]]:
-    """Rows in which each number stands in each place, and behind each other number, equally often."""
+    """Rows in which each number has each place, and follows each other number, equally often."""
     first, low, high = [0], 1, count - 1
     while low <= high:
         first.append(low)
@@ -164,7 +197,7 @@ def _williams_design(count: int) -> list[list[int]]:
 
 
 class Final:
-    """A paired final under way; the same launches in the same order always lead to the same state."""
+    """A paired final in progress; the same launches in the same order always lead to the same state."""
 
     def __init__(self, plan: FinalPlan, objective: Objective) -> None:
         self._plan = plan
@@ -184,16 +217,27 @@ class Final:
 
     @property
     def launches(self) -> tuple[Launch, ...]:
-        """All that was recorded, failed ones too, in order."""
+        """All that were recorded, failed ones included, in order."""
         return tuple(self._launches)
 
     @property
     def blocks(self) -> int:
-        """Blocks that are complete."""
+        """Complete blocks."""
         return len(self._blocks) - 1
 
+    @property
+    def can_continue(self) -> bool:
+        """The plan is over, the verdict is open, and more blocks could settle it."""
+        over = self.blocks >= len(self._plan.orders) and not self._ended and not self._is_settled
+        return over and self._judge().kind is Kind.INCONCLUSIVE
+
+    @property
+    def block_launches(self) -> int:
+        """Launches of another block: the baseline and the finalists that are left."""
+        return sum(self._is_in(number) for number in range(len(self._configurations)))
+
     def next(self) -> Turn | None:
-        """The launch to make now; the same until it is recorded; None when the final is over."""
+        """The launch to make now; the same until it is recorded; None when the plan is over."""
         if self._ended or self._is_settled or self.blocks >= len(self._plan.orders):
             return None
         return self._open_turn()
@@ -210,11 +254,12 @@ class Final:
         return candidate not in self._out and candidate not in self._dropped
 
     def record(self, launch: Launch) -> None:
-        """Take what was seen of the launch that `next()` named.
+        """Take the result of the launch that `next()` named.
 
-        A finalist's launch without a value leaves its pair of this block out; the second such one
-        puts it out. Without the baseline's there is no pair at all: the block ends there; two in a
-        row end the final. Raises ValueError for a launch of another configuration, or none due.
+        Where a finalist's launch has no value, its pair of this block is left out; after the second
+        one the finalist is out. Where the baseline's has none, the block ends without further pairs;
+        two in a row end the final. Raises ValueError for a launch of another configuration, or
+        when none is due.
         """
         turn = self.next()
         if turn is None:
@@ -241,11 +286,11 @@ class Final:
             for launch in mine
             if _has_value(launch) and not self._objective.is_feasible(launch)
         ]
-        if len(failed) > FAILURES_ALLOWED:
+        if len(failed) > MAX_FAILURES:
             self._out[candidate] = (
                 f"{len(failed)} of {len(mine)} launches failed ({_why(failed[-1])})"
             )
-        elif len(broke) > FAILURES_ALLOWED:
+        elif len(broke) > MAX_FAILURES:
             names = ", ".join(requirement.text for requirement in self._objective.requirements)
             self._out[candidate] = (
                 f"{len(broke)} of {len(mine)} launches broke what was required ({names})"
@@ -262,13 +307,12 @@ class Final:
             self._look()
 
     def _look(self) -> None:
-        """At a planned look: settle it, or drop who is behind."""
-        level = self._level(is_last=False)
-        verdict = self._verdict(level, with_chances=False)
+        """At a planned look: end the final if it is settled, else drop finalists that are behind."""
+        verdict = self._judge()
         self._is_settled = verdict.kind is not Kind.INCONCLUSIVE and self._leader_is_clear(verdict)
         if self._is_settled:
             return
-        share = level / len(self._plan.finalists)
+        share = self._level() / len(self._plan.finalists)
         contenders = self._contenders()
         active = [n for n, row in contenders.items() if self._is_in(n) and row.seen]
         if not active:
@@ -279,16 +323,16 @@ class Final:
             behind = differences(contenders[number], contenders[leader])
             if number == leader:
                 continue
-            if len(behind) >= FEWEST_PAIRS and ratio_interval(behind).high < 1.0:
-                self._dropped[number] = "surely behind another finalist"
+            if len(behind) >= MIN_PAIRS and ratio_interval(behind).high < 1.0:
+                self._dropped[number] = "behind another finalist"
             elif interval.high < 1.0 + self._plan.rule.min_effect:
-                self._dropped[number] = "surely no gain"
+                self._dropped[number] = "no gain"
             else:
                 continue
             self._frozen[number] = interval
 
     def _leader_is_clear(self, verdict: Verdict) -> bool:
-        """Whether none of those still measured may be better than the winner by what matters."""
+        """Whether no finalist still measured can be better than the winner by the minimal effect."""
         if verdict.kind is Kind.NO_GAIN:
             return True
         contenders = self._contenders()
@@ -302,61 +346,89 @@ class Final:
                 return False
         return True
 
-    def decision(self, *, is_last: bool = False) -> Decision:
-        """The verdict on what was seen so far. Changes nothing.
+    def decision(self, *, in_full: bool = True) -> Decision:
+        """The verdict on the complete blocks. Changes nothing.
 
-        is_last
-            The final ends here because the time is up, which has nothing to do with the values: then
-            this look may use up all the error that is left. Not for Ctrl-C: whoever watches the
-            interval and stops when it pleases gets the level that is planned for this time. Of A/A
-            searches that were stopped at the first block that showed a gain, 4 in 100 claimed one.
+        It counts as a look: if the final is continued after it, `extend_final` puts it among the
+        plan's looks.
+
+        in_full
+            False leaves out advice and probabilities, which take most of the time.
         """
-        level = self._level(is_last=is_last)
-        verdict = self._verdict(level)
+        verdict = self._judge(in_full=in_full)
+        if in_full and verdict.kind is Kind.INCONCLUSIVE:
+            verdict = verdict._replace(more=self._more_budget(verdict))
         settled = bool(self._ended) or self._is_settled or self.blocks >= len(self._plan.orders)
-        return Decision(verdict, settled, self.blocks, level)
+        return Decision(verdict, settled, self.blocks, self._level())
 
-    def _level(self, *, is_last: bool) -> float:
-        """The error that a look now may make: the looks that were planned before, then this one."""
-        planned = len(self._plan.orders)
+    def _level(self) -> float:
+        """The error that a look now may use, after the looks that were planned before it."""
         now = max(1, self.blocks)
-        fractions = (*(look / planned for look in self._plan.looks if look < now), now / planned)
-        return look_levels(fractions, self._plan.error, self._plan.rule.spending, is_last)[-1]
+        return self._level_of((*(look for look in self._plan.looks if look < now), now))
 
-    def _verdict(self, level: float, *, with_chances: bool = True) -> Verdict:
+    def _level_of(self, looks: tuple[int, ...]) -> float:
+        return look_level(looks, self._plan.planned, self._plan.error)
+
+    def _judge(self, *, in_full: bool = False) -> Verdict:
         if self._ended.startswith("the default"):
             return undecided(self._plan.baseline, self._ended)
-        contenders = self._contenders()
-        own = [block[BASELINE] for block in self._blocks if BASELINE in block]
         return judge(
             self._plan.baseline,
-            tuple(contenders.values()),
+            tuple(self._contenders().values()),
             rule=self._plan.rule,
-            level=level,
-            baseline_kept=[self._kept(block.get(BASELINE)) for block in self._blocks],
-            baseline_wall_s=statistics.fmean(launch.secondary.wall_s for launch in own)
-            if own
-            else 0.0,
+            level=self._level(),
+            baseline_kept=[self._kept(block.get(BASELINE)) for block in self._blocks[:-1]],
             seed=self._plan.seed,
-            with_chances=with_chances,
+            with_chances=in_full,
         )
 
+    def _more_budget(self, verdict: Verdict) -> MoreBudget | None:
+        """The continuation that should settle it; None where none can be named."""
+        if self._ended or verdict.interval is None:
+            return None
+        share = 1.0 / len(self._plan.finalists)
+        blocks = settling_blocks(
+            verdict.interval,
+            lambda more: (
+                share
+                * self._level_of(_looks_until(self._plan.looks, self.blocks, self.blocks + more))
+            ),
+            self._plan.rule,
+            finalists=len(self._plan.finalists),
+        )
+        if blocks is None:
+            return None
+        walls_s = {BASELINE: self._mean_wall_s(BASELINE)}
+        for number in range(1, len(self._configurations)):
+            if self._is_in(number):
+                walls_s[number] = self._mean_wall_s(number)
+        # Launches of the open block that were made already.
+        made = self._blocks[-1]
+        launches = blocks * len(walls_s) - len(made)
+        seconds = blocks * sum(walls_s.values()) - sum(
+            one.secondary.wall_s for one in made.values()
+        )
+        return MoreBudget(blocks, launches, max(0.0, seconds))
+
+    def _mean_wall_s(self, number: int) -> float:
+        walls_s = [block[number].secondary.wall_s for block in self._blocks if number in block]
+        return statistics.fmean(walls_s) if walls_s else 0.0
+
     def _contenders(self) -> dict[int, Contender]:
+        """The finalists by number, with what the complete blocks say of them."""
+        complete = self._blocks[:-1]
         found = {}
         for number, finalist in enumerate(self._plan.finalists, start=1):
-            mine = [block[number] for block in self._blocks if number in block]
             peaks = [
-                launch.secondary.peak_rss_bytes
-                for launch in mine
-                if launch.secondary.peak_rss_bytes is not None
+                block[number].secondary.peak_rss_bytes for block in complete if number in block
             ]
+            known = [peak for peak in peaks if peak is not None]
             found[number] = Contender(
                 configuration=finalist.configuration,
                 changes=finalist.changes,
-                log_ratios=tuple(self._log_ratio(block, number) for block in self._blocks),
-                kept=tuple(self._kept(block.get(number)) for block in self._blocks),
-                memory_bytes=statistics.median(peaks) if peaks else None,
-                wall_s=statistics.fmean(row.secondary.wall_s for row in mine) if mine else 0.0,
+                log_ratios=tuple(self._log_ratio(block, number) for block in complete),
+                kept=tuple(self._kept(block.get(number)) for block in complete),
+                memory_bytes=statistics.median(known) if known else None,
                 out=self._out.get(number, ""),
                 dropped=self._dropped.get(number, ""),
                 frozen=self._frozen.get(number),

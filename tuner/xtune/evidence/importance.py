@@ -28,7 +28,7 @@ from xtune.measurement.objectives import Objective
 from xtune.space.parameters import Configuration, Parameter, Value
 
 DRAWS = 400
-FEWEST_OF_A_VALUE = 2
+MIN_OF_A_VALUE = 2
 """Configurations that must have had a value before anything is said of it."""
 
 RIDGES = tuple(10.0**power for power in np.arange(-3.0, 2.6, 0.5))
@@ -187,7 +187,7 @@ def _columns(seen: Sequence[Configuration], varied: Sequence[Parameter]) -> list
         found += [
             (row.name, value)
             for value in row.values
-            if value != row.default and FEWEST_OF_A_VALUE <= counts[value] < others
+            if value != row.default and MIN_OF_A_VALUE <= counts[value] < others
         ]
     return found
 

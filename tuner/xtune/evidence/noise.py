@@ -21,13 +21,13 @@ import numpy as np
 from xtune.evidence.distributions import student_quantile
 from xtune.evidence.ratios import NoRatioError, has_ratio
 
-MOST_LAUNCHES = 10_000
+MAX_LAUNCHES = 10_000
 """Launches beyond which it is only said that there is no telling."""
 
 OUTLIER_Z = 3.5
 """The modified z-score that Iglewicz and Hoaglin (1993) call an outlier."""
 
-LEAST_SPREAD = 1e-3
+MIN_SPREAD = 1e-3
 """Values within 0.1 % of each other are no outliers, however alike the others are."""
 
 WIDE_SPREAD = 0.10
@@ -142,7 +142,7 @@ def launches_for(spread: float, *, precision: float = 0.01, confidence: float = 
     The smallest n whose t interval is short enough, as pyperf's `check` counts processes.
     """
     reach, miss = math.log1p(precision), 0.5 * (1.0 - confidence)
-    low, high = 2, MOST_LAUNCHES
+    low, high = 2, MAX_LAUNCHES
     if student_quantile(miss, high - 1) * spread > reach * math.sqrt(high):
         return None
     while low < high:
@@ -164,7 +164,7 @@ def outliers(values: Sequence[float]) -> tuple[int, ...]:
         return ()
     centre = statistics.median(values)
     away = [abs(value - centre) for value in values]
-    scale = max(1.4826 * statistics.median(away), LEAST_SPREAD)
+    scale = max(1.4826 * statistics.median(away), MIN_SPREAD)
     return tuple(place for place, distance in enumerate(away) if distance > OUTLIER_Z * scale)
 
 
@@ -229,7 +229,7 @@ def noise_cautions(
     needed = launches_for(spread, precision=precision, confidence=confidence)
     named = f"{100 * precision:g} % with {100 * confidence:g} % confidence"
     if needed is None or needed > len(values):
-        count = f"more than {MOST_LAUNCHES}" if needed is None else str(needed)
+        count = f"more than {MAX_LAUNCHES}" if needed is None else str(needed)
         found.append(
             Caution(Trouble.TOO_FEW, f"{len(values)} launches; to know it to {named} takes {count}")
         )

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """How many times better a candidate is than the baseline, with an interval, from paired launches.
 
-A pair is a launch of each in the same block, minutes apart at most, so what the machine does slowly
-falls out of their ratio (Kalibera and Jones 2013 ask for an interval on exactly this ratio; Chen and
-Revels 2016 for measuring in turns). All is done on the logarithm: speed-ups multiply, noise does too,
-and 2x and 0.5x are equally far from 1. A ratio above 1 is better for the reader, whatever the goal.
+A pair is a launch of each in the same block, minutes apart at most, so slow changes of the machine
+fall out of their ratio (Kalibera and Jones 2013 ask for an interval on exactly this ratio; Chen and
+Revels 2016 for measuring in turns). All is computed on the logarithm: speed-ups multiply, noise does
+too, and 2x and 0.5x are equally far from 1. A ratio above 1 is better, whatever the goal.
 
-Which interval? What was compared: the rate of false claims and the power for gains of 5, 10 and 30 %,
-three finalists, 8 to 20 blocks, under log-normal, heavy-tailed, drifting and two-valued noise and
-under launches that are 30 % slow now and then.
+Two kinds of interval, chosen by the rate of false claims and the power for gains of 5, 10 and 30 %,
+with three finalists and 8 to 20 blocks, under log-normal, heavy-tailed, drifting and two-valued noise
+and under launches that are 30 % slow now and then:
 
 t interval, below 10 pairs
     Keeps its level here not only for normal noise: for any mixture of normals, heavy tails and pairs
@@ -18,16 +18,11 @@ t interval of the 10 % trimmed mean, from 10 pairs
     (Tukey and McLaughlin 1963). Where 3 launches in 100 lose 30 %, it finds a 5 % gain in 88 of 100
     finals of 12 blocks, the plain t interval in 66; under normal noise it is 75 against 82. Below 10
     pairs, cutting two of them costs more than outliers do.
-sign-flip interval, on demand
-    In a randomised block a difference that comes from noise alone is as likely to have either sign,
-    so the test that flips signs is exact whatever the noise (Fisher 1935), and its interval is the
-    k-th smallest mean of a subset of the differences (Hartigan 1969). The price: with n pairs no
-    level below 1/2**n exists. Corrected for three finalists and three looks, 8 pairs find a 5 % gain
-    in 40 of 100 finals against 52 by t, and 5 pairs find nothing. So every verdict carries its exact
-    probability, and intervals are t intervals.
-Hodges-Lehmann with the signed-rank interval
-    Was tried and left: 95 % efficient, but at the levels that three finalists leave, one bad pair in
-    twelve takes significance away, since it holds the highest rank.
+
+Intervals without an assumption about the noise were tried and cost too much: from the test that flips
+signs (Fisher 1935; Hartigan 1969) no level below 1/2**n exists with n pairs, and in the signed-rank
+interval (Hodges and Lehmann 1963) one bad pair in twelve takes significance away. So every verdict
+has the exact probability of the sign-flip test beside its t interval.
 """
 
 from __future__ import annotations
@@ -50,23 +45,22 @@ TRIMMED_FROM = 10
 TRIMMED_SHARE = 10
 """One pair in so many is cut on each side."""
 
-MOST_FLIPPED = 16
-"""Pairs up to which all 2**n ways to flip signs are looked at."""
+MAX_ALL_FLIPS = 16
+"""Up to so many pairs, all 2**n ways to flip signs are counted."""
 
 FLIPS_DRAWN = 65_535
-"""Ways to flip signs that are drawn where there are more."""
+"""Ways to flip signs that are drawn if there are more pairs."""
 
 
 class NoRatioError(ObjectiveError):
-    """A measured value that no ratio can be made of: zero, negative, or no number."""
+    """A measured value without a ratio: zero, negative, or not a number."""
 
 
 class Method(enum.Enum):
-    """How an interval was made."""
+    """How an interval was computed."""
 
     STUDENT = "t interval of the mean"
     TRIMMED = "t interval of the trimmed mean"
-    SIGN_FLIP = "sign-flip interval of the mean"
 
 
 class RatioInterval(NamedTuple):
@@ -74,15 +68,15 @@ class RatioInterval(NamedTuple):
 
     estimate: float
     low: float
-    """0 where there are too few pairs to tell."""
+    """0 if there are too few pairs."""
     high: float
-    """Infinite where there are too few pairs to tell."""
+    """Infinite if there are too few pairs."""
     plain: float
     """The geometric mean of all pairs; the estimate may have outliers trimmed."""
     error: float
-    """Standard error of the estimate's logarithm; infinite where there are too few pairs to tell."""
+    """Standard error of the estimate's logarithm; infinite if there are too few pairs."""
     level: float
-    """The error on each side: 0.025 for a 95 % interval, less where it was corrected."""
+    """The error on each side: 0.025 for a 95 % interval, less if it was corrected."""
     pairs: int
     method: Method
 
@@ -103,21 +97,17 @@ def log_ratio(candidate: float, baseline: float, goal: Goal) -> float:
 
 
 def has_ratio(value: float | None) -> bool:
-    """Whether a ratio can be made of a value: finite and above 0."""
+    """Whether a value has a ratio: it is finite and above 0."""
     return value is not None and math.isfinite(value) and value > 0
 
 
-def ratio_interval(
-    log_ratios: Sequence[float], *, level: float = 0.025, method: Method | None = None
-) -> RatioInterval:
+def ratio_interval(log_ratios: Sequence[float], *, level: float = 0.025) -> RatioInterval:
     """The interval that misses the true ratio on either side with a probability of `level` at most.
 
     log_ratios
-        One of each pair, as `log_ratio` gives them; at least one.
+        One for each pair, as `log_ratio` returns them; at least one.
     level
-        For each side: 0.025 makes a 95 % interval; `levels` corrects it.
-    method
-        As argued above, unless one is asked for.
+        For each side: 0.025 makes a 95 % interval.
     """
     values = np.asarray(log_ratios, dtype=np.float64)
     count = len(values)
@@ -125,13 +115,9 @@ def ratio_interval(
         raise ValueError(f"ratio_interval: the log ratios are {list(log_ratios)}; need 1 or more")
     if not 0.0 < level < 0.5:
         raise ValueError(f"ratio_interval: the level is {level}; it has to lie in (0, 0.5)")
-    if method is None:
-        method = Method.STUDENT if count < TRIMMED_FROM else Method.TRIMMED
-    cut = max(1, count // TRIMMED_SHARE) if method is Method.TRIMMED else 0
+    cut = _trimmed(count)
     centre, error, reach = _student(values, level, cut)
     low, high = centre - reach, centre + reach
-    if method is Method.SIGN_FLIP:
-        low, high = _sign_flip(values, level)
     return RatioInterval(
         estimate=math.exp(centre),
         low=math.exp(low),
@@ -140,8 +126,25 @@ def ratio_interval(
         error=error,
         level=level,
         pairs=count,
-        method=method,
+        method=Method.TRIMMED if cut else Method.STUDENT,
     )
+
+
+def _trimmed(count: int) -> int:
+    """Pairs that are cut on each side."""
+    return 0 if count < TRIMMED_FROM else max(1, count // TRIMMED_SHARE)
+
+
+def degrees_of_freedom(count: int) -> int:
+    """Of the interval of so many pairs; below 1 there is no interval.
+
+    Two fewer than kept values if the mean is trimmed, not one as Tukey and McLaughlin have it: with
+    one, normal samples of 10 are missed 1.1 times as often as they should be at a level of 0.025 and
+    1.4 times at 0.0008; with two, 0.99 and 0.89 times; of 30, 1.02 and 1.07 times (a million samples
+    each).
+    """
+    cut = _trimmed(count)
+    return count - 2 * cut - (2 if cut else 1)
 
 
 def _exp(value: float) -> float:
@@ -152,16 +155,12 @@ def _student(values: NDArray[np.float64], level: float, cut: int) -> tuple[float
     """The mean without the `cut` lowest and highest values, its standard error, and how far its
     interval reaches to either side.
 
-    The spread is that of the values with those cut set to the next one kept. Two degrees of freedom
-    fewer than kept values, not one as Tukey and McLaughlin have it: with one, normal samples of 10
-    are missed 1.1 times as often as they should be at a level of 0.025 and 1.4 times at 0.0008; with
-    two, 0.99 and 0.89 times; of 30, 1.02 and 1.07 times (a million samples each).
+    The spread is that of the values with those cut set to the next one kept.
     """
     count = len(values)
-    degrees = count - 1 if cut == 0 else count - 2 * cut - 2
+    degrees = degrees_of_freedom(count)
     if degrees < 1:
-        centre = float(np.median(values)) if cut else float(values.mean())
-        return centre, math.inf, math.inf
+        return float(values.mean()), math.inf, math.inf
     ordered = np.sort(values)
     centre = float(ordered[cut : count - cut].mean())
     held = np.clip(ordered, ordered[cut], ordered[count - cut - 1])
@@ -169,41 +168,18 @@ def _student(values: NDArray[np.float64], level: float, cut: int) -> tuple[float
     return centre, error, student_quantile(level, degrees) * error
 
 
-def _sign_flip(values: NDArray[np.float64], level: float) -> tuple[float, float]:
-    """The order statistics of all means of subsets that bound the centre at this level.
-
-    The 2**n - 1 means of the subsets that are not empty part the line into 2**n pieces; the centre of
-    symmetry lies in each of them equally often (Hartigan 1969).
-    """
-    count = len(values)
-    if count > MOST_FLIPPED:
-        raise ValueError(
-            f"ratio_interval: {count} pairs; sign-flip intervals are made of up to {MOST_FLIPPED},"
-            " take Method.TRIMMED"
-        )
-    sums, sizes = np.zeros(1), np.zeros(1)
-    for value in values:
-        sums = np.concatenate((sums, sums + value))
-        sizes = np.concatenate((sizes, sizes + 1))
-    means = np.sort(sums[1:] / sizes[1:])
-    pieces = math.floor(level * 2**count)
-    if pieces == 0:
-        return -math.inf, math.inf
-    return float(means[pieces - 1]), float(means[-pieces])
-
-
 def sign_flip_probability(log_ratios: Sequence[float], *, seed: int = 0) -> float:
-    """How often noise alone would have favoured the candidate as much: exact, whatever the noise.
+    """The probability that noise alone favours the candidate as much: exact, whatever the noise.
 
-    One-sided; 1/2**n at least. All flips up to 16 pairs; beyond, 65,535 drawn by the seed, and those
-    seen counted as one of them, which keeps it valid (Phipson and Smyth 2010).
+    One-sided, at least 1/2**n. Of up to 16 pairs all flips are counted; of more, 65,535 drawn with
+    the seed, and the one observed, which keeps the test valid (Phipson and Smyth 2010).
     """
     values = np.asarray(log_ratios, dtype=np.float64)
     if len(values) == 0:
         return 1.0
     observed = float(values.sum())
     slack = 1e-12 * float(np.abs(values).sum())
-    if len(values) <= MOST_FLIPPED:
+    if len(values) <= MAX_ALL_FLIPS:
         sums = np.zeros(1)
         for value in values:
             sums = np.concatenate((sums + value, sums - value))

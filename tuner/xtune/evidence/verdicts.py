@@ -5,15 +5,15 @@ gain
     The corrected interval of a finalist lies above 1, its estimate above the minimal effect, and the
     plain mean of all its pairs, outliers included, above 1 as well: a configuration that is usually
     5 % faster and sometimes loses much more than that is no gain. If nothing makes a difference
-    (an A/A test), this is claimed in at most 2.5 % of searches.
-    Also a gain: the finalist keeps a requirement which the baseline breaks, more often than chance
-    would have it (the exact sign test of the blocks where only one of both kept it; McNemar 1947), at
-    the same corrected level: at most another 2.5 %.
+    (an A/A test), this is claimed in at most 2.5 % of finals.
+    Also a gain: the finalist keeps a requirement that the baseline breaks, more often than by chance
+    (the exact sign test of the blocks in which only one of both kept it; McNemar 1947), at the same
+    corrected level: in at most another 2.5 %.
 no gain
-    The upper end of every finalist's interval lies below 1 + the minimal effect: whatever they gain
-    is less than what was said to matter, and the default keeps what is required. Keep the default.
+    The upper end of every finalist's interval lies below 1 + the minimal effect: what they gain, if
+    anything, is less than what matters, and the default keeps what is required. Keep the default.
 inconclusive
-    Anything else, with what more budget would settle it.
+    Anything else, with the launches that should settle it.
 """
 
 from __future__ import annotations
@@ -24,20 +24,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from xtune.evidence.bootstrap import best_probabilities
-from xtune.evidence.distributions import binomial_at_least, normal_quantile
-from xtune.evidence.levels import Spending
+from xtune.evidence.distributions import binomial_at_least
 from xtune.evidence.noise import outliers
 from xtune.evidence.ratios import RatioInterval, ratio_interval, sign_flip_probability
 from xtune.space.parameters import Configuration
 
-MOST_BLOCKS = 10_000
-"""Blocks beyond which it is not said how many more would settle it."""
-
-FEWEST_PAIRS = 4
+MIN_PAIRS = 4
 """Pairs below which nothing is claimed. Of values that come in two sorts, 3 agree too easily."""
-
-POWER = 0.8
-"""With so many more blocks as are named, it is settled with this probability."""
 
 
 class Kind(enum.Enum):
@@ -49,37 +42,34 @@ class Kind(enum.Enum):
 
 
 class Rule(NamedTuple):
-    """How sure one wants to be, and what matters."""
+    """The confidence of claims, and the smallest gain that matters."""
 
     confidence: float = 0.95
     min_effect: float = 0.01
     """Gains below this are no gains: 0.01 is 1 %."""
-    spending: Spending = Spending.QUADRATIC
 
     @property
     def error(self) -> float:
-        """What each side of the interval may err, all finalists and looks together."""
+        """The error of each side of the interval, over all finalists and looks."""
         return 0.5 * (1.0 - self.confidence)
 
 
 class Contender(NamedTuple):
-    """What the final saw of one finalist."""
+    """The results of one finalist."""
 
     configuration: Configuration
     changes: int
     """Settings that differ from the default; fewer is better where nothing else tells."""
     log_ratios: tuple[float | None, ...]
-    """To the baseline, one of each block; None where one of both gave no value."""
+    """To the baseline, one for each block; None where one of both gave no value."""
     kept: tuple[bool | None, ...] = ()
-    """Whether it kept every requirement, one of each block; None where it was not measured."""
+    """Whether it kept every requirement, one for each block; None where it was not measured."""
     memory_bytes: float | None = None
     """Median peak of its launches."""
-    wall_s: float = 0.0
-    """Mean of its launches."""
     out: str = ""
-    """Why it is no candidate any more: it failed, broke a requirement. Empty: it is one."""
+    """Why it is no candidate any more (it failed, it broke a requirement); empty: it is one."""
     dropped: str = ""
-    """Why it was not measured to the end: it was behind. It may still count as no gain."""
+    """Why it was not measured to the end (it was behind). It may still count as no gain."""
     frozen: RatioInterval | None = None
     """Its interval when it was dropped."""
 
@@ -96,16 +86,16 @@ class Standing(NamedTuple):
     probability_best: float
     """Among the finalists and the baseline, by bootstrap of the blocks."""
     chance: float
-    """The exact probability that noise alone favours it as much (sign-flip, one-sided, uncorrected)."""
+    """Exact probability that noise alone favours it as much (sign-flip, one-sided, uncorrected)."""
     outlying: tuple[int, ...]
-    """Blocks, from 0, whose pair is far from its others: kept, and said."""
+    """Blocks, from 0, whose pair is far from its others: they count, and are reported."""
     is_gain: bool
     keeps_more: bool
     """It keeps requirements that the baseline breaks."""
 
 
 class MoreBudget(NamedTuple):
-    """What would settle it with a probability of 80 %, if the noise stays as it was."""
+    """The continuation that settles it with 90 % probability, if the noise stays the same."""
 
     blocks: int
     launches: int
@@ -113,29 +103,29 @@ class MoreBudget(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What a search found, and what follows."""
+    """The result of a search."""
 
     kind: Kind
     best: Configuration
     """What to run: the winner, or the baseline."""
     leader: Configuration | None
-    """The finalist that `interval` speaks of: the winner, or the most promising one."""
+    """The finalist that `interval` belongs to: the winner, or the best one."""
     interval: RatioInterval | None
     reason: str
     standings: tuple[Standing, ...] = ()
     """The best first."""
     baseline_probability_best: float = 0.0
     more: MoreBudget | None = None
-    """Where it is inconclusive and the noise is known."""
+    """What should settle an inconclusive final; None where that cannot be said."""
 
     @property
     def gain(self) -> float | None:
-        """The ratio that is claimed; None where none is."""
+        """The ratio that is claimed; None if none is."""
         return self.interval.estimate if self.kind is Kind.GAIN and self.interval else None
 
 
 def undecided(baseline: Configuration, reason: str) -> Verdict:
-    """The verdict of a search that ended before its final: keep the default, nothing is shown."""
+    """The verdict of a search without a final: keep the default, nothing is shown."""
     return Verdict(Kind.INCONCLUSIVE, baseline, None, None, reason)
 
 
@@ -146,21 +136,18 @@ def judge(
     rule: Rule,
     level: float,
     baseline_kept: Sequence[bool | None] = (),
-    baseline_wall_s: float = 0.0,
     seed: int = 0,
     with_chances: bool = True,
 ) -> Verdict:
-    """The verdict on what a paired final has seen so far.
+    """The verdict on the results of a paired final so far.
 
     level
         The one-sided error of this look, before it is shared among the finalists: `rule.error` for a
-        single look that was planned; `levels.look_levels` otherwise.
+        single planned look, `looks.look_level` otherwise.
     baseline_kept
-        Whether the baseline kept every requirement, one of each block.
+        Whether the baseline kept every requirement, one for each block.
     with_chances
         False leaves out the probabilities that decide nothing and take most of the time.
-
-    May be asked after any block. Pure: the same contenders get the same verdict.
     """
     if not contenders:
         return undecided(baseline, "there was nothing to compare the default with")
@@ -180,20 +167,19 @@ def judge(
     if gains:
         winner = _fewest_changes(gains, rule)
         kind, best, leader = Kind.GAIN, winner.contender.configuration, winner
-        reason = _gain_reason(winner, gains[0], rule)
+        reason = _gain_reason(winner, gains[0])
     else:
         leader = alive[0]
         best = baseline
         is_none = all(_is_no_gain(row, rule) or row.contender.dropped for row in alive)
         broken = sum(kept is False for kept in baseline_kept)
-        # "Keep the default" is no advice where the default does not do what was required.
+        # "Keep the default" is no advice if the default breaks what is required.
         is_none = is_none and _is_no_gain(leader, rule) and broken <= 1
         kind = Kind.NO_GAIN if is_none else Kind.INCONCLUSIVE
-        reason = _no_gain_reason(leader, rule) if is_none else _open_reason(leader, rule)
+        reason = _no_gain_reason(leader, rule) if is_none else _open_reason(leader)
         if broken > 1:
             measured = sum(kept is not None for kept in baseline_kept)
-            reason += f"; the default broke what was required in {broken} of {measured} launches"
-    rest = [row for row in alive if not row.contender.dropped]
+            reason += f"; the default broke what is required in {broken} of {measured} launches"
     return Verdict(
         kind=kind,
         best=best,
@@ -202,9 +188,6 @@ def judge(
         reason=reason,
         standings=standings,
         baseline_probability_best=best_shares[0],
-        more=_more_budget(leader, rest, rule, len(contenders), baseline_wall_s)
-        if kind is Kind.INCONCLUSIVE
-        else None,
     )
 
 
@@ -259,7 +242,7 @@ def _estimate(row: Standing) -> float:
 
 def _is_gain(interval: RatioInterval, rule: Rule) -> bool:
     return (
-        interval.pairs >= FEWEST_PAIRS
+        interval.pairs >= MIN_PAIRS
         and interval.low > 1.0
         and interval.estimate > 1.0 + rule.min_effect
         and interval.plain > 1.0
@@ -270,7 +253,7 @@ def _is_no_gain(row: Standing, rule: Rule) -> bool:
     interval = row.interval
     return (
         interval is not None
-        and interval.pairs >= FEWEST_PAIRS
+        and interval.pairs >= MIN_PAIRS
         and interval.high < 1.0 + rule.min_effect
     )
 
@@ -288,11 +271,7 @@ def _keeps_more(
 
 
 def _fewest_changes(gains: Sequence[Standing], rule: Rule) -> Standing:
-    """Of those that are as good as the best, the one that changes least, then takes least memory.
-
-    As good: less behind than the minimal effect, or than one standard error of the difference, as
-    Breiman et al. (1984) choose among models.
-    """
+    """Of the gains that tie with the best, the one with the fewest changes, then the least memory."""
     best = gains[0]
     ties = [row for row in gains if is_tie(row.contender, best.contender, rule)]
     return min(
@@ -306,7 +285,7 @@ def _fewest_changes(gains: Sequence[Standing], rule: Rule) -> Standing:
 
 
 def differences(one: Contender, other: Contender) -> tuple[float, ...]:
-    """The log ratios of one finalist to another, of the blocks in which both were measured."""
+    """The log ratios of one finalist to another, for the blocks in which both were measured."""
     return tuple(
         mine - theirs
         for mine, theirs in zip(one.log_ratios, other.log_ratios, strict=False)
@@ -315,7 +294,11 @@ def differences(one: Contender, other: Contender) -> tuple[float, ...]:
 
 
 def is_tie(one: Contender, best: Contender, rule: Rule) -> bool:
-    """Whether a finalist is as good as the best one for all that is known and all that matters."""
+    """Whether a finalist ties with the best one.
+
+    It does if it is behind by less than the minimal effect, or by less than one standard error of the
+    difference, as Breiman et al. (1984) choose among models.
+    """
     ahead = differences(best, one)
     if len(ahead) < 2:
         return one is best
@@ -323,92 +306,52 @@ def is_tie(one: Contender, best: Contender, rule: Rule) -> bool:
     return math.log(seen.estimate) <= max(math.log1p(rule.min_effect), seen.error)
 
 
-def _more_budget(
-    leader: Standing,
-    rest: Sequence[Standing],
-    rule: Rule,
-    finalists: int,
-    baseline_wall_s: float,
-) -> MoreBudget | None:
-    """What it takes if the estimate is the truth: a proof that it is a gain, or that it is too small.
-
-    None where that would be out of all proportion, which it is close to the minimal effect.
-    """
-    interval = leader.interval
-    if interval is None or not math.isfinite(interval.error):
-        return None
-    spread = interval.error * math.sqrt(interval.pairs)
-    least, estimate = math.log1p(rule.min_effect), math.log(interval.estimate)
-    distance = estimate if estimate > least else least - estimate
-    needed = _blocks_for(distance, spread, rule.error / finalists)
-    if needed is None:
-        return None
-    blocks = max(1, needed - interval.pairs)
-    block_s = baseline_wall_s + sum(row.contender.wall_s for row in rest)
-    return MoreBudget(blocks, blocks * (1 + len(rest)), blocks * block_s)
-
-
-def _blocks_for(distance: float, spread: float, share: float) -> int | None:
-    """Pairs after which an interval is shorter than a distance, with 80 % probability."""
-    reach = normal_quantile(1.0 - share) + normal_quantile(POWER)
-    if distance <= reach * spread / math.sqrt(MOST_BLOCKS):
-        return None
-    # Two more than the normal formula has, for the spread is estimated (Guenther 1981).
-    return math.ceil((reach * spread / distance) ** 2 + 0.5 * normal_quantile(1.0 - share) ** 2)
-
-
-def blocks_for(
-    spread: float, effect: float, *, finalists: int = 3, rule: Rule | None = None
-) -> int | None:
-    """Blocks in which a gain is found with 80 % probability; None above 10,000.
-
-    spread
-        The standard deviation of the log ratio of two launches: 1.41 times that of one.
-    effect
-        The gain to find: 0.05 is 5 %.
-    """
-    return _blocks_for(math.log1p(effect), spread, (rule or Rule()).error / finalists)
-
-
 def _percent(ratio: float) -> str:
+    """**Ex.:** ``+5.2 %``"""
+    if math.isinf(ratio):
+        return "any"
     return f"{100.0 * (ratio - 1.0):+.1f} %"
 
 
-def _gain_reason(winner: Standing, first: Standing, rule: Rule) -> str:
+def _gain_reason(winner: Standing, first: Standing) -> str:
     interval = winner.interval
     assert interval is not None
     text = (
-        f"{interval.estimate:.3f} times the default, surely above {interval.low:.3f},"
-        f" in {interval.pairs} pairs"
+        f"{interval.estimate:.3f} times the default in {interval.pairs} pairs, with 95 % confidence"
+        f" at least {interval.low:.3f}"
     )
     if winner.keeps_more and not winner.is_gain:
-        text = f"it keeps what was required and the default does not; {text}"
+        text = f"it keeps what is required and the default does not; {text}"
     if winner is not first:
         text += (
-            f"; chosen before one of {_estimate(first):.3f} times that is no surer to be better"
-            " and changes more or takes more memory"
+            f"; preferred to one of {_estimate(first):.3f} times, which is not clearly better and"
+            " changes more or takes more memory"
         )
     return text
 
 
 def _no_gain_reason(leader: Standing, rule: Rule) -> str:
-    interval = leader.interval
-    assert interval is not None
-    return (
-        f"the most promising is at {_percent(interval.estimate)}, surely below"
-        f" {_percent(interval.high)}; gains below {100 * rule.min_effect:g} % were said not to matter"
-    )
+    return f"{_where(leader)}; gains below {100 * rule.min_effect:g} % do not matter"
 
 
-def _open_reason(leader: Standing, rule: Rule) -> str:
+def _open_reason(leader: Standing) -> str:
     interval = leader.interval
     assert interval is not None
-    if interval.pairs < FEWEST_PAIRS:
-        return f"too few pairs to tell: {interval.pairs}, and {FEWEST_PAIRS} are the least"
-    where = f"the most promising is at {_percent(interval.estimate)}"
-    span = f"between {_percent(interval.low)} and {_percent(interval.high)}"
+    if interval.pairs < MIN_PAIRS:
+        return f"{interval.pairs} pairs are too few to tell; at least {MIN_PAIRS} are needed"
     if interval.low > 1.0 and interval.plain <= 1.0:
         return (
-            f"{where} as a rule, but outliers take it back: the mean is {_percent(interval.plain)}"
+            f"the best finalist is usually at {_percent(interval.estimate)}, but with its outliers"
+            f" the mean is {_percent(interval.plain)}"
         )
-    return f"{where}, surely only {span}"
+    return _where(leader)
+
+
+def _where(leader: Standing) -> str:
+    """The estimate of the best finalist and its interval, in words."""
+    interval = leader.interval
+    assert interval is not None
+    span = f"95 % confidence interval: {_percent(interval.low)} to {_percent(interval.high)}"
+    if interval.estimate < 1.0:
+        return f"no finalist is ahead of the default: the best is at {_percent(interval.estimate)} ({span})"
+    return f"the best finalist is at {_percent(interval.estimate)} ({span})"

@@ -7,7 +7,7 @@ A rate that is to become more, or a time for something that is to become less: o
 steady, has been so for as long as it had run before, and even the bound in its favour does not reach
 what is to be beaten. The bound of an instance is the better of two: the one-sided 99.95 % bound of the
 mean of ten batches of its steady values (values side by side resemble each other, batches less), and
-its best batch. It takes `LEAST_VALUES` values of each.
+its best batch. It takes `MIN_VALUES` values of each.
 
 Nothing else is ever cut: what a value such as an accuracy will be in the end, nobody knows.
 """
@@ -23,7 +23,7 @@ from xtune.measurement.launches import Series, Steadiness
 from xtune.measurement.objectives import Goal
 from xtune.measurement.steadiness import judge
 
-LEAST_VALUES = 20
+MIN_VALUES = 20
 BATCHES = 10
 STUDENT = 4.781
 """Of Student's t with nine degrees of freedom the 99.95 % quantile."""
@@ -66,14 +66,14 @@ def _favourable_bound(series: Series, *, maximise: bool) -> float | None:
 
     # The first value is never counted, see xlaunch.measurement.metrics.
     times, values = series.times_s[1:], series.values[1:]
-    if len(values) < LEAST_VALUES:
+    if len(values) < MIN_VALUES:
         return None
     judgement = judge(values, larger_is_better=maximise)
     if judgement.steadiness not in (Steadiness.FLAT, Steadiness.WARM_UP):
         return None
     start = judgement.start
     steady = np.asarray(values[start:], dtype=np.float64)
-    if len(steady) < LEAST_VALUES or times[-1] < 2 * times[start]:
+    if len(steady) < MIN_VALUES or times[-1] < 2 * times[start]:
         return None
     middle = np.mean if maximise else np.median
     batches = [float(middle(batch)) for batch in np.array_split(steady, BATCHES)]

@@ -16,7 +16,7 @@ FOLDER = "/sys/class/powercap"
 CONTROL_TYPE = "intel-rapl"
 """AMD's processors appear under this name too. ``intel-rapl-mmio`` counts the same a second time."""
 
-LONGEST_PAUSE_S = 60.0
+MAX_PAUSE_S = 60.0
 """Between samples: at 4 kW a counter of 2^32 units of 61 microjoules begins anew after 65 s."""
 
 
@@ -27,7 +27,7 @@ class _Counter(NamedTuple):
 
 
 class EnergyMeter:
-    """Energy from its making on. `sample` it at least every `LONGEST_PAUSE_S`."""
+    """Energy from its making on. `sample` it at least every `MAX_PAUSE_S`."""
 
     def __init__(self, root: str = "/") -> None:
         """`root`: of the tree to read."""

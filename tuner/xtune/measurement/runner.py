@@ -50,7 +50,7 @@ from xtune.space.parameters import BARE, Configuration
 PADDING_VARIABLE = "XTUNE_PADDING"
 """Of random length in every launch: where the stack begins changes how fast some programs are, and
 that would else look like an effect of a setting (Mytkowicz et al. 2009)."""
-LONGEST_PADDING = 4096
+MAX_PADDING = 4096
 
 GRACE_S = 3.0
 """Between SIGTERM and SIGKILL, unless the user allows less."""
@@ -185,7 +185,7 @@ class Runner:
 
     def _command(self, configuration: Configuration) -> _Command:
         """What to start. Raises `XLaunchError` where it cannot be carried out."""
-        padding = "x" * self._random.randrange(LONGEST_PADDING)
+        padding = "x" * self._random.randrange(MAX_PADDING)
         inherited = {**self._environment, PADDING_VARIABLE: padding}
         if configuration == BARE:
             request = self._watched(self._resolver.request(BARE))

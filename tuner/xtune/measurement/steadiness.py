@@ -24,21 +24,21 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-LEAST_VALUES = 10
+MIN_VALUES = 10
 """Fewer tell nothing about a warm-up."""
 
 SAME_LEVEL = 0.01
 """Levels that differ by less than this share of the last are the same for every purpose here."""
 
-LEAST_STEADY_SHARE = 0.25
+MIN_STEADY_SHARE = 0.25
 """Of all values: what the last level has to last, in Barrett's study 500 of 2,000 iterations."""
 
-LEAST_STEADY = 5
+MIN_STEADY = 5
 
-SHORTEST_CHANGE = 0.05
+MIN_CHANGE = 0.05
 """Share of all values: a shorter change of level, with the same level on both sides, is none."""
 
-MOST_BLOCKS = 400
+MAX_BLOCKS = 400
 """Longer series are cut between blocks of equally many values; the partition is quadratic in them."""
 
 _ODD = 4.0
@@ -78,7 +78,7 @@ def judge(values: Sequence[float], *, larger_is_better: bool | None) -> Judgemen
     import numpy as np
 
     count = len(values)
-    if count < LEAST_VALUES:
+    if count < MIN_VALUES:
         # Of a single value nobody expects it.
         note = f"{count} values: too few to see a warm-up" if count > 1 else ""
         return Judgement(Steadiness.TOO_FEW, 0, (), note)
@@ -86,7 +86,7 @@ def judge(values: Sequence[float], *, larger_is_better: bool | None) -> Judgemen
     scale = float(np.max(np.abs(values))) or 1.0
     found = np.asarray(values, dtype=np.float64) / scale
     clipped = _clip(found)
-    size = -(-count // MOST_BLOCKS)
+    size = -(-count // MAX_BLOCKS)
     starts = np.arange(0, count - size // 2, size)
     blocks = np.add.reduceat(clipped, starts) / np.diff(np.append(starts, count))
     cuts = [int(starts[cut]) for cut in _partition(blocks, _Noise(blocks))]
@@ -96,7 +96,7 @@ def judge(values: Sequence[float], *, larger_is_better: bool | None) -> Judgemen
     )
     start = _steady_start(levels)
     told = tuple(level._replace(mean=level.mean * scale) for level in levels)
-    if count - start < max(LEAST_STEADY, LEAST_STEADY_SHARE * count):
+    if count - start < max(MIN_STEADY, MIN_STEADY_SHARE * count):
         return Judgement(Steadiness.NOT_STEADY, 0, told, _describe_unsteady(told, count))
     start = _after_odd_beginning(found, start)
     if start == 0:
@@ -200,7 +200,7 @@ def _steady_start(levels: tuple[Level, ...]) -> int:
     for level in levels[-2::-1]:
         if abs(level.mean - last.mean) <= reach:
             start = level.start
-        elif start - level.start > SHORTEST_CHANGE * last.stop:
+        elif start - level.start > MIN_CHANGE * last.stop:
             break
     return start
 

@@ -12,7 +12,7 @@ from xlaunch.measurement.live import LiveLine, LiveStart, LiveValue
 from xlaunch.measurement.metric_lines import Kind
 from xlaunch.supervision.background import RunningLaunch
 from xtune.measurement.cuts import may_be_cut, surely_worse
-from xtune.measurement.energy import LONGEST_PAUSE_S, EnergyMeter
+from xtune.measurement.energy import MAX_PAUSE_S, EnergyMeter
 from xtune.measurement.launches import Outcome, Series
 from xtune.measurement.objectives import Goal
 from xtune.measurement.outputs import Tail
@@ -80,7 +80,7 @@ class _Watch:
         self._reason = ""
         self._look_at = self._started + FIRST_LOOK_S
         self._look_pause_s = FIRST_LOOK_S
-        self._sample_at = self._started + LONGEST_PAUSE_S
+        self._sample_at = self._started + MAX_PAUSE_S
         if race is not None and race.metric is not None and not may_be_cut(race.kind, race.goal):
             self._race = None
 
@@ -110,7 +110,7 @@ class _Watch:
     def _check(self, now: float) -> None:
         if now >= self._sample_at:
             self._meter.sample()
-            self._sample_at = now + LONGEST_PAUSE_S
+            self._sample_at = now + MAX_PAUSE_S
         if self._ended_as is not None:
             return
         if self._limit_s is not None and now >= self._started + self._limit_s:

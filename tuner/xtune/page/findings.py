@@ -16,9 +16,9 @@ from xtune.measurement.launches import Launch, Outcome
 from xtune.measurement.objectives import Objective
 from xtune.search.ablation import Ablation, ablations_of
 from xtune.search.encoding import decode_final_plan
-from xtune.search.levels import Scale
 from xtune.search.provenance import Made
 from xtune.search.records import Record, Stage
+from xtune.search.scale import Scale
 from xtune.search.study import Subject
 from xtune.space.parameters import BARE, Configuration
 from xtune.space.resolution import Resolver

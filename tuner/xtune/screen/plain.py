@@ -16,13 +16,14 @@ from xtune.screen.words import (
     describe_launch,
     describe_left,
     describe_outline,
+    describe_resolution,
     describe_step,
     time_left,
 )
 from xtune.search.budget import Budget
 from xtune.search.events import Observer, Outline, Progress
 from xtune.search.records import Record, Stage, Step
-from xtune.search.strategy import Favourite
+from xtune.search.strategy import Favourite, Resolution
 from xtune.space.spaces import Space
 
 FIRST_PAUSE_S = 5.0
@@ -103,6 +104,9 @@ class PlainScreen(Observer):
 
     def favourite_changed(self, favourite: Favourite) -> None:
         self._favourite = favourite
+
+    def resolution_known(self, resolution: Resolution) -> None:
+        self._say(describe_resolution(resolution, self._budget))
 
     def lost(self, step: Step) -> None:
         told = describe_step(step, self._space)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from xtune.evidence.distributions import student_quantile
-from xtune.search.levels import Scale
+from xtune.search.scale import Scale
 from xtune.space.parameters import BARE, Configuration, Value
 from xtune.space.spaces import Space
 

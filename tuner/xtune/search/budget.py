@@ -8,26 +8,26 @@ import re
 from typing import NamedTuple
 
 from xtune.errors import BudgetError
-from xtune.evidence.verdicts import FEWEST_PAIRS
+from xtune.evidence.verdicts import MIN_PAIRS
 
 UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 SHARE_OF_FINAL = 1 / 3
 """Of all launches, at most. Of 20 launches a final would leave a dozen to find something with."""
 
-FEWEST_WITH_FINAL = round(2 * FEWEST_PAIRS / SHARE_OF_FINAL)
+MIN_WITH_FINAL = round(2 * MIN_PAIRS / SHARE_OF_FINAL)
 """Launches of a search that can have a final: one finalist, and pairs enough for a first look."""
 
-FEWEST_BLOCKS = {3: 10, 2: 7, 1: FEWEST_PAIRS}
+MIN_BLOCKS = {3: 10, 2: 7, 1: MIN_PAIRS}
 """So many finalists only where there are so many blocks. Few blocks cannot tell finalists apart that
 the search could not; then one finalist and more of the search find more."""
 
-MOST_BLOCKS = 12
+MAX_BLOCKS = 12
 
-MOST_BLOCKS_OF_REST = 60
+MAX_BLOCKS_OF_REST = 60
 """Where nothing else is left to launch, a final may use what the search did not need."""
 
-FEWEST_LAUNCHES = 2
+MIN_LAUNCHES = 2
 """The bare command and something else."""
 
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*([smh])(?![a-z])")
@@ -77,9 +77,9 @@ def parse_budget(text: str) -> Budget:
                 f"--budget {text!r} cannot be read; write a time (90s, 10m, 1h30m), a number of"
                 " launches (40 launches), or both with a comma between them"
             )
-    if launches is not None and launches < FEWEST_LAUNCHES:
+    if launches is not None and launches < MIN_LAUNCHES:
         raise BudgetError(
-            f"--budget {text!r}: at least {FEWEST_LAUNCHES} launches are needed, the bare command's"
+            f"--budget {text!r}: at least {MIN_LAUNCHES} launches are needed, the bare command's"
             " and another; 40 are a good start"
         )
     if time_s is not None and time_s <= 0.0:
@@ -101,14 +101,14 @@ class FinalSize(NamedTuple):
     def with_rest(self, left: float) -> FinalSize:
         """The same, with as many blocks as fit into so many launches."""
         fitting = math.floor(min(left, 1e6)) // (self.finalists + 1)
-        return self._replace(blocks=max(self.blocks, min(fitting, MOST_BLOCKS_OF_REST)))
+        return self._replace(blocks=max(self.blocks, min(fitting, MAX_BLOCKS_OF_REST)))
 
     def with_blocks(self, most: int) -> FinalSize:
         """The same, with so many blocks at most; fewer than the first look needs are no use."""
-        return self._replace(blocks=max(min(self.blocks, most), FEWEST_PAIRS))
+        return self._replace(blocks=max(min(self.blocks, most), MIN_PAIRS))
 
 
-SMALLEST_FINAL = FinalSize(1, FEWEST_PAIRS)
+MIN_FINAL = FinalSize(1, MIN_PAIRS)
 
 
 def final_size(total: float, earlier: int = 0) -> FinalSize | None:
@@ -118,8 +118,8 @@ def final_size(total: float, earlier: int = 0) -> FinalSize | None:
         Launches of earlier searches that no final has followed: they count as this one's.
     """
     room = math.floor(min((total + earlier) * SHARE_OF_FINAL, total, 1e6))
-    for finalists, fewest in FEWEST_BLOCKS.items():
-        blocks = min(room // (finalists + 1), MOST_BLOCKS)
+    for finalists, fewest in MIN_BLOCKS.items():
+        blocks = min(room // (finalists + 1), MAX_BLOCKS)
         if blocks >= fewest:
             return FinalSize(finalists, blocks)
     return None
@@ -127,7 +127,7 @@ def final_size(total: float, earlier: int = 0) -> FinalSize | None:
 
 def fewest_with_final(earlier: int) -> int:
     """Launches of a search that can have a final, after so many of earlier ones."""
-    return max(SMALLEST_FINAL.launches, FEWEST_WITH_FINAL - earlier)
+    return max(MIN_FINAL.launches, MIN_WITH_FINAL - earlier)
 
 
 def _duration(time_s: float) -> str:

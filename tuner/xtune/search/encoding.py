@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from xtune.evidence.finals import Finalist, FinalPlan
-from xtune.evidence.levels import Spending
 from xtune.evidence.verdicts import Rule
 from xtune.measurement.launches import Launch, Outcome, Secondary, Series, Steadiness
 from xtune.measurement.objectives import Goal, Objective, Requirement
@@ -113,20 +112,22 @@ def encode_final_plan(plan: FinalPlan) -> Plain:
         "finalists": [[dict(one.configuration), one.changes] for one in plan.finalists],
         "orders": [list(order) for order in plan.orders],
         "looks": list(plan.looks),
-        "rule": {**plan.rule._asdict(), "spending": plan.rule.spending.value},
+        "rule": plan.rule._asdict(),
     }
 
 
 def decode_final_plan(plain: Plain) -> FinalPlan:
-    finalists = [Finalist(Configuration(one), changes) for one, changes in plain["finalists"]]
-    rule = Rule(**{**plain["rule"], "spending": Spending(plain["rule"]["spending"])})
+    rule = plain["rule"]
     return FinalPlan(
-        **{
-            **plain,
-            "baseline": Configuration(plain["baseline"]),
-            "finalists": tuple(finalists),
-            "orders": tuple(tuple(order) for order in plain["orders"]),
-            "looks": tuple(plain["looks"]),
-            "rule": rule,
-        }
+        baseline=Configuration(plain["baseline"]),
+        finalists=tuple(
+            [Finalist(Configuration(one), changes) for one, changes in plain["finalists"]]
+        ),
+        orders=tuple([tuple(order) for order in plain["orders"]]),
+        looks=tuple(plain["looks"]),
+        # Studies of earlier versions have no extended finals.
+        planned=plain.get("planned", len(plain["orders"])),
+        rule=Rule(rule["confidence"], rule["min_effect"]),
+        seed=plain["seed"],
+        attempt=plain["attempt"],
     )

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from xtune.search.budget import Budget
 from xtune.search.records import Record, Stage, Step
-from xtune.search.strategy import Favourite
+from xtune.search.strategy import Favourite, Resolution
 
 
 class Outline(NamedTuple):
@@ -64,6 +64,9 @@ class Observer:
 
     def favourite_changed(self, favourite: Favourite) -> None:
         """Another configuration is probably best."""
+
+    def resolution_known(self, resolution: Resolution) -> None:
+        """The noise is known, and with it the gains that the budget can show."""
 
     def lost(self, step: Step) -> None:
         """A launch was given up for lost by others while it was made here; it is not counted."""

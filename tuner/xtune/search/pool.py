@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Sequence
 from xtune.space.parameters import Configuration
 from xtune.space.spaces import Space
 
-MOST_RESOLVED = 512
+MAX_RESOLVED = 512
 """Configurations that are all resolved to plans beforehand; a larger space is as it is searched."""
 
-MOST_HELD = 3000
+MAX_HELD = 3000
 """Configurations that are judged at once. Of a larger space: a sample of half as many, what was
 launched, and what is near the best."""
 
@@ -32,11 +32,11 @@ class Pool:
         self._hashes: dict[Configuration, str | None] = {}
         self._owners: dict[str, Configuration] = {}
         self._random = random.Random(f"{seed} pool")  # noqa: S311 - no secret
-        self.is_whole = space.size <= MOST_HELD
+        self.is_whole = space.size <= MAX_HELD
         """It holds the whole space."""
-        self.is_resolved = space.size <= MOST_RESOLVED
+        self.is_resolved = space.size <= MAX_RESOLVED
         """Its configurations are known to be of different plans, all that can be carried out."""
-        members = list(space) if self.is_whole else self._sample(MOST_HELD // 2)
+        members = list(space) if self.is_whole else self._sample(MAX_HELD // 2)
         if self.is_resolved:
             # Of equal plans the one with the fewest changes stands for all.
             changes = {one: len(space.changes(one)) for one in members}

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 PlanHash = Callable[[Configuration], str | None]
 
-MOST_ASKED = 200
+MAX_ASKED = 200
 """Times that a sampler is asked for a configuration that can be carried out."""
 
-LEAST_CHANCE = 0.2
+MIN_CHANCE = 0.2
 """What fails four times out of five is left to the last, however good it would be."""
 
 SAME_DIGITS = 6
@@ -101,7 +101,7 @@ class ModelProposer:
         worked = self._encoder.rows([rating.configuration for rating in scored])
         broken = self._encoder.rows([rating.configuration for rating in failed])
         chances = success_chances(rows, worked, broken)
-        chances = np.where(chances < LEAST_CHANCE, 0.0, chances)
+        chances = np.where(chances < MIN_CHANCE, 0.0, chances)
         chance = np.random.default_rng((self._seed, len(ratings)))
         by_gain, by_improvement = (
             [members[at] for at in best_first(merits * chances, chance)]
@@ -258,7 +258,7 @@ class RandomProposer:
     ) -> Configuration | None:
         self._seen |= {rating.plan_hash for rating in ratings}
         found = None
-        for _ in range(MOST_ASKED):
+        for _ in range(MAX_ASKED):
             configuration = self._space.random(self._random)
             plan_hash = self._plan_hash(configuration)
             if plan_hash is None or plan_hash in taken:
@@ -337,7 +337,7 @@ class OptunaProposer:
         for rating in ratings[self._told :]:
             self._tell(rating)
         self._told = len(ratings)
-        for _ in range(MOST_ASKED):
+        for _ in range(MAX_ASKED):
             trial = self._study.ask(self._distributions)
             configuration = _from_internal(self._space, trial.params)
             plan_hash = self._plan_hash(configuration) if configuration in self._space else None

@@ -17,7 +17,7 @@ from xtune.evidence.distributions import student_quantile
 FIRST_BLOCKS = 2
 """Blocks before anything is dropped."""
 
-MOST_BLOCKS = 8
+MAX_BLOCKS = 8
 """More would be the final's."""
 
 LAUNCHES_EACH = 3
@@ -54,7 +54,7 @@ def race_state(plans: Sequence[str], blocks: Sequence[Scores], wanted: int) -> R
         alive = _survivors(alive, blocks[:count])
     if blocks:
         alive = sorted(alive, key=lambda plan: -_mean(blocks, plan))
-    over = len(alive) <= 1 or len(blocks) >= MOST_BLOCKS
+    over = len(alive) <= 1 or len(blocks) >= MAX_BLOCKS
     over = over or (len(alive) <= wanted and len(blocks) > FIRST_BLOCKS)
     return RaceState(tuple(alive), bool(blocks) and over)
 

@@ -23,12 +23,12 @@ from xtune.evidence.ratios import log_ratio
 from xtune.evidence.verdicts import Verdict, undecided
 from xtune.measurement.launches import Launch, Outcome
 from xtune.measurement.objectives import Objective
-from xtune.search.budget import SMALLEST_FINAL, Budget, fewest_with_final, final_size
+from xtune.search.budget import MIN_FINAL, Budget, fewest_with_final, final_size
 from xtune.search.events import Observer, Outline, Progress
 from xtune.search.measurer import Measurer
 from xtune.search.records import Record, Stage, Step
 from xtune.search.store import Store
-from xtune.search.strategy import Allowance, Favourite, Strategy
+from xtune.search.strategy import Allowance, Favourite, Resolution, Strategy
 from xtune.space.parameters import BARE
 from xtune.space.spaces import Space
 
@@ -47,6 +47,11 @@ WAIT_S = 1.0
 LOOKS_BEFORE_TAKING_OVER = 5
 """A final is its machine's own, for its launches are compared with each other. Another machine goes on
 with it when nothing of it has been under way so many times."""
+
+MIN_NOISE_DEGREES = 2
+"""Repeated launches after which it is said what the budget can show, """
+NOISE_KNOWN_AFTER = 12
+"""or launches in all, if there is any repeated one."""
 
 Turn = Callable[[], AbstractContextManager[object]]
 """Entered for each launch: waits until nobody else launches on this host."""
@@ -71,6 +76,8 @@ class Result(NamedTuple):
     """What is probably best for all that was launched; without evidence unless the verdict says so."""
     decision: Decision | None
     """Of the final; None where there was none."""
+    resolution: Resolution | None
+    """Which gains its budget could show."""
     records: tuple[Record, ...]
     """All of the study, earlier searches and other workers included."""
     launches: int
@@ -115,6 +122,7 @@ class Search:
         self._since = self._earlier = 0
         self._stage: Stage | None = None
         self._favourite: Favourite | None = None
+        self._resolution_told = False
         self._records: tuple[Record, ...] = ()
         """The last that were read, and those made since."""
         self._trouble = ""
@@ -196,6 +204,7 @@ class Search:
         self._observer.launched(record, self._progress(self._allowance(), step.stage))
         if step.configuration != BARE:
             self._look_for_favourite()
+        self._tell_resolution()
 
     def _patiently(self, ask: Callable[[], Answer]) -> Answer:
         """What the store answers; waits for a storage that is out of reach for a while."""
@@ -227,6 +236,17 @@ class Search:
             before is None or before.configuration != favourite.configuration
         ):
             self._observer.favourite_changed(favourite)
+
+    def _tell_resolution(self) -> None:
+        """Once, as soon as the noise is known a little."""
+        if self._resolution_told or type(self._observer) is Observer:
+            return
+        found = self._strategy.resolution(self._records, self._allowance())
+        if found is None:
+            return
+        if found.degrees >= MIN_NOISE_DEGREES or len(self._walls) >= NOISE_KNOWN_AFTER:
+            self._resolution_told = True
+            self._observer.resolution_known(found)
 
     def _outline(self) -> Outline:
         return Outline(
@@ -270,10 +290,17 @@ class Search:
             decision = None
             verdict = undecided(BARE, self._no_final(ended))
         else:
-            decision = final.decision(is_last=ended is Ended.BUDGET)
+            decision = final.decision()
             verdict = decision.verdict
         return Result(
-            verdict, favourite, decision, self._records, len(self._walls), ended, self._trouble
+            verdict,
+            favourite,
+            decision,
+            self._strategy.resolution(self._records, self._allowance()),
+            self._records,
+            len(self._walls),
+            ended,
+            self._trouble,
         )
 
     def _no_final(self, ended: Ended) -> str:
@@ -283,7 +310,7 @@ class Search:
             return "it was interrupted before the final; xtune resume goes on"
         allowance = self._allowance()
         if ended is Ended.DONE:  # a control launch may come before what is left, a final
-            had_room, more = allowance.left >= SMALLEST_FINAL.launches, SMALLEST_FINAL.launches + 1
+            had_room, more = allowance.left >= MIN_FINAL.launches, MIN_FINAL.launches + 1
         else:
             had_room = final_size(allowance.total, self._earlier) is not None
             more = fewest_with_final(_without_final(self._records))

@@ -30,7 +30,7 @@ JOURNAL = "journal:"
 SQLITE_TIMEOUT_S = 60
 """For another process to finish what it writes."""
 
-MOST_MAKERS = 20
+MAX_MAKERS = 20
 """Of one database's tables at a time."""
 
 DRIVERS = {
@@ -178,7 +178,7 @@ def _with_tables(opened: Callable[[], RDBStorage]) -> RDBStorage:
     """The database, its tables made; two machines that make them at once trip over each other."""
     from sqlalchemy.exc import IntegrityError, ProgrammingError
 
-    for _ in range(MOST_MAKERS):
+    for _ in range(MAX_MAKERS):
         try:
             return opened()
         except (IntegrityError, ProgrammingError):

@@ -16,33 +16,38 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from xtune.evidence.finals import Final, Finalist, plan_final
-from xtune.evidence.verdicts import Rule, blocks_for
+from xtune.evidence.advice import MAX_ADVISED_BLOCKS, blocks_for, smallest_gain
+from xtune.evidence.finals import Final, Finalist, extend_final, plan_final
+from xtune.evidence.verdicts import Rule
 from xtune.measurement.launches import Outcome
 from xtune.measurement.objectives import Objective
 from xtune.search.ablation import leaner, not_launched, without_each
-from xtune.search.budget import MOST_BLOCKS, SMALLEST_FINAL, FinalSize, final_size
+from xtune.search.budget import MAX_BLOCKS, MIN_FINAL, FinalSize, final_size
 from xtune.search.encoding import decode_final_plan, encode_final_plan
-from xtune.search.levels import Scale
 from xtune.search.proposers import ModelProposer, Proposer
 from xtune.search.racing import LAUNCHES_EACH, RaceState, Scores, block_order, race_state
 from xtune.search.records import Rating, Record, Stage, Step, unscore
+from xtune.search.scale import Scale
 from xtune.space.parameters import BARE, Configuration, Value, Where
 from xtune.space.spaces import Space
 
 CONTROL_EVERY = 10
 """Launches between two of the bare command."""
 
+FIRST_CONTROLS = 2
+FIRST_CONTROL_EVERY = 3
+"""The first few of them come sooner, so that the noise is known early."""
+
 CUT_SHARE = math.log(1.4)
 CUT_SPREADS = 6.0
 """What is behind the best by 40 %, and by six times the noise, is not waited for."""
 
-MOST_ABLATIONS = 6
+MAX_ABLATIONS = 6
 """Launches of the best without some of its changes."""
 
-FEWEST_KEPT = 3
+MIN_KEPT = 3
 """Launches that are kept for those, where they seem to need fewer: what is best may turn out another."""
 
 TIE_DEVIATIONS = 1.0
@@ -70,6 +75,17 @@ class Allowance(NamedTuple):
     """Records of lower numbers are of earlier searches of the same study."""
     earlier: int = 0
     """Launches of earlier searches that no final has followed."""
+
+
+class Resolution(NamedTuple):
+    """What a search can show with its budget."""
+
+    spread: float
+    """Noise from launch to launch, of plans launched more than once: 0.03 is 3 %."""
+    degrees: int
+    """Degrees of freedom of `spread`."""
+    gain: float
+    """The smallest gain that the final finds with 80 % probability: 0.06 is 6 %."""
 
 
 class Favourite(NamedTuple):
@@ -119,7 +135,7 @@ class Strategy:
         self._proposer: Proposer = proposer or self._model
         default = Seed("xlaunch", space.default)
         self._seeds = self._distinct([default, *seeds, *_other_end(space)])
-        self._finals: dict[int, tuple[Final, int]] = {}
+        self._finals: dict[int, Final] = {}
 
     @property
     def plans(self) -> int | None:
@@ -141,9 +157,10 @@ class Strategy:
             return None
         final = self.final(records)
         if final is not None:
-            if final.next() is not None:
-                return self._final_turn(records, final)
-            if _finals(records)[-1].number >= allowance.since:
+            going_on = self._extended(records, final, allowance)
+            if going_on.next() is not None:
+                return self._final_turn(records, going_on, is_new=going_on is not final)
+            if going_on.can_continue or _finals(records)[-1].number >= allowance.since:
                 return None
         first = self._baseline(records)
         if first is not None:
@@ -153,9 +170,9 @@ class Strategy:
         size = self._size_of_final(scale, allowance)
         if size is not None and allowance.left <= size.launches:
             return self._begin_final(records, size, races=races)
-        if size is not None and allowance.left <= size.launches + MOST_ABLATIONS and not races:
+        if size is not None and allowance.left <= size.launches + MAX_ABLATIONS and not races:
             left_out = self._ablations(records, size)
-            if left_out and allowance.left <= size.launches + max(len(left_out), FEWEST_KEPT):
+            if left_out and allowance.left <= size.launches + max(len(left_out), MIN_KEPT):
                 return left_out[0]
             # Another launch of the search would find another best, of which less is known.
             if not left_out and records[-1].step.stage is Stage.ABLATION:
@@ -187,20 +204,39 @@ class Strategy:
         value = unscore(mean, self._objective)
         return Favourite(found[0], value, min(ends), max(ends), ratio)
 
+    def resolution(self, records: Sequence[Record], allowance: Allowance) -> Resolution | None:
+        """What the search can show; None before any plan was launched twice, or without a final."""
+        spread, degrees = self._scale(records).noise_seen
+        final = self.final(records)
+        if final is not None:
+            finalists, blocks = len(final.plan.finalists), len(final.plan.orders)
+        else:
+            size = final_size(allowance.total, allowance.earlier)
+            if size is not None and self.plans is not None and self.races(allowance):
+                size = size._replace(finalists=min(size.finalists, self.plans))
+                size = size.with_rest(allowance.total - LAUNCHES_EACH * self.plans)
+            if size is None:
+                return None
+            finalists, blocks = size
+        if not degrees:
+            return None
+        gain = smallest_gain(spread, blocks, finalists=finalists, rule=self._rule)
+        return Resolution(spread, degrees, gain)
+
     def final(self, records: Sequence[Record]) -> Final | None:
-        """The last final, brought to where it is; None before there is one."""
+        """The last final with all its launches; None before there is one."""
         made = _finals(records)
         if not made:
             return None
         attempt = made[-1].step.details["attempt"]
         launches = [record.launch for record in made if record.launch is not None]
-        final, taken = self._finals.get(attempt, (None, 0))
-        if final is None or taken > len(launches):
-            plan = next(row.step.details["plan"] for row in made if "plan" in row.step.details)
-            final, taken = Final(decode_final_plan(plan), self._objective), 0
-        for launch in launches[taken:]:
+        plans = [row.step.details["plan"] for row in made if "plan" in row.step.details]
+        plan = decode_final_plan(plans[-1])
+        final = self._finals.get(attempt)
+        if final is None or final.plan != plan or len(final.launches) > len(launches):
+            final = self._finals[attempt] = Final(plan, self._objective)
+        for launch in launches[len(final.launches) :]:
             final.record(launch)
-        self._finals[attempt] = final, len(launches)
         return final
 
     def _baseline(self, records: Sequence[Record]) -> Step | None:
@@ -216,7 +252,8 @@ class Strategy:
         """The bare command again, when it is due on this host."""
         mine = [record for record in records if record.host == self._host]
         bare = [at for at, record in enumerate(mine) if record.step.configuration == BARE]
-        if not bare or len(mine) - bare[-1] <= CONTROL_EVERY:
+        every = FIRST_CONTROL_EVERY if len(bare) <= FIRST_CONTROLS else CONTROL_EVERY
+        if not bare or len(mine) - bare[-1] <= every:
             return None
         key = f"control {self._host} {len(bare)}"
         return Step(Stage.CONTROL, BARE, self._hash(BARE), key, "the bare command")
@@ -267,7 +304,7 @@ class Strategy:
             for origin, one in without
             if launched[self._hash(one)] == 1 and self._seems_to_matter(seen, lean, one)
         ]
-        return steps[:MOST_ABLATIONS]
+        return steps[:MAX_ABLATIONS]
 
     def _ablation(self, configuration: Configuration, origin: str, again: str = "") -> Step:
         plan_hash = self._hash(configuration)
@@ -380,15 +417,17 @@ class Strategy:
         """
         size = final_size(allowance.total, allowance.earlier)
         if rest:
-            size = (size or SMALLEST_FINAL).with_rest(allowance.left)
+            size = (size or MIN_FINAL).with_rest(allowance.left)
             size = size if size.launches <= allowance.left else None
         if size is None or scale.bare is None:
             return size
         ahead = _ahead(scale)
         if ahead <= self._rule.min_effect:
             return size
-        spread = math.sqrt(2.0) * scale.spread
-        needed = blocks_for(spread, ahead, finalists=size.finalists, rule=self._rule)
+        gain = math.expm1(ahead)
+        needed = blocks_for(
+            scale.spread, gain, size.blocks, finalists=size.finalists, rule=self._rule
+        )
         return size if needed is None else size.with_blocks(needed)
 
     def _begin_final(
@@ -405,15 +444,12 @@ class Strategy:
         plan = plan_final(
             BARE,
             [Finalist(one, len(self._space.changes(one))) for one in finalists],
-            blocks=min(size.launches // (len(finalists) + 1), max(size.blocks, MOST_BLOCKS)),
+            blocks=min(size.launches // (len(finalists) + 1), max(size.blocks, MAX_BLOCKS)),
             rule=self._rule,
             seed=self._seed + attempt,
             attempt=attempt,
         )
-        first = Final(plan, self._objective)
-        step = self._final_turn(records, first)
-        assert step is not None
-        return step._replace(details={**step.details, "plan": encode_final_plan(plan)})
+        return self._final_turn(records, Final(plan, self._objective), is_new=True)
 
     def _finalists(
         self, records: Sequence[Record], scale: Scale, size: FinalSize, *, races: bool
@@ -450,7 +486,30 @@ class Strategy:
                 chosen.append(configuration)
         return chosen
 
-    def _final_turn(self, records: Sequence[Record], final: Final) -> Step | None:
+    def _extended(self, records: Sequence[Record], final: Final, allowance: Allowance) -> Final:
+        """The final with more blocks if its verdict is open, and with a look where it was stopped."""
+        plan, done = final.plan, final.blocks
+        if final.can_continue:
+            blocks = math.floor(min(allowance.left, 1e6)) // final.block_launches
+            if blocks:
+                plan = extend_final(plan, done, done + min(blocks, MAX_ADVISED_BLOCKS))
+        elif final.next() is not None and _finals(records)[-1].number < allowance.since:
+            plan = extend_final(plan, done, len(plan.orders))
+        if plan == final.plan:
+            return final
+        extended = Final(plan, self._objective)
+        for launch in final.launches:
+            extended.record(launch)
+        return extended
+
+    def _final_turn(
+        self, records: Sequence[Record], final: Final, *, is_new: bool = False
+    ) -> Step | None:
+        """The launch to make now; None if another worker makes it.
+
+        is_new
+            The plan has to be stored with it.
+        """
         turn = final.next()
         attempt = final.plan.attempt
         assert turn is not None
@@ -458,12 +517,14 @@ class Strategy:
             row.launch is None and row.step.details["attempt"] == attempt
             for row in _finals(records)
         ):
-            return None  # another worker has it
+            return None
         key = f"final {attempt} {turn.block} {turn.candidate}"
         plans = [self._hash(one) for one in final.plan.configurations]
-        details = {
+        details: dict[str, Any] = {
             "attempt": attempt, "block": turn.block, "candidate": turn.candidate, "plans": plans,
         }  # fmt: skip
+        if is_new:
+            details["plan"] = encode_final_plan(final.plan)
         plan_hash = self._hash(turn.configuration)
         return Step(Stage.FINAL, turn.configuration, plan_hash, key, details=details)
 

@@ -33,7 +33,7 @@ STEPS = 30
 LEVEL_VARIANCE = 4.0
 """Prior variance of the mean over the space, in units of the variance of what was seen."""
 
-LEAST_SPREAD = 0.02
+MIN_SPREAD = 0.02
 """Values that all lie within 2 % are noise until shown otherwise."""
 
 # Prior medians of the learnt quantities, in units of the variance of what was seen, and the standard
@@ -120,7 +120,7 @@ class Surrogate:
         counts = np.bincount(places).astype(np.float64)
         means = np.bincount(places, weights=values) / counts
         self._offset = float(means.mean())
-        self._scale = max(float(means.std()), LEAST_SPREAD)
+        self._scale = max(float(means.std()), MIN_SPREAD)
         self._rows = distinct
         self._targets = (means - self._offset) / self._scale
         self._counts = counts

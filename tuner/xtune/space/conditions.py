@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 from xtune.errors import SpaceError
 from xtune.space.parameters import Value
 
-MOST_CHARACTERS = 500
-MOST_NESTED = 30
+MAX_CHARACTERS = 500
+MAX_NESTED = 30
 """Parentheses, ``not`` and signs within each other."""
 
 KEYWORDS = ("if", "or", "and", "not", "in", "true", "false")
@@ -139,9 +139,9 @@ class _Parser:
         self._depth = 0
         if not text.strip():
             raise SpaceError("--when: the condition is empty; write for example 'threads<=ncores'")
-        if len(text) > MOST_CHARACTERS:
+        if len(text) > MAX_CHARACTERS:
             raise SpaceError(
-                f"--when: a condition of {len(text)} characters; at most {MOST_CHARACTERS}, and "
+                f"--when: a condition of {len(text)} characters; at most {MAX_CHARACTERS}, and "
                 "several --when all have to hold"
             )
         self._tokens = self._tokenize()
@@ -358,8 +358,8 @@ class _Parser:
 
     def _descend(self, at: int) -> None:
         self._depth += 1
-        if self._depth > MOST_NESTED:
-            raise self._error(at, f"nested more than {MOST_NESTED} deep")
+        if self._depth > MAX_NESTED:
+            raise self._error(at, f"nested more than {MAX_NESTED} deep")
 
     def _tokenize(self) -> list[_Token]:
         tokens, at = [], 0

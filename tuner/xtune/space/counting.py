@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from xtune.errors import SpaceError
 
-MOST_CHECKS = 400_000
+MAX_CHECKS = 400_000
 """Times that conditions are asked: some seconds at most. More comes from conditions that tie most of the
 parameters of a large space together."""
 
@@ -144,7 +144,7 @@ class Counting:
     def _count_checks(self, at: int) -> None:
         """Raise `SpaceError` when asking for every value of one more parameter is too much."""
         self._checks_made += len(self._due[at]) * self._sizes[at]
-        if self._checks_made > MOST_CHECKS:
+        if self._checks_made > MAX_CHECKS:
             raise SpaceError(
                 "the conditions tie too many parameters together to be counted; leave some --when "
                 "out, or give parameters fewer values"

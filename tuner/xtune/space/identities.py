@@ -24,7 +24,7 @@ MEMORY_STEPS = 8
 """Sizes of memory are told apart in eighths of a power of two, rounded up: what the kernel counts is
 some hundredths below what is installed, and differs between machines of one kind."""
 
-LARGEST_FILE_BYTES = 1 << 26
+MAX_FILE_BYTES = 1 << 26
 """A longer program is told by its path alone."""
 
 
@@ -178,10 +178,10 @@ def _file_of(request: Request) -> str:
 def _content(path: str) -> str:
     try:
         with open(path, "rb") as stream:
-            data = stream.read(LARGEST_FILE_BYTES + 1)
+            data = stream.read(MAX_FILE_BYTES + 1)
     except (OSError, ValueError):
         return ""
-    return "" if len(data) > LARGEST_FILE_BYTES else hashlib.sha256(data).hexdigest()[:16]
+    return "" if len(data) > MAX_FILE_BYTES else hashlib.sha256(data).hexdigest()[:16]
 
 
 def _digest(values: object) -> str:

@@ -19,7 +19,7 @@ from xlaunch.planning import Plan, Request, plan
 from xlaunch.planning.pool import whole_cores
 from xtune.space.launch_options import ALL_CORES, BY_NODE, Layout, with_option
 
-LEAST_SHARE_BYTES = 256 << 20
+MIN_SHARE_BYTES = 256 << 20
 """Memory for each instance: about what a Python takes that has imported torch."""
 
 
@@ -69,7 +69,7 @@ def _places(made: Plan) -> tuple[object, ...]:
 
 def _starves(made: Plan) -> bool:
     share = made.memory_share_bytes
-    return made.count > 1 and share is not None and share < LEAST_SHARE_BYTES
+    return made.count > 1 and share is not None and share < MIN_SHARE_BYTES
 
 
 def _budget(whole: Plan, pool: int, request: Request) -> int:

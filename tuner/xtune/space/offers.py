@@ -37,7 +37,7 @@ from xtune.space.processors import Processor
 from xtune.space.resolution import Resolver
 from xtune.space.spaces import Space
 
-LARGEST_SCRIPT_BYTES = 1 << 22
+MAX_SCRIPT_BYTES = 1 << 22
 """A longer script is not looked into."""
 
 
@@ -295,7 +295,7 @@ def _scripts(request: Request) -> list[str]:
 def _names_compile(path: str) -> bool:
     try:
         with open(path, encoding="utf-8", errors="replace") as stream:
-            text = stream.read(LARGEST_SCRIPT_BYTES)
+            text = stream.read(MAX_SCRIPT_BYTES)
     except (OSError, ValueError):
         return False
     return re.search(r"(?<!\bre)\.compile\(|torch\._inductor", text) is not None

@@ -30,7 +30,7 @@ from xtune.space.conditions import KEYWORDS
 from xtune.space.launch_options import INSTANCES, NCORES, OPTIONS
 from xtune.space.parameters import BARE, Parameter, Value, Where
 
-MOST_VALUES = 1000
+MAX_VALUES = 1000
 """Of one parameter."""
 
 LAUNCHER_WORDS = ("index", "count", "cpus", "ncores", "node")
@@ -72,8 +72,8 @@ def parse_parameter(text: str) -> Parameter:
     for item in _items(text, listed):
         texts_only |= item.quoted
         texts += [item.text] if item.quoted else _spread(text, item.text)
-        if len(texts) > MOST_VALUES:
-            raise SpaceError(f"--param {text!r}: more than {MOST_VALUES} values; give fewer")
+        if len(texts) > MAX_VALUES:
+            raise SpaceError(f"--param {text!r}: more than {MAX_VALUES} values; give fewer")
     numbers = [] if texts_only else [number for t in texts if (number := _number(t)) is not None]
     ordered = len(numbers) == len(texts)
     values: list[int | float] | list[str] = numbers if ordered else texts
@@ -227,8 +227,8 @@ def _spread(text: str, item: str) -> list[str]:
     value = low
     while value < high:
         values.append(value)
-        if len(values) >= MOST_VALUES:
-            raise SpaceError(f"--param {text!r}: more than {MOST_VALUES} values; take larger steps")
+        if len(values) >= MAX_VALUES:
+            raise SpaceError(f"--param {text!r}: more than {MAX_VALUES} values; take larger steps")
         value = value * 2 if step is None else value + step
     return [_written(value) for value in [*values, high]]
 

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Launches on one scale: the logarithm of the value, larger is better, less the machine's drift."""
+"""All launches on one scale: the logarithm of the value, larger is better, relative to the host."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property
 
-from xtune.evidence.drift import Control, Drift, drift_of
 from xtune.evidence.ratios import has_ratio
 from xtune.measurement.launches import Launch, Outcome
 from xtune.measurement.objectives import Objective
@@ -16,21 +15,20 @@ from xtune.space.parameters import BARE
 
 USUAL_SPREAD = 0.03
 USUAL_DEGREES = 3.0
-"""What is taken for the noise before it is known, and how many repeated launches it weighs."""
+"""The noise that is assumed before it is known, and how many repeated launches it counts as."""
 
 
 class Scale:
-    """What all records come to; made anew when there are more."""
+    """The scores of some records; immutable."""
 
     def __init__(self, records: Sequence[Record], objective: Objective) -> None:
         self._objective = objective
         self._records = [record for record in records if record.launch is not None]
-        self._drifts = _drifts(self._records)
         self._bare_levels = self._levels_of_hosts()
 
     @cached_property
     def ratings(self) -> list[Rating]:
-        """Of every launch of a configuration of the space, in order."""
+        """One for every launch of a configuration of the space, in order."""
         return [
             Rating(
                 record.step.configuration,
@@ -57,30 +55,33 @@ class Scale:
 
     @property
     def spread(self) -> float:
-        """Standard deviation of a score between launches of one plan."""
-        return self._noise[0]
+        """Standard deviation of a score between launches of one plan, before it is known an assumption."""
+        seen, degrees = self.noise_seen
+        squares = USUAL_DEGREES * USUAL_SPREAD**2 + degrees * seen**2
+        return math.sqrt(squares / self.degrees)
 
     @property
     def degrees(self) -> float:
-        """Of freedom, that `spread` has."""
-        return self._noise[1]
+        """Degrees of freedom of `spread`."""
+        return USUAL_DEGREES + self.noise_seen[1]
 
     @cached_property
-    def _noise(self) -> tuple[float, float]:
-        groups: dict[str, list[float]] = {}
+    def noise_seen(self) -> tuple[float, int]:
+        """Standard deviation of a score between launches of one plan, and its degrees of freedom."""
+        groups: dict[tuple[str, str], list[float]] = {}
         for record in self._records:
             found = self.score_of(record)
             if found is not None and record.launch and record.launch.outcome is not Outcome.CUT:
-                groups.setdefault(record.step.plan_hash, []).append(found)
-        squares, degrees = USUAL_DEGREES * USUAL_SPREAD**2, USUAL_DEGREES
+                groups.setdefault((record.host, record.step.plan_hash), []).append(found)
+        squares, degrees = 0.0, 0
         for group in groups.values():
             centre = sum(group) / len(group)
             squares += sum((one - centre) ** 2 for one in group)
             degrees += len(group) - 1
-        return math.sqrt(squares / degrees), degrees
+        return math.sqrt(squares / degrees) if degrees else 0.0, degrees
 
     def score_of(self, record: Record) -> float | None:
-        """The score of a record; what it did not reach, of one that was cut; None for a failure."""
+        """The score of a record, for one that was cut the score it missed; None for a failure."""
         launch = record.launch
         assert launch is not None
         if launch.outcome is Outcome.CUT and record.step.cut_at is not None:
@@ -90,11 +91,10 @@ class Scale:
             value = launch.value
         else:
             return None
-        normalised = self._drifts[record.host].normalised(value, launch.began_s)
-        return score(normalised, self._objective) - self._bare_levels.get(record.host, 0.0)
+        return score(value, self._objective) - self._bare_levels.get(record.host, 0.0)
 
     def _levels_of_hosts(self) -> dict[str, float]:
-        """How much better than the average host each is, by its bare command."""
+        """How much better each host is than the average host, by its bare command."""
         scores: dict[str, list[float]] = {}
         for record in _bare(self._records):
             assert record.launch is not None
@@ -111,27 +111,10 @@ class Scale:
 def _is_usable(launch: Launch, objective: Objective) -> bool:
     if not has_ratio(launch.value):
         return False
-    # The bare command is what others are compared with, whatever it breaks.
+    # The bare command is the reference, even if it breaks a requirement.
     is_bare = launch.configuration == BARE
     return launch.outcome is Outcome.MEASURED and (is_bare or objective.is_feasible(launch))
 
 
 def _bare(records: Sequence[Record]) -> list[Record]:
     return [record for record in records if record.step.configuration == BARE]
-
-
-def _drifts(records: Sequence[Record]) -> dict[str, Drift]:
-    """The drift of each host, by its controls."""
-    controls: dict[str, list[Control]] = {record.host: [] for record in records}
-    for record in _bare(records):
-        launch = record.launch
-        assert launch is not None
-        if launch.outcome is Outcome.MEASURED and has_ratio(launch.value):
-            assert launch.value is not None
-            controls[record.host].append(Control(launch.began_s, launch.value))
-    return {host: _drift_of(tuple(found)) for host, found in controls.items()}
-
-
-@lru_cache(maxsize=16)
-def _drift_of(controls: tuple[Control, ...]) -> Drift:
-    return drift_of(controls)
