@@ -7,20 +7,15 @@ instead of a pipe: the supervisor appends, the caller reads at its own pace.
 
 from __future__ import annotations
 
+import json
 import os
-import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple, TypeAlias
 
-MAX_LIVE_BYTES = 16 << 20
-"""Limit for one run, about 700,000 values. Later ones are in the report only."""
+MAX_LIVE_BYTES = 32 << 20
+"""Limit for one run, about 500,000 values. Later ones are in the report only."""
 
 LINES_AFTER_MARK = 8
-
-_STARTED, _VALUE, _LINE = range(3)
-_STREAMS = ("out", "err", "metrics")
-_RECORD = struct.Struct("<BIHdd")
-"""Kind, instance, number of the metric or stream, time, then the value or the length of the text."""
 
 
 class LiveStart(NamedTuple):
@@ -53,55 +48,48 @@ class LiveLine(NamedTuple):
 Live: TypeAlias = LiveStart | LiveValue | LiveLine
 
 
-class LiveWriter:
-    """The end that the supervisor writes to."""
+_CLASSES = {one.__name__: one for one in (LiveStart, LiveValue, LiveLine)}
 
-    def __init__(self, descriptor: int, metrics: Sequence[str], mark: str | None) -> None:
-        """`metrics`: names, in the order that the reader has. `mark`: see `LiveLine`."""
+
+class LiveWriter:
+    """The end that the supervisor writes to: a line of JSON for each event."""
+
+    def __init__(self, descriptor: int, mark: str | None) -> None:
+        """`mark`: see `LiveLine`."""
         self._descriptor = descriptor
-        self._numbers = {name: number for number, name in enumerate(metrics)}
         self._mark = mark
         self._lines_left: dict[tuple[int, str], int] = {}
         self._written = 0
 
-    def started(self, instance: int, now: float) -> None:
-        """Write that an instance was started."""
-        self._append(_RECORD.pack(_STARTED, instance, 0, now, 0.0))
+    def write(self, event: Live) -> None:
+        """Write an event."""
+        data = json.dumps([type(event).__name__, *event]).encode() + b"\n"
+        self._written += len(data)
+        if self._written > MAX_LIVE_BYTES:
+            return
+        try:
+            os.write(self._descriptor, data)
+        except OSError:  # no memory: treat the file as full
+            self._written = MAX_LIVE_BYTES
 
-    def value(self, instance: int, metric: str, now: float, value: float) -> None:
-        """Write a value."""
-        self._append(_RECORD.pack(_VALUE, instance, self._numbers[metric], now, value))
-
-    def line(self, instance: int, stream: str, now: float, text: str) -> None:
-        """Write a line that contains the mark, or follows one."""
+    def write_marked(self, line: LiveLine) -> None:
+        """Write a line if it contains the mark, or follows one."""
         if self._mark is None:
             return
-        source = (instance, stream)
-        if self._mark in text:
+        source = (line.instance, line.stream)
+        if self._mark in line.text:
             self._lines_left[source] = LINES_AFTER_MARK + 1
         left = self._lines_left.get(source, 0)
         if left:
             self._lines_left[source] = left - 1
-            data = text.encode(errors="replace")
-            number = _STREAMS.index(stream)
-            self._append(_RECORD.pack(_LINE, instance, number, now, len(data)) + data)
-
-    def _append(self, record: bytes) -> None:
-        self._written += len(record)
-        if self._written > MAX_LIVE_BYTES:
-            return
-        try:
-            os.write(self._descriptor, record)
-        except OSError:  # no memory: treat the file as full
-            self._written = MAX_LIVE_BYTES
+            self.write(line)
 
 
 class LiveReader:
     """The end that the caller reads from. `close` it."""
 
-    def __init__(self, descriptor: int, metrics: Iterable[str]) -> None:
+    def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
-        self.metrics = tuple(metrics)
         self._position = 0
 
     def read(self) -> Iterator[Live]:
@@ -109,22 +97,11 @@ class LiveReader:
         data = b""
         while more := os.pread(self.descriptor, 1 << 16, self._position + len(data)):
             data += more
-        start = 0
-        while start + _RECORD.size <= len(data):
-            kind, instance, number, at_s, value = _RECORD.unpack_from(data, start)
-            end = start + _RECORD.size
-            if kind == _STARTED:
-                yield LiveStart(instance, at_s)
-            elif kind == _VALUE:
-                yield LiveValue(instance, self.metrics[number], at_s, value)
-            else:
-                end += int(value)
-                if end > len(data):
-                    break  # it is being written
-                text = data[end - int(value) : end].decode()
-                yield LiveLine(instance, _STREAMS[number], at_s, text)
-            self._position += end - start
-            start = end
+        # What follows the last newline is being written.
+        for line in data[: data.rfind(b"\n") + 1].splitlines(keepends=True):
+            name, *fields = json.loads(line)
+            self._position += len(line)
+            yield _CLASSES[name](*fields)
 
     def close(self) -> None:
         """Close the file."""

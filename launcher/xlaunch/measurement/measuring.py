@@ -14,7 +14,7 @@ import time
 
 from xlaunch.machine.cpu_list import name_numbers
 from xlaunch.measurement.barrier import Barrier
-from xlaunch.measurement.live import LiveWriter
+from xlaunch.measurement.live import LiveStart, LiveWriter
 from xlaunch.measurement.metric_lines import Metric, parse_metric
 from xlaunch.measurement.metrics import Collector, Measured
 from xlaunch.output.logs import STREAMS, log_path
@@ -107,7 +107,7 @@ class Measuring:
     def started(self, index: int, now: float) -> None:
         """An instance was started or restarted at `now`."""
         if self._live is not None:
-            self._live.started(index, now)
+            self._live.write(LiveStart(index, now))
         if self._barrier is not None:
             self._barrier.back(index)
         if self._plan.request.log_dir is not None:

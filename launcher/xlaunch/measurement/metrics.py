@@ -15,13 +15,11 @@ from array import array
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from xlaunch.measurement.live import LiveLine, LiveValue, LiveWriter
 from xlaunch.measurement.metric_lines import Kind, LineSplitter, Metric, convert
 from xlaunch.wording import plural
-
-if TYPE_CHECKING:
-    from xlaunch.measurement.live import LiveWriter
 
 PERCENTILES = (50, 90, 99)
 MIN_FOR_P99 = 100
@@ -193,7 +191,7 @@ class Collector:
 
     def _read(self, index: int, stream: str, line: str, now: float) -> None:
         if self._live is not None:
-            self._live.line(index, stream, now, line)
+            self._live.write_marked(LiveLine(index, stream, now, line))
         for metric in self._metrics:
             value = metric.read_report(line) if stream == "metrics" else metric.read(line)
             if value is None:
@@ -205,7 +203,7 @@ class Collector:
             number = convert(value, self._units.get(metric.name))
             self._series[metric.name, index].add(number, now)
             if self._live is not None:
-                self._live.value(index, metric.name, now, number)
+                self._live.write(LiveValue(index, metric.name, now, number))
             self.past_first.add(index)
         if self._unseen and any(char.isdigit() for char in line):
             self._lines.append(line.strip())

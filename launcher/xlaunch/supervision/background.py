@@ -41,8 +41,8 @@ def start_in_background(
     from xlaunch.measurement.live import LiveReader
     from xlaunch.measurement.measuring import metrics_of
 
-    names = tuple(metric.name for metric in metrics_of(plan.request))
-    live = LiveReader(os.memfd_create("xlaunch-live"), names)
+    metrics_of(plan.request)  # raises UsageError here, before anything starts
+    live = LiveReader(os.memfd_create("xlaunch-live"))
     try:
         outputs = (subprocess.DEVNULL, stdout, stderr)
         keeper = KeeperProcess(plan, environment, live=(live, mark), streams=outputs)
@@ -125,7 +125,7 @@ class KeeperProcess:
         streams: tuple[int | None, int | None, int | None] | None = None,
     ) -> None:
         """`streams`: its standard streams, in a process group of its own; None: the caller's."""
-        watched = None if live is None else (live[0].descriptor, live[0].metrics, live[1])
+        watched = None if live is None else (live[0].descriptor, live[1])
         task = pickle.dumps((plan, environment, table, watched))
         self.descriptor, report_out = os.pipe()
         task_in, task_out = os.pipe()

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from resource import RUSAGE_SELF, getrusage, struct_rusage
 from typing import TYPE_CHECKING
 
+from xlaunch.machine.cpu_list import name_numbers
 from xlaunch.machine.processes import TICKS_PER_SECOND
 from xlaunch.planning.plans import Instance
 from xlaunch.report import InstanceReport
@@ -144,4 +145,15 @@ def _report_of(runs: Sequence[Running], metrics: tuple[InstanceMetric, ...]) -> 
         minor_faults=sum(run.minor_faults for run in runs),
         major_faults=sum(run.major_faults for run in runs),
         started=not last.never_ran,
+    )
+
+
+def describe_escape(instance: InstanceReport) -> str | None:
+    """A warning about an instance that ran outside its affinity mask."""
+    outside = set(instance.cpus_observed).difference(instance.cpus_asked)
+    if not outside:
+        return None
+    return (
+        f"instance {instance.index} also ran on {name_numbers('CPU', outside)}: the program changed "
+        "its own affinity"
     )

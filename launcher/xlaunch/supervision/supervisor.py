@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from xlaunch.environment import Environment
 from xlaunch.errors import XLaunchError
-from xlaunch.machine.cpu_list import name_numbers
 from xlaunch.machine.processes import TICKS_PER_SECOND, children, descendants, has_job_control
 from xlaunch.output.relay import Chunk, Relay
 from xlaunch.planning.plans import Plan
@@ -26,7 +25,7 @@ from xlaunch.report.observation import Observer
 from xlaunch.report.occupancy import Occupancy, StolenTime
 from xlaunch.supervision.leftovers import LEFTOVER_INTERVAL_S, Leftovers
 from xlaunch.supervision.restarts import Restarts
-from xlaunch.supervision.running import Running, reports_of
+from xlaunch.supervision.running import Running, describe_escape, reports_of
 from xlaunch.supervision.signalling import kill_all, send
 from xlaunch.supervision.start import exec_failure, fork_instance, place_of
 from xlaunch.supervision.states import (
@@ -50,7 +49,6 @@ if TYPE_CHECKING:
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 TIMED_OUT = 124
-KEEPER_KILLED = 128 + signal.SIGKILL
 DRAIN_AFTER_KILL_S = 1.0
 """Maximum time for writing the remaining output once everything was killed."""
 
@@ -72,18 +70,9 @@ class Supervisor:
     ) -> None:
         """Prepare the run; `run` starts it.
 
-        commands
-            Descriptor of the keeper's pipe.
-        signal_mask
-            Signals that the instances start with blocked.
-        fifo_directory
-            Where to make FIFOs for metrics; None without `--metric`.
-        live
-            Receives metric values as they come in.
-        others_run
-            Other processes were runnable before the start, so they may use the same CPUs.
-        quiet
-            Print no warnings; they are in the report only.
+        commands: descriptor of the keeper's pipe. signal_mask: blocked in instances. fifo_directory:
+        where to make FIFOs for metrics. live: receives metric values. others_run: other processes
+        were runnable before the start. quiet: print no warnings, only report them.
         """
         self._plan = plan
         self._request = plan.request
@@ -105,7 +94,8 @@ class Supervisor:
         self._grace_at: float | None = None
         self._timeout_at: float | None = None
         self._flushing = False
-        self._exit_code = 0
+        self.exit_code = 0
+        """That of the first failure."""
         self._reason: str | None = None
         self._warnings = [*plan.warnings, *environment.warnings]
         alone = len(plan.instances) == 1
@@ -131,8 +121,10 @@ class Supervisor:
         self._poll.register(self._commands, select.POLLIN)
         self._poll.register(self._signals.descriptor, select.POLLIN)
         if self._measuring is not None:
-            self._warn_if(self._measuring.problem)
-        self._start_all()
+            self.warn(self._measuring.problem)
+        for position in range(len(self._plan.instances)):
+            if not self._try_to_start(position):
+                break
         if self._request.timeout_s is not None:
             self._timeout_at = self._started + self._request.timeout_s
         while not self._finished():
@@ -143,7 +135,7 @@ class Supervisor:
             self._occupancy = None
         self._measure(self._relay.finish())
         if self._measuring is not None:
-            self._warn_if(self._measuring.finish())
+            self.warn(self._measuring.finish())
         if self._terminal is not None:
             self._terminal.take_back()
         self._timeout_at = self._grace_at = None  # they were for the instances
@@ -158,9 +150,9 @@ class Supervisor:
         """Print lines on standard error that no other output separates."""
         self._relay.say(text)
 
-    def warn(self, text: str) -> None:
-        """Add a warning to the report, and print it, once."""
-        if text not in self._warnings:
+    def warn(self, text: str | None) -> None:
+        """Add a warning, if there is one, to the report, and print it, once."""
+        if text is not None and text not in self._warnings:
             self._warnings.append(text)
             if not self._quiet:
                 self.say(f"warning: {text}")
@@ -177,27 +169,20 @@ class Supervisor:
                 self._check_clock()
         self._flushing = False
 
-    @property
-    def exit_code(self) -> int:
-        """That of the first failure, 0 without one."""
-        return self._exit_code
-
     # Starting.
-
-    def _start_all(self) -> None:
-        for position in range(len(self._plan.instances)):
-            if not self._try_to_start(position):
-                return
 
     def _try_to_start(self, position: int) -> bool:
         try:
             self._start(position)
             return True
         except OSError as error:  # no more processes or descriptors
-            index = self._plan.instances[position].index
-            self._fail(XLaunchError.exit_code, f"instance {index} could not be started")
-            self.say(f"error: instance {index}: {error}")
+            self._cannot_start(self._plan.instances[position].index, error)
             return False
+
+    def _cannot_start(self, index: int, error: Exception) -> None:
+        code = error.exit_code if isinstance(error, XLaunchError) else XLaunchError.exit_code
+        self._fail(code, f"instance {index} could not be started")
+        self.say(f"error: instance {index}: {error}")
 
     def _start(self, position: int) -> None:
         """Start the instance at `position` of the plan."""
@@ -249,11 +234,8 @@ class Supervisor:
 
     def _poll_timeout_ms(self) -> float:
         now = time.monotonic()
-        deadlines = [
-            deadline
-            for deadline in (self._timeout_at, self._grace_at, self._ctrl_c.second_at)
-            if deadline is not None
-        ]
+        timers = (self._timeout_at, self._grace_at, self._ctrl_c.second_at)
+        deadlines = [at for at in timers if at is not None]
         if self._running:
             deadlines.append(self._observer.due)
             if self._measuring is not None:
@@ -285,7 +267,7 @@ class Supervisor:
         if self._leftovers.waiting:
             self._end_leftovers()
         if self._running and self._measuring is not None:
-            self._warn_if(self._measuring.look())
+            self.warn(self._measuring.look())
         if now >= self._restarts.next_at and self._expects(Event.RESTART_DUE):
             self._restart_those_due(now)
 
@@ -294,12 +276,10 @@ class Supervisor:
         self._observer.look()
         # Where the supervisor ran is not known: count it on every CPU.
         supervisor = round(time.process_time() * TICKS_PER_SECOND)
-        own = {
-            cpu: supervisor + sum(run.ticks_on(cpu) for run in self._runs())
-            for cpu in occupancy.cpus
-        }
+        runs = self._runs()
+        own = {cpu: supervisor + sum(run.ticks_on(cpu) for run in runs) for cpu in occupancy.cpus}
         pids = {self._keeper, os.getpid(), *descendants(os.getpid())}
-        self._warn_if(occupancy.look(time.monotonic(), own, pids, at_end=at_end))
+        self.warn(occupancy.look(time.monotonic(), own, pids, at_end=at_end))
 
     def _measure(self, chunks: Sequence[Chunk]) -> None:
         if self._measuring is not None:
@@ -312,7 +292,7 @@ class Supervisor:
         numbers = os.read(self._commands, 64)
         if not numbers:
             self._poll.unregister(self._commands)
-            self._fail(KEEPER_KILLED, "the launcher was killed", Event.KEEPER_GONE)
+            self._fail(128 + signal.SIGKILL, "the launcher was killed", Event.KEEPER_GONE)
         for number in numbers:
             self._handle_outer_signal(signal.Signals(number))
 
@@ -390,7 +370,7 @@ class Supervisor:
     def _fail(self, code: int, reason: str, event: Event = Event.INSTANCE_FAILED) -> None:
         """Note the first failure, and handle its event."""
         if self._reason is None:
-            self._exit_code, self._reason = code, reason
+            self.exit_code, self._reason = code, reason
         self._handle(event)
 
     # Ends of processes.
@@ -426,8 +406,7 @@ class Supervisor:
         problem = exec_failure(self._environment.program, run.exec_result)
         if problem is not None:
             run.status, run.never_ran = problem.exit_code << 8, True
-            self._fail(problem.exit_code, f"instance {run.instance.index} could not be started")
-            self.say(f"error: instance {run.instance.index}: {problem}")
+            self._cannot_start(run.instance.index, problem)
         elif run.exit_code == 0:
             self._handle(Event.INSTANCE_DONE)
         else:
@@ -505,7 +484,7 @@ class Supervisor:
         if dropped and self._reason is None:
             index = self._plan.instances[dropped[0]].index
             number = SIGNAL_OF_EVENT.get(cause, self._last_signal)
-            self._exit_code = 128 + number
+            self.exit_code = 128 + number
             self._reason = f"{number.name} came while instance {index} waited for its restart"
 
     # The end.
@@ -513,16 +492,11 @@ class Supervisor:
     def _make_report(self) -> Report:
         measured = None if self._measuring is None else self._measuring.results()
         instances = reports_of(self._ended, measured.by_instance if measured else {})
-        for instance in instances:
-            outside = set(instance.cpus_observed) - set(instance.cpus_asked)
-            if outside and self._plan.bound:
-                self.warn(
-                    f"instance {instance.index} also ran on {name_numbers('CPU', outside)}: "
-                    "the program changed its own affinity"
-                )
-        self._warn_if(self._stolen.describe())
+        for instance in instances if self._plan.bound else ():
+            self.warn(describe_escape(instance))
+        self.warn(self._stolen.describe())
         report = Report(
-            exit_code=self._exit_code,
+            exit_code=self.exit_code,
             reason=self._reason or f"{counted(len(instances), 'instance')} succeeded",
             wall_s=time.monotonic() - self._started,
             count=self._plan.count,
@@ -535,7 +509,3 @@ class Supervisor:
         return report._replace(
             metrics=measured.totals, series=measured.series, lines_seen=measured.lines_seen
         )
-
-    def _warn_if(self, text: str | None) -> None:
-        if text is not None:
-            self.warn(text)
