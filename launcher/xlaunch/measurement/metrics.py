@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from xlaunch.measurement.live import LiveLine, LiveValue, LiveWriter
 from xlaunch.measurement.metric_lines import Kind, LineSplitter, Metric, convert
+from xlaunch.run_warnings import RunWarning, WarningKind
 from xlaunch.wording import plural
 
 PERCENTILES = (50, 90, 99)
@@ -227,9 +228,11 @@ class Collector:
             return None
         wanted = ", ".join(map(repr, self._unseen))
         if not self._lines:
-            return f"--metric {wanted}: no line has it, nor any other number"
-        shown = " | ".join(self.lines_seen)
-        return f"--metric {wanted}: no line has it; the last lines with numbers: {shown}"
+            text = "no line has it, nor any other number"
+        else:
+            shown = " | ".join(self.lines_seen)
+            text = f"no line has it; the last lines with numbers: {shown}"
+        return RunWarning(f"--metric {wanted}: {text}", WarningKind.UNSEEN_METRIC)
 
     def sum_up(
         self, ends: Mapping[int, float], released_at: float | None

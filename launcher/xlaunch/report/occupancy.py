@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from xlaunch.machine.cpu_list import name_numbers
 from xlaunch.machine.processes import TICKS_PER_SECOND, read_file, read_status
+from xlaunch.run_warnings import RunWarning, WarningKind
 
 SAMPLE_S = 0.25
 MIN_SAMPLE_S = 0.1
@@ -28,15 +29,6 @@ MAX_NAMED = 3
 STOLEN_SHARE = 0.05
 MIN_STOLEN_TICKS = 10
 """Minimum stolen time for a warning: as a share of the time that a run wanted, and in all."""
-
-
-_BUSY = "busy with other work"
-_STOLEN = "to other machines (steal in /proc/stat)"
-
-
-def tells_of_others(warning: str) -> bool:
-    """Whether a warning of a run is from this module."""
-    return _BUSY in warning or _STOLEN in warning
 
 
 class _Ticks(NamedTuple):
@@ -136,11 +128,12 @@ class Occupancy:
             named.append("by processes that cannot be seen from here")
         count = len(self._busy)
         share = sum(self._busy.values()) / len(self._busy)
-        return (
+        return RunWarning(
             f"{name_numbers('CPU', self._busy)} {'is' if count == 1 else 'are'} "
-            f"{_BUSY} ({share:.0%}{'' if count == 1 else ' on average'})"
+            f"busy with other work ({share:.0%}{'' if count == 1 else ' on average'})"
             f"{': ' if named else ''}{', '.join(named)}"
-            f"{'; --cpus takes others' if self._bound else ''}"
+            f"{'; --cpus takes others' if self._bound else ''}",
+            WarningKind.SHARED_CPUS,
         )
 
     def _find_occupants(self, passed_s: float, ours: Collection[int]) -> list[Occupant]:
@@ -176,10 +169,11 @@ class StolenTime:
         stolen, wanted = self._since()
         if stolen < max(MIN_STOLEN_TICKS, STOLEN_SHARE * wanted):
             return None
-        return (
+        return RunWarning(
             f"the host gave {stolen / wanted:.0%} of the time that was wanted of "
-            f"{name_numbers('CPU', self._cpus)} {_STOLEN}: another run may be as much faster or "
-            "slower"
+            f"{name_numbers('CPU', self._cpus)} to other machines (steal in /proc/stat): another run may be as much faster or "
+            "slower",
+            WarningKind.SHARED_CPUS,
         )
 
     def share(self) -> float:

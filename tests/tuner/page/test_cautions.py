@@ -53,7 +53,7 @@ def test_launches_beside_others_work() -> None:
         def noted(launch: Launch) -> Launch:
             made.append(launch)
             beside = len(made) % every == 0
-            return launch._replace(notes=("of no weight", BUSY) if beside else ("of no weight",))
+            return launch._replace(shared_cpus=(BUSY,) if beside else ())
 
         made: list[Launch] = []
         return findings(60, change=noted)

@@ -54,6 +54,7 @@ FULL = Launch(
     series=(Series(1, "items/s", (0.25, 0.5), (1.0, 1.5)), Series(0, "loss", (), ())),
     exit_code=-9,
     stderr_tail="Tschüss\nnow",
+    shared_cpus=("three",),
     notes=("one", "two"),
 )
 

@@ -435,8 +435,12 @@ def test_what_others_do_on_the_cpus_is_no_part_of_what_is_wrong() -> None:
         def measure(self, configuration: Configuration, **options: float | None) -> Launch:  # type: ignore[override]
             launch = super().measure(configuration)
             busy = "CPU 1 is busy with other work (100%): make (PID 7); --cpus takes others"
-            notes = ("no value of 'items/s' was seen", busy)
-            return launch._replace(outcome=Outcome.NO_METRIC, value=None, notes=notes)
+            return launch._replace(
+                outcome=Outcome.NO_METRIC,
+                value=None,
+                notes=("no value of 'items/s' was seen",),
+                shared_cpus=(busy,),
+            )
 
     with pytest.raises(MetricNotSeenError) as caught:
         make(Silent(), Budget(launches=5)).run()

@@ -83,5 +83,7 @@ class Launch(NamedTuple):
     exit_code: int | None = None
     stderr_tail: str = ""
     """The last lines of standard error, where it did not end well."""
+    shared_cpus: tuple[str, ...] = ()
+    """What else used its CPUs, in xlaunch's words."""
     notes: tuple[str, ...] = ()
     """What to know before believing it, and a cut or failure's reason."""

@@ -25,7 +25,7 @@ from xlaunch.measurement.metric_lines import Kind
 from xlaunch.planning import Plan, Request
 from xlaunch.planning.request import OnFailure
 from xlaunch.report import InstanceReport, Report
-from xlaunch.report.occupancy import tells_of_others
+from xlaunch.run_warnings import WarningKind, kind_of
 from xtune.errors import SpaceError
 from xtune.measurement.announcements import MARK, Announced, Announcement, read_announcements
 from xtune.measurement.bare import bare_command
@@ -248,16 +248,19 @@ class Runner:
                     # It was ended before there was anything to report on.
                     report = Report(125, str(error), time.monotonic() - started, 0, (), (), ())
             said = tail.text()
-        secondary = _secondary(report, joules)
-        launch = launch._replace(
-            secondary=secondary, exit_code=report.exit_code if report.instances else None
-        )
         notes = tuple(text for text in report.warnings if text not in command.plan.warnings)
+        shared = [text for text in notes if kind_of(text) is WarningKind.SHARED_CPUS]
+        launch = launch._replace(
+            secondary=_secondary(report, joules),
+            exit_code=report.exit_code if report.instances else None,
+            shared_cpus=tuple(shared),
+        )
+        notes = tuple(text for text in notes if text not in shared)
         failure = _failure(report, watched, memory, said)
         is_timeout = watched.ended_as is Outcome.TIMED_OUT and limit_s == self._timeout_s
         if is_timeout and limit_s is not None:
             until_s = started + limit_s - watched.began
-            served = self._served(launch, report, watched, notes, until_s)
+            served = self._served(launch, report, watched, until_s)
             if served is not None:
                 return served
         if failure is not None:
@@ -283,7 +286,6 @@ class Runner:
         launch: Launch,
         report: Report,
         watched: Watched,
-        known: Sequence[str],
         until_s: float,
     ) -> Launch | None:
         """A launch that was stopped while it ran, measured until then; None: it gave too little.
@@ -301,7 +303,7 @@ class Runner:
         ):
             return None
         note = f"it still ran after {self._timeout_s:.4g} s, was measured until then, and stopped"
-        return served._replace(notes=(note, *served.notes, *filter(tells_of_others, known)))
+        return served._replace(notes=(note, *served.notes))
 
     def _describe_unserved(self) -> str:
         """Why a program that was still running could not be measured."""
@@ -338,7 +340,7 @@ class Runner:
             series=series, requirements=seen, metrics=tuple(_others(summaries, name))
         )
         # xlaunch's own words for metrics that were not seen: said here for each.
-        notes = [text for text in known if not text.startswith("--metric ")]
+        notes = [text for text in known if kind_of(text) is not WarningKind.UNSEEN_METRIC]
         notes += [*announced.notes, *unmet]
         if name == WALL:
             value, steadiness = launch.secondary.wall_s, Steadiness.TOO_FEW

@@ -7,7 +7,6 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from xlaunch.report.occupancy import tells_of_others
 from xtune.evidence.drift import Control, drift_of
 from xtune.evidence.ratios import has_ratio
 from xtune.measurement.launches import Launch, Outcome
@@ -38,7 +37,7 @@ def launch_warnings(records: Sequence[Record]) -> Iterator[Warned]:
 
 def shared_with(launch: Launch) -> str | None:
     """The note on what else used a launch's CPUs; None if nothing did."""
-    return next(filter(tells_of_others, launch.notes), None)
+    return next(iter(launch.shared_cpus), None)
 
 
 def _shared(records: Sequence[Record]) -> Iterator[Warned]:

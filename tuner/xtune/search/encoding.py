@@ -47,6 +47,7 @@ def encode_launch(launch: Launch, *, series: bool = True) -> Plain:
         "secondary": {k: v for k, v in launch.secondary._asdict().items() if v is not None},
         "exit_code": launch.exit_code,
         "stderr_tail": launch.stderr_tail,
+        "shared_cpus": list(launch.shared_cpus),
         "notes": list(launch.notes),
     }
     if series:
@@ -70,6 +71,7 @@ def decode_launch(plain: Plain) -> Launch:
         series=tuple(_decode_series(one) for one in plain.get("series", ())),
         exit_code=plain.get("exit_code"),
         stderr_tail=plain.get("stderr_tail", ""),
+        shared_cpus=tuple(plain.get("shared_cpus", ())),
         notes=tuple(plain.get("notes", ())),
     )
 

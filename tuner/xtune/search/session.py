@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple, TypeVar
 
-from xlaunch.report.occupancy import tells_of_others
 from xtune.errors import BudgetError, MetricNotSeenError, StorageError, TunerError
 from xtune.evidence.finals import Decision
 from xtune.evidence.ratios import log_ratio
@@ -344,7 +343,7 @@ def require_baseline(launch: Launch, objective: Objective) -> None:
         assert launch.value is not None
         log_ratio(launch.value, launch.value, objective.goal)
         return
-    told = "; ".join(note for note in launch.notes if not tells_of_others(note))
+    told = "; ".join(launch.notes)
     if launch.outcome is Outcome.NO_METRIC:
         raise MetricNotSeenError(told or f"the program printed no {objective.metric!r}")
     code = "" if launch.exit_code is None else f" with exit code {launch.exit_code}"

@@ -315,7 +315,7 @@ def _shown(launch: Launch) -> Plain:
         "wall_s": round(launch.secondary.wall_s, 3),
         "peak_rss_bytes": launch.secondary.peak_rss_bytes,
         "exit_code": launch.exit_code,
-        "notes": "; ".join(launch.notes) or None,
+        "notes": "; ".join((*launch.notes, *launch.shared_cpus)) or None,
         **{f"metric {name}": value for name, value in launch.metrics},
     }
     return {name: value for name, value in seen.items() if value is not None}
