@@ -92,8 +92,11 @@ def _dispatch(arguments: list[str]) -> int:
         return _run_click(module.command, f"xlaunch {word}", arguments[1:])
     if word == "help":
         return _dispatch(["--help"])
-    if word == "version":
-        return _dispatch(["--version"])
+    if word in ("version", "--version"):
+        from xlaunch import __version__
+
+        print(f"xlaunch {__version__}", flush=True)
+        return 0
     if word in RESERVED:
         raise UsageError(
             f"the command {word!r} is not in this version; to run a program of that name write "

@@ -13,7 +13,6 @@ from xlaunch.cli import RESERVED, say
 from xlaunch.cli.options import launch_command
 from xlaunch.environment import prepare_environment
 from xlaunch.errors import UsageError
-from xlaunch.launching import check_startable, run_plan
 from xlaunch.machine import read_machine
 from xlaunch.options.layers import Resolved, request_from
 from xlaunch.planning.planner import plan
@@ -57,6 +56,8 @@ def command(asked: Resolved) -> int:
             raise UsageError(
                 f"--{key} names another machine; it goes with --dry-run or xlaunch plan"
             )
+    from xlaunch.launching import check_startable, run_plan
+
     machine = read_machine()
     made = plan(request, machine)
     environment = prepare_environment(made, os.environ, make_directories=True)
