@@ -33,21 +33,18 @@ LISTS = ("", " ", ",", "1-", "-1", "a", "0-", "0--1", "3-1", "0-3:0", "0:1:2", "
 TIMES = ("", "soon", "-1", "1 x", "1x", "1hm", "nan", "inf", "-inf", "1e999", "s", "1,5", MANY_DIGITS)  # fmt: skip
 WORDS = ("", "x", "LATENCIES", "latency ", "no", "\n")
 
+# Options of one kind share the function that reads them, so one of each kind gets all values.
 WRONG_VALUES = [
-    *((option, value) for option in ("--instances", "--ncores") for value in COUNTS),
-    *(("--reserve-cores", value) for value in COUNTS if value.strip("0")),
-    *(
-        (option, value)
-        for option in ("--cpus", "--numa-nodes", "--instance-index")
-        for value in LISTS
-    ),
+    *(("--ncores", value) for value in COUNTS),
+    *(("--cpus", value) for value in LISTS),
     *(("--timeout", value) for value in (*TIMES, "0", "0s")),
-    *(("--grace", value) for value in TIMES),
-    *(
-        (option, value)
-        for option in ("--mode", "--place", "--ecores", "--mem-policy", "--on-failure")
-        for value in WORDS
-    ),
+    *(("--mode", value) for value in WORDS),
+    ("--instances", "0"),
+    ("--reserve-cores", "-1"),
+    ("--numa-nodes", "1-"),
+    ("--instance-index", "1-"),
+    ("--grace", "-1"),
+    *((option, "x") for option in ("--place", "--ecores", "--mem-policy", "--on-failure")),
     *(("--env", value) for value in ("", "A", "=", "=1")),
     *(
         ("--python", value)
@@ -126,9 +123,8 @@ def label(value: object) -> str:
 
 @pytest.mark.parametrize(("option", "value"), WRONG_VALUES, ids=label)
 def test_wrong_value(refused, option: str, value: str):
-    for command in ((), ("plan",), ("--dry-run",)):
-        for words in ((option, value), (f"{option}={value}",)):
-            assert option in refused((*command, *words, str(SHOW)))
+    assert option in refused((option, value, str(SHOW)))
+    assert option in refused(("plan", f"{option}={value}", str(SHOW)))
 
 
 def test_empty_name_of_a_folder_is_no_default(refused):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from tests.launcher.machine.trees import CPU, write_files
 
 import xlaunch as xlaunch_package
 from xlaunch.environment.caches import LOCATIONS
+from xlaunch.options.table import OPTIONS, Group
 
 TWO = ("--instances", "2", "--ncores", "1", "--oversubscribe")
 
@@ -136,6 +138,23 @@ def test_help_and_version():
         done = xlaunch(command, "--help")
         assert (done.code, done.err) == (0, "")
         assert f"Usage: xlaunch {command}".encode() in done.out
+
+
+def test_help_shows_every_option_in_its_group_on_one_line_of_80_columns():
+    text = xlaunch("--help").out.decode()
+    titles = [group.value for group in Group] + ["Other"]
+    starts = [text.index(f"\n{title}:\n") for title in titles]
+    assert starts == sorted(starts)
+    parts = dict(zip(titles, itertools.pairwise([*starts, len(text)]), strict=True))
+    for option in OPTIONS:
+        start, end = parts[option.group.value]
+        lines = [line for line in text[start:end].splitlines() if f"--{option.name} " in line]
+        assert len(lines) == 1
+        assert lines[0].endswith(f"  {option.help}")
+
+
+def test_n_is_the_number_of_instances():
+    assert xlaunch("plan", "-n", "2", "--ncores", "1", *TWO[4:]) == xlaunch("plan", *TWO)
 
 
 def test_dry_run_prints_json_as_plan_does():

@@ -96,10 +96,10 @@ def test_saved_preset_is_readable(home: Home):
         "# Number of instances; max: as many as fit.\n"
         "instances = 4\n"
         "\n"
-        "# Use only these logical CPUs, such as 0-3,8.\n"
+        "# Use only these logical CPUs: 0-3,8.\n"
         'cpus = "0-2,5"\n'
         "\n"
-        "# Stop the run after this time: 90, 10m, 2h.\n"
+        "# Stop the run after this time: 90, 10m.\n"
         "timeout = 600\n"
         "\n"
         "# Set an environment variable for every instance.\n"
