@@ -195,19 +195,19 @@ class Conclusion(NamedTuple):
             return
         if self.verdict.leader is not None:
             configuration, interval = self.verdict.leader, self.verdict.interval
-            told = settings(configuration, self.space)
+            shown = settings(configuration, self.space)
             ratio = None if interval is None else interval.estimate
         elif self.favourite is not None:
             configuration, ratio = self.favourite.configuration, self.favourite.ratio
-            told = f"{settings(configuration, self.space)}: {amount(self.favourite.value, self.objective)}"
-            told += "" if ratio is None else f", {number(ratio, 3)} times the bare command"
+            shown = f"{settings(configuration, self.space)}: {amount(self.favourite.value, self.objective)}"
+            shown += "" if ratio is None else f", {number(ratio, 3)} times the bare command"
         else:
             return
         if ratio is not None and ratio <= 1.0:
-            yield f"  nothing is ahead of the bare command so far; the best is {told}"
+            yield f"  nothing is ahead of the bare command so far; the best is {shown}"
             return
         command = shlex.join(self.resolver.command(configuration))
-        yield f"  most promising, but not proven: {told}; to try it: {command}"
+        yield f"  most promising, but not proven: {shown}; to try it: {command}"
 
     def _what_next(self) -> Iterator[str]:
         if self.resolution is not None:
@@ -242,14 +242,14 @@ class Conclusion(NamedTuple):
             if launch.outcome not in (Outcome.MEASURED, Outcome.CUT):
                 failed[launch.outcome] = failed.get(launch.outcome, 0) + 1
         if failed:
-            told = ", ".join(f"{count} {outcome.value}" for outcome, count in failed.items())
-            yield f"  failed launches: {told} (xtune export has their standard error)"
+            counts = ", ".join(f"{count} {outcome.value}" for outcome, count in failed.items())
+            yield f"  failed launches: {counts} (xtune export has their standard error)"
         measured = [one for one in self.launches if one.outcome is Outcome.MEASURED]
         broke = [one for one in measured if not self.objective.is_feasible(one)]
         if broke:
-            told = unmet(broke[-1], self.objective)
+            bounds = unmet(broke[-1], self.objective)
             yield (
-                f"  {len(broke):,} of {launches(len(measured))} broke requirements; the last: {told}"
+                f"  {len(broke):,} of {launches(len(measured))} broke requirements; the last: {bounds}"
             )
 
 

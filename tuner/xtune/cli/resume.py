@@ -40,7 +40,7 @@ def command(
 
     from xlaunch.options.presets import check_preset_path
     from xtune.cli.preparation import prepare
-    from xtune.cli.searching import Shown, announce, budget_of, kept_to_try, run_search
+    from xtune.cli.searching import Shown, announce, budget_of, run_search, stored_presets
     from xtune.cli.studies import enter, find_stored, open_named
     from xtune.search.budget import parse_budget
 
@@ -57,4 +57,4 @@ def command(
         announce(task, verbose=verbose)
     shown = Shown(save_preset, as_json, verbose, quiet)
     budget_now = budget_of(asked, task)
-    return run_search(task, asked, budget_now, stored.study, shown, kept_to_try(stored.study))
+    return run_search(task, asked, budget_now, stored.study, shown, stored_presets(stored.study))

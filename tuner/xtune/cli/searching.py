@@ -113,14 +113,14 @@ def begin_study(
     return study
 
 
-def keep_tried(study: Study, presets: Sequence[Seed]) -> None:
+def store_presets(study: Study, presets: Sequence[Seed]) -> None:
     """Store the user's presets in the study, so that resuming does not need the files."""
     if presets:
         study.keep_note("tried", [[seed.origin, dict(seed.configuration)] for seed in presets])
 
 
-def kept_to_try(study: Study) -> list[Seed]:
-    """The presets that `keep_tried` stored."""
+def stored_presets(study: Study) -> list[Seed]:
+    """The presets that `store_presets` stored."""
     return [Seed(origin, Configuration(values)) for origin, values in study.notes.get("tried", ())]
 
 
@@ -211,11 +211,11 @@ def _keep_probe(task: Task, store: StudyStore, probe: Launch) -> None:
 def _keep_provenance(task: Task, study: Study, store: StudyStore, *, quiet: bool) -> Provenance:
     """Store the current provenance, and warn if earlier launches have another."""
     records, now = store.records(), current_provenance(task)
-    numbers, told = outdated(made_with(study, records), now)
+    numbers, changes = outdated(made_with(study, records), now)
     if numbers and not quiet:
         were = "was" if len(numbers) == 1 else "were"
         say(
-            f"warning: {launches(len(numbers))} of this study {were} made with {', '.join(told)}; if"
+            f"warning: {launches(len(numbers))} of this study {were} made with {', '.join(changes)}; if"
             " that affects speed, start a new study with --study NAME"
         )
     keep_provenance(study, store.host, StudyStore(study, read_only=True).records(), now)

@@ -53,7 +53,14 @@ def command(
 
     from xlaunch.options.presets import check_preset_path
     from xtune.cli.preparation import prepare, presets_to_try
-    from xtune.cli.searching import Shown, announce, begin_study, budget_of, keep_tried, run_search
+    from xtune.cli.searching import (
+        Shown,
+        announce,
+        begin_study,
+        budget_of,
+        run_search,
+        store_presets,
+    )
     from xtune.cli.studies import open_named
     from xtune.screen.plain import WAITING
     from xtune.search.budget import parse_budget
@@ -73,7 +80,7 @@ def command(
     tried = presets_to_try(task, asked, quiet=quiet)
     storage = open_named(asked.storage)
     study = begin_study(storage, task, asked, context.obj, quiet=quiet)
-    keep_tried(study, tried)
+    store_presets(study, tried)
     if not quiet:
         announce(task, verbose=verbose)
     shown = Shown(save_preset, as_json, verbose, quiet)

@@ -40,11 +40,11 @@ def warnings_of(findings: Findings) -> tuple[Warned, ...]:
 def _provenance(findings: Findings) -> Iterator[Warned]:
     if not findings.made:
         return
-    numbers, told = outdated(findings.made, findings.made[-1].provenance)
+    numbers, changes = outdated(findings.made, findings.made[-1].provenance)
     if numbers:
         yield Warned(
             "provenance",
-            f"{len(numbers):,} of the launches ({spans(numbers)}) ran with {', '.join(told)}; they are"
+            f"{len(numbers):,} of the launches ({spans(numbers)}) ran with {', '.join(changes)}; they are"
             " compared with the others all the same",
         )
 

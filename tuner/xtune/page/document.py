@@ -93,7 +93,7 @@ def render_page(findings: Findings, plotly: str) -> str:
     """
     from markupsafe import Markup
 
-    from xtune.page.charts import charts_of
+    from xtune.page.charts import MAX_CONFIGURATIONS, MAX_DIMENSIONS, charts_of
 
     def pieces(configuration: Configuration) -> list[str]:
         return settings_of(configuration, findings.space)
@@ -111,6 +111,8 @@ def render_page(findings: Findings, plotly: str) -> str:
     points = front_of(findings.launches, findings.objective, second) if second is not None else ()
     page = environment.get_template("page.html").render(
         BARE=BARE,
+        MAX_CONFIGURATIONS=MAX_CONFIGURATIONS,
+        MAX_DIMENSIONS=MAX_DIMENSIONS,
         WHERE=WHERE,
         ablations=findings.ablations,
         aim=aim(findings.objective),
@@ -186,9 +188,9 @@ def _json_value(value: float | None) -> str:
     return "null" if value is None or not math.isfinite(value) else repr(value)
 
 
-def _sentence(told: str) -> str:
-    told = told[:1].upper() + told[1:]
-    return told if told.endswith((".", "!", "?")) else f"{told}."
+def _sentence(line: str) -> str:
+    line = line[:1].upper() + line[1:]
+    return line if line.endswith((".", "!", "?")) else f"{line}."
 
 
 def _period(findings: Findings) -> str:

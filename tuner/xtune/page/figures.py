@@ -52,9 +52,9 @@ def text(*lines: str) -> str:
     return "<br>".join([html.escape(printable(line), quote=False) for line in lines if line])
 
 
-def printable(told: str) -> str:
+def printable(value: str) -> str:
     """Text with what HTML or UTF-8 cannot hold written as escapes. **Ex.:** ``\\x1b[31m``."""
-    return _FORBIDDEN.sub(lambda found: repr(found[0])[1:-1], told)
+    return _FORBIDDEN.sub(lambda found: repr(found[0])[1:-1], value)
 
 
 def scale(values: Sequence[float | None]) -> dict[str, Any]:
@@ -87,6 +87,6 @@ def error_bars(rows: Sequence[Estimate]) -> dict[str, Any]:
     }
 
 
-def shortened(told: str, limit: int = 18) -> str:
+def shortened(value: str, limit: int = 18) -> str:
     """Text with at most `limit` characters."""
-    return told if len(told) <= limit else f"{told[: limit - 1]}…"
+    return value if len(value) <= limit else f"{value[: limit - 1]}…"

@@ -207,12 +207,12 @@ def _look(stage: Stage, launch: Launch) -> tuple[str, str, str]:
 def _history_hover(findings: Findings, at: int, record: Record, launch: Launch) -> str:
     quantity = objective_quantity(findings.objective)
     value = launch.outcome.value if launch.value is None else quantity.of(launch.value)
-    told = settings_of(launch.configuration, findings.space)[:16]
+    lines = settings_of(launch.configuration, findings.space)[:16]
     is_broken = launch.value is not None and not findings.objective.is_feasible(launch)
     return text(
         f"launch {at}: {value}",
         record.step.origin or STAGES[record.step.stage],
-        *[shortened(line, MAX_TEXT) for line in told],
+        *[shortened(line, MAX_TEXT) for line in lines],
         "breaks a requirement" if is_broken else "",
     )
 

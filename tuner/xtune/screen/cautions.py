@@ -42,7 +42,7 @@ def shared_with(launch: Launch) -> str | None:
 
 def _shared(records: Sequence[Record]) -> Iterator[Warned]:
     seen = [shared_with(record.launch) for record in records if record.launch is not None]
-    numbers = [number for number, told in enumerate(seen, start=1) if told]
+    numbers = [number for number, note in enumerate(seen, start=1) if note]
     if numbers and len(numbers) >= MIN_SHARED * len(seen):
         yield Warned(
             "others",

@@ -94,11 +94,11 @@ class LiveScreen(PlainScreen):
         if self._stage:
             rows.add_row("stage", Text(self._stage))
         if self._step is not None:
-            told = describe_step(self._step, self._space)
-            rows.add_row("running", Text(f"{told}, for {duration(time.monotonic() - self._since)}"))
+            text = describe_step(self._step, self._space)
+            rows.add_row("running", Text(f"{text}, for {duration(time.monotonic() - self._since)}"))
         if self._favourite is not None:
-            told = describe_favourite(self._favourite, self._space, self._objective)
-            rows.add_row("best", Text(told))
+            text = describe_favourite(self._favourite, self._space, self._objective)
+            rows.add_row("best", Text(text))
         if self._progress is None:
             return rows
         return Group(self._bar(self._progress), rows)
@@ -111,13 +111,13 @@ class LiveScreen(PlainScreen):
             return line
         total = progress.launches + progress.left
         if self._budget.launches is None:
-            told = made
+            text = made
         else:
-            told = f"{progress.launches:,} of up to {launches(total)}"
+            text = f"{progress.launches:,} of up to {launches(total)}"
         left_s = time_left(progress, self._budget)
         if left_s is not None:
             left_s = max(0.0, left_s - (time.monotonic() - self._since))
-            told += f", {duration(left_s)} left"
+            text += f", {duration(left_s)} left"
         bar = ProgressBar(total=max(total, 1.0), completed=progress.launches, width=BAR_WIDTH)
-        line.add_row(bar, Text(told))
+        line.add_row(bar, Text(text))
         return line

@@ -109,8 +109,8 @@ class PlainScreen(Observer):
         self._say(describe_resolution(resolution, self._budget))
 
     def lost(self, step: Step) -> None:
-        told = describe_step(step, self._space)
-        self._say(f"{told}: another worker gave this launch up as lost; it does not count")
+        shown = describe_step(step, self._space)
+        self._say(f"{shown}: another worker gave this launch up as lost; it does not count")
 
     def edited(self) -> None:
         self._say(
@@ -126,10 +126,10 @@ class PlainScreen(Observer):
 
     def _report_shared(self, launch: Launch) -> None:
         """Warn at the first such launch: the user may end the other program in time."""
-        told = shared_with(launch)
-        if told is not None and not self._shared_reported:
+        note = shared_with(launch)
+        if note is not None and not self._shared_reported:
             self._shared_reported = True
-            self._say(f"warning: {told}")
+            self._say(f"warning: {note}")
 
     def _report_time(self, record: Record, progress: Progress) -> None:
         assert record.launch is not None
@@ -157,6 +157,6 @@ class PlainScreen(Observer):
         self._pause_s = min(self._pause_s * GROWTH, MAX_PAUSE_S)
         best = ""
         if self._favourite is not None:
-            told = describe_favourite(self._favourite, self._space, self._objective)
-            best = f"; best so far {told}"
+            shown = describe_favourite(self._favourite, self._space, self._objective)
+            best = f"; best so far {shown}"
         self._say(f"{describe_left(progress, self._budget)}{best}")

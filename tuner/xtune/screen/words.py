@@ -117,9 +117,9 @@ def describe_favourite(favourite: Favourite, space: Space, objective: Objective)
     """The best configuration so far, with its interval."""
     is_behind = favourite.ratio is not None and favourite.ratio < 1.0
     ahead = "the bare command, then " if is_behind else ""
-    told = settings(favourite.configuration, space)
+    shown = settings(favourite.configuration, space)
     text = (
-        f"{ahead}{told}: {amount(favourite.value, objective)},"
+        f"{ahead}{shown}: {amount(favourite.value, objective)},"
         f" {number(favourite.low)} to {number(favourite.high)}"
     )
     if favourite.ratio is not None:
@@ -145,13 +145,13 @@ def describe_launch(record: Record, space: Space, objective: Objective) -> str:
     """A launch that has ended: its value, or how it failed."""
     launch = record.launch
     assert launch is not None
-    told = settings(record.step.configuration, space)
+    shown = settings(record.step.configuration, space)
     if launch.outcome is Outcome.MEASURED and launch.value is not None:
         broken = ""
         if not objective.is_feasible(launch):
             broken = f"; breaks a requirement: {unmet(launch, objective)}"
-        return f"{told}: {amount(launch.value, objective)}{broken}"
-    return f"{told}: {describe_failure(launch)}"
+        return f"{shown}: {amount(launch.value, objective)}{broken}"
+    return f"{shown}: {describe_failure(launch)}"
 
 
 def unmet(launch: Launch, objective: Objective) -> str:
