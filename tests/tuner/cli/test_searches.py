@@ -32,7 +32,7 @@ KEYS = [
 
 def test_finds_the_shortest_nap(desk: Desk) -> None:
     done = desk.xtune(
-        "--json", "--only-params", "--param", "t=0.15,0.02", "--budget", "30 launches",
+        "--json", "--only-params", "--param", "t=0.3,0.02", "--budget", "30 launches",
         "nap.py", "{t}",
     )  # fmt: skip
     assert done.code == 0, done.err
@@ -42,8 +42,8 @@ def test_finds_the_shortest_nap(desk: Desk) -> None:
     assert found["best"] == {"t": 0.02}
     low, high = found["interval"]
     assert 1.0 < low < found["gain"] < high
-    assert found["baseline"]["settings"] == {"t": 0.15}
-    assert found["baseline"]["value"] > 0.15
+    assert found["baseline"]["settings"] == {"t": 0.3}
+    assert found["baseline"]["value"] > 0.3
     assert found["launches"] <= 30
     assert shlex.split(found["command"])[-2:] == ["nap.py", "0.02"]
     assert "xtune: to search: 2 configurations" in done.err
