@@ -98,6 +98,17 @@ def test_the_winner_is_drawn_on_the_machine() -> None:
     assert "OMP_NUM_THREADS" in variables
 
 
+def test_noise_and_the_smallest_gain_are_said_where_known() -> None:
+    found = case("gain").found
+    for noise, gain in ((0.0314, 0.0681), (0.0314, None), (None, None)):
+        plain = {**found.plain, "noise": noise, "smallest_gain": gain}
+        said = read_page(found._replace(plain=plain)).by_id("verdict").words
+        assert ("noise from launch to launch3.1 %" in said) is (noise is not None)
+        assert ("smallest gain that the final finds (80 % power)6.8 %" in said) is (
+            gain is not None
+        )
+
+
 def test_configurations_are_parallel_categories() -> None:
     found, root = case("gain")
     (trace,) = charts_of(root)["configurations"]["data"]
