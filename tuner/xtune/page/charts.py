@@ -17,9 +17,9 @@ from xtune.page.figures import (
     GREY,
     ORANGE,
     Chart,
+    axis_for,
     error_bars,
     new_figure,
-    scale,
     shortened,
     text,
 )
@@ -78,7 +78,7 @@ def ratio_chart(findings: Findings, people: Sequence[Contestant]) -> Chart | Non
     figure = new_figure(
         [trace],
         height=110 + 34 * len(rows),
-        xaxis={"title": "times as good as the bare command", **scale(ends)},
+        xaxis={"title": "times as good as the bare command", **axis_for(ends)},
         yaxis={"type": "category", "autorange": "reversed"},
     )
     figure.add_vline(1.0, line={"width": 1, "color": GREY, "dash": "dash"})
@@ -122,7 +122,7 @@ def pair_chart(findings: Findings, people: Sequence[Contestant]) -> Chart | None
         data,
         height=320,
         xaxis={"title": "block of the final", "dtick": 1},
-        yaxis={"title": "times the bare command", **scale(seen)},
+        yaxis={"title": "times the bare command", **axis_for(seen)},
     )
     figure.add_hline(1.0, line={"width": 1, "color": GREY, "dash": "dash"})
     return Chart("pairs", "The ratio of each finalist to the bare command, block by block", figure)
@@ -272,11 +272,11 @@ def front_chart(findings: Findings) -> Chart | None:
         height=400,
         xaxis={
             "title": text(f"{first.axis}, {first.better}"),
-            **scale([row.first.value for row in points]),
+            **axis_for([row.first.value for row in points]),
         },
         yaxis={
             "title": text(f"{other.axis}, {other.better}"),
-            **scale([row.other.value for row in points]),
+            **axis_for([row.other.value for row in points]),
         },
     )
     return Chart("front", "The configurations by both goals", figure)

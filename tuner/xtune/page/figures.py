@@ -57,7 +57,7 @@ def printable(value: str) -> str:
     return _FORBIDDEN.sub(lambda found: repr(found[0])[1:-1], value)
 
 
-def scale(values: Sequence[float | None]) -> dict[str, Any]:
+def axis_for(values: Sequence[float | None]) -> dict[str, Any]:
     """The axis for these values: logarithmic if they lie far apart."""
     found = [value for value in values if value is not None and math.isfinite(value)]
     if found and min(found) > 0 and max(found) / min(found) > MAX_LINEAR_RANGE:

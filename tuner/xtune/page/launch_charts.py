@@ -20,8 +20,8 @@ from xtune.page.figures import (
     ORANGE,
     RED,
     Chart,
+    axis_for,
     new_figure,
-    scale,
     shortened,
     text,
 )
@@ -75,7 +75,7 @@ def distribution_chart(findings: Findings, people: Sequence[Contestant]) -> Char
         height=360,
         boxmode="group",
         xaxis={"type": "category"},
-        yaxis={"title": text(quantity.axis), **scale([row[3] for row in rows])},
+        yaxis={"title": text(quantity.axis), **axis_for([row[3] for row in rows])},
     )
     return Chart("distributions", f"The launches of each contestant; {quantity.better}", figure)
 
@@ -121,7 +121,7 @@ def sample_chart(findings: Findings, people: Sequence[Contestant]) -> Chart | No
         xaxis={"title": "launch", "type": "category", "tickangle": 0},
         yaxis={
             "title": text(quantity.axis),
-            **scale([value for _, _, values in rows for value in values]),
+            **axis_for([value for _, _, values in rows for value in values]),
         },
     )
     label = "The raw samples of each launch: median, quartiles and extremes"
@@ -167,7 +167,7 @@ def history_chart(findings: Findings) -> Chart:
         xaxis={"title": "launch", "rangemode": "tozero"},
         yaxis={
             "title": text(quantity.axis),
-            **scale([launch.value for launch in findings.launches]),
+            **axis_for([launch.value for launch in findings.launches]),
         },
     )
     if any(launch.value is None for launch in findings.launches):
