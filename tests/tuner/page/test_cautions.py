@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tests.tuner.page.cases import case
 from tests.tuner.page.pages import findings, read_page
 
 from xtune.measurement.launches import Launch, Steadiness
@@ -72,7 +73,7 @@ def test_launches_beside_others_work() -> None:
 
 
 def test_hosts_that_differ() -> None:
-    found = findings(60)
+    found = case("gain").found
     records = tuple(
         [
             record._replace(
@@ -122,7 +123,7 @@ def test_noise_is_told_with_its_remedy() -> None:
 
 
 def test_a_search_that_ended_early() -> None:
-    found = findings(12)
+    found = case("no final").found
     assert abouts(found) == ["no final"]
     assert "ending" in abouts(found._replace(ended=Ended.INTERRUPTED.value))
     assert "ending" in abouts(found._replace(ended=Ended.STORAGE.value))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from functools import cache
 
 import pytest
 from hypothesis import given
@@ -46,6 +47,7 @@ def fails(configuration: Configuration) -> Outcome:
     return Outcome.CRASHED if configuration.get("batch") == 8 else Outcome.MEASURED
 
 
+@cache
 def hostile_findings() -> Findings:
     return findings(
         48,
