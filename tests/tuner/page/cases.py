@@ -39,14 +39,14 @@ def with_samples(launch: Launch) -> Launch:
 
 
 def erratic() -> Callable[[Configuration], float]:
-    """Speeds that change from launch to launch: 8 % ahead of the bare command on average."""
+    """Speeds that change from launch to launch: 17 % ahead of the bare command on average."""
     launched: Counter[Configuration] = Counter()
 
     def speed(configuration: Configuration) -> float:
         if configuration == BARE:
             return 0.0
         launched[configuration] += 1
-        return 0.25 if launched[configuration] % 2 else -0.1
+        return 0.3 if launched[configuration] % 2 else 0.02
 
     return speed
 
