@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 
 
@@ -27,3 +28,15 @@ def align(rows: Sequence[Sequence[str]], *, right: Collection[int] = ()) -> list
         ]
         lines.append("  ".join(cells).rstrip())
     return lines
+
+
+def number(value: float, digits: int = 4) -> str:
+    """A number to some significant digits. **Ex.:** ``0.0123``, ``12.34``, ``126,800``."""
+    if not math.isfinite(value):
+        return f"{'-' * (value < 0)}\N{INFINITY}" if math.isinf(value) else "not a number"
+    if not (value == 0 or 1e-4 <= abs(value) < 1e12):
+        return f"{value:.{digits}g}"
+    rounded = float(f"{value:.{digits}g}")
+    places = max(0, digits - 1 - math.floor(math.log10(abs(rounded)))) if rounded else 0
+    text = f"{rounded:,.{places}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -402,3 +403,17 @@ def test_nothing_outlives_the_tuner(number: signal.Signals, tmp_path: Path):
         if tuner.poll() is None:
             tuner.kill()
             tuner.wait()
+
+
+def test_a_process_with_many_open_files_can_measure(make_runner: MakeRunner):
+    """select() takes no descriptor from 1,024 on."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 2000:
+        pytest.skip(f"only {hard} files may be open here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2000), hard))
+    with contextlib.ExitStack() as stack:
+        for _ in range(1100):
+            stack.enter_context(open(os.devnull))
+        launch = make_runner("tell('9 x/s')").measure(DEFAULT)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert launch.outcome is Outcome.MEASURED, launch

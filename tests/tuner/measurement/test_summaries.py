@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.tuner.measurement.noise import made_series
 
 from xlaunch.measurement.metric_lines import Kind
+from xlaunch.wording import number
 from xtune.measurement.launches import Series, Steadiness
 from xtune.measurement.summaries import Summary, Window, summarise, unit_in, worst
 
@@ -168,7 +169,7 @@ def test_each_instance_s_warm_up_is_dropped_from_all():
     )
     assert summary.notes == (
         f"instance 1: warm-up: the first 40 of 100 values were dropped (mean 50, then"
-        f" {statistics.fmean(late[40:]):.4g})",
+        f" {number(statistics.fmean(late[40:]))})",
     )
 
 

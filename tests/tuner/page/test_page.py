@@ -12,11 +12,11 @@ from tests.tuner.search.scripted import RATE, SPACE
 
 from xlaunch.cli.machine_drawing import draw_machine
 from xlaunch.machine.cpu_list import format_cpu_list
+from xlaunch.wording import number
 from xtune.evidence.verdicts import Kind
 from xtune.measurement.launches import Launch, Outcome, Secondary
 from xtune.measurement.objectives import Objective, Requirement
 from xtune.page.findings import best_so_far, contestants, failures
-from xtune.screen.quantities import number
 from xtune.search.provenance import Made, Provenance
 from xtune.space.parameters import BARE
 from xtune.space.spaces import Space

@@ -7,6 +7,7 @@ import math
 
 import pytest
 
+from xlaunch.wording import number
 from xtune.measurement.objectives import WALL, Goal, Objective
 from xtune.screen.quantities import (
     NOTHING,
@@ -14,7 +15,6 @@ from xtune.screen.quantities import (
     counted,
     duration,
     launches,
-    number,
     percent,
     period,
     quantity_of,

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from xlaunch.errors import UsageError
+from xlaunch.wording import number
 from xtune.cli.front import front_lines
 from xtune.evidence.fronts import SecondGoal
 from xtune.evidence.importance import Importance, SettingImportance, importance_of
@@ -18,7 +19,7 @@ from xtune.evidence.verdicts import Kind, Verdict
 from xtune.measurement.launches import Launch, Outcome
 from xtune.measurement.objectives import Objective
 from xtune.screen.cautions import launch_warnings
-from xtune.screen.quantities import amount, counted, duration, launches, number, percent
+from xtune.screen.quantities import amount, counted, duration, launches, percent
 from xtune.screen.words import describe_gains, settings, unmet
 from xtune.search.ablation import Ablation, ablations_of
 from xtune.search.records import Record

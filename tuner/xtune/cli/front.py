@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from xlaunch.wording import number
 from xtune.evidence.fronts import SecondGoal, front_of
 from xtune.evidence.pareto import Place
 from xtune.evidence.ratios import has_ratio
 from xtune.measurement.launches import Launch
 from xtune.measurement.objectives import Objective
-from xtune.screen.quantities import number
 from xtune.screen.words import settings
 from xtune.space.spaces import Space
 

@@ -19,6 +19,7 @@ import statistics
 from collections.abc import Sequence
 
 from xlaunch.measurement.metric_lines import Kind
+from xlaunch.wording import number
 from xtune.measurement.launches import Series, Steadiness
 from xtune.measurement.objectives import Goal
 from xtune.measurement.steadiness import judge
@@ -57,7 +58,7 @@ def surely_worse(
     if bound >= cut_at if goal is Goal.MAXIMIZE else bound <= cut_at:
         return None
     most = "most" if goal is Goal.MAXIMIZE else "least"
-    return f"steady at {bound:.4g} at {most}, and {cut_at:.4g} was to be beaten"
+    return f"steady at {number(bound)} at {most}, and {number(cut_at)} was to be beaten"
 
 
 def _favourable_bound(series: Series, *, maximise: bool) -> float | None:

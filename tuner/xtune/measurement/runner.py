@@ -26,6 +26,7 @@ from xlaunch.planning import Plan, Request
 from xlaunch.planning.request import OnFailure
 from xlaunch.report import InstanceReport, Report
 from xlaunch.run_warnings import WarningKind, kind_of
+from xlaunch.wording import number
 from xtune.errors import SpaceError
 from xtune.measurement.announcements import MARK, Announced, Announcement, read_announcements
 from xtune.measurement.bare import bare_command
@@ -302,7 +303,9 @@ class Runner:
             or len({one.instance for one in seen}) < len(report.instances)
         ):
             return None
-        note = f"it still ran after {self._timeout_s:.4g} s, was measured until then, and stopped"
+        note = (
+            f"it still ran after {number(self._timeout_s)} s, was measured until then, and stopped"
+        )
         return served._replace(notes=(note, *served.notes))
 
     def _describe_unserved(self) -> str:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from xlaunch.wording import number
 from xtune.measurement.launches import Steadiness
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def judge(values: Sequence[float], *, larger_is_better: bool | None) -> Judgemen
     name = _name_of_change(found, start, levels, larger_is_better=larger_is_better)
     before, after = scale * found[:start].mean(), scale * found[start:].mean()
     dropped = f"the first {start} of {count} values were dropped"
-    note = f"{name.value}: {dropped} (mean {before:.4g}, then {after:.4g})"
+    note = f"{name.value}: {dropped} (mean {number(before)}, then {number(after)})"
     return Judgement(name, start, told, note)
 
 
@@ -236,6 +237,6 @@ def _name_of_change(
 def _describe_unsteady(levels: tuple[Level, ...], count: int) -> str:
     means = [level.mean for level in levels]
     return (
-        f"no steady state: levels between {min(means):.4g} and {max(means):.4g}, the last change"
+        f"no steady state: levels between {number(min(means))} and {number(max(means))}, the last change"
         f" after {levels[-1].start} of {count} values"
     )

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from xlaunch.measurement.live import LiveLine, LiveStart, LiveValue
 from xlaunch.measurement.metric_lines import Kind
 from xlaunch.supervision.background import RunningLaunch
+from xlaunch.wording import number
 from xtune.measurement.cuts import may_be_cut, surely_worse
 from xtune.measurement.energy import MAX_PAUSE_S, EnergyMeter
 from xtune.measurement.launches import Outcome, Series
@@ -86,10 +87,13 @@ class _Watch:
 
     def until_the_end(self) -> Watched:
         while not self._run.wait(0):
-            streams = [self._run.fileno()]
-            streams += [] if self._tail.ended else [self._tail.fileno()]
+            # select.select fails for descriptors from 1,024 on.
+            poll = select.poll()
+            poll.register(self._run.fileno(), select.POLLIN)
+            if not self._tail.ended:
+                poll.register(self._tail.fileno(), select.POLLIN)
             timeout_s = max(0.0, self._next_at() - time.monotonic())
-            select.select(streams, [], [], None if math.isinf(timeout_s) else timeout_s)
+            poll.poll(None if math.isinf(timeout_s) else math.ceil(1000.0 * timeout_s))
             self._tail.take()
             self._check(time.monotonic())
         self._tail.take()
@@ -114,7 +118,9 @@ class _Watch:
         if self._ended_as is not None:
             return
         if self._limit_s is not None and now >= self._started + self._limit_s:
-            self._end(Outcome.TIMED_OUT, f"it took longer than the limit of {self._limit_s:.4g} s")
+            self._end(
+                Outcome.TIMED_OUT, f"it took longer than the limit of {number(self._limit_s)} s"
+            )
         elif self._race is not None and now >= self._look_at:
             spent = time.thread_time()
             reason = self._lost(self._race, now)
@@ -136,7 +142,7 @@ class _Watch:
             ran_s = now - self._began
             if ran_s <= race.cut_at:
                 return None
-            return f"it ran for {ran_s:.4g} s, and {race.cut_at:.4g} s was to be beaten"
+            return f"it ran for {number(ran_s)} s, and {number(race.cut_at)} s was to be beaten"
         series = [
             Series(index, race.metric, tuple(times), tuple(values))
             for index, (times, values) in sorted(self._values.items())

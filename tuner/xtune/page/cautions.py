@@ -7,13 +7,14 @@ import math
 import statistics
 from collections.abc import Iterator
 
+from xlaunch.wording import number
 from xtune.evidence.noise import Trouble, noise_cautions, pooled_spread
 from xtune.evidence.ratios import has_ratio
 from xtune.evidence.verdicts import Kind, Standing
 from xtune.measurement.launches import Outcome, Steadiness
 from xtune.page.findings import Findings
 from xtune.screen.cautions import Warned, launch_warnings
-from xtune.screen.quantities import launches, number, spans
+from xtune.screen.quantities import launches, spans
 from xtune.search.provenance import outdated
 from xtune.search.records import Record, Stage
 from xtune.search.session import Ended

@@ -9,6 +9,7 @@ from typing import Any
 
 from plotly import graph_objects as go
 
+from xlaunch.wording import number
 from xtune.evidence.fronts import front_of
 from xtune.evidence.importance import Importance
 from xtune.evidence.pareto import Estimate, Place
@@ -25,7 +26,7 @@ from xtune.page.figures import (
 )
 from xtune.page.findings import Contestant, Findings
 from xtune.page.launch_charts import distribution_chart, history_chart, sample_chart
-from xtune.screen.quantities import number, objective_quantity, percent, quantity_of
+from xtune.screen.quantities import objective_quantity, percent, quantity_of
 from xtune.screen.words import settings_of
 from xtune.space.parameters import Configuration, Parameter
 

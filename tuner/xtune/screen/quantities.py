@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import itertools
-import math
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from xlaunch.measurement.metric_lines import Kind
+from xlaunch.wording import number
 from xtune.measurement.announcements import MARK
 from xtune.measurement.objectives import WALL, Goal, Objective
 from xtune.measurement.summaries import kind_in, name_of, unit_in
@@ -17,7 +17,6 @@ from xtune.measurement.summaries import kind_in, name_of, unit_in
 NOTHING = "\N{EN DASH}"
 """Shown where there is no value."""
 
-INFINITE = "\N{INFINITY}"
 MIB = 1 << 20
 GIB = 1 << 30
 
@@ -69,18 +68,6 @@ def objective_quantity(objective: Objective) -> Quantity:
 def amount(value: float, objective: Objective) -> str:
     """A value of the objective with its unit."""
     return objective_quantity(objective).of(value)
-
-
-def number(value: float, digits: int = 4) -> str:
-    """A number to some significant digits. **Ex.:** ``0.0123``, ``12.34``, ``126,800``."""
-    if not math.isfinite(value):
-        return f"{'-' * (value < 0)}{INFINITE}" if math.isinf(value) else "not a number"
-    if not (value == 0 or 1e-4 <= abs(value) < 1e12):
-        return f"{value:.{digits}g}"
-    rounded = float(f"{value:.{digits}g}")
-    places = max(0, digits - 1 - math.floor(math.log10(abs(rounded)))) if rounded else 0
-    text = f"{rounded:,.{places}f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def percent(share: float) -> str:

@@ -7,9 +7,10 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from xlaunch.wording import number
 from xtune.measurement.launches import Launch, Outcome
 from xtune.measurement.objectives import WALL, Objective
-from xtune.screen.quantities import amount, counted, duration, launches, number
+from xtune.screen.quantities import amount, counted, duration, launches
 from xtune.search.budget import Budget
 from xtune.search.events import Outline, Progress
 from xtune.search.records import Record, Stage, Step
