@@ -19,12 +19,7 @@ from pathlib import Path
 from typing import NamedTuple, TextIO
 
 from measurement import machine_line
-
-from xlaunch.errors import UsageError
-from xtune.cli.options import parse_search
-from xtune.cli.preparation import Task, prepare
-from xtune.search.host_turn import HostTurn, runtime_folder
-from xtune.search.recorded import (
+from tuner_recordings import (
     Header,
     Plan,
     RecordedLaunch,
@@ -33,6 +28,11 @@ from xtune.search.recorded import (
     write_header,
     write_launch,
 )
+
+from xlaunch.errors import UsageError
+from xtune.cli.options import parse_search
+from xtune.cli.preparation import Task, prepare
+from xtune.search.host_turn import HostTurn, runtime_folder
 from xtune.space.parameters import BARE, Configuration
 
 

@@ -30,6 +30,9 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
+from tuner_memory import MemoryStore
+from tuner_proposers import GridProposer, OptunaProposer, Proposer, RandomProposer
+from tuner_recordings import RecordedLaunch, RecordedMeasurer, Recording, read_recording
 from tuner_synthetic import SHAPES, synthetic_recording
 
 from xtune.evidence.distributions import binomial_lower_bound, binomial_upper_bound
@@ -37,12 +40,9 @@ from xtune.evidence.verdicts import Kind
 from xtune.measurement.launches import Launch, Outcome, Secondary
 from xtune.search.budget import Budget
 from xtune.search.measurer import Measurer
-from xtune.search.proposers import GridProposer, OptunaProposer, Proposer, RandomProposer
-from xtune.search.recorded import RecordedLaunch, RecordedMeasurer, Recording, read_recording
 from xtune.search.records import Rating, Record, Stage, Step
 from xtune.search.scale import Scale
 from xtune.search.session import Result, Search
-from xtune.search.store import MemoryStore
 from xtune.search.strategy import Allowance, Strategy
 from xtune.space.parameters import BARE, Configuration
 

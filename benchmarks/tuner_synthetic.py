@@ -12,9 +12,10 @@ import itertools
 import random
 from typing import NamedTuple
 
+from tuner_recordings import Header, Plan, RecordedLaunch, Recording
+
 from xtune.measurement.launches import Launch, Outcome, Secondary
 from xtune.measurement.objectives import Goal, Objective
-from xtune.search.recorded import Header, Plan, RecordedLaunch, Recording
 from xtune.space.parameters import BARE, Configuration, Parameter, Where
 from xtune.space.spaces import Space
 

@@ -5,18 +5,13 @@ from __future__ import annotations
 
 import math
 import statistics
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-
+from tuner_recordings import Header, Plan, RecordedLaunch, Recording
 from tuner_replay import ResampledMeasurer, levelled, noise_of, share
 
 from xtune.measurement.launches import Launch, Outcome, Secondary
 from xtune.measurement.objectives import Goal, Objective
-from xtune.search.recorded import Header, Plan, RecordedLaunch, Recording
 from xtune.space.parameters import BARE, Configuration, Parameter, Where
 from xtune.space.spaces import Space
 

@@ -8,16 +8,16 @@ import math
 import numpy as np
 import pytest
 from tests.tuner.evidence.contenders import RATE, launch
-
-from xtune.evidence.distributions import binomial_lower_bound
-from xtune.evidence.importance import Importance, SettingImportance, importance_of
-from xtune.evidence.simulation import (
+from tests.tuner.evidence.simulation import (
     NOISES,
     NoiseModel,
     SimulatedWorkload,
     random_configurations,
     speed_of,
 )
+
+from xtune.evidence.distributions import binomial_lower_bound
+from xtune.evidence.importance import Importance, SettingImportance, importance_of
 from xtune.measurement.launches import Launch, Outcome
 from xtune.measurement.objectives import Goal, Objective
 from xtune.space.parameters import BARE, Configuration, Parameter, Value, Where

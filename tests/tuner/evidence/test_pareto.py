@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xtune.evidence.pareto import Estimate, Place, pareto_front, pareto_places
+from xtune.evidence.pareto import Estimate, Place, pareto_places
 from xtune.measurement.objectives import Goal
 
 GOALS = (Goal.MAXIMIZE, Goal.MINIMIZE)
@@ -31,7 +31,6 @@ def test_throughput_against_latency() -> None:
         Place.DOMINATED,
         Place.FRONT,
     )
-    assert pareto_front(points, GOALS) == (1, 0, 4)
 
 
 def test_what_intervals_leave_open_is_said() -> None:
@@ -51,7 +50,6 @@ def test_equal_points_share_the_front() -> None:
 
 def test_nothing_has_no_front() -> None:
     assert pareto_places([], GOALS) == ()
-    assert pareto_front([], GOALS) == ()
 
 
 @pytest.mark.parametrize(

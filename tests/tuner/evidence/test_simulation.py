@@ -14,9 +14,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from tests.tuner.evidence.contenders import RATE
-
-from xtune.evidence.distributions import binomial_lower_bound, binomial_upper_bound
-from xtune.evidence.simulation import (
+from tests.tuner.evidence.simulation import (
     NOISES,
     NoiseModel,
     SimulatedWorkload,
@@ -25,6 +23,8 @@ from xtune.evidence.simulation import (
     simulate_search,
     speed_of,
 )
+
+from xtune.evidence.distributions import binomial_lower_bound, binomial_upper_bound
 from xtune.evidence.verdicts import Kind, Verdict
 from xtune.measurement.launches import Outcome
 from xtune.measurement.objectives import Goal, Objective

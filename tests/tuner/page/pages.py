@@ -11,6 +11,7 @@ from html.parser import HTMLParser
 from typing import Any
 
 from tests.tuner.search.scripted import RATE, SPACE, ScriptedMeasurer, gain
+from tuner_memory import MemoryStore
 
 from xlaunch.machine import read_machine
 from xlaunch.planning import Request
@@ -23,7 +24,6 @@ from xtune.page.document import render_page
 from xtune.page.findings import Findings
 from xtune.search.budget import Budget
 from xtune.search.session import Search
-from xtune.search.store import MemoryStore
 from xtune.search.strategy import Strategy
 from xtune.search.study import Subject
 from xtune.space.identities import MachineIdentity, ProgramIdentity

@@ -10,17 +10,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from tests.tuner.search.scripted import SPACE, gain
+from tuner_proposers import GridProposer, OptunaProposer, Proposer, RandomProposer
 
 from xtune.search.pool import MAX_HELD, Pool
-from xtune.search.proposers import (
-    GridProposer,
-    ModelProposer,
-    OptunaProposer,
-    Proposer,
-    RandomProposer,
-    best_first,
-    knowledge_gradient,
-)
+from xtune.search.proposers import ModelProposer, best_first, knowledge_gradient
 from xtune.search.records import Rating
 from xtune.search.surrogate import Belief
 from xtune.space.parameters import Configuration, Parameter, Where

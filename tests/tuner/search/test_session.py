@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 from tests.tuner.search.scripted import BEST, RATE, SMALL, SPACE, ScriptedMeasurer, gain
+from tuner_memory import MemoryStore
 
 from xtune.errors import (
     BudgetError,
@@ -24,7 +25,6 @@ from xtune.search.budget import MIN_WITH_FINAL, Budget
 from xtune.search.events import Observer, Outline, Progress
 from xtune.search.records import Record, Stage, Step
 from xtune.search.session import KEEP_PAUSES_S, LIMIT_MORE_S, LIMIT_TIMES, Ended, Result, Search
-from xtune.search.store import MemoryStore
 from xtune.search.strategy import Favourite, Resolution, Strategy
 from xtune.space.parameters import BARE, Configuration
 from xtune.space.spaces import Space

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import optuna
 import pytest
+from tests.benchmarks.test_tuner_recordings import FULL
 from tests.tuner.search.scripted import RATE, SMALL, SPACE, ScriptedMeasurer
 from tests.tuner.search.studies import SUBJECT, store_of, worker
-from tests.tuner.search.test_recorded import FULL
 
 from xtune.errors import StorageError, StudyError
 from xtune.evidence.verdicts import Kind, Verdict, undecided

@@ -66,13 +66,6 @@ def pareto_places(
     return tuple(_place(gains, number) for number in range(len(gains)))
 
 
-def pareto_front(points: Sequence[tuple[Estimate, ...]], goals: Sequence[Goal]) -> tuple[int, ...]:
-    """The numbers of the points on the front, the best by the first goal first."""
-    places = pareto_places(points, goals)
-    front = [number for number, place in enumerate(places) if place is Place.FRONT]
-    return tuple(sorted(front, key=lambda n: -points[n][0].as_gain(goals[0]).value))
-
-
 def _place(gains: Sequence[tuple[Estimate, ...]], number: int) -> Place:
     mine = gains[number]
     place = Place.FRONT

@@ -303,9 +303,8 @@ class Runner:
             or len({one.instance for one in seen}) < len(report.instances)
         ):
             return None
-        note = (
-            f"it still ran after {number(self._timeout_s)} s, was measured until then, and stopped"
-        )
+        limit = number(self._timeout_s or 0.0)
+        note = f"it still ran after {limit} s, was measured until then, and stopped"
         return served._replace(notes=(note, *served.notes))
 
     def _describe_unserved(self) -> str:

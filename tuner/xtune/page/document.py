@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from xlaunch import wording
 from xlaunch.cli.machine_drawing import draw_machine
 from xlaunch.environment.variables import Setting
 from xlaunch.errors import UsageError, XLaunchError
@@ -54,7 +55,7 @@ FILTERS = (
     quantities.counted,
     quantities.duration,
     quantities.launches,
-    quantities.number,
+    wording.number,
     quantities.percent,
     quantities.size,
     quantities.spans,

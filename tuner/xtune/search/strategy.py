@@ -26,7 +26,7 @@ from xtune.measurement.objectives import Objective
 from xtune.search.ablation import leaner, not_launched, without_each
 from xtune.search.budget import MAX_BLOCKS, MIN_FINAL, FinalSize, final_size
 from xtune.search.encoding import decode_final_plan, encode_final_plan
-from xtune.search.proposers import ModelProposer, Proposer
+from xtune.search.proposers import ModelProposer
 from xtune.search.racing import LAUNCHES_EACH, RaceState, Scores, block_order, race_state
 from xtune.search.records import Rating, Record, Stage, Step, unscore
 from xtune.search.scale import Scale
@@ -114,7 +114,6 @@ class Strategy:
         seeds: Sequence[Seed] = (),
         rule: Rule | None = None,
         seed: int = 0,
-        proposer: Proposer | None = None,
     ) -> None:
         """What decides, and nothing of what was seen.
 
@@ -122,8 +121,6 @@ class Strategy:
             As a Measurer has it.
         host
             Where launches will be made; each host has controls of its own.
-        proposer
-            None for the model.
         """
         self._space = space
         self._plan_hash = plan_hash
@@ -132,7 +129,6 @@ class Strategy:
         self._rule = rule or Rule()
         self._seed = seed
         self._model = ModelProposer(space, plan_hash, seed)
-        self._proposer: Proposer = proposer or self._model
         default = Seed("xlaunch", space.default)
         self._seeds = self._distinct([default, *seeds, *_other_end(space)])
         self._finals: dict[int, Final] = {}
@@ -269,7 +265,7 @@ class Strategy:
 
     def _searching(self, records: Sequence[Record], scale: Scale) -> Step | None:
         taken = {record.step.plan_hash for record in records if record.launch is None}
-        chosen = self._proposer.propose(scale.ratings, taken)
+        chosen = self._model.propose(scale.ratings, taken)
         if chosen is None:
             return None
         plan_hash = self._hash(chosen)

@@ -138,7 +138,7 @@ class RecordedMeasurer:
 
     def __init__(self, recording: Recording, seed: int = 0) -> None:
         self.recording = recording
-        self._random = random.Random(f"{seed} {recording.header.name}")  # noqa: S311 - no secret
+        self._random = random.Random(f"{seed} {recording.header.name}")
         self._left: dict[str, list[Launch]] = {}
         self._now_s = 0.0
         self.launches = 0

@@ -9,13 +9,7 @@ import json
 from pathlib import Path
 
 import pytest
-from benchmarks.tuner_synthetic import SHAPES, synthetic_recording
-
-from xlaunch.errors import UsageError
-from xtune.measurement.launches import Launch, Outcome, Secondary, Series, Steadiness
-from xtune.measurement.objectives import Goal, Objective, Requirement
-from xtune.search.encoding import decode_launch, encode_launch
-from xtune.search.recorded import (
+from tuner_recordings import (
     Header,
     Plan,
     RecordedLaunch,
@@ -25,6 +19,12 @@ from xtune.search.recorded import (
     write_header,
     write_launch,
 )
+from tuner_synthetic import SHAPES, synthetic_recording
+
+from xlaunch.errors import UsageError
+from xtune.measurement.launches import Launch, Outcome, Secondary, Series, Steadiness
+from xtune.measurement.objectives import Goal, Objective, Requirement
+from xtune.search.encoding import decode_launch, encode_launch
 from xtune.space.parameters import BARE, Configuration, Parameter, Where
 from xtune.space.spaces import Space
 

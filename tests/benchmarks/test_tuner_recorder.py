@@ -12,14 +12,14 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from tuner_recordings import read_recording
 
 import xlaunch
 import xtune
 from xtune.measurement.launches import Outcome
-from xtune.search.recorded import read_recording
 from xtune.space.parameters import BARE
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 FLOORS = [str(Path(package.__file__).parents[1]) for package in (xlaunch, xtune)]
 
 PROGRAM = """\

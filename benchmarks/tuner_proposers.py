@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What xtune's model is compared with: one of Optuna's samplers, a grid, chance."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from xtune.search.records import Rating
+from xtune.space.parameters import Configuration
+from xtune.space.spaces import Space
+
+if TYPE_CHECKING:
+    import optuna
+
+PlanHash = Callable[[Configuration], str | None]
+
+MAX_ASKED = 200
+"""Times that a sampler is asked for a configuration that can be carried out."""
+
+CUT_MARGIN = 0.02
+"""What was cut is taken to be 2 % worse than the value that it did not reach."""
+
+
+class Proposer(Protocol):
+    """Says which configuration to launch next."""
+
+    def propose(
+        self, ratings: Sequence[Rating], taken: Collection[str] = ()
+    ) -> Configuration | None:
+        """A configuration that can be carried out; None where nothing is left to try.
+
+        ratings
+            Of all launches so far, in order. It only ever grows between calls.
+        taken
+            Plans that somebody else is launching now.
+        """
+        ...
+
+
+class RandomProposer:
+    """Every plan once, in random order; then all over again."""
+
+    def __init__(self, space: Space, plan_hash: PlanHash, seed: int = 0) -> None:
+        self._space = space
+        self._plan_hash = plan_hash
+        self._random = random.Random(f"{seed} random")
+        self._seen: set[str] = set()
+
+    def propose(
+        self, ratings: Sequence[Rating], taken: Collection[str] = ()
+    ) -> Configuration | None:
+        self._seen |= {rating.plan_hash for rating in ratings}
+        found = None
+        for _ in range(MAX_ASKED):
+            configuration = self._space.random(self._random)
+            plan_hash = self._plan_hash(configuration)
+            if plan_hash is None or plan_hash in taken:
+                continue
+            found = configuration
+            if plan_hash not in self._seen:
+                break
+        return found
+
+
+class GridProposer:
+    """The configurations in the order of the space, each plan once."""
+
+    def __init__(
+        self,
+        space: Space,
+        plan_hash: PlanHash,
+        order: Sequence[str] | None = None,
+        *,
+        skip_equal: bool = True,
+    ) -> None:
+        """`order`: of the parameters, the last one changing fastest; `skip_equal`: equal plans."""
+        self._plan_hash = plan_hash
+        self._skip_equal = skip_equal
+        self._seen: set[str] = set()
+        self._left = _grid(space, order)
+
+    def propose(
+        self, ratings: Sequence[Rating], taken: Collection[str] = ()
+    ) -> Configuration | None:
+        for configuration in self._left:
+            plan_hash = self._plan_hash(configuration)
+            if plan_hash is None or plan_hash in taken:
+                continue
+            if self._skip_equal and plan_hash in self._seen:
+                continue
+            self._seen.add(plan_hash)
+            return configuration
+        return None
+
+
+def _grid(space: Space, order: Sequence[str] | None) -> Iterator[Configuration]:
+    if order is None:
+        yield from space
+        return
+    parameters = [space.parameter(name) for name in order]
+    for values in itertools.product(*(parameter.values for parameter in parameters)):
+        configuration = space.complete(dict(zip(order, values, strict=True)))
+        if configuration in space:
+            yield configuration
+
+
+class OptunaProposer:
+    """One of Optuna's samplers, asked and told.
+
+    Failures are told as worse than anything seen, for a sampler learns nothing from a trial that
+    Optuna calls failed.
+    """
+
+    def __init__(
+        self, space: Space, plan_hash: PlanHash, sampler: optuna.samplers.BaseSampler
+    ) -> None:
+        import optuna
+
+        self._space = space
+        self._plan_hash = plan_hash
+        self._study = optuna.create_study(direction="maximize", sampler=sampler)
+        self._distributions = _distributions(space)
+        self._asked: tuple[optuna.Trial, Configuration] | None = None
+        self._told = 0
+        self._worst: float | None = None
+
+    def propose(
+        self, ratings: Sequence[Rating], taken: Collection[str] = ()
+    ) -> Configuration | None:
+        for rating in ratings[self._told :]:
+            self._tell(rating)
+        self._told = len(ratings)
+        for _ in range(MAX_ASKED):
+            trial = self._study.ask(self._distributions)
+            configuration = _from_internal(self._space, trial.params)
+            plan_hash = self._plan_hash(configuration) if configuration in self._space else None
+            if plan_hash is not None and plan_hash not in taken:
+                self._asked = trial, configuration
+                return configuration
+            self._finish(trial, None)
+        return None
+
+    def _tell(self, rating: Rating) -> None:
+        import optuna
+
+        value = None if rating.score is None else _taken_for(rating)
+        if value is not None:
+            self._worst = value if self._worst is None else min(self._worst, value)
+        if self._asked is not None and self._asked[1] == rating.configuration:
+            self._finish(self._asked[0], value)
+            self._asked = None
+            return
+        told = value if value is not None else self._worst
+        if told is not None:
+            self._study.add_trial(
+                optuna.trial.create_trial(
+                    params=_to_internal(self._space, rating.configuration),
+                    distributions=self._distributions,
+                    value=told,
+                )
+            )
+
+    def _finish(self, trial: optuna.Trial, value: float | None) -> None:
+        """Tell a value; of a failure the worst one seen, once there is one."""
+        import optuna
+
+        told = value if value is not None else self._worst
+        if told is None:
+            self._study.tell(trial, state=optuna.trial.TrialState.FAIL)
+        else:
+            self._study.tell(trial, told)
+
+
+def _distributions(space: Space) -> dict[str, optuna.distributions.BaseDistribution]:
+    """Ordered values as their ranks, anything else as it is."""
+    from optuna.distributions import (
+        BaseDistribution,
+        CategoricalDistribution,
+        IntDistribution,
+    )
+
+    found: dict[str, BaseDistribution] = {}
+    for parameter in space.parameters:
+        if parameter.ordered:
+            found[parameter.name] = IntDistribution(0, len(parameter.values) - 1)
+        else:
+            found[parameter.name] = CategoricalDistribution(parameter.values)
+    return found
+
+
+def _from_internal(space: Space, params: dict[str, Any]) -> Configuration:
+    return Configuration(
+        {
+            p.name: p.values[params[p.name]] if p.ordered else params[p.name]
+            for p in space.parameters
+        }
+    )
+
+
+def _to_internal(space: Space, configuration: Configuration) -> dict[str, Any]:
+    return {
+        p.name: p.values.index(configuration[p.name]) if p.ordered else configuration[p.name]
+        for p in space.parameters
+    }
+
+
+def _taken_for(rating: Rating) -> float:
+    assert rating.score is not None
+    return rating.score - CUT_MARGIN if rating.is_cut else rating.score
