@@ -110,7 +110,7 @@ def small_group() -> Iterator[Path]:
     from xlaunch.machine.files import Tree
 
     for group, *_ in ControlGroups(Tree("/")).enclosing("memory"):
-        folder = Path(group.folder, f"xtune-test-{os.getpid()}")
+        folder = Path(group.directory, f"xtune-test-{os.getpid()}")
         with contextlib.suppress(OSError):
             folder.mkdir()
             try:
