@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conditions: what they mean, and where an error in one is."""
+"""Conditions: what they mean, and what is wrong with one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xtune.errors import SpaceError
-from xtune.space.conditions import MAX_CHARACTERS, MAX_NESTED, parse_condition
+from xtune.space.conditions import MAX_CHARACTERS, parse_condition
 from xtune.space.parameters import Value
 
 NAMES: dict[str, tuple[Value, ...]] = {
@@ -83,46 +83,45 @@ def test_means_what_it_says(text: str, holds: bool) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("threads<=ncors", "character 10: nothing here has the name 'ncors'; did you mean ncores?"),
-        (
-            "smt if fast",
-            "character 8: nothing here has the name 'fast'; there are threads, batch, ",
-        ),
-        ("threads", "character 1: this is a number by itself; compare it, as in threads<=ncores"),
-        ("allocator", "character 1: this is text by itself; compare it, as in threads<=ncores"),
-        ("threads=4", "character 8: '=' means nothing; write =="),
-        ("smt && threads<4", "character 5: '&' means nothing; write and"),
-        ("!smt", "character 1: '!' means nothing; write not, or !="),
-        ("threads<=", "character 10: a name, a number or text is expected, not the end"),
-        ("threads <= <", "character 12: a name, a number or text is expected, not '<'"),
-        ("(threads<4", "character 11: ')' is expected here"),
-        ("threads<4)", "character 10: ')' is not expected here"),
-        ("threads<=4 batch", "character 12: 'batch' is not expected here"),
-        ("threads<4 if", "character 13: a name, a number or text is expected, not the end"),
-        (
-            "allocator==jemaloc",
-            "character 12: the parameter is never 'jemaloc'; did you mean jemalloc?",
-        ),
-        ("omp=='x'", "character 6: the parameter is never 'x'; it is auto or intel+active"),
-        ("allocator<glibc", "character 10: text has no order; write == or !="),
-        ("smt<true", "character 4: true or false has no order; write == or !="),
-        ("threads=='4'", "character 8: a number is compared with text; text is written in quotes"),
-        ("threads==glibc", "character 10: nothing here has the name 'glibc'; there are threads,"),
-        ("smt==1", "character 4: true or false is compared with a number"),
-        ("smt+1==2", "character 1: a number is expected here, and this is true or false"),
-        ("allocator in glibc", "character 14: a list in parentheses is expected after 'in'"),
-        ("allocator in (glibc", "character 20: ',' or ')' is expected here"),
-        ("allocator=='glibc", "character 12: the quote is not closed"),
-        ("threads<4.5.6", "character 9: '4' means nothing"),
-        ("threads<__import__('os')", "character 9: nothing here has the name '__import__'; there"),
-        ("threads.real<4", "character 8: '.' means nothing"),
-        ("1<2", "character 1: speaks of no parameter; there are threads, batch, "),
-        ("not " * (MAX_NESTED + 1) + "smt", f"nested more than {MAX_NESTED} deep"),
-        ("(" * 200 + "smt" + ")" * 200, f"nested more than {MAX_NESTED} deep"),
-        ("smt\nor", r"--when 'smt\nor': character 7: a name, a number"),
+        ("threads<=ncors", "nothing here has the name 'ncors'; did you mean ncores?"),
+        ("smt if fast", "nothing here has the name 'fast'; there are threads, batch, "),
+        ("threads", "threads: this is a number by itself; compare it, as in threads<=ncores"),
+        ("allocator", "allocator: this is text by itself; compare it, as in threads<=ncores"),
+        ("threads=4", "= means nothing; write =="),
+        ("smt && threads<4", "& means nothing; write and"),
+        ("smt | threads<4", "| means nothing; write or"),
+        ("!smt", "! means nothing; write not, or !="),
+        ("threads<=", "cannot be read ("),
+        ("(threads<4", "cannot be read ("),
+        ("threads<4)", "cannot be read ("),
+        ("threads<=4 batch", "cannot be read ("),
+        ("threads<4 if", "cannot be read ("),
+        ("allocator==jemaloc", "the parameter is never 'jemaloc'; did you mean jemalloc?"),
+        ("omp=='x'", "the parameter is never 'x'; it is auto or intel+active"),
+        ("allocator<glibc", "text has no order; write == or !="),
+        ("smt<true", "true or false has no order; write == or !="),
+        ("threads=='4'", "a number is compared with text; text is written in quotes"),
+        ("threads==glibc", "nothing here has the name 'glibc'; there are threads,"),
+        ("smt==1", "true or false is compared with a number"),
+        ("smt+1==2", "smt: a number is expected here, and this is true or false"),
+        ("not threads", "threads: this is a number by itself"),
+        ("allocator in (glibc", "cannot be read ("),
+        ("allocator=='glibc", "cannot be read ("),
+        ("threads is 4", "'is' is not allowed in a condition; write == or !="),
+        ("threads<4.5.6", "cannot be read ("),
+        ("threads**2<9", "threads ** 2: is not allowed in a condition"),
+        ("threads<1j", "1j: is not allowed in a condition"),
+        ("threads<__import__('os')", "__import__('os'): is not allowed in a condition"),
+        ("threads.real<4", "threads.real: is not allowed in a condition"),
+        ("[threads for threads in (1, 2)] == 3", "is not allowed in a condition"),
+        ("(lambda: smt)()", "is not allowed in a condition"),
+        ("threads < 4 if smt if smt", "cannot be read ("),
+        ("1<2", "names no parameter; there are threads, batch, "),
+        ("(" * 240 + "smt" + ")" * 240, "cannot be read ("),
+        ("smt\nor", r"--when 'smt\nor': cannot be read ("),
     ],
 )
-def test_an_error_points_at_its_place(text: str, message: str) -> None:
+def test_an_error_names_the_part_that_is_wrong(text: str, message: str) -> None:
     with pytest.raises(SpaceError) as caught:
         parse_condition(text, NAMES)
     assert message in str(caught.value)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from xtune.errors import SpaceError
 from xtune.space.conditions import parse_condition
+from xtune.space.counting import MAX_COUNTED
 from xtune.space.parameters import BARE, Configuration, Parameter, Value, Where
 from xtune.space.spaces import Derived, Space
 
@@ -57,15 +58,8 @@ def test_holds_what_keeps_every_condition_in_the_order_of_the_parameters() -> No
     )
 
 
-def test_each_has_its_place_in_the_order() -> None:
-    for index, configuration in enumerate(SPACE):
-        assert SPACE.index_of(configuration) == index
-        assert SPACE.at(index) == configuration
-        assert configuration in SPACE
-    with pytest.raises(IndexError, match="50: the space holds 50 configurations"):
-        SPACE.at(50)
-    with pytest.raises(IndexError):
-        SPACE.at(-1)
+def test_all_that_it_goes_through_are_in_it() -> None:
+    assert all(configuration in SPACE for configuration in SPACE)
 
 
 def test_what_is_not_named_has_its_default() -> None:
@@ -85,7 +79,7 @@ def test_what_breaks_a_condition_or_is_unknown_is_outside() -> None:
     assert BARE not in SPACE
     assert "layout" not in SPACE
     with pytest.raises(SpaceError, match="does not keep --when threads<=ncores"):
-        SPACE.index_of(outside)
+        SPACE.neighbours(outside)
     with pytest.raises(SpaceError, match=r"^threads=3: the space has 1, 2, 4, 8$"):
         SPACE.complete({"threads": 3})
     with pytest.raises(SpaceError, match="no parameter 'batch' in this space; there are layout,"):
@@ -189,7 +183,7 @@ def test_kept_as_json_it_comes_back_as_it_was() -> None:
     assert list(back) == list(space)
     assert pickle.loads(pickle.dumps(space)) == space
     assert hash(back) == hash(space)
-    assert type(back.at(0)["smt"]) is bool
+    assert type(next(iter(back))["smt"]) is bool
 
 
 def test_the_name_says_what_is_searched_and_no_more() -> None:
@@ -270,24 +264,41 @@ def test_one_configuration_is_nothing_to_choose_from() -> None:
     assert list(Space([])) == [Configuration({})]
 
 
-def test_a_large_space_is_counted_without_going_through_it() -> None:
-    parameters = [Parameter(f"p{i}", tuple(range(20)), 0, Where.PROGRAM, True) for i in range(12)]
-    space = Space(parameters, ["p0 < p11", "p3 + p4 <= p5"])
-    pairs = sum(a < b for a in range(20) for b in range(20))
-    triples = sum(a + b <= c for a in range(20) for b in range(20) for c in range(20))
-    assert space.size == pairs * triples * 20**7
-    for index in (0, space.size // 3, space.size - 1):
-        assert space.index_of(space.at(index)) == index
-    assert space.default["p11"] == 1
+TWELVE = [Parameter(f"p{i}", tuple(range(20)), 0, Where.PROGRAM, True) for i in range(12)]
+
+
+def test_a_large_space_without_conditions_is_counted() -> None:
+    space = Space(TWELVE)
+    assert (space.size, space.is_counted) == (20**12, True)
+
+
+@pytest.mark.parametrize(
+    "conditions",
+    [["p0 < p11", "p3 + p4 <= p5"], [" + ".join(f"p{i}" for i in range(6)) + " < 50"]],
+)
+def test_of_a_large_space_with_conditions_only_a_number_is_known(conditions: list[str]) -> None:
+    space = Space(TWELVE, conditions)
+    assert (space.size, space.is_counted) == (MAX_COUNTED, False)
+    assert repr(space).endswith(f": more than {MAX_COUNTED} configurations)")
+    assert space.default in space
+    assert sum(space.default.values()) <= 1
     rng = random.Random(0)
-    assert all(space.random(rng) in space for _ in range(100))
+    drawn = [space.random(rng) for _ in range(100)]
+    assert all(one in space for one in drawn)
+    assert len(set(drawn)) == 100
 
 
-def test_conditions_that_cannot_be_counted_say_so() -> None:
-    parameters = [Parameter(f"p{i}", tuple(range(20)), 0, Where.PROGRAM, True) for i in range(6)]
-    text = " + ".join(f"p{i}" for i in range(6)) + " < 50"
-    with pytest.raises(SpaceError, match="tie too many parameters together to be counted"):
-        Space(parameters, [text])
+def test_of_a_large_space_that_hardly_anything_is_in_the_first_ones_are_drawn() -> None:
+    space = Space(TWELVE, [f"p{i} == p{i + 1}" for i in range(4)])
+    assert not space.is_counted
+    rng = random.Random(0)
+    assert all(space.random(rng) in space for _ in range(3))
+
+
+def test_conditions_that_take_too_long_say_so() -> None:
+    impossible = [" + ".join(f"p{i}" for i in range(12)) + " == 228", "p0 == 0"]
+    with pytest.raises(SpaceError, match="tie too many parameters together"):
+        Space(TWELVE, impossible)
 
 
 NUMBERED = [

@@ -58,7 +58,8 @@ def describe_space(
     space: Space, left_out: Sequence[LeftOut], *, verbose: bool = False
 ) -> Iterator[str]:
     """The parameters and their values; what is left out, with reasons if `verbose`."""
-    yield f"to search: {counted(space.size, 'configuration')}"
+    more = "" if space.is_counted else "more than "
+    yield f"to search: {more}{counted(space.size, 'configuration')}"
     width = max(len(parameter.name) for parameter in space.parameters)
     for parameter in space.parameters:
         values = [str(value) for value in parameter.values]

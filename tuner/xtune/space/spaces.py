@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import itertools
 import json
 import math
 import random
@@ -12,11 +14,15 @@ from typing import Any, NamedTuple
 
 from xtune.errors import SpaceError
 from xtune.space.conditions import Condition, parse_condition
-from xtune.space.counting import Check, Choices, Counting
+from xtune.space.counting import MAX_COUNTED, Check, Choices, admitted, nearest
 from xtune.space.parameters import Configuration, Parameter, Value, Where
 
 SCHEMA_VERSION = 1
 """Of `Space.to_plain`: rises when a key changes its meaning or goes."""
+
+
+MAX_DRAWN = 1000
+"""Random configurations that are drawn until one keeps the conditions."""
 
 
 class Derived(NamedTuple):
@@ -60,27 +66,36 @@ class Space:
         names = {parameter.name: parameter.values for parameter in self.parameters}
         names |= {one.name: one.values for one in self.derived}
         self.conditions = tuple([parse_condition(text, names, words) for text in conditions])
-        fixed = [check for check in map(self._check_of, self.conditions) if check.positions]
-        self._counting = Counting([len(p.values) for p in self.parameters], fixed)
+        self._sizes = [len(p.values) for p in self.parameters]
+        checks = [self._check_of(condition) for condition in self.conditions]
+        self._checks = [check for check in checks if check.positions]
         for condition in self.conditions:
             if not self._possible(condition):
                 raise SpaceError(f"--when {condition.text!r}: no configuration keeps it")
-        if not self._counting.total:
+        self._members: tuple[Choices, ...] = ()
+        """All of a space with conditions, or the first ones of one that is too large to count."""
+        if self._checks:
+            found = itertools.islice(admitted(self._sizes, self._checks), MAX_COUNTED + 1)
+            self._members = tuple(found)
+        self.is_counted = len(self._members) <= MAX_COUNTED
+        """Whether `size` is exact."""
+        if self._checks and not self._members:
             listed = ", ".join([repr(condition.text) for condition in self.conditions])
             raise SpaceError(f"no configuration keeps every --when: {listed}")
         self._columns = _columns(self.parameters, self.derived)
 
     @property
     def size(self) -> int:
-        """How many configurations there are, exactly."""
-        return self._counting.total
+        """How many configurations there are; of a large space with conditions, a number it exceeds."""
+        if not self._checks:
+            return math.prod(self._sizes)
+        return min(len(self._members), MAX_COUNTED)
 
-    @property
+    @functools.cached_property
     def default(self) -> Configuration:
-        """The default of every parameter; where conditions rule that out, the least change of it."""
+        """The default of every parameter; if conditions rule that out, the least change of it."""
         wanted = self._choices(Configuration({}))
-        admitted = self._counting.admits(wanted)
-        return self._configuration(wanted if admitted else self._counting.nearest(wanted))
+        return self._configuration(nearest(self._sizes, self._checks, wanted))
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -114,14 +129,14 @@ class Space:
         )
 
     def __iter__(self) -> Iterator[Configuration]:
-        for index in range(self.size):
-            yield self.at(index)
+        for choices in admitted(self._sizes, self._checks):
+            yield self._configuration(choices)
 
     def __contains__(self, configuration: object) -> bool:
         if not isinstance(configuration, Configuration):
             return False
         try:
-            return self._counting.admits(self._choices(configuration))
+            return self._admits(self._choices(configuration))
         except SpaceError:
             return False
 
@@ -133,24 +148,11 @@ class Space:
 
     def __repr__(self) -> str:
         inside = " x ".join([f"{p.name} ({len(p.values)})" for p in self.parameters])
-        return f"Space({inside}: {self.size} configurations)"
+        more = "" if self.is_counted else "more than "
+        return f"Space({inside}: {more}{self.size} configurations)"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Space.from_plain, (self.to_plain(),)
-
-    def at(self, index: int) -> Configuration:
-        """The configuration with `index` others before it; 0 to ``size - 1``."""
-        if not 0 <= index < self.size:
-            raise IndexError(f"{index}: the space holds {self.size} configurations")
-        return self._configuration(self._counting.at(index))
-
-    def index_of(self, configuration: Configuration) -> int:
-        """Its place in the order. Raises `SpaceError` for one that is not in the space."""
-        choices = self._choices(configuration)
-        if not self._counting.admits(choices):
-            broken = [c.text for c in self.conditions if not c.holds(self._values(choices))]
-            raise SpaceError(f"{configuration!r} does not keep --when {', '.join(broken)}")
-        return self._counting.index_of(choices)
 
     def complete(self, configuration: Mapping[str, Value]) -> Configuration:
         """The same with every parameter named: those that it does not name have their default.
@@ -165,8 +167,17 @@ class Space:
         return {p.name: complete[p.name] for p in self.parameters if complete[p.name] != p.default}
 
     def random(self, rng: random.Random) -> Configuration:
-        """One of the configurations, each as likely as any other."""
-        return self.at(rng.randrange(self.size))
+        """One of the configurations, each as likely as any other.
+
+        Where few of a space that is too large to count keep the conditions, one of the first ones.
+        """
+        if self._checks and self.is_counted:
+            return self._configuration(rng.choice(self._members))
+        for _ in range(MAX_DRAWN):
+            choices = tuple([rng.randrange(size) for size in self._sizes])
+            if self._admits(choices):
+                return self._configuration(choices)
+        return self._configuration(rng.choice(self._members))
 
     def neighbours(self, configuration: Configuration) -> tuple[Configuration, ...]:
         """Those that differ in one parameter and behave most alike, in the order of the parameters.
@@ -175,14 +186,16 @@ class Space:
         no other in the box between them; of anything else every other value. Each is a neighbour of
         its neighbours. Raises `SpaceError` for a configuration that is not in the space.
         """
-        self.index_of(configuration)
         choices = self._choices(configuration)
+        if not self._admits(choices):
+            broken = [c.text for c in self.conditions if not c.holds(self._values(choices))]
+            raise SpaceError(f"{configuration!r} does not keep --when {', '.join(broken)}")
         found: list[Configuration] = []
         for at, parameter in enumerate(self.parameters):
             admitted = [
                 choice
                 for choice in range(len(parameter.values))
-                if self._counting.admits((*choices[:at], choice, *choices[at + 1 :]))
+                if self._admits((*choices[:at], choice, *choices[at + 1 :]))
             ]
             found += [
                 self._configuration((*choices[:at], choice, *choices[at + 1 :]))
@@ -267,12 +280,15 @@ class Space:
     def _check_of(self, condition: Condition) -> Check:
         return Check(self._asked(condition), lambda choices: condition.holds(self._values(choices)))
 
+    def _admits(self, choices: Choices) -> bool:
+        return all(check.admits(choices) for check in self._checks)
+
     def _possible(self, condition: Condition) -> bool:
         """Whether a condition can hold at all, were it the only one."""
         check = self._check_of(condition)
         if not check.positions:
             return condition.holds(self._values(()))
-        return Counting([len(p.values) for p in self.parameters], [check]).total > 0
+        return next(admitted(self._sizes, [check]), None) is not None
 
     def _adjacent(self, parameter: Parameter, chosen: int, admitted: list[int]) -> list[int]:
         """Of the admitted values those that are most like the chosen one."""
