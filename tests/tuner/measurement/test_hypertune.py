@@ -261,7 +261,7 @@ def test_the_default_is_what_xlaunch_does_of_itself():
     space = Space(parameters_of(settings, REQUEST, machine).parameters)
     own = {"layout": "1xall", "smt": False, "allocator": "auto"}
     assert space.default == Configuration(own)
-    assert space.changes(space.at(space.size - 1)) == {
+    assert space.changes(list(space)[-1]) == {
         "layout": "1x2", "smt": True, "allocator": "jemalloc",
     }  # fmt: skip
     asked = REQUEST._replace(allocator="glibc")
