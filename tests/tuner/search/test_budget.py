@@ -77,15 +77,14 @@ def test_what_is_left() -> None:
     assert Budget(20, 600.0).left(10, 100.0, 10.0) == 10
 
 
-@pytest.mark.parametrize("total", [*range(2, 200), math.inf])
-def test_a_final_takes_its_share_and_no_more(total: float) -> None:
-    size = final_size(total)
-    if size is None:
-        assert total < MIN_WITH_FINAL
-        return
-    assert size.launches <= SHARE_OF_FINAL * total
-    assert 4 <= size.blocks <= MAX_BLOCKS
-    assert 1 <= size.finalists <= 3
+def test_a_final_takes_its_share_and_no_more() -> None:
+    assert all(final_size(total) is None for total in range(2, MIN_WITH_FINAL))
+    for total in (*range(MIN_WITH_FINAL, 200), math.inf):
+        size = final_size(total)
+        assert size is not None, total
+        assert size.launches <= SHARE_OF_FINAL * total
+        assert 4 <= size.blocks <= MAX_BLOCKS
+        assert 1 <= size.finalists <= 3
 
 
 @pytest.mark.parametrize("earlier", [0, 1, 7, 12, 23, 24, 400])

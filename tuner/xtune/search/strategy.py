@@ -16,16 +16,16 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from xtune.evidence.advice import MAX_ADVISED_BLOCKS, blocks_for, smallest_gain
-from xtune.evidence.finals import Final, Finalist, extend_final, plan_final
+from xtune.evidence.advice import blocks_for, smallest_gain
+from xtune.evidence.finals import Final, Finalist, plan_final
 from xtune.evidence.verdicts import Rule
 from xtune.measurement.launches import Outcome
 from xtune.measurement.objectives import Objective
 from xtune.search.ablation import leaner, not_launched, without_each
 from xtune.search.budget import MAX_BLOCKS, MIN_FINAL, FinalSize, final_size
-from xtune.search.encoding import decode_final_plan, encode_final_plan
+from xtune.search.final_turns import FinalTurns, final_records
 from xtune.search.proposers import ModelProposer
 from xtune.search.racing import LAUNCHES_EACH, RaceState, Scores, block_order, race_state
 from xtune.search.records import Rating, Record, Stage, Step, unscore
@@ -131,7 +131,7 @@ class Strategy:
         self._model = ModelProposer(space, plan_hash, seed)
         default = Seed("xlaunch", space.default)
         self._seeds = self._distinct([default, *seeds, *_other_end(space)])
-        self._finals: dict[int, Final] = {}
+        self._finals = FinalTurns(objective, self._hash)
 
     @property
     def plans(self) -> int | None:
@@ -153,10 +153,13 @@ class Strategy:
             return None
         final = self.final(records)
         if final is not None:
-            going_on = self._extended(records, final, allowance)
-            if going_on.next() is not None:
-                return self._final_turn(records, going_on, is_new=going_on is not final)
-            if going_on.can_continue or _finals(records)[-1].number >= allowance.since:
+            is_of_this_search = final_records(records)[-1].number >= allowance.since
+            extended = self._finals.extended(
+                final, allowance.left, was_stopped=not is_of_this_search
+            )
+            if extended.next() is not None:
+                return self._finals.turn(records, extended, is_new=extended is not final)
+            if extended.can_continue or is_of_this_search:
                 return None
         first = self._baseline(records)
         if first is not None:
@@ -221,19 +224,7 @@ class Strategy:
 
     def final(self, records: Sequence[Record]) -> Final | None:
         """The last final with all its launches; None before there is one."""
-        made = _finals(records)
-        if not made:
-            return None
-        attempt = made[-1].step.details["attempt"]
-        launches = [record.launch for record in made if record.launch is not None]
-        plans = [row.step.details["plan"] for row in made if "plan" in row.step.details]
-        plan = decode_final_plan(plans[-1])
-        final = self._finals.get(attempt)
-        if final is None or final.plan != plan or len(final.launches) > len(launches):
-            final = self._finals[attempt] = Final(plan, self._objective)
-        for launch in launches[len(final.launches) :]:
-            final.record(launch)
-        return final
+        return self._finals.last(records)
 
     def _baseline(self, records: Sequence[Record]) -> Step | None:
         """The bare command, once on each host; again where it was tried and did not work."""
@@ -435,7 +426,7 @@ class Strategy:
         finalists = self._finalists(records, scale, size, races=races)
         if not finalists:
             return None
-        earlier = _finals(records)
+        earlier = final_records(records)
         attempt = earlier[-1].step.details["attempt"] + 1 if earlier else 0
         plan = plan_final(
             BARE,
@@ -445,7 +436,7 @@ class Strategy:
             seed=self._seed + attempt,
             attempt=attempt,
         )
-        return self._final_turn(records, Final(plan, self._objective), is_new=True)
+        return self._finals.turn(records, Final(plan, self._objective), is_new=True)
 
     def _finalists(
         self, records: Sequence[Record], scale: Scale, size: FinalSize, *, races: bool
@@ -481,48 +472,6 @@ class Strategy:
             if mean >= best - reach:
                 chosen.append(configuration)
         return chosen
-
-    def _extended(self, records: Sequence[Record], final: Final, allowance: Allowance) -> Final:
-        """The final with more blocks if its verdict is open, and with a look where it was stopped."""
-        plan, done = final.plan, final.blocks
-        if final.can_continue:
-            blocks = math.floor(min(allowance.left, 1e6)) // final.block_launches
-            if blocks:
-                plan = extend_final(plan, done, done + min(blocks, MAX_ADVISED_BLOCKS))
-        elif final.next() is not None and _finals(records)[-1].number < allowance.since:
-            plan = extend_final(plan, done, len(plan.orders))
-        if plan == final.plan:
-            return final
-        extended = Final(plan, self._objective)
-        for launch in final.launches:
-            extended.record(launch)
-        return extended
-
-    def _final_turn(
-        self, records: Sequence[Record], final: Final, *, is_new: bool = False
-    ) -> Step | None:
-        """The launch to make now; None if another worker makes it.
-
-        is_new
-            The plan has to be stored with it.
-        """
-        turn = final.next()
-        attempt = final.plan.attempt
-        assert turn is not None
-        if any(
-            row.launch is None and row.step.details["attempt"] == attempt
-            for row in _finals(records)
-        ):
-            return None
-        key = f"final {attempt} {turn.block} {turn.candidate}"
-        plans = [self._hash(one) for one in final.plan.configurations]
-        details: dict[str, Any] = {
-            "attempt": attempt, "block": turn.block, "candidate": turn.candidate, "plans": plans,
-        }  # fmt: skip
-        if is_new:
-            details["plan"] = encode_final_plan(final.plan)
-        plan_hash = self._hash(turn.configuration)
-        return Step(Stage.FINAL, turn.configuration, plan_hash, key, details=details)
 
     def _believed(
         self, rated: Sequence[Rating], configuration: Configuration, scale: Scale
@@ -584,13 +533,6 @@ def _without_ablations(records: Sequence[Record]) -> list[Record]:
         for record in records
         if record.step.stage is not Stage.ABLATION or record.step.plan_hash in others
     ]
-
-
-def _finals(records: Sequence[Record]) -> list[Record]:
-    """The launches of the last final."""
-    found = [record for record in records if record.step.stage is Stage.FINAL]
-    last = max((record.step.details["attempt"] for record in found), default=0)
-    return [record for record in found if record.step.details["attempt"] == last]
 
 
 def _race_block(record: Record) -> int | None:

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finals as launches of a search: restored from its records, continued, the next launch named."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from xtune.evidence.advice import MAX_ADVISED_BLOCKS
+from xtune.evidence.finals import Final, extend_final
+from xtune.measurement.objectives import Objective
+from xtune.search.encoding import decode_final_plan, encode_final_plan
+from xtune.search.records import Record, Stage, Step
+from xtune.space.parameters import Configuration
+
+
+def final_records(records: Sequence[Record]) -> list[Record]:
+    """The launches of the last final."""
+    found = [record for record in records if record.step.stage is Stage.FINAL]
+    last = max((record.step.details["attempt"] for record in found), default=0)
+    return [record for record in found if record.step.details["attempt"] == last]
+
+
+class FinalTurns:
+    """Finals of a study. What it holds follows from the records."""
+
+    def __init__(self, objective: Objective, plan_hash: Callable[[Configuration], str]) -> None:
+        self._objective = objective
+        self._plan_hash = plan_hash
+        self._known: dict[int, Final] = {}
+
+    def last(self, records: Sequence[Record]) -> Final | None:
+        """The last final with all its launches; None before there is one."""
+        made = final_records(records)
+        if not made:
+            return None
+        attempt = made[-1].step.details["attempt"]
+        launches = [record.launch for record in made if record.launch is not None]
+        # The plan is stored with the first launch, and again wherever it was extended.
+        plans = [row.step.details["plan"] for row in made if "plan" in row.step.details]
+        plan = decode_final_plan(plans[-1])
+        final = self._known.get(attempt)
+        if final is None or final.plan != plan or len(final.launches) > len(launches):
+            final = self._known[attempt] = Final(plan, self._objective)
+        for launch in launches[len(final.launches) :]:
+            final.record(launch)
+        return final
+
+    def extended(self, final: Final, left: float, *, was_stopped: bool) -> Final:
+        """The final with more blocks if its verdict is open, and with a look where it was stopped.
+
+        left
+            Launches of the budget.
+        was_stopped
+            An earlier search ended with the verdict that it has now.
+        """
+        plan, done = final.plan, final.blocks
+        if final.can_continue:
+            blocks = math.floor(min(left, 1e6)) // final.block_launches
+            if blocks:
+                plan = extend_final(plan, done, done + min(blocks, MAX_ADVISED_BLOCKS))
+        elif was_stopped and final.next() is not None:
+            plan = extend_final(plan, done, len(plan.orders))
+        if plan == final.plan:
+            return final
+        extended = Final(plan, self._objective)
+        for launch in final.launches:
+            extended.record(launch)
+        return extended
+
+    def turn(self, records: Sequence[Record], final: Final, *, is_new: bool = False) -> Step | None:
+        """The launch to make now; None if another worker makes it.
+
+        is_new
+            The plan has to be stored with it.
+        """
+        turn = final.next()
+        attempt = final.plan.attempt
+        assert turn is not None
+        if any(
+            row.launch is None and row.step.details["attempt"] == attempt
+            for row in final_records(records)
+        ):
+            return None
+        details: dict[str, Any] = {
+            "attempt": attempt,
+            "block": turn.block,
+            "candidate": turn.candidate,
+            "plans": [self._plan_hash(one) for one in final.plan.configurations],
+        }
+        if is_new:
+            details["plan"] = encode_final_plan(final.plan)
+        key = f"final {attempt} {turn.block} {turn.candidate}"
+        plan_hash = self._plan_hash(turn.configuration)
+        return Step(Stage.FINAL, turn.configuration, plan_hash, key, details=details)
