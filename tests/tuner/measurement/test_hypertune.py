@@ -127,7 +127,7 @@ LAUNCHER = "hyperparams: {{launcher: {{hp: [{name}], {name}: {value}}}}}"
         ("tuning: {max_trials: 0}", "tuning.max_trials: 0 .* a whole number from 1"),
         ("tuning: {max_trials: yes}", "tuning.max_trials: True"),
         ("tuning: {trials: 3}", "tuning: 'trials' .* only strategy, max_trials"),
-        ("output_dir: 3", "output_dir: 3 .* the name of a folder"),
+        ("output_dir: 3", "output_dir: 3 .* the name of a directory"),
         ("hyperparams: {training: {}}", "hyperparams: 'training' .* only launcher"),
         ("hyperparams: {launcher: {}}", "hyperparams.launcher.hp: None .* a list of some of"),
         ("hyperparams: {launcher: {hp: malloc}}", "hyperparams.launcher.hp: 'malloc'"),

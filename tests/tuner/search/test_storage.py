@@ -125,11 +125,11 @@ def test_without_a_runtime_folder_one_in_memory_is_made(tmp_path: Path) -> None:
 def test_a_folder_of_somebody_else_s_is_refused(tmp_path: Path) -> None:
     (tmp_path / "xtune").mkdir(mode=0o700)
     (tmp_path / "xtune").chmod(0o777)
-    with pytest.raises(TunerError, match="not a private folder"):
+    with pytest.raises(TunerError, match="not a private directory"):
         runtime_folder({"XDG_RUNTIME_DIR": str(tmp_path)})
     (tmp_path / "xtune").rmdir()
     (tmp_path / "xtune").symlink_to(tmp_path)
-    with pytest.raises(TunerError, match="not a private folder"):
+    with pytest.raises(TunerError, match="not a private directory"):
         runtime_folder({"XDG_RUNTIME_DIR": str(tmp_path)})
 
 

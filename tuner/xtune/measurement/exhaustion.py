@@ -33,7 +33,7 @@ class MemoryWatch:
     def __init__(self, root: str = "/") -> None:
         """`root`: of the tree to read."""
         self._tree = Tree(root)
-        self._folders = [
+        self._directories = [
             (group.version, group.directory)
             for levels in ControlGroups(self._tree).enclosing("memory")
             for group in levels
@@ -64,13 +64,13 @@ class MemoryWatch:
     def _count(self) -> _Counts:
         kills = [self._counted("/proc/vmstat", "oom_kill")]
         full = []
-        for version, folder in self._folders:
+        for version, directory in self._directories:
             if version == 2:
-                kills.append(self._counted(f"{folder}/memory.events", "oom_kill"))
-                full.append(self._counted(f"{folder}/memory.events", "max"))
+                kills.append(self._counted(f"{directory}/memory.events", "oom_kill"))
+                full.append(self._counted(f"{directory}/memory.events", "max"))
             else:
-                kills.append(self._counted(f"{folder}/memory.oom_control", "oom_kill"))
-                full.append(self._tree.read_int(f"{folder}/memory.failcnt") or 0)
+                kills.append(self._counted(f"{directory}/memory.oom_control", "oom_kill"))
+                full.append(self._tree.read_int(f"{directory}/memory.failcnt") or 0)
         return _Counts(tuple(kills), tuple(full))
 
     def _counted(self, path: str, name: str) -> int:

@@ -119,13 +119,13 @@ class _Reader:
         most = tuning.get("max_trials", 100)
         if not _is_count(most):
             self._refuse("tuning.max_trials", most, "a whole number from 1")
-        folder = top.get("output_dir")
-        if folder is not None and (not isinstance(folder, str) or not folder):
-            self._refuse("output_dir", folder, "the name of a folder")
+        directory = top.get("output_dir")
+        if directory is not None and (not isinstance(directory, str) or not directory):
+            self._refuse("output_dir", directory, "the name of a directory")
         everything = {"launcher": {"hp": list(DEFAULTS)}}
         groups = self._mapping(top.get("hyperparams", everything), "hyperparams", ("launcher",))
         searched = self._launcher(groups["launcher"]) if "launcher" in groups else ()
-        return HypertuneSettings(strategy.lower(), most, folder, tuple(searched))
+        return HypertuneSettings(strategy.lower(), most, directory, tuple(searched))
 
     def _launcher(self, content: Any) -> Iterable[tuple[str, Any]]:
         known = (*DEFAULTS, *OLD_SPELLINGS)

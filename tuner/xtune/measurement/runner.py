@@ -303,7 +303,8 @@ class Runner:
             or len({one.instance for one in seen}) < len(report.instances)
         ):
             return None
-        limit = number(self._timeout_s or 0.0)
+        assert self._timeout_s is not None
+        limit = number(self._timeout_s)
         note = f"it still ran after {limit} s, was measured until then, and stopped"
         return served._replace(notes=(note, *served.notes))
 

@@ -16,41 +16,41 @@ from pathlib import Path
 
 from xtune.errors import TunerError
 
-MEMORY = "/dev/shm"  # noqa: S108 - the folder made there is private, and looked at before it is used
+MEMORY = "/dev/shm"  # noqa: S108 - the directory made there is private, and looked at before it is used
 
 
 def runtime_folder(environment: Mapping[str, str], memory: str = MEMORY) -> Path:
-    """A folder of this user on this host, never one that hosts share: made, and private.
+    """A directory of this user on this host, never one that hosts share: made, and private.
 
     Raises TunerError where there is none.
     """
     given = environment.get("XDG_RUNTIME_DIR", "")
     if os.path.isabs(given) and os.access(given, os.W_OK | os.X_OK):
-        folder = Path(given, "xtune")
+        directory = Path(given, "xtune")
     else:
-        folder = Path(memory, f"xtune-{os.geteuid()}")
+        directory = Path(memory, f"xtune-{os.geteuid()}")
     try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        status = folder.lstat()
+        directory.mkdir(mode=0o700, exist_ok=True)
+        status = directory.lstat()
     except OSError as error:
         raise TunerError(
-            f"no folder for locks: {folder}: {error.strerror}; set XDG_RUNTIME_DIR to a private"
-            " folder of this host"
+            f"no directory for locks: {directory}: {error.strerror}; set XDG_RUNTIME_DIR to a private"
+            " directory of this host"
         ) from error
     private = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
     if not private or status.st_mode & 0o077:
         raise TunerError(
-            f"{folder} is not a private folder of yours; remove it, or set XDG_RUNTIME_DIR"
+            f"{directory} is not a private directory of yours; remove it, or set XDG_RUNTIME_DIR"
         )
-    return folder
+    return directory
 
 
 class HostTurn:
     """Called for each launch: a context in which nobody else launches on this host."""
 
-    def __init__(self, folder: Path, waiting: Callable[[str], None] | None = None) -> None:
-        """`folder`: see `runtime_folder`. `waiting`: told who has the turn, if somebody has."""
-        self._path = folder / "launching.lock"
+    def __init__(self, directory: Path, waiting: Callable[[str], None] | None = None) -> None:
+        """`directory`: see `runtime_folder`. `waiting`: told who has the turn, if somebody has."""
+        self._path = directory / "launching.lock"
         self._waiting = waiting
 
     @contextlib.contextmanager

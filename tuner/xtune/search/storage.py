@@ -89,20 +89,20 @@ class Storage(NamedTuple):
 def default_url(environment: Mapping[str, str]) -> str:
     """The URL of the user's own studies: below XDG_STATE_HOME.
 
-    Raises StorageError where there is no such folder and none can be made.
+    Raises StorageError where there is no such directory and none can be made.
     """
     home = environment.get("XDG_STATE_HOME", "")
     if not os.path.isabs(home):
         home = os.path.join(os.path.expanduser("~"), ".local", "state")
-    folder = Path(home, "xtune")
+    directory = Path(home, "xtune")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StorageError(
-            f"studies cannot be kept in {folder}: {error.strerror}; set XDG_STATE_HOME to a folder"
+            f"studies cannot be kept in {directory}: {error.strerror}; set XDG_STATE_HOME to a directory"
             " that can be written, or say --storage FILE"
         ) from error
-    return file_url(folder / "studies")
+    return file_url(directory / "studies")
 
 
 def file_url(path: Path) -> str:

@@ -111,7 +111,7 @@ class ProgramIdentity(NamedTuple):
     command: str
     """Digest of the words as written, ``{batch}`` and all, with the variables of --env."""
     place: str
-    """The program's file, with every link resolved; of a module the folder that it is run in."""
+    """The program's file, with every link resolved; of a module the directory that it is run in."""
     content: str
     """Digest of that file; empty where there is none, or a very long one."""
     words: tuple[str, ...]
@@ -168,8 +168,8 @@ def _file_of(request: Request) -> str:
                 return word
     if "/" in name or os.path.isfile(name):
         return name
-    for folder in os.environ.get("PATH", os.defpath).split(os.pathsep):
-        candidate = os.path.join(folder or ".", name)
+    for directory in os.environ.get("PATH", os.defpath).split(os.pathsep):
+        candidate = os.path.join(directory or ".", name)
         if os.path.isfile(candidate):
             return candidate
     return name

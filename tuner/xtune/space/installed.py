@@ -94,8 +94,8 @@ def _program_versions(request: Request) -> Iterator[tuple[str, str]]:
     if version is not None:
         yield "Python", ".".join(map(str, version))
     yield INTERPRETER, interpreter
-    folders = list(site_directories(prefix, interpreter))
+    directories = list(site_directories(prefix, interpreter))
     for name in THEIRS:
-        for found in metadata.distributions(name=name, path=folders):
+        for found in metadata.distributions(name=name, path=directories):
             yield name, found.version
             break

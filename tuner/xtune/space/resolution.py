@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a configuration comes to on a machine: request, plan, environment, and the hash of it all.
 
-Nothing is started and no folder is made; only that a library can be preloaded is tried once, in a
+Nothing is started and no directory is made; only that a library can be preloaded is tried once, in a
 child, as every launch does. Configurations of one hash are started in exactly the same way: one
 instance on everything is the same compact or scattered, so it is measured once.
 """
