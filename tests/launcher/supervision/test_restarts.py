@@ -298,3 +298,20 @@ def test_limit_without_restarts_is_told():
 
 def state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_restarted_instance_gets_signals_like_any_other(launch: Start):
+    code = """
+def told(*_):
+    open("told", "w").close()
+    os._exit(0)
+if run < 2: sys.exit(3)
+signal.signal(signal.SIGTERM, told)
+open("ready", "w").close()
+forever()
+"""
+    run = launch(code, count=1)
+    wait_until((run.folder / "ready").exists, "the second run")
+    run.send(signal.SIGTERM)
+    assert run.end()[0] == 0
+    assert (run.folder / "told").exists()
