@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Noise is told apart by where it arises, and the reader is told what it means."""
+"""Noise is measured over launches, and a caution says what it means."""
 
 from __future__ import annotations
 
@@ -14,54 +14,15 @@ from xtune.evidence.noise import (
     Trouble,
     launches_for,
     noise_cautions,
-    noise_of,
     outliers,
     pooled_spread,
-    value_outliers,
 )
 from xtune.evidence.ratios import NoRatioError
 
 
-def launches_with(
-    between: float, within: float, *, count: int = 400, values: int = 20
-) -> list[list[float]]:
-    rng = np.random.default_rng(0)
-    levels = rng.normal(0.0, between, (count, 1))
-    return [list(row) for row in np.exp(levels + rng.normal(0.0, within, (count, values)))]
-
-
-@pytest.mark.parametrize(("between", "within"), [(0.03, 0.05), (0.01, 0.10), (0.05, 0.01)])
-def test_the_variance_is_parted_into_where_it_arises(between: float, within: float) -> None:
-    noise = noise_of(launches_with(between, within))
-    assert noise.within == pytest.approx(within, rel=0.03)
-    assert noise.spread == pytest.approx(math.hypot(between, within / math.sqrt(20)), rel=0.1)
-    assert noise.between == pytest.approx(between, abs=0.006)
-    assert noise.longer_helps == (within / math.sqrt(20) > between)
-
-
-def test_single_values_have_no_inside() -> None:
-    noise = noise_of([[1.0], [1.1], [0.9]])
-    assert noise.within is None
-    assert noise.between == noise.spread
-    assert noise.spread == pytest.approx(statistics.stdev(map(math.log, (1.0, 1.1, 0.9))))
-    assert noise.values_a_launch == 1.0
-
-
-def test_uneven_launches_are_weighed_by_what_they_have() -> None:
-    noise = noise_of([[1.0, 1.2, 0.8], [1.0], [1.1, 1.0]])
-    assert noise.values_a_launch == pytest.approx(3 / (1 / 3 + 1 + 1 / 2))
-    assert noise.within is not None
-
-
-@pytest.mark.parametrize("launches", [[[1.0]], [], [[1.0], []]])
-def test_one_launch_has_no_noise_to_tell(launches: list[list[float]]) -> None:
-    with pytest.raises(ValueError, match="need 2 launches"):
-        noise_of(launches)
-
-
-def test_noise_of_what_has_no_logarithm_is_refused() -> None:
+def test_a_value_without_a_logarithm_is_refused() -> None:
     with pytest.raises(NoRatioError, match="is -1;"):
-        noise_of([[1.0], [-1.0]])
+        noise_cautions([3.0, 1.0, -1.0])
 
 
 def test_launches_for_is_the_least_that_is_enough() -> None:
@@ -97,7 +58,7 @@ def test_the_pooled_spread_serves_single_launches() -> None:
 def test_outliers_are_named_and_nothing_is_changed() -> None:
     values = [100.0, 101.0, 99.0, 100.5, 70.0, 99.5, 100.2]
     before = list(values)
-    assert value_outliers(values) == (4,)
+    assert outliers([math.log(value) for value in values]) == (4,)
     assert values == before
     assert outliers([0.0, 0.0, 0.0, 0.0, 0.0005]) == ()
     assert outliers([0.0, 0.0, 0.0, 0.0, 0.2]) == (4,)

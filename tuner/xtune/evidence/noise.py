@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much the same configuration differs from launch to launch, and what follows from it.
+"""How much launches of the same configuration differ, and what follows from it.
 
-Where does the variance arise? Values of one launch share its address-space layout, its page placement,
-its neighbours; another launch draws them anew. More values from the same launch cannot average that
-away, more launches can (Kalibera and Jones 2013). So the two are told apart, and launches are counted.
-
-All is done on logarithms, so a spread of 0.02 is 2 % of the value.
+Values of one launch share its address-space layout, its page placement, its neighbours; another launch
+draws them anew. More values from the same launch cannot average that away, more launches can (Kalibera
+and Jones 2013), so launches are counted, not values. All is computed on logarithms: a spread of 0.02
+is 2 % of the value.
 """
 
 from __future__ import annotations
@@ -22,21 +21,21 @@ from xtune.evidence.distributions import student_quantile
 from xtune.evidence.ratios import NoRatioError, has_ratio
 
 MAX_LAUNCHES = 10_000
-"""Launches beyond which it is only said that there is no telling."""
+"""If more are needed, their number is not said."""
 
 OUTLIER_Z = 3.5
 """The modified z-score that Iglewicz and Hoaglin (1993) call an outlier."""
 
 MIN_SPREAD = 1e-3
-"""Values within 0.1 % of each other are no outliers, however alike the others are."""
+"""Values within 0.1 % of each other are never outliers."""
 
 WIDE_SPREAD = 0.10
 WIDE_RANGE = 0.50
-"""pyperf warns from these on: a standard deviation of 10 %, an extreme 50 % away from the mean."""
+"""As pyperf warns: a standard deviation of 10 %, an extreme 50 % away from the mean."""
 
 
 class Trouble(enum.Enum):
-    """What a caution is about."""
+    """The subject of a caution."""
 
     WIDE_SPREAD = "wide spread"
     WIDE_RANGE = "wide range"
@@ -54,53 +53,6 @@ class Caution(NamedTuple):
     text: str
 
 
-class Noise(NamedTuple):
-    """The spread of launches of one configuration, as standard deviations of logarithms."""
-
-    launches: int
-    spread: float
-    """Of what launches come to: what a comparison of launches has to do with."""
-    between: float
-    """The part of it that launches differ by, beyond what their own values explain."""
-    within: float | None
-    """Of the values inside a launch; None where no launch has two."""
-    values_a_launch: float
-    """Harmonic mean."""
-
-    @property
-    def longer_helps(self) -> bool:
-        """Whether longer launches would help more than a second one: most of it arises within."""
-        return self.between**2 < 0.5 * self.spread**2
-
-
-def noise_of(launches: Sequence[Sequence[float]]) -> Noise:
-    """The variance between and within launches.
-
-    launches
-        Of each, its steady values (or just one); 2 launches or more, all values above 0.
-
-    Unbiased for independent values within a launch; where neighbours are alike, which is usual, the
-    part between is overstated and `spread` is still right. Raises ValueError for a single launch,
-    `NoRatioError` for values of which there is no logarithm.
-    """
-    if len(launches) < 2 or not all(launches):
-        raise ValueError(
-            f"noise_of: {len(launches)} launches with {[len(row) for row in launches]} values;"
-            " need 2 launches or more with 1 value or more"
-        )
-    logs = [_logs(row) for row in launches]
-    means = [statistics.fmean(row) for row in logs]
-    spread = statistics.stdev(means)
-    inside = [row for row in logs if len(row) > 1]
-    harmonic = len(logs) / sum(1.0 / len(row) for row in logs)
-    if not inside:
-        return Noise(len(logs), spread, spread, None, harmonic)
-    squares = sum((len(row) - 1) * statistics.variance(row) for row in inside)
-    within = math.sqrt(squares / sum(len(row) - 1 for row in inside))
-    between = math.sqrt(max(0.0, spread**2 - within**2 / harmonic))
-    return Noise(len(logs), spread, between, within, harmonic)
-
-
 class PooledSpread(NamedTuple):
     """One spread for all configurations, from those that were launched more than once."""
 
@@ -111,10 +63,9 @@ class PooledSpread(NamedTuple):
     def interval(
         self, values: Sequence[float], *, confidence: float = 0.95
     ) -> tuple[float, float, float]:
-        """Estimate, low and high of what a configuration comes to, be it from a single launch.
+        """Estimate, low and high of a configuration's value, even from a single launch.
 
-        The pooled spread takes the place of its own, as in an analysis of variance: of one launch
-        there is no other way to tell.
+        The pooled spread takes the place of its own, as in an analysis of variance.
         """
         centre = statistics.fmean(_logs(values))
         reach = student_quantile(0.5 * (1.0 - confidence), self.degrees) * self.spread
@@ -126,7 +77,7 @@ def pooled_spread(groups: Iterable[Sequence[float]]) -> PooledSpread | None:
     """The spread between launches of the same configuration, pooled; None if none has two.
 
     groups
-        Of each configuration, what its launches came to.
+        The values of the launches of each configuration.
     """
     squares, degrees = 0.0, 0
     for group in groups:
@@ -137,7 +88,7 @@ def pooled_spread(groups: Iterable[Sequence[float]]) -> PooledSpread | None:
 
 
 def launches_for(spread: float, *, precision: float = 0.01, confidence: float = 0.95) -> int | None:
-    """How many launches tell a configuration's value to 1 % with 95 % confidence; None above 10,000.
+    """Launches that determine a value to 1 % with 95 % confidence; None if more than 10,000.
 
     The smallest n whose t interval is short enough, as pyperf's `check` counts processes.
     """
@@ -155,7 +106,7 @@ def launches_for(spread: float, *, precision: float = 0.01, confidence: float = 
 
 
 def outliers(values: Sequence[float]) -> tuple[int, ...]:
-    """The places of the values that are far from the others; nothing is left out of anything.
+    """The positions of the values that are far from the others.
 
     Modified z-score: the distance to the median in units of 1.4826 median absolute deviations, above
     3.5 (Iglewicz and Hoaglin 1993). None of fewer than 5 values. Give logarithms, or log ratios.
@@ -168,23 +119,18 @@ def outliers(values: Sequence[float]) -> tuple[int, ...]:
     return tuple(place for place, distance in enumerate(away) if distance > OUTLIER_Z * scale)
 
 
-def value_outliers(values: Sequence[float]) -> tuple[int, ...]:
-    """`outliers` of what launches came to, judged by their logarithms."""
-    return outliers(_logs(values))
-
-
 def noise_cautions(
     values: Sequence[float], *, precision: float = 0.01, confidence: float = 0.95
 ) -> tuple[Caution, ...]:
-    """What a reader should know before believing these launches of one configuration, in order.
+    """Warnings about the values of one configuration's launches, in the order launched.
 
-    As pyperf's checks, and hyperfine's of the first run.
+    The same as pyperf's checks, and hyperfine's of the first run.
     """
     if len(values) < 2:
         return (
             Caution(
                 Trouble.TOO_FEW,
-                f"{len(values)} launch says nothing of the noise; measure it again",
+                f"{len(values)} launch does not show the noise; measure it again",
             ),
         )
     found = []
@@ -207,7 +153,8 @@ def noise_cautions(
                     " at what else ran then",
                 )
             )
-    odd = value_outliers(values)
+    logs = _logs(values)
+    odd = outliers(logs)
     if 0 in odd:
         found.append(
             Caution(
@@ -225,8 +172,7 @@ def noise_cautions(
                 " and outweighed where enough others are there",
             )
         )
-    spread = noise_of([[value] for value in values]).spread
-    needed = launches_for(spread, precision=precision, confidence=confidence)
+    needed = launches_for(statistics.stdev(logs), precision=precision, confidence=confidence)
     named = f"{100 * precision:g} % with {100 * confidence:g} % confidence"
     if needed is None or needed > len(values):
         count = f"more than {MAX_LAUNCHES}" if needed is None else str(needed)
