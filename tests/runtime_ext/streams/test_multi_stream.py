@@ -59,13 +59,13 @@ def batch_of(items: int) -> torch.Tensor:
     return torch.rand(items, 3, 8, 8, generator=torch.Generator().manual_seed(items))
 
 
-@pytest.mark.parametrize("items", [1, 2, 3, 4, 7, 16])
 @pytest.mark.parametrize("streams", [1, 2, 3])
-def test_result_is_the_modules_own(network, two: CPUPool, items: int, streams: int) -> None:
+def test_result_is_the_modules_own(network, two: CPUPool, streams: int) -> None:
     with MultiStreamModule(network, streams, two, oversubscribe=True) as multi:
         assert multi.get_stream_number() == streams
-        batch = batch_of(items)
-        torch.testing.assert_close(multi(batch), network(batch))
+        for items in (1, 2, 3, 4, 7, 16):
+            batch = batch_of(items)
+            torch.testing.assert_close(multi(batch), network(batch))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

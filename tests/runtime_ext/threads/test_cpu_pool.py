@@ -141,7 +141,6 @@ class TestRefusals:
             "allowed CPUs: 0-1,5; name some of these"
         )
 
-    @pytest.mark.parametrize("strict", [True, False])
     @pytest.mark.parametrize(
         ("given", "words"),
         [
@@ -167,8 +166,8 @@ class TestRefusals:
         ],
         ids=repr,
     )
-    def test_what_names_no_cpus(self, given: object, words: str, *, strict: bool) -> None:
-        message = error(lambda: pool(given, strict=strict))
+    def test_what_names_no_cpus(self, given: object, words: str) -> None:
+        message = error(lambda: pool(given, strict=False))
         assert message.startswith("core_ids")
         assert words in message
 

@@ -79,11 +79,10 @@ class TestExactly:
 
 
 class TestRefusals:
-    @pytest.mark.parametrize("equal", [False, True])
     @pytest.mark.parametrize("n", [0, -1, 7, 12, True, 2.0, "2", None], ids=repr)
-    def test_numbers_of_parts_that_cannot_be_had(self, n: object, *, equal: bool) -> None:
+    def test_numbers_of_parts_that_cannot_be_had(self, n: object) -> None:
         with pytest.raises(CPUPoolError) as raised:
-            CPUPool(machine=DESKTOP).split(n, equal=equal)
+            CPUPool(machine=DESKTOP).split(n)
         assert str(raised.value) == (
             f"split({n!r}): CPUPool('0-11') has 6 cores, enough for 1 to 6 parts; "
             "a part has one core or more, with its SMT siblings"
