@@ -15,9 +15,11 @@ import torch
 from tests.runtime_ext.teams import Team, read_team
 
 from xruntime.errors import BatchError, ClosedError, GILWarning, StreamCountError
+from xruntime.native import TIMED_OUT
 from xruntime.streams.counts import StreamCountSearch
 from xruntime.streams.hints import MultiStreamModuleHint as Hint
 from xruntime.streams.module import MultiStreamModule
+from xruntime.streams.running import Streams
 from xruntime.threads.cpu_pool import CPUPool, get_default_num_streams
 
 # Most modules here are eager, and what is warned of has a test of its own.
@@ -564,3 +566,21 @@ def test_hints_that_are_none(network, two: CPUPool) -> None:
         MultiStreamModule(network, 2, two, input_split_hint=0)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="not int"):
         MultiStreamModule(3, 2, two)  # type: ignore[arg-type]
+
+
+def test_a_submitted_call_is_done_when_it_has_ended_and_not_before(first: CPUPool) -> None:
+    entered, gate = threading.Event(), threading.Event()
+
+    def call() -> None:
+        entered.set()
+        assert gate.wait(60)
+
+    streams = Streams(call, (first,))
+    future = streams.submit()
+    assert entered.wait(60)
+    mailbox = future.line.mailbox
+    assert mailbox.wait(future.ticket, 0) == TIMED_OUT
+    gate.set()
+    assert mailbox.wait(future.ticket, 60_000_000) == 0
+    assert future.result(60) is None
+    streams.close()

@@ -178,6 +178,15 @@ def test_whoever_waits_is_woken(error: ValueError | None, way: str) -> None:
         found.clear()
 
 
+def test_without_a_timeout_a_result_is_awaited_as_long_as_it_takes() -> None:
+    future = LightFuture[int]()
+    assert future.set_running_or_notify_cancel()
+    timer = threading.Timer(1.2, future.set_result, (7,))
+    timer.start()
+    assert future.result() == 7
+    timer.join()
+
+
 @pytest.mark.parametrize("has_lock", [False, True])
 def test_an_outcome_is_set_once(has_lock: bool) -> None:
     future = LightFuture[int]()

@@ -19,7 +19,7 @@ PREAMBLE = """
 import os, signal, sys, threading, time
 import torch
 from xruntime.threads.cpu_pool import CPUPool
-from xruntime.errors import LostInForkError
+from xruntime.errors import ClosedError, LostInForkError
 from xruntime.threads.pinning import pin
 from xruntime.threads.task import Task
 
@@ -149,7 +149,22 @@ def test_forked_child_is_told_that_a_result_will_not_come() -> None:
         assert future.result()
     """)
     assert len(lines) == 1
-    assert "fork() does not copy threads. Submit again" in lines[0]
+    assert "fork() does not copy threads. Submit the call again" in lines[0]
+
+
+@pytest.mark.long
+def test_forked_child_does_not_reopen_a_closed_task() -> None:
+    lines = run("""
+        task = Task(int, pool)
+        task.close()
+        def child():
+            try:
+                task("1")
+            except ClosedError as error:
+                print(error)
+        in_child(child)
+    """)
+    assert lines == ["Task(int) is closed and takes no more work"]
 
 
 @pytest.mark.long
@@ -174,7 +189,7 @@ def test_fork_while_many_threads_submit() -> None:
 @pytest.mark.long
 def test_forked_child_cancels_though_a_thread_of_its_parent_makes_a_lock() -> None:
     lines = run("""
-        from xruntime import futures
+        from xruntime.threads import futures
         release = threading.Event()
         task = Task(lambda: release.wait(60), pool)
         task()
