@@ -10,14 +10,14 @@ import re
 from xlaunch.errors import UsageError
 
 
-def write_whole(path: str, data: bytes) -> None:
+def write_whole(path: str, data: bytes, *, mode: int = 0o666) -> None:
     """Write a regular file, or replace one. Raises OSError, and then leaves nothing behind.
 
-    A link is followed. The mode of a new file follows the umask.
+    A link is followed. The umask applies to `mode`.
     """
     directory, name = os.path.split(os.path.realpath(path))
     temporary = os.path.join(directory, f".{name[:200]}.{os.urandom(4).hex()}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | BINARY, 0o666)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | BINARY, mode)
     try:
         with open(descriptor, "wb") as stream:
             stream.write(data)

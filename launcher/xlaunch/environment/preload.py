@@ -269,7 +269,7 @@ def _write(directory: str, kept: dict[str, str | None]) -> str | None:
 
     path = os.path.join(directory, "preloads.json")
     try:
-        write_whole(path, json.dumps(kept, indent=1).encode())
+        write_whole(path, json.dumps(kept, indent=1).encode(), mode=0o600)
     except (OSError, ValueError) as error:
         return _not_kept(f"{path}: {getattr(error, 'strerror', None) or error}")
     return None
