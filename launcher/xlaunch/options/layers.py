@@ -115,7 +115,7 @@ def variables_layer(environment: Mapping[str, str], typed: Collection[str] = ())
     """
     for old, new in RENAMED.items():
         name = f"{VARIABLES}{old.upper()}"
-        if name in environment:
+        if environment.get(name):
             raise UsageError(f"{name} is now {VARIABLES}{new.upper().replace('-', '_')}")
     values: dict[str, Any] = {}
     for option in OPTIONS:

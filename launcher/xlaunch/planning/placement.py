@@ -34,10 +34,6 @@ PACKAGE, NODE, CACHE = 0, 1, 2
 UNLISTED = -1
 """The domain of CPUs that are in no group of a level, such as an L3 shown for some CPUs only."""
 
-EXACT_PIECES = 6
-"""Up to this many left-overs are shared out by trying everything: a millisecond at the most."""
-
-
 MAX_WORK = 4096
 """Limit on cores times combinations; above it, the largest pieces are taken."""
 

@@ -168,6 +168,7 @@ def test_variables() -> None:
 def test_former_name_in_a_variable_is_refused(old: str, new: str) -> None:
     with pytest.raises(UsageError, match=f"^XLAUNCH_OPT_{old} is now XLAUNCH_OPT_{new}$"):
         variables_layer({f"XLAUNCH_OPT_{old}": "0"})
+    assert variables_layer({f"XLAUNCH_OPT_{old}": ""}).values == {}
 
 
 def test_request_takes_what_it_has_a_field_for() -> None:
