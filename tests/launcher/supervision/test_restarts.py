@@ -133,6 +133,7 @@ def test_only_the_failed_one_is_started_anew_in_its_place(launch: Start):
     code, _, err = run.end()
     assert code == 0, err
     assert "instance 1 failed with exit code 3; restart 1 of 3 in 1 s" in err
+    assert "another user" not in err
     assert len(run.runs(0)) == 1
     (first_pid, first_mask), (second_pid, second_mask) = (
         line.split(" ", 1) for line in run.runs(1)

@@ -65,6 +65,7 @@ def test_kill_after_grace(start, name):
     code, _, errors = run.end()
     assert code == 137
     assert f"{name} sent to 2 instances; SIGKILL in 0.2 s (--grace)" in errors
+    assert ("Ctrl-C again" in errors) == (name == "SIGINT")
     assert "SIGKILL" in errors.splitlines()[-4]
     assert not any(is_alive(pid) for pid in instances)
 
