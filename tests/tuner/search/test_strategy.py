@@ -142,9 +142,9 @@ def test_it_finds_what_is_best(goal: Goal) -> None:
 
 def test_the_bare_command_is_launched_again_soon_and_then_every_few_launches() -> None:
     measurer = ScriptedMeasurer()
-    records = follow(strategy(measurer), measurer, 40)
+    records = follow(strategy(measurer), measurer, 50)
     controls = [at for at, stage in enumerate(stages(records)) if stage is Stage.CONTROL]
-    assert controls == [4, 8, 8 + CONTROL_EVERY + 1, 8 + 2 * (CONTROL_EVERY + 1)]
+    assert controls == [4, 8, 3 * CONTROL_EVERY, 4 * CONTROL_EVERY]
     assert all(records[at].step.configuration == BARE for at in controls)
 
 

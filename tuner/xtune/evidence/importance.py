@@ -91,12 +91,11 @@ def importance_of(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> Importance:
-    """How much each parameter, and each of its values, did for the objective, with intervals.
+    """The effect of each parameter and of each of its values on the objective, with intervals.
 
     launches
         All of the search; those without a value are counted and left out, and so is one of a
-        configuration that names what is no parameter (the bare command). Where the machine drifted,
-        give values that are corrected for it.
+        configuration that names what is no parameter (the bare command).
 
     With fewer configurations than 5 + half the values that vary, nothing is said, in `note`.
     """

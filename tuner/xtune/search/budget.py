@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much may be spent on a search, and how much of it the final is kept."""
+"""The budget of a search, and the part of it that is reserved for the final."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from xtune.evidence.verdicts import MIN_PAIRS
 UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 SHARE_OF_FINAL = 1 / 3
-"""Of all launches, at most. Of 20 launches a final would leave a dozen to find something with."""
+"""Maximum share of all launches. With 20 launches, a final would leave only a dozen for the search."""
 
 MIN_WITH_FINAL = round(2 * MIN_PAIRS / SHARE_OF_FINAL)
 """Launches of a search that can have a final: one finalist, and pairs enough for a first look."""
@@ -35,7 +35,7 @@ _LAUNCHES = re.compile(r"(\d+)\s*(?:launch(?:es)?)?")
 
 
 class Budget(NamedTuple):
-    """What a search may cost; what is named first ends it. **Ex.:** ``10m``, ``40 launches``."""
+    """What a search may cost; whichever limit is reached first ends it. **Ex.:** ``10m``, ``40 launches``."""
 
     launches: int | None = None
     time_s: float | None = None
@@ -104,7 +104,7 @@ class FinalSize(NamedTuple):
         return self._replace(blocks=max(self.blocks, min(fitting, MAX_BLOCKS_OF_REST)))
 
     def with_blocks(self, most: int) -> FinalSize:
-        """The same, with so many blocks at most; fewer than the first look needs are no use."""
+        """The same, with at most so many blocks, but no fewer than the first look needs."""
         return self._replace(blocks=max(min(self.blocks, most), MIN_PAIRS))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a search tells while it runs, to whoever shows it."""
+"""The events of a search, for those who show it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from xtune.search.strategy import Favourite, Resolution
 
 
 class Outline(NamedTuple):
-    """What is going to be done, before the first launch."""
+    """What will be searched."""
 
     size: int
     """Configurations in the space."""
@@ -39,7 +39,7 @@ class Progress(NamedTuple):
 
 
 class Observer:
-    """Hears of everything, and by itself does nothing. An interruption may be raised from here."""
+    """Receives all events and does nothing. Methods may raise an interruption."""
 
     def started(self, outline: Outline) -> None:
         """The search begins."""
@@ -54,7 +54,7 @@ class Observer:
         """
 
     def stage_changed(self, stage: Stage) -> None:
-        """What launches are made for changes; controls do not count."""
+        """The purpose of launches changes; controls do not count."""
 
     def launching(self, step: Step, progress: Progress) -> None:
         """A launch begins."""
@@ -69,10 +69,10 @@ class Observer:
         """The noise is known, and with it the gains that the budget can show."""
 
     def lost(self, step: Step) -> None:
-        """A launch was given up for lost by others while it was made here; it is not counted."""
+        """Another worker took a launch made here for lost, so it does not count."""
 
     def edited(self) -> None:
-        """The program's file is another than it was at the launch before."""
+        """The program's file has changed since the launch before."""
 
     def storage_trouble(self, message: str, pause_s: float) -> None:
         """The storage is out of reach; it is tried again after so many seconds."""

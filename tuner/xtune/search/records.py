@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a search has done and is doing: each launch with the reason it was made for."""
+"""The launches of a search, finished and under way, each with its purpose."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from xtune.space.parameters import Configuration
 
 
 class Stage(enum.Enum):
-    """What a launch was made for."""
+    """The purpose of a launch."""
 
     BASELINE = "baseline"
     """The bare command, before anything else."""
@@ -23,11 +23,11 @@ class Stage(enum.Enum):
     RACE = "race"
     """One of every plan of a small space, in blocks."""
     SEARCH = "search"
-    """What the model, or a sampler, thought worth trying."""
+    """A configuration that the model proposed."""
     CONTROL = "control"
     """The bare command again, to see whether the machine drifts."""
     ABLATION = "ablation"
-    """What looks best, without one of its changes."""
+    """The best configuration without some of its changes."""
     FINAL = "final"
     """The top few and the bare command in turns."""
 
@@ -39,13 +39,13 @@ class Step(NamedTuple):
     configuration: Configuration
     plan_hash: str
     key: str
-    """Its place in the search: of all launches that count no two have the same."""
+    """Its place in the search; unique among the launches that count."""
     origin: str = ""
     """Where the configuration came from. **Ex.:** ``xlaunch``, ``preset throughput``."""
     cut_at: float | None = None
-    """A value that it has to reach; it may be ended when it surely will not."""
+    """A value that it has to reach; it is ended early once it cannot."""
     details: Mapping[str, Any] = {}
-    """What else is needed to go on from here, as plain values."""
+    """What else is needed to continue from here, as plain values."""
 
 
 class Record(NamedTuple):
@@ -67,11 +67,11 @@ class Rating(NamedTuple):
     score: float | None
     """The logarithm of the value, larger is better; None where there is no usable value."""
     is_cut: bool = False
-    """The score is what it did not reach."""
+    """The launch was cut: the score is the one it missed."""
 
     @property
     def is_failure(self) -> bool:
-        """It did not run, or broke a requirement: never to be chosen."""
+        """It failed or broke a requirement, so it is never chosen."""
         return self.score is None
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One search from its first launch to its verdict: asks, launches, keeps, tells.
+"""One search from its first launch to its verdict.
 
-A Ctrl-C ends it wherever it is, and what was seen by then gets its verdict; a second one while that
-is worked out is the caller's.
+Ctrl-C ends it at any point with the verdict so far. A second one, while the verdict is computed, is
+passed on to the caller.
 """
 
 from __future__ import annotations
@@ -33,57 +33,58 @@ from xtune.space.spaces import Space
 
 LIMIT_TIMES = 10.0
 LIMIT_MORE_S = 60.0
-"""Without a limit of the user's: ten times what the bare command took, and a minute."""
+"""Timeout of a launch, unless the user gives one: ten times the bare command's time, and a minute."""
 
 KEEP_PAUSES_S = (1.0, 5.0, 15.0, 60.0)
-"""Before a storage that is out of reach is tried again."""
+"""Pauses before a storage that cannot be reached is tried again."""
 
 Answer = TypeVar("Answer")
 
 WAIT_S = 1.0
-"""Between two looks at what workers on other machines do."""
+"""Polling interval while workers on other machines are launching."""
 
 LOOKS_BEFORE_TAKING_OVER = 5
-"""A final is its machine's own, for its launches are compared with each other. Another machine goes on
-with it when nothing of it has been under way so many times."""
+"""All launches of a final are made on one machine. Another one continues it after so many polls at
+which nothing was under way."""
 
 MIN_NOISE_DEGREES = 2
-"""Repeated launches after which it is said what the budget can show, """
+"""Degrees of freedom of the noise at which it is said what the budget can show."""
+
 NOISE_KNOWN_AFTER = 12
-"""or launches in all, if there is any repeated one."""
+"""Launches after which it is said with fewer degrees of freedom."""
 
 Turn = Callable[[], AbstractContextManager[object]]
-"""Entered for each launch: waits until nobody else launches on this host."""
+"""Context of each launch, in which nobody else launches on this host."""
 
 
 class Ended(enum.Enum):
     """Why a search ended."""
 
     DONE = "done"
-    """There was nothing more to settle."""
+    """There is nothing left to launch."""
     BUDGET = "budget"
     INTERRUPTED = "interrupted"
     STORAGE = "storage"
-    """What was seen could not be kept any more."""
+    """Results could not be stored any more."""
 
 
 class Result(NamedTuple):
-    """What a search found."""
+    """The result of a search."""
 
     verdict: Verdict
     favourite: Favourite | None
-    """What is probably best for all that was launched; without evidence unless the verdict says so."""
+    """The configuration that is probably best; without evidence unless the verdict says so."""
     decision: Decision | None
-    """Of the final; None where there was none."""
+    """The state of the final; None without one."""
     resolution: Resolution | None
     """Which gains its budget could show."""
     records: tuple[Record, ...]
-    """All of the study, earlier searches and other workers included."""
+    """All records of the study, of earlier searches and other workers too."""
     launches: int
-    """Finished in this search."""
+    """Launches finished in this search."""
     ended: Ended
     trouble: str = ""
-    """What went wrong with the storage."""
+    """The error of the storage, if any."""
 
 
 class Search:
@@ -123,10 +124,10 @@ class Search:
         self._favourite: Favourite | None = None
         self._resolution_told = False
         self._records: tuple[Record, ...] = ()
-        """The last that were read, and those made since."""
+        """The records last read, and those made since."""
         self._trouble = ""
         self._idle_looks = 0
-        """In a row, at which no worker had a launch under way."""
+        """Consecutive polls at which no worker had a launch under way."""
 
     def run(self) -> Result:
         """Search, and conclude.
@@ -161,13 +162,13 @@ class Search:
             busy = sorted({record.host for record in self._records if record.launch is None})
             if step is None and not busy:
                 return Ended.DONE
-            # What they are at ends, or is given up when they have been silent for long enough.
+            # Their launches end, or are given up when they have been silent for long enough.
             self._idle_looks = 0 if busy else self._idle_looks + 1
             self._observer.waiting_for_others(busy)
             self._sleep(WAIT_S)
 
     def _is_of_others(self, step: Step) -> bool:
-        """Whether a launch belongs to the final that another machine makes."""
+        """Whether a launch belongs to a final that another machine runs."""
         if step.stage is not Stage.FINAL or self._idle_looks >= LOOKS_BEFORE_TAKING_OVER:
             return False
         attempt = step.details["attempt"]
@@ -206,7 +207,7 @@ class Search:
         self._tell_resolution()
 
     def _patiently(self, ask: Callable[[], Answer]) -> Answer:
-        """What the store answers; waits for a storage that is out of reach for a while."""
+        """Call the store, and try again for a while if the storage cannot be reached."""
         for pause_s in (*KEEP_PAUSES_S, None):
             try:
                 return ask()
@@ -227,7 +228,7 @@ class Search:
 
     def _look_for_favourite(self) -> None:
         if type(self._observer) is Observer:
-            return  # nobody wants to know
+            return  # nobody listens
         favourite = self._strategy.favourite(self._records)
         before = self._favourite
         self._favourite = favourite
@@ -318,7 +319,7 @@ class Search:
         return f"the budget was too small for a final; {more} launches more are enough for one"
 
     def _nothing_to_compare(self) -> str:
-        """Why there was nobody to be in a final."""
+        """Why there was no finalist."""
         made = [one.launch for one in self._records if one.step.configuration != BARE]
         tried = [launch for launch in made if launch is not None]
         if not tried:
@@ -332,7 +333,7 @@ class Search:
 
 
 def _without_final(records: Sequence[Record]) -> int:
-    """How many launches were made since the last final, or ever."""
+    """The number of launches since the last final, or since the beginning."""
     made = [record.step.stage for record in records if record.launch is not None]
     return next((at for at, stage in enumerate(reversed(made)) if stage is Stage.FINAL), len(made))
 

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What to launch next, from all that was launched so far.
+"""What to launch next, from all launches so far.
 
-First the bare command, then what is worth trying first: xlaunch's own default, presets, earlier
-winners, the default at the other end of the program's parameters. A small space is raced, a larger one
-searched by a proposer; the bare command is launched again every few launches, as a control. Where the
-best is far ahead it is launched without the changes that seem to do nothing, and then without each of
-the others; what is left of the budget for it goes to the paired final.
+First the bare command, then the seeds: xlaunch's own default, presets, earlier winners, the default at
+the other end of the program's parameters. A small space is raced, a larger one searched by a model. The
+bare command is launched again every few launches, as a control. If the best is far ahead, it is launched
+without the changes that seem to do nothing, and then without each of the others. The rest of the budget
+goes to the paired final.
 
-A strategy holds nothing that does not follow from the records: after a kill, or in another worker,
-the same records lead to the same stage.
+All state of a strategy follows from the records: after a kill, or in another worker, the same records
+lead to the same launch.
 """
 
 from __future__ import annotations
@@ -33,28 +33,27 @@ from xtune.search.scale import Scale
 from xtune.space.parameters import BARE, Configuration, Value, Where
 from xtune.space.spaces import Space
 
-CONTROL_EVERY = 10
-"""Launches between two of the bare command."""
+CONTROL_EVERY = 11
+"""Launches from one of the bare command to the next."""
 
-FIRST_CONTROLS = 2
-FIRST_CONTROL_EVERY = 3
-"""The first few of them come sooner, so that the noise is known early."""
+FIRST_CONTROLS = (4, 4, 25)
+"""The same for the first ones: two come early, so that the noise is known soon, and the next one late."""
 
 CUT_SHARE = math.log(1.4)
 CUT_SPREADS = 6.0
-"""What is behind the best by 40 %, and by six times the noise, is not waited for."""
+"""Launches behind the best by 40 %, and by six times the noise, are ended early."""
 
 MAX_ABLATIONS = 6
-"""Launches of the best without some of its changes."""
+"""Maximum number of launches of the best without some of its changes."""
 
 MIN_KEPT = 3
-"""Launches that are kept for those, where they seem to need fewer: what is best may turn out another."""
+"""Minimum number of launches reserved for these ablations, since the best may change."""
 
 TIE_DEVIATIONS = 1.0
-"""What is behind the favourite by less is as good, where a final will compare the two."""
+"""Behind the favourite by less than this, a configuration counts as equal if a final compares them."""
 
 FINALIST_DEVIATIONS = 2.0
-"""Who is behind the favourite by more than this, for all the model knows, is no finalist."""
+"""Behind the favourite by more than this, by the model, a configuration is no finalist."""
 
 
 class Seed(NamedTuple):
@@ -66,15 +65,15 @@ class Seed(NamedTuple):
 
 
 class Allowance(NamedTuple):
-    """How many launches there may be, as far as is known; infinite where nothing limits them."""
+    """Launches that the budget allows, as far as is known; infinite if nothing limits them."""
 
     left: float
     total: float
-    """Of this search, the final included."""
+    """In this search, including the final."""
     since: int = 0
-    """Records of lower numbers are of earlier searches of the same study."""
+    """Records with lower numbers belong to earlier searches of the study."""
     earlier: int = 0
-    """Launches of earlier searches that no final has followed."""
+    """Launches of earlier searches since the last final."""
 
 
 class Resolution(NamedTuple):
@@ -89,16 +88,16 @@ class Resolution(NamedTuple):
 
 
 class Favourite(NamedTuple):
-    """What is probably best so far."""
+    """The configuration that is probably best so far."""
 
     configuration: Configuration
     value: float
-    """What the model makes of it, in the unit of the metric."""
+    """Its value as the model estimates it, in the unit of the metric."""
     low: float
     high: float
-    """About 95 %: of the model, not of a comparison; evidence is the final's."""
+    """About 95 % by the model. It is no evidence; only the final gives that."""
     ratio: float | None
-    """To the bare command, above 1 is better."""
+    """Ratio to the bare command, above 1 is better."""
 
 
 class Strategy:
@@ -115,10 +114,9 @@ class Strategy:
         rule: Rule | None = None,
         seed: int = 0,
     ) -> None:
-        """What decides, and nothing of what was seen.
-
+        """
         plan_hash
-            As a Measurer has it.
+            See `Measurer.plan_hash`.
         host
             Where launches will be made; each host has controls of its own.
         """
@@ -135,7 +133,7 @@ class Strategy:
 
     @property
     def plans(self) -> int | None:
-        """How many different plans there are; None where the space is too large to know."""
+        """The number of different plans; None if the space is too large to resolve."""
         pool = self._model.pool
         return len(pool.configurations) if pool.is_resolved else None
 
@@ -191,7 +189,7 @@ class Strategy:
         return self._begin_final(records, rest, races=races)
 
     def favourite(self, records: Sequence[Record]) -> Favourite | None:
-        """What is probably best so far; None before anything was measured."""
+        """The configuration that is probably best so far; None before anything was measured."""
         scale = self._scale(records)
         rated = scale.ratings
         found = self._model.favourites(rated, 1)
@@ -227,7 +225,7 @@ class Strategy:
         return self._finals.last(records)
 
     def _baseline(self, records: Sequence[Record]) -> Step | None:
-        """The bare command, once on each host; again where it was tried and did not work."""
+        """The bare command, once on each host; again if that launch failed."""
         mine = [record for record in records if record.host == self._host]
         tried = [record.launch for record in mine if record.step.stage is Stage.BASELINE]
         if any(launch is None or launch.outcome is Outcome.MEASURED for launch in tried):
@@ -239,8 +237,10 @@ class Strategy:
         """The bare command again, when it is due on this host."""
         mine = [record for record in records if record.host == self._host]
         bare = [at for at, record in enumerate(mine) if record.step.configuration == BARE]
-        every = FIRST_CONTROL_EVERY if len(bare) <= FIRST_CONTROLS else CONTROL_EVERY
-        if not bare or len(mine) - bare[-1] <= every:
+        if not bare:
+            return None
+        every = (*FIRST_CONTROLS, CONTROL_EVERY)[min(len(bare), len(FIRST_CONTROLS) + 1) - 1]
+        if len(mine) - bare[-1] < every:
             return None
         key = f"control {self._host} {len(bare)}"
         return Step(Stage.CONTROL, BARE, self._hash(BARE), key, "the bare command")
@@ -265,9 +265,10 @@ class Strategy:
         return Step(Stage.SEARCH, chosen, plan_hash, key, cut_at=self._cut_at(scale))
 
     def _ablations(self, records: Sequence[Record], size: FinalSize) -> list[Step]:
-        """The favourite without what seems to do nothing, then that without one of its changes.
+        """If the favourite is far ahead: it without the changes that seem to do nothing, then that
+        without each of the others.
 
-        Where it is far ahead. Not what is known; but again what a single launch tells of.
+        Plans that were launched are left out, but one launched once that seems to matter is repeated.
         """
         scale = self._scale(_without_ablations(records))
         if scale.bare is None or _ahead(scale) <= self._rule.min_effect:
@@ -299,7 +300,7 @@ class Strategy:
         return Step(Stage.ABLATION, configuration, plan_hash, key, origin)
 
     def _seems_to_matter(self, seen: Scale, best: Configuration, without: Configuration) -> bool:
-        """Whether a change does, as far as is seen; no slow launch is as slow as the worst of them."""
+        """Whether leaving a change out costs more than noise, and less than an outlier would."""
         score, whole = seen.mean_of(self._hash(without)), seen.mean_of(self._hash(best))
         if score is None or whole is None:
             return False
@@ -313,11 +314,11 @@ class Strategy:
         size: FinalSize,
         among: Collection[str] | None = None,
     ) -> Configuration:
-        """It without as many of its changes as may be left out at no cost that would matter.
+        """The configuration without as many changes as can be left out at no cost that matters.
 
-        As far as the model knows from the launches of `scale`; unless those that were `seen` of the
-        leaner one, whatever they were for, failed, were cut or fell behind that. Where the final has
-        room for both it will tell what they differ by, so what may be as good is enough.
+        The cost is estimated by the model from the launches of `scale`. A leaner configuration is
+        refused if its launches in `seen` failed, were cut or were slower than that. If the final has
+        room for both, one that may be as good is enough.
 
         among
             Plans; None for all that can be carried out.
@@ -347,7 +348,7 @@ class Strategy:
         return found
 
     def _racing(self, records: Sequence[Record], scale: Scale) -> Step | None:
-        """The next of the block; of the one after it, where others still are at work on this one."""
+        """The next launch of the block, or of the next one while other workers finish this one."""
         blocks, state = self._race(records, scale)
         if state.is_over:
             return None
@@ -369,7 +370,7 @@ class Strategy:
         return None
 
     def _race(self, records: Sequence[Record], scale: Scale) -> tuple[list[Scores], RaceState]:
-        """The complete blocks, and what they lead to."""
+        """The complete blocks, and the race after them."""
         plans = [self._hash(one) for one in self._model.pool.configurations]
         wanted = 2
         blocks: list[Scores] = []
@@ -387,7 +388,7 @@ class Strategy:
         return blocks, state
 
     def _cut_at(self, scale: Scale) -> float | None:
-        """The value that a launch has to reach if it is to win."""
+        """The value that a launch has to reach; it may be ended early if it will not."""
         scores = [rating.score for rating in scale.ratings if not rating.is_cut]
         found = [one for one in scores if one is not None]
         if not found:
@@ -397,10 +398,10 @@ class Strategy:
     def _size_of_final(
         self, scale: Scale, allowance: Allowance, *, rest: bool = False
     ) -> FinalSize | None:
-        """Smaller where the favourite is so far ahead that few blocks will show it.
+        """The size of the final; smaller if the favourite is so far ahead that few blocks show it.
 
         rest
-            It may use all that is left, since nothing else is.
+            Nothing else is left to launch, so it may use all of the budget.
         """
         size = final_size(allowance.total, allowance.earlier)
         if rest:
@@ -420,8 +421,8 @@ class Strategy:
     def _begin_final(
         self, records: Sequence[Record], size: FinalSize, *, races: bool
     ) -> Step | None:
-        """The first turn of a new final; None where there is nobody to be in it."""
-        # An ablation that was launched once and had luck would take the place of what was not.
+        """The first launch of a new final; None without a finalist."""
+        # An ablation that was launched once and was lucky must not replace one that was not.
         scale = self._scale(_without_ablations(records))
         finalists = self._finalists(records, scale, size, races=races)
         if not finalists:
@@ -441,7 +442,7 @@ class Strategy:
     def _finalists(
         self, records: Sequence[Record], scale: Scale, size: FinalSize, *, races: bool
     ) -> list[Configuration]:
-        """The best and what does as much with fewer changes, where there is room for both."""
+        """The best, and the leanest that is as good if there is room for both."""
         found = self._contenders(records, scale, size, races=races)
         if not found:
             return []
@@ -455,7 +456,7 @@ class Strategy:
     def _contenders(
         self, records: Sequence[Record], scale: Scale, size: FinalSize, *, races: bool
     ) -> list[Configuration]:
-        """What may be best, for all the race or the model knows; the best first."""
+        """The configurations that may be best, by the race or by the model; the best first."""
         rated = scale.ratings
         if races:
             survivors = self._race(records, scale)[1].survivors
@@ -486,7 +487,7 @@ class Strategy:
         return Scale(records, self._objective)
 
     def _distinct(self, seeds: Sequence[Seed]) -> list[Seed]:
-        """Those that can be carried out, each plan once."""
+        """The seeds that can be carried out, each plan once."""
         found: dict[str, Seed] = {}
         for seed in seeds:
             complete = self._space.complete(seed.configuration)
@@ -503,9 +504,9 @@ class Strategy:
 
 
 def _other_end(space: Space) -> list[Seed]:
-    """The default with each ordered parameter of the program as far from where it is as may be.
+    """The default with each ordered parameter of the program at the other end of its range.
 
-    Whoever asks for a range of batch sizes mostly expects much of its other end.
+    Users who give a range of batch sizes usually expect most of its other end.
     """
     changes: dict[str, Value] = {}
     for parameter in space.parameters:
@@ -519,14 +520,14 @@ def _other_end(space: Space) -> list[Seed]:
 
 
 def _ahead(scale: Scale) -> float:
-    """By how much the best launch is ahead of the bare command, noise aside; of scores."""
+    """How far the best score is ahead of the bare command, less twice the noise."""
     assert scale.bare is not None
     scores = [rating.score for rating in scale.ratings if rating.score is not None]
     return max(scores, default=scale.bare) - scale.bare - 2.0 * scale.spread
 
 
 def _without_ablations(records: Sequence[Record]) -> list[Record]:
-    """But for those of plans that the search has launched itself."""
+    """All records but those of plans that only ablations launched."""
     others = {r.step.plan_hash for r in records if r.step.stage is not Stage.ABLATION}
     return [
         record
