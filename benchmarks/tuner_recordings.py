@@ -21,20 +21,19 @@ import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from xlaunch.errors import UsageError
 from xtune.measurement.launches import Launch, Outcome, Secondary
 from xtune.measurement.objectives import Objective
 from xtune.search.encoding import (
     Plain,
-    changes,
     decode_launch,
     decode_objective,
     encode_launch,
     encode_objective,
 )
-from xtune.space.parameters import BARE, Configuration
+from xtune.space.parameters import BARE, Configuration, Parameter
 from xtune.space.spaces import Space
 
 FORMAT = "xtune recording"
@@ -292,3 +291,18 @@ def _decode_header(path: Path, plain: Plain) -> Header:
 def _encode_plan(plan: Plan, space: Space) -> Plain:
     configurations = [changes(one, space.parameters) for one in plan.configurations]
     return {"plan": plan.plan_hash, "configurations": configurations}
+
+
+def changes(configuration: Mapping[str, Any], parameters: Sequence[Parameter]) -> Plain:
+    """What of a configuration is not the default."""
+    defaults = {parameter.name: parameter.default for parameter in parameters}
+    return {
+        name: value
+        for name, value in configuration.items()
+        if name not in defaults or not _same(value, defaults[name])
+    }
+
+
+def _same(one: object, other: object) -> bool:
+    """Equal and of one type: 1, 1.0 and true are three values."""
+    return one == other and type(one) is type(other)

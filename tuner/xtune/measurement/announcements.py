@@ -45,12 +45,6 @@ class Announcement(NamedTuple):
         """To search for the best of it."""
         return Objective(self.metric, Goal.MAXIMIZE if self.higher_is_better else Goal.MINIMIZE)
 
-    def is_reached(self, value: float) -> bool:
-        """Whether a value is as good as the program asks for."""
-        if self.target is None:
-            return False
-        return value >= self.target if self.higher_is_better else value <= self.target
-
 
 class Announced(NamedTuple):
     """What all instances of a launch announced."""

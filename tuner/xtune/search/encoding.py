@@ -7,14 +7,13 @@ by later versions, so the keys here never change their meaning. What is empty is
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from xtune.evidence.finals import Finalist, FinalPlan
 from xtune.evidence.verdicts import Rule
 from xtune.measurement.launches import Launch, Outcome, Secondary, Series, Steadiness
 from xtune.measurement.objectives import Goal, Objective, Requirement
-from xtune.space.parameters import Configuration, Parameter
+from xtune.space.parameters import Configuration
 
 Plain = dict[str, Any]
 
@@ -74,21 +73,6 @@ def decode_launch(plain: Plain) -> Launch:
         shared_cpus=tuple(plain.get("shared_cpus", ())),
         notes=tuple(plain.get("notes", ())),
     )
-
-
-def changes(configuration: Mapping[str, Any], parameters: Sequence[Parameter]) -> Plain:
-    """What of a configuration is not the default."""
-    defaults = {parameter.name: parameter.default for parameter in parameters}
-    return {
-        name: value
-        for name, value in configuration.items()
-        if name not in defaults or not _same(value, defaults[name])
-    }
-
-
-def _same(one: object, other: object) -> bool:
-    """Equal and of one type: 1, 1.0 and true are three values."""
-    return one == other and type(one) is type(other)
 
 
 def _encode_series(series: Series) -> Plain:

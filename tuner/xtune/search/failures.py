@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What may fail, learnt from what did: a value, or two together, that no success has had.
+"""The probability that a configuration fails, learnt from launches that did.
 
-A launch that fails has a cause, and most causes are one setting, or two that do not go together. A
-launch that works clears every setting and every pair that it has. What is left are suspects, those
-most that many failures have in common; a configuration that has some of them will probably fail too.
+Most failures are caused by one setting, or by two that do not go together. A launch that succeeds
+clears all settings and pairs that it has. The rest are suspects, above all those that many failures
+share; a configuration with some of them will probably fail too.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from xtune.search.surrogate import Floats, Rows
 
 SINGLE_WEIGHT = 3.0
-"""A single setting is so many times as suspicious as a pair."""
+"""Weight of a single setting, relative to a pair."""
 
 OTHER_WEIGHT = 1.0
-"""What speaks for another cause, or for chance, in units of one pair."""
+"""Weight of any other cause, or chance, relative to a pair."""
 
 
 def success_chances(candidates: Rows, worked: Rows, failed: Rows) -> Floats:
-    """How probably each candidate works; (candidates,). All rows are of one encoder."""
+    """(candidates,): the probability that each candidate succeeds. All rows are of one encoder."""
     chances = np.ones(len(candidates))
     if not len(failed):
         return chances

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a search has something measured, whoever does it: real launches, or recorded ones."""
+"""The interface through which a search measures: real launches, recorded or simulated ones."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from xtune.space.parameters import Configuration
 
 
 class Measurer(Protocol):
-    """Starts the workload once under a configuration and tells what was seen."""
+    """Starts the workload once under a configuration and returns the result."""
 
     def plan_hash(self, configuration: Configuration) -> str | None:
-        """What the configuration comes to on this machine; None when it cannot be carried out here.
+        """Hash of the plan that a configuration leads to on this machine; None if it cannot be carried out.
 
-        Configurations with equal hashes are one: they are measured as one.
+        Configurations with equal hashes are measured as one.
         """
         ...
 
@@ -26,12 +26,12 @@ class Measurer(Protocol):
         cut_at: float | None = None,
         limit_s: float | None = None,
     ) -> Launch:
-        """One launch; it never raises for what the workload does.
+        """Make one launch. Whatever the workload does, it does not raise.
 
         configuration
             One of the space, or `xtune.space.parameters.BARE`: the command without xlaunch.
         cut_at
-            End it early, as Outcome.CUT, once its value is surely worse than this.
+            End it early, as Outcome.CUT, once its value cannot reach this any more.
         limit_s
             End it after so many seconds, as Outcome.TIMED_OUT.
         """

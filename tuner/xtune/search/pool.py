@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The configurations that may be proposed, each standing for a plan of its own."""
+"""The configurations that may be proposed, one for each plan."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from xtune.space.parameters import Configuration
 from xtune.space.spaces import Space
 
 MAX_RESOLVED = 512
-"""Configurations that are all resolved to plans beforehand; a larger space is as it is searched."""
+"""Spaces up to this size are resolved to plans beforehand, larger ones during the search."""
 
 MAX_HELD = 3000
-"""Configurations that are judged at once. Of a larger space: a sample of half as many, what was
-launched, and what is near the best."""
+"""Spaces up to this size are held whole. Candidates of a larger one are a sample of half as many, what
+was launched, and the neighbours of the best."""
 
 
 class Pool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,38 +19,34 @@ from xtune.search.surrogate import Belief, Encoder, Floats, Rows, Surrogate
 from xtune.space.parameters import Configuration
 from xtune.space.spaces import Space
 
-if TYPE_CHECKING:
-    pass
-
 PlanHash = Callable[[Configuration], str | None]
 
 MIN_CHANCE = 0.2
-"""What fails four times out of five is left to the last, however good it would be."""
+"""Configurations that probably fail four times out of five are launched last, however good."""
 
 SAME_DIGITS = 6
-"""Merits that are the same in so many digits come to the same."""
+"""Merits that agree in so many digits count as equal."""
 
 BEST_AROUND = 3
-"""Launched configurations whose neighbours are judged too, where the space is not held whole."""
+"""Launched configurations whose neighbours are candidates too, if the space is not held whole."""
 
 CUT_MARGIN = 0.02
-"""What was cut is taken to be 2 % worse than the value that it did not reach."""
-
+"""A launch that was cut counts as 2 % worse than the value that it missed."""
 
 AGAIN = 3.0
-"""A second launch tells so many times what the model expects of it.
+"""Multiplier on the knowledge gradient of repeated launches; tuned by replay.
 
-The model's noise is normal, that of real launches has heavier tails: on recorded ones doubt pays more.
+The model assumes normal noise. Real launches have heavier tails, so repeating them is worth more.
 """
 
 
 class ModelProposer:
     """Proposes what a Gaussian process expects to improve most on the best configuration.
 
-    Of those that were not launched yet, by augmented expected improvement (Huang et al. 2006), which
-    alone would launch one configuration over and over. One is launched again where the model expects
-    more of that than of any new one, by the knowledge gradient (Frazier et al. 2009): else, the more
-    launches, the more of the best one's value is luck, for it is the best of more.
+    New configurations are ranked by augmented expected improvement (Huang et al. 2006), which alone
+    would launch one configuration over and over. One is launched again if that is worth more than any
+    new one, by the knowledge gradient (Frazier et al. 2009): without repeats, the value of the best of
+    many single launches is mostly luck.
     """
 
     def __init__(self, space: Space, plan_hash: PlanHash, seed: int = 0) -> None:
@@ -147,8 +142,9 @@ class ModelProposer:
         return True
 
     def _merits(self, scored: Sequence[Rating], members: Rows) -> tuple[Floats, Floats]:
-        """Of each of the members, averaged over the fits: its augmented improvement, and what a launch of
-        it tells (its knowledge gradient, more for one that is launched again).
+        """The augmented improvement and the knowledge gradient of each member, averaged over the fits.
+
+        The gradient of one that was launched already is multiplied by `AGAIN`.
         """
         launched = list(dict.fromkeys(rating.configuration for rating in scored))
         rows = self._encoder.rows(launched)
@@ -162,10 +158,10 @@ class ModelProposer:
 
 
 def best_first(merits: Floats, chance: np.random.Generator) -> NDArray[np.intp]:
-    """Positions, of the largest first; chance decides between those that come to the same.
+    """Positions by descending merit; ties are broken at random.
 
-    Before much is known all values that were never tried do: the order in which a space names them
-    would decide, the same in every search.
+    At the beginning all values that were never tried tie. Without chance, the order in which the space
+    lists them would decide, the same in every search.
     """
     largest = merits.max()
     rounded = np.round(merits / largest, SAME_DIGITS) if largest > 0.0 else np.zeros_like(merits)
@@ -173,7 +169,7 @@ def best_first(merits: Floats, chance: np.random.Generator) -> NDArray[np.intp]:
 
 
 def augmented_improvement(belief: Belief, best: Floats) -> Floats:
-    """(fits, configurations): expected improvement on `best`, less what noise would hide of it."""
+    """(fits, configurations): expected improvement on `best`, less the part that noise hides."""
     deviations = np.sqrt(belief.variances)
     distances = (belief.means - best[:, None]) / deviations
     improvements = deviations * (distances * _normal_cdf(distances) + _normal_density(distances))
@@ -183,9 +179,9 @@ def augmented_improvement(belief: Belief, best: Floats) -> Floats:
 
 
 def knowledge_gradient(belief: Belief, seen: Floats, covariances: Floats) -> Floats:
-    """(fits, configurations): by how much a launch of each raises the best mean, on average.
+    """(fits, configurations): how much a launch of each raises the best mean, on average.
 
-    The best is sought among what was launched and the configuration itself.
+    The best is one of those launched, or the configuration itself.
 
     seen
         (fits, launched), means.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Racing all plans of a small space: in each block every plan once, and what is surely behind stops.
+"""Race of all plans of a small space: each block launches every plan once, and drops losers.
 
-The irace way (López-Ibáñez et al. 2016): survivors collect launches, pairs are of one block, so that
-what the machine does slowly falls out.
+As in irace (López-Ibáñez et al. 2016), survivors collect launches. Plans are compared within blocks, so
+slow changes of the machine fall out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LAUNCHES_EACH = 3
 """A space is raced where the budget has so many launches for each of its plans."""
 
 DROP_LEVEL = 0.005
-"""How probably a plan that is as good as the leader is dropped, in a comparison."""
+"""The probability of dropping a plan that is as good as the leader, in one comparison."""
 
 Scores = Mapping[str, float | None]
 """Of a block: of each plan its score, larger is better; None where it failed."""
@@ -36,7 +36,7 @@ class RaceState(NamedTuple):
     survivors: tuple[str, ...]
     """Plans, the best first."""
     is_over: bool
-    """Another block would not tell more than a final does."""
+    """A final tells more than another block."""
 
 
 def race_state(plans: Sequence[str], blocks: Sequence[Scores], wanted: int) -> RaceState:
@@ -67,7 +67,7 @@ def block_order(survivors: Sequence[str], block: int, seed: int) -> list[str]:
 
 
 def _survivors(alive: list[str], blocks: Sequence[Scores]) -> list[str]:
-    """Those that are not surely behind the leader; the noise is taken to be the same for all."""
+    """The plans that are not significantly behind the leader; the noise is assumed equal for all."""
     rows = {plan: [_score(block, plan) for block in blocks] for plan in alive}
     if len(rows) < 2:
         return alive

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where records are kept while a search runs, and how a launch is made sure to be made once."""
+"""The interface to the records of a search, which ensures that each launch is made once."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ class Store(Protocol):
 
     @property
     def host(self) -> str:
-        """Where this worker launches; controls of one host speak for its launches."""
+        """The host of this worker."""
         ...
 
     def records(self) -> Sequence[Record]:
-        """All that count, by number: finished ones, and those that are under way somewhere.
+        """All records that count, by number: finished launches and those under way anywhere.
 
-        A launch that nobody will finish any more is none of them.
+        Launches whose worker is dead are left out.
         """
         ...
 
     def claim(self, step: Step) -> int | None:
-        """The number of the record now under way; None where its key is another's already."""
+        """The number of the new record; None if another worker has its key."""
         ...
 
     def finish(self, number: int, launch: Launch) -> bool:
-        """Keep what was seen. False: the claim had been given up for lost, and nothing is kept."""
+        """Store the result. False: others took the launch for lost, and nothing is stored."""
         ...
 
     def abandon(self, number: int, reason: str) -> None:
-        """The launch was not made to its end, and does not count."""
+        """Withdraw a launch that was not finished; it does not count."""
         ...

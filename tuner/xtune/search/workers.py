@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who makes a launch, and whether they are still there.
+"""The workers that make launches, and whether they are still alive.
 
-On the same system that is looked up: a process is gone when its number is free or is another's. Of
-other systems nothing can be looked up, so each worker counts on while it launches, and whoever has
-watched a count stand still for long enough takes it for dead. No two clocks are ever compared.
+A worker on the same system is looked up: it is dead if its PID is free or belongs to another process.
+Workers on other systems increment a counter while they launch; one whose counter has not changed for
+long enough is taken for dead. Clocks of two systems are never compared.
 """
 
 from __future__ import annotations
