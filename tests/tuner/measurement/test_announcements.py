@@ -88,14 +88,6 @@ def test_announcement_is_an_objective():
     assert parse_announcement(RATE).objective.goal is Goal.MAXIMIZE
 
 
-def test_target_is_reached_from_its_side():
-    higher = Announcement("x", higher_is_better=True, target=10.0)
-    lower = Announcement("x", target=10.0)
-    assert [higher.is_reached(value) for value in (9.0, 10.0, 11.0)] == [False, True, True]
-    assert [lower.is_reached(value) for value in (9.0, 10.0, 11.0)] == [True, True, False]
-    assert not Announcement("x", higher_is_better=True).is_reached(1e9)  # nothing was asked for
-
-
 # Announcements and numbers
 
 
