@@ -32,7 +32,7 @@ from tuner_recordings import (
 from xlaunch.errors import UsageError
 from xtune.cli.options import parse_search
 from xtune.cli.preparation import Task, prepare
-from xtune.search.host_turn import HostTurn, runtime_folder
+from xtune.search.host_turn import HostTurn, runtime_directory
 from xtune.space.parameters import BARE, Configuration
 
 
@@ -59,7 +59,7 @@ def record(path: Path, arguments: Sequence[str], options: Options) -> None:
     order = launch_order(plans, options)
     with _opened(path, header, plans, order) as (stream, done):
         say(f"{len(plans) - 1} plans, {len(order)} launches, {done} of them made already")
-        turn = HostTurn(runtime_folder(os.environ), lambda holder: say(f"waiting for {holder}"))
+        turn = HostTurn(runtime_directory(os.environ), lambda holder: say(f"waiting for {holder}"))
         walls: list[float] = []
         for number in range(done, len(order)):
             with turn():

@@ -131,7 +131,7 @@ def test_a_thread_with_another_number_of_threads_is_refused(file: Path, one_thre
 def test_a_package_that_others_could_change_is_refused(file: Path, tmp_path) -> None:
     path = Path(shutil.copy(file, tmp_path / "open.pt2"))
     path.chmod(0o666)
-    with pytest.raises(PackageError, match=r"every user may write .*chmod go-w"):
+    with pytest.raises(PackageError, match=r"every user may write .*chmod o-w"):
         load_package(path, runners=1)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import pytest
 from tests.tuner.cli.commands import RATE, XTUNE, Desk
 
-from xtune.search.host_turn import HostTurn, runtime_folder
+from xtune.search.host_turn import HostTurn, runtime_directory
 
 KEYS = [
     "verdict",
@@ -344,7 +344,7 @@ def test_the_launch_that_tells_what_is_measured_waits_for_its_turn(desk: Desk) -
         "tuned.py",
         "open('launches', 'a')\nprint(\"@hypertune {'name': 'x'}\")\nprint(1)\n",
     )
-    turn = HostTurn(runtime_folder(desk.environment))
+    turn = HostTurn(runtime_directory(desk.environment))
     with contextlib.ExitStack() as held:
         held.enter_context(turn())
         process = held.enter_context(

@@ -11,7 +11,7 @@ import pytest
 
 from xtune.errors import StorageError, TunerError
 from xtune.search import storage as storing
-from xtune.search.host_turn import HostTurn, runtime_folder
+from xtune.search.host_turn import HostTurn, runtime_directory
 from xtune.search.storage import default_url, file_system_of, file_url, open_storage
 
 MOUNTS = """\
@@ -110,15 +110,15 @@ def test_a_file_that_is_no_database_is_one_clear_line(tmp_path: Path) -> None:
         open_storage(str(path))
 
 
-def test_the_runtime_folder_is_private(tmp_path: Path) -> None:
-    folder = runtime_folder({"XDG_RUNTIME_DIR": str(tmp_path)})
+def test_the_runtime_directory_is_private(tmp_path: Path) -> None:
+    folder = runtime_directory({"XDG_RUNTIME_DIR": str(tmp_path)})
     assert folder == tmp_path / "xtune"
     assert folder.stat().st_mode & 0o777 == 0o700
-    assert runtime_folder({"XDG_RUNTIME_DIR": str(tmp_path)}) == folder
+    assert runtime_directory({"XDG_RUNTIME_DIR": str(tmp_path)}) == folder
 
 
-def test_without_a_runtime_folder_one_in_memory_is_made(tmp_path: Path) -> None:
-    folder = runtime_folder({"XDG_RUNTIME_DIR": "/nowhere"}, str(tmp_path))
+def test_without_a_runtime_directory_one_in_memory_is_made(tmp_path: Path) -> None:
+    folder = runtime_directory({"XDG_RUNTIME_DIR": "/nowhere"}, str(tmp_path))
     assert folder == tmp_path / f"xtune-{os.geteuid()}"
 
 
@@ -126,11 +126,11 @@ def test_a_folder_of_somebody_else_s_is_refused(tmp_path: Path) -> None:
     (tmp_path / "xtune").mkdir(mode=0o700)
     (tmp_path / "xtune").chmod(0o777)
     with pytest.raises(TunerError, match="not a private directory"):
-        runtime_folder({"XDG_RUNTIME_DIR": str(tmp_path)})
+        runtime_directory({"XDG_RUNTIME_DIR": str(tmp_path)})
     (tmp_path / "xtune").rmdir()
     (tmp_path / "xtune").symlink_to(tmp_path)
     with pytest.raises(TunerError, match="not a private directory"):
-        runtime_folder({"XDG_RUNTIME_DIR": str(tmp_path)})
+        runtime_directory({"XDG_RUNTIME_DIR": str(tmp_path)})
 
 
 def test_who_waits_is_told_for_whom(tmp_path: Path) -> None:

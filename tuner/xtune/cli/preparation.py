@@ -23,7 +23,7 @@ from xtune.measurement.objectives import WALL, Goal, Objective
 from xtune.measurement.requirements import parse_requirement
 from xtune.measurement.runner import Runner
 from xtune.measurement.summaries import kind_in
-from xtune.search.host_turn import HostTurn, runtime_folder
+from xtune.search.host_turn import HostTurn, runtime_directory
 from xtune.search.provenance import Provenance
 from xtune.search.session import require_baseline
 from xtune.search.strategy import Seed
@@ -143,7 +143,7 @@ def prepare(
         found = _kept_objective(Subject(*identities, made.space, unknown), kept())
         if found is None:
             runner = runner_for(unknown)
-            with HostTurn(runtime_folder(os.environ), waiting)():
+            with HostTurn(runtime_directory(os.environ), waiting)():
                 probe = runner.measure(BARE, limit_s=asked.timeout_s)
             require_baseline(probe, unknown)
             found = _announced(metric, runner.announcements, unknown)

@@ -27,7 +27,7 @@ from xtune.screen.quantities import launches
 from xtune.screen.words import aim, describe_space, settings
 from xtune.search.budget import Budget, parse_budget
 from xtune.search.events import Observer
-from xtune.search.host_turn import HostTurn, runtime_folder
+from xtune.search.host_turn import HostTurn, runtime_directory
 from xtune.search.provenance import Provenance, keep_provenance, made_with, outdated
 from xtune.search.records import Stage, Step
 from xtune.search.session import Ended, Result, Search
@@ -140,7 +140,7 @@ def run_search(
     first = [*tried, *seeds(task), *earlier_winners(study.storage, task.subject)]
     strategy = _strategy(task, asked, store.host, first)
     with _Signals() as signals, _screen(task, shown) as screen:
-        host_turn = HostTurn(runtime_folder(os.environ), screen.waiting)
+        host_turn = HostTurn(runtime_directory(os.environ), screen.waiting)
 
         @contextlib.contextmanager
         def turn() -> Iterator[None]:

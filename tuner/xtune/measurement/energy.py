@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from xlaunch.machine.files import Tree
 
-FOLDER = "/sys/class/powercap"
+POWERCAP = "/sys/class/powercap"
 CONTROL_TYPE = "intel-rapl"
 """AMD's processors appear under this name too. ``intel-rapl-mmio`` counts the same a second time."""
 
@@ -61,13 +61,13 @@ class EnergyMeter:
 def _find(tree: Tree) -> list[_Counter]:
     """The counters of packages, and of the memory beside them."""
     found = []
-    for name in sorted(tree.names(FOLDER)):
+    for name in sorted(tree.names(POWERCAP)):
         kind, _, numbers = name.partition(":")
-        label = tree.read(f"{FOLDER}/{name}/name") or ""
+        label = tree.read(f"{POWERCAP}/{name}/name") or ""
         is_package = ":" not in numbers and label.startswith("package-")
         if kind != CONTROL_TYPE or not (is_package or label == "dram"):
             continue
-        range_uj = tree.read_int(f"{FOLDER}/{name}/max_energy_range_uj")
+        range_uj = tree.read_int(f"{POWERCAP}/{name}/max_energy_range_uj")
         if range_uj is not None:
-            found.append(_Counter(f"{FOLDER}/{name}", range_uj))
+            found.append(_Counter(f"{POWERCAP}/{name}", range_uj))
     return found

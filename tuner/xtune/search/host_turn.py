@@ -19,7 +19,7 @@ from xtune.errors import TunerError
 MEMORY = "/dev/shm"  # noqa: S108 - the directory made there is private, and looked at before it is used
 
 
-def runtime_folder(environment: Mapping[str, str], memory: str = MEMORY) -> Path:
+def runtime_directory(environment: Mapping[str, str], memory: str = MEMORY) -> Path:
     """A directory of this user on this host, never one that hosts share: made, and private.
 
     Raises TunerError where there is none.
@@ -49,7 +49,7 @@ class HostTurn:
     """Called for each launch: a context in which nobody else launches on this host."""
 
     def __init__(self, directory: Path, waiting: Callable[[str], None] | None = None) -> None:
-        """`directory`: see `runtime_folder`. `waiting`: told who has the turn, if somebody has."""
+        """`directory`: see `runtime_directory`. `waiting`: told who has the turn, if somebody has."""
         self._path = directory / "launching.lock"
         self._waiting = waiting
 

@@ -22,7 +22,7 @@ import time
 SET_MEMPOLICY = 238
 GET_MEMPOLICY = 239
 POLICIES = ("default", "preferred", "bind", "interleave", "local")
-MOST_NODES = 1024
+MAX_NODES = 1024
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -67,10 +67,10 @@ def status(name):
 def policy():
     """The policy's name and its nodes, as get_mempolicy(2) tells."""
     mode = ctypes.c_int()
-    mask = (ctypes.c_ulong * (MOST_NODES // 64))()
-    if libc.syscall(GET_MEMPOLICY, ctypes.byref(mode), mask, ctypes.c_ulong(MOST_NODES), None, 0):
+    mask = (ctypes.c_ulong * (MAX_NODES // 64))()
+    if libc.syscall(GET_MEMPOLICY, ctypes.byref(mode), mask, ctypes.c_ulong(MAX_NODES), None, 0):
         raise OSError(ctypes.get_errno(), "get_mempolicy")
-    return [POLICIES[mode.value], [n for n in range(MOST_NODES) if mask[n // 64] >> n % 64 & 1]]
+    return [POLICIES[mode.value], [n for n in range(MAX_NODES) if mask[n // 64] >> n % 64 & 1]]
 
 
 def run_with(name, nodes, *command):
