@@ -327,7 +327,21 @@ class TestQuota:
     def test_throughput_shares_the_quota_by_size(self) -> None:
         machine = make_machine(packages=(6,), nodes=(2, 4), quota=4.0)
         request = Request(mode=Mode.THROUGHPUT, cpus=tuple(range(6)))
-        assert threads(plan(request, machine)) == [1, 3]
+        made = plan(request, machine)
+        assert (threads(made), made.warnings) == ([1, 3], ())
+
+    def test_throughput_warns_of_a_quota_smaller_than_its_instances(self) -> None:
+        machine = make_machine(packages=(6,), nodes=(2, 4), quota=1.5)
+        made = plan(Request(mode=Mode.THROUGHPUT, cpus=tuple(range(6))), machine)
+        assert (threads(made), made.warnings) == (
+            [1, 1],
+            ("2 instances share a CPU quota of 1.5 (cgroup v2 /job): it will hold them back",),
+        )
+        exact = plan(
+            Request(mode=Mode.THROUGHPUT, cpus=tuple(range(6))),
+            make_machine(packages=(6,), nodes=(2, 4), quota=2.0),
+        )
+        assert (threads(exact), exact.warnings) == ([1, 1], ())
 
     def test_more_than_the_quota_is_an_error_that_names_it(self) -> None:
         machine = make_machine(packages=(16,), quota=3.5)
@@ -354,6 +368,13 @@ class TestOversubscription:
     def test_more_instances_than_cores(self) -> None:
         machine = make_machine(packages=(2,))
         assert masks(Request(instances=3, oversubscribe=True), machine) == ["0", "1", "0"]
+
+    def test_crossings_are_not_warned_of(self) -> None:
+        """The instances share cores anyway, and were asked to."""
+        request = Request(instances=4, ncores=5, oversubscribe=True)
+        made = plan(request, TWO_SOCKETS)
+        assert [i.nodes_touched for i in made.instances] == [1, 2, 1, 1]
+        assert made.warnings == ()
 
     def test_what_fits_is_not_shared(self) -> None:
         assert masks(Request(instances=2, oversubscribe=True), TWO_SOCKETS) == ["0-7", "8-15"]
