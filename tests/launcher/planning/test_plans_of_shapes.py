@@ -151,6 +151,20 @@ class TestPlacement:
         made = plan(Request(instances=3, ncores=8), FOUR_SOCKETS)
         assert sum(i.packages_touched - 1 for i in made.instances) == 3
 
+    def test_the_smaller_node_is_taken_whole_if_that_breaks_up_only_one(self) -> None:
+        machine = make_machine(packages=(7,), nodes=(4, 3), l3=(1, 3, 3))
+        assert masks(Request(ncores=5), machine) == ["1-2,4-6"]
+
+    def test_three_left_overs_are_worse_than_cutting_in_order(self) -> None:
+        machine = make_machine(packages=(4, 4, 4), nodes=(2,) * 6)
+        assert masks(Request(instances=4, ncores=3), machine) == ["0-2", "3-5", "6-8", "9-11"]
+
+    def test_of_too_many_nodes_to_try_the_largest_and_the_smallest_that_suffices(self) -> None:
+        sizes = tuple(range(10, 31))
+        machine = make_machine(packages=(sum(sizes),), nodes=sizes)
+        (instance,) = plan(Request(ncores=32), machine).instances
+        assert instance.nodes == (0, 20)
+
     def test_nodes_larger_than_packages(self) -> None:
         machine = make_machine(packages=(4,) * 4, nodes=(8, 8))
         assert masks(Request(instances=2, ncores=6), machine) == ["0-5", "8-13"]
