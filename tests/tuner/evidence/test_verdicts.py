@@ -157,6 +157,13 @@ def test_keeping_what_the_default_breaks_is_a_gain() -> None:
     assert "keeps what is required and the default does not" in verdict.reason
 
 
+def test_blocks_in_which_both_keep_it_tell_nothing() -> None:
+    row = contender(ONE, around(0.9, 0.02, 12), kept=[True] * 12)
+    verdict = judged(row, baseline_kept=[False] * 8 + [True] * 4)
+    assert verdict.kind is Kind.GAIN
+    assert verdict.best == ONE
+
+
 def test_keeping_it_by_chance_is_none() -> None:
     """4 blocks of 8 where only the default broke it: 1 in 16, by chance."""
     broken = [False] * 4 + [True] * 4
