@@ -9,6 +9,7 @@ import contextvars
 import gc
 import os
 import threading
+import time
 import weakref
 
 import pytest
@@ -242,13 +243,27 @@ def test_timeout_leaves_the_call_running(second: CPUPool) -> None:
     gate = Gate()
     with Task(gate, second) as task:
         future = task()
-        for timeout_s in (0, 0.0001, 0.01):
+        for timeout_s in (-1, 0, 0.0001, 0.01):
             with pytest.raises(TimeoutError):
                 future.result(timeout=timeout_s)
             with pytest.raises(TimeoutError):
                 future.exception(timeout=timeout_s)
         gate.open.set()
         assert future.result(timeout=60) is None
+
+
+def test_a_short_timeout_is_waited_out(second: CPUPool) -> None:
+    gate, timeout_s, waits = Gate(), 0.001, 20
+    with Task(gate, second) as task:
+        future = task()
+        assert gate.entered.wait(60)
+        begun = time.monotonic()
+        for _ in range(waits):
+            with pytest.raises(TimeoutError):
+                future.result(timeout_s)
+        waited_s = time.monotonic() - begun
+        gate.open.set()
+    assert waited_s >= waits * timeout_s
 
 
 def test_cancelling_what_has_not_begun(second: CPUPool) -> None:
