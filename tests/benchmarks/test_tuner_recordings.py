@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.tiers import quick_first
 from tuner_recordings import (
     Header,
     Plan,
@@ -223,7 +224,7 @@ def test_wall_time_is_cut_when_it_is_over() -> None:
     assert (cut.outcome, cut.secondary.wall_s) == (Outcome.CUT, 0.5)
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+@pytest.mark.parametrize("shape", quick_first(SHAPES, 2), ids=lambda shape: shape.name)
 def test_made_up_spaces_follow_from_their_seed(shape: object, tmp_path: Path) -> None:
     one = synthetic_recording(shape, 1)  # type: ignore[arg-type]
     assert written(one) == written(synthetic_recording(shape, 1))  # type: ignore[arg-type]

@@ -17,6 +17,7 @@ from tests.launcher.cli.commands import (
     show,
     xlaunch,
 )
+from tests.tiers import quick_first
 
 from xlaunch.cli import RESERVED
 
@@ -158,7 +159,7 @@ def folder_of_reserved_names(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("name", sorted(RESERVED))
+@pytest.mark.parametrize("name", quick_first(sorted(RESERVED)))
 def test_program_with_a_command_s_name(folder_of_reserved_names: Path, name: str):
     folder = folder_of_reserved_names
     env = clean_environment(PATH=f"{folder}:{os.environ['PATH']}")

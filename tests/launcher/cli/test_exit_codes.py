@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.launcher.cli.commands import program, run, xlaunch
+from tests.tiers import quick_first
 
 SEVERAL = ("--instances", "2", "--ncores", "1", "--oversubscribe", "-q")
 HOW = pytest.mark.parametrize(
@@ -18,13 +19,13 @@ HOW = pytest.mark.parametrize(
 
 
 @HOW
-@pytest.mark.parametrize("code", [0, 2, 125])
+@pytest.mark.parametrize("code", quick_first([2, 0, 125]))
 def test_program_s_own(options: tuple[str, ...], code: int):
     assert xlaunch(*options, "sh", "-c", f"exit {code}").code == code
 
 
 @HOW
-@pytest.mark.parametrize("name", ["TERM", "KILL", "SEGV", "RTMIN+3"])
+@pytest.mark.parametrize("name", quick_first(["KILL", "TERM", "SEGV", "RTMIN+3"]))
 def test_signal(options: tuple[str, ...], name: str):
     """128 + n as a shell tells it; in place there is nobody in between to say so."""
     number = int(run(("bash", "-c", f"kill -l {name}")).out)

@@ -215,6 +215,7 @@ def test_user_s_binding_stays_and_is_warned_of(name: str, value: str, under: lis
     assert warned == under
 
 
+@pytest.mark.long
 def test_binding_does_what_the_warning_says(needs):
     needs(find_spec("torch"), "torch")
     two_cpus(needs)

@@ -18,6 +18,7 @@ from tests.launcher.options.settings import (
     uncommented,
     values_of,
 )
+from tests.tiers import quick_first
 
 from xlaunch.cli import run
 from xlaunch.options.kinds import FLAG
@@ -160,7 +161,7 @@ def test_what_cannot_be_kept_is_not_saved(home: Home):
 # xlaunch init
 
 
-@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("machine", quick_first(MACHINES, 2))
 def test_written_preset_loads_and_plans_as_it_is(home: Home, machine: str | None):
     options = ("--synthetic", machine) if machine else ()
     done = xlaunch("init", *options, cwd=home.here)
@@ -189,7 +190,7 @@ def test_every_option_is_in_the_written_preset_and_valid(home: Home):
         assert f"# {option.help}" in text
 
 
-@pytest.mark.parametrize("machine", [machine for machine in MACHINES if machine])
+@pytest.mark.parametrize("machine", quick_first(machine for machine in MACHINES if machine))
 def test_every_layout_in_the_written_preset_is_what_it_says(home: Home, machine: str):
     assert run(["init", "--synthetic", machine]) == 0
     text = (home.here / "xlaunch.toml").read_text()

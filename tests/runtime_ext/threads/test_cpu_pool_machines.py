@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 from tests.captures import each_capture, read_capture
+from tests.tiers import quick_first
 
 from xruntime.errors import CPUPoolError
 from xruntime.threads.cpu_pool import CPUPool
@@ -156,7 +157,7 @@ def test_four_threads_a_core() -> None:
     assert str(CPUPool("225-231", smt=False, machine=machine)) == "225,228"
 
 
-@pytest.mark.parametrize("name", each_capture())
+@pytest.mark.parametrize("name", quick_first(each_capture(), 4))
 def test_every_machine_can_be_divided(name: str) -> None:
     everything = CPUPool(machine=read_capture(name))
     assert everything.cpus == read_capture(name).limits.allowed_cpus

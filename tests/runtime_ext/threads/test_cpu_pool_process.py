@@ -256,7 +256,8 @@ class TestOpenMP:
         environment = {variable: value, **({"LD_PRELOAD": library} if library else {})}
         assert run(ASK, two, **environment) == [[two[0]], list(two), list(two), True]
 
-    @pytest.mark.parametrize("threads", ["1", pytest.param("2", marks=pytest.mark.long)])
+    @pytest.mark.long
+    @pytest.mark.parametrize("threads", ["1", "2"])
     def test_a_mask_of_one_cpu_stays_one(self, threads: str, two: tuple[int, int]) -> None:
         alone = two[1:]
         answer = run(ASK, alone, OMP_PROC_BIND="true", OMP_NUM_THREADS=threads)

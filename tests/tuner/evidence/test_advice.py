@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+from tests.tiers import quick_first
 from tests.tuner.evidence.contenders import RATE, launch
 
 from xtune.evidence.advice import (
@@ -127,7 +128,7 @@ def test_advice_comes_true(gains: tuple[float, ...], blocks: int, runs: int) -> 
     assert sum(known) >= 0.7 * len(known)
 
 
-@pytest.mark.parametrize("spread", [0.01, 0.03])
+@pytest.mark.parametrize("spread", quick_first([0.03, 0.01]))
 @pytest.mark.parametrize(("finalists", "blocks"), [(1, 6), (3, 12)])
 def test_the_smallest_gain_is_found_in_80_of_100_finals(
     spread: float, finalists: int, blocks: int

@@ -268,8 +268,11 @@ def test_a_service_is_measured_until_its_timeout_and_stopped(
     ("metric", "timeout_s", "limit_s", "said"),
     [
         ("x/s", 1.0, None, "it gave too few steady values of 'x/s': allow more with --timeout"),
-        ("wall", 1.0, None, "a program that does not end needs a --metric"),
-        ("x/s", 50.0, 1.0, ""),
+        pytest.param(
+            *("wall", 1.0, None, "a program that does not end needs a --metric"),
+            marks=pytest.mark.long,
+        ),
+        pytest.param("x/s", 50.0, 1.0, "", marks=pytest.mark.long),
     ],
 )
 def test_what_cannot_be_measured_until_its_timeout_timed_out(
@@ -285,6 +288,7 @@ def test_what_cannot_be_measured_until_its_timeout_timed_out(
     assert said or launch.notes[0] == first
 
 
+@pytest.mark.long
 def test_a_service_of_several_instances_needs_values_of_each(
     two_cpus: None, make_runner: MakeRunner
 ):

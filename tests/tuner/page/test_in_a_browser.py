@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.tiers import quick_first
 from tests.tuner.page.browser import Browser, Tab
 from tests.tuner.page.cases import CASES, case
 from tests.tuner.page.pages import charts_of, read
@@ -56,7 +57,7 @@ def write(folder: Path, found: Findings, plotly: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("width", [1200, 400])
+@pytest.mark.parametrize("width", quick_first([1200, 400]))
 def test_a_gain(browser: Browser, tmp_path: Path, plotly: str, width: int) -> None:
     path = write(tmp_path, case("two goals").found, plotly)
     tab = see(browser, path, width)

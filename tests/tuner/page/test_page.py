@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from tests.tiers import quick_first
 from tests.tuner.page.cases import CASES, case
 from tests.tuner.page.pages import SECTIONS, charts_of, findings, read_page
 from tests.tuner.search.scripted import RATE, SPACE
@@ -22,7 +23,7 @@ from xtune.space.parameters import BARE
 from xtune.space.spaces import Space
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", quick_first(CASES, 3))
 def test_all_sections_charts_and_values_are_there(name: str) -> None:
     found, root = case(name)
     sections = [one.attributes["id"] for one in root.all("section")]

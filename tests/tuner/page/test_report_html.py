@@ -136,11 +136,16 @@ def test_a_page_is_replaced_and_nothing_else_is(searched: Searched) -> None:
     ("file", "said"),
     [
         ("-", "a page goes to a file, not to standard output; write --html report.html"),
-        ("nap.py", "the name of a page ends in .html; write --html report.html"),
-        ("nowhere/page.html", "there is no directory "),
-        ("folder.html", "exists and is not a regular file; choose another name"),
-        ("pipe.html", "exists and is not a regular file; choose another name"),
-        ("nap.py/page.html", "there is no directory "),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in [
+                ("nap.py", "the name of a page ends in .html; write --html report.html"),
+                ("nowhere/page.html", "there is no directory "),
+                ("folder.html", "exists and is not a regular file; choose another name"),
+                ("pipe.html", "exists and is not a regular file; choose another name"),
+                ("nap.py/page.html", "there is no directory "),
+            ]
+        ),
     ],
 )
 def test_a_file_that_cannot_be_one_line(desk: Desk, file: str, said: str) -> None:

@@ -143,7 +143,10 @@ def test_winners_of_other_studies_of_the_program_are_known(storage: Storage) -> 
         FULL,
         launch(None, outcome=Outcome.CUT),
         launch(float("nan")),
-        launch(series=(Series(0, "items/s", *[tuple(n / 7 for n in range(20_000))] * 2),)),
+        pytest.param(
+            launch(series=(Series(0, "items/s", *[tuple(n / 7 for n in range(20_000))] * 2),)),
+            marks=pytest.mark.long,
+        ),
     ],
     ids=["measured", "crashed", "cut", "nan", "many samples"],
 )
@@ -389,6 +392,7 @@ def test_a_worker_counts_while_it_launches(storage: Storage) -> None:
     assert not store._beating
 
 
+@pytest.mark.long
 def test_a_storage_that_went_away_is_one_clear_line(tmp_path: Path) -> None:
     path = tmp_path / "studies.db"
     store = store_of(open_storage(str(path)))

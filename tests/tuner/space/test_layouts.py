@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.captures import each_capture, read_capture
 from tests.launcher.planning.shapes import GIB, make_machine
+from tests.tiers import quick_first
 
 from xlaunch.errors import UsageError
 from xlaunch.machine.topology import Machine
@@ -89,7 +90,7 @@ def test_what_cannot_be_planned_is_said_at_once() -> None:
         find_layouts(make_machine(packages=(2,)), Request(cpus=(99,)), one_instance=False)
 
 
-@pytest.mark.parametrize("name", each_capture())
+@pytest.mark.parametrize("name", quick_first(each_capture(), 4))
 def test_layouts_of_a_captured_machine_fit_and_differ(name: str) -> None:
     machine = read_capture(name)
     layouts = find_layouts(machine, Request(), one_instance=False)

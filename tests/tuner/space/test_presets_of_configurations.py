@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from tests.launcher.cli.commands import SHOW, clean_environment, run, xlaunch
+from tests.tiers import quick_first
 
 import xlaunch as library
 from xlaunch.cli.launch import command
@@ -61,7 +62,9 @@ CONFIGURATIONS: list[dict[str, Value]] = [
 ]
 
 
-@pytest.mark.parametrize("values", CONFIGURATIONS, ids=["default", "2x4", "1x2", "all", "16x1"])
+@pytest.mark.parametrize(
+    "values", quick_first(CONFIGURATIONS, 2), ids=["default", "2x4", "1x2", "all", "16x1"]
+)
 def test_presets_and_commands_plan_the_same(values: dict[str, Value], tmp_path: Path) -> None:
     with machine_of(None, MACHINE) as machine:
         made = make_space(
