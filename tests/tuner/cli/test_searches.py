@@ -203,7 +203,7 @@ def test_presets_of_the_user_come_first(desk: Desk) -> None:
     (first,) = [s["study"] for s in desk.xtune("list", "--json").found if s["study"] != "quiet"]
     assert desk.xtune("resume", first, "--budget", "2").code == 0
     later = desk.xtune("export", first).found["launches"][3:]
-    assert [one["origin"] for one in later] == ["the other end of n", ""]
+    assert [one["origin"] for one in later] == ["the other end of n", "the bare command"]
 
 
 def warnings_of(told: str) -> list[str]:
