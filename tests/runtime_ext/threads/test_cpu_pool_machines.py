@@ -84,7 +84,9 @@ def test_nodes_without_cpus() -> None:
     assert shown(CPUPool(machine=machine).per_node()) == ["0-1", "2-3", "4-5"]
     with pytest.raises(CPUPoolError, match=r"node 6 has no online CPU; .* allowed CPUs: 0-2$"):
         CPUPool(node=6, machine=machine)
-    with pytest.raises(CPUPoolError, match=r"node 3 does not exist or is offline; .*allowed CPUs: 0-2$"):
+    with pytest.raises(
+        CPUPoolError, match=r"node 3 does not exist or is offline; .*allowed CPUs: 0-2$"
+    ):
         CPUPool(node=3, machine=machine)
 
 
@@ -103,7 +105,9 @@ def test_offline_cpus() -> None:
     machine = read_capture("hwloc-16em64t-4s2c2t-offlines")
     everything = CPUPool(machine=machine)
     assert str(everything) == "0-1,3-4,6-12,15"
-    with pytest.raises(CPUPoolError, match=r"CPUs 2,5 are offline; .*allowed CPUs: 0-1,3-4,6-12,15; "):
+    with pytest.raises(
+        CPUPoolError, match=r"CPUs 2,5 are offline; .*allowed CPUs: 0-1,3-4,6-12,15; "
+    ):
         CPUPool("0-5", machine=machine)
     assert str(CPUPool("0-5", strict=False, machine=machine)) == "0-1,3-4"
     # The siblings of 5, 2, 13 and 14 are left alone on their cores.
