@@ -2,7 +2,8 @@
 """Finds and loads libxkernels.so, once, when it is first needed.
 
 The library is built with the package if there is GCC. XRUNTIME_KERNELS=PATH names another build, for
-example one with sanitizers.
+example one with sanitizers. XKERNELS_ISA=NAME names the instruction set that its operators run on, in
+place of the best one that the CPU supports.
 
 Its functions are called in three ways. `library()` releases the GIL around each call, for functions that
 run a parallel region. `quick_library()` keeps the GIL, for functions that return at once, where
@@ -28,6 +29,7 @@ ABI_VERSION = 2
 
 LIBRARY_NAME = "libxkernels.so"
 LIBRARY_VARIABLE = "XRUNTIME_KERNELS"
+ISA_VARIABLE = "XKERNELS_ISA"
 
 _HOW_TO_GET_IT = (
     "Install GCC (Debian and Ubuntu: apt-get install g++), then xlaunch again,"
@@ -45,6 +47,26 @@ INTERRUPTED = -4
 """XK_INTERRUPTED: a signal was handled meanwhile; call again."""
 TIMED_OUT = -5
 """XK_TIMED_OUT: the timeout has passed."""
+NO_ISA = -6
+"""XK_NO_ISA: the operators have no instruction set to run on; `isa_name` raises the reason."""
+
+FLOAT32 = 0
+BFLOAT16 = 1
+FLOAT16 = 2
+WEIGHTS_FLOAT32 = 0
+WEIGHTS_SPLIT = 1
+WEIGHTS_STOCHASTIC = 2
+INT32 = 0
+INT64 = 1
+BAG_SUM = 0
+BAG_MEAN = 1
+BAG_MAX = 2
+PROBLEM_NONE = 0
+PROBLEM_INDEX = 1
+PROBLEM_FIRST = 2
+PROBLEM_DECREASING = 3
+PROBLEM_BEYOND = 4
+PROBLEM_LAST = 5
 
 
 class CTeamMember(ctypes.Structure):
@@ -54,6 +76,92 @@ class CTeamMember(ctypes.Structure):
         ("openmp_id", ctypes.c_int32),
         ("thread_id", ctypes.c_int32),
         ("cpu", ctypes.c_int32),
+    )
+
+
+class CTensors(ctypes.Structure):
+    """xk_tensors of xkernels/optimizer.h; the fields without a comment are addresses of arrays."""
+
+    _fields_ = (
+        ("count", ctypes.c_int64),
+        ("sizes", ctypes.c_void_p),
+        ("weights", ctypes.c_void_p),
+        ("remainders", ctypes.c_void_p),
+        ("gradients", ctypes.c_void_p),
+        ("first", ctypes.c_void_p),
+        ("second", ctypes.c_void_p),
+        ("steps", ctypes.c_void_p),
+        ("fresh", ctypes.c_void_p),
+        ("seed", ctypes.c_uint64),
+        ("weight_format", ctypes.c_int32),  # WEIGHTS_...
+        ("gradient_type", ctypes.c_int32),  # FLOAT32 or BFLOAT16
+        ("state_type", ctypes.c_int32),
+        ("maximize", ctypes.c_int32),
+    )
+
+
+class CRoiAlignTask(ctypes.Structure):
+    """xk_roi_align_task of xkernels/roi_align.h."""
+
+    _fields_ = (
+        ("images", ctypes.c_int64),
+        ("channels", ctypes.c_int64),
+        ("height", ctypes.c_int64),
+        ("width", ctypes.c_int64),
+        ("boxes", ctypes.c_int64),
+        ("output_height", ctypes.c_int64),
+        ("output_width", ctypes.c_int64),
+        ("spatial_scale", ctypes.c_double),
+        ("sampling_ratio", ctypes.c_int32),
+        ("aligned", ctypes.c_int32),
+        ("type", ctypes.c_int32),  # FLOAT32, BFLOAT16 or FLOAT16
+        ("channels_last", ctypes.c_int32),
+    )
+
+
+class CBagTable(ctypes.Structure):
+    """xk_bag_table of xkernels/embedding.h."""
+
+    _fields_ = (
+        ("rows", ctypes.c_int64),
+        ("dim", ctypes.c_int64),
+        ("index_count", ctypes.c_int64),
+        ("bags", ctypes.c_int64),
+        ("weights", ctypes.c_void_p),
+        ("indices", ctypes.c_void_p),
+        ("offsets", ctypes.c_void_p),
+        ("factors", ctypes.c_void_p),
+        ("output", ctypes.c_void_p),
+        ("max_positions", ctypes.c_void_p),
+        ("gradients", ctypes.c_void_p),
+        ("gradient_rows", ctypes.c_void_p),
+        ("gradient_row_count", ctypes.c_int64),
+        ("remainders", ctypes.c_void_p),
+        ("state", ctypes.c_void_p),
+    )
+
+
+class CBags(ctypes.Structure):
+    """xk_bags of xkernels/embedding.h."""
+
+    _fields_ = (
+        ("count", ctypes.c_int64),
+        ("tables", ctypes.POINTER(CBagTable)),
+        ("value_type", ctypes.c_int32),  # FLOAT32, BFLOAT16 or FLOAT16
+        ("index_type", ctypes.c_int32),  # INT32 or INT64
+        ("mode", ctypes.c_int32),  # BAG_...
+        ("include_last_offset", ctypes.c_int32),
+    )
+
+
+class CBagProblem(ctypes.Structure):
+    """xk_bag_problem of xkernels/embedding.h."""
+
+    _fields_ = (
+        ("table", ctypes.c_int64),
+        ("position", ctypes.c_int64),
+        ("value", ctypes.c_int64),
+        ("kind", ctypes.c_int32),  # PROBLEM_...
     )
 
 
@@ -115,6 +223,19 @@ _MAILBOX = ctypes.c_void_p
 
 _Signature = tuple[type | None, tuple[type, ...]]
 
+
+def _optimizer(numbers: int, *flags: type) -> _Signature:
+    return ctypes.c_int32, (ctypes.POINTER(CTensors), *[ctypes.c_double] * numbers, *flags)
+
+
+_ADDRESS = ctypes.c_void_p
+
+
+def _bags(numbers: int = 0) -> _Signature:
+    problem = ctypes.POINTER(CBagProblem)
+    return ctypes.c_int32, (ctypes.POINTER(CBags), *[ctypes.c_double] * numbers, problem)
+
+
 # Functions that run a parallel region or prepare the OpenMP runtime for one.
 _WAITING: dict[str, _Signature] = {
     "xk_openmp_team": (ctypes.c_int32, (ctypes.POINTER(CTeamMember), ctypes.c_int32)),
@@ -122,9 +243,45 @@ _WAITING: dict[str, _Signature] = {
     "xk_team_confine": (ctypes.c_int32, (_CPUS, ctypes.c_int32)),
     "xk_team_pin": (ctypes.c_int32, (_CPUS, ctypes.c_int32)),
     "xk_thread_cpus": (ctypes.c_int32, (ctypes.c_int32, _CPUS, ctypes.c_int32)),
+    "xk_sgd": _optimizer(4, ctypes.c_int32),
+    "xk_adagrad": _optimizer(4),
+    "xk_adam": _optimizer(5, ctypes.c_int32),
+    "xk_lamb": _optimizer(5, ctypes.c_int32),
+    "xk_lars": _optimizer(4, ctypes.c_int32, ctypes.c_double, ctypes.c_double, ctypes.c_int32),
+    "xk_interaction": (
+        ctypes.c_int32,
+        (*(_ADDRESS, _ADDRESS), *[ctypes.c_int64] * 3, ctypes.c_int32, _ADDRESS),
+    ),
+    "xk_interaction_backward": (
+        ctypes.c_int32,
+        (*(_ADDRESS, _ADDRESS), *[ctypes.c_int64] * 3, ctypes.c_int32, _ADDRESS, _ADDRESS),
+    ),
+    "xk_roi_align": (
+        ctypes.c_int32,
+        (ctypes.POINTER(CRoiAlignTask), _ADDRESS, _ADDRESS, _ADDRESS),
+    ),
+    "xk_roi_align_backward": (
+        ctypes.c_int32,
+        (ctypes.POINTER(CRoiAlignTask), _ADDRESS, _ADDRESS, _ADDRESS),
+    ),
+    "xk_nms": (
+        ctypes.c_int32,
+        (
+            *(_ADDRESS, ctypes.c_int32, ctypes.c_int64, _ADDRESS, _ADDRESS, ctypes.c_int64),
+            *(ctypes.c_double, _ADDRESS),
+        ),
+    ),
+    "xk_bags_forward": _bags(),
+    "xk_bags_dense_gradients": _bags(),
+    "xk_bags_sparse_gradients": _bags(),
+    "xk_bags_factor_gradients": _bags(),
+    "xk_bags_sgd": _bags(3),
+    "xk_bags_adagrad": _bags(2),
 }
 _QUICK: dict[str, _Signature] = {
     "xk_abi_version": (ctypes.c_int32, ()),
+    "xk_isa_name": (ctypes.c_char_p, ()),
+    "xk_isa_supported": (ctypes.c_char_p, ()),
     "xk_team_size": (ctypes.c_int32, ()),
     "xk_team_resize": (ctypes.c_int32, (ctypes.c_int32,)),
     "xk_mailbox_create": (_MAILBOX, (ctypes.c_int32, ctypes.c_int32)),
@@ -185,6 +342,36 @@ def quick_library() -> ctypes.PyDLL:
     except (OSError, AttributeError) as error:
         raise KernelsUnavailableError(f"{path} cannot be loaded: {error}") from error
     return loaded
+
+
+def supported_isas() -> list[str]:
+    """Return the instruction sets of the library that this CPU supports, worst first.
+
+    Raises KernelsUnavailableError without the native library.
+    """
+    names: bytes = quick_library().xk_isa_supported()
+    return [name for name in names.decode().split(",") if name]
+
+
+@functools.cache
+def isa_name() -> str:
+    """Return the name of the instruction set that operators run on: the best one, or XKERNELS_ISA.
+
+    Raises KernelsUnavailableError if XKERNELS_ISA names none of `supported_isas()`, if there are none,
+    and without the native library.
+    """
+    name: bytes | None = quick_library().xk_isa_name()
+    if name is not None:
+        return name.decode()
+    supported = supported_isas()
+    if not supported:
+        raise KernelsUnavailableError(
+            f"{library_path()} needs a newer CPU for its operators: on x86-64 one with SSE4.2 (x86-64-v2)"
+        )
+    raise KernelsUnavailableError(
+        f"{ISA_VARIABLE}={os.environ.get(ISA_VARIABLE)}: this CPU supports {', '.join(supported)};"
+        f" unset the variable for {supported[-1]}"
+    )
 
 
 @functools.cache

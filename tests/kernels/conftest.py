@@ -29,7 +29,7 @@ def built_library(needs: Needs) -> Path:
 
 
 @pytest.fixture(scope="session")
-def header_folder(built_library: Path) -> Path:
+def header_directory(built_library: Path) -> Path:
     """Where the xkernels.h of that library is: beside it, or among the sources of a bare build."""
     installed = built_library.parent / "include"
     return installed if (installed / "xkernels.h").is_file() else KERNELS / "include"
@@ -37,7 +37,7 @@ def header_folder(built_library: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def compile_program(
-    needs: Needs, header_folder: Path, tmp_path_factory: pytest.TempPathFactory
+    needs: Needs, header_directory: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Compile:
     """`compile_program(name, *arguments)`: programs/NAME.cpp, compiled with more arguments to g++."""
     compiler = shutil.which("g++")
@@ -48,7 +48,7 @@ def compile_program(
         done = subprocess.run(
             [
                 *(str(compiler), "-std=c++17", "-pthread", "-Wall", "-Wextra", "-Wpedantic"),
-                *("-Wshadow", "-Werror", "-I", header_folder, PROGRAMS / f"{name}.cpp"),
+                *("-Wshadow", "-Werror", "-I", header_directory, PROGRAMS / f"{name}.cpp"),
                 *(*arguments, "-ldl", "-o", program),
             ],
             capture_output=True,

@@ -47,9 +47,9 @@ def compiler_chosen(build: Path) -> str:
     return found[1] if found else ""
 
 
-def fake_clang(folder: Path) -> Path:
+def fake_clang(directory: Path) -> Path:
     """A program that says of itself what Clang does."""
-    path = folder / "clang++"
+    path = directory / "clang++"
     path.write_text("#!/bin/sh\necho '#define __GNUC__ 4'\necho '#define __clang__ 1'\n")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return path

@@ -48,14 +48,14 @@ def succeed(done: subprocess.CompletedProcess[str]) -> None:
 
 @pytest.fixture(scope="module")
 def package(cmake: CMake, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The installed package's folder, moved since it was installed, its build folder gone."""
-    folder = tmp_path_factory.mktemp("package")
-    succeed(cmake("-S", ROOT / "kernels", "-B", folder / "build", "-DXKERNELS=ON"))
-    succeed(cmake("--build", folder / "build"))
-    succeed(cmake("--install", folder / "build", "--prefix", folder / "installed"))
-    shutil.rmtree(folder / "build")
-    (folder / "installed").rename(folder / "moved")
-    return folder / "moved" / "xruntime"
+    """The installed package's directory, moved since it was installed, its build directory gone."""
+    directory = tmp_path_factory.mktemp("package")
+    succeed(cmake("-S", ROOT / "kernels", "-B", directory / "build", "-DXKERNELS=ON"))
+    succeed(cmake("--build", directory / "build"))
+    succeed(cmake("--install", directory / "build", "--prefix", directory / "installed"))
+    shutil.rmtree(directory / "build")
+    (directory / "installed").rename(directory / "moved")
+    return directory / "moved" / "xruntime"
 
 
 @pytest.fixture(scope="module")

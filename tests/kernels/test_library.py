@@ -17,7 +17,10 @@ from xruntime import native
 from xruntime.native import ABI_VERSION, CTeamMember
 
 KERNELS = Path(__file__).parents[2] / "kernels"
-HEADER = KERNELS / "include" / "xkernels.h"
+INCLUDE = KERNELS / "include"
+DECLARATIONS = "".join(
+    path.read_text() for path in [INCLUDE / "xkernels.h", *sorted(INCLUDE.glob("xkernels/*.h"))]
+)
 
 Needs = Callable[[object, str], None]
 
@@ -36,14 +39,14 @@ def kernels(built_library: Path) -> Iterator[ctypes.CDLL]:
 
 
 def test_version_is_the_headers_and_the_packages(kernels: ctypes.CDLL) -> None:
-    declared = re.search(r"#define XK_ABI_VERSION (\d+)", HEADER.read_text())
+    declared = re.search(r"#define XK_ABI_VERSION (\d+)", DECLARATIONS)
     assert declared
     assert kernels.xk_abi_version() == int(declared[1]) == ABI_VERSION
 
 
 def test_python_declares_every_function_once() -> None:
     """Either it releases the interpreter's lock or it keeps it, or ctypes has nothing to do with it."""
-    declared = re.findall(r"XK_API [\w ]+\*? (\w+)\(([^)]*)\)", HEADER.read_text())
+    declared = re.findall(r"XK_API [\w ]+\*? (\w+)\(([^)]*)\)", DECLARATIONS)
     signatures = {**native._WAITING, **native._QUICK}
     assert not set(native._WAITING) & set(native._QUICK)
     without = {f"xk_mailbox_{name}" for name in ("post", "next", "await")}
@@ -56,8 +59,8 @@ def test_python_declares_every_function_once() -> None:
 
 
 def test_python_knows_every_answer_below_zero() -> None:
-    declared = dict(re.findall(r"#define XK_(\w+) \((-\d+)\)", HEADER.read_text()))
-    assert len(declared) == 5
+    declared = dict(re.findall(r"#define XK_(\w+) \((-\d+)\)", DECLARATIONS))
+    assert len(declared) == 6
     assert {name: getattr(native, name) for name in declared} == {
         name: int(value) for name, value in declared.items()
     }
@@ -97,7 +100,7 @@ def test_exports_only_what_the_header_declares(built_library: Path, needs: Needs
         line.split()[-1]
         for line in output_of("nm", "-D", "--defined-only", built_library).splitlines()
     }
-    declared = set(re.findall(r"XK_API [\w ]+\*? (\w+)\(", HEADER.read_text()))
+    declared = set(re.findall(r"XK_API [\w ]+\*? (\w+)\(", DECLARATIONS))
     assert exported == declared
 
 
@@ -111,6 +114,20 @@ def test_asks_for_libgomp_by_its_plain_name_and_carries_no_path(
     assert not [name for name in needed if re.match(r"lib(iomp|omp|stdc\+\+|torch)", name)]
     assert "RPATH" not in dynamic
     assert "RUNPATH" not in dynamic
+
+
+def test_every_header_can_be_included_alone(needs: Needs) -> None:
+    compiler = shutil.which("gcc")
+    needs(compiler, "gcc")
+    names = [str(path.relative_to(INCLUDE)) for path in INCLUDE.rglob("*.h")]
+    assert len(names) == 8
+    for name in names:
+        subprocess.run(
+            [str(compiler), "-x", "c", "-std=c99", "-Werror", "-I", INCLUDE, "-fsyntax-only", "-"],
+            input=f'#include "{name}"\nint32_t value;\n',
+            check=True,
+            text=True,
+        )
 
 
 def test_header_serves_a_c_program(built_library: Path, needs: Needs, tmp_path: Path) -> None:
@@ -132,7 +149,7 @@ def test_header_serves_a_c_program(built_library: Path, needs: Needs, tmp_path: 
     program = tmp_path / "caller"
     output_of(
         *(str(compiler), "-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror"),
-        *("-I", HEADER.parent, source, built_library, f"-Wl,-rpath,{built_library.parent}"),
+        *("-I", INCLUDE, source, built_library, f"-Wl,-rpath,{built_library.parent}"),
         *("-o", program),
     )
     answer = subprocess.run(

@@ -22,7 +22,7 @@ import pytest
 
 from xruntime import native
 
-MAILBOX_SOURCE = Path(__file__).parents[2] / "kernels" / "src" / "mailbox.cpp"
+MAILBOX_SOURCE = Path(__file__).parents[2] / "kernels" / "src" / "runtime" / "mailbox.cpp"
 LIMIT_S = 240
 
 Compile = Callable[..., Path]

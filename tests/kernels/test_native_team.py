@@ -56,8 +56,10 @@ def environment(preload: str, **variables: str) -> dict[str, str]:
         for name, value in os.environ.items()
         if not name.startswith(("OMP_", "GOMP_", "KMP_", "MKL_"))
     }
-    folders = [path for path in sys.path if path]
-    return inherited | {"LD_PRELOAD": preload, "PYTHONPATH": os.pathsep.join(folders)} | variables
+    directories = [path for path in sys.path if path]
+    return (
+        inherited | {"LD_PRELOAD": preload, "PYTHONPATH": os.pathsep.join(directories)} | variables
+    )
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 // The mailbox's functions as built-in functions of Python, which make no object but the result.
 #include <stddef.h>
 
-#include "xkernels.h"
+#include "xkernels/mailbox.h"
 
 namespace {
 

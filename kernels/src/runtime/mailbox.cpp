@@ -20,6 +20,8 @@
 // A futex holds 32 bits and the counts have 64, so each side sleeps on a word of its own.
 //
 // Nothing here needs the C++ runtime library, whose versions differ between machines.
+#include "xkernels/mailbox.h"
+
 #include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
@@ -31,8 +33,6 @@
 
 #include <atomic>
 #include <new>
-
-#include "xkernels.h"
 
 namespace {
 

@@ -4,6 +4,8 @@
 //
 // No region here has a num_threads clause: like torch's own regions, it uses the calling thread's
 // number, so that it runs on the same team as torch's operators.
+#include "xkernels/team.h"
+
 #include <omp.h>
 #include <sched.h>
 #include <sys/syscall.h>
@@ -13,8 +15,6 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstdlib>
-
-#include "xkernels.h"
 
 // Extensions of LLVM's and Intel's runtimes; null under GNU's.
 extern "C" {

@@ -1,4 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "xkernels.h"
+#include "xkernels/library.h"
 
 int32_t xk_abi_version(void) { return XK_ABI_VERSION; }

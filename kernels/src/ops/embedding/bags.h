@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the functions of embedding bags share: reading indices, checks, memory, tasks, windows.
+#ifndef XKERNELS_OPS_EMBEDDING_BAGS_H
+#define XKERNELS_OPS_EMBEDDING_BAGS_H
+
+#include <omp.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+#include "ops/embedding/kernels.h"
+
+namespace xkernels {
+
+// Calls that read fewer values run on the calling thread: waking a team takes longer.
+constexpr int64_t kBagGrain = 32768;
+
+inline int value_width(int32_t type) { return type == XK_FLOAT32 ? 4 : 2; }
+
+inline int64_t number_at(const void* numbers, int32_t type, int64_t at) {
+  return type == XK_INT64 ? static_cast<const int64_t*>(numbers)[at]
+                          : static_cast<const int32_t*>(numbers)[at];
+}
+
+// One table whose indices and offsets are valid.
+class Table {
+ public:
+  Table(const xk_bags& bags, int64_t number)
+      : fields(bags.tables[number]),
+        row_bytes(fields.dim * value_width(bags.value_type)),
+        index_type_(bags.index_type),
+        length_(fields.bags == 0 ? 0 : fields.index_count / fields.bags) {}
+
+  const xk_bag_table& fields;
+  const int64_t row_bytes;
+
+  // The position at which a bag begins; begin(fields.bags) is the end of the last one.
+  int64_t begin(int64_t bag) const {
+    if (fields.offsets == nullptr) return bag * length_;
+    return bag < fields.bags ? number_at(fields.offsets, index_type_, bag) : fields.index_count;
+  }
+  // The number of positions that are in bags.
+  int64_t end() const { return fields.bags == 0 ? 0 : begin(fields.bags); }
+  int64_t row(int64_t position) const { return number_at(fields.indices, index_type_, position); }
+  // Of the non-decreasing numbers cost(0), cost(1), ... cost(bags): the first that is at least
+  // `wanted`, or `bags`.
+  template <typename Cost>
+  int64_t first_bag(int64_t wanted, Cost cost) const {
+    int64_t low = 0, high = fields.bags;
+    while (low < high) {
+      const int64_t middle = low + (high - low) / 2;
+      if (cost(middle) < wanted) {
+        low = middle + 1;
+      } else {
+        high = middle;
+      }
+    }
+    return low;
+  }
+
+ private:
+  const int32_t index_type_;
+  const int64_t length_;  // of each bag, without offsets
+};
+
+// Memory without a constructor, which is freed with the object.
+template <typename Element>
+class Buffer {
+ public:
+  Buffer() = default;
+  ~Buffer() { free(elements_); }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+
+  // The elements are not initialized. False without memory.
+  bool allocate(int64_t count) {
+    const size_t bytes = sizeof(Element) * static_cast<size_t>(count < 1 ? 1 : count);
+    elements_ = static_cast<Element*>(malloc(bytes));
+    return elements_ != nullptr;
+  }
+  Element& operator[](int64_t at) { return elements_[at]; }
+  const Element& operator[](int64_t at) const { return elements_[at]; }
+  Element* data() { return elements_; }
+
+ private:
+  Element* elements_ = nullptr;
+};
+
+// Calls work(0) to work(tasks - 1), each once, on the team or on the calling thread.
+template <typename Work>
+void run_tasks(int64_t tasks, bool parallel, const Work& work) {
+  if (!parallel || tasks < 2) {
+    for (int64_t task = 0; task < tasks; ++task) work(task);
+    return;
+  }
+#pragma omp parallel for schedule(dynamic, 1) default(none) shared(tasks, work)
+  for (int64_t task = 0; task < tasks; ++task) work(task);
+}
+
+// Checks arguments, then all indices and offsets. `needs` says which fields the function uses.
+struct BagNeeds {
+  bool weights, written_weights, factors, output, max_positions, gradients, gradient_rows, state;
+};
+int32_t check_bags(const xk_bags* bags, BagNeeds needs, xk_bag_problem* problem);
+
+// Whether a call is worth a team.
+bool is_large(const xk_bags& bags);
+
+// The loops of the instruction set; nullptr if there is none.
+const EmbeddingKernels* embedding_kernels();
+
+// Addresses and factors of consecutive rows to read, some at a time. Fill is a function of the
+// number of an item that sets its address and, if there are factors, its factor.
+template <typename Fill>
+class Window {
+ public:
+  static constexpr int kItems = 512;
+
+  Window(int64_t end, const Fill& fill) : fill_(fill), end_(end) {}
+
+  // Returns how many of the items [at, end) are at hand: at least one, if there is one.
+  int cover(int64_t at, int64_t end) {
+    if (at < first_ || at >= last_ || (end > last_ && at > first_)) refill(at);
+    return static_cast<int>((end < last_ ? end : last_) - at);
+  }
+  const char* const* addresses(int64_t at) const { return addresses_ + (at - first_); }
+  const float* factors(int64_t at) const { return factors_ + (at - first_); }
+
+ private:
+  void refill(int64_t at) {
+    first_ = at;
+    last_ = end_ - at < kItems ? end_ : at + kItems;
+    const int64_t known = end_ - at < kItems + kAhead ? end_ - at : kItems + kAhead;
+    for (int64_t item = 0; item < known; ++item) {
+      fill_(at + item, &addresses_[item], &factors_[item]);
+    }
+    for (int64_t item = known; item < kItems + kAhead; ++item) {
+      addresses_[item] = addresses_[known - 1];
+    }
+  }
+
+  const Fill& fill_;
+  const int64_t end_;
+  int64_t first_ = 0;
+  int64_t last_ = 0;
+  const char* addresses_[kItems + kAhead];
+  float factors_[kItems + kAhead];
+};
+
+}  // namespace xkernels
+
+#endif  // XKERNELS_OPS_EMBEDDING_BAGS_H

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What each instruction set implements of embedding bags: loops over the columns of some rows.
+#ifndef XKERNELS_OPS_EMBEDDING_KERNELS_H
+#define XKERNELS_OPS_EMBEDDING_KERNELS_H
+
+#include <stdint.h>
+
+#include "dispatch/isa.h"
+#include "xkernels/embedding.h"
+
+namespace xkernels {
+
+// Columns that are computed at a time: their fp32 buffer fits into the first-level cache.
+constexpr int kColumns = 512;
+
+// A row is prefetched so many rows before it is read.
+constexpr int kAhead = 16;
+
+// Some columns of some rows of a matrix.
+struct Rows {
+  const char* const* first;  // addresses of the first of these columns; `count` and kAhead more,
+                             // which are only prefetched
+  const float* factors;      // one for each row, or nullptr: 1
+  int count;
+  int columns;  // at most kColumns
+  int32_t type;
+};
+
+// Some columns of the rows of a table that indices name.
+struct NamedRows {
+  const char* table;    // the first of these columns in row 0
+  int64_t row_bytes;    // from a row to the next
+  const void* indices;  // of index_type; rows named from first + count on are only prefetched
+  int64_t first;
+  int64_t index_count;  // at least first + count
+  const void* factors;  // of type, one for each index, or nullptr: 1
+  int count;
+  int columns;  // at most kColumns
+  int32_t type;
+  int32_t index_type;
+};
+
+struct EmbeddingKernels {
+  // sums[c] = (more ? sums[c] : 0) + factors[0] rows[0][c] + factors[1] rows[1][c] + ...
+  void (*add)(const Rows&, bool more, float* sums);
+  void (*add_named)(const NamedRows&, float* sums);  // more: false
+  // The largest value of each column and its position: rows have positions from `position` on.
+  // more: the values and positions so far take part.
+  void (*maximize)(const Rows&, bool more, int32_t position, float* values, int32_t* positions);
+  // sums[c] += row[c] where positions[c] == position.
+  void (*add_where)(const void* row, int32_t type, const int32_t* positions, int32_t position,
+                    int columns, float* sums);
+  // Divides, and stores unless the values are there already.
+  void (*store)(float* values, float divisor, int columns, int32_t type, void* to);
+  // Sum of the products of two rows of the same type.
+  float (*dot)(const void* row, const void* other, int32_t type, int columns);
+  // Factors as fp32.
+  void (*load)(const void* from, int32_t type, int n, float* to);
+};
+
+#define XK_DECLARE(suffix, name) extern const EmbeddingKernels embedding_##suffix;
+XK_EACH_ISA(XK_DECLARE)
+#undef XK_DECLARE
+
+}  // namespace xkernels
+
+#endif  // XKERNELS_OPS_EMBEDDING_KERNELS_H

@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Optimizer steps: checks, per-tensor numbers, and the division of all tensors among the team.
+#include <omp.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+#include "ops/optimizer/kernels.h"
+
+namespace {
+
+using xkernels::Chunk;
+using xkernels::Kernels;
+using xkernels::SquaredNorms;
+
+// A chunk is run by one thread. Sums over a tensor are added chunk by chunk, so this number is part
+// of the result.
+constexpr int64_t kChunkSize = 32 * xkernels::kBlockSize;
+
+// Steps of fewer elements run on the calling thread: waking a team takes longer.
+constexpr int64_t kGrain = 32768;
+
+#define XK_ENTRY(suffix, name) &xkernels::optimizer_##suffix,
+constexpr const Kernels* kImplementations[] = {XK_EACH_ISA(XK_ENTRY)};
+#undef XK_ENTRY
+
+const Kernels* implementation() {
+  const int isa = xkernels::isa_index();
+  return isa < 0 ? nullptr : kImplementations[isa];
+}
+
+int width_of(int32_t type) { return type == XK_FLOAT32 ? 4 : 2; }
+
+template <typename Pointer>
+bool all_usable(const xk_tensors& tensors, Pointer const* pointers, int width) {
+  if (pointers == nullptr) return false;
+  for (int64_t i = 0; i < tensors.count; ++i) {
+    if (tensors.sizes[i] == 0) continue;
+    if (pointers[i] == nullptr || reinterpret_cast<uintptr_t>(pointers[i]) % width != 0) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// What an optimizer needs of its tensors.
+struct Needs {
+  bool first, second, steps, fresh;
+};
+
+bool valid(const xk_tensors* tensors, Needs needs) {
+  if (tensors == nullptr || tensors->count < 0) return false;
+  const xk_tensors& t = *tensors;
+  if (t.weight_format < XK_WEIGHTS_FLOAT32 || t.weight_format > XK_WEIGHTS_STOCHASTIC) return false;
+  if (t.gradient_type != XK_FLOAT32 && t.gradient_type != XK_BFLOAT16) return false;
+  if (t.state_type != XK_FLOAT32 && t.state_type != XK_BFLOAT16) return false;
+  if (t.count == 0) return true;
+  if (t.sizes == nullptr) return false;
+  for (int64_t i = 0; i < t.count; ++i) {
+    if (t.sizes[i] < 0 || t.sizes[i] > INT64_MAX / 8) return false;
+  }
+  const int state = width_of(t.state_type);
+  if (!all_usable(t, t.weights, t.weight_format == XK_WEIGHTS_FLOAT32 ? 4 : 2)) return false;
+  if (t.weight_format == XK_WEIGHTS_SPLIT && !all_usable(t, t.remainders, 2)) return false;
+  if (!all_usable(t, t.gradients, width_of(t.gradient_type))) return false;
+  if (needs.first && !all_usable(t, t.first, state)) return false;
+  if (needs.second && !all_usable(t, t.second, state)) return false;
+  if (needs.fresh && t.fresh == nullptr) return false;
+  if (!needs.steps) return true;
+  if (t.steps == nullptr) return false;
+  for (int64_t i = 0; i < t.count; ++i) {
+    if (t.steps[i] == nullptr || reinterpret_cast<uintptr_t>(t.steps[i]) % 4 != 0) return false;
+  }
+  return true;
+}
+
+void* advance(void* pointer, int64_t bytes) {
+  return pointer == nullptr ? nullptr : static_cast<char*>(pointer) + bytes;
+}
+
+Chunk chunk_of(const xk_tensors& t, Needs needs, int64_t entry, int64_t start) {
+  const int64_t left = t.sizes[entry] - start;
+  const int64_t state = start * width_of(t.state_type);
+  Chunk chunk;
+  chunk.weight = advance(t.weights[entry], start * (t.weight_format == XK_WEIGHTS_FLOAT32 ? 4 : 2));
+  chunk.remainder = t.weight_format == XK_WEIGHTS_SPLIT ? t.remainders[entry] + start : nullptr;
+  chunk.gradient = static_cast<const char*>(t.gradients[entry]) + start * width_of(t.gradient_type);
+  chunk.first = needs.first ? advance(t.first[entry], state) : nullptr;
+  chunk.second = needs.second ? advance(t.second[entry], state) : nullptr;
+  chunk.count = left < kChunkSize ? left : kChunkSize;
+  chunk.first_block = start / xkernels::kBlockSize;
+  // The kernels mix it with the number of each block.
+  chunk.key = t.seed + 0x9e3779b97f4a7c15u * (static_cast<uint64_t>(entry) + 1);
+  chunk.weight_format = t.weight_format;
+  chunk.gradient_type = t.gradient_type;
+  chunk.state_type = t.state_type;
+  chunk.maximize = t.maximize != 0;
+  return chunk;
+}
+
+// A share of all chunks: calls visit(entry, number of the chunk, chunk) for the chunks that begin
+// at or after element `begin` of all tensors' elements, and before `end`.
+template <typename Visit>
+void visit_share(const xk_tensors& t, Needs needs, int64_t begin, int64_t end, Visit visit) {
+  int64_t before = 0;  // elements of the tensors before this one
+  int64_t number = 0;
+  for (int64_t entry = 0; entry < t.count && before < end; ++entry) {
+    const int64_t size = t.sizes[entry];
+    const int64_t chunks = (size + kChunkSize - 1) / kChunkSize;
+    if (before + size > begin) {
+      const int64_t skipped = begin <= before ? 0 : (begin - before + kChunkSize - 1) / kChunkSize;
+      for (int64_t at = skipped; at < chunks && before + at * kChunkSize < end; ++at) {
+        visit(entry, number + at, chunk_of(t, needs, entry, at * kChunkSize));
+      }
+    }
+    before += size;
+    number += chunks;
+  }
+}
+
+// Visits every chunk once, each thread those of an equal share of all elements: many small tensors
+// and few large ones are balanced alike.
+template <typename Visit>
+void visit_all(const xk_tensors& t, Needs needs, Visit visit) {
+  int64_t total = 0;
+  for (int64_t entry = 0; entry < t.count; ++entry) total += t.sizes[entry];
+  if (total < kGrain) {
+    visit_share(t, needs, 0, total, visit);
+    return;
+  }
+#pragma omp parallel default(none) shared(t, needs, total, visit)
+  {
+    const int64_t id = omp_get_thread_num();
+    const int64_t team = omp_get_num_threads();
+    const int64_t share = total / team, rest = total % team;
+    const int64_t begin = id * share + (id < rest ? id : rest);
+    visit_share(t, needs, begin, begin + share + (id < rest ? 1 : 0), visit);
+  }
+}
+
+void count_steps(const xk_tensors& t) {
+  for (int64_t entry = 0; entry < t.count; ++entry) {
+    if (entry == 0 || t.steps[entry] != t.steps[entry - 1]) *t.steps[entry] += 1;
+  }
+}
+
+// base^exponent for a whole exponent, without the mathematical library.
+double power(double base, float exponent) {
+  double result = 1;
+  for (int64_t left = static_cast<int64_t>(exponent); left > 0; left >>= 1) {
+    if (left & 1) result *= base;
+    base *= base;
+  }
+  return result;
+}
+
+void no_longer_fresh(const xk_tensors& t, Needs needs) {
+  if (!needs.fresh) return;
+  for (int64_t entry = 0; entry < t.count; ++entry) t.fresh[entry] = 0;
+}
+
+// Norms of the chunks of all tensors, then a rate for each tensor.
+class Norms {
+ public:
+  explicit Norms(const xk_tensors& t) : tensors_(t) {
+    int64_t chunks = 0;
+    for (int64_t entry = 0; entry < t.count; ++entry) {
+      chunks += (t.sizes[entry] + kChunkSize - 1) / kChunkSize;
+    }
+    chunks_ = static_cast<SquaredNorms*>(calloc(chunks + 1, sizeof(SquaredNorms)));
+    rates_ = static_cast<double*>(calloc(t.count + 1, sizeof(double)));
+  }
+  ~Norms() {
+    free(chunks_);
+    free(rates_);
+  }
+  Norms(const Norms&) = delete;
+  Norms& operator=(const Norms&) = delete;
+
+  bool allocated() const { return chunks_ != nullptr && rates_ != nullptr; }
+  void set(int64_t chunk, SquaredNorms norms) { chunks_[chunk] = norms; }
+  double rate(int64_t entry) const { return rates_[entry]; }
+
+  template <typename Rate>
+  void compute_rates(Rate rate) {
+    int64_t chunk = 0;
+    for (int64_t entry = 0; entry < tensors_.count; ++entry) {
+      SquaredNorms sum = {0, 0};
+      for (int64_t start = 0; start < tensors_.sizes[entry]; start += kChunkSize, ++chunk) {
+        sum.weights += chunks_[chunk].weights;
+        sum.updates += chunks_[chunk].updates;
+      }
+      const double weights = __builtin_sqrt(sum.weights), updates = __builtin_sqrt(sum.updates);
+      rates_[entry] = weights == 0 || updates == 0 ? 1 : rate(weights, updates);
+    }
+  }
+
+ private:
+  const xk_tensors& tensors_;
+  SquaredNorms* chunks_;
+  double* rates_;
+};
+
+}  // namespace
+
+int32_t xk_sgd(const xk_tensors* tensors, double lr, double momentum, double dampening,
+               double weight_decay, int32_t nesterov) {
+  return xk_lars(tensors, lr, momentum, dampening, weight_decay, nesterov, 0, 0, 0);
+}
+
+int32_t xk_lars(const xk_tensors* tensors, double lr, double momentum, double dampening,
+                double weight_decay, int32_t nesterov, double trust, double eps, int32_t adaptive) {
+  const bool remembers = momentum != 0;
+  const Needs needs = {remembers, false, false, remembers};
+  if (!valid(tensors, needs)) return XK_INVALID_ARGUMENT;
+  const Kernels* kernels = implementation();
+  if (kernels == nullptr) return XK_NO_ISA;
+  const xk_tensors& t = *tensors;
+  const xkernels::Sgd shared = {static_cast<float>(lr),
+                                static_cast<float>(momentum),
+                                static_cast<float>(1 - dampening),
+                                static_cast<float>(weight_decay),
+                                1.0F,
+                                nesterov != 0,
+                                false};
+  const auto update = [&](int64_t entry, const Chunk& chunk, double scale) {
+    xkernels::Sgd sgd = shared;
+    sgd.gradient_scale = static_cast<float>(scale);
+    sgd.fresh = remembers && t.fresh[entry] != 0;
+    kernels->sgd(chunk, sgd);
+  };
+  if (adaptive == 0) {
+    visit_all(t, needs,
+              [&](int64_t entry, int64_t, const Chunk& chunk) { update(entry, chunk, 1); });
+  } else {
+    Norms norms(t);
+    if (!norms.allocated()) return XK_REFUSED;
+    visit_all(t, needs, [&](int64_t, int64_t number, const Chunk& chunk) {
+      norms.set(number, kernels->norms(chunk));
+    });
+    norms.compute_rates([&](double weights, double gradients) {
+      return trust * weights / (gradients + weight_decay * weights + eps);
+    });
+    visit_all(t, needs, [&](int64_t entry, int64_t, const Chunk& chunk) {
+      update(entry, chunk, norms.rate(entry));
+    });
+  }
+  no_longer_fresh(t, needs);
+  return 0;
+}
+
+int32_t xk_adagrad(const xk_tensors* tensors, double lr, double lr_decay, double weight_decay,
+                   double eps) {
+  const Needs needs = {true, false, true, false};
+  if (!valid(tensors, needs)) return XK_INVALID_ARGUMENT;
+  const Kernels* kernels = implementation();
+  if (kernels == nullptr) return XK_NO_ISA;
+  const xk_tensors& t = *tensors;
+  count_steps(t);
+  visit_all(t, needs, [&](int64_t entry, int64_t, const Chunk& chunk) {
+    const double rate = lr / (1 + (static_cast<double>(*t.steps[entry]) - 1) * lr_decay);
+    kernels->adagrad(chunk, {static_cast<float>(rate), static_cast<float>(weight_decay),
+                             static_cast<float>(eps)});
+  });
+  return 0;
+}
+
+int32_t xk_adam(const xk_tensors* tensors, double lr, double beta1, double beta2, double eps,
+                double weight_decay, int32_t decoupled) {
+  const Needs needs = {true, true, true, false};
+  if (!valid(tensors, needs)) return XK_INVALID_ARGUMENT;
+  const Kernels* kernels = implementation();
+  if (kernels == nullptr) return XK_NO_ISA;
+  const xk_tensors& t = *tensors;
+  count_steps(t);
+  visit_all(t, needs, [&](int64_t entry, int64_t, const Chunk& chunk) {
+    const double correction1 = 1 - power(beta1, *t.steps[entry]);
+    const double correction2 = 1 - power(beta2, *t.steps[entry]);
+    const xkernels::Adam adam = {static_cast<float>(lr / correction1),
+                                 static_cast<float>(beta2),
+                                 static_cast<float>(1 - beta1),
+                                 static_cast<float>(1 - beta2),
+                                 static_cast<float>(1 / __builtin_sqrt(correction2)),
+                                 static_cast<float>(eps),
+                                 decoupled ? 0.0F : static_cast<float>(weight_decay),
+                                 decoupled ? static_cast<float>(1 - lr * weight_decay) : 1.0F};
+    kernels->adam(chunk, adam);
+  });
+  return 0;
+}
+
+int32_t xk_lamb(const xk_tensors* tensors, double lr, double beta1, double beta2, double eps,
+                double weight_decay, int32_t adaptive) {
+  const Needs needs = {true, true, true, false};
+  if (!valid(tensors, needs)) return XK_INVALID_ARGUMENT;
+  const Kernels* kernels = implementation();
+  if (kernels == nullptr) return XK_NO_ISA;
+  const xk_tensors& t = *tensors;
+  Norms norms(t);
+  if (!norms.allocated()) return XK_REFUSED;
+  count_steps(t);
+  const auto numbers_of = [&](int64_t entry) {
+    return xkernels::Lamb{static_cast<float>(beta2),
+                          static_cast<float>(1 - beta1),
+                          static_cast<float>(1 - beta2),
+                          static_cast<float>(1 / (1 - power(beta1, *t.steps[entry]))),
+                          static_cast<float>(1 / (1 - power(beta2, *t.steps[entry]))),
+                          static_cast<float>(eps),
+                          static_cast<float>(weight_decay)};
+  };
+  visit_all(t, needs, [&](int64_t entry, int64_t number, const Chunk& chunk) {
+    norms.set(number, kernels->lamb_moments(chunk, numbers_of(entry)));
+  });
+  norms.compute_rates(
+      [&](double weights, double updates) { return adaptive != 0 ? weights / updates : 1; });
+  visit_all(t, needs, [&](int64_t entry, int64_t, const Chunk& chunk) {
+    kernels->lamb_weights(chunk, numbers_of(entry), static_cast<float>(lr * norms.rate(entry)));
+  });
+  return 0;
+}

@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The instruction sets that the operators are tested on."""
+
+from __future__ import annotations
+
+from xruntime import native
+
+
+def every_isa() -> list[str]:
+    try:
+        return native.supported_isas()
+    except native.KernelsUnavailableError:
+        return ["none"]
+
+
+ISAS = every_isa()
+"""Those of this CPU, worst first; one that does not exist where there is no library."""

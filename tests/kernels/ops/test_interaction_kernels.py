@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The native interaction on every instruction set of this CPU, at unaligned addresses."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.kernels.ops.instruction_sets import ISAS  # noqa: E402
+from tests.runtime_ext.nn.vision_references import interaction_reference  # noqa: E402
+
+from xruntime import native  # noqa: E402
+
+TYPES = {
+    torch.float32: native.FLOAT32,
+    torch.bfloat16: native.BFLOAT16,
+    torch.float16: native.FLOAT16,
+}
+# Relative error of one rounding to the type; of sums in fp32.
+ROUNDING = {torch.float32: 3e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}
+# (inputs, batch, features): whole and odd vectors, one and few rows, tiles with rows left over.
+SHAPES = ((27, 5, 128), (5, 9, 33), (9, 3, 64), (4, 2, 16), (2, 3, 1), (1, 4, 7), (6, 300, 21))
+
+Library = ctypes.CDLL
+Load = Callable[[str], Library]
+
+
+def unaligned(values: torch.Tensor, padding: int = 0) -> torch.Tensor:
+    """A copy that begins one element after an aligned address, with a gap behind each row."""
+    rows, length = values.shape
+    memory = torch.full((rows * (length + padding) + 1,), math.nan, dtype=values.dtype)
+    return memory.as_strided((rows, length), (length + padding, 1), 1).copy_(values)
+
+
+def addresses(tensors: Sequence[torch.Tensor]) -> Any:
+    return (ctypes.c_void_p * len(tensors))(*[tensor.data_ptr() for tensor in tensors])
+
+
+def arguments(inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+    strides = (ctypes.c_int64 * len(inputs))(*[tensor.stride(0) for tensor in inputs])
+    return addresses(inputs), strides, len(inputs), *inputs[0].shape, TYPES[inputs[0].dtype]
+
+
+def forward(library: Library, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+    batch, features = inputs[0].shape
+    pairs = len(inputs) * (len(inputs) - 1) // 2
+    output = unaligned(torch.full((batch, features + pairs), math.nan, dtype=inputs[0].dtype))
+    assert library.xk_interaction(*arguments(inputs), output.data_ptr()) == 0
+    return output
+
+
+def backward(
+    library: Library, inputs: Sequence[torch.Tensor], gradient: torch.Tensor
+) -> list[torch.Tensor]:
+    results = [unaligned(torch.full_like(one, math.nan)) for one in inputs]
+    code = library.xk_interaction_backward(
+        *arguments(inputs), gradient.data_ptr(), addresses(results)
+    )
+    assert code == 0
+    return results
+
+
+def make(shape: tuple[int, int, int], dtype: torch.dtype) -> list[torch.Tensor]:
+    count, batch, features = shape
+    drawn = torch.Generator().manual_seed(count + features)
+    values = torch.randn(count, batch, features, generator=drawn).to(dtype)
+    return [unaligned(one, padding=index % 3) for index, one in enumerate(values)]
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", TYPES)
+def test_both_passes_are_those_of_fp64(load: Load, isa: str, dtype: torch.dtype) -> None:
+    library = load(isa)
+    assert library.xk_isa_name() == isa.encode()
+    for shape in SHAPES:
+        inputs = make(shape, dtype)
+        exact = [one.double().requires_grad_() for one in inputs]
+        wanted = interaction_reference(exact)
+        output = forward(library, inputs)
+        tolerance = ROUNDING[dtype]
+        # Products that cancel have fp32's error of the largest term.
+        torch.testing.assert_close(output.double(), wanted, rtol=tolerance, atol=2e-5)
+        gradient = unaligned(torch.randn(wanted.shape).to(dtype))
+        wanted.backward(gradient.double())
+        for one, reference in zip(backward(library, inputs, gradient), exact, strict=True):
+            assert reference.grad is not None
+            torch.testing.assert_close(one.double(), reference.grad, rtol=tolerance, atol=2e-5)
+
+
+def test_the_number_of_threads_changes_no_bit(load: Load, team: Callable[[int], object]) -> None:
+    library = load(ISAS[-1])
+    inputs = make((6, 3000, 32), torch.float32)
+    gradient = unaligned(torch.randn(3000, 47))
+    results = []
+    for threads in (1, 3):
+        team(threads)
+        results.append([forward(library, inputs), *backward(library, inputs, gradient)])
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_nan_and_infinity_reach_what_they_reach_in_torch(load: Load, isa: str) -> None:
+    inputs = make((5, 4, 19), torch.float32)
+    inputs[1][2, 18] = math.nan
+    inputs[3][0, 3] = math.inf
+    exact = [one.double().requires_grad_() for one in inputs]
+    wanted = interaction_reference(exact)
+    output = forward(load(isa), inputs)
+    assert torch.equal(output.isnan(), wanted.isnan())
+    assert torch.equal(output.isinf(), wanted.isinf())
+    gradient = torch.randn(wanted.shape)
+    wanted.backward(gradient.double())
+    for one, reference in zip(backward(load(isa), inputs, gradient), exact, strict=True):
+        assert reference.grad is not None
+        assert torch.equal(one.isfinite(), reference.grad.isfinite())
+
+
+@pytest.mark.parametrize("shape", [(3, 0, 4), (1, 2, 0), (3, 2, 0)])
+def test_empty_inputs(load: Load, shape: tuple[int, int, int]) -> None:
+    library = load(ISAS[-1])
+    count, batch, features = shape
+    inputs = [torch.empty(batch, features) for _ in range(count)]
+    output = forward(library, inputs)
+    assert torch.equal(output, torch.zeros_like(output))
+    backward(library, inputs, torch.ones_like(output))
+
+
+WRONG: dict[str, tuple[int, Any]] = {
+    "no inputs": (0, None),
+    "no strides": (1, None),
+    "no input": (2, 0),
+    "too many inputs": (2, 2**15),
+    "a negative batch": (3, -1),
+    "a negative size": (4, -1),
+    "a size that is too large": (4, 2**41),
+    "an unknown type": (5, 3),
+    "no output": (6, None),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_argument_is_refused(load: Load, wrong: str) -> None:
+    library = load(ISAS[-1])
+    inputs = make((3, 2, 5), torch.float32)
+    output = torch.full((2, 8), 7.0)
+    changed = [*arguments(inputs), output.data_ptr()]
+    at, value = WRONG[wrong]
+    changed[at] = value
+    assert library.xk_interaction(*changed) == native.INVALID_ARGUMENT
+    results = [torch.full((2, 5), 7.0) for _ in inputs]
+    assert library.xk_interaction_backward(*changed, addresses(results)) == native.INVALID_ARGUMENT
+    for tensor in (output, *results):
+        assert torch.equal(tensor, torch.full_like(tensor, 7))
+
+
+def test_odd_addresses_and_null_inputs_are_refused(load: Load) -> None:
+    library = load(ISAS[-1])
+    inputs = make((3, 2, 5), torch.float32)
+    output = torch.empty(2, 8)
+    for address in (None, inputs[1].data_ptr() + 2):
+        changed = list(arguments(inputs))
+        changed[0][1] = address
+        assert library.xk_interaction(*changed, output.data_ptr()) == native.INVALID_ARGUMENT
+
+
+def test_without_an_isa_the_operators_refuse(load: Load) -> None:
+    library = load("v9")
+    inputs = make((3, 2, 5), torch.float32)
+    output = torch.empty(2, 8)
+    assert library.xk_interaction(*arguments(inputs), output.data_ptr()) == native.NO_ISA

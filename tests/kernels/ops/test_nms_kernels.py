@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The native non-maximum suppression on every instruction set of this CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.kernels.ops.instruction_sets import ISAS  # noqa: E402
+from tests.runtime_ext.nn.vision_references import nms_reference  # noqa: E402
+
+from xruntime import native  # noqa: E402
+
+Library = ctypes.CDLL
+Load = Callable[[str], Library]
+
+
+def make_boxes(count: int, dtype: torch.dtype, spread: float = 50) -> torch.Tensor:
+    drawn = torch.Generator().manual_seed(count)
+    boxes = torch.rand(count, 4, generator=drawn, dtype=dtype) * spread
+    boxes[:, 2:] = boxes[:, :2] + torch.rand(count, 2, generator=drawn, dtype=dtype) * 40
+    return boxes
+
+
+def arguments(
+    boxes: torch.Tensor, order: torch.Tensor, starts: torch.Tensor, kept: torch.Tensor
+) -> list[Any]:
+    return [
+        *(boxes.data_ptr(), boxes.dtype == torch.float64, len(boxes), order.data_ptr()),
+        *(starts.data_ptr(), len(starts) - 1, 0.5, kept.data_ptr()),
+    ]
+
+
+def run(
+    library: Library,
+    boxes: torch.Tensor,
+    order: torch.Tensor,
+    starts: list[int],
+    threshold: float = 0.5,
+) -> torch.Tensor:
+    kept = torch.full((len(boxes),), 7, dtype=torch.uint8)
+    ends = torch.tensor(starts)
+    call = arguments(boxes, order, ends, kept)
+    call[6] = threshold
+    assert library.xk_nms(*call) == 0
+    return kept
+
+
+def wanted_of(boxes: torch.Tensor, order: torch.Tensor, threshold: float) -> torch.Tensor:
+    """The flags of the reference, where scores fall along `order`."""
+    scores = torch.empty(len(boxes))
+    scores[order] = torch.arange(len(boxes), 0, -1).float()
+    flags = torch.zeros(len(boxes), dtype=torch.uint8)
+    flags[nms_reference(boxes, scores, threshold)] = 1
+    return flags
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_every_pair_is_compared(load: Load, isa: str, dtype: torch.dtype) -> None:
+    for count in (1, 3, 17, 130):
+        boxes = make_boxes(count, dtype)
+        order = torch.randperm(count)
+        for threshold in (0.0, 0.3, 0.7, 1.0):
+            kept = run(load(isa), boxes, order, [0, count], threshold)
+            assert torch.equal(kept, wanted_of(boxes, order, threshold))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_an_overlap_equal_to_the_threshold_does_not_suppress(load: Load, isa: str) -> None:
+    """Also where the threshold lies between two fp32 numbers."""
+    for height in (0.75, 0.375, 0.5):
+        boxes, order = torch.tensor([[0, 0, 1, 1], [0, 0, 1, height]]), torch.arange(2)
+        overlap = height
+        assert run(load(isa), boxes, order, [0, 2], overlap).tolist() == [1, 1]
+        assert run(load(isa), boxes, order, [0, 2], overlap + 1e-12).tolist() == [1, 1]
+        assert run(load(isa), boxes, order, [0, 2], overlap - 1e-12).tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_nan_infinity_and_boxes_without_area(load: Load, isa: str) -> None:
+    boxes = make_boxes(60, torch.float32, spread=10)
+    boxes[3] = math.nan
+    boxes[11, 2] = math.nan
+    boxes[20, 2] = math.inf
+    boxes[30, 2:] = boxes[30, :2]
+    boxes[31] = boxes[30]
+    boxes[40] = boxes[40, [2, 3, 0, 1]]
+    order = torch.randperm(60)
+    kept = run(load(isa), boxes, order, [0, 60], 0.2)
+    assert torch.equal(kept, wanted_of(boxes, order, 0.2))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_groups_do_not_suppress_each_other(load: Load, isa: str) -> None:
+    boxes = make_boxes(90, torch.float32, spread=10)
+    starts = [0, 40, 40, 41, 90]
+    order = torch.randperm(90)
+    kept = run(load(isa), boxes, order, starts)
+    for begin, end in itertools.pairwise(starts):
+        group = order[begin:end]
+        alone = wanted_of(boxes[group], torch.arange(end - begin), 0.5)
+        assert torch.equal(kept[group], alone)
+
+
+def test_many_boxes_on_a_team_are_those_of_one_thread(
+    load: Load, team: Callable[[int], object]
+) -> None:
+    library = load(ISAS[-1])
+    boxes = make_boxes(20_000, torch.float32, spread=900)
+    order = torch.randperm(20_000)
+    results = []
+    for threads in (1, 2):
+        team(threads)
+        results.append(run(library, boxes, order, [0, 17_000, 19_000, 20_000]))
+    assert torch.equal(*results)
+    assert 0 < int(results[0].sum()) < 20_000
+
+
+def test_no_boxes(load: Load) -> None:
+    library = load(ISAS[-1])
+    empty, order = torch.empty(0, 4), torch.empty(0, dtype=torch.int64)
+    for starts in ([0], [0, 0], [0, 0, 0]):
+        assert len(run(library, empty, order, starts)) == 0
+
+
+WRONG: dict[str, tuple[int, Any]] = {
+    "no boxes": (0, None),
+    "a negative count": (2, -1),
+    "no order": (3, None),
+    "no starts": (4, None),
+    "a negative number of groups": (5, -1),
+    "no result": (7, None),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_argument_is_refused(load: Load, wrong: str) -> None:
+    boxes, order = make_boxes(5, torch.float32), torch.arange(5)
+    starts, kept = torch.tensor([0, 5]), torch.full((5,), 7, dtype=torch.uint8)
+    call = arguments(boxes, order, starts, kept)
+    at, value = WRONG[wrong]
+    call[at] = value
+    assert load(ISAS[-1]).xk_nms(*call) == native.INVALID_ARGUMENT
+    assert kept.tolist() == [7] * 5
+
+
+@pytest.mark.parametrize(
+    ("order", "starts"),
+    [
+        ([0, 1, 2, 3, 5], [0, 5]),
+        ([0, 1, 2, 3, -1], [0, 5]),
+        ([0, 1, 2, 3, 4], [1, 5]),
+        ([0, 1, 2, 3, 4], [0, 4]),
+        ([0, 1, 2, 3, 4], [0, 6, 5]),
+    ],
+)
+def test_wrong_orders_and_groups_are_refused(
+    load: Load, order: list[int], starts: list[int]
+) -> None:
+    boxes, kept = make_boxes(5, torch.float32), torch.full((5,), 7, dtype=torch.uint8)
+    given = torch.tensor(order), torch.tensor(starts)
+    call = arguments(boxes, *given, kept)
+    assert load(ISAS[-1]).xk_nms(*call) == native.INVALID_ARGUMENT
+    assert kept.tolist() == [7] * 5

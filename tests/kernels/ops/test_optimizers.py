@@ -1,0 +1,360 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The native optimizer steps against formulas in fp64, on every instruction set of this CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.kernels.ops.instruction_sets import ISAS  # noqa: E402
+
+from xruntime import native  # noqa: E402
+from xruntime.optim.split import join, split  # noqa: E402
+from xruntime.optim.step_call import Arrays, Formats, StepCall  # noqa: E402
+
+# Odd, empty, a block and a chunk of the kernels with one element less and more; enough for a team.
+SIZES = (1, 0, 7, 255, 256, 257, 513, 8193, 25_001)
+LR, DECAY, EPS, BETA1, BETA2, MOMENTUM, DAMPENING, LR_DECAY, TRUST = (
+    *(0.1, 0.03, 1e-6, 0.9, 0.99, 0.8, 0.25, 0.01, 0.02),
+)
+STEPS_BEFORE = 3
+
+Library = ctypes.CDLL
+Load = Callable[[str], Library]
+
+
+class Case(NamedTuple):
+    """Tensors of one call, at addresses that are aligned to an element and nothing more."""
+
+    weights: list[torch.Tensor]
+    remainders: list[torch.Tensor]
+    gradients: list[torch.Tensor]
+    first: list[torch.Tensor]
+    second: list[torch.Tensor]
+    steps: list[torch.Tensor]
+    fresh: torch.Tensor
+    formats: Formats
+
+    def copy(self) -> Case:
+        lists = [[unaligned(tensor) for tensor in field] for field in self[:6]]
+        return Case(*lists, self.fresh.clone(), self.formats)
+
+    def masters(self) -> list[torch.Tensor]:
+        """The weights in fp64."""
+        if self.formats.weight_format == native.WEIGHTS_SPLIT:
+            pairs = zip(self.weights, self.remainders, strict=True)
+            return [join(half, rest).double() for half, rest in pairs]
+        return [weight.double() for weight in self.weights]
+
+    def everything(self) -> list[torch.Tensor]:
+        return [*itertools.chain(*self[:6]), self.fresh]
+
+
+def unaligned(values: torch.Tensor) -> torch.Tensor:
+    whole = torch.empty(values.numel() + 1, dtype=values.dtype)
+    return whole[1:].copy_(values) if values.dim() else values.clone()
+
+
+def make(weight_format: int, gradient: torch.dtype, state: torch.dtype, seed: int = 0) -> Case:
+    drawn = torch.Generator().manual_seed(seed)
+
+    def normal(size: int) -> torch.Tensor:
+        return torch.randn(size, generator=drawn)
+
+    masters = [normal(size) for size in SIZES]
+    halves = [split(master) for master in masters]
+    split_up = weight_format == native.WEIGHTS_SPLIT
+    in_fp32 = weight_format == native.WEIGHTS_FLOAT32
+    case = Case(
+        weights=masters if in_fp32 else [half for half, _ in halves],
+        remainders=[rest for _, rest in halves] if split_up else [],
+        gradients=[normal(size).to(gradient) for size in SIZES],
+        first=[normal(size).abs().to(state) for size in SIZES],
+        second=[normal(size).square().to(state) for size in SIZES],
+        steps=[torch.tensor(float(STEPS_BEFORE)) for _ in SIZES],
+        fresh=torch.tensor([index % 2 for index in range(len(SIZES))], dtype=torch.int32),
+        formats=Formats(weight_format, gradient, state),
+    )
+    return case.copy()
+
+
+def addresses(tensors: list[torch.Tensor]) -> torch.Tensor | None:
+    return torch.tensor([tensor.data_ptr() for tensor in tensors]) if tensors else None
+
+
+def arrays_of(case: Case) -> Arrays:
+    weights, gradients = addresses(case.weights), addresses(case.gradients)
+    assert weights is not None
+    assert gradients is not None
+    return Arrays(
+        sizes=torch.tensor([weight.numel() for weight in case.weights]),
+        weights=weights,
+        gradients=gradients,
+        remainders=addresses(case.remainders),
+        first=addresses(case.first),
+        second=addresses(case.second),
+        steps=addresses(case.steps),
+        fresh=case.fresh,
+    )
+
+
+CALLS: dict[str, Callable[[Any, Any], int]] = {
+    "sgd": lambda of, t: of.xk_sgd(t, LR, MOMENTUM, DAMPENING, DECAY, 0),
+    "nesterov": lambda of, t: of.xk_sgd(t, LR, MOMENTUM, 0, DECAY, 1),
+    "plain": lambda of, t: of.xk_sgd(t, LR, 0, 0, 0, 0),
+    "adagrad": lambda of, t: of.xk_adagrad(t, LR, LR_DECAY, DECAY, EPS),
+    "adam": lambda of, t: of.xk_adam(t, LR, BETA1, BETA2, EPS, DECAY, 0),
+    "adamw": lambda of, t: of.xk_adam(t, LR, BETA1, BETA2, EPS, DECAY, 1),
+    "lamb": lambda of, t: of.xk_lamb(t, LR, BETA1, BETA2, EPS, DECAY, 1),
+    "lars": lambda of, t: of.xk_lars(t, LR, MOMENTUM, DAMPENING, DECAY, 0, TRUST, EPS, 1),
+}
+
+
+def run(library: Library, name: str, case: Case, *, seed: int = 0, maximize: bool = False) -> None:
+    call = StepCall(arrays_of(case), case.formats)
+    call.run(lambda _, tensors: CALLS[name](library, tensors), maximize=maximize, seed=seed)
+
+
+def expected(
+    name: str, before: Case, after: Case, index: int, *, sign: float = 1
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """The weight and the states of one entry, in fp64."""
+    w, g = before.masters()[index], sign * before.gradients[index].double()
+    first, second = before.first[index].double(), before.second[index].double()
+    t = STEPS_BEFORE + 1
+    if name in ("sgd", "nesterov", "plain", "lars"):
+        if name == "plain":
+            return w - LR * g, None, None
+        ratio = 1.0
+        if name == "lars" and w.norm() > 0 and g.norm() > 0:
+            ratio = float(TRUST * w.norm() / (g.norm() + DECAY * w.norm() + EPS))
+        g = ratio * (g + DECAY * w)
+        dampening = 0 if name == "nesterov" else DAMPENING
+        first = g if before.fresh[index] else MOMENTUM * first + (1 - dampening) * g
+        return w - LR * (g + MOMENTUM * first if name == "nesterov" else first), first, None
+    if name == "adagrad":
+        g = g + DECAY * w
+        first = first + g * g
+        return w - LR / (1 + (t - 1) * LR_DECAY) * g / (first.sqrt() + EPS), first, None
+    if name == "adam":
+        g = g + DECAY * w
+    first = BETA1 * first + (1 - BETA1) * g
+    second = BETA2 * second + (1 - BETA2) * g * g
+    if name == "lamb":
+        # Its second pass reads the moments as they are stored.
+        m = after.first[index].double() / (1 - BETA1**t)
+        v = after.second[index].double() / (1 - BETA2**t)
+        u = m / (v.sqrt() + EPS) + DECAY * w
+        ratio = float(w.norm() / u.norm()) if w.norm() > 0 and u.norm() > 0 else 1.0
+        return w - LR * ratio * u, first, second
+    if name == "adamw":
+        w = w * (1 - LR * DECAY)
+    w = w - LR / (1 - BETA1**t) * first / (second.sqrt() / (1 - BETA2**t) ** 0.5 + EPS)
+    return w, first, second
+
+
+def assert_close(actual: Any, wanted: Any, *, rtol: float, atol: float) -> None:
+    torch.testing.assert_close(torch.cat(actual).double(), torch.cat(wanted), rtol=rtol, atol=atol)
+
+
+TYPES = list(itertools.product((torch.float32, torch.bfloat16), repeat=2))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("name", CALLS)
+def test_steps_are_those_of_the_formulas(load: Load, isa: str, name: str) -> None:
+    library = load(isa)
+    assert library.xk_isa_name() == isa.encode()
+    for weight_format in (native.WEIGHTS_FLOAT32, native.WEIGHTS_SPLIT):
+        for gradient, state in TYPES:
+            for maximize in {False, gradient == state == torch.float32}:
+                before = make(weight_format, gradient, state)
+                after = before.copy()
+                run(library, name, after, maximize=maximize)
+                sign = -1 if maximize else 1
+                wanted = [
+                    expected(name, before, after, index, sign=sign) for index in range(len(SIZES))
+                ]
+                weights, firsts, seconds = zip(*wanted, strict=True)
+                assert_close(after.masters(), weights, rtol=2e-6, atol=1e-6)
+                # To bf16 rounding, or a few times fp32's.
+                rtol = 2**-8 if state == torch.bfloat16 else 2e-6
+                if firsts[0] is not None:
+                    assert_close(after.first, firsts, rtol=rtol, atol=3e-7)
+                if seconds[0] is not None:
+                    assert_close(after.second, seconds, rtol=rtol, atol=3e-7)
+                counted = name in ("adagrad", "adam", "adamw", "lamb")
+                assert {float(step) for step in after.steps} == {STEPS_BEFORE + counted}
+                remembered = name in ("sgd", "nesterov", "lars")
+                assert after.fresh.any() == (not remembered)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_every_isa_and_number_of_threads_computes_the_same_bits(
+    load: Load, team: Callable[[int], object], name: str
+) -> None:
+    for weight_format in (native.WEIGHTS_SPLIT, native.WEIGHTS_STOCHASTIC):
+        results = []
+        for isa in ISAS:
+            for threads in (1, 3):
+                team(threads)
+                case = make(weight_format, torch.bfloat16, torch.bfloat16)
+                run(load(isa), name, case, seed=5)
+                results.append(case.everything())
+        for result in results[1:]:
+            for one, other in zip(results[0], result, strict=True):
+                assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_stochastic_rounding_takes_a_neighbour_and_is_right_on_average(
+    load: Load, isa: str
+) -> None:
+    before = make(native.WEIGHTS_STOCHASTIC, torch.float32, torch.float32)
+    steps = []
+    for seed in range(4):
+        case = before.copy()
+        run(load(isa), "plain", case, seed=seed)
+        exact, _, _ = expected("plain", before, case, len(SIZES) - 1)
+        # The distance of bf16 neighbours at the exact value.
+        _, exponent = torch.frexp(exact)
+        unit = torch.ldexp(torch.ones_like(exact), exponent - 8)
+        steps.append((case.weights[-1].double() - exact) / unit)
+        assert steps[-1].abs().max() < 1.001
+    every = torch.stack(steps)
+    assert abs(float(every.mean())) < 5 * 0.5 / every.numel() ** 0.5
+    # Neither seeds nor neighbouring elements draw alike.
+    assert abs(float(torch.corrcoef(every)[0, 1:].mean())) < 0.02
+    assert abs(float((every[:, 1:] * every[:, :-1]).mean())) < 0.01
+
+
+def every_pattern() -> torch.Tensor:
+    """fp32 values: every upper half, each with lower halves at the edges and some others."""
+    upper = torch.arange(65_536, dtype=torch.int64)
+    lower = torch.tensor([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF])
+    drawn = torch.randint(65_536, (65_536, 4), generator=torch.Generator().manual_seed(1))
+    bits = (upper[:, None] << 16) + torch.cat([lower.expand(65_536, -1), drawn], 1)
+    return bits.flatten().to(torch.int32).view(torch.float32)
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether all are bit for bit alike, a NaN like any NaN of the same sign."""
+    a, b = one.view(torch.int32), other.view(torch.int32)
+    both_nan = one.isnan() & other.isnan() & ((a < 0) == (b < 0))
+    return bool(((a == b) | both_nan).all())
+
+
+def test_split_weights_have_every_bit_of_fp32() -> None:
+    values = every_pattern()
+    half, rest = split(values)
+    assert same_bits(join(half, rest), values)
+    assert torch.equal(half.isnan(), values.isnan())
+
+
+def test_the_upper_half_is_rounded_to_nearest_ties_away() -> None:
+    values = every_pattern()
+    values = values[values.abs() < torch.finfo(torch.bfloat16).max]
+    below = (values.view(torch.int32) & -65_536).view(torch.float32).double()
+    above = ((values.view(torch.int32) & -65_536) + 65_536).view(torch.float32).double()
+    exact = values.double()
+    nearest = torch.where((exact - below).abs() < (above - exact).abs(), below, above)
+    assert torch.equal(split(values)[0].double(), nearest)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_the_kernels_split_as_torch_does_here(load: Load, isa: str) -> None:
+    """A step with a learning rate of 0 joins and splits each weight."""
+    half, rest = split(every_pattern())
+    new_half, new_rest = half.clone(), rest.clone()
+    case = Case(
+        weights=[new_half],
+        remainders=[new_rest],
+        gradients=[torch.zeros_like(half)],
+        first=[],
+        second=[],
+        steps=[],
+        fresh=torch.zeros(1, dtype=torch.int32),
+        formats=Formats(native.WEIGHTS_SPLIT, torch.bfloat16, torch.float32),
+    )
+    call = StepCall(arrays_of(case), case.formats)
+    call.run(lambda _, t: load(isa).xk_sgd(t, 0, 0, 0, 0, 0), maximize=False, seed=0)
+    assert torch.equal(new_half.view(torch.int16), half.view(torch.int16))
+    assert torch.equal(new_rest, rest)
+
+
+# Refusals: nothing is changed.
+
+
+def set_field(name: str, value: object) -> Callable[[native.CTensors], None]:
+    return lambda tensors: setattr(tensors, name, value)
+
+
+def edit_array(name: str, value: int) -> Callable[[native.CTensors], None]:
+    def edit(tensors: native.CTensors) -> None:
+        ctypes.cast(getattr(tensors, name), ctypes.POINTER(ctypes.c_int64))[4] = value
+
+    return edit
+
+
+WRONG: dict[str, Callable[[native.CTensors], None]] = {
+    "a negative count": set_field("count", -1),
+    **{
+        f"no {name}": set_field(name, None)
+        for name in (*("sizes", "weights", "remainders", "gradients", "first", "second", "steps"),)
+    },
+    "an unknown weight format": set_field("weight_format", 3),
+    "an unknown gradient type": set_field("gradient_type", 2),
+    "an unknown state type": set_field("state_type", -1),
+    "a negative size": edit_array("sizes", -1),
+    "a size that is too large": edit_array("sizes", 2**62),
+    "a null pointer": edit_array("gradients", 0),
+    "a null step": edit_array("steps", 0),
+    "an odd address": edit_array("second", 4097),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("name", ["adam", "lamb"])
+def test_a_wrong_argument_is_refused_before_anything_changes(
+    load: Load, wrong: str, name: str
+) -> None:
+    case = make(native.WEIGHTS_SPLIT, torch.bfloat16, torch.float32)
+    before = case.copy()
+    call = StepCall(arrays_of(case), case.formats)
+    WRONG[wrong](call._tensors)
+    result = CALLS[name](load(ISAS[-1]), ctypes.byref(call._tensors))
+    assert result == native.INVALID_ARGUMENT
+    for one, other in zip(case.everything(), before.everything(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_no_tensors_struct_is_refused(load: Load) -> None:
+    for call in CALLS.values():
+        assert call(load(ISAS[-1]), None) == native.INVALID_ARGUMENT
+
+
+def test_momentum_needs_to_know_which_are_fresh(load: Load) -> None:
+    case = make(native.WEIGHTS_SPLIT, torch.bfloat16, torch.float32)
+    call = StepCall(arrays_of(case)._replace(fresh=None), case.formats)
+    for name in ("sgd", "lars"):
+        assert CALLS[name](load(ISAS[-1]), call._pointer) == native.INVALID_ARGUMENT
+    assert CALLS["plain"](load(ISAS[-1]), call._pointer) == 0
+
+
+def test_without_an_isa_operators_refuse(load: Load) -> None:
+    library = load("v9")
+    assert library.xk_isa_name() is None
+    assert library.xk_isa_supported().decode().split(",") == ISAS
+    case = make(native.WEIGHTS_SPLIT, torch.bfloat16, torch.float32)
+    before = case.copy()
+    call = StepCall(arrays_of(case), case.formats)
+    for act in CALLS.values():
+        assert act(library, call._pointer) == native.NO_ISA
+    for one, other in zip(case.everything(), before.everything(), strict=True):
+        assert torch.equal(one, other)

@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The native roi_align on every instruction set of this CPU, at unaligned addresses."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.kernels.ops.instruction_sets import ISAS  # noqa: E402
+from tests.runtime_ext.nn.vision_references import roi_align_reference  # noqa: E402
+
+from xruntime import native  # noqa: E402
+
+TYPES = {
+    torch.float32: native.FLOAT32,
+    torch.bfloat16: native.BFLOAT16,
+    torch.float16: native.FLOAT16,
+}
+# Of the largest value: one rounding to the type, or fp32 places at a slope between two pixels.
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2**-8, torch.float16: 2**-10}
+# Channels and sides of images with whole vectors and without.
+SHAPES = ((2, 70, 9, 11), (3, 3, 21, 35), (1, 16, 5, 16))
+SCALE = 0.5
+
+Library = ctypes.CDLL
+Load = Callable[[str], Library]
+
+
+def unaligned(values: torch.Tensor, channels_last: bool) -> torch.Tensor:
+    """A copy in this format that begins one element after an aligned address."""
+    memory = torch.empty(values.numel() + 1, dtype=values.dtype)[1:]
+    if not channels_last:
+        return memory.view(values.shape).copy_(values)
+    count, channels, height, width = values.shape
+    return memory.view(count, height, width, channels).permute(0, 3, 1, 2).copy_(values)
+
+
+def make_boxes(images: int, height: int, width: int) -> torch.Tensor:
+    """Inside, across every border, outside, larger than the image, empty and inside out."""
+    drawn = torch.Generator().manual_seed(height)
+    corners = (torch.rand(8, 2, 2, generator=drawn) * 1.6 - 0.3).sort(1).values
+    boxes = corners.view(8, 4) * torch.tensor([width, height, width, height]) / SCALE
+    numbers = torch.arange(8) % images
+    w, h = width / SCALE, height / SCALE
+    special = torch.tensor(
+        [
+            [-0.4 * w, -0.6 * h, 2.1 * w, 1.7 * h],
+            [0.2 * w, 0.3 * h, 0.2 * w, 0.3 * h],
+            [0.7 * w, 0.8 * h, 0.1 * w, 0.2 * h],
+            [3.0 * w, 3.0 * h, 4.0 * w, 4.0 * h],
+            [0.1 * w, 0.1 * h, 50.3 * w, 0.9 * h],
+        ]
+    )
+    rows = torch.cat([boxes, special])
+    return torch.cat([torch.cat([numbers, torch.zeros(5)])[:, None], rows], 1)
+
+
+def task_of(
+    images: torch.Tensor,
+    boxes: torch.Tensor,
+    size: tuple[int, int],
+    *,
+    channels_last: bool,
+    sampling_ratio: int = 0,
+    aligned: bool = False,
+    scale: float = SCALE,
+) -> native.CRoiAlignTask:
+    return native.CRoiAlignTask(
+        *images.shape,
+        *(len(boxes), *size, scale, sampling_ratio, aligned),
+        *(TYPES[images.dtype], channels_last),
+    )
+
+
+def run(
+    library: Library, images: torch.Tensor, boxes: torch.Tensor, task: native.CRoiAlignTask
+) -> torch.Tensor:
+    shape = (len(boxes), images.shape[1], task.output_height, task.output_width)
+    last = bool(task.channels_last)
+    output = unaligned(torch.full(shape, math.nan, dtype=images.dtype), last)
+    pointers = images.data_ptr(), boxes.data_ptr(), output.data_ptr()
+    assert library.xk_roi_align(ctypes.byref(task), *pointers) == 0
+    return output
+
+
+def run_backward(
+    library: Library, gradient: torch.Tensor, boxes: torch.Tensor, task: native.CRoiAlignTask
+) -> torch.Tensor:
+    shape = (task.images, task.channels, task.height, task.width)
+    sums = unaligned(torch.zeros(shape), bool(task.channels_last))
+    pointers = gradient.data_ptr(), boxes.data_ptr(), sums.data_ptr()
+    assert library.xk_roi_align_backward(ctypes.byref(task), *pointers) == 0
+    return sums
+
+
+def assert_close(actual: torch.Tensor, wanted: torch.Tensor, tolerance: float) -> None:
+    wanted = wanted.detach()
+    largest = float(wanted.abs().max()) if wanted.numel() else 0.0
+    torch.testing.assert_close(actual.double(), wanted, rtol=0, atol=tolerance * largest)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_both_passes_are_those_of_fp64(load: Load, isa: str, shape: tuple[int, ...]) -> None:
+    library = load(isa)
+    assert library.xk_isa_name() == isa.encode()
+    drawn = torch.Generator().manual_seed(1)
+    boxes = make_boxes(shape[0], *shape[2:])
+    for sampling_ratio, aligned in itertools.product((0, 1, 2), (False, True)):
+        size = (3, 5) if aligned else (2, 19)
+        for dtype in TYPES:
+            images = torch.randn(shape, generator=drawn).to(dtype)
+            exact = images.double().requires_grad_()
+            wanted = roi_align_reference(exact, boxes, size, SCALE, sampling_ratio, aligned)
+            gradient = torch.randn(wanted.shape, generator=drawn).to(dtype)
+            wanted.backward(gradient.double())
+            assert exact.grad is not None
+            for last in (False, True):
+                given = unaligned(images, last)
+                task = task_of(
+                    *(given, boxes, size),
+                    channels_last=last,
+                    sampling_ratio=sampling_ratio,
+                    aligned=aligned,
+                )
+                assert_close(run(library, given, boxes, task), wanted, TOLERANCE[dtype])
+                sums = run_backward(library, unaligned(gradient, last), boxes, task)
+                assert_close(sums, exact.grad, TOLERANCE[torch.float32])
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_every_isa_and_number_of_threads_computes_the_same_bits(
+    load: Load, team: Callable[[int], object], last: bool
+) -> None:
+    shape = (2, 70, 31, 37)
+    images = unaligned(torch.randn(shape), last)
+    boxes = make_boxes(2, 31, 37).repeat(4, 1)
+    task = task_of(images, boxes, (3, 5), channels_last=last)
+    gradient = unaligned(torch.randn(len(boxes), 70, 3, 5), last)
+    results = []
+    for isa in ISAS:
+        library = load(isa)
+        for threads in (1, 3, 16):
+            team(threads)
+            results.append(
+                [run(library, images, boxes, task), run_backward(library, gradient, boxes, task)]
+            )
+    for result in results[1:]:
+        for one, other in zip(results[0], result, strict=True):
+            assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_nan_reaches_the_bins_that_read_it(load: Load, last: bool, value: float) -> None:
+    images = torch.randn(1, 5, 20, 24)
+    images[0, 2, 7, 9] = value
+    boxes = make_boxes(1, 20, 24)[:8]
+    exact = images.double()
+    for sampling_ratio in (0, 2):
+        wanted = roi_align_reference(exact, boxes, (4, 4), SCALE, sampling_ratio)
+        given = unaligned(images, last)
+        task = task_of(given, boxes, (4, 4), channels_last=last, sampling_ratio=sampling_ratio)
+        output = run(load(ISAS[-1]), given, boxes, task)
+        assert not wanted.isfinite().all()
+        assert torch.equal(output.isfinite(), wanted.isfinite())
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("sampling_ratio", [0, 3])
+def test_boxes_that_are_no_region_give_zeros(load: Load, last: bool, sampling_ratio: int) -> None:
+    """NaN, infinite, and so large that their pixels cannot be counted."""
+    wrong = [math.nan, math.inf, -math.inf, 3e38, -3e38]
+    boxes = torch.tensor([[0, 1, 1, 5, 5]] * 4 * len(wrong), dtype=torch.float32)
+    for at, value in enumerate(wrong):
+        for corner in range(4):
+            boxes[4 * at + corner, 1 + corner] = value
+    images = unaligned(torch.ones(1, 3, 8, 8), last)
+    for aligned in (True, False):
+        task = task_of(
+            *(images, boxes, (2, 2)),
+            channels_last=last,
+            sampling_ratio=sampling_ratio,
+            aligned=aligned,
+        )
+        output = run(load(ISAS[-1]), images, boxes, task)
+        assert output.isfinite().all()
+        # Without `aligned`, a region that ends before it begins is one pixel.
+        zeros = ~boxes.isfinite().all(1) & (aligned | (boxes[:, 3:] != -math.inf).all(1))
+        assert zeros.sum() >= 10
+        assert torch.equal(output[zeros], torch.zeros_like(output[zeros]))
+
+
+def test_a_region_of_a_thousand_million_samples_takes_no_longer(load: Load) -> None:
+    """Only samples near the image are visited; a loop over all of them would not end."""
+    boxes = torch.tensor([[0, -1e9, 2, 1e9, 6], [0, 3, -2e9, 8, 1e9]])
+    images = torch.randn(1, 4, 10, 12)
+    task = task_of(images, boxes, (2, 2), channels_last=False, scale=1.0)
+    output = run(load(ISAS[-1]), images, boxes, task)
+    # The mean over a bin of 10^9 pixels, of which 12 or 10 may count.
+    assert output.abs().max() < 1e-6
+
+
+def test_few_regions_and_empty_ones(load: Load) -> None:
+    library = load(ISAS[-1])
+    for shape, boxes in (
+        ((2, 3, 4, 5), torch.empty(0, 5)),
+        ((0, 3, 4, 5), torch.empty(0, 5)),
+        ((2, 3, 0, 0), torch.empty(0, 5)),
+        ((2, 0, 4, 5), torch.zeros(3, 5)),
+    ):
+        images = torch.randn(shape)
+        task = task_of(images, boxes, (2, 2), channels_last=False)
+        assert run(library, images, boxes, task).numel() == 0
+        gradient = torch.empty(len(boxes), shape[1], 2, 2)
+        assert not run_backward(library, gradient, boxes, task).any()
+
+
+def set_field(name: str, value: object) -> Callable[[native.CRoiAlignTask], None]:
+    return lambda task: setattr(task, name, value)
+
+
+WRONG: dict[str, Callable[[Any], None]] = {
+    **{
+        f"a negative number of {name}": set_field(name, -1)
+        for name in ("images", "channels", "height", "width", "boxes")
+    },
+    "an image that is too large": set_field("height", 2**24 + 1),
+    "too many values": set_field("channels", 2**60),
+    "no bins": set_field("output_width", 0),
+    "too many bins": set_field("output_height", 2**16 + 1),
+    "an unknown type": set_field("type", 3),
+    "no pixels": set_field("height", 0),
+    "fewer images than boxes have": set_field("images", 1),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_task_is_refused_before_anything_changes(load: Load, wrong: str) -> None:
+    images, boxes = torch.randn(2, 3, 8, 9), make_boxes(2, 8, 9)
+    task = task_of(images, boxes, (2, 2), channels_last=False)
+    WRONG[wrong](task)
+    output, sums = torch.full((len(boxes), 3, 2, 2), 7.0), torch.full(images.shape, 7.0)
+    library = load(ISAS[-1])
+    assert (
+        library.xk_roi_align(
+            ctypes.byref(task), images.data_ptr(), boxes.data_ptr(), output.data_ptr()
+        )
+        == native.INVALID_ARGUMENT
+    )
+    assert (
+        library.xk_roi_align_backward(
+            ctypes.byref(task), output.data_ptr(), boxes.data_ptr(), sums.data_ptr()
+        )
+        == native.INVALID_ARGUMENT
+    )
+    assert torch.equal(output, torch.full_like(output, 7))
+    assert torch.equal(sums, torch.full_like(sums, 7))
+
+
+@pytest.mark.parametrize("pointer", [None, 1])
+def test_wrong_pointers_are_refused(load: Load, pointer: int | None) -> None:
+    library = load(ISAS[-1])
+    images, boxes = torch.randn(2, 3, 8, 9), make_boxes(2, 8, 9)
+    output = torch.empty(len(boxes), 3, 2, 2)
+    task = task_of(images, boxes, (2, 2), channels_last=False)
+    right = [images.data_ptr(), boxes.data_ptr(), output.data_ptr()]
+    for at in range(3):
+        pointers = [*right]
+        pointers[at] = None if pointer is None else right[at] + pointer
+        for function in (library.xk_roi_align, library.xk_roi_align_backward):
+            assert function(ctypes.byref(task), *pointers) == native.INVALID_ARGUMENT
+    assert library.xk_roi_align(None, *right) == native.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("number", [-1.0, 2.0, math.nan])
+def test_a_box_of_no_image_is_refused(load: Load, number: float) -> None:
+    images, boxes = torch.randn(2, 3, 8, 9), make_boxes(2, 8, 9)
+    boxes[5, 0] = number
+    output = torch.full((len(boxes), 3, 2, 2), 7.0)
+    task = task_of(images, boxes, (2, 2), channels_last=False)
+    pointers = images.data_ptr(), boxes.data_ptr(), output.data_ptr()
+    code = load(ISAS[-1]).xk_roi_align(ctypes.byref(task), *pointers)
+    assert code == native.INVALID_ARGUMENT
+    assert torch.equal(output, torch.full_like(output, 7))
+
+
+def test_without_an_isa_the_operators_refuse(load: Load) -> None:
+    images, boxes = torch.randn(2, 3, 8, 9), make_boxes(2, 8, 9)
+    output = torch.empty(len(boxes), 3, 2, 2)
+    task = task_of(images, boxes, (2, 2), channels_last=False)
+    pointers = images.data_ptr(), boxes.data_ptr(), output.data_ptr()
+    assert load("v9").xk_roi_align(ctypes.byref(task), *pointers) == native.NO_ISA

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operators under AddressSanitizer and UndefinedBehaviorSanitizer, on every instruction set."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from xruntime import native
+
+KERNELS = Path(__file__).parents[3] / "kernels"
+LIMIT_S = 240
+
+Compile = Callable[..., Path]
+Needs = Callable[[object, str], None]
+
+
+@pytest.fixture(scope="module")
+def sanitized(needs: Needs, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library, every access to memory and every operation checked."""
+    cmake = shutil.which("cmake")
+    needs(cmake, "cmake")
+    build = tmp_path_factory.mktemp("sanitized")
+    flags = "-g -fsanitize=address,undefined -fno-sanitize-recover=all"
+    for words in (
+        ("-S", KERNELS, "-B", build, "-DXKERNELS=ON", f"-DCMAKE_CXX_FLAGS={flags}"),
+        ("--build", build, "--parallel", "2"),
+    ):
+        done = subprocess.run([str(cmake), *words], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    return build / "libxkernels.so"
+
+
+def checksums(program: Path, words: str) -> set[str]:
+    """Run the program on every instruction set; each says that it made as many calls as in `words`."""
+    found = set()
+    for isa in native.supported_isas():
+        done = subprocess.run(
+            [program],
+            env=os.environ | {native.ISA_VARIABLE: isa},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=LIMIT_S,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stderr == ""
+        told = re.fullmatch(rf"{isa}: {words}, checksum (\w+)\n", done.stdout)
+        assert told, done.stdout
+        found.add(told[1])
+    return found
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1200)  # compiling with sanitizers takes minutes
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("optimizers", "168 steps"), ("embedding", "396 calls"), ("vision", "832 calls")],
+)
+def test_operators_stay_within_their_memory(
+    sanitized: Path, compile_program: Compile, name: str, words: str
+) -> None:
+    program = compile_program(
+        *(name, "-O1", "-g", "-fopenmp", "-fsanitize=address,undefined"),
+        *("-fno-sanitize-recover=all", sanitized, f"-Wl,-rpath,{sanitized.parent}"),
+    )
+    assert len(checksums(program, words)) == 1, "every instruction set computes the same bits"
