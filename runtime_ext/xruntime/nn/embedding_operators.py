@@ -1,0 +1,336 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operators of merged embedding bags, with their derivatives: torch.ops.xruntime.merged_....
+
+`merged_embedding_bag` has one derivative with respect to the tables, dense or sparse, and one with
+respect to the per-sample weights. Tables are lists, which may differ in rows and columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from xruntime import native
+from xruntime.errors import EmbeddingBagError
+from xruntime.nn.embedding_call import BagsCall, Lookups, Tensors, check_lookups
+from xruntime.nn.native_operators import define, differentiate
+
+# No argument is named `mode`, a name that torch's functionalization uses for itself.
+LOOKUPS = (
+    "Tensor[] indices, Tensor[] offsets, Tensor[] per_sample_weights, int reduction,"
+    " bool include_last_offset"
+)
+
+
+def check_tables(weights: Tensors, lookups: Lookups) -> None:
+    """Check dtypes and shapes. Raises EmbeddingBagError."""
+    for number, weight in enumerate(weights):
+        if weight.dim() != 2 or weight.shape[1] == 0 or weight.dtype != weights[0].dtype:
+            raise EmbeddingBagError(
+                f"table {number} is of {weight.dtype} and shape {tuple(weight.shape)}: tables have two"
+                f" dimensions, at least one column, and all the same dtype (table 0: {weights[0].dtype})"
+            )
+    check_lookups(lookups, len(weights), weights[0].dtype if weights else torch.float32)
+
+
+def empty_results(weights: Tensors, lookups: Lookups) -> tuple[Tensors, Tensors]:
+    """The tensors that forward writes: results, and positions of maxima."""
+    check_tables(weights, lookups)
+    results = [
+        weight.new_empty((lookups.bags(number), weight.shape[1]))
+        for number, weight in enumerate(weights)
+    ]
+    if lookups.mode != native.BAG_MAX:
+        return results, []
+    return results, [torch.empty_like(result, dtype=torch.int32) for result in results]
+
+
+def reduce(weights: Tensors, lookups: Lookups) -> tuple[Tensors, Tensors]:
+    """Run the forward function; return results and positions of maxima."""
+    results, positions = empty_results(weights, lookups)
+    if results:
+        call = _call(weights, lookups)
+        call.set("weights", weights)
+        call.set("output", results)
+        call.set("max_positions", positions)
+        call.run("xk_bags_forward")
+    return results, positions
+
+
+def _call(weights: Tensors, lookups: Lookups) -> BagsCall:
+    rows, dims = zip(*(weight.shape for weight in weights), strict=True)
+    return BagsCall(lookups, weights[0].dtype, rows, dims)
+
+
+def call_backward(
+    gradients: Tensors, shapes: Sequence[Sequence[int]], lookups: Lookups, positions: Tensors
+) -> BagsCall:
+    """Prepare a function that takes the gradients of results; `shapes` are those of the tables."""
+    check_gradients(gradients, [columns for _, columns in shapes], lookups, positions)
+    rows, dims = zip(*shapes, strict=True)
+    call = BagsCall(lookups, gradients[0].dtype, rows, dims)
+    call.set("output", gradients)
+    call.set("max_positions", positions)
+    return call
+
+
+def check_gradients(
+    gradients: Tensors, dims: Sequence[int], lookups: Lookups, positions: Tensors
+) -> None:
+    """Check gradients of results, and positions of maxima. Raises EmbeddingBagError."""
+    if not len(gradients) == len(dims) == len(lookups.indices):
+        raise EmbeddingBagError(f"{len(gradients)} gradients for {len(dims)} tables")
+    check_lookups(lookups, len(gradients), gradients[0].dtype if gradients else torch.float32)
+    if len(positions) != (len(gradients) if lookups.mode == native.BAG_MAX else 0):
+        raise EmbeddingBagError(f"{len(positions)} tensors of positions for mode {lookups.mode}")
+    for kind, dtype, tensors in (
+        ("gradient", gradients[0].dtype if gradients else None, gradients),
+        ("tensor of positions", torch.int32, positions),
+    ):
+        for number, tensor in enumerate(tensors):
+            shape = (lookups.bags(number), dims[number])
+            if tuple(tensor.shape) != shape or tensor.dtype != dtype:
+                raise EmbeddingBagError(
+                    f"table {number}: a {kind} of {tensor.dtype} and shape {tuple(tensor.shape)}, not"
+                    f" {dtype} and {shape}"
+                )
+
+
+# Forward.
+
+
+def _forward(weights: Tensors, sparse: bool, *lookups: Any) -> list[torch.Tensor]:
+    return flat(*reduce(weights, Lookups(*lookups)))
+
+
+def _forward_fake(weights: Tensors, sparse: bool, *lookups: Any) -> list[torch.Tensor]:
+    return flat(*empty_results(weights, Lookups(*lookups)))
+
+
+def flat(results: Tensors, positions: Tensors) -> list[torch.Tensor]:
+    """One list of both: Inductor's C++ wrapper cannot call operators that return several lists."""
+    return [*results, *positions]
+
+
+define(
+    f"merged_embedding_bag(Tensor[] weights, bool sparse, {LOOKUPS}) -> Tensor[]",
+    _forward,
+    _forward_fake,
+)
+
+
+# Derivatives.
+
+
+def _shapes(gradients: Tensors, rows: Sequence[int]) -> list[tuple[int, int]]:
+    """The shapes of tables from the gradients of their results."""
+    return [(count, one.shape[-1]) for one, count in zip(gradients, rows, strict=True)]
+
+
+def _dense_gradients(
+    gradients: Tensors, rows: Sequence[int], positions: Tensors, *lookups: Any
+) -> Tensors:
+    wanted = _dense_gradients_fake(gradients, rows, positions, *lookups)
+    if wanted:
+        shapes = _shapes(gradients, rows)
+        call = call_backward(gradients, shapes, Lookups(*lookups), positions)
+        call.set("gradients", [one.zero_() for one in wanted])
+        call.run("xk_bags_dense_gradients")
+    return wanted
+
+
+def _dense_gradients_fake(
+    gradients: Tensors, rows: Sequence[int], positions: Tensors, *lookups: Any
+) -> list[torch.Tensor]:
+    shapes = _shapes(gradients, rows)
+    check_gradients(gradients, [dim for _, dim in shapes], Lookups(*lookups), positions)
+    return [one.new_empty(shape) for one, shape in zip(gradients, shapes, strict=True)]
+
+
+define(
+    f"merged_embedding_bag_dense_gradients(Tensor[] gradients, SymInt[] rows, Tensor[] max_positions,"
+    f" {LOOKUPS}) -> Tensor[]",
+    _dense_gradients,
+    _dense_gradients_fake,
+)
+
+
+def _sparse_gradients(
+    gradients: Tensors, rows: Sequence[int], positions: Tensors, *lookups: Any
+) -> tuple[Tensors, Tensors]:
+    """Return the rows that are named and their gradients."""
+    bags = Lookups(*lookups)
+    room = [min(count, one.numel()) for count, one in zip(rows, bags.indices, strict=True)]
+    numbers = [torch.empty(count, dtype=torch.int64) for count in room]
+    # What stays unused of a large tensor takes no memory.
+    values = [
+        gradient.new_empty((count, gradient.shape[-1]))
+        for gradient, count in zip(gradients, room, strict=True)
+    ]
+    if values:
+        call = call_backward(gradients, _shapes(gradients, rows), bags, positions)
+        call.set("gradients", values)
+        call.set("gradient_rows", numbers)
+        call.run("xk_bags_sparse_gradients")
+        for number, value, table in zip(numbers, values, call.tables, strict=True):
+            number.resize_(table.gradient_row_count)
+            value.resize_(table.gradient_row_count, value.shape[1])
+    return numbers, values
+
+
+def _sparse_gradients_fake(
+    gradients: Tensors, rows: Sequence[int], positions: Tensors, *lookups: Any
+) -> tuple[Tensors, Tensors]:
+    shapes = _shapes(gradients, rows)
+    check_gradients(gradients, [dim for _, dim in shapes], Lookups(*lookups), positions)
+    context = torch.library.get_ctx()
+    numbers, values = [], []
+    for gradient in gradients:
+        count = context.new_dynamic_size()
+        numbers.append(gradient.new_empty((count,), dtype=torch.int64))
+        values.append(gradient.new_empty((count, gradient.shape[1])))
+    return numbers, values
+
+
+define(
+    f"merged_embedding_bag_sparse_gradients(Tensor[] gradients, SymInt[] rows, Tensor[] max_positions,"
+    f" {LOOKUPS}) -> (Tensor[] named_rows, Tensor[] values)",
+    _sparse_gradients,
+    _sparse_gradients_fake,
+)
+
+
+def _factor_gradients(gradients: Tensors, weights: Tensors, *lookups: Any) -> Tensors:
+    wanted = _factor_gradients_fake(gradients, weights, *lookups)
+    if wanted:
+        call = _call(weights, Lookups(*lookups))
+        call.set("weights", weights)
+        call.set("output", gradients)
+        call.set("gradients", wanted)
+        call.run("xk_bags_factor_gradients")
+    return wanted
+
+
+def _factor_gradients_fake(gradients: Tensors, weights: Tensors, *lookups: Any) -> Tensors:
+    bags = Lookups(*lookups)
+    check_tables(weights, bags)
+    check_gradients(gradients, [weight.shape[1] for weight in weights], bags, [])
+    return [torch.empty_like(one, memory_format=torch.contiguous_format) for one in bags.factors]
+
+
+define(
+    f"merged_embedding_bag_factor_gradients(Tensor[] gradients, Tensor[] weights, {LOOKUPS})"
+    " -> Tensor[]",
+    _factor_gradients,
+    _factor_gradients_fake,
+)
+
+
+# The formula of autograd.
+
+
+class Saved:
+    """Keeps what backward needs of a call in a context, and takes it out again."""
+
+    @staticmethod
+    def keep(ctx: Any, lookups: Lookups, positions: Tensors, weights: Tensors) -> None:
+        """Save tensors; `weights` only where their values are needed."""
+        lists = (*lookups[:3], positions, weights)
+        ctx.lengths = [len(tensors) for tensors in lists]
+        ctx.mode, ctx.include_last_offset = lookups[3:]
+        ctx.save_for_backward(*(tensor for tensors in lists for tensor in tensors))
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def take(ctx: Any) -> tuple[Lookups, list[torch.Tensor], list[torch.Tensor]]:
+        """Return lookups, positions of maxima and weights."""
+        tensors = iter(ctx.saved_tensors)
+        indices, offsets, factors, positions, weights = (
+            [next(tensors) for _ in range(length)] for length in ctx.lengths
+        )
+        lookups = Lookups(indices, offsets, factors, ctx.mode, ctx.include_last_offset)
+        return lookups, positions, weights
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
+    weights, sparse, *lookups = inputs
+    bags = Lookups(*lookups)
+    positions = output[len(weights) :]
+    ctx.mark_non_differentiable(*positions)
+    ctx.rows = [weight.shape[0] for weight in weights]
+    ctx.sparse = sparse
+    # Only their gradients read the tables again.
+    factors_need = any(factors.requires_grad for factors in bags.factors)
+    Saved.keep(ctx, bags, positions, weights if factors_need else [])
+
+
+def _backward(ctx: Any, gradients: Any) -> tuple[Any, ...]:
+    lookups, positions, weights = Saved.take(ctx)
+    gradients = gradients[: len(ctx.rows)]
+    return (
+        _weight_gradients(ctx, gradients, lookups, positions),
+        None,
+        [None] * len(lookups.indices),
+        [None] * len(lookups.offsets),
+        factor_gradients(gradients, weights, lookups, ctx.needs_input_grad[4]),
+        None,
+        None,
+    )
+
+
+def _weight_gradients(
+    ctx: Any, gradients: Any, lookups: Lookups, positions: Tensors
+) -> list[torch.Tensor | None]:
+    found: list[torch.Tensor | None] = [None] * len(ctx.rows)
+    tables = wanted_tables(gradients, ctx.needs_input_grad[0])
+    if not tables:
+        return found
+    arguments = (
+        [gradients[table] for table in tables],
+        [ctx.rows[table] for table in tables],
+        [positions[table] for table in tables] if positions else [],
+        *lookups.of(tables),
+    )
+    if ctx.sparse:
+        rows, values = torch.ops.xruntime.merged_embedding_bag_sparse_gradients(*arguments)
+        for at, table in enumerate(tables):
+            found[table] = torch.sparse_coo_tensor(
+                rows[at][None],
+                values[at],
+                (ctx.rows[table], values[at].shape[1]),
+                is_coalesced=True,
+                check_invariants=False,
+            )
+    else:
+        dense = torch.ops.xruntime.merged_embedding_bag_dense_gradients(*arguments)
+        for table, gradient in zip(tables, dense, strict=True):
+            found[table] = gradient
+    return found
+
+
+def wanted_tables(gradients: Any, needed: Sequence[bool]) -> list[int]:
+    """Return the tables whose results have a gradient and whose input needs one."""
+    pairs = zip(gradients, needed, strict=True)
+    return [table for table, (one, need) in enumerate(pairs) if one is not None and need]
+
+
+def factor_gradients(
+    gradients: Any, weights: Tensors, lookups: Lookups, needed: Sequence[bool]
+) -> list[torch.Tensor | None]:
+    """Return the gradients of per-sample weights."""
+    found: list[torch.Tensor | None] = [None] * len(lookups.factors)
+    tables = wanted_tables(gradients, needed) if lookups.factors else []
+    if tables:
+        computed = torch.ops.xruntime.merged_embedding_bag_factor_gradients(
+            [gradients[table] for table in tables],
+            [weights[table] for table in tables],
+            *lookups.of(tables),
+        )
+        for table, gradient in zip(tables, computed, strict=True):
+            found[table] = gradient
+    return found
+
+
+differentiate("merged_embedding_bag", _backward, _setup_context)

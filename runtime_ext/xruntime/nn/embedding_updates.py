@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Updates of tables during backward: the operators, and the optimizers that hold options and state."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import torch
+
+from xruntime.errors import EmbeddingBagError
+from xruntime.nn.embedding_call import BagsCall, Lookups, Tensors
+from xruntime.nn.embedding_operators import (
+    LOOKUPS,
+    Saved,
+    call_backward,
+    check_gradients,
+    empty_results,
+    factor_gradients,
+    flat,
+    reduce,
+    wanted_tables,
+)
+from xruntime.nn.native_operators import define, differentiate
+
+_numbers = itertools.count()
+_optimizers: weakref.WeakValueDictionary[int, BagOptimizer] = weakref.WeakValueDictionary()
+
+
+def register(optimizer: BagOptimizer) -> int:
+    """Return a number by which operators find the optimizer while it exists.
+
+    Operators take numbers and tensors only, and options must be read when they run: a graph would keep
+    the learning rate that it was compiled with.
+    """
+    number = next(_numbers)
+    _optimizers[number] = optimizer
+    return number
+
+
+class BagOptimizer(torch.optim.Optimizer):
+    """Options and state of a module whose backward updates its tables.
+
+    A scheduler of torch changes `param_groups`, which backward reads. `step()` does nothing.
+    """
+
+    STATE: ClassVar[str]
+    """The name of the state, an fp32 tensor of each table."""
+    OPTIONS: ClassVar[tuple[str, ...]]
+
+    def __init__(self, tables: Sequence[torch.Tensor], defaults: dict[str, float]) -> None:
+        super().__init__(tables, defaults)
+        self._check()
+        for table in tables:
+            if self._has_state():
+                self.state[table][self.STATE] = torch.zeros(table.shape)
+            if table.dtype == torch.bfloat16:
+                # The lower halves of the fp32 weights; xruntime.optim.split has the format.
+                self.state[table]["remainder"] = torch.zeros(table.shape, dtype=torch.int16)
+
+    def _has_state(self) -> bool:
+        """Whether an update with the present options needs state."""
+        return True
+
+    def run(self, call: BagsCall, *, with_state: bool) -> None:
+        """Update the tables of a call. Raises EmbeddingBagError."""
+        raise NotImplementedError
+
+    def tensors(self, name: str) -> list[torch.Tensor]:
+        """Return that state of all tables; nothing if they have none."""
+        (group,) = self.param_groups
+        return [self.state[table][name] for table in group["params"] if name in self.state[table]]
+
+    def options(self, with_state: bool) -> dict[str, float]:
+        """Return the options as they are now. Raises EmbeddingBagError."""
+        self._check()
+        if self._has_state() and not with_state:
+            raise EmbeddingBagError(
+                f"{type(self).__name__}: momentum was 0 when the module was made, so there is no state"
+                " for it: make the module with a momentum"
+            )
+        return {name: float(self.param_groups[0][name]) for name in self.OPTIONS}
+
+    def _check(self) -> None:
+        for name in self.OPTIONS:
+            value = float(self.param_groups[0][name])
+            if not 0 <= value < math.inf:
+                raise EmbeddingBagError(f"{name}={value}: allowed are finite numbers of at least 0")
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Do nothing: backward has updated the tables. Returns the closure's result."""
+        if closure is None:
+            return None
+        with torch.enable_grad():
+            return closure()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add the group of all tables; there is one group only. Raises EmbeddingBagError."""
+        if self.param_groups:
+            raise EmbeddingBagError("all tables are in one group; make another module for others")
+        super().add_param_group(param_group)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load options, and copy the state to the tensors in use. Raises EmbeddingBagError."""
+        saved = state_dict["state"]
+        for number, table in enumerate(self.param_groups[0]["params"]):
+            found = saved.get(number, {})
+            if found.keys() != self.state[table].keys() or any(
+                value.shape != table.shape for value in found.values()
+            ):
+                raise EmbeddingBagError(
+                    f"table {number}: the saved state is of other options or another table:"
+                    f" {sorted(found)}, not {sorted(self.state[table])}"
+                )
+        for number, table in enumerate(self.param_groups[0]["params"]):
+            for name, value in saved.get(number, {}).items():
+                self.state[table][name].copy_(value)
+        for name in self.OPTIONS:
+            self.param_groups[0][name] = state_dict["param_groups"][0][name]
+
+
+class BagSGD(BagOptimizer):
+    """Options `lr`, `momentum` and `weight_decay`; state `momentum_buffer`, with a momentum."""
+
+    STATE = "momentum_buffer"
+    OPTIONS = ("lr", "momentum", "weight_decay")
+
+    def _has_state(self) -> bool:
+        return bool(self.param_groups[0]["momentum"] != 0)
+
+    def run(self, call: BagsCall, *, with_state: bool) -> None:
+        """Update the tables of a call. Raises EmbeddingBagError."""
+        options = self.options(with_state)
+        call.run("xk_bags_sgd", options["lr"], options["momentum"], options["weight_decay"])
+
+
+class BagAdagrad(BagOptimizer):
+    """Options `lr` and `eps`; state `sum`."""
+
+    STATE = "sum"
+    OPTIONS = ("lr", "eps")
+
+    def run(self, call: BagsCall, *, with_state: bool) -> None:
+        """Update the tables of a call. Raises EmbeddingBagError."""
+        options = self.options(with_state)
+        call.run("xk_bags_adagrad", options["lr"], options["eps"])
+
+
+# Forward.
+
+
+def _forward(
+    trigger: torch.Tensor,
+    weights: Tensors,
+    states: Tensors,
+    remainders: Tensors,
+    optimizer: int,
+    *lookups: Any,
+) -> list[torch.Tensor]:
+    return flat(*reduce(weights, Lookups(*lookups)))
+
+
+def _forward_fake(
+    trigger: torch.Tensor,
+    weights: Tensors,
+    states: Tensors,
+    remainders: Tensors,
+    optimizer: int,
+    *lookups: Any,
+) -> list[torch.Tensor]:
+    return flat(*empty_results(weights, Lookups(*lookups)))
+
+
+define(
+    "merged_embedding_bag_with_update(Tensor trigger, Tensor[] weights, Tensor[] states,"
+    f" Tensor[] remainders, int optimizer, {LOOKUPS}) -> Tensor[]",
+    _forward,
+    _forward_fake,
+)
+
+
+# Update.
+
+
+def _update(
+    gradients: Tensors,
+    weights: Tensors,
+    states: Tensors,
+    remainders: Tensors,
+    positions: Tensors,
+    optimizer: int,
+    *lookups: Any,
+) -> None:
+    _update_fake(gradients, weights, states, remainders, positions, optimizer, *lookups)
+    found = _optimizers.get(optimizer)
+    if found is None:
+        raise EmbeddingBagError("the module of this graph was deleted before its backward")
+    if not gradients:
+        return
+    bags = Lookups(*lookups)
+    call = call_backward(gradients, [weight.shape for weight in weights], bags, positions)
+    call.set("weights", weights)
+    call.set("state", states)
+    call.set("remainders", remainders)
+    found.run(call, with_state=bool(states))
+    torch.autograd.graph.increment_version([*weights, *states, *remainders])
+
+
+def _update_fake(
+    gradients: Tensors,
+    weights: Tensors,
+    states: Tensors,
+    remainders: Tensors,
+    positions: Tensors,
+    optimizer: int,
+    *lookups: Any,
+) -> None:
+    dims = [weight.shape[1] for weight in weights]
+    check_gradients(gradients, dims, Lookups(*lookups), positions)
+    for name, dtype, tensors, needed in (
+        ("weights", gradients[0].dtype if gradients else None, weights, True),
+        ("state", torch.float32, states, False),
+        ("remainders", torch.int16, remainders, _is_split(weights)),
+    ):
+        if len(tensors) != len(weights) and (needed or tensors):
+            raise EmbeddingBagError(f"{len(tensors)} tensors of {name} for {len(weights)} tables")
+        for number, tensor in enumerate(tensors):
+            shape = tuple(weights[number].shape)
+            if tensor.dtype != dtype or tuple(tensor.shape) != shape or not tensor.is_contiguous():
+                raise EmbeddingBagError(
+                    f"table {number}: {name} of {tensor.dtype} and shape {tuple(tensor.shape)}, not"
+                    f" contiguous {dtype} of shape {shape}"
+                )
+
+
+def _is_split(weights: Tensors) -> bool:
+    return bool(weights) and weights[0].dtype == torch.bfloat16
+
+
+define(
+    "merged_embedding_bag_update_(Tensor[] gradients, Tensor(a!)[] weights, Tensor(b!)[] states,"
+    f" Tensor(c!)[] remainders, Tensor[] max_positions, int optimizer, {LOOKUPS}) -> ()",
+    _update,
+    _update_fake,
+)
+
+
+# The formula of autograd.
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
+    trigger, weights, states, remainders, optimizer, *lookups = inputs
+    ctx.optimizer = optimizer
+    # Not saved for backward: other backward passes may have updated them meanwhile.
+    ctx.written = (weights, states, remainders)
+    positions = output[len(weights) :]
+    Saved.keep(ctx, Lookups(*lookups), positions, [trigger])
+    ctx.mark_non_differentiable(*positions)
+
+
+def _backward(ctx: Any, gradients: Any) -> tuple[Any, ...]:
+    lookups, positions, (trigger,) = Saved.take(ctx)
+    weights, states, remainders = ctx.written
+    gradients = gradients[: len(weights)]
+    factors = factor_gradients(gradients, weights, lookups, ctx.needs_input_grad[7])
+    tables = wanted_tables(gradients, [True] * len(weights))
+    if tables:
+        lists = (
+            [tensors[table] for table in tables] if tensors else []
+            for tensors in (gradients, weights, states, remainders, positions)
+        )
+        torch.ops.xruntime.merged_embedding_bag_update_(*lists, ctx.optimizer, *lookups.of(tables))
+    none = [[None] * len(tensors) for tensors in (weights, states, remainders)]
+    return (
+        torch.zeros_like(trigger),
+        *none,
+        None,
+        [None] * len(lookups.indices),
+        [None] * len(lookups.offsets),
+        factors,
+        None,
+        None,
+    )
+
+
+differentiate("merged_embedding_bag_with_update", _backward, _setup_context)

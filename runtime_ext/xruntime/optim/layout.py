@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How tensors lie in memory: what one native loop can walk as a block, and what overlaps."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from xruntime.errors import OptimizerError
+
+
+class Extent(NamedTuple):
+    """The bytes of a dense block, [start, end)."""
+
+    start: int
+    end: int
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Return whether the elements fill one block of memory, each once, in any order of dimensions.
+
+    **Ex.:** True for a contiguous, a channels-last and a transposed tensor; False for x[:, ::2].
+    """
+    if tensor.is_contiguous():
+        return True
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Return whether two elements may share memory, as in an expanded tensor.
+
+    Exact for every tensor that slicing, transposing and expanding can make.
+    """
+    reach = 0
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size <= 1:
+            continue
+        if stride <= reach:
+            return True
+        reach += stride * (size - 1)
+    return False
+
+
+def same_layout(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether elements of the same index are at the same position of both tensors' memory."""
+    if one.stride() == other.stride():
+        return True
+    if one.is_contiguous() and other.is_contiguous():
+        return True
+    return all(
+        a == b
+        for a, b, size in zip(one.stride(), other.stride(), one.shape, strict=True)
+        if size != 1
+    )
+
+
+def empty_like(block: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Make an uninitialized tensor with the layout of a dense `block`."""
+    return torch.empty_like(block, dtype=dtype, memory_format=torch.preserve_format)
+
+
+def with_layout_of(tensor: torch.Tensor, block: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return `tensor`, or a copy of it that has that dtype and the layout of a dense `block`."""
+    if tensor.dtype == dtype and same_layout(tensor, block) and is_dense(tensor):
+        return tensor
+    return empty_like(block, dtype).copy_(tensor)
+
+
+def extent(tensor: torch.Tensor) -> Extent:
+    """Return the memory of a dense tensor."""
+    start = tensor.data_ptr()
+    return Extent(start, start + tensor.numel() * tensor.element_size())
+
+
+class Written:
+    """The blocks of memory that a step writes: none overlaps with another."""
+
+    def __init__(self, tensors: Iterable[torch.Tensor], optimizer: str) -> None:
+        """Raise OptimizerError if two overlap."""
+        self._optimizer = optimizer
+        self._extents = sorted(extent(tensor) for tensor in tensors if tensor.numel())
+        for before, after in zip(self._extents, self._extents[1:], strict=False):
+            if after.start < before.end:
+                raise OptimizerError(
+                    f"{optimizer}: two parameters, or a parameter and its state, share memory; give"
+                    " shared weights to the optimizer as one parameter"
+                )
+
+    def check_gradients(self, gradients: Sequence[torch.Tensor]) -> None:
+        """Raise OptimizerError if a gradient shares memory with what is written."""
+        for gradient in gradients:
+            if not gradient.numel():
+                continue
+            start, end = extent(gradient)
+            at = bisect.bisect_left(self._extents, (end, 0))
+            if at and self._extents[at - 1].end > start:
+                raise OptimizerError(
+                    f"{self._optimizer}: a gradient of shape {tuple(gradient.shape)} shares memory with"
+                    " a parameter or its state; give it memory of its own: p.grad = p.grad.clone()"
+                )

@@ -1,0 +1,387 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the optimizers share: options, which step a parameter takes, state and its checkpoints."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, Literal, overload
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
+
+from xruntime import native
+from xruntime.errors import OptimizerError
+from xruntime.optim.dense import DenseStep, State, StateNames
+from xruntime.optim.layout import empty_like
+from xruntime.optim.sparse import SparseStep
+from xruntime.optim.split import join, split
+from xruntime.optim.step_call import FORMATS, TYPES, Formats, Update
+
+Rounding = Literal["split", "stochastic"]
+Group = dict[str, Any]
+
+_NEVER = ("amsgrad", "capturable", "differentiable")
+"""Options of torch's optimizers that are not supported: False is accepted."""
+_OURS = ("rounding", "state_dtype")
+"""Options that torch's optimizers do not have."""
+_GENERATOR = "generator"
+"""The entry of a state_dict with the state of the generator for stochastic rounding."""
+
+
+class NativeOptimizer(Optimizer):
+    """The base of the optimizers of this package; it is not an optimizer itself."""
+
+    DELEGATE: ClassVar[type[Optimizer] | None] = None
+    """torch's optimizer, which updates parameters of other dtypes than bf16."""
+    RANGES: ClassVar[dict[str, tuple[float, float]]] = {}
+    """The numeric options: each at least the first number and less than the second."""
+
+    _dense: dict[tuple[int, StateNames, Formats], DenseStep]
+    _delegate: Optimizer | None
+
+    def __init__(
+        self, params: ParamsT, defaults: dict[str, Any], generator: torch.Generator | None
+    ) -> None:
+        if generator is not None and generator.device.type != "cpu":
+            raise OptimizerError(
+                f"{self._name}: the generator is on {generator.device}, not the CPU"
+            )
+        self._generator = generator
+        self._forget()
+        super().__init__(params, defaults)
+
+    # What subclasses say.
+
+    def _names(self, group: Group) -> StateNames:
+        raise NotImplementedError
+
+    def _update(self, group: Group) -> Update:
+        """Return the native call with the group's options."""
+        raise NotImplementedError
+
+    def _sparse_obstacle(self, group: Group) -> str | None:
+        """Return why a sparse gradient cannot be used with these options, if so."""
+        return "it does not support sparse gradients; use SGD or Adagrad, or sparse=False"
+
+    # The step.
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    # Dynamo cannot trace native calls. In what it traced around them, torch's fused optimizers took
+    # their default options and kept no state.
+    @torch.compiler.disable(reason="steps of xruntime.optim are native code")  # type: ignore[no-untyped-call, untyped-decorator]
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Update all parameters that have a gradient.
+
+        closure
+            Computes the loss again and returns it; its result is returned.
+
+        Raises OptimizerError, before any parameter is changed, if one cannot be updated.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with torch.no_grad():
+            delegated: list[list[torch.Tensor]] = [[] for _ in self.param_groups]
+            steps = [
+                self._prepare(at, group, delegated[at])
+                for at, group in enumerate(self.param_groups)
+            ]
+            self._run_delegate(delegated)
+            for group, prepared in zip(self.param_groups, steps, strict=True):
+                update = self._update(group)
+                for step in prepared:
+                    seed = self._seed() if group["rounding"] == "stochastic" else 0
+                    step.run(update, maximize=bool(group["maximize"]), seed=seed)
+        return loss
+
+    def _prepare(
+        self, number: int, group: Group, delegated: list[torch.Tensor]
+    ) -> list[DenseStep | SparseStep]:
+        """Check a group's parameters and prepare their calls; list those that torch updates."""
+        alike: dict[tuple[torch.dtype, torch.dtype], list[torch.Tensor]] = {}
+        steps: list[DenseStep | SparseStep] = []
+        names = self._names(group)
+        for parameter in group["params"]:
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            if gradient.layout == torch.sparse_coo:
+                steps.append(self._sparse_step(group, parameter, names))
+            elif parameter.dtype != torch.bfloat16 and self.DELEGATE is not None:
+                delegated.append(parameter)
+            else:
+                alike.setdefault((parameter.dtype, gradient.dtype), []).append(parameter)
+        for parameters in alike.values():
+            formats = self._formats(group, parameters[0])
+            key = (number, names, formats)
+            found = self._dense.get(key)
+            if found is None or not found.fits(parameters):
+                states = [self.state[parameter] for parameter in parameters]
+                found = DenseStep(self._name, parameters, states, names, formats)
+                self._dense[key] = found
+            steps.append(found)
+        return steps
+
+    def _sparse_step(self, group: Group, parameter: torch.Tensor, names: StateNames) -> SparseStep:
+        obstacle = self._sparse_obstacle(group)
+        if obstacle is not None:
+            raise OptimizerError(f"{self._name}: {obstacle}")
+        formats = self._formats(group, parameter)
+        return SparseStep(self._name, parameter, self.state[parameter], names, formats)
+
+    def _formats(self, group: Group, parameter: torch.Tensor) -> Formats:
+        assert parameter.grad is not None
+        if parameter.dtype == torch.bfloat16:
+            weights = FORMATS[group["rounding"]]
+        else:
+            weights = native.WEIGHTS_FLOAT32
+        return Formats(weights, parameter.grad.dtype, self._state_dtype(group, parameter))
+
+    def _state_dtype(self, group: Group, parameter: torch.Tensor) -> torch.dtype:
+        """Return the dtype of a parameter's moments; torch's are in the parameter's dtype."""
+        if self.DELEGATE is not None and parameter.dtype != torch.bfloat16:
+            return parameter.dtype
+        dtype: torch.dtype = group["state_dtype"]
+        return dtype
+
+    def _seed(self) -> int:
+        if self._generator is None:
+            # Its own generator can be saved, and still torch.manual_seed decides.
+            self._generator = torch.Generator()
+            self._generator.manual_seed(int(torch.randint(2**63 - 1, ())))
+        return int(torch.randint(2**63 - 1, (), generator=self._generator))
+
+    def _run_delegate(self, parameters: list[list[torch.Tensor]]) -> None:
+        """Let torch's fused optimizer update these parameters of each group."""
+        groups = [
+            {**group, "params": ours, "fused": True, "foreach": False}
+            for group, ours in zip(self.param_groups, parameters, strict=True)
+            if ours
+        ]
+        if not groups or self.DELEGATE is None:
+            return
+        if self._delegate is None:
+            kind: Any = self.DELEGATE
+            self._delegate = kind(groups[0]["params"], fused=True)
+        self._delegate.param_groups = groups
+        self._delegate.state = self.state
+        self._delegate.step()
+
+    # Options.
+
+    @property
+    def _name(self) -> str:
+        return type(self).__name__
+
+    def add_param_group(self, param_group: Group) -> None:
+        """Add a group of parameters; options that it does not set are the optimizer's."""
+        super().add_param_group(param_group)
+        try:
+            self._check_group(self.param_groups[-1])
+        except OptimizerError:
+            del self.param_groups[-1]
+            raise
+        self._forget()
+
+    def _check_group(self, group: Group) -> None:
+        name = self._name
+        for option in _NEVER:
+            if group.get(option):
+                raise OptimizerError(f"{name}: {option}=True is not supported; leave it out")
+        for option, (low, limit) in self.RANGES.items():
+            values = group[option] if isinstance(group[option], tuple | list) else (group[option],)
+            if not all(low <= float(value) < limit for value in values):
+                allowed = f"at least {low:g}" + (f" and below {limit:g}" if limit < 1e300 else "")
+                raise OptimizerError(f"{name}: {option}={group[option]}: allowed is {allowed}")
+        if group["rounding"] not in FORMATS:
+            raise OptimizerError(
+                f"{name}: rounding={group['rounding']!r}: allowed are {', '.join(map(repr, FORMATS))}"
+            )
+        if group["state_dtype"] not in TYPES:
+            raise OptimizerError(
+                f"{name}: state_dtype={group['state_dtype']}: allowed are"
+                f" {', '.join(map(str, TYPES))}"
+            )
+        allowed_dtypes = [torch.bfloat16, torch.float32]
+        if self.DELEGATE is not None:
+            allowed_dtypes.append(torch.float64)
+        for parameter in group["params"]:
+            if parameter.dtype not in allowed_dtypes:
+                raise OptimizerError(
+                    f"{name}: a parameter has dtype {parameter.dtype}; allowed are"
+                    f" {', '.join(map(str, allowed_dtypes))}"
+                )
+            if parameter.device.type != "cpu":
+                raise OptimizerError(
+                    f"{name}: a parameter is on {parameter.device}; xruntime.optim updates parameters"
+                    " on the CPU, torch.optim those elsewhere"
+                )
+
+    def _forget(self) -> None:
+        """Forget the arrays of addresses, after a change of groups or states."""
+        self._dense = {}
+        self._delegate = None
+
+    # Checkpoints.
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return state and options as torch's optimizers do.
+
+        The state of a bf16 parameter includes the remainder of its weights. With stochastic rounding,
+        the entry "generator" is the state of its generator.
+        """
+        saved: dict[str, Any] = super().state_dict()
+        if self._generator is not None:
+            saved[_GENERATOR] = self._generator.get_state()
+        return saved
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state_dict of this optimizer, or of torch's of the same name.
+
+        Moments are converted to the group's `state_dtype`. A bf16 parameter without a remainder in
+        the state begins with its present value: see `load_master_state_dict`.
+        Raises OptimizerError for options that are not supported and for states of other shapes.
+        """
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        numbers = list(
+            itertools.chain.from_iterable(group["params"] for group in state_dict["param_groups"])
+        )
+        for parameter, number in zip(parameters, numbers, strict=False):
+            self._check_state(parameter, state_dict["state"].get(number, {}))
+        super().load_state_dict(state_dict)
+        # torch converts every state to the parameter's dtype: so they are copied again.
+        for group, parameter, number in self._numbered(numbers):
+            if number in state_dict["state"]:
+                saved = state_dict["state"][number]
+                self.state[parameter] = self._converted(group, parameter, saved)
+        if _GENERATOR in state_dict:
+            if self._generator is None:
+                self._generator = torch.Generator()
+            self._generator.set_state(state_dict[_GENERATOR])
+        self._forget()
+
+    def _numbered(self, numbers: list[int]) -> Iterator[tuple[Group, torch.Tensor, int]]:
+        left = iter(numbers)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                yield group, parameter, next(left)
+
+    def _check_state(self, parameter: torch.Tensor, saved: State) -> None:
+        for name, value in saved.items():
+            if name == "step" or not isinstance(value, torch.Tensor):
+                continue
+            if value.shape != parameter.shape:
+                raise OptimizerError(
+                    f"{self._name}: the state {name!r} of a parameter has shape {tuple(value.shape)},"
+                    f" the parameter {tuple(parameter.shape)}: they are of different models"
+                )
+
+    def _converted(self, group: Group, parameter: torch.Tensor, saved: State) -> State:
+        state: State = {}
+        for name, value in saved.items():
+            if name == "step":
+                state[name] = torch.tensor(float(value))
+            elif not isinstance(value, torch.Tensor):
+                state[name] = value
+            elif name == "remainder":
+                if parameter.dtype == torch.bfloat16 and group["rounding"] == "split":
+                    state[name] = empty_like(parameter.detach(), torch.int16).copy_(value)
+            else:
+                dtype = self._state_dtype(group, parameter)
+                state[name] = empty_like(parameter.detach(), dtype).copy_(value)
+        return state
+
+    def torch_state_dict(self) -> dict[str, Any]:
+        """Return a state_dict for torch's optimizer of the same name on a model of fp32 weights.
+
+        Moments are in fp32; what torch does not know is left out. The weights are
+        `master_state_dict(model)`. Raises OptimizerError if torch has no such optimizer.
+        """
+        if self.DELEGATE is None:
+            raise OptimizerError(f"{self._name}: torch.optim has no such optimizer")
+        saved = super().state_dict()
+        groups = [
+            {name: value for name, value in group.items() if name not in _OURS}
+            for group in saved["param_groups"]
+        ]
+        states = {
+            number: {
+                name: value.float() if isinstance(value, torch.Tensor) else value
+                for name, value in state.items()
+                if name != "remainder"
+            }
+            for number, state in saved["state"].items()
+        }
+        return {"state": states, "param_groups": groups}
+
+    def master_state_dict(self, model: torch.nn.Module) -> dict[str, Any]:
+        """Return the model's state_dict with the weights in fp32, for a model without this optimizer.
+
+        A bf16 weight with a remainder gets its exact fp32 value; other bf16 tensors are converted.
+        The tensors are copies.
+        """
+        values: dict[str, Any] = {}
+        for name, value in model.state_dict(keep_vars=True).items():
+            if not isinstance(value, torch.Tensor):
+                values[name] = value
+                continue
+            remainder = self.state[value].get("remainder") if value in self.state else None
+            if remainder is not None and value.dtype == torch.bfloat16:
+                values[name] = join(value, remainder)
+            else:
+                dtype = torch.float32 if value.dtype == torch.bfloat16 else value.dtype
+                values[name] = value.detach().to(dtype, copy=True)
+        return values
+
+    def load_master_state_dict(
+        self, model: torch.nn.Module, state_dict: dict[str, Any], *, strict: bool = True
+    ) -> None:
+        """Load fp32 weights into a model with bf16 parameters, and the remainders into the state.
+
+        The inverse of `master_state_dict`; it also converts a model that was trained in fp32. `strict`
+        is that of `model.load_state_dict`. Parameters with stochastic rounding have no remainder.
+        """
+        model.load_state_dict(state_dict, strict=strict)
+        ours = {
+            id(parameter): group for group in self.param_groups for parameter in group["params"]
+        }
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            group = ours.get(id(parameter))
+            if name not in state_dict or group is None or parameter.dtype != torch.bfloat16:
+                continue
+            if group["rounding"] == "split":
+                half, remainder = split(state_dict[name].to(torch.float32))
+                with torch.no_grad():
+                    parameter.copy_(half)
+                    kept = empty_like(parameter.detach(), torch.int16).copy_(remainder)
+                self.state[parameter]["remainder"] = kept
+        self._forget()
+
+    def __getstate__(self) -> dict[str, Any]:
+        generator = None if self._generator is None else self._generator.get_state()
+        return {**super().__getstate__(), _GENERATOR: generator}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take over groups from a pickle or a state_dict, whose options may be torch's."""
+        state = dict(state)
+        defaults = state.get("defaults", self.__dict__.get("defaults", {}))
+        for group in state["param_groups"]:
+            for option, value in defaults.items():
+                group.setdefault(option, value)
+            self._check_group(group)
+        if _GENERATOR in state:
+            saved = state.pop(_GENERATOR)
+            self._generator = None
+            if saved is not None:
+                self._generator = torch.Generator()
+                self._generator.set_state(saved)
+        super().__setstate__(state)
+        self._forget()

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parameters with sparse gradients: each row of the gradient is an entry of the native call."""
+
+from __future__ import annotations
+
+import torch
+
+from xruntime import native
+from xruntime.errors import OptimizerError
+from xruntime.optim.dense import State, StateNames, as_count, check_gradient
+from xruntime.optim.layout import Written, empty_like, with_layout_of
+from xruntime.optim.step_call import Arrays, Formats, StepCall, Update
+
+
+class SparseStep:
+    """One parameter; rows without a gradient are left alone, and so is their state."""
+
+    def __init__(
+        self,
+        optimizer: str,
+        parameter: torch.Tensor,
+        state: State,
+        names: StateNames,
+        formats: Formats,
+    ) -> None:
+        """Check everything and prepare the arrays. Raises OptimizerError."""
+        gradient = parameter.grad
+        assert gradient is not None
+        check_gradient(parameter, gradient, optimizer)
+        if gradient.sparse_dim() != 1 or not parameter.is_contiguous():
+            raise OptimizerError(
+                f"{optimizer}: a sparse gradient has {gradient.sparse_dim()} sparse dimensions and its"
+                f" parameter the strides {parameter.stride()}; supported are gradients of whole rows,"
+                " as of nn.Embedding(sparse=True), of contiguous parameters"
+            )
+        block = parameter.detach()
+        new: State = {}
+        if names.first is not None:
+            found = state.get(names.first)
+            new[names.first] = (
+                empty_like(block, formats.state_dtype).fill_(names.initial)
+                if found is None
+                else with_layout_of(found, block, formats.state_dtype)
+            )
+        if names.steps:
+            found = state.get("step")
+            new["step"] = torch.zeros(()) if found is None else as_count(found)
+        if formats.weight_format == native.WEIGHTS_SPLIT:
+            found = state.get("remainder")
+            new["remainder"] = (
+                empty_like(block, torch.int16).zero_()
+                if found is None
+                else with_layout_of(found, block, torch.int16)
+            )
+        written = Written(
+            [block, *(value for name, value in new.items() if name != "step")], optimizer
+        )
+        coalesced = gradient.coalesce()
+        rows = coalesced.indices()[0]
+        self._values = coalesced.values().contiguous()
+        written.check_gradients([self._values])
+        self._parameter, self._state, self._new = parameter, state, new
+        count = rows.numel()
+        size = block[0].numel() if count else 0
+
+        def addresses(tensor: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+            return numbers * (size * tensor.element_size()) + tensor.data_ptr()
+
+        def of_rows(name: str | None) -> torch.Tensor | None:
+            return None if name is None or name not in new else addresses(new[name], rows)
+
+        self._call = StepCall(
+            Arrays(
+                sizes=torch.full((count,), size),
+                weights=addresses(block, rows),
+                gradients=addresses(self._values, torch.arange(count)),
+                remainders=of_rows("remainder"),
+                first=of_rows(names.first),
+                second=None,
+                steps=torch.full((count,), new["step"].data_ptr()) if names.steps else None,
+                fresh=None,
+            ),
+            formats,
+        )
+        self._empty = count == 0
+
+    def run(self, update: Update, *, maximize: bool, seed: int) -> None:
+        """Update the rows that have a gradient."""
+        self._call.run(update, maximize=maximize, seed=seed)
+        if self._empty and "step" in self._new:
+            self._new["step"].add_(1)
+        torch.autograd.graph.increment_version(self._parameter)
+        self._state.update(self._new)

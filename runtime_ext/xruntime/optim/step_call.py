@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One native call over many tensors: arrays of their addresses, and what the call returns."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from xruntime import native
+from xruntime.errors import OptimizerError
+
+TYPES = {torch.float32: native.FLOAT32, torch.bfloat16: native.BFLOAT16}
+"""The dtypes that the kernels read, with their numbers in xkernels.h."""
+
+FORMATS = {"split": native.WEIGHTS_SPLIT, "stochastic": native.WEIGHTS_STOCHASTIC}
+"""Roundings of bf16 weights, with the numbers of their formats in xkernels.h."""
+
+
+class Formats(NamedTuple):
+    """How the tensors of a call are stored."""
+
+    weight_format: int
+    gradient_dtype: torch.dtype
+    state_dtype: torch.dtype
+
+
+class Arrays(NamedTuple):
+    """Addresses of tensors, one element an entry (int64); None where the optimizer has none."""
+
+    sizes: torch.Tensor
+    """In elements."""
+    weights: torch.Tensor
+    gradients: torch.Tensor
+    remainders: torch.Tensor | None
+    first: torch.Tensor | None
+    second: torch.Tensor | None
+    steps: torch.Tensor | None
+    fresh: torch.Tensor | None
+    """int32, no addresses: 1 for an entry whose momentum is not set yet."""
+
+
+Update = Callable[[ctypes.CDLL, object], int]
+"""Calls an optimizer's function of the library with a pointer to xk_tensors."""
+
+
+class StepCall:
+    """A call that can be repeated as long as the tensors stay where they are."""
+
+    def __init__(self, arrays: Arrays, formats: Formats) -> None:
+        self.arrays = arrays
+        self._tensors = native.CTensors(
+            count=arrays.sizes.numel(),
+            weight_format=formats.weight_format,
+            gradient_type=TYPES[formats.gradient_dtype],
+            state_type=TYPES[formats.state_dtype],
+            **{
+                name: None if array is None else array.data_ptr()
+                for name, array in arrays._asdict().items()
+            },
+        )
+        self._pointer = ctypes.byref(self._tensors)
+
+    def run(self, update: Update, *, maximize: bool, seed: int) -> None:
+        """Run it. Raises KernelsUnavailableError, MemoryError, OptimizerError; nothing is changed then."""
+        self._tensors.maximize = maximize
+        self._tensors.seed = seed
+        result = update(native.library(), self._pointer)
+        if result == 0:
+            return
+        if result == native.NO_ISA:
+            native.isa_name()  # raises
+        if result == native.REFUSED:
+            raise MemoryError("no memory for the norms of the parameters")
+        raise OptimizerError(f"the native step refuses its arguments ({result})")
