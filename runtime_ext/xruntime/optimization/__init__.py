@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`optimize`: one call that makes a model faster on the CPU, checks the result and explains it.
+
+from xruntime import optimization, optimize
+
+fast = optimize(model.eval(), sample_input=batch, dtype=torch.bfloat16)
+print(optimization.explain(fast))
+"""
+
+from xruntime.optimization.front_end import optimize
+from xruntime.optimization.graph import GRAPHS, SlowCallWarning
+from xruntime.optimization.request import DTYPES, LEVELS
+from xruntime.optimization.steps import (
+    INFERENCE,
+    TRAINING,
+    Explanation,
+    Outcome,
+    Step,
+    Timing,
+    explain,
+)
+
+__all__ = [
+    "DTYPES",
+    "GRAPHS",
+    "INFERENCE",
+    "LEVELS",
+    "TRAINING",
+    "Explanation",
+    "Outcome",
+    "SlowCallWarning",
+    "Step",
+    "Timing",
+    "explain",
+    "optimize",
+]

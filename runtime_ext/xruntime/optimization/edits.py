@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Changes of a model's modules and weights, which can be undone in reverse order."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+
+class Edits:
+    """Makes changes and remembers how to undo them.
+
+    The values of existing tensors are never written: a changed weight is a new Parameter. So a tensor
+    that is still in the model has the value that it had before.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.same_values: dict[int, int] = {}
+        """By id of a new Parameter that differs in layout only: the id of the one that it replaced."""
+
+        self._undo: list[Callable[[], object]] = []
+
+    def mark(self) -> int:
+        """Return a position for `undo`."""
+        return len(self._undo)
+
+    def undo(self, mark: int = 0) -> None:
+        """Undo all changes since `mark`."""
+        while len(self._undo) > mark:
+            self._undo.pop()()
+
+    def replace_module(self, old: nn.Module, new: nn.Module) -> None:
+        """Put `new`, in the old one's mode, wherever `old` is a part of another module."""
+        new.train(old.training)
+        for parent in list(self.model.modules()):
+            for name, child in list(parent.__dict__["_modules"].items()):
+                if child is old:
+                    setattr(parent, name, new)
+                    self._undo.append(functools.partial(setattr, parent, name, old))
+
+    def replace_parameter(self, old: nn.Parameter, value: torch.Tensor) -> nn.Parameter:
+        """Put a new Parameter of this value wherever `old` is, so that tied weights stay tied."""
+        new = nn.Parameter(value, requires_grad=old.requires_grad)
+        for module in list(self.model.modules()):
+            for name, found in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+                if found is old:
+                    self.set_parameter(module, name, new)
+        return new
+
+    def set_parameter(self, module: nn.Module, name: str, new: nn.Parameter | None) -> None:
+        """Set one parameter of one module; None registers none."""
+        old = getattr(module, name)
+        setattr(module, name, new)
+        self._undo.append(functools.partial(setattr, module, name, old))
+
+    def replace_layout(self, old: nn.Parameter, layout: torch.memory_format) -> None:
+        """Put a Parameter with the same values in another memory format wherever `old` is."""
+        new = self.replace_parameter(old, old.detach().contiguous(memory_format=layout))
+        self.same_values[id(new)] = self.same_values.get(id(old), id(old))
+
+    def set_layout(self, parameter: nn.Parameter, layout: torch.memory_format) -> None:
+        """Store a Parameter in another memory format; an optimizer may hold it."""
+        before = parameter.data
+        parameter.data = before.contiguous(memory_format=layout)
+        self._undo.append(functools.partial(setattr, parameter, "data", before))

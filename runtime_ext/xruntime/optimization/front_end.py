@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`optimize`: makes a model faster in one call, and says what it did."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar, overload
+
+import torch
+from torch import nn
+
+from xruntime.optimization.inference import optimize_for_inference
+from xruntime.optimization.request import checked_request
+from xruntime.optimization.training import optimize_for_training
+
+Model = TypeVar("Model", bound=nn.Module)
+Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
+
+
+@overload
+def optimize(
+    model: Model,
+    *,
+    dtype: torch.dtype | None = None,
+    optimizer: None = None,
+    sample_input: Any = None,
+    level: str = "O1",
+    inplace: bool = False,
+    graph: str = "auto",
+    measure: bool = False,
+    passes: Mapping[str, bool] | None = None,
+    tolerance: float | None = None,
+    keep_weights: bool = True,
+) -> Model: ...
+
+
+@overload
+def optimize(
+    model: Model,
+    *,
+    dtype: torch.dtype | None = None,
+    optimizer: torch.optim.Optimizer,
+    sample_input: Any = None,
+    level: str = "O1",
+    inplace: bool = False,
+    graph: str = "auto",
+    measure: bool = False,
+    passes: Mapping[str, bool] | None = None,
+    tolerance: float | None = None,
+    keep_weights: bool = True,
+) -> tuple[Model, torch.optim.Optimizer]: ...
+
+
+def optimize(
+    model: nn.Module,
+    *,
+    dtype: torch.dtype | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    sample_input: Any = None,
+    level: str = "O1",
+    inplace: bool = False,
+    graph: str = "auto",
+    measure: bool = False,
+    passes: Mapping[str, bool] | None = None,
+    tolerance: float | None = None,
+    keep_weights: bool = True,
+) -> Any:
+    """Return a faster form of `model`, or of (model, optimizer) for training.
+
+    model
+        An eager module on the CPU; for inference in eval mode. It is not changed, unless `inplace`.
+    dtype
+        Precision of convolutions and matrix multiplications: bfloat16, float16 (inference only) or
+        float32. Outputs keep the dtype that the model's have. None: the caller's autocast counts.
+    optimizer
+        The model's optimizer: optimizes for training, and returns a new optimizer.
+    sample_input
+        The arguments of one call, of the usual size: a tensor, a tuple of arguments, a dict of keyword
+        arguments, or (args, kwargs). Without it nothing is compiled and nothing is checked.
+    level
+        "O1": all passes; "O0": none but those in `passes`.
+    inplace
+        Change the model itself and return it. Its old weights are freed with keep_weights=False.
+    graph
+        "auto", "none", "compile", "compile_cpp" or "package", see `xruntime.optimization.GRAPHS`. "auto"
+        compiles if there is a sample and a C++ compiler, and calls the modules where that fails. Any
+        other value is an error where it is impossible.
+    measure
+        Time the input and each form of it on the sample, and return the fastest.
+    passes
+        Switches by the names of passes, for example {"join_linears": False}.
+    tolerance
+        The largest allowed difference from the model's outputs, relative to the largest value of each;
+        None: what the precision in use explains, see `xruntime.compilation.accuracy`.
+    keep_weights
+        Keep the weights that passes replace, for state_dict(). They are the input's tensors, not copies.
+
+    A pass whose result differs from the model's outputs on the sample is undone. `xruntime.optimization.
+    explain(model)` lists what was applied, skipped and undone, and why.
+
+    The module that is returned has a subclass of the model's class. Optimized for inference, it is frozen:
+    state_dict() returns the model's own weights, and loading others, train(), conversions and copies are
+    refused.
+
+    Raises OptimizationError, SampleError, CompilationError; the model is as before then.
+    """
+    request = checked_request(
+        model,
+        sample_input,
+        training=optimizer is not None,
+        dtype=dtype,
+        level=level,
+        inplace=inplace,
+        graph=graph,
+        measure=measure,
+        passes=passes,
+        tolerance=tolerance,
+        keep_weights=keep_weights,
+    )
+    if optimizer is None:
+        return optimize_for_inference(request)
+    return optimize_for_training(request, optimizer)

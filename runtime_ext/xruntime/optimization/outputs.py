@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Outputs of any form: tensors, nests, dataclasses; and samples that no call can change."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from xruntime.compilation.samples import Sample
+from xruntime.errors import BatchError
+from xruntime.nests import entries, rebuilt
+
+MAX_DEPTH = 32
+
+
+def with_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+    """Return `value` with `function` of each tensor in it.
+
+    Looks into tuples, lists, dicts, their subclasses such as ModelOutput, and dataclasses. Values in which
+    nothing changes, and classes that cannot be built again, are returned as they are.
+    """
+    return _with_tensors(function, value, 0)
+
+
+def _with_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any, depth: int) -> Any:
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    inner = entries(value)
+    if depth == MAX_DEPTH:
+        return value
+    if inner is not None:
+        made = [_with_tensors(function, item, depth + 1) for _, item in inner]
+        if all(new is old for new, (_, old) in zip(made, inner, strict=True)):
+            return value
+        try:
+            return rebuilt(value, made, ())
+        except BatchError:
+            return value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {
+            field.name: getattr(value, field.name)
+            for field in dataclasses.fields(value)
+            if field.init
+        }
+        new = {name: _with_tensors(function, item, depth + 1) for name, item in fields.items()}
+        if any(new[name] is not fields[name] for name in fields):
+            return dataclasses.replace(value, **new)
+    return value
+
+
+def comparable(value: Any) -> Any:
+    """Return `value` with dataclasses as dicts, so that the accuracy check looks into them."""
+    inner = None if isinstance(value, torch.Tensor) else entries(value)
+    if inner is not None:
+        return {str(key): comparable(item) for key, item in inner}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {
+            field.name: comparable(getattr(value, field.name))
+            for field in dataclasses.fields(value)
+        }
+    return value
+
+
+def copied(call: Sample) -> Sample:
+    """Return the same call on copies of its tensors: a model may write into its arguments."""
+    made: dict[int, torch.Tensor] = {}
+
+    def copy(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in made:
+            made[id(tensor)] = tensor.detach().clone()
+        return made[id(tensor)]
+
+    args = tuple([with_tensors(copy, value) for value in call.args])
+    return Sample(args, {name: with_tensors(copy, value) for name, value in call.kwargs.items()})
+
+
+def restored(value: Any, low: torch.dtype, wanted: torch.dtype) -> Any:
+    """Return outputs with tensors of dtype `low` converted to `wanted`."""
+    return with_tensors(lambda tensor: tensor.to(wanted) if tensor.dtype == low else tensor, value)

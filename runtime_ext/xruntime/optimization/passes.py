@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Passes that change how a model is called and stored: layout, precision, joined linears."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from xruntime.optimization.sequences import CONVOLUTIONS, has_hooks, shared_parameters
+from xruntime.optimization.steps import SkipPassError
+from xruntime.optimization.work import Work
+
+CONVERTED: Final = (*CONVOLUTIONS, nn.Linear, nn.Embedding, nn.EmbeddingBag)
+"""Modules whose weights are stored in a lower precision. Norms are not among them."""
+
+LAYOUTS: Final = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def without_gradients(work: Work) -> str:
+    work.modes = work.modes._replace(no_grad=True)
+    return "calls run under torch.no_grad()"
+
+
+def use_channels_last(work: Work) -> str:
+    """Store the weights of convolutions channels-last, if convolutions are most of the work."""
+    kinds = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+    found = [m for m in work.model.modules() if type(m) in kinds]
+    if not found:
+        raise SkipPassError("there is no convolution over two or three dimensions")
+    if work.recording is not None:
+        share = work.recording.convolution_share
+        if share < 0.5:
+            raise SkipPassError(f"convolutions are {share:.0%} of the multiplications")
+        why = f"convolutions are {share:.0%} of the multiplications"
+    else:
+        linears = sum(type(m) is nn.Linear for m in work.model.modules())
+        if linears > len(found):
+            raise SkipPassError(f"there are {linears} linears and {len(found)} convolutions")
+        why = f"there are {len(found)} convolutions and {linears} linears"
+    for module in found:
+        weight = module.weight
+        assert isinstance(weight, nn.Parameter)
+        change = work.edits.set_layout if work.keeps_parameters else work.edits.replace_layout
+        change(weight, LAYOUTS[weight.dim()])
+    return f"converted {len(found)} weights; {why}"
+
+
+def lower_precision(work: Work) -> str:
+    """Run under autocast to the dtype that the user asked for."""
+    wanted = work.dtype
+    if wanted is None:
+        raise SkipPassError("no dtype was given; the caller's autocast counts")
+    dtypes = {p.dtype for p in work.model.parameters() if p.is_floating_point()}
+    if wanted is torch.float32:
+        work.modes = work.modes._replace(dtype=wanted)
+        return "float32: calls run without autocast"
+    if dtypes and dtypes == {wanted}:
+        raise SkipPassError(f"all weights are {_name(wanted)} already")
+    outputs = torch.float32 if torch.float32 in dtypes or not dtypes else None
+    work.modes = work.modes._replace(dtype=wanted, outputs=outputs)
+    kept = f"; outputs in {_name(wanted)} are returned as float32" if outputs else ""
+    return f"calls run under autocast to {_name(wanted)}{kept}"
+
+
+def lower_weights(work: Work) -> str:
+    """Store weights in the precision that autocast would convert them to in each call."""
+    wanted = work.modes.dtype
+    if wanted not in (torch.bfloat16, torch.float16):
+        raise SkipPassError("calls do not run in a lower precision")
+    found = convertible_parameters(work.model)
+    if not found:
+        raise SkipPassError("there is no convolution, linear or embedding with weights in float32")
+    for parameter in found:
+        work.edits.replace_parameter(parameter, parameter.detach().to(wanted))
+    return f"stored {len(found)} in {_name(wanted)}; those of norms and other modules are as before"
+
+
+def convertible_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """Return the fp32 weights of `CONVERTED` that no other module shares, each once."""
+    owners: dict[int, list[nn.Module]] = {}
+    parameters: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            owners.setdefault(id(parameter), []).append(module)
+            parameters[id(parameter)] = parameter
+    return [
+        parameter
+        for number, parameter in parameters.items()
+        if type(parameter) is nn.Parameter
+        and parameter.dtype == torch.float32
+        and all(type(owner) in CONVERTED and not has_hooks(owner) for owner in owners[number])
+    ]
+
+
+class _Waiting(NamedTuple):
+    """Outputs that the first linear computed for the others."""
+
+    value: torch.Tensor
+    version: int | None
+    parts: dict[int, torch.Tensor]
+
+    def fits(self, value: torch.Tensor, version: int | None) -> bool:
+        """Whether they are outputs for this tensor with its present content."""
+        return self.value is value and self.version == version
+
+
+class Joined(nn.Module):
+    """The weights of several linears with one input.
+
+    The first linear that is called computes the outputs of all, and the others take theirs, if they
+    are called with the same tensor in the same thread. Otherwise each computes its own part.
+    """
+
+    def __init__(self, linears: list[nn.Linear]) -> None:
+        super().__init__()
+        self.sizes = [linear.out_features for linear in linears]
+        self.weight = nn.Parameter(torch.cat([m.weight.detach() for m in linears]), False)
+        self.bias: nn.Parameter | None = None
+        given: list[torch.Tensor | None] = [linear.bias for linear in linears]
+        if any(bias is not None for bias in given):
+            biases = [
+                self.weight.new_zeros(size) if bias is None else bias.detach()
+                for bias, size in zip(given, self.sizes, strict=True)
+            ]
+            self.bias = nn.Parameter(torch.cat(biases), False)
+        self._waiting = threading.local()
+
+    def part(self, at: int, value: torch.Tensor) -> torch.Tensor:
+        """Return the output of linear number `at`."""
+        version = None if value.is_inference() else value._version  # noqa: SLF001 - no public one
+        waiting: _Waiting | None = getattr(self._waiting, "call", None)
+        if waiting is not None and waiting.fits(value, version) and at in waiting.parts:
+            output = waiting.parts.pop(at)
+            if not waiting.parts:
+                self._waiting.call = None
+            return output
+        if at:
+            return functional.linear(value, *self.own(at))
+        outputs = torch.split(functional.linear(value, self.weight, self.bias), self.sizes, -1)
+        self._waiting.call = _Waiting(value, version, dict(enumerate(outputs[1:], 1)))
+        return outputs[0]
+
+    def own(self, at: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the weight and bias of linear number `at`."""
+        begin = sum(self.sizes[:at])
+        rows = slice(begin, begin + self.sizes[at])
+        return self.weight[rows], None if self.bias is None else self.bias[rows]
+
+
+class JoinedLinear(nn.Module):
+    """One of the linears of a `Joined`, with a linear's attributes."""
+
+    def __init__(self, joined: Joined, at: int, linear: nn.Linear) -> None:
+        super().__init__()
+        self.joined = joined
+        self.at = at
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+
+    @property
+    def weight(self) -> torch.Tensor:
+        return self.joined.own(self.at)[0]
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        return self.joined.own(self.at)[1]
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        return self.joined.part(self.at, value)
+
+
+def join_linears(work: Work) -> str:
+    """Join linears that the sample's call gave the same tensor."""
+    if work.recording is None:
+        raise SkipPassError("without sample_input it is unknown which linears have one input")
+    if not work.recording.siblings:
+        raise SkipPassError("no two linears have the same input")
+    shared = shared_parameters(work.model)
+    groups: list[list[nn.Linear]] = []
+    refused = 0
+    for members in work.recording.siblings:
+        usable = [m for m in members if isinstance(m, nn.Linear) and _joinable(work, m, shared)]
+        refused += len(members) - len(usable)
+        dtypes = {m.weight.dtype for m in usable}
+        if len(usable) > 1 and len(dtypes) == 1:
+            groups.append(usable)
+    for group in groups:
+        joined = Joined(group)
+        joined.eval()
+        for at, linear in enumerate(group):
+            work.edits.replace_module(linear, JoinedLinear(joined, at, linear))
+    left = f"; {refused} are called twice, or have hooks or tied weights" if refused else ""
+    if not groups:
+        raise SkipPassError(f"none of the linears with one input can be joined{left}")
+    return f"joined {sum(map(len, groups))} linears into {len(groups)}{left}"
+
+
+def _joinable(work: Work, linear: Any, shared: set[int]) -> bool:
+    recording = work.recording
+    assert recording is not None
+    return (
+        linear is not work.model
+        and recording.calls[linear] == 1
+        and linear not in recording.read_elsewhere
+        and not has_hooks(linear)
+        and work.count(linear) == 1
+        and not {id(p) for p in linear.parameters()} & shared
+    )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The input's state_dict, which an optimized module still returns.
+
+Weights that the passes left alone are the module's own. Of those that they changed, the input's tensors
+are kept, and not copied: they cost memory only if nothing else refers to them.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from xruntime.compilation.inductor import first_line
+from xruntime.errors import OptimizationError
+
+
+class _Kept(NamedTuple):
+    value: Any
+    version: int | None
+
+
+class PlainWeights:
+    """Entries of the state_dict of `source`, of which `subject` is a copy or the same module.
+
+    counterparts
+        By id of a tensor of `source`: the tensor of `subject` in its place.
+    """
+
+    def __init__(self, source: nn.Module, counterparts: dict[int, Any]) -> None:
+        try:
+            self._before: Any = source.state_dict(keep_vars=True)
+        except Exception as error:
+            raise OptimizationError(
+                f"{type(source).__name__}.state_dict() fails ({first_line(error)}), and the optimized module"
+                " could not return the weights: repair it first"
+            ) from error
+        self._counterparts = {
+            name: counterparts.get(id(value), value) for name, value in self._before.items()
+        }
+        self._metadata = getattr(self._before, "_metadata", {})
+        self._kept: dict[str, _Kept] = {}
+        self._names = list(self._before)
+        self.changed = False
+        """Whether the passes changed weights."""
+        self._dropped = False
+
+    def settle(self, subject: nn.Module, same_values: dict[int, int], *, keep: bool) -> None:
+        """After the passes: keep the tensors that are not in `subject` any more, or drop them."""
+        present = subject.state_dict(keep_vars=True)
+        for name, value in self._before.items():
+            counterpart, now = self._counterparts[name], present.get(name)
+            same = isinstance(now, torch.Tensor) and (
+                now is counterpart or same_values.get(id(now)) == id(counterpart)
+            )
+            if same:
+                continue
+            if isinstance(value, torch.Tensor):
+                self.changed = True
+                if value.is_inference():
+                    self._kept[name] = _Kept(value.clone(), None)
+                else:
+                    self._kept[name] = _Kept(value, value._version)  # noqa: SLF001 - no public one
+            else:
+                self._kept[name] = _Kept(value, None)
+        self._before = self._counterparts = {}
+        if not keep and self.changed:
+            self._kept.clear()
+            self._dropped = True
+
+    def kept_bytes(self, subject: nn.Module) -> int:
+        """Return the memory of tensors that only this keeps for `subject`."""
+        used = {tensor.data_ptr() for tensor in (*subject.parameters(), *subject.buffers())}
+        storages = {
+            kept.value.data_ptr(): kept.value.nbytes
+            for kept in self._kept.values()
+            if isinstance(kept.value, torch.Tensor) and kept.value.data_ptr() not in used
+        }
+        return sum(storages.values())
+
+    def entries(self, subject: dict[str, Any], prefix: str, *, keep_vars: bool) -> dict[str, Any]:
+        """Return the entries; `subject` is the subject's own state_dict with `keep_vars`.
+
+        Raises OptimizationError if the weights were dropped, or were changed in the input since.
+        """
+        if self._dropped:
+            raise OptimizationError(
+                "the plain weights were dropped (keep_weights=False): call state_dict() before optimize(),"
+                " or optimize with keep_weights=True"
+            )
+        found: dict[str, Any] = {}
+        for name in self._names:
+            kept = self._kept.get(name)
+            if kept is None:
+                value = subject[name]
+            else:
+                value = kept.value
+                if kept.version is not None and value._version != kept.version:  # noqa: SLF001
+                    raise OptimizationError(
+                        f"{name} of the original model was changed after optimize(), and this module"
+                        " computes with the values from before: call state_dict() of the original model"
+                    )
+            if isinstance(value, torch.Tensor) and not keep_vars:
+                value = value.detach()
+            found[prefix + name] = value
+        return found
+
+    def state_dict(self, destination: Any, prefix: str, subject: Any, *, keep_vars: bool) -> Any:
+        """Write the entries and torch's version numbers into `destination`, as state_dict does."""
+        if destination is None:
+            destination = OrderedDict()
+            destination._metadata = OrderedDict()  # noqa: SLF001 - as nn.Module does
+        destination.update(self.entries(subject, prefix, keep_vars=keep_vars))
+        metadata = getattr(destination, "_metadata", None)
+        if metadata is not None:
+            for name, value in self._metadata.items():
+                metadata[prefix + name if name else prefix[:-1]] = value
+        return destination

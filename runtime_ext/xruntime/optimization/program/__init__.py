@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`xlaunch --optimize`: applies `xruntime.optimize` to the models of a program that is not changed.
+
+`startup` is found by Python when the program starts, and calls `interception.start` after torch was
+imported. `interception` sees each outermost call of a module. `refusals` says which calls are left alone,
+`watched_state` whether the program has changed a module since, `routed` calls the optimized form.
+"""

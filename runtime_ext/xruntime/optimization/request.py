@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arguments of `optimize`, checked before anything is done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import nn
+
+from xruntime.compilation.inductor import eager_module
+from xruntime.compilation.samples import Sample, sample_call
+from xruntime.errors import OptimizationError
+from xruntime.nests import leaves, place
+from xruntime.optimization.graph import GRAPHS
+from xruntime.optimization.steps import INFERENCE, TRAINING, is_explained
+
+LEVELS: Final = ("O0", "O1")
+DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class Request(NamedTuple):
+    """What the caller of `optimize` asked for."""
+
+    model: nn.Module
+    dtype: torch.dtype | None
+    call: Sample | None
+    level: str
+    inplace: bool
+    graph: str
+    measure: bool
+    passes: Mapping[str, bool]
+    tolerance: float | None
+    keep_weights: bool
+
+    def obstacle(self, name: str) -> str | None:
+        """Why a pass is off; None if it is on."""
+        if name in self.passes:
+            return None if self.passes[name] else "switched off"
+        return "level O0" if self.level == "O0" else None
+
+
+def checked_request(
+    model: Any,
+    sample_input: Any,
+    *,
+    training: bool,
+    dtype: torch.dtype | None,
+    level: str,
+    inplace: bool,
+    graph: str,
+    measure: bool,
+    passes: Mapping[str, bool] | None,
+    tolerance: float | None,
+    keep_weights: bool,
+) -> Request:
+    """Check the arguments. Raises OptimizationError, SampleError, CompilationError."""
+    if not isinstance(model, nn.Module):
+        raise OptimizationError(
+            f"optimize() takes a torch.nn.Module, and this is a {type(model).__name__}"
+        )
+    if is_explained(model):
+        raise OptimizationError(
+            f"this {type(model).__name__} is optimized already: give optimize() the original module"
+        )
+    _check_choice("level", level, LEVELS)
+    _check_choice("graph", graph, tuple(GRAPHS))
+    known = TRAINING if training else INFERENCE
+    for name in passes or {}:
+        if name not in known:
+            raise OptimizationError(
+                f"passes: there is no {name!r} for {'training' if training else 'inference'}; allowed are"
+                f" {', '.join(known)}"
+            )
+    allowed = DTYPES[:2] if training else DTYPES
+    if dtype is not None and dtype not in allowed:
+        raise OptimizationError(
+            f"dtype={dtype}: allowed{' for training' if training else ''} are"
+            f" {', '.join(str(one).removeprefix('torch.') for one in allowed)}, or None to leave it"
+        )
+    if level == "O0" and dtype is not None:
+        raise OptimizationError(
+            f"level='O0' changes no numerics, and dtype={dtype} would: use level='O1', with passes={{...}}"
+            " to switch others off"
+        )
+    if training and graph not in ("auto", "none"):
+        raise OptimizationError(
+            f"graph={graph!r} is for inference: leave it out, and call torch.compile on the model that"
+            " optimize() returns"
+        )
+    call = None if sample_input is None else live_call(sample_input)
+    if call is None and (measure or graph not in ("auto", "none")):
+        asked = "measure=True" if measure else f"graph={graph!r}"
+        raise OptimizationError(f"{asked} needs sample_input: the arguments of one call")
+    if training:
+        if measure:
+            raise OptimizationError("measure=True is for inference: leave it out with an optimizer")
+    else:
+        original = getattr(model, "_orig_mod", None)
+        _check_modes(original if isinstance(original, nn.Module) else model)
+        model = eager_module(model)
+    if "forward" in model.__dict__:
+        raise OptimizationError(
+            f"forward was replaced on this {type(model).__name__} object, as some libraries do: remove that"
+            " (accelerate: remove_hook_from_module), or optimize the module before"
+        )
+    return Request(
+        model,
+        dtype,
+        call,
+        level,
+        inplace,
+        graph,
+        measure,
+        dict(passes or {}),
+        tolerance,
+        keep_weights,
+    )
+
+
+def _check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise OptimizationError(
+            f"{name}={value!r}: allowed are {', '.join(repr(one) for one in allowed)}"
+        )
+
+
+def live_call(sample: Any) -> Sample:
+    """Return the call that `sample_input` describes.
+
+    A tensor, a tuple of arguments, a dict of keyword arguments, or a pair (args, kwargs) of both. A tuple
+    of a tuple and a dict with strings as keys is such a pair. Raises SampleError.
+    """
+    if type(sample) is tuple and len(sample) == 2:
+        args, kwargs = sample
+        if (
+            isinstance(args, (tuple, list))
+            and isinstance(kwargs, Mapping)
+            and all(isinstance(key, str) for key in kwargs)
+        ):
+            return sample_call(Sample(tuple(args), dict(kwargs)))
+    return sample_call(sample)
+
+
+def _check_modes(model: nn.Module) -> None:
+    training = [name or "the module itself" for name, m in model.named_modules() if m.training]
+    if training:
+        raise OptimizationError(
+            f"{type(model).__name__} is in training mode ({training[0]}{', ...' if training[1:] else ''}):"
+            " call .eval() on it first, or give its optimizer to optimize it for training"
+        )
+
+
+def sample_problem(model: nn.Module, call: Sample) -> str:
+    """Return a hint at what may be wrong with a sample that the model cannot be called with."""
+    weights = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    for name, values in (("args", call.args), ("kwargs", call.kwargs)):
+        for path, leaf in leaves(values, (name,)):
+            if not isinstance(leaf, torch.Tensor) or not leaf.is_floating_point():
+                continue
+            if weights and leaf.dtype not in weights:
+                have = ", ".join(sorted(map(str, weights)))
+                wanted = next(iter(weights)) if len(weights) == 1 else torch.float32
+                return (
+                    f"; {place(path)} of the sample is {leaf.dtype} and the weights are {have}: give"
+                    f" a sample as the model is called with, for example {place(path)}.to({wanted})"
+                )
+    return ": give the arguments of a call that works"

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which modules follow which: by symbolic tracing, or by watching one call.
+
+Tracing by torch.fx shows the order for every input, but not for models whose Python code depends on
+values. For those the sample's call is watched: hooks see the modules, and a dispatch mode sees every
+operator that reads what a module returned.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, MutableMapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from xruntime.compilation.samples import Sample
+
+CONVOLUTIONS = (
+    *(nn.Conv1d, nn.Conv2d, nn.Conv3d),
+    *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+)
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether someone has registered a hook on calls of this module."""
+    return any(module.__dict__.get(name) for name in _HOOKS)
+
+
+def shared_parameters(model: nn.Module) -> set[int]:
+    """Return the ids of parameters that belong to several modules or names."""
+    owners = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
+    return {number for number, count in owners.items() if count > 1}
+
+
+class Recording(NamedTuple):
+    """What one call showed."""
+
+    calls: Counter[nn.Module]
+    follows: dict[nn.Module, nn.Module]
+    """By convolution or linear: the batch norm that alone reads its output."""
+
+    dimensions: dict[nn.Module, int]
+    """The number of dimensions of the output."""
+
+    siblings: list[list[nn.Module]]
+    """Linears that were called with one tensor, in their order."""
+
+    read_elsewhere: set[nn.Module]
+    """Modules whose weights were read while they were not called."""
+
+    convolution_share: float
+    """The convolutions' part of the multiplications in convolutions and linears."""
+
+
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Watches one call. `stack` holds the modules that are being called, the innermost last."""
+
+    def __init__(self, owners: dict[int, nn.Module]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.stack: list[nn.Module] = []
+        self.made_by: MutableMapping[torch.Tensor, nn.Module] = WeakTensorKeyDictionary()
+        self.readers: dict[nn.Module, list[nn.Module | None]] = {}
+        self.read_elsewhere: set[nn.Module] = set()
+        self._owners = owners
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for leaf in tree_leaves((args, kwargs or {})):
+            if not isinstance(leaf, torch.Tensor):
+                continue
+            maker = self.made_by.get(leaf)
+            if maker is not None and maker not in self.stack:
+                self.readers[maker].append(self.stack[-1] if self.stack else None)
+            owner = self._owners.get(id(leaf))
+            if owner is not None and owner not in self.stack:
+                self.read_elsewhere.add(owner)
+        return func(*args, **(kwargs or {}))
+
+
+def record(model: nn.Module, call: Sample, run: Callable[[Sample], Any]) -> Recording:
+    """Watch `run(call)`, which calls the model once."""
+    kinds = {*CONVOLUTIONS, *NORMS, nn.Linear}
+    watched = [module for module in model.modules() if type(module) in kinds]
+    owners = {
+        id(tensor): module
+        for module in watched
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False))
+    }
+    for number in shared_parameters(model):
+        owners.pop(number, None)
+    watch = _Watch(owners)
+    calls: Counter[nn.Module] = Counter()
+    linked: dict[nn.Module, nn.Module] = {}
+    dimensions: dict[nn.Module, int] = {}
+    together: list[tuple[torch.Tensor, int, list[nn.Module]]] = []
+    work = {True: 0, False: 0}
+
+    def before(module: nn.Module, args: tuple[Any, ...]) -> None:
+        watch.stack.append(module)
+        calls[module] += 1
+        value = args[0] if len(args) == 1 else None
+        if not isinstance(value, torch.Tensor):
+            return
+        if type(module) in NORMS:
+            maker = watch.made_by.get(value)
+            if maker is not None:
+                linked[maker] = module
+        if type(module) is nn.Linear and not value.is_inference():
+            for known, version, members in together:
+                if known is value and version == value._version:  # noqa: SLF001 - no public one
+                    members.append(module)
+                    return
+            together.append((value, value._version, [module]))  # noqa: SLF001
+
+    def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        watch.stack.pop()
+        if not isinstance(output, torch.Tensor) or type(module) in NORMS:
+            return
+        dimensions[module] = output.dim()
+        watch.made_by[output] = module
+        watch.readers.setdefault(module, [])
+        weight = module.weight
+        assert isinstance(weight, torch.Tensor)
+        convolution = type(module) in CONVOLUTIONS
+        per_value = weight.numel() // max(1, output.shape[1 if convolution else -1])
+        work[convolution] += output.numel() * per_value
+
+    hooks = []
+    for module in watched:
+        hooks.append(module.register_forward_pre_hook(before))
+        hooks.append(module.register_forward_hook(after))
+    try:
+        with watch:
+            outputs = run(call)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    siblings = [members for _, _, members in together if len(members) > 1]
+    together.clear()
+    # An output that still exists is among the model's outputs, or stored somewhere.
+    kept = set(watch.made_by.values())
+    del outputs
+    follows = {
+        maker: norm
+        for maker, norm in linked.items()
+        if maker not in kept
+        and calls[maker] == calls[norm] == 1
+        and all(reader is norm for reader in watch.readers[maker])
+    }
+    share = work[True] / max(1, work[True] + work[False])
+    return Recording(calls, follows, dimensions, siblings, watch.read_elsewhere, share)
+
+
+class Traced(NamedTuple):
+    """What torch.fx found."""
+
+    follows: dict[nn.Module, nn.Module]
+    read_elsewhere: set[nn.Module]
+
+
+class _Tracer(torch.fx.Tracer):
+    """Traces its own thread only.
+
+    torch.fx replaces nn.Module.__call__ and __getattr__ for all threads while it traces. If another
+    thread traces meanwhile, either may put back the other's replacement, which is inert then.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.active = True
+        self._thread = threading.get_ident()
+
+    def _is_tracing_here(self) -> bool:
+        return self.active and threading.get_ident() == self._thread
+
+    def call_module(
+        self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: dict[str, Any]
+    ) -> Any:
+        if not self._is_tracing_here():
+            return forward(*args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        if not self._is_tracing_here():
+            return attr_val
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
+
+
+def trace(model: nn.Module) -> Traced:
+    """Trace the model symbolically. Raises what tracing raises for models that it does not support."""
+    tracer = _Tracer()
+    try:
+        graph = tracer.trace(model)
+    finally:
+        tracer.active = False
+    modules = dict(model.named_modules(remove_duplicate=False))
+    calls = Counter(modules[str(node.target)] for node in graph.nodes if node.op == "call_module")
+    follows: dict[nn.Module, nn.Module] = {}
+    read: set[nn.Module] = set()
+    for node in graph.nodes:
+        if node.op == "get_attr":
+            read.add(modules[str(node.target).rpartition(".")[0]])
+        if node.op != "call_module" or len(node.users) != 1:
+            continue
+        user = next(iter(node.users))
+        if user.op != "call_module" or user.args != (node,) or user.kwargs:
+            continue
+        first, second = modules[str(node.target)], modules[str(user.target)]
+        if calls[first] == calls[second] == 1 and type(second) in NORMS:
+            follows[first] = second
+    return Traced(follows, read)

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `optimize` did and why: its passes by name, what became of each, and the report."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+from weakref import WeakKeyDictionary
+
+from torch import nn
+
+from xruntime.compilation.accuracy import Difference
+from xruntime.errors import OptimizationError
+
+
+class SkipPassError(Exception):
+    """A pass has nothing to do or cannot do it; the text is the reason."""
+
+
+class Outcome(enum.Enum):
+    """What became of a pass."""
+
+    APPLIED = "applied"
+    SKIPPED = "skipped"
+    UNDONE = "undone"
+    """It was applied, and then the outputs differed or the model failed on the sample."""
+
+
+class Step(NamedTuple):
+    """One pass.
+
+    **Ex.:** ``Step("conv_bn", Outcome.APPLIED, "folded 2 batch norms into the convolutions before")``
+    """
+
+    name: str
+    outcome: Outcome
+    reason: str
+
+
+INFERENCE: Final[Mapping[str, str]] = {
+    "no_grad": "calls record nothing for backward, which saves time and memory",
+    "dropout": "a dropout does nothing in eval mode, and its call is saved",
+    "conv_bn": "a batch norm that follows a convolution becomes part of its weights",
+    "linear_bn": "a batch norm that follows a linear becomes part of its weights",
+    "channels_last": "convolutions are faster when the channels of a pixel are neighbours in memory",
+    "precision": "matrix multiplications and convolutions run in `dtype`, by autocast",
+    "weights": "weights that autocast would convert in each call are stored in `dtype`",
+    "join_linears": "linears with the same input become one, such as queries, keys and values",
+}
+"""The passes for inference in their order, and what each is for."""
+
+TRAINING: Final[Mapping[str, str]] = {
+    "channels_last": INFERENCE["channels_last"],
+    "precision": INFERENCE["precision"],
+    "fused_optimizer": "a step is one pass over weights, gradients and states",
+    "split_bf16": "weights are bf16, and the optimizer keeps the 16 bits that fp32 has more",
+}
+"""The passes for training in their order, and what each is for."""
+
+
+class Timing(NamedTuple):
+    """The time of one call of a candidate.
+
+    **Ex.:** ``Timing("input", 0.0132, True)``
+    """
+
+    candidate: str
+    median_s: float
+    kept: bool
+
+
+class Explanation(NamedTuple):
+    """What `optimize` did to one model."""
+
+    model: str
+    level: str
+    steps: tuple[Step, ...]
+    bytes_before: int
+    """Parameters and buffers of the input."""
+
+    bytes_after: int
+    """Parameters and buffers of the result, without what compiled code keeps."""
+
+    bytes_kept: int
+    """Weights that only `state_dict` needs. They are the input's tensors, not copies."""
+
+    difference: Difference | None
+    """The largest from the input's outputs on the sample; None without a sample."""
+
+    timings: tuple[Timing, ...] = ()
+
+    def step(self, name: str) -> Step:
+        """Return the step of that name. Raises KeyError."""
+        for step in self.steps:
+            if step.name == name:
+                return step
+        raise KeyError(name)
+
+    def __str__(self) -> str:
+        lines = [f"{self.model}, optimized at level {self.level}"]
+        lines += [f"  {step.name}: {step.outcome.value}: {step.reason}" for step in self.steps]
+        lines.append(
+            f"  memory of weights: {_mib(self.bytes_before)} before, {_mib(self.bytes_after)} after"
+            + (f", and {_mib(self.bytes_kept)} kept for state_dict()" if self.bytes_kept else "")
+        )
+        if self.difference is not None:
+            lines.append(f"  compared with the input on the sample: {self.difference}")
+        else:
+            lines.append("  not compared with the input: there was no sample_input")
+        lines += [
+            f"  {one.candidate}: {one.median_s * 1e3:.3g} ms a call{' (kept)' if one.kept else ''}"
+            for one in self.timings
+        ]
+        return "\n".join(lines)
+
+
+_explanations: WeakKeyDictionary[nn.Module, Explanation] = WeakKeyDictionary()
+
+
+def explain(model: nn.Module) -> Explanation:
+    """Return what `optimize` did to the model that it returned; printing it shows all.
+
+    Raises OptimizationError for another module.
+    """
+    found = _explanations.get(model)
+    if found is None:
+        raise OptimizationError(
+            f"this {type(model).__name__} was not returned by xruntime.optimize: explain() the module that"
+            " optimize() returned"
+        )
+    return found
+
+
+def is_explained(model: object) -> bool:
+    """Whether `optimize` returned this module."""
+    return isinstance(model, nn.Module) and model in _explanations
+
+
+def remember(model: nn.Module, explanation: Explanation) -> None:
+    _explanations[model] = explanation
+
+
+def weight_bytes(model: nn.Module) -> int:
+    """Return the memory of parameters and buffers; memory that several share counts once."""
+    storages = {}
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.device.type == "cpu" and tensor.layout.__str__() == "torch.strided":
+            storage = tensor.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
+
+
+def _mib(size_bytes: int) -> str:
+    return f"{size_bytes / 2**20:.1f} MiB"

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Optimizes a model and its optimizer for training."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from xruntime import native, optim
+from xruntime.compilation.inductor import first_line
+from xruntime.errors import KernelsUnavailableError, OptimizationError, OptimizerError
+from xruntime.optim.native_optimizer import NativeOptimizer
+from xruntime.optim.split import split
+from xruntime.optimization.checking import Check
+from xruntime.optimization.passes import (
+    convertible_parameters,
+    lower_precision,
+    use_channels_last,
+)
+from xruntime.optimization.request import Request
+from xruntime.optimization.steps import (
+    Explanation,
+    Outcome,
+    SkipPassError,
+    Step,
+    remember,
+    weight_bytes,
+)
+from xruntime.optimization.training_module import make_trainable
+from xruntime.optimization.work import Work
+
+KINDS: Final[Mapping[type[Optimizer], type[NativeOptimizer]]] = {
+    torch.optim.SGD: optim.SGD,
+    torch.optim.Adagrad: optim.Adagrad,
+    torch.optim.Adam: optim.Adam,
+    torch.optim.AdamW: optim.AdamW,
+}
+"""torch's optimizers that are replaced. Their subclasses are not: they may compute something else."""
+
+
+def optimize_for_training(request: Request, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+    """Return the model and an optimizer of its parameters. If anything is raised, both are as before."""
+    _check_optimizer(request, optimizer)
+    model = request.model
+    if not request.inplace:
+        try:
+            model, optimizer = copy.deepcopy((model, optimizer))
+        except Exception as error:
+            raise OptimizationError(
+                f"{type(model).__name__} and its optimizer cannot be copied ({first_line(error)}): use"
+                " inplace=True"
+            ) from error
+    run = _Run(request, model, optimizer)
+    modes = [(module, module.training) for module in (*model.modules(), run.work.bare)]
+    try:
+        # The sample's calls must not change the statistics of batch norms, and dropouts are random.
+        for module, _ in modes:
+            module.training = False
+        run.run()
+    except BaseException:
+        run.work.edits.undo()
+        raise
+    finally:
+        for module, training in modes:
+            module.training = training
+    return run.finished()
+
+
+def _check_optimizer(request: Request, optimizer: Any) -> None:
+    name = type(optimizer).__name__
+    if not isinstance(optimizer, Optimizer):
+        raise OptimizationError(f"optimizer: a torch.optim.Optimizer is expected, not a {name}")
+    if "step" in optimizer.__dict__:
+        raise OptimizationError(
+            f"something holds this {name} and replaced its step(), as a learning-rate scheduler does: make"
+            " the scheduler after optimize(), for the optimizer that it returns"
+        )
+    if request.inplace:
+        return
+    known = {id(parameter) for parameter in request.model.parameters()}
+    for group in optimizer.param_groups:
+        if any(id(parameter) not in known for parameter in group["params"]):
+            raise OptimizationError(
+                f"this {name} also updates parameters that are not in {type(request.model).__name__}: give"
+                " the module that holds all of them, or use inplace=True"
+            )
+
+
+class _Run:
+    """One call of `optimize` for training."""
+
+    def __init__(self, request: Request, model: nn.Module, optimizer: Optimizer) -> None:
+        self.request = request
+        self.work = Work(model, request.call, request.dtype, keeps_parameters=True)
+        self.given = optimizer
+        self.optimizer = optimizer
+        self.split = False
+        self.before = weight_bytes(model)
+        self.steps: list[Step] = []
+        self.check: Check | None = None
+
+    def run(self) -> None:
+        if self.work.call is not None:
+            self.check = Check(self.work, self.request.tolerance)
+            self.work.watch()
+        passes: dict[str, Callable[[], str]] = {
+            "channels_last": lambda: use_channels_last(self.work),
+            "precision": lambda: lower_precision(self.work),
+            "fused_optimizer": self._fuse,
+            "split_bf16": self._split,
+        }
+        for name, run_pass in passes.items():
+            self._run_pass(name, run_pass)
+
+    def _run_pass(self, name: str, run_pass: Callable[[], str]) -> None:
+        obstacle = self.request.obstacle(name)
+        if obstacle is not None:
+            self.steps.append(Step(name, Outcome.SKIPPED, obstacle))
+            return
+        mark, modes, optimizer = self.work.edits.mark(), self.work.modes, self.optimizer
+        outcome, reason = Outcome.APPLIED, ""
+        try:
+            reason = run_pass()
+        except SkipPassError as skip:
+            outcome, reason = Outcome.SKIPPED, str(skip)
+        else:
+            problem = None if self.check is None else self.check.problem(self.work.run)
+            if problem is not None:
+                outcome, reason = Outcome.UNDONE, f"{reason}, but {problem}"
+        if outcome is not Outcome.APPLIED:
+            self.work.edits.undo(mark)
+            self.work.modes, self.optimizer = modes, optimizer
+        self.steps.append(Step(name, outcome, reason))
+        if name == "split_bf16":
+            self.split = outcome is Outcome.APPLIED
+
+    def _fuse(self) -> str:
+        """Replace torch's optimizer by ours, with its state."""
+        if isinstance(self.given, NativeOptimizer):
+            raise SkipPassError(f"{_name(self.given)} is one of xruntime.optim already")
+        self.optimizer = _converted(self.given, {})
+        return f"torch.optim.{_name(self.given)} became xruntime.optim.{_name(self.given)}"
+
+    def _split(self) -> str:
+        """Make weights bf16, and give the optimizer the rest of their bits."""
+        if self.work.modes.dtype is not torch.bfloat16:
+            raise SkipPassError("calls do not run in bfloat16")
+        if not isinstance(self.optimizer, NativeOptimizer):
+            raise SkipPassError(
+                f"{_name(self.optimizer)} cannot keep the rest of the weights' bits"
+            )
+        try:
+            native.library_path()
+        except KernelsUnavailableError as error:
+            raise SkipPassError(str(error)) from error
+        updated = {id(p) for group in self.given.param_groups for p in group["params"]}
+        found = [
+            parameter
+            for parameter in convertible_parameters(self.work.model)
+            if id(parameter) in updated and parameter.requires_grad
+        ]
+        if not found:
+            raise SkipPassError(
+                "the optimizer updates no convolution, linear or embedding with weights in float32"
+            )
+        made: dict[int, nn.Parameter] = {}
+        remainders: dict[nn.Parameter, torch.Tensor] = {}
+        for parameter in found:
+            half, remainder = split(parameter.detach())
+            new = self.work.edits.replace_parameter(parameter, half)
+            if parameter.grad is not None:
+                new.grad = parameter.grad.to(torch.bfloat16)
+            made[id(parameter)] = new
+            remainders[new] = torch.empty_like(half, dtype=torch.int16).copy_(remainder)
+        optimizer = _converted(self.given, made)
+        for parameter, remainder in remainders.items():
+            optimizer.state[parameter]["remainder"] = remainder
+        self.optimizer = optimizer
+        return (
+            f"stored {len(found)} in bfloat16, and 16 bits of each value in the optimizer's state"
+        )
+
+    def finished(self) -> tuple[nn.Module, Optimizer]:
+        model = self.work.model
+        reason = "compiled code here is for inference: call torch.compile on the result"
+        self.steps.append(Step("graph", Outcome.SKIPPED, reason))
+        name = type(model).__name__
+        if self.work.modes.dtype is not None:
+            make_trainable(model, self.work.modes, self.optimizer if self.split else None)
+        explanation = Explanation(
+            name,
+            self.request.level,
+            tuple(self.steps),
+            self.before,
+            weight_bytes(model),
+            0,
+            None if self.check is None else self.check.latest,
+        )
+        remember(model, explanation)
+        return model, self.optimizer
+
+
+def _converted(optimizer: Optimizer, made: Mapping[int, nn.Parameter]) -> NativeOptimizer:
+    """Return our optimizer with the same options and state; `made` maps ids to new parameters.
+
+    Raises SkipPassError where it cannot compute the same.
+    """
+    kind: Any = type(optimizer) if isinstance(optimizer, NativeOptimizer) else None
+    kind = kind or KINDS.get(type(optimizer))
+    if kind is None:
+        known = ", ".join(one.__name__ for one in KINDS)
+        raise SkipPassError(
+            f"{_name(optimizer)} is not one of torch's {known}; it is left as it is"
+        )
+    hooks = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+    if any(optimizer.__dict__.get(name) for name in hooks):
+        raise SkipPassError(f"{_name(optimizer)} has hooks, which belong to this object")
+    accepted = set(inspect.signature(kind.__init__).parameters)
+    groups = [
+        {name: value for name, value in group.items() if name in accepted}
+        | {"params": [made.get(id(p), p) for p in group["params"]]}
+        for group in optimizer.param_groups
+    ]
+    defaults = {name: value for name, value in optimizer.defaults.items() if name in accepted}
+    try:
+        converted: NativeOptimizer = kind(groups, **defaults)
+        converted.load_state_dict(optimizer.state_dict())
+    except OptimizerError as error:
+        raise SkipPassError(str(error)) from error
+    return converted
+
+
+def _name(value: object) -> str:
+    return type(value).__name__

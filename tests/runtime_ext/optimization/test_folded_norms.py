@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batch norms that become part of the weights before them, and those that must not."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+from xruntime.optimization import Outcome, explain, optimize
+
+
+def randomized(norm: Any) -> Any:
+    """Give a batch norm statistics as after training."""
+    with torch.no_grad():
+        norm.running_mean.uniform_(-1, 1)
+        norm.running_var.uniform_(0.5, 2)
+        if norm.affine:
+            norm.weight.uniform_(0.5, 2)
+            norm.bias.uniform_(-1, 1)
+    return norm
+
+
+def agree(model: nn.Module, optimized: nn.Module, sample: Tensor) -> None:
+    """The optimized module computes what the model computes in fp64."""
+    wide = copy.deepcopy(model).double()(sample.double())
+    torch.testing.assert_close(optimized(sample).double(), wide, rtol=1e-4, atol=1e-5)
+
+
+def outcome(optimized: nn.Module, name: str) -> Outcome:
+    return explain(optimized).step(name).outcome
+
+
+CONVOLUTIONS = [
+    (nn.Conv1d(3, 5, 3, bias=False), nn.BatchNorm1d(5), (2, 3, 9)),
+    (nn.Conv2d(4, 6, 3, groups=2, padding=1), nn.BatchNorm2d(6), (3, 4, 7, 5)),
+    (nn.Conv2d(3, 7, 1, stride=2), nn.BatchNorm2d(7, affine=False), (1, 3, 5, 5)),
+    (nn.Conv3d(2, 3, 2), nn.BatchNorm3d(3), (2, 2, 4, 3, 5)),
+    (nn.ConvTranspose2d(3, 5, 3, bias=False), nn.BatchNorm2d(5), (2, 3, 4, 5)),
+    (nn.Conv2d(3, 3, 3, padding="same", padding_mode="reflect"), nn.BatchNorm2d(3), (0, 3, 8, 8)),
+]
+
+
+@pytest.mark.parametrize(("first", "norm", "shape"), CONVOLUTIONS)
+def test_convolutions(first: nn.Module, norm: nn.Module, shape: tuple[int, ...]) -> None:
+    model = nn.Sequential(first, randomized(norm), nn.ReLU()).eval()
+    sample = torch.randn(shape)
+    optimized = optimize(model, sample_input=sample, graph="none")
+    assert outcome(optimized, "conv_bn") is Outcome.APPLIED
+    assert not any(isinstance(m, type(norm)) for m in optimized.modules())
+    agree(model, optimized, sample)
+    # Without a sample torch.fx alone shows the order.
+    unchecked = optimize(model)
+    assert outcome(unchecked, "conv_bn") is Outcome.APPLIED
+    agree(model, unchecked, sample)
+
+
+def test_linear() -> None:
+    model = nn.Sequential(nn.Linear(5, 7), randomized(nn.BatchNorm1d(7)), nn.Tanh()).eval()
+    sample = torch.randn(3, 5)
+    optimized = optimize(model, sample_input=sample, graph="none")
+    assert outcome(optimized, "linear_bn") is Outcome.APPLIED
+    agree(model, optimized, sample)
+    step = explain(optimize(model)).step("linear_bn")
+    assert step.outcome is Outcome.SKIPPED
+    assert "number of dimensions is unknown" in step.reason
+
+
+def test_norm_over_another_dimension_than_the_linears_outputs() -> None:
+    model = nn.Sequential(nn.Linear(5, 7), randomized(nn.BatchNorm1d(7))).eval()
+    sample = torch.randn(3, 7, 5)  # the norm is over dimension 1, not over the linear's outputs
+    optimized = optimize(model, sample_input=sample, graph="none")
+    assert "not two dimensions" in explain(optimized).step("linear_bn").reason
+    agree(model, optimized, sample)
+
+
+class Branching(nn.Module):
+    """Its Python code depends on values, so torch.fx cannot trace it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 4, 3)
+        self.norm = randomized(nn.BatchNorm2d(4))
+        self.eval()
+
+    def forward(self, images: Tensor) -> Tensor:
+        if images.sum() > 1e6:
+            images = images / 2
+        return torch.relu(self.norm(self.first(images)))
+
+
+def test_order_is_watched_where_fx_cannot_trace() -> None:
+    model, sample = Branching(), torch.randn(2, 3, 6, 6)
+    optimized = optimize(model, sample_input=sample, graph="none")
+    step = explain(optimized).step("conv_bn")
+    assert step.outcome is Outcome.APPLIED
+    assert "watching the sample's call" in step.reason
+    agree(model, optimized, sample)
+    step = explain(optimize(model)).step("conv_bn")
+    assert step.outcome is Outcome.SKIPPED
+    assert "torch.fx cannot trace it (TraceError" in step.reason
+
+
+def test_tracing_does_not_disturb_other_threads() -> None:
+    """torch.fx replaces nn.Module.__call__ while it traces."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), randomized(nn.BatchNorm2d(4))).eval()
+    other, sample = nn.Sequential(nn.Linear(4, 5), nn.Tanh()), torch.randn(3, 4)
+    wanted, call = other(sample), nn.Module.__call__
+    begun, ended = threading.Event(), threading.Event()
+    results: list[bool] = []
+
+    def work() -> None:
+        while not ended.is_set():
+            try:
+                results.append(torch.equal(other(sample), wanted))
+            except (NameError, TypeError):  # what a tracer of these modules raises
+                results.append(False)
+            begun.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    begun.wait()
+    try:
+        explanations = [explain(optimize(model)) for _ in range(30)]
+    finally:
+        ended.set()
+        thread.join()
+    assert all(results)
+    assert {one.step("conv_bn").outcome for one in explanations} == {Outcome.APPLIED}
+    assert nn.Module.__call__ is call
+
+
+class Between(Branching):
+    """`how` says what happens between the convolution and the batch norm."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.kept: Any = None
+        if how == "tied weights":
+            self.other = nn.Conv2d(3, 4, 3)
+            self.other.weight = self.first.weight
+
+    def forward(self, images: Tensor) -> Any:
+        if images.sum() > 1e6 and not torch.fx._symbolic_trace.is_fx_tracing():
+            images = images / 2
+        features = self.first(images)
+        normed = self.norm(features)
+        if self.how == "used twice":
+            return normed + features
+        if self.how == "part of the output":
+            return normed, features
+        if self.how == "stored":
+            self.kept = features
+        if self.how == "a view is used":
+            return normed + features.flatten(1).mean(1)[:, None, None, None]
+        if self.how == "convolution called twice":
+            return normed + self.first(images * 2)
+        if self.how == "norm called twice":
+            return normed + self.norm(features * 2)
+        if self.how == "weight read":
+            return normed + self.first.weight.mean()
+        if self.how == "tied weights":
+            return normed + self.other(images)
+        return normed
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "used twice",
+        "part of the output",
+        "stored",
+        "a view is used",
+        "convolution called twice",
+        "norm called twice",
+        "weight read",
+        "tied weights",
+    ],
+)
+def test_pairs_that_stay(how: str) -> None:
+    model, sample = Between(how).eval(), torch.randn(2, 3, 6, 6)
+    optimized = optimize(model, sample_input=sample, graph="none")
+    step = explain(optimized).step("conv_bn")
+    assert step.outcome is Outcome.SKIPPED, step
+    torch.testing.assert_close(optimized(sample), model(sample))
+
+
+class Traceable(nn.Module):
+    """As `Between`, and torch.fx can trace it."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.first, self.norm = nn.Conv2d(3, 4, 3), randomized(nn.BatchNorm2d(4))
+        self.eval()
+
+    def forward(self, images: Tensor) -> Tensor:
+        features = self.first(images)
+        normed: Tensor = self.norm(features)
+        if self.how == "used twice":
+            return normed + features
+        if self.how == "norm called twice":
+            return self.norm(normed)  # type: ignore[no-any-return]
+        return normed + self.first.weight.mean()
+
+
+@pytest.mark.parametrize("how", ["used twice", "norm called twice", "weight read"])
+def test_pairs_that_stay_by_fx(how: str) -> None:
+    model, sample = Traceable(how), torch.randn(2, 3, 6, 6)
+    for optimized in (optimize(model), optimize(model, sample_input=sample, graph="none")):
+        assert outcome(optimized, "conv_bn") is Outcome.SKIPPED
+        torch.testing.assert_close(optimized(sample), model(sample))
+
+
+def test_hooks_parametrizations_and_missing_statistics_stay() -> None:
+    sample = torch.randn(2, 3, 6, 6)
+    hooked = nn.Sequential(nn.Conv2d(3, 4, 3), randomized(nn.BatchNorm2d(4))).eval()
+    seen: list[Tensor] = []
+    hooked[0].register_forward_hook(lambda _module, _args, output: seen.append(output))
+    optimized = optimize(hooked, sample_input=sample, graph="none")
+    assert "one has hooks" in explain(optimized).step("conv_bn").reason
+    seen.clear()
+    optimized(sample)
+    torch.testing.assert_close(seen, [hooked[0](sample)] * 2, check_stride=False)
+
+    spectral = nn.Sequential(
+        parametrizations.spectral_norm(nn.Conv2d(3, 4, 3)), randomized(nn.BatchNorm2d(4))
+    ).eval()
+    optimized = optimize(spectral, sample_input=sample, graph="none", dtype=torch.bfloat16)
+    assert outcome(optimized, "conv_bn") is Outcome.SKIPPED
+    torch.testing.assert_close(optimized(sample), spectral(sample), rtol=5e-2, atol=5e-2)
+
+    bare = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, track_running_stats=False)).eval()
+    optimized = optimize(bare, sample_input=sample, graph="none")
+    assert "no running statistics" in explain(optimized).step("conv_bn").reason
+    torch.testing.assert_close(optimized(sample), bare(sample))

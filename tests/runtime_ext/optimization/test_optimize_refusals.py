@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What optimize() refuses: one error that names what to do, and the model stays as it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.runtime_ext.optimization.test_optimized_modules import SAMPLE, Small, snapshot
+from tests.runtime_ext.tiny_models import Chance
+from torch import Tensor, nn
+
+from xruntime import optimize
+from xruntime.compilation.samples import Sample
+from xruntime.errors import CompilationError, OptimizationError, SampleError
+from xruntime.optimization import Outcome, explain
+from xruntime.optimization.request import live_call
+
+
+def refused(error: type[Exception], text: str, model: Any, **arguments: Any) -> None:
+    before = snapshot(model) if isinstance(model, nn.Module) else None
+    for inplace in (False, True):
+        with pytest.raises(error, match=text):
+            optimize(model, inplace=inplace, **arguments)
+    if before is not None:
+        assert snapshot(model) == before
+
+
+def test_arguments() -> None:
+    model = Small()
+    refused(OptimizationError, r"takes a torch.nn.Module, and this is a function", lambda x: x)
+    refused(OptimizationError, r"level='O2': allowed are 'O0', 'O1'", model, level="O2")
+    refused(OptimizationError, r"graph='jit': allowed are 'auto', 'none'", model, graph="jit")
+    unknown = {"fold": True}
+    refused(
+        OptimizationError, r"no 'fold' for inference; allowed are no_grad", model, passes=unknown
+    )
+    refused(OptimizationError, r"dtype=torch.int8: allowed are float32, b", model, dtype=torch.int8)
+    refused(
+        OptimizationError,
+        r"level='O0' changes no numerics",
+        model,
+        level="O0",
+        dtype=torch.bfloat16,
+    )
+    refused(OptimizationError, r"measure=True needs sample_input", model, measure=True)
+    refused(OptimizationError, r"graph='package' needs sample_input", model, graph="package")
+
+
+def test_models() -> None:
+    half_trained = Small()
+    half_trained.body[3].train()
+    refused(
+        OptimizationError,
+        r"Small is in training mode \(body.3\): call .eval\(\) on it first, or give its optimizer",
+        half_trained,
+    )
+    refused(CompilationError, r"weights on meta", nn.Linear(2, 2, device="meta").eval())
+    replaced = Small()
+    replaced.forward = lambda images: images  # type: ignore[method-assign]
+    refused(OptimizationError, r"forward was replaced on this Small object", replaced)
+    refused(
+        OptimizationError,
+        r"Chance computes something else in each call.*tolerance=float\('inf'\)",
+        Chance(),
+        sample_input=torch.zeros(3),
+    )
+    optimize(Chance(), sample_input=torch.zeros(3), graph="none", tolerance=float("inf"))
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*")
+def test_modules_that_are_compiled_or_scripted() -> None:
+    linear, sample = nn.Linear(2, 2).eval(), torch.ones(3, 2)
+    with pytest.raises(CompilationError, match="is a TorchScript module"):
+        optimize(torch.jit.trace(linear, sample))
+    linear.compile()
+    with pytest.raises(CompilationError, match=r"torch.compile wrapped in Python"):
+        optimize(linear)
+
+
+def test_samples() -> None:
+    model = Small()
+    refused(
+        OptimizationError,
+        r"Small cannot be called with the sample.*args\[0\] of the sample is torch.float64 and the"
+        r" weights are torch.float32.*args\[0\].to\(torch.float32\)",
+        model,
+        sample_input=SAMPLE.double(),
+    )
+    refused(
+        OptimizationError,
+        r"Small cannot be called with the sample \(TypeError.*arguments of a call that works",
+        model,
+        sample_input={"pictures": SAMPLE},
+    )
+    refused(
+        SampleError, r"args\[0\] of the sample is on meta", model, sample_input=SAMPLE.to("meta")
+    )
+    refused(SampleError, r"this is a list", model, sample_input=[SAMPLE])
+    refused(SampleError, r"holds no tensor", model, sample_input=(1, 2))
+
+
+def test_forms_of_samples() -> None:
+    mask = torch.ones(2)
+    assert live_call(SAMPLE) == Sample((SAMPLE,), {})
+    assert live_call((SAMPLE, mask)) == Sample((SAMPLE, mask), {})
+    assert live_call({"images": SAMPLE}) == Sample((), {"images": SAMPLE})
+    assert live_call(((SAMPLE,), {"mask": mask})) == Sample((SAMPLE,), {"mask": mask})
+    assert live_call(((), {"mask": mask})) == Sample((), {"mask": mask})
+    assert live_call((SAMPLE, {"mask": mask})) == Sample((SAMPLE, {"mask": mask}), {})
+
+
+class Fragile(nn.Module):
+    """Fails where a pass has changed something that its code reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.drop = nn.Dropout(0.25)
+        self.norm = nn.BatchNorm1d(4)
+        self.eval()
+
+    def forward(self, values: Tensor) -> Tensor:
+        assert self.drop.p == 0.25
+        hidden: Tensor = self.norm(self.linear(values))
+        if self.linear.weight.dtype != torch.float32:
+            raise TypeError("weights are not float32")
+        return hidden + self.norm.running_mean
+
+
+def test_pass_after_which_the_model_fails_is_undone() -> None:
+    model, sample = Fragile(), torch.randn(3, 4)
+    optimized = optimize(model, sample_input=sample, graph="none", dtype=torch.bfloat16)
+    found = explain(optimized)
+    assert found.step("dropout").outcome is Outcome.APPLIED
+    assert found.step("linear_bn").outcome is Outcome.SKIPPED
+    assert found.step("precision").outcome is Outcome.APPLIED
+    step = found.step("weights")
+    assert step.outcome is Outcome.UNDONE
+    assert "the model fails: TypeError: weights are not float32" in step.reason
+    torch.testing.assert_close(optimized(sample), model(sample), rtol=0.05, atol=0.05)
+
+
+def test_pass_that_changes_too_much_is_undone() -> None:
+    model, sample = Small(), SAMPLE
+    optimized = optimize(
+        model, sample_input=sample, graph="none", dtype=torch.bfloat16, tolerance=1e-5
+    )
+    step = explain(optimized).step("precision")
+    assert step.outcome is Outcome.UNDONE
+    assert "the outputs differ: the largest difference is" in step.reason
+    assert explain(optimized).step("weights").outcome is Outcome.SKIPPED
+    torch.testing.assert_close(optimized(sample), model(sample), rtol=1e-4, atol=1e-5)

@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models and optimizers that are optimized for training, beside torch's in fp32."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from xruntime import optim, optimize
+from xruntime.errors import OptimizationError
+from xruntime.optimization import Outcome, explain
+
+IMAGES, LABELS = torch.randn(12, 3, 6, 6), torch.randint(0, 4, (12,))
+
+
+class Classifier(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        # A bias here would have no gradient but rounding errors, because the norm removes it.
+        self.first, self.norm = nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8)
+        self.last = nn.Linear(8, 4)
+
+    def forward(self, images: Tensor) -> Tensor:
+        scores: Tensor = self.last(torch.relu(self.norm(self.first(images))).mean((2, 3)))
+        return scores
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> list[float]:
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(IMAGES), LABELS)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+OPTIMIZERS = {
+    "sgd": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+    "adagrad": (torch.optim.Adagrad, {"lr": 0.05, "lr_decay": 0.01}),
+    "adam": (torch.optim.Adam, {"lr": 0.01, "betas": (0.8, 0.95), "weight_decay": 0.01}),
+    "adamw": (torch.optim.AdamW, {"lr": 0.01, "weight_decay": 0.1}),
+}
+
+
+def made(name: str) -> tuple[Classifier, torch.optim.Optimizer]:
+    """A model and torch's optimizer with two groups, after three steps."""
+    torch.manual_seed(0)
+    model = Classifier()
+    kind, options = OPTIMIZERS[name]
+    groups = [
+        {"params": [model.first.weight, model.last.weight]},
+        {
+            "params": [model.last.bias, *model.norm.parameters()],
+            "lr": options["lr"] / 2,
+        },
+    ]
+    optimizer = kind(groups, **options)
+    train(model, optimizer, 3)
+    return model, optimizer
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_training_goes_on_as_in_fp32(name: str, dtype: torch.dtype | None) -> None:
+    model, optimizer = made(name)
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    faster, stepper = optimize(model, optimizer=optimizer, dtype=dtype, sample_input=IMAGES)
+    assert model.training is faster.training is True
+    assert type(stepper) is getattr(optim, type(optimizer).__name__)
+    torch.testing.assert_close(dict(faster.state_dict()), dict(model.state_dict()), rtol=0, atol=0)
+    ours = train(faster, stepper, 10)
+    # The input is as it was.
+    torch.testing.assert_close((model.state_dict(), optimizer.state_dict()), saved, rtol=0, atol=0)
+    expected = train(model, optimizer, 10)
+    tolerance = 1e-4 if dtype is None else 0.05
+    torch.testing.assert_close(ours, expected, rtol=tolerance, atol=tolerance)
+    for key, value in model.state_dict().items():
+        tolerance = 1e-3 if dtype is None else 0.1
+        found = faster.state_dict()[key]
+        torch.testing.assert_close(found, value, rtol=tolerance, atol=tolerance)
+    split = explain(faster).step("split_bf16")
+    assert split.outcome is (Outcome.SKIPPED if dtype is None else Outcome.APPLIED)
+    if dtype is not None:
+        assert faster.first.weight.dtype == torch.bfloat16
+        assert faster.norm.weight.dtype == torch.float32
+        assert faster(IMAGES).dtype == torch.float32
+        assert explain(faster).bytes_after < explain(faster).bytes_before
+
+
+def test_small_updates_are_not_lost() -> None:
+    """Each update is below half a unit of a bf16 weight, and together they move the fp32 weight."""
+    model = nn.Linear(1, 1, bias=False)
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    faster, stepper = optimize(model, optimizer=optimizer, dtype=torch.bfloat16)
+    for _ in range(100):
+        stepper.zero_grad()
+        faster(torch.ones(1, 1)).sum().backward()
+        stepper.step()
+    torch.testing.assert_close(faster.state_dict()["weight"], torch.tensor([[0.99]]))
+
+
+def test_state_dicts_load_in_stock_torch_and_back() -> None:
+    model, optimizer = made("adamw")
+    faster, stepper = optimize(model, optimizer=optimizer, dtype=torch.bfloat16)
+    train(faster, stepper, 2)
+    plain = Classifier()
+    plain.load_state_dict(faster.state_dict())
+    assert all(p.dtype == torch.float32 for p in plain.parameters())
+    exact = copy.deepcopy(plain.state_dict())
+    train(faster, stepper, 2)
+    assert not torch.equal(faster.state_dict()["last.weight"], exact["last.weight"])
+    result = faster.load_state_dict(exact)
+    assert (result.missing_keys, result.unexpected_keys) == ([], [])
+    torch.testing.assert_close(dict(faster.state_dict()), dict(exact), rtol=0, atol=0)
+    # As a part of another module, both ways.
+    whole = nn.ModuleDict({"part": faster})
+    saved = copy.deepcopy(whole.state_dict())
+    assert saved["part.last.weight"].dtype == torch.float32
+    train(faster, stepper, 1)
+    whole.load_state_dict(saved)
+    torch.testing.assert_close(dict(faster.state_dict()), dict(exact), rtol=0, atol=0)
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        faster.load_state_dict({**exact, "last.weight": torch.ones(2, 2)})
+    for duplicate in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(OptimizationError, match=r"not copied or pickled: load its state_dict"):
+            duplicate(faster)
+
+
+class Unknown(torch.optim.SGD):
+    """A third party's optimizer."""
+
+
+def test_other_optimizers_are_left_as_they_are() -> None:
+    torch.manual_seed(0)
+    model = Classifier()
+    optimizer = Unknown(model.parameters(), lr=0.1)
+    faster, stepper = optimize(model, optimizer=optimizer, dtype=torch.bfloat16)
+    assert type(stepper) is Unknown
+    assert stepper is not optimizer
+    for name in ("fused_optimizer", "split_bf16"):
+        assert explain(faster).step(name).outcome is Outcome.SKIPPED
+    assert "Unknown is not one of torch's SGD" in explain(faster).step("fused_optimizer").reason
+    assert faster.last.weight.dtype == torch.float32
+    ours, expected = train(faster, stepper, 5), train(model, optimizer, 5)
+    torch.testing.assert_close(ours, expected, rtol=0.05, atol=0.05)
+
+
+def test_what_our_optimizers_do_not_support_is_skipped() -> None:
+    model = Classifier()
+    hooked = torch.optim.SGD(model.parameters(), lr=0.1)
+    hooked.register_step_post_hook(lambda *_: None)
+    for optimizer, reason in (
+        (torch.optim.Adam(model.parameters(), amsgrad=True), "amsgrad=True is not supported"),
+        (hooked, "SGD has hooks"),
+    ):
+        faster, stepper = optimize(model, optimizer=optimizer, inplace=True)
+        assert stepper is optimizer
+        assert faster is model
+        assert reason in explain(faster).step("fused_optimizer").reason
+        model = Classifier()
+    lamb = optim.Lamb(model.parameters())
+    faster, stepper = optimize(model, optimizer=lamb, dtype=torch.bfloat16)
+    assert "one of xruntime.optim already" in explain(faster).step("fused_optimizer").reason
+    assert explain(faster).step("split_bf16").outcome is Outcome.APPLIED
+    losses = train(faster, stepper, 5)
+    assert losses[-1] < losses[0]
+
+
+def test_inplace_keeps_the_model_and_returns_another_optimizer() -> None:
+    model, optimizer = made("sgd")
+    faster, stepper = optimize(
+        model, optimizer=optimizer, dtype=torch.bfloat16, sample_input=IMAGES, inplace=True
+    )
+    assert faster is model
+    assert model.training
+    held = {id(p) for group in stepper.param_groups for p in group["params"]}
+    assert held == {id(p) for p in model.parameters()}
+    assert train(faster, stepper, 5)[-1] < 2
+
+
+def test_tied_and_frozen_weights() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens = nn.Embedding(10, 8)
+            self.frozen = nn.Linear(8, 8)
+            self.frozen.requires_grad_(False)
+            self.head = nn.Linear(8, 10, bias=False)
+            self.head.weight = self.tokens.weight
+
+        def forward(self, ids: Tensor) -> Tensor:
+            scores: Tensor = self.head(self.frozen(self.tokens(ids)))
+            return scores
+
+    model = Tied()
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
+    faster, stepper = optimize(model, optimizer=optimizer, dtype=torch.bfloat16)
+    assert faster.head.weight is faster.tokens.weight
+    assert faster.head.weight.dtype == torch.bfloat16
+    assert faster.frozen.weight.dtype == torch.float32
+    faster(torch.randint(0, 10, (2, 3))).square().mean().backward()
+    stepper.step()
+    saved = faster.state_dict()
+    assert torch.equal(saved["head.weight"], saved["tokens.weight"])
+    fresh = Tied()
+    fresh.load_state_dict(saved)
+    assert torch.equal(fresh.frozen.weight, model.frozen.weight)
+
+
+def test_channels_last_keeps_parameters() -> None:
+    model, optimizer = made("sgd")
+    faster, stepper = optimize(model, optimizer=optimizer, sample_input=IMAGES)
+    assert explain(faster).step("channels_last").outcome is Outcome.APPLIED
+    assert faster.first.weight.is_contiguous(memory_format=torch.channels_last)
+    assert any(p is faster.first.weight for p in stepper.param_groups[0]["params"])
+    assert model.first.weight.is_contiguous()
+
+
+def test_refusals() -> None:
+    model, optimizer = made("sgd")
+
+    def refused(text: str, **arguments: Any) -> None:
+        with pytest.raises(OptimizationError, match=text):
+            optimize(model, **{"optimizer": optimizer, **arguments})
+
+    refused(r"optimizer: a torch.optim.Optimizer is expected, not a float", optimizer=0.1)
+    refused(r"dtype=torch.float16: allowed for training are float32, bfloat16", dtype=torch.float16)
+    refused(r"graph='compile' is for inference", graph="compile")
+    refused(r"measure=True is for inference", measure=True, sample_input=IMAGES)
+    refused(r"no 'conv_bn' for training; allowed are channels_last", passes={"conv_bn": True})
+    more = torch.optim.SGD([*model.parameters(), nn.Parameter(torch.ones(2))], lr=0.1)
+    refused(r"parameters that are not in Classifier.*inplace=True", optimizer=more)
+    scheduled = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.optim.lr_scheduler.StepLR(scheduled, 10)
+    refused(r"make the scheduler after optimize", optimizer=scheduled)
