@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ipex.nn.modules`: xruntime's merged embedding bags with the arguments of the extension."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, NoReturn, Self
+
+import torch
+from torch import nn
+
+from xruntime import nn as native
+from xruntime.compat.ipex.gone import missing
+from xruntime.errors import EmbeddingBagError
+from xruntime.nn import FrozenBatchNorm2d
+from xruntime.nn.embedding_bag import check_modules
+
+__all__ = [
+    "EmbeddingSpec",
+    "FrozenBatchNorm2d",
+    "MergedEmbeddingBag",
+    "MergedEmbeddingBagWithAdaGrad",
+    "MergedEmbeddingBagWithSGD",
+    "SGDArgs",
+]
+
+
+class EmbeddingSpec(NamedTuple):
+    """One table. **Ex.:** ``EmbeddingSpec(1000, 128, "sum", torch.float32, None, False, False)``."""
+
+    num_embeddings: int
+    embedding_dim: int
+    pooling_mode: str
+    """sum or mean; xruntime's bags have max, too."""
+    dtype: torch.dtype
+    weight: torch.Tensor | None
+    """The table, which is shared. None: drawn as in nn.EmbeddingBag."""
+    sparse: bool
+    include_last_offset: bool
+
+
+class SGDArgs(NamedTuple):
+    """Options of an update."""
+
+    weight_decay: float
+    lr: float
+
+
+def _specs(modules: Sequence[nn.EmbeddingBag]) -> list[EmbeddingSpec]:
+    check_modules(modules)
+    return [
+        EmbeddingSpec(
+            module.weight.shape[0],
+            module.weight.shape[1],
+            module.mode,
+            module.weight.dtype,
+            module.weight,
+            bool(module.sparse),
+            bool(module.include_last_offset),
+        )
+        for module in modules
+    ]
+
+
+def _arguments(specs: Sequence[EmbeddingSpec]) -> dict[str, Any]:
+    """The arguments of xruntime's modules. Raises EmbeddingBagError."""
+    if not specs:
+        raise EmbeddingBagError("no tables: give at least one EmbeddingSpec")
+    first = specs[0]
+    for number, spec in enumerate(specs):
+        for option in ("pooling_mode", "dtype", "sparse", "include_last_offset"):
+            ours, wanted = getattr(spec, option), getattr(first, option)
+            if ours != wanted:
+                raise EmbeddingBagError(
+                    f"table {number} has {option}={ours!r}, and table 0 {wanted!r}: merge tables that"
+                    " agree in it"
+                )
+        if spec.weight is not None and spec.weight.dtype != spec.dtype:
+            raise EmbeddingBagError(
+                f"table {number} has dtype={spec.dtype}, and its weight is {spec.weight.dtype}"
+            )
+    weights = [
+        nn.init.normal_(torch.empty(spec.num_embeddings, spec.embedding_dim, dtype=spec.dtype))
+        if spec.weight is None
+        else spec.weight
+        for spec in specs
+    ]
+    return {
+        "tables": [(spec.num_embeddings, spec.embedding_dim) for spec in specs],
+        "mode": first.pooling_mode,
+        "include_last_offset": first.include_last_offset,
+        "weights": weights,
+    }
+
+
+class MergedEmbeddingBag(native.MergedEmbeddingBag):
+    """`xruntime.nn.MergedEmbeddingBag` from a list of EmbeddingSpec. Raises EmbeddingBagError."""
+
+    def __init__(self, embedding_specs: Sequence[EmbeddingSpec]) -> None:
+        arguments = _arguments(embedding_specs)
+        super().__init__(**arguments, sparse=embedding_specs[0].sparse)
+
+    @classmethod
+    def from_embeddingbag_list(cls, tables: Sequence[nn.EmbeddingBag]) -> Self:  # type: ignore[override]
+        """Merge modules, whose Parameters are shared. Raises EmbeddingBagError."""
+        return cls(_specs(tables)).train(tables[0].training)
+
+
+class MergedEmbeddingBagWithSGD(native.MergedEmbeddingBagWithSGD):
+    """`xruntime.nn.MergedEmbeddingBagWithSGD` from a list of EmbeddingSpec.
+
+    Backward updates the tables in training mode only. Raises EmbeddingBagError.
+    """
+
+    def __init__(
+        self,
+        embedding_specs: Sequence[EmbeddingSpec],
+        lr: float = 0.01,
+        weight_decay: float = 0,
+    ) -> None:
+        super().__init__(lr=lr, weight_decay=weight_decay, **_arguments(embedding_specs))
+
+    @classmethod
+    def from_embeddingbag_list(  # type: ignore[override]
+        cls, tables: Sequence[nn.EmbeddingBag], lr: float = 0.01, weight_decay: float = 0
+    ) -> Self:
+        """Merge modules, whose memory is shared. Raises EmbeddingBagError."""
+        return cls(_specs(tables), lr, weight_decay).train(tables[0].training)
+
+    @property
+    def sgd_args(self) -> SGDArgs:
+        """The options of the next update; schedulers change them in `optimizer.param_groups`."""
+        group = self.optimizer.param_groups[0]
+        return SGDArgs(group["weight_decay"], group["lr"])
+
+    @sgd_args.setter
+    def sgd_args(self, value: SGDArgs) -> None:
+        self.optimizer.param_groups[0].update(value._asdict())
+
+    def to_bfloat16_train(self) -> None:
+        """Convert the tables to bf16, with remainders that keep their fp32 values."""
+        self.to(torch.bfloat16)
+
+
+class MergedEmbeddingBagWithAdaGrad(native.MergedEmbeddingBagWithAdaGrad):
+    """`xruntime.nn.MergedEmbeddingBagWithAdaGrad` from a list of EmbeddingSpec."""
+
+    def __init__(
+        self,
+        embedding_specs: Sequence[EmbeddingSpec],
+        lr: float = 0.01,
+        eps: float = 1e-10,
+    ) -> None:
+        super().__init__(lr=lr, eps=eps, **_arguments(embedding_specs))
+
+    @classmethod
+    def from_embeddingbag_list(  # type: ignore[override]
+        cls, tables: Sequence[nn.EmbeddingBag], lr: float = 0.01, eps: float = 1e-10
+    ) -> Self:
+        """Merge modules, whose memory is shared. Raises EmbeddingBagError."""
+        return cls(_specs(tables), lr, eps).train(tables[0].training)
+
+    def to_bfloat16_train(self) -> None:
+        """Convert the tables to bf16, with remainders that keep their fp32 values."""
+        self.to(torch.bfloat16)
+
+
+def __getattr__(name: str) -> NoReturn:
+    raise missing(__name__, name)

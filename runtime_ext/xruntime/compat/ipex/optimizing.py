@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ipex.optimize`: xruntime.optimize with the arguments of the extension."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from xruntime.compat.ipex.reports import report
+from xruntime.optimization import INFERENCE, TRAINING
+from xruntime.optimization import optimize as _optimize
+
+_PASSES: Final = {
+    "conv_bn_folding": "conv_bn",
+    "linear_bn_folding": "linear_bn",
+    "replace_dropout_with_identity": "dropout",
+    "concat_linear": "join_linears",
+    "split_master_weight_for_bf16": "split_bf16",
+    "fuse_update_step": "fused_optimizer",
+}
+"""The pass of xruntime.optimize that each switch is."""
+
+_WITHOUT_EFFECT: Final = {
+    "weights_prepack": "torch's compiler packs weights, with graph_mode=True or torch.compile",
+    "auto_kernel_selection": "torch chooses among oneDNN's kernels and MKL's by itself",
+    "optimize_lstm": "torch calls oneDNN's LSTM by itself",
+}
+"""Switches that are accepted, and what happens instead."""
+
+
+def optimize(
+    model: nn.Module,
+    dtype: torch.dtype | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    level: str = "O1",
+    inplace: bool = False,
+    conv_bn_folding: bool | None = None,
+    linear_bn_folding: bool | None = None,
+    weights_prepack: bool | None = None,
+    replace_dropout_with_identity: bool | None = None,
+    optimize_lstm: bool | None = None,
+    split_master_weight_for_bf16: bool | None = None,
+    fuse_update_step: bool | None = None,
+    auto_kernel_selection: bool | None = None,
+    sample_input: Any = None,
+    graph_mode: bool | None = None,
+    concat_linear: bool | None = None,
+) -> Any:
+    """Return a faster form of `model`, or of (model, optimizer) for training.
+
+    model
+        An eager module on the CPU: in eval mode without an optimizer. A TorchScript module is returned as
+        it is.
+    dtype, optimizer, level, inplace
+        As for xruntime.optimize.
+    sample_input
+        A tensor, or a tuple of arguments. With it, each change is checked on the sample and undone if the
+        outputs differ.
+    graph_mode
+        True compiles the model, which needs sample_input. Otherwise the modules are called one by one, so
+        the result can be traced by torch.jit.trace and compiled by torch.compile.
+    conv_bn_folding, linear_bn_folding, replace_dropout_with_identity, concat_linear
+        For inference: switch the passes conv_bn, linear_bn, dropout and join_linears.
+    split_master_weight_for_bf16, fuse_update_step
+        For training: switch the passes split_bf16 and fused_optimizer.
+    weights_prepack, auto_kernel_selection, optimize_lstm
+        Accepted, and reported once if given: torch does these by itself.
+
+    Raises OptimizationError, SampleError, CompilationError; model and optimizer are as before then.
+    """
+    if isinstance(model, torch.jit.ScriptModule):
+        report("optimize() returns a TorchScript module as it is: give it the eager module")
+        return model if optimizer is None else (model, optimizer)
+    given = {
+        "conv_bn_folding": conv_bn_folding,
+        "linear_bn_folding": linear_bn_folding,
+        "replace_dropout_with_identity": replace_dropout_with_identity,
+        "concat_linear": concat_linear,
+        "split_master_weight_for_bf16": split_master_weight_for_bf16,
+        "fuse_update_step": fuse_update_step,
+    }
+    ignored = {
+        "weights_prepack": weights_prepack,
+        "auto_kernel_selection": auto_kernel_selection,
+        "optimize_lstm": optimize_lstm,
+    }
+    for name, value in ignored.items():
+        if value is not None:
+            report(f"optimize({name}={value!r}) has no effect: {_WITHOUT_EFFECT[name]}")
+    passes, unused = _switches(given, training=optimizer is not None)
+    for name in unused:
+        kind = "inference" if optimizer is not None else "training"
+        report(f"optimize({name}={given[name]!r}) has no effect here: it is for {kind}")
+    graph = "none"
+    if graph_mode and optimizer is None:
+        if sample_input is None:
+            report(
+                "optimize(graph_mode=True) compiles only with sample_input=: give the arguments of one"
+                " call, or use torch.compile on the result"
+            )
+        else:
+            graph = "auto"
+    options: dict[str, Any] = {
+        "dtype": dtype,
+        "sample_input": sample_input,
+        "level": level,
+        "inplace": inplace,
+        "graph": graph,
+        "passes": passes,
+    }
+    if optimizer is None:
+        return _optimize(model, **options)
+    return _optimize(model, optimizer=optimizer, **options)
+
+
+def _switches(
+    given: dict[str, bool | None], *, training: bool
+) -> tuple[dict[str, bool], list[str]]:
+    """The switches of passes that were given, and the arguments that are for the other use."""
+    known = TRAINING if training else INFERENCE
+    passes, unused = {}, []
+    for name, value in given.items():
+        if value is None:
+            continue
+        if _PASSES[name] in known:
+            passes[_PASSES[name]] = bool(value)
+        elif value:
+            unused.append(name)
+    return passes, unused

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ipex.quantization`: INT8 by xruntime.quantization, with the calls of the extension.
+
+    qconfig_mapping = ipex.quantization.default_static_qconfig_mapping
+    prepared = ipex.quantization.prepare(model, qconfig_mapping, example_inputs=x)
+    for batch in data:
+        prepared(batch)
+    prepared.save_qconf_summary("conf.json")        # a recipe of xruntime.quantization
+    converted = ipex.quantization.convert(prepared)
+
+torchao is imported by the first call.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from xruntime.compat.ipex.gone import missing
+from xruntime.compat.ipex.quantization.autotuning import autotune
+from xruntime.compat.ipex.quantization.converted import convert
+from xruntime.compat.ipex.quantization.prepared import prepare
+from xruntime.compat.ipex.quantization.settings import (
+    default_dynamic_qconfig,
+    default_dynamic_qconfig_mapping,
+    default_static_qconfig,
+    default_static_qconfig_mapping,
+)
+
+__all__ = [
+    "autotune",
+    "convert",
+    "default_dynamic_qconfig",
+    "default_dynamic_qconfig_mapping",
+    "default_static_qconfig",
+    "default_static_qconfig_mapping",
+    "prepare",
+]
+
+
+def __getattr__(name: str) -> NoReturn:
+    raise missing(__name__, name)

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The export of a module, and the check of calls against the inputs that it was exported for.
+
+An exported graph has fixed sizes and dtypes in it, so a call with others must be refused before it runs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch.export import Dim, ExportedProgram, ShapesCollection
+from torch.export.graph_signature import ConstantArgument
+from torch.utils import _pytree as pytree
+
+from xruntime.compilation.inductor import first_line
+from xruntime.compilation.samples import Sample
+from xruntime.errors import QuantizationError
+
+_CONSTANTS: Final = (int, float, bool, str, type(None))
+
+
+class Input(NamedTuple):
+    """One input of an exported module.
+
+    **Ex.:** ``Input("images", torch.float32, (None, 3, 224, 224))``: any number of images.
+    """
+
+    name: str
+    dtype: torch.dtype | None
+    """None for a value that is not a tensor."""
+
+    shape: tuple[int | None, ...] = ()
+    """None where the size may vary."""
+
+    constant: object = None
+
+    def problem(self, value: object) -> str | None:
+        """Return what is wrong with `value` for this input; None if nothing is."""
+        if self.dtype is None:
+            if type(value) is type(self.constant) and value == self.constant:
+                return None
+            return f"{self.name} is {value!r:.80}, and {self.constant!r:.80} is part of the graph"
+        if not isinstance(value, torch.Tensor):
+            return f"{self.name} is a {type(value).__name__}, and a tensor is expected"
+        if value.dtype != self.dtype:
+            return f"{self.name} is {value.dtype}, and {self.dtype} is expected"
+        if value.device.type != "cpu":
+            return f"{self.name} is on {value.device}, and the CPU is expected"
+        sizes = tuple(value.shape)
+        if len(sizes) != len(self.shape) or any(
+            fixed is not None and fixed != size
+            for fixed, size in zip(self.shape, sizes, strict=True)
+        ):
+            wanted = ", ".join("any" if size is None else str(size) for size in self.shape)
+            return f"{self.name} has the shape {sizes}, and ({wanted}) is expected"
+        return None
+
+
+class Signature:
+    """The inputs of an exported module."""
+
+    def __init__(self, exported: ExportedProgram, name: str) -> None:
+        self._name = name
+        self._spec = exported.call_spec.in_spec
+        self.inputs = [_input(exported, spec.arg) for spec in _user_inputs(exported)]
+        args, kwargs = self._spec.unflatten(range(self._spec.num_leaves))
+        self._keywords = list(kwargs)
+        # The usual call needs no pytree: tensors by position alone.
+        self._plain = not kwargs and all(isinstance(one, int) for one in args)
+
+    def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return `kwargs` in the order of the export. Raises QuantizationError for a call that differs."""
+        if self._plain and not kwargs and len(args) == len(self.inputs):
+            flat = list(args)
+        else:
+            if set(kwargs) == set(self._keywords):
+                kwargs = {name: kwargs[name] for name in self._keywords}
+            flat, spec = pytree.tree_flatten((args, kwargs))
+            if spec != self._spec:
+                raise QuantizationError(
+                    f"{self._name} is called with {_described(args, kwargs)}; it was exported for"
+                    f" {self._expected()}"
+                )
+        for one, value in zip(self.inputs, flat, strict=True):
+            problem = one.problem(value)
+            if problem is not None:
+                raise QuantizationError(f"{self._name}: {problem}")
+        return kwargs
+
+    def _expected(self) -> str:
+        args, kwargs = self._spec.unflatten([one.name for one in self.inputs])
+        return _described(args, kwargs)
+
+
+def export(module: torch.nn.Module, call: Sample, dynamic_shapes: object = None) -> ExportedProgram:
+    """Export a module for inference.
+
+    dynamic_shapes
+        As `torch.export.export` takes it. None: dimension 0 of every tensor may vary if the module
+        allows it; in an example where it is 1, all tensors must allow it.
+
+    Raises QuantizationError.
+    """
+    if dynamic_shapes is not None:
+        return _exported(module, call, dynamic_shapes)
+    values = pytree.tree_leaves(tuple(call))
+    tensors = [one for one in values if isinstance(one, torch.Tensor) and one.dim()]
+    if all(one.shape[0] == 1 for one in tensors):
+        # A size of 1 never varies in torch.export, so one item is exported as two.
+        twice = Sample(*pytree.tree_map_only(torch.Tensor, _doubled, tuple(call)))
+        try:
+            exported = _exported(module, twice, _batch_may_vary(module, twice))
+        except QuantizationError:
+            return _exported(module, call, None)
+        inputs = Signature(exported, "").inputs
+        if all(one.shape[0] is None for one in inputs if one.shape):
+            return exported
+        return _exported(module, call, None)
+    return _exported(module, call, _batch_may_vary(module, call))
+
+
+def export_again(module: torch.nn.Module, exported: ExportedProgram) -> ExportedProgram:
+    """Export `module`, which was made from `exported`, so that the same sizes may vary.
+
+    Raises QuantizationError.
+    """
+    args, kwargs = exported.example_inputs
+    call = Sample(tuple(args), dict(kwargs))
+    shapes: Any = ShapesCollection()  # type: ignore[no-untyped-call] # of torch
+    values = pytree.tree_leaves(tuple(call))
+    for one, value in zip(Signature(exported, "").inputs, values, strict=True):
+        varying = {dim: Dim.AUTO for dim, size in enumerate(one.shape) if size is None}
+        if varying:
+            shapes[value] = varying
+    return _exported(module, call, shapes.dynamic_shapes(module, call.args, call.kwargs))
+
+
+def _exported(module: torch.nn.Module, call: Sample, dynamic_shapes: Any) -> ExportedProgram:
+    try:
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+            return torch.export.export(
+                module, call.args, call.kwargs, dynamic_shapes=dynamic_shapes, strict=False
+            )
+    except Exception as error:
+        raise QuantizationError(
+            f"{type(module).__name__} cannot be exported by torch.export: {first_line(error)}"
+        ) from error
+
+
+def _doubled(value: torch.Tensor) -> torch.Tensor:
+    return torch.cat([value, value]) if value.dim() else value
+
+
+def _batch_may_vary(module: torch.nn.Module, call: Sample) -> Any:
+    shapes: Any = ShapesCollection()  # type: ignore[no-untyped-call] # of torch
+    for value in pytree.tree_leaves(tuple(call)):
+        if isinstance(value, torch.Tensor) and value.dim():
+            shapes[value] = {0: Dim.AUTO}
+    return shapes.dynamic_shapes(module, call.args, call.kwargs)
+
+
+def _user_inputs(exported: ExportedProgram) -> list[Any]:
+    kind = torch.export.graph_signature.InputKind.USER_INPUT
+    return [spec for spec in exported.graph_signature.input_specs if spec.kind is kind]
+
+
+def _input(exported: ExportedProgram, argument: Any) -> Input:
+    if isinstance(argument, ConstantArgument):
+        return Input(argument.name, None, constant=argument.value)
+    value = next(
+        node.meta["val"]
+        for node in exported.graph.nodes
+        if node.op == "placeholder" and node.name == argument.name
+    )
+    shape = tuple([size if isinstance(size, int) else None for size in value.shape])
+    return Input(argument.name, value.dtype, shape)
+
+
+def _described(args: Any, kwargs: dict[str, Any]) -> str:
+    """**Ex.:** ``2 arguments and the keywords mask, ids``."""
+    number = f"{len(args)} argument{'' if len(args) == 1 else 's'}"
+    if not kwargs:
+        return number
+    return f"{number} and the keyword{'' if len(kwargs) == 1 else 's'} {', '.join(kwargs)}"

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Merged embedding bags and the interaction, as the extension's scripts call them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import xruntime.compat.ipex as ipex
+from xruntime.compat.ipex.nn.modules import EmbeddingSpec
+from xruntime.errors import EmbeddingBagError
+
+pytestmark = pytest.mark.usefixtures("native")
+
+SGD = ipex.nn.modules.MergedEmbeddingBagWithSGD
+ADAGRAD = ipex.nn.modules.MergedEmbeddingBagWithAdaGrad
+SIZES = ((7, 33), (11, 5))
+INDICES = [torch.tensor([1, 2, 4, 5, 4]), torch.tensor([3, 10, 3])]
+OFFSETS = [torch.tensor([0, 2, 2]), torch.tensor([0, 1, 3])]
+
+
+def bags(**options: Any) -> nn.ModuleList:
+    torch.manual_seed(0)
+    return nn.ModuleList([nn.EmbeddingBag(*size, mode="sum", **options) for size in SIZES])
+
+
+def loss(outputs: list[torch.Tensor]) -> torch.Tensor:
+    return sum((one.float().square().sum() for one in outputs), start=torch.zeros(()))
+
+
+def plain_step(modules: nn.ModuleList, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    pairs = zip(INDICES, OFFSETS, strict=True)
+    loss([m(i, o) for m, (i, o) in zip(modules, pairs, strict=True)]).backward()
+    optimizer.step()
+
+
+def test_merged_bags_give_what_the_modules_give() -> None:
+    modules = bags()
+    merged = ipex.nn.modules.MergedEmbeddingBag.from_embeddingbag_list(modules)
+    outputs = merged(INDICES, OFFSETS)
+    for module, index, offset, output in zip(modules, INDICES, OFFSETS, outputs, strict=True):
+        torch.testing.assert_close(output, module(index, offset))
+    assert [tuple(weight.shape) for weight in merged.weights] == list(SIZES)
+
+
+def test_sgd_updates_in_backward_and_follows_sgd_args() -> None:
+    modules = bags()
+    optimizer = torch.optim.SGD(modules.parameters(), lr=0.1)
+    merged = SGD.from_embeddingbag_list(bags(), lr=0.1)
+    for lr in (0.1, 0.025):
+        optimizer.param_groups[0]["lr"] = lr
+        merged.sgd_args = merged.sgd_args._replace(lr=lr)
+        plain_step(modules, optimizer)
+        loss(merged(INDICES, OFFSETS)).backward()
+    assert merged.sgd_args == (0, 0.025)
+    for module, weight in zip(modules, merged.weights, strict=True):
+        torch.testing.assert_close(weight.detach(), module.weight.detach())
+
+
+@pytest.mark.parametrize("kind", [SGD, ADAGRAD])
+def test_bf16_training_keeps_the_fp32_weights(kind: Any) -> None:
+    # Rows of these bags are updated once, so both have the same gradient but for its rounding.
+    fp32, bf16 = (
+        kind.from_embeddingbag_list(bags(), lr=0.01),
+        kind.from_embeddingbag_list(bags(), 0.01),
+    )
+    before = [weight.clone() for weight in bf16.weights]
+    bf16.to_bfloat16_train()
+    assert {weight.dtype for weight in bf16.weights} == {torch.bfloat16}
+    for found, expected in zip(bf16.master_weights(), before, strict=True):
+        assert torch.equal(found, expected)
+    for _ in range(3):
+        loss(fp32(INDICES, OFFSETS)).backward()
+        loss(bf16(INDICES, OFFSETS)).backward()
+    for found, expected, start in zip(bf16.master_weights(), fp32.weights, before, strict=True):
+        torch.testing.assert_close(found, expected.detach(), atol=0.02 * 0.2, rtol=0)
+        assert not torch.equal(found, start)
+    assert bf16.optimizer.param_groups[0]["lr"] == 0.01
+
+
+def test_specs() -> None:
+    weight = torch.rand(3, 4)
+    first = EmbeddingSpec(3, 4, "mean", torch.float32, weight, False, False)
+    drawn = first._replace(num_embeddings=5, weight=None)
+    merged = SGD([first, drawn], lr=0.5)
+    outputs = merged([torch.tensor([0, 2]), torch.tensor([4])], [torch.tensor([0])] * 2)
+    torch.testing.assert_close(outputs[0], weight[[0, 2]].mean(0, keepdim=True))
+    assert tuple(outputs[1].shape) == (1, 4)
+    with pytest.raises(
+        EmbeddingBagError, match="table 1 has pooling_mode='sum', and table 0 'mean'"
+    ):
+        SGD([first, drawn._replace(pooling_mode="sum")])
+    with pytest.raises(
+        EmbeddingBagError, match=r"dtype=torch.bfloat16, and its weight is torch.float"
+    ):
+        SGD([first._replace(dtype=torch.bfloat16)])
+    with pytest.raises(EmbeddingBagError, match="no tables"):
+        SGD([])
+
+
+def test_interaction_has_a_gradient() -> None:
+    inputs = [torch.rand(3, 5, requires_grad=True) for _ in range(3)]
+    output = ipex.nn.functional.interaction(*inputs)
+    stacked = torch.stack(inputs, 1)
+    products = stacked @ stacked.transpose(1, 2)
+    rows, columns = torch.tril_indices(3, 3, -1)
+    expected = torch.cat([inputs[0], products[:, rows, columns]], 1)
+    torch.testing.assert_close(output, expected)
+    gradients = torch.autograd.grad(output.square().sum(), inputs, retain_graph=True)
+    wanted = torch.autograd.grad(expected.square().sum(), inputs)
+    torch.testing.assert_close(gradients, wanted)
+
+
+def test_frozen_batch_norm_takes_the_weights_of_a_batch_norm() -> None:
+    norm = nn.BatchNorm2d(3)
+    norm(torch.rand(4, 3, 5, 5))
+    frozen = ipex.nn.FrozenBatchNorm2d(3)
+    frozen.load_state_dict(norm.state_dict())
+    batch = torch.rand(2, 3, 4, 4)
+    torch.testing.assert_close(frozen(batch), norm.eval()(batch))

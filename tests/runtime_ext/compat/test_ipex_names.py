@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `ipex` offers, what it says of names that are gone, and what importing it costs."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+import xruntime.compat.ipex as ipex
+from xruntime.compat.ipex.gone import REPLACEMENTS
+
+OFFERED = (
+    "FP32MathMode.BF32",
+    "VERBOSE_ON",
+    "__version__",
+    "cpu.runtime.CPUPool",
+    "cpu.runtime.MultiStreamModule",
+    "cpu.runtime.MultiStreamModuleHint",
+    "cpu.runtime.Task",
+    "cpu.runtime.get_core_list_of_node_id",
+    "cpu.runtime.is_runtime_ext_enabled",
+    "cpu.runtime.pin",
+    "get_fp32_math_mode",
+    "nn.FrozenBatchNorm2d",
+    "nn.functional.interaction",
+    "nn.modules.MergedEmbeddingBagWithSGD",
+    "optim.Lamb",
+    "optimize",
+    "quantization.autotune",
+    "quantization.convert",
+    "quantization.default_dynamic_qconfig_mapping",
+    "quantization.default_static_qconfig_mapping",
+    "quantization.prepare",
+    "set_fp32_math_mode",
+    "verbose",
+)
+MODULES = ("cpu", "cpu.runtime", "nn", "nn.functional", "nn.modules", "optim", "quantization")
+
+
+def value_of(path: str) -> object:
+    found: object = ipex
+    for name in path.split("."):
+        found = getattr(found, name)
+    return found
+
+
+@pytest.mark.parametrize("path", OFFERED)
+def test_offered(path: str) -> None:
+    assert value_of(path) is not None
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_can_be_imported(name: str) -> None:
+    module = importlib.import_module(f"xruntime.compat.ipex.{name}")
+    assert module is value_of(name)
+    for offered in module.__all__:
+        assert getattr(module, offered) is not None
+
+
+@pytest.mark.parametrize("path", REPLACEMENTS)
+def test_a_name_that_is_gone_says_what_to_use(path: str) -> None:
+    with pytest.raises(AttributeError) as raised:
+        value_of(path)
+    said = str(raised.value)
+    assert said == f"ipex.{path} is gone: {REPLACEMENTS[path]}"
+    assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("statement", "path"),
+    [
+        ("import xruntime.compat.ipex.llm", "llm"),
+        ("from xruntime.compat.ipex import xpu", "xpu"),
+        ("from xruntime.compat.ipex.llm import optimize", "llm"),
+        ("from xruntime.compat.ipex.cpu import autocast", "cpu.autocast"),
+        ("from xruntime.compat.ipex.quantization import prepare, QuantConf", "quantization.QuantConf"),
+        ("from xruntime.compat.ipex.optim._lamb import Lamb", "optim._lamb"),
+        ("from xruntime.compat.ipex.nn.modules import WeightOnlyQuantizedLinear",
+         "nn.modules.WeightOnlyQuantizedLinear"),
+    ],
+)  # fmt: skip
+def test_importing_what_is_gone_says_what_to_use(statement: str, path: str) -> None:
+    with pytest.raises(ImportError) as raised:
+        exec(statement, {})
+    assert str(raised.value) == f"ipex.{path} is gone: {REPLACEMENTS[path]}"
+
+
+def test_importing_what_never_was() -> None:
+    with pytest.raises(
+        ModuleNotFoundError, match=r"No module named 'xruntime\.compat\.ipex\.nothing'"
+    ):
+        importlib.import_module("xruntime.compat.ipex.nothing")
+    with pytest.raises(ImportError, match="cannot import name 'prepared_'"):
+        exec("from xruntime.compat.ipex.quantization import prepared_", {})
+
+
+@pytest.mark.parametrize("path", ["optimise", "cpu.runtime.CpuPool", "optim.Sgd"])
+def test_a_name_that_never_was(path: str) -> None:
+    name = path.rpartition(".")[2]
+    with pytest.raises(
+        AttributeError, match=rf"module 'xruntime\.compat\.ipex.*' has no.*'{name}'"
+    ):
+        value_of(path)
+    assert not hasattr(ipex, "xpu")
+
+
+@pytest.mark.long
+def test_importing_it_is_cheap() -> None:
+    script = (
+        "import sys, xruntime.compat.ipex, xruntime.compat.ipex.quantization\n"
+        "print([name for name in ('torchao', 'transformers', 'torch._dynamo') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"

@@ -1,0 +1,425 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calibration and conversion, without compiling: names, scales, numbers, errors."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+nn = torch.nn
+
+from tests.runtime_ext.packages.archives import rewritten  # noqa: E402
+from tests.runtime_ext.quantization.int8_models import (  # noqa: E402
+    Branches,
+    calibrated,
+    images,
+    residual,
+)
+
+from xruntime.errors import (  # noqa: E402
+    CompilationError,
+    QuantizationError,
+    RecipeError,
+    SampleError,
+    UnobservedError,
+)
+from xruntime.quantization import (  # noqa: E402
+    Observed,
+    QuantConf,
+    QuantizedModule,
+    calibrate,
+    convert,
+    load,
+    prepare,
+    save,
+)
+from xruntime.quantization.files import EXTRA_FILE  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("torchao")
+
+NAMES = [
+    *("first", "second", "add", "pool", "adaptive_avg_pool2d", "flatten"),
+    *("again", "again@1", "head"),
+]
+
+
+@pytest.fixture(scope="module")
+def observed(torchao: None) -> Observed:
+    """A calibrated `residual()`, for tests that do not change it."""
+    return calibrated(residual())
+
+
+@pytest.fixture(scope="module")
+def module(observed: Observed) -> QuantizedModule:
+    return convert(observed)
+
+
+def test_operators_have_stable_names_and_each_call_its_own(observed: Observed) -> None:
+    conf = observed.conf
+    assert list(conf.operators) == NAMES
+    assert conf.names("int8") == NAMES
+    assert conf.model == "Residual"
+    assert conf.operators["first"].kind == "conv2d"
+    assert conf.operators["first"].weight == (8, 3, 3, 3)
+    assert all(operator.inputs for operator in conf.operators.values())
+    again = QuantConf()
+    calibrated(residual(), again)
+    assert again.plain() == conf.plain()
+
+
+def test_the_model_is_not_changed() -> None:
+    model = residual()
+    before = copy.deepcopy(model.state_dict())
+    convert(calibrated(model))
+    after = model.state_dict()
+    assert list(after) == list(before)
+    assert all(torch.equal(after[name], before[name]) for name in before)
+    assert not any(module._forward_hooks for module in model.modules())
+    assert not model.training
+
+
+def test_the_observed_module_computes_what_the_model_does() -> None:
+    model = residual()
+    observed = prepare(model, QuantConf(), images(2))
+    with torch.no_grad():
+        torch.testing.assert_close(observed(images(5)), model(images(5)), rtol=1e-4, atol=1e-5)
+    assert observed.batches == 1
+
+
+@pytest.mark.parametrize("scheme", ["affine", "symmetric"])
+def test_numbers_equal_a_reference_in_fp64(scheme: str) -> None:
+    """One linear layer, by the formulas: integers are rounded and clamped, and everything else is exact."""
+    torch.manual_seed(1)
+    linear = nn.Linear(7, 5).eval()
+    conf = QuantConf(scheme=scheme, observer="minmax", activation_range=(0, 255))
+    values = torch.randn(11, 7)
+    with calibrate(linear, conf, values) as observed:
+        observed(values)
+    (found,) = conf.operators["linear"].inputs
+    low, high = min(values.min().item(), 0.0), max(values.max().item(), 0.0)
+    if scheme == "symmetric":
+        assert found.scale == pytest.approx(2 * max(-low, high) / 255, rel=1e-6)
+        assert found.zero_point == 127
+    else:
+        assert found.scale == pytest.approx((high - low) / 255, rel=1e-6)
+        assert found.zero_point == round(-low / found.scale)
+    integers = (values / found.scale).round().add(found.zero_point).clamp(0, 255)
+    activations = (integers.double() - found.zero_point) * found.scale
+    weight = linear.weight.detach()
+    step = weight.abs().amax(1, keepdim=True) / 127.5
+    weights = (weight / step).round().clamp(-128, 127).double() * step.double()
+    expected = activations @ weights.T + linear.bias.detach().double()
+    seen = convert(observed).eager(values)
+    torch.testing.assert_close(seen.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_int8_is_close_to_float_and_holds_int8_weights_only(
+    module: QuantizedModule,
+) -> None:
+    model = residual()
+    with torch.no_grad():
+        expected = model(images(32))
+    seen = module.eager(images(32))
+    assert not torch.equal(seen, expected)
+    error = ((seen - expected).norm() / expected.norm()).item()
+    assert error < 0.05
+    weights = [one for one in module.buffers() if one.dtype == torch.int8]
+    # A layer that is called twice has its weight twice.
+    assert [tuple(one.shape) for one in weights][:2] == [(8, 3, 3, 3), (8, 8, 3, 3)]
+    assert all(one.dim() == 1 for one in module.parameters())
+
+
+def test_operators_that_are_kept_float_compute_in_float() -> None:
+    model = residual()
+    conf = QuantConf(keep_float=NAMES)
+    module = convert(calibrated(model, conf))
+    with torch.no_grad():
+        torch.testing.assert_close(module.eager(images(9)), model(images(9)), rtol=1e-4, atol=1e-5)
+    assert conf.names("float") == NAMES
+    assert not any(operator.inputs for operator in conf.operators.values())
+
+
+def test_a_recipe_with_scales_needs_no_batch(
+    tmp_path: Path, observed: Observed, module: QuantizedModule
+) -> None:
+    model = residual()
+    observed.conf.save(tmp_path / "recipe.json")
+    conf = QuantConf.load(tmp_path / "recipe.json")
+    with calibrate(model, conf, images(2)) as again:
+        pass
+    assert again.batches == 0
+    assert torch.equal(convert(again).eager(images(7)), module.eager(images(7)))
+    assert conf.plain() == observed.conf.plain()
+
+
+def test_a_changed_recipe_is_converted_as_it_is(module: QuantizedModule) -> None:
+    observed, everything = calibrated(residual()), module
+    observed.conf.keep_float("head", "again", "again@1")
+    fewer = convert(observed)
+    count = [sum(one.dtype == torch.int8 for one in each.buffers()) for each in (everything, fewer)]
+    assert count[0] - count[1] >= 2
+    observed.conf.use_int8("head", "again", "again@1")
+    assert torch.equal(convert(observed).eager(images(3)), everything.eager(images(3)))
+    scale = observed.conf.operators["first"].inputs[0]
+    observed.conf.operators["first"] = observed.conf.operators["first"]._replace(
+        inputs=(scale._replace(scale=scale.scale * 8),)
+    )
+    assert not torch.equal(convert(observed).eager(images(3)), everything.eager(images(3)))
+
+
+def test_a_fusion_that_was_not_observed_needs_another_calibration() -> None:
+    """The sum is fused with `right` and reads `left`; with `right` in float it would be the reverse."""
+    model = Branches()
+    observed = calibrated(model)
+    (read,) = observed.conf.operators["add"].inputs
+    observed.conf.keep_float("left")
+    with pytest.raises(UnobservedError, match=r"no scale is known for the input 'conv2d' of add"):
+        convert(observed)
+    assert read.value == "conv2d_1"
+    again = convert(calibrated(model, observed.conf))
+    assert again.conf.names("float") == ["left"]
+    assert again.conf.operators["add"].inputs[0].value == "conv2d"
+
+
+def test_mode_dynamic_needs_no_batch_and_quantizes_linear_layers() -> None:
+    model = residual()
+    conf = QuantConf("dynamic")
+    with calibrate(model, conf, images(2)) as observed:
+        pass
+    assert conf.names("int8") == ["again", "again@1", "head"]
+    module = convert(observed)
+    with torch.no_grad():
+        expected = model(images(8))
+    assert not torch.equal(module.eager(images(8)), expected)
+    torch.testing.assert_close(module.eager(images(8)), expected, rtol=0.1, atol=0.02)
+
+
+def test_one_example_is_enough_for_any_batch() -> None:
+    module = convert(calibrated(residual(), example=images(1)))
+    assert module.eager(images(7)).shape == (7, 5)
+    assert module.eager(images(1)).shape == (1, 5)
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (((images(2).double(),), {}), "images is torch.float64, and torch.float32 is expected"),
+        (((images(2)[..., 1:],), {}), "images has the shape (2, 3, 6, 5), and (any, 3, 6, 6) is"),
+        (((images(2), 3), {}), "is called with 2 arguments; it was exported for 1 argument"),
+        (((), {"pictures": images(2)}), "is called with 0 arguments and the keyword pictures"),
+        ((("two",), {}), "images is a str, and a tensor is expected"),
+    ],
+)
+def test_wrong_calls_are_refused(call: Any, text: str) -> None:
+    observed = prepare(residual(), QuantConf(), images(2))
+    with pytest.raises(QuantizationError) as caught:
+        observed(*call[0], **call[1])
+    assert text in str(caught.value)
+    assert observed.batches == 0
+
+
+def test_calibration_without_a_batch_is_an_error_and_changes_nothing() -> None:
+    conf = QuantConf()
+    observed = prepare(residual(), conf, images(2))
+    with pytest.raises(QuantizationError, match=r"Residual was calibrated without a single batch"):
+        convert(observed)
+    assert conf.plain() == QuantConf().plain()
+    with (
+        pytest.raises(QuantizationError, match=r"Residual was calibrated without a single batch"),
+        calibrate(residual(), conf, images(2)) as observed,
+    ):
+        pass
+    with pytest.raises(QuantizationError, match=r"was ended by an error: calibrate again"):
+        convert(observed)
+
+
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_batches_with_nan_or_infinity_are_refused(value: str) -> None:
+    conf = QuantConf(observer="minmax")
+    observed = prepare(residual(), conf, images(2))
+    observed(images(2).fill_(float(value)))
+    with pytest.raises(
+        QuantizationError, match=r"the tensor '\w+' of Residual was infinite or NaN"
+    ):
+        convert(observed)
+    assert conf.plain() == QuantConf(observer="minmax").plain()
+
+
+def test_a_batch_that_fails_is_named() -> None:
+    observed = prepare(residual(), QuantConf(), images(2))
+    with pytest.raises(QuantizationError, match=r"Residual cannot be calibrated with this batch"):
+        observed(images(2).fill_(float("nan")))
+    assert observed.batches == 0
+
+
+def test_an_error_in_the_block_leaves_the_recipe_alone() -> None:
+    conf = QuantConf()
+
+    def fails_after_a_batch() -> None:
+        with calibrate(residual(), conf, images(2)) as observed:
+            observed(images(4))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fails_after_a_batch()
+    assert conf.plain() == QuantConf().plain()
+
+
+def test_the_calibration_ends_with_the_block(observed: Observed) -> None:
+    with pytest.raises(QuantizationError, match=r"the calibration of Residual has ended"):
+        observed(images(2))
+
+
+def test_models_that_cannot_be_quantized_are_refused() -> None:
+    conf = QuantConf()
+    with pytest.raises(CompilationError, match=r"in training mode"):
+        prepare(residual().train(), conf, images(2))
+    with pytest.raises(QuantizationError, match=r"weights in torch.bfloat16 \(first.weight\)"):
+        prepare(residual().bfloat16(), conf, images(2).bfloat16())
+    with pytest.raises(SampleError, match=r"a sample is a tensor"):
+        prepare(residual(), conf, "images")
+    with pytest.raises(QuantizationError, match=r"Residual cannot be exported by torch.export"):
+        prepare(residual(), conf, images(2)[:, :2])
+    with pytest.raises(QuantizationError, match=r"conf is a dict: a QuantConf is expected"):
+        prepare(residual(), {}, images(2))
+    assert conf.plain() == QuantConf().plain()
+
+
+def test_recipes_that_do_not_fit_are_refused(observed: Observed) -> None:
+    conf = QuantConf(keep_float=["heads"])
+    with pytest.raises(RecipeError, match=r"an operator 'heads', .*did you mean 'head'\?"):
+        prepare(residual(), conf, images(2))
+    conf = observed.conf.copy()
+    with pytest.raises(RecipeError, match=r"was made for Residual and lists an operator 'first'"):
+        prepare(Branches(), conf, images(2))
+    wider = residual()
+    wider.head = nn.Linear(8, 6).eval()
+    with pytest.raises(RecipeError, match=r"'head' of Residual is linear with a weight of 6 x 8"):
+        prepare(wider, conf, images(2))
+
+
+def test_a_range_of_another_machine_is_refused() -> None:
+    from xruntime.quantization.quantizer import IS_ARM
+
+    conf = QuantConf(activation_range=(0, 255) if IS_ARM else (-128, 127))
+    with pytest.raises(RecipeError, match=r"this machine's kernels take"):
+        prepare(residual(), conf, images(2))
+
+
+@pytest.mark.long
+def test_a_file_needs_torch_and_torchao_alone(tmp_path: Path, module: QuantizedModule) -> None:
+    save(module, tmp_path / "model.pt2")
+    torch.save((images(3), module.eager(images(3))), tmp_path / "expected.pt")
+    program = """
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("xruntime", "xlaunch", "xtune"):
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Blocked())
+import torch
+import torchao.quantization.pt2e.quantizer.x86_inductor_quantizer
+
+model = torch.export.load(sys.argv[1]).module()
+images, expected = torch.load(sys.argv[2])
+with torch.inference_mode():
+    assert torch.equal(model(images), expected)
+assert not {"xruntime", "xlaunch"} & set(sys.modules)
+print("equal")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, tmp_path / "model.pt2", tmp_path / "expected.pt"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "equal\n", done.stderr
+
+
+def test_a_file_is_loaded_with_its_recipe_and_checks(
+    tmp_path: Path, module: QuantizedModule
+) -> None:
+    save(module, tmp_path / "model.pt2")
+    loaded = load(tmp_path / "model.pt2")
+    assert torch.equal(loaded.eager(images(3)), module.eager(images(3)))
+    assert loaded.conf.plain() == module.conf.plain()
+    with pytest.raises(QuantizationError, match=r"images is torch.float64"):
+        loaded(images(2).double())
+    # It can be saved again.
+    save(loaded, tmp_path / "again.pt2")
+    assert torch.equal(load(tmp_path / "again.pt2").eager(images(3)), module.eager(images(3)))
+
+
+def test_files_that_are_no_int8_modules_are_refused(
+    tmp_path: Path, module: QuantizedModule
+) -> None:
+    path = tmp_path / "model.pt2"
+    with pytest.raises(QuantizationError, match=r"cannot be read: No such file"):
+        load(path)
+    path.write_bytes(b"nothing")
+    with pytest.raises(QuantizationError, match=r"is not a file of torch.export that torch"):
+        load(path)
+    torch.export.save(torch.export.export(residual(), (images(2),)), path)
+    with pytest.raises(QuantizationError, match=r"was not written by xruntime.quantization.save"):
+        load(path)
+    with pytest.raises(QuantizationError, match=r"save takes what convert\(\) returned"):
+        save(residual(), path)
+    with pytest.raises(QuantizationError, match=r"cannot be written: No such file"):
+        save(module, tmp_path / "missing" / "model.pt2")
+    save(module, path)
+
+    def newer(name: str, content: bytes) -> bytes:
+        if not name.endswith(EXTRA_FILE):
+            return content
+        return json.dumps(json.loads(content) | {"schema_version": 2}).encode()
+
+    with pytest.raises(QuantizationError, match=r"schema version 2 is not 1"):
+        load(rewritten(path, tmp_path / "newer.pt2", newer))
+
+
+def test_an_int8_module_cannot_be_changed(module: QuantizedModule) -> None:
+    assert module.eval() is module
+    for change in (
+        module.train,
+        module.double,
+        lambda: module.load_state_dict({}),
+        lambda: copy.deepcopy(module),
+    ):
+        with pytest.raises(QuantizationError, match=r"Residual in INT8 cannot be "):
+            change()
+
+
+def test_without_torchao_the_error_says_what_to_install() -> None:
+    program = """
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "torchao":
+            raise ModuleNotFoundError(f"No module named {name!r}", name="torchao")
+
+sys.meta_path.insert(0, Blocked())
+import torch
+from xruntime.quantization import QuantConf, calibrate, load
+
+for call in (lambda: calibrate(torch.nn.Linear(2, 2).eval(), QuantConf(), torch.ones(2, 2)).__enter__(),
+             lambda: load("model.pt2")):
+    try:
+        call()
+    except Exception as error:
+        print(type(error).__name__, error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    line = "QuantizationError INT8 needs torchao, which is not installed: pip install 'xlaunch[int8]'\n"
+    assert done.stdout == line * 2, done.stderr

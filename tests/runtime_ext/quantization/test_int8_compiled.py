@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""INT8 modules, compiled: by themselves, from a file, in streams, pinned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.runtime_ext.quantization.int8_models import calibrated, images, residual  # noqa: E402
+
+from xruntime import CPUPool, MultiStreamModule, compile_for_streams, pin  # noqa: E402
+from xruntime.compilation.kinds import Kind, kind_of  # noqa: E402
+from xruntime.quantization import QuantizedModule, convert, load, save  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("compiler", "torchao")
+
+TOLERANCE = 0.02
+"""Of the outputs' norm: a value that is rounded to the neighbouring integer in some layers."""
+
+
+@pytest.fixture(scope="module")
+def module(compiler: None, torchao: None) -> QuantizedModule:
+    return convert(calibrated(residual()))
+
+
+def distance(left: torch.Tensor, right: torch.Tensor) -> float:
+    return ((left - right).norm() / right.norm()).item()
+
+
+@pytest.mark.long
+def test_a_module_is_compiled_into_int8_kernels(
+    module: QuantizedModule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch._inductor.utils import run_and_get_code
+
+    with torch.inference_mode(), pin(CPUPool(CPUPool().core_ids[:1])):
+        outputs, sources = run_and_get_code(module, images(4))
+    kernels = "\n".join(sources)
+    assert "qconv" in kernels
+    assert "qlinear" in kernels
+    assert distance(outputs, module.eager(images(4))) < TOLERANCE
+    with torch.no_grad():
+        assert distance(outputs, residual()(images(4))) < 0.05
+
+
+@pytest.mark.long
+def test_streams_and_pins_compute_the_same(
+    module: QuantizedModule, two: CPUPool, first: CPUPool, nothing_stays_changed: None
+) -> None:
+    assert kind_of(module) is Kind.COMPILED_CPP
+    with pin(first):
+        expected = module(images(4))
+    with pin(second_of(two)):
+        assert torch.equal(module(images(4)), expected)
+    with MultiStreamModule(module, num_streams=2, cpu_pool=two) as streams:
+        joined = streams(torch.cat([images(4), images(4)]))
+    assert torch.equal(joined, torch.cat([expected, expected]))
+
+
+def second_of(pool: CPUPool) -> CPUPool:
+    return CPUPool(pool.core_ids[1:])
+
+
+@pytest.mark.full
+def test_a_loaded_module_computes_the_same(
+    module: QuantizedModule, first: CPUPool, tmp_path: Path
+) -> None:
+    save(module, tmp_path / "model.pt2")
+    with pin(first):
+        assert torch.equal(load(tmp_path / "model.pt2")(images(4)), module(images(4)))
+
+
+@pytest.mark.full
+def test_it_can_be_compiled_for_streams(module: QuantizedModule, first: CPUPool) -> None:
+    fast = compile_for_streams(module, images(4), threads=1)
+    with pin(first):
+        assert torch.equal(fast(images(4)), module(images(4)))
+
+
+@pytest.mark.full
+def test_each_shape_has_code_of_its_own(module: QuantizedModule, first: CPUPool) -> None:
+    with pin(first):
+        before = module(images(4))
+        other = module(images(6))
+        assert torch.equal(module(images(4)), before)
+    assert distance(other, module.eager(images(6))) < TOLERANCE
+    sizes = {"graph": [code.graphs for code in module._codes.values()]}
+    assert sizes["graph"] == [2]
