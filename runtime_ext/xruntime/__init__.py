@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Control of threads, CPUs and memory from inside a script.
 
-    from xruntime import CPUPool, MultiStreamModule, Task, compile_for_streams, pin
+    from xruntime import CPUPool, MultiStreamModule, Task, compile_for_streams, optimize, pin
 
     with pin(CPUPool("0-3")):          # this block: four threads, on CPUs 0 to 3
         model(batch)
@@ -9,6 +9,7 @@
     future = task(batch)
     fast = compile_for_streams(model, sample, threads=1)
     streams = MultiStreamModule(fast, num_streams=8)  # splits batches; one copy of the weights
+    model = optimize(model, sample_input=batch)       # folds, compiles and checks, in one call
 
 Nothing needs to be preloaded. torch is imported when a name that needs it is first used.
 """
@@ -18,11 +19,13 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from xruntime.compilation.counters import report_counters_at_exit
 from xruntime.errors import KernelsUnavailableError
 
 if TYPE_CHECKING:
-    from xruntime import allocator
+    from xruntime import allocator, nn, optim, optimization, quantization
     from xruntime.compilation.for_streams import CompiledForStreams, compile_for_streams
+    from xruntime.optimization.front_end import optimize
     from xruntime.packages.compiling import compile_package
     from xruntime.packages.package import StreamPackage, load_package
     from xruntime.reporting import report
@@ -57,11 +60,18 @@ __all__ = [
     "get_default_num_streams",
     "is_runtime_ext_enabled",
     "load_package",
+    "nn",
     "openmp_team",
+    "optim",
+    "optimization",
+    "optimize",
     "pin",
+    "quantization",
     "report",
 ]
 __version__ = "0.1.0"
+
+report_counters_at_exit()
 
 _MODULES = {
     "CPUPool": "threads.cpu_pool",
@@ -75,6 +85,7 @@ _MODULES = {
     "report": "reporting",
     "CompiledForStreams": "compilation.for_streams",
     "compile_for_streams": "compilation.for_streams",
+    "optimize": "optimization.front_end",
     "MultiStreamModuleHint": "streams.hints",
     "MultiStreamModule": "streams.module",
     "StreamPackage": "packages.package",
@@ -87,8 +98,8 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "allocator":
-        return importlib.import_module("xruntime.allocator")
+    if name in ("allocator", "nn", "optim", "optimization", "quantization"):
+        return importlib.import_module(f"xruntime.{name}")
     if name not in _MODULES:
         raise AttributeError(f"module 'xruntime' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"xruntime.{_MODULES[name]}"), name)

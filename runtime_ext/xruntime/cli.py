@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from xlaunch.errors import UsageError, XLaunchError
+from xlaunch.cli import flush_streams, prepare_streams, report_errors, run_click
 
 if TYPE_CHECKING:
     from xruntime.allocator import Allocator, Setting, Stats
@@ -60,42 +59,52 @@ def show_allocator(*, as_json: bool) -> None:
         click.echo("\n".join(_lines(heap, stats, settings)))
 
 
+@commands.command("kernels")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+def show_kernels(*, as_json: bool) -> None:
+    """Show the native library: its file, and the instruction set that its operators run on.
+
+    XKERNELS_ISA=NAME selects another of the supported instruction sets.
+    """
+    from xruntime import native
+
+    path, isa, supported = native.library_path(), native.isa_name(), native.supported_isas()
+    forced = bool(os.environ.get(native.ISA_VARIABLE))
+    if as_json:
+        answer = {
+            "schema_version": SCHEMA_VERSION,
+            "path": str(path),
+            "interface_version": native.ABI_VERSION,
+            "isa": isa,
+            "isa_forced": forced,
+            "isas_supported": supported,
+        }
+        click.echo(json.dumps(answer, indent=1))
+        return
+    reason = f"set by {native.ISA_VARIABLE}" if forced else "the best that this CPU supports"
+    rows = [
+        ("interface version", str(native.ABI_VERSION)),
+        ("instruction set", f"{isa} ({reason})"),
+        ("supported", ", ".join(supported)),
+    ]
+    click.echo("\n".join([str(path), *_columns(rows)]))
+
+
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit with its code. A user's mistake is one line, never a traceback."""
+    prepare_streams()
     code = run(sys.argv[1:] if arguments is None else arguments)
-    try:
-        sys.stdout.flush()
-    except OSError as error:
-        # Python would flush again at its end, complain, and exit with a code of its own.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        _print_error(str(error))
-        code = XLaunchError.exit_code
+    flush_streams()
     sys.exit(code)
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command line; return its exit code."""
-    try:
-        result = commands.main(args=list(arguments), prog_name=PROGRAM, standalone_mode=False)
-    except click.exceptions.Exit as error:
-        return error.exit_code
-    except click.ClickException as error:
-        _print_error(f"{error.format_message().rstrip('.')}; see '{PROGRAM} --help'")
-        return UsageError.exit_code
-    except XLaunchError as error:
-        _print_error(str(error))
-        return error.exit_code
-    except OSError as error:  # such as standard output on a full disk
-        _print_error(str(error))
-        return XLaunchError.exit_code
-    return result if isinstance(result, int) else 0
+    return report_errors(_run, arguments, "xruntime")
 
 
-def _print_error(text: str) -> None:
-    line = f"xruntime: error: {' '.join(text.split())}\n"
-    with contextlib.suppress(OSError):
-        sys.stderr.write(line.encode(errors="backslashreplace").decode())
-        sys.stderr.flush()
+def _run(arguments: list[str]) -> int:
+    return run_click(commands, PROGRAM, arguments, "xruntime")
 
 
 def _lines(heap: Allocator, stats: Stats, settings: Sequence[Setting]) -> list[str]:

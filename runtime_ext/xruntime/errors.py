@@ -46,6 +46,14 @@ class UncheckedInputWarning(UserWarning):
     """A package does not say which tensors it takes, so its inputs are not checked."""
 
 
+class CompatibilityError(UsageError, ValueError):
+    """An argument of Intel's extension that is not possible here."""
+
+
+class CompatibilityWarning(UserWarning):
+    """An argument of Intel's extension does something else here, or nothing."""
+
+
 class CPUPoolError(UsageError, ValueError):
     """CPUs that are not allowed or do not exist, or an impossible operation on a CPU pool."""
 
@@ -92,3 +100,35 @@ class SettingTypeError(AllocatorError, TypeError):
 
 class SettingValueError(AllocatorError, ValueError):
     """A setting of the allocator does not take the value."""
+
+
+class OptimizerError(UsageError, ValueError):
+    """Parameters, gradients or options that an optimizer does not support."""
+
+
+class OperatorError(UsageError, ValueError):
+    """Tensors or numbers that an operator does not support."""
+
+
+class EmbeddingBagError(UsageError, ValueError):
+    """Tables, indices, offsets or options that merged embedding bags do not support."""
+
+
+class EmbeddingIndexError(EmbeddingBagError, IndexError):
+    """An index that is no row of its table."""
+
+
+class QuantizationError(XLaunchError, RuntimeError):
+    """A module cannot be calibrated, converted, saved or loaded as INT8."""
+
+
+class UnobservedError(QuantizationError):
+    """A recipe quantizes a tensor that was not observed in the calibration."""
+
+
+class RecipeError(UsageError, ValueError):
+    """A recipe for INT8 that cannot be read, or that does not fit the module."""
+
+
+class OptimizationError(UsageError, ValueError):
+    """A model, a sample or an option from which `optimize` cannot make anything."""

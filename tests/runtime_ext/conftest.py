@@ -17,16 +17,24 @@ from xruntime.threads.cpu_pool import CPUPool
 
 Needs = Callable[[object, str], None]
 
-VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
-BEFORE = os.environ.get(VARIABLE)
+CACHE = "TORCHINDUCTOR_CACHE_DIR"
+VECTORS = "TORCHINDUCTOR_VEC_ISA_OK"
+"""Whether kernels have vector instructions. torch._inductor reads it when it is imported.
+
+Here they have none: to find out which work, torch compiles six programs, for 10 seconds. The code blocks
+of docs/ and the example streams.py are compiled with vector instructions.
+"""
+BEFORE = {name: os.environ.get(name) for name in (CACHE, VECTORS)}
+os.environ[VECTORS] = "0"
 
 
 def pytest_collection_modifyitems() -> None:
-    """Undo what importing the tests did: torch._inductor sets the variable when it is imported."""
-    if BEFORE is None:
-        os.environ.pop(VARIABLE, None)
-    else:
-        os.environ[VARIABLE] = BEFORE
+    """Restore the variables for other tests; torch._inductor sets CACHE when it is imported."""
+    for name, value in BEFORE.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 @pytest.fixture(scope="session")
@@ -41,10 +49,11 @@ def inductor_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def inductor_variable(inductor_cache: Path) -> Iterator[None]:
-    """The variable names it in each module's tests and their children, and not after them."""
+def inductor_variables(inductor_cache: Path) -> Iterator[None]:
+    """Set torch._inductor's variables in each module's tests and their children, not after them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(VARIABLE, str(inductor_cache))
+        patch.setenv(CACHE, str(inductor_cache))
+        patch.setenv(VECTORS, "0")
         yield
 
 

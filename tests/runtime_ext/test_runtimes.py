@@ -33,7 +33,7 @@ def test_threads_under(find, package: str, needs: Needs) -> None:
     runtime = find()
     needs(runtime, package)
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *SUITE],
+        [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *SUITE],
         # Waiting workers of these runtimes spin for 200 ms, and here many threads share two CPUs.
         env=os.environ | {"LD_PRELOAD": str(runtime), "KMP_BLOCKTIME": "1"},
         cwd=Path(__file__).parents[2],

@@ -88,7 +88,7 @@ class CallShape:
                 or value._is_view()  # noqa: SLF001 - torch has no public function for it
                 or kind is torch.nn.Parameter
             ):
-                value = _of_its_own(value)
+                value = of_its_own(value)
             self.parts.append(value.stride())
         self._tensors.append(value)
         return value
@@ -108,7 +108,7 @@ def form_of(key: tuple[Any, ...]) -> tuple[Any, ...]:
     )
 
 
-def _of_its_own(tensor: torch.Tensor) -> torch.Tensor:
+def of_its_own(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor on the same memory that is not a view of the other."""
     # It is documented and in __all__; mypy does not see it there.
     to_dlpack: Any = dlpack.__dict__["to_dlpack"]

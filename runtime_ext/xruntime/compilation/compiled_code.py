@@ -56,6 +56,8 @@ class CompiledCode:
         folded into convolutions.
     options
         More settings of Inductor, as torch.compile takes them.
+    cpp_wrapper
+        Wrap the code in C++, which releases the GIL, rather than in Python.
     tolerance
         The largest difference from the eager module, relative to an output's largest value; None: what
         the precision in use explains, see `xruntime.compilation.accuracy`.
@@ -70,11 +72,14 @@ class CompiledCode:
         options: Mapping[str, Any] | None = None,
         autocast: Autocast | None = None,
         tolerance: float | None = None,
+        cpp_wrapper: bool = True,
     ) -> None:
         self.model = eager_module(model)
         self.name = type(self.model).__name__
         self.autocast = autocast
-        self.options = inductor_options(options, threads=threads, freezing=freezing)
+        self.options = inductor_options(
+            options, threads=threads, freezing=freezing, cpp_wrapper=cpp_wrapper
+        )
         if tolerance is None:
             values = (*self.model.parameters(), *self.model.buffers())
             tolerance = tolerance_for(values, autocast)
@@ -149,7 +154,7 @@ class CompiledCode:
             with compiling:
                 if key not in entry.seen:
                     graphs = self.graphs
-                    with permitted(), self._freezing(), explaining(self.model):
+                    with permitted(), self._settings(), explaining(self.model):
                         outputs = entry(args, kwargs)
                     if self.graphs == graphs:
                         entry.settled.add(form)
@@ -172,7 +177,8 @@ class CompiledCode:
                 " prepare(), which compiles for it. TORCH_LOGS=recompiles shows what it was"
             ) from error
 
-    def _freezing(self) -> contextlib.AbstractContextManager[Any]:
+    def _settings(self) -> contextlib.AbstractContextManager[Any]:
+        """Torch's settings while a call compiles."""
         # Dynamo reads the process's setting, not the compilation's option, to decide whether weights
         # become constants; otherwise convolutions are neither packed nor fused.
         import torch._inductor.config as settings

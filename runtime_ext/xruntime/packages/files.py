@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, NamedTuple
 
-from xlaunch.environment.ownership import inspect_ownership
+from xlaunch.ownership import inspect_ownership
 from xruntime.errors import PackageError
 
 FORMAT: Final = b"pt2"

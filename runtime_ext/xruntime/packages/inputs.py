@@ -77,7 +77,7 @@ def input_specs(sources: Iterable[str], count: int | None) -> tuple[InputSpec | 
             if int(index) < count:
                 varying[int(index)].add(int(dim))
     return tuple(
-        _whole(
+        _complete(
             InputSpec(dtypes[i], dims[i], numbers["dim"].get(i, {}), numbers["stride"].get(i, {})),
             varying[i],
         )
@@ -87,7 +87,7 @@ def input_specs(sources: Iterable[str], count: int | None) -> tuple[InputSpec | 
     )
 
 
-def _whole(spec: InputSpec, varying: set[int]) -> InputSpec | None:
+def _complete(spec: InputSpec, varying: set[int]) -> InputSpec | None:
     """Return the spec; None if checks are missing, as in the C++ of another torch."""
     every = set(range(spec.dims))
     if spec.sizes.keys() | varying != every:
@@ -201,13 +201,13 @@ def _fitting(path: Path, tensor: torch.Tensor, spec: InputSpec) -> torch.Tensor:
         )
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
-    fits = _lies(shape, strides, spec.strides)
+    fits = _has_strides(shape, strides, spec.strides)
     if len(spec.strides) == spec.dims:
         return tensor if fits else _laid_out(path, tensor, spec.strides)
     # The code computes the other strides from the sizes: as for a dense tensor, unless its sample was
     # not dense.
-    usual = [known for known in _usual_strides(shape) if _lies(shape, known, spec.strides)]
-    if fits and (not usual or any(_lies(shape, strides, dict(enumerate(s))) for s in usual)):
+    usual = [known for known in _usual_strides(shape) if _has_strides(shape, known, spec.strides)]
+    if fits and (not usual or any(_has_strides(shape, strides, dict(enumerate(s))) for s in usual)):
         return tensor
     raise PackageInputError(
         f"{place(path)} has the strides {strides}, and the package was compiled for tensors without gaps in"
@@ -225,7 +225,7 @@ def _laid_out(path: Path, tensor: torch.Tensor, strides: dict[int, int]) -> torc
     return torch.empty_strided(tensor.shape, wanted, dtype=tensor.dtype).copy_(tensor)
 
 
-def _lies(shape: torch.Size, strides: tuple[int, ...], expected: dict[int, int]) -> bool:
+def _has_strides(shape: torch.Size, strides: tuple[int, ...], expected: dict[int, int]) -> bool:
     """Whether the strides are the expected ones, where these are known and matter."""
     # Strides of dimensions of size 1, and of empty tensors, are never used.
     return not shape.numel() or all(

@@ -17,7 +17,6 @@ from __future__ import annotations
 import os
 import tempfile
 import warnings
-from types import TracebackType
 from typing import Any, Final, Self
 
 import torch
@@ -117,12 +116,7 @@ class StreamPackage:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -12,7 +12,6 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from types import TracebackType
 from typing import Any, Final, Self
 
 import torch
@@ -207,12 +206,7 @@ class MultiStreamModule(torch.nn.Module):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._streams.close(cancel_pending=kind is not None)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -232,13 +226,13 @@ class MultiStreamModule(torch.nn.Module):
         cores = self.cpu_pool.core_count
         fixed, runners = _fixed_threads(self.model), _runners(self.model)
         if isinstance(asked, str) and asked.lower() == AUTO:
-            most = get_default_num_streams(self.cpu_pool)
+            limit = get_default_num_streams(self.cpu_pool)
             if fixed is not None or runners is not None:
-                return max(1, min(most // (fixed or 1), runners or most))
-            counts = counts_to_try(most)
+                return max(1, min(limit // (fixed or 1), runners or limit))
+            counts = counts_to_try(limit)
             if len(counts) > 1:
                 self._search = StreamCountSearch(counts)
-            return most
+            return limit
         if isinstance(asked, bool) or not isinstance(asked, int) or asked < 1:
             raise StreamCountError(
                 f'num_streams={asked!r}: allowed are 1 to {cores}, the cores of the pool, or "auto"'

@@ -69,7 +69,7 @@ def usable_cpus(asked: tuple[int, ...], machine: Machine, *, strict: bool) -> tu
         return inside
     remedy = "leave the others out, or pass strict=False" if inside else "name some of these"
     raise CPUPoolError(
-        f"core_ids: {_why_not(sorted(set(asked) - allowed), machine)}; "
+        f"core_ids: {_refusals(sorted(set(asked) - allowed), machine)}; "
         f"allowed CPUs: {format_cpu_list(allowed)}; {remedy}"
     )
 
@@ -94,16 +94,16 @@ def cpus_of_node(node_id: object, machine: Machine) -> CPUs:
     else:
         problem = (
             f"node {number} has CPUs {format_cpu_list(cpus_of[number])}, "
-            f"none of which is allowed by {_narrowing(machine)}"
+            f"none of which is allowed by {_limit_sources(machine)}"
         )
     raise CPUPoolError(f"{problem}; nodes with allowed CPUs: {format_cpu_list(usable)}")
 
 
-def _why_not(cpus: list[int], machine: Machine) -> str:
+def _refusals(cpus: list[int], machine: Machine) -> str:
     """The reason why each CPU cannot be used. **Ex.:** ``CPU 9 does not exist, CPUs 2-3 are offline``."""
     online = frozenset(machine.topology.online_cpus)
     offline = frozenset(machine.topology.offline_cpus) - online
-    not_allowed = f"not allowed by {_narrowing(machine)}"
+    not_allowed = f"not allowed by {_limit_sources(machine)}"
     reasons = (
         ([c for c in cpus if c not in online | offline], "does not exist", "do not exist"),
         ([c for c in cpus if c in offline], "is offline", "are offline"),
@@ -116,5 +116,5 @@ def _why_not(cpus: list[int], machine: Machine) -> str:
     )
 
 
-def _narrowing(machine: Machine) -> str:
+def _limit_sources(machine: Machine) -> str:
     return " and ".join(machine.limits.narrowed_by) or "the process's limits"

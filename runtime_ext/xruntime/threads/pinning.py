@@ -14,7 +14,6 @@ import functools
 import os
 import threading
 from collections.abc import Callable
-from types import TracebackType
 from typing import NamedTuple, ParamSpec, TypeVar
 
 from xruntime.threads.cpu_pool import CPUPool
@@ -71,12 +70,7 @@ class pin:  # noqa: N801 - it reads as a verb: `with pin(pool):`
         _stack().append((self, before))
         return self.pool
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         stack = _stack()
         places = [place for place, (entered, _) in enumerate(stack) if entered is self]
         if not places:

@@ -10,7 +10,6 @@ with Task(model, CPUPool("4-7")) as task:
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import TracebackType
 from typing import Generic, ParamSpec, Self, TypeVar
 
 from xruntime.threads.cpu_pool import CPUPool
@@ -71,12 +70,7 @@ class Task(Generic[P, T]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close(cancel_pending=kind is not None)
 
     def __repr__(self) -> str:

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from xlaunch.environment.allocators import glibc_version
 from xlaunch.environment.libraries import find_library
+from xlaunch.machine.c_library import glibc_version
 
 Needs = Callable[[object, str], None]
 

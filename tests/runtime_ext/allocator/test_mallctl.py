@@ -44,7 +44,8 @@ tell(grown=heap.mallctl.read("stats.allocated", "size_t") - before)
 """,
         jemalloc,
     )
-    assert 16 << 20 <= answer["grown"] <= 20 << 20
+    # Small blocks of the interpreter may have been freed meanwhile.
+    assert 15 << 20 <= answer["grown"] <= 20 << 20
 
 
 @pytest.mark.parametrize(

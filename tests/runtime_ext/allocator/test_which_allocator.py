@@ -20,7 +20,11 @@ import xruntime
 
 PACKAGES_PATH = os.pathsep.join(
     sorted(
-        {str(Path(folder).parent) for package in (xlaunch, xruntime) for folder in package.__path__}
+        {
+            str(Path(directory).parent)
+            for package in (xlaunch, xruntime)
+            for directory in package.__path__
+        }
     )
 )
 """Where a program that is not this environment's Python finds them."""
@@ -98,8 +102,8 @@ def test_first_of_two_preloaded_allocators_serves(tcmalloc: str, jemalloc: str) 
 def build(needs: Callable[[object, str], None], tmp_path: Path) -> Callable[..., str]:
     """`build(before, inside, *flags)`: a Python made of `PROGRAM`."""
     compiler = shutil.which("gcc")
-    folder, name = sysconfig.get_config_var("LIBDIR"), sysconfig.get_config_var("LDLIBRARY")
-    shared = Path(folder or "", name or "")
+    directory, name = sysconfig.get_config_var("LIBDIR"), sysconfig.get_config_var("LDLIBRARY")
+    shared = Path(directory or "", name or "")
     needs(compiler, "gcc")
     if shared.suffix != ".so" or not shared.is_file():
         pytest.skip("this Python has no shared libpython to make another program of")

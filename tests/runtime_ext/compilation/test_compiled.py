@@ -10,38 +10,30 @@ import copy
 import logging
 import os
 import pickle
-import subprocess
-import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from tests.runtime_ext.gil import gil_held_share
 from tests.runtime_ext.stream_threads import (
     call_in_thread,
     call_in_threads,
     count_of_a_new_thread,
 )
 from tests.runtime_ext.tiny_models import (
-    Chance,
-    Holding,
     Images,
     Layer,
     Scaled,
-    Waves,
     eager,
 )
 from torch import nn
 
 from xruntime.compilation.call_shapes import CallShape
 from xruntime.compilation.for_streams import CompiledForStreams, compile_for_streams
-from xruntime.compilation.kinds import Kind, gil_enabled, kind_of
+from xruntime.compilation.kinds import Kind, kind_of
 from xruntime.errors import (
     CompilationError,
-    GILWarning,
-    SampleError,
     StreamCountError,
     ThreadCountError,
 )
@@ -376,9 +368,9 @@ def test_keys_of_calls() -> None:
 
 def test_modules_of_one_class_have_code_of_their_own(compiler: None) -> None:
     sample = torch.randn(3, 4)
-    models = [Scaled() for _ in range(3)]
+    models = [Scaled() for _ in range(2)]
     # More than torch would keep for one piece of code.
-    with torch._dynamo.config.patch(recompile_limit=2):
+    with torch._dynamo.config.patch(recompile_limit=1):
         made = [compile_for_streams(model, (sample, 2.0), threads=1) for model in models]
     for model, compiled in zip(models, made, strict=True):
         result = call_in_thread(lambda compiled=compiled: compiled(sample, 2.0), team=1)
@@ -417,161 +409,3 @@ def test_weights_are_constants_of_the_code(compiler: None) -> None:
 
 def test_marking_sizes_leaves_the_samples_tensors_alone(layer: Made) -> None:
     assert not any("dynamo" in name for value in layer.sample.values() for name in vars(value))
-
-
-def test_wrong_results_are_found(compiler: None) -> None:
-    with pytest.raises(
-        CompilationError, match=r"Chance computes something else.*largest difference"
-    ):
-        compile_for_streams(Chance(), torch.zeros(3), threads=1)
-    compiled = compile_for_streams(Chance(), torch.zeros(3), threads=1, tolerance=float("inf"))
-    assert compiled.evidence.difference.absolute > 0
-
-
-def test_module_in_several_graphs_is_warned_of() -> None:
-    with pytest.warns(GILWarning, match="Holding was compiled in 2 graphs, with Python between"):
-        compiled = compile_for_streams(Holding(), torch.ones(2, 4), threads=1)
-    assert "with Python between them" in compiled.describe()
-
-
-class Doubled(nn.Module):
-    """Code of its own: torch remembers of each function which sizes varied."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * 2
-
-
-def test_what_torch_wrapped_is_compiled_from_its_module() -> None:
-    model = Doubled().eval()
-    compiled = compile_for_streams(torch.compile(model), torch.ones(3, 4), threads=1)
-    assert compiled.model is model
-
-    known, more = torch.ones(3, 4), torch.ones(5, 4)
-
-    def limited(batch: torch.Tensor) -> Any:
-        with torch._dynamo.config.patch(recompile_limit=1):
-            return compiled(batch)
-
-    # Beyond torch's limit it would fall back to the eager module, and not say so.
-    for _ in range(2):
-        with pytest.raises(CompilationError, match=r"more shapes than torch.*dynamic=True"):
-            call_in_thread(lambda: limited(more), team=1)
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        with pytest.raises(CompilationError, match="ran without compiled code"):
-            call_in_thread(lambda: limited(known), team=1)
-    finally:
-        torch.set_default_dtype(before)
-    call_in_thread(lambda: limited(known), team=1)
-
-
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*")
-def test_what_cannot_be_compiled() -> None:
-    sample = torch.ones(3, 2)
-    linear = nn.Linear(2, 2).eval()
-
-    def refused(error: type[Exception], text: str, *args: Any, **settings: Any) -> None:
-        with pytest.raises(error, match=text):
-            compile_for_streams(*args, **{"threads": 1, **settings})
-
-    half_trained = nn.Sequential(nn.Linear(2, 2), nn.Dropout()).eval()
-    half_trained[1].train()
-    refused(CompilationError, r"training mode \(1\).*eval", half_trained, sample)
-    scripted = torch.jit.trace(linear, sample)
-    refused(CompilationError, "is a TorchScript module", scripted, sample)
-    in_place = nn.Linear(2, 2).eval()
-    in_place.compile()
-    refused(CompilationError, "torch.compile wrapped in Python", in_place, sample)
-    refused(CompilationError, "is a function", lambda x: x, sample)
-    refused(
-        CompilationError, 'weights on meta.*to."cpu"', nn.Linear(2, 2, device="meta").eval(), sample
-    )
-    refused(SampleError, "this is a list", linear, [sample])
-    refused(SampleError, "holds no tensor", linear, (1, 2))
-    refused(SampleError, r"args\[0\] of the sample is on meta", linear, sample.to("meta"))
-    refused(SampleError, "at least 2 items.*has 1", linear, sample[:1], dynamic=True)
-    refused(ThreadCountError, "threads=0", linear, sample, threads=0)
-    refused(ThreadCountError, "threads=True", linear, sample, threads=True)
-    refused(
-        CompilationError, "dtype=torch.int8.*float32, bfloat16", linear, sample, dtype=torch.int8
-    )
-    refused(
-        CompilationError, "cpp_wrapper has to be True", linear, sample, options={"cpp_wrapper": 0}
-    )
-    refused(CompilationError, "no such_option", linear, sample, options={"such_option": 1})
-
-
-def test_missing_compiler_is_named(tmp_path) -> None:
-    program = """
-import torch
-from xruntime.errors import CompilationError
-from xruntime.compilation.for_streams import compile_for_streams
-try:
-    compile_for_streams(torch.nn.Linear(2, 2).eval(), torch.ones(3, 2), threads=1)
-except CompilationError as error:
-    print(error)
-"""
-    environment = os.environ | {
-        "CXX": str(tmp_path / "g++"),
-        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path),
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("Linear cannot be compiled: no C++ compiler works. Install one")
-
-
-@pytest.mark.full
-def test_threads_that_compile_may_end() -> None:
-    # A process of its own: whatever traces first in it, is in a thread that ends.
-    program = """
-import threading, torch
-from xruntime.compilation.for_streams import compile_for_streams
-from xruntime.threads.team import resize_team
-
-made = []
-def in_thread(call):
-    def run():
-        resize_team(1)
-        made.append(call())
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-
-linear = torch.nn.Linear(4, 2).eval()
-in_thread(lambda: compile_for_streams(linear, torch.ones(3, 4), threads=1))
-for items in (5, 1):
-    in_thread(lambda: made[0](torch.ones(items, 4)))
-print([tuple(output.shape) for output in made[1:]])
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "[(5, 2), (1, 2)]\n"
-
-
-@pytest.mark.full
-def test_torchs_default_holds_the_gil_and_this_does_not(needs: Needs) -> None:
-    needs(len(os.sched_getaffinity(0)) >= 2 and gil_enabled(), "two CPUs and a GIL")
-    # One generated kernel. Operators that torch calls, such as convolutions, are free of it anyway.
-    model, sample = Waves(), torch.randn(1 << 21)
-    default = torch.compile(model, options={"freezing": True})
-    compiled = compile_for_streams(model, sample, threads=1)
-
-    def shares() -> tuple[float, float]:
-        with torch.inference_mode():
-            default(sample)
-            return gil_held_share(lambda: default(sample)), gil_held_share(lambda: compiled(sample))
-
-    theirs, ours = call_in_thread(shares, team=1)
-    assert theirs > 0.5 > ours
