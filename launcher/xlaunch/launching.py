@@ -95,6 +95,12 @@ def run_plan(
         return _run_on_other_system(plan, environment, note)
     if plan.request.pty and _has_terminal(plan):
         plan = plan._replace(request=plan.request._replace(pty=False))
+    caches = environment.caches
+    if caches.base is not None:
+        from xlaunch.cache.daily import start_pruner
+
+        start_pruner(caches.base)
+        caches.hold()
     if not plan.supervised:
         from xlaunch.supervision.start import execute, take_place
 

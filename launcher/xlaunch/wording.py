@@ -17,6 +17,16 @@ def plural(number: int, noun: str) -> str:
     return noun if number == 1 else f"{noun}s"
 
 
+def size(size_bytes: int) -> str:
+    """**Ex.:** ``512 B``, ``1.5 MiB``, ``20 GiB``."""
+    value, unit = float(size_bytes), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.3g} {unit}" if value < 1000 else f"{value:.0f} {unit}"
+
+
 def align(rows: Sequence[Sequence[str]], *, right: Collection[int] = ()) -> list[str]:
     """The rows as lines, each column as wide as its widest cell; those in `right` to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from xlaunch.environment.caches import LOCATIONS
+from xlaunch.cache.table import VARIABLES
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -34,7 +34,7 @@ def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Launches keep what they keep between runs below a home and a cache of the tests' own."""
     with pytest.MonkeyPatch.context() as patch:
         # torch, imported by tests before these, writes where its cache is into the environment.
-        for name, *_ in LOCATIONS:
+        for name in VARIABLES:
             patch.delenv(name, raising=False)
         patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))

@@ -50,13 +50,15 @@ def children_of(pid: int) -> list[int]:
 class Launched:
     """A launch that has begun, with instances of one CPU each in a directory of its own."""
 
-    def __init__(self, folder: Path, words: Sequence[str], *, count: int, **variables: str) -> None:
+    def __init__(
+        self, directory: Path, words: Sequence[str], *, count: int, **variables: str
+    ) -> None:
         """`words`: further options, and the program."""
-        self.folder = folder
+        self.directory = directory
         layout = ("--instances", str(count), "--ncores", "1", "--oversubscribe")
         self.process = subprocess.Popen(
             [sys.executable, "-m", "xlaunch", *layout, *words],
-            cwd=folder,
+            cwd=directory,
             env={**os.environ, **variables},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -91,5 +93,5 @@ class Launched:
 
     def report(self) -> dict[str, Any]:
         """What `--report report.json` wrote."""
-        values: dict[str, Any] = json.loads((self.folder / "report.json").read_text())
+        values: dict[str, Any] = json.loads((self.directory / "report.json").read_text())
         return values

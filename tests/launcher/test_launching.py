@@ -35,7 +35,7 @@ def wait_for(word):
 
 
 @pytest.fixture(autouse=True)
-def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
@@ -305,7 +305,7 @@ def test_a_metric_that_cannot_be_read_is_refused_before_anything_starts():
     assert not os.path.exists("ran")
 
 
-def test_modules_of_the_current_folder_are_not_the_launcher_s(tmp_path: Path):
+def test_modules_of_the_current_directory_are_not_the_launcher_s(tmp_path: Path):
     (tmp_path / "select.py").write_text("raise SystemExit('the wrong module')")
     report = xlaunch.launch(plan_of(""))
     assert report.exit_code == 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests launch keeps nothing in the user's folders and reads nothing there."""
+"""What tests launch keeps nothing in the user's directories and reads nothing there."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def test_launches_of_tests_have_a_cache_of_their_own():
     users_own = Path(pwd.getpwuid(os.getuid()).pw_dir)
     assert not Path(told["HOME"]).samefile(users_own)
     assert Path(told["XDG_CACHE_HOME"]) != users_own / ".cache"
-    folder = default_directory(os.environ)
-    assert folder is not None
-    assert folder.startswith(told["XDG_CACHE_HOME"])
-    assert told["TORCHINDUCTOR_CACHE_DIR"].startswith(folder)
-    assert Path(folder).is_dir()
+    directory = default_directory(os.environ)
+    assert directory is not None
+    assert directory.startswith(told["XDG_CACHE_HOME"])
+    assert told["TORCHINDUCTOR_CACHE_DIR"].startswith(directory)
+    assert Path(directory).is_dir()
 
 
 def test_launches_of_tests_read_no_settings_of_the_user(tmp_path: Path):

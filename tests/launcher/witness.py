@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A program for the tests: writes down the signals it gets, one a line, until told to end.
 
-    witness.py FOLDER [--ignore SIGTERM] [--child] [--daemon] [--exit-on SIGUSR2=3]
+    witness.py DIRECTORY [--ignore SIGTERM] [--child] [--daemon] [--exit-on SIGUSR2=3]
 
-FOLDER/INDEX.log gets `ready`, then each signal's name. --child leaves a child of its own behind,
+DIRECTORY/INDEX.log gets `ready`, then each signal's name. --child leaves a child of its own behind,
 --daemon one in a session of its own; both ignore SIGHUP, and with --stubborn SIGTERM too.
 """
 
@@ -18,7 +18,7 @@ NAMES = (
 )  # fmt: skip
 
 parser = argparse.ArgumentParser()
-parser.add_argument("folder")
+parser.add_argument("directory")
 parser.add_argument("--ignore", action="append", default=[])
 parser.add_argument("--exit-on", action="append", default=[])
 parser.add_argument("--child", action="store_true")
@@ -27,7 +27,9 @@ parser.add_argument("--stubborn", action="store_true")
 options = parser.parse_args()
 
 index = os.environ.get("XLAUNCH_INSTANCE_INDEX", "alone")
-log = os.open(os.path.join(options.folder, f"{index}.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+log = os.open(
+    os.path.join(options.directory, f"{index}.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND
+)
 exits = dict(entry.split("=") for entry in options.exit_on)
 
 if options.child or options.daemon:
@@ -44,7 +46,7 @@ if options.child or options.daemon:
         start_new_session=options.daemon,
     )
     child.stdout.readline()
-    with open(os.path.join(options.folder, f"{index}.child"), "w") as file:
+    with open(os.path.join(options.directory, f"{index}.child"), "w") as file:
         file.write(str(child.pid))
 
 

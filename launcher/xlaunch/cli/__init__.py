@@ -8,7 +8,7 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from xlaunch.errors import UsageError, XLaunchError
@@ -16,10 +16,10 @@ from xlaunch.errors import UsageError, XLaunchError
 if TYPE_CHECKING:
     import click
 
-COMMANDS = frozenset(("env", "init", "libraries", "plan", "topology"))
+COMMANDS = frozenset(("cache", "env", "init", "libraries", "plan", "topology"))
 """Each is the object `command` in the module of the same name."""
 
-RESERVED = COMMANDS | {"cache", "doctor", "explain", "help", "report", "run", "version"}
+RESERVED = COMMANDS | {"doctor", "explain", "help", "report", "run", "version"}
 """A program with one of these names needs ``--`` before it, or a path."""
 
 
@@ -29,33 +29,40 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         # Ctrl-C ends this process as it ends any other: a traceback would help nobody, and Python
         # can lose a KeyboardInterrupt on the way.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    _prepare_streams()
+    prepare_streams()
     code = run(sys.argv[1:] if arguments is None else arguments)
-    _flush_streams()
+    flush_streams()
     sys.exit(code)
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command line; its exit code."""
+    return report_errors(_dispatch, arguments)
+
+
+def report_errors(
+    dispatch: Callable[[list[str]], int], arguments: Sequence[str], program: str = "xlaunch"
+) -> int:
+    """The exit code of `dispatch`; an error is printed as one line."""
     try:
-        return _dispatch(list(arguments))
+        return dispatch(list(arguments))
     except XLaunchError as error:
-        say(f"error: {error}")
+        say(f"error: {error}", program)
         return error.exit_code
-    except OSError as error:  # of this process itself: standard output on a full disk, as a rule
-        say(f"error: {error}")
+    except OSError as error:  # usually standard output on a full disk
+        say(f"error: {error}", program)
         return XLaunchError.exit_code
 
 
-def say(text: str) -> None:
-    """Print one line of the launcher's own to standard error."""
-    line = f"xlaunch: {' '.join(text.split())}\n"
-    with contextlib.suppress(OSError):  # there is nowhere else to say so
+def say(text: str, program: str = "xlaunch") -> None:
+    """Print one line of the program's own to standard error."""
+    line = f"{program}: {' '.join(text.split())}\n"
+    with contextlib.suppress(OSError):  # standard error is closed or full
         sys.stderr.write(line.encode(errors="backslashreplace").decode())
         sys.stderr.flush()
 
 
-def _prepare_streams() -> None:
+def prepare_streams() -> None:
     """Open /dev/null for each closed standard stream, whose number the next pipe would get.
 
     Characters that a stream's encoding lacks are escaped: file names may hold anything.
@@ -73,7 +80,7 @@ def _prepare_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def _flush_streams() -> None:
+def flush_streams() -> None:
     """Flush the standard streams. What cannot be written is dropped: the error was reported."""
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -89,7 +96,7 @@ def _dispatch(arguments: list[str]) -> int:
         from importlib import import_module
 
         module = import_module(f"xlaunch.cli.{word}")
-        return _run_click(module.command, f"xlaunch {word}", arguments[1:])
+        return run_click(module.command, f"xlaunch {word}", arguments[1:])
     if word == "help":
         return _dispatch(["--help"])
     if word in ("version", "--version"):
@@ -104,27 +111,32 @@ def _dispatch(arguments: list[str]) -> int:
         )
     from xlaunch.cli.launch import command
 
-    return _run_click(command, "xlaunch", arguments)
+    return run_click(command, "xlaunch", arguments)
 
 
-def _run_click(command: object, name: str, arguments: list[str]) -> int:
+def run_click(command: object, name: str, arguments: list[str], program: str = "xlaunch") -> int:
+    """Run a click command of `program`; its exit code. `name`: what the user types for it."""
     import click
 
     assert isinstance(command, click.Command)
     try:
-        # A command finds the arguments in its context: click itself does not say where `--` was.
+        # The arguments are passed as the context's object: click does not keep `--`.
         result = command.main(
             args=arguments, prog_name=name, standalone_mode=False, obj=tuple(arguments)
         )
     except click.exceptions.Exit as error:
         return error.exit_code
+    except click.Abort:
+        raise KeyboardInterrupt from None
     except click.ClickException as error:
-        say(f"error: {explain_error(error)}; '{name} --help' lists the options")
+        context = getattr(error, "ctx", None)
+        where = name if context is None else context.command_path
+        say(f"error: {_explain(error)}; '{where} --help' lists the options", program)
         return UsageError.exit_code
     return result if isinstance(result, int) else 0
 
 
-def explain_error(error: click.ClickException) -> str:
+def _explain(error: click.ClickException) -> str:
     """What is wrong with a command line, without a full stop."""
     import click
 

@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 import click
 
+from xlaunch.cache.table import VARIABLES as CACHE_VARIABLES
 from xlaunch.cli import say
 from xlaunch.cli.options import Parsed, launch_command
 from xlaunch.cli.topology import machine_of
-from xlaunch.environment import prepare_environment
-from xlaunch.environment.caches import LOCATIONS
+from xlaunch.environment import optimization, prepare_environment
 from xlaunch.environment.preload import VARIABLE as PRELOAD
 from xlaunch.environment.program import find_interpreter
 from xlaunch.environment.variables import OURS, Setting, without_names
@@ -57,7 +57,7 @@ class Surroundings(NamedTuple):
 
     @property
     def alone(self) -> dict[str, str]:
-        """The variables that it needs if nothing is inherited, with relevant ones of the user's."""
+        """The variables that it needs if nothing is inherited, also relevant ones that the user set."""
         return {setting.name: setting.value for setting in self.settings} | self.changed
 
 
@@ -162,7 +162,7 @@ def _docker(found: Surroundings) -> str:
     variables = found.alone
     asked = dict(found.plan.request.env)
     host_only = [n for n in variables if n in HOST_PATHS and n not in asked]
-    if PRELOAD in host_only or found.plan.request.cache_dir is not None:
+    if {PRELOAD, optimization.PATH} & {*host_only} or found.plan.request.cache_dir is not None:
         say(
             f"warning: {', '.join(host_only)} left out: a container does not have this machine's "
             "files; --env sets a path in the container"
@@ -202,8 +202,8 @@ def _json(found: Surroundings) -> str:
     return json.dumps(facts, indent=1)
 
 
-HOST_PATHS = frozenset((PRELOAD, *(name for name, *_ in LOCATIONS)))
-"""Variables that contain paths of this machine."""
+HOST_PATHS = frozenset((PRELOAD, optimization.PATH, optimization.VARIABLE, *CACHE_VARIABLES))
+"""Variables that contain paths of this machine, or do nothing without such a path."""
 
 _NAME = re.compile("[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 

@@ -19,9 +19,9 @@ from xlaunch.options.table import BY_KEY, IN_FILES, OPTIONS, Group, Option
 Command = Callable[..., Any]
 
 if TYPE_CHECKING:
-    _ParamType = click.ParamType[Any]
+    ParamType = click.ParamType[Any]
 else:
-    _ParamType = click.ParamType  # not subscriptable before click 8.4
+    ParamType = click.ParamType  # not subscriptable before click 8.4
 
 CONTEXT = {
     "allow_interspersed_args": False,
@@ -31,7 +31,7 @@ CONTEXT = {
 """What follows the program's name is the program's, byte for byte."""
 
 
-class Parsed(_ParamType):
+class Parsed(ParamType):
     """A value of a `Kind`."""
 
     def __init__(self, kind: Kind) -> None:

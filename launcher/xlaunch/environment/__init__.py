@@ -6,14 +6,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from xlaunch.environment.allocators import allocator_settings, choose_profile, glibc_version
-from xlaunch.environment.caches import cache_settings
+from xlaunch.environment.allocators import allocator_settings, choose_profile
+from xlaunch.environment.caches import CacheSettings, cache_settings
 from xlaunch.environment.openmp import choose_openmp
 from xlaunch.environment.pages import glibc_asks, page_settings, page_warning, system_mode
-from xlaunch.environment.prefix import interpreter_of, prefix_of
+from xlaunch.environment.prefix import Installed, find_installed, interpreter_of, prefix_of
 from xlaunch.environment.program import Program, resolve_program, starts_ranks
 from xlaunch.environment.substitution import own_program, with_own_variables
-from xlaunch.environment.threads import Installed, find_installed, thread_settings
+from xlaunch.environment.threads import thread_settings
 from xlaunch.environment.variables import (
     Inherited,
     Proposal,
@@ -24,6 +24,7 @@ from xlaunch.environment.variables import (
     layout_option,
     split_inherited,
 )
+from xlaunch.machine.c_library import glibc_version
 from xlaunch.planning.plans import Plan
 
 __all__ = ["Environment", "Program", "Setting", "prepare_environment"]
@@ -39,6 +40,7 @@ class Environment(NamedTuple):
     variables: tuple[dict[str, str], ...]
     warnings: tuple[str, ...] = ()
     """One line each."""
+    caches: CacheSettings = CacheSettings()
 
 
 def prepare_environment(
@@ -95,13 +97,23 @@ def prepare_environment(
         from xlaunch.environment.preload import with_preload
 
         proposals = with_preload(proposals, given, openmp.preload.path, openmp.reason)
-    if not request.no_cache:
-        caches, warning = cache_settings(request.cache_dir, given, make=make_directories)
-        proposals += caches
-        warnings += [warning] if warning is not None else []
+    if request.optimize is not None:
+        from xlaunch.environment.optimization import optimization_settings
+
+        proposals += optimization_settings(request.optimize, program, interpreter, given)
     installed = Installed()
     if interpreter is not None and prefix is not None:
-        installed = find_installed(prefix, interpreter)
+        installed = find_installed(prefix, interpreter, given)
+    caches = cache_settings(
+        request,
+        given,
+        packages=installed.for_keys(),
+        program=program.argv,
+        threads=max([instance.threads for instance in plan.instances], default=1),
+        make=make_directories,
+    )
+    proposals += caches.proposals
+    warnings += [caches.warning] if caches.warning is not None else []
     piped = (plan.relayed and not request.pty) or request.log_dir is not None
     # An instance that is not relayed writes to this process's own output.
     piped |= "PYTHONUNBUFFERED" in outside.chosen and not request.pty
@@ -123,7 +135,9 @@ def prepare_environment(
     warning = page_warning(request.thp, mode)
     warnings += [warning] if warning is not None else []
     warnings += inherited_notes(settings[0], plan) if settings else []
-    return Environment(program, tuple(programs), tuple(settings), tuple(variables), tuple(warnings))
+    return Environment(
+        program, tuple(programs), tuple(settings), tuple(variables), tuple(warnings), caches
+    )
 
 
 def _share_inside(plan: Plan, outside: Inherited) -> int | None:

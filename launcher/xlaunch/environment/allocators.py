@@ -184,13 +184,3 @@ def merge_tunables(users: str, ours: str) -> str:
     entries = dict(entry.partition("=")[::2] for entry in ours.split(":") if entry)
     entries.update(entry.partition("=")[::2] for entry in users.split(":") if entry)
     return ":".join(f"{name}={value}" for name, value in entries.items())
-
-
-def glibc_version() -> tuple[int, int] | None:
-    """The system's glibc version; None with another C library."""
-    try:
-        name, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
-        major, minor = version.split(".")[:2]
-    except (ValueError, OSError, AttributeError):
-        return None
-    return (int(major), int(minor)) if name == "glibc" else None

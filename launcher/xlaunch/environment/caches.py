@@ -1,107 +1,173 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compile caches: one private directory per kind of hardware.
+"""The variables that move compile caches to private directories, one for each key of each cache.
 
 Inductor's default is under /tmp with a predictable name, and its entries are loaded as code; the
-caches of Triton, CUDA and others are spread over the home directory. Cached machine code fits one
-kind of processor only. So all caches go to one directory that only this user can write, named for
-the hardware. It survives a reboot and can be measured, pruned and shipped as a whole.
+caches of Triton, CUDA and others are spread over the home directory.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-from xlaunch.environment.ownership import inspect_ownership, make_private
+from xlaunch.cache.directories import (
+    CacheDirectory,
+    Warmth,
+    begin_use,
+    check_base,
+    check_below,
+    directory_of,
+    hold,
+    is_empty,
+)
+from xlaunch.cache.key import Hardware, Key, Packages, applies, is_used, key_of, read_hardware
+from xlaunch.cache.repair import remove_cut_libraries
+from xlaunch.cache.seed import plant, seed_directory
+from xlaunch.cache.table import CACHES, PROFILE_VARIABLE
+from xlaunch.cache.warm import absolute, record_of
 from xlaunch.environment.variables import Proposal
 from xlaunch.errors import UsageError
-from xlaunch.machine.cpuinfo import parse_cpuinfo
-from xlaunch.machine.files import Tree
-
-LOCATIONS = (
-    ("TORCHINDUCTOR_CACHE_DIR", "inductor", "torch/_inductor/runtime/cache_dir_utils.py"),
-    ("TRITON_CACHE_DIR", "triton", "triton/knobs.py"),
-    ("TORCH_EXTENSIONS_DIR", "torch_extensions", "torch/utils/cpp_extension.py"),
-    ("SYCL_CACHE_DIR", "sycl", "oneAPI DPC++ environment variables"),
-    ("NEO_CACHE_DIR", "neo", "Intel compute-runtime, FAQ: persistent cache"),
-    ("CUDA_CACHE_PATH", "cuda", "CUDA C++ programming guide, environment variables"),
-    ("NUMBA_CACHE_DIR", "numba", "numba environment variables"),
-)
-"""Variable, subdirectory, and where the variable is documented."""
-
-NOT_MADE_BY_THEIR_LIBRARY = tuple(row for row in LOCATIONS if row[0] == "NEO_CACHE_DIR")
+from xlaunch.planning.request import Caches, Request
 
 NAMELESS = (
     "--cache-dir: the directory's name is empty; name a directory, leave the option out for the one below "
     "XDG_CACHE_HOME, or use --no-cache to have none"
 )
 
-INTEL = "0x8086"
-"""Intel's vendor number on PCI."""
 
-SWITCHES = (("SYCL_CACHE_PERSISTENT", "1", "SYCL keeps nothing between runs unless told to"),)
+class UsedCache(NamedTuple):
+    """A cache that the program of a launch is going to fill and use."""
+
+    directory: CacheDirectory
+    warmth: Warmth
+
+
+class CacheSettings(NamedTuple):
+    """What a launch does about compile caches."""
+
+    proposals: tuple[Proposal, ...] = ()
+    used: tuple[UsedCache, ...] = ()
+    base: str | None = None
+    """The directory of all caches; None: they stay where they are."""
+    record: str | None = None
+    """Where `xlaunch cache warm` records that it has run this program; see `xlaunch.cache.warm`."""
+    warning: str | None = None
+
+    def hold(self) -> None:
+        """Have the pruner spare the caches while this process or one of its children runs."""
+        for used in self.used:
+            hold(used.directory)
 
 
 def cache_settings(
-    asked: str | None, inherited: Mapping[str, str], *, make: bool
-) -> tuple[tuple[Proposal, ...], str | None]:
-    """The variables that move every compile cache below one directory; and a warning, or None.
+    request: Request,
+    inherited: Mapping[str, str],
+    *,
+    packages: Packages,
+    program: Sequence[str] = (),
+    threads: int = 1,
+    make: bool,
+    hardware: Hardware | None = None,
+) -> CacheSettings:
+    """The variables that move every compile cache below one directory, and what lies there.
 
-    `asked`: the value of `--cache-dir`; a failure is then a `UsageError`. None: a directory below
-    XDG_CACHE_HOME; a failure is then a warning, and no cache is moved. `make`: create the directory,
-    for this user only.
+    The directory is that of `--cache-dir`; a failure is then a `UsageError`. By default it is below
+    XDG_CACHE_HOME; a failure is then a warning, and no cache is moved. `inherited`: the user's own
+    variables; a cache that one of them moves is left there. `make`: create the directories, for this
+    user only. `hardware`: None: this machine's.
     """
+    if request.no_cache:
+        return CacheSettings()
+    asked = request.cache_dir
     if asked == "":
         raise UsageError(NAMELESS)
     base = asked or default_directory(inherited)
     if base is None:
-        return (), "compile caches stay where they are: there is no home directory"
-    directory = os.path.join(os.path.abspath(base), hardware_key())
-    refusal = _make(directory) if make else None
-    note = None
-    if refusal is None and os.path.exists(directory):
-        refusal, note = inspect_ownership(directory, named=asked is not None, private=asked is None)
+        return CacheSettings(
+            warning="compile caches stay where they are: there is no home directory"
+        )
+    base = os.path.abspath(base)
+    hardware = hardware or read_hardware()
+    everything = request.cache is Caches.ALL
+    rows = [cache for cache in CACHES if applies(cache, hardware, everything=everything)]
+    keys = {row.name: key_of(row, hardware, packages) for row in rows}
+    moved = [row for row in rows if asked is not None or not inherited.get(row.variable)]
+    used = [
+        row for row in moved if is_used(row, packages) and row.variable not in dict(request.env)
+    ]
+    directories = {row.name: directory_of(base, keys[row.name]) for row in rows}
+    try:
+        refusal = check_base(base, repair=make)
+        for directory in directories.values():
+            refusal = refusal or check_below(base, directory.path, repair=make)
+        seed = seed_directory(inherited)
+        empty = {n for n, it in directories.items() if is_empty(it.path)}
+        if seed is not None:
+            empty -= {n for n in empty if not is_empty(directory_of(seed, keys[n]).path)}
+        if make and refusal is None:
+            for row in used:
+                _prepare(base, keys[row.name], seed)
+    except OSError as error:
+        refusal = f"{error.filename or base}: {error.strerror}"
     if refusal is not None:
         if asked is not None:
             raise UsageError(f"--cache-dir {asked}: {refusal}")
-        return (), f"compile caches stay where they are: {refusal}"
-    reason = "compiled code is kept in one private directory for this hardware"
-    option = None if asked is None else f"--cache-dir {asked}"
-    moved = [
-        Proposal(name, os.path.join(directory, sub), reason, option=option)
-        for name, sub, _ in LOCATIONS
+        return CacheSettings(warning=f"compile caches stay where they are: {refusal}")
+    known = [directories[row.name] for row in used]
+    records = [
+        record_of(place, program, threads, known) for place in (base, seed) if place is not None
     ]
-    switches = [Proposal(*row) for row in SWITCHES if has_intel_gpu()]
-    return (*moved, *switches), None if note is None else f"--cache-dir {asked}: {note}"
+    warm = any(os.path.exists(record) for record in records)
+    found = {
+        row.name: UsedCache(directories[row.name], _warmth(row.name in empty, warm)) for row in used
+    }
+    option = None if asked is None else f"--cache-dir {asked}"
+    proposals = [
+        Proposal(
+            row.variable, directories[row.name].path, _reason(found.get(row.name)), option=option
+        )
+        for row in rows
+    ]
+    for row in rows:
+        proposals += [Proposal(*switch) for switch in row.switches]
+    if everything:
+        proposals.append(_profile(program))
+    return CacheSettings(tuple(proposals), tuple(found.values()), base, records[0])
 
 
-def has_intel_gpu(drm: str = "/sys/class/drm") -> bool:
-    """Whether the kernel lists an Intel GPU."""
-    try:
-        names = [name for name in os.listdir(drm) if name.startswith("renderD")]
-    except OSError:
-        return False
-    for name in names:
-        try:
-            with open(os.path.join(drm, name, "device", "vendor"), encoding="ascii") as file:
-                if file.read().strip() == INTEL:
-                    return True
-        except (OSError, ValueError):
-            continue
-    return False
+def _prepare(base: str, key: Key, seed: str | None) -> None:
+    """Make the directory of a cache, from the seed if there is one, or repair it. Raises OSError."""
+    if seed is not None:
+        plant(seed, base, key)
+    directory = directory_of(base, key)
+    if os.path.exists(directory.record):
+        remove_cut_libraries(directory, directory.last_use_s)
+    begin_use(base, key)
 
 
-def _make(directory: str) -> str | None:
-    """Create a directory and the ones that libraries do not create; the reason if that failed."""
-    try:
-        make_private(directory)
-        for _, sub, _ in NOT_MADE_BY_THEIR_LIBRARY:
-            make_private(os.path.join(directory, sub))
-    except OSError as error:
-        return f"{directory}: {error.strerror}"
-    return None
+def _warmth(empty: bool, warm: bool) -> Warmth:
+    if empty:
+        return Warmth.COLD
+    return Warmth.WARM if warm else Warmth.USED
+
+
+def _reason(used: UsedCache | None) -> str:
+    where = "compiled code is kept in a private directory for this hardware and these versions"
+    return where if used is None else f"{where}; {_STATES[used.warmth]}"
+
+
+_STATES = {
+    Warmth.COLD: "cold: it is empty",
+    Warmth.USED: "it has code of earlier launches",
+    Warmth.WARM: "warm: xlaunch cache warm ran this program",
+}
+
+
+def _profile(program: Sequence[str]) -> Proposal:
+    job = f"xlaunch-{zlib.crc32(repr(absolute(program)).encode()):08x}"
+    return Proposal(PROFILE_VARIABLE, job, "torch keeps which sizes changed in earlier runs (PGO)")
 
 
 def default_directory(inherited: Mapping[str, str]) -> str | None:
@@ -119,23 +185,3 @@ def cache_home(inherited: Mapping[str, str]) -> str | None:
             return None
         base = os.path.join(home, ".cache")
     return os.path.join(base, "xlaunch")
-
-
-def hardware_key() -> str:
-    """A name for this kind of processor: its architecture and a digest of model and features."""
-    if sys.platform == "win32":
-        return sys.platform  # nothing to read there
-    fields = parse_cpuinfo(Tree("/").read_start("/proc/cpuinfo").split("\n\n", 1)[0])
-    identity = sorted((name, value) for name, value in fields.items() if name in _IDENTITY)
-    digest = zlib.crc32(repr(identity).encode())
-    return f"{os.uname().machine}-{digest:08x}"
-
-
-_IDENTITY = frozenset(
-    (
-        *("vendor_id", "cpu family", "model", "model name", "stepping", "flags"),
-        *("CPU implementer", "CPU architecture", "CPU variant", "CPU part", "Features"),
-        *("isa", "uarch", "cpu", "revision", "machine", "features"),
-    )
-)
-"""Fields of /proc/cpuinfo that identify a kind of processor, on any architecture."""

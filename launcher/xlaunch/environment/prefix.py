@@ -6,7 +6,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
 
+from xlaunch.cache.key import UNKNOWN, Packages
 from xlaunch.environment.program import Program
 
 
@@ -16,14 +19,9 @@ def interpreter_of(program: Program, environment: Mapping[str, str]) -> str | No
     Found for scripts and modules, for ``python`` itself, and by the first line of a script such as
     those that pip installs.
     """
-    if program.interpreter_reason is not None or _is_python(program.executable):
+    if runs_interpreter(program):
         return program.executable
-    try:
-        with open(program.executable, "rb") as stream:
-            line = stream.read(256).split(b"\n")[0]
-    except OSError:
-        return None
-    words = os.fsdecode(line[2:]).split() if line.startswith(b"#!") else []
+    words = shebang_of(program.executable)
     if words and os.path.basename(words[0]) == "env":
         names = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
         directories = environment.get("PATH", os.defpath).split(os.pathsep)
@@ -32,6 +30,21 @@ def interpreter_of(program: Program, environment: Mapping[str, str]) -> str | No
         ]
         words = [path for path in candidates if os.access(path, os.X_OK)]
     return words[0] if words and _is_python(words[0]) else None
+
+
+def runs_interpreter(program: Program) -> bool:
+    """Whether `program` executes a Python interpreter by its own name. **Ex.:** ``python -m x``."""
+    return program.interpreter_reason is not None or _is_python(program.executable)
+
+
+def shebang_of(path: str) -> list[str]:
+    """The words of a script's first line after ``#!``; none if it has no such line."""
+    try:
+        with open(path, "rb") as stream:
+            line = stream.read(256).split(b"\n")[0]
+    except OSError:
+        return []
+    return os.fsdecode(line[2:]).split() if line.startswith(b"#!") else []
 
 
 def prefix_of(interpreter: str) -> str:
@@ -66,6 +79,51 @@ def site_directories(prefix: str, interpreter: str | None = None) -> tuple[str, 
         base = base_of(prefix)
         directories += _packages_below(base, pythons) if base is not None else []
     return _existing(directories)
+
+
+class Installed(NamedTuple):
+    """What is known about a program's environment, without importing anything."""
+
+    packages: Mapping[str, str] | None = None
+    """Version of each installed distribution; None if they are not known."""
+    python: tuple[int, int] | None = None
+    """None if it is not known."""
+
+    def has(self, *names: str) -> bool:
+        """Whether one of these distributions is installed."""
+        return self.packages is not None and any(name in self.packages for name in names)
+
+    def for_keys(self) -> Packages:
+        """The facts that keys of caches are made of."""
+        python = None if self.python is None else "{}.{}".format(*self.python)
+        return Packages(self.packages, python)
+
+
+def find_installed(
+    prefix: str, interpreter: str, environment: Mapping[str, str] = MappingProxyType({})
+) -> Installed:
+    """List the distributions of an environment, by the names of their metadata directories.
+
+    Also those in PYTHONPATH and in the user's site-packages, as `environment` names them.
+    """
+    sites = [*site_directories(prefix, interpreter)]
+    python = python_version(prefix, interpreter)
+    home = environment.get("HOME")
+    if home and python is not None and "include-system-site-packages" not in _venv_settings(prefix):
+        sites.append(f"{home}/.local/lib/python{python[0]}.{python[1]}/site-packages")
+    found: dict[str, str] = {}
+    for site in [*filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)), *sites]:
+        try:
+            names = os.listdir(site)
+        except OSError:
+            continue
+        for name in names:
+            stem, dot, kind = name.rpartition(".")
+            if dot and kind in ("dist-info", "egg-info", "egg-link"):
+                package, _, version = stem.partition("-")
+                package = package.replace("_", "-").replace(".", "-").lower()
+                found.setdefault(package, version.partition("-")[0] or UNKNOWN)
+    return Installed(found, python)
 
 
 def _packages_below(prefix: str, pythons: list[str]) -> list[str]:

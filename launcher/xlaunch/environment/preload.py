@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from xlaunch.environment.caches import cache_home
-from xlaunch.environment.ownership import inspect_ownership, make_private
 from xlaunch.environment.variables import Proposal
 from xlaunch.errors import UsageError
+from xlaunch.ownership import inspect_ownership, make_private
 
 if TYPE_CHECKING:
     from xlaunch.environment.libraries import Library

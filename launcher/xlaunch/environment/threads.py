@@ -7,12 +7,11 @@ directories show, or if it can do no harm.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from xlaunch.environment.prefix import python_version, site_directories
+from xlaunch.environment.prefix import Installed
 from xlaunch.environment.variables import Proposal
 
 
@@ -25,9 +24,9 @@ class ThreadVariable(NamedTuple):
     reason: str
     source: str
     follows_openmp: bool = False
-    """The library uses OMP_NUM_THREADS unless this is set. So it is not set, and a different value
-    of the user's is reported. joblib sets these for its worker processes, to each one's share of
-    the CPUs, unless they are set already: setting them here would give every worker all CPUs."""
+    """The library uses OMP_NUM_THREADS if this is not set. So xlaunch does not set it, and reports
+    a different value that the user set. joblib sets it for each worker process to its share of the
+    CPUs, unless it is set already: set here, every worker would use all CPUs."""
     since_python: tuple[int, int] | None = None
     """First version of Python with it."""
     platform: str = ""
@@ -112,33 +111,6 @@ VARIABLES = (
 """Left out: TOKENIZERS_PARALLELISM, which also decides what happens after a fork, and
 NUMBA_NUM_THREADS, above which numba refuses what a program asks for."""
 
-_PACKAGES = frozenset(package for row in VARIABLES for package in row.packages)
-
-
-class Installed(NamedTuple):
-    """What is known about a program's environment, without importing anything."""
-
-    packages: frozenset[str] = frozenset()
-    """The installed distributions that `VARIABLES` mentions."""
-    python: tuple[int, int] | None = None
-    """None if it is not known."""
-
-
-def find_installed(prefix: str, interpreter: str) -> Installed:
-    """List the site-packages directories of the environment."""
-    found = set()
-    for site in site_directories(prefix, interpreter):
-        try:
-            names = os.listdir(site)
-        except OSError:
-            continue
-        for name in names:
-            if name.endswith(("-info", ".egg-link")):  # .dist-info, .egg-info
-                package = name.partition("-")[0].replace("_", "-").replace(".", "-").lower()
-                if package in _PACKAGES:
-                    found.add(package)
-    return Installed(frozenset(found), python_version(prefix, interpreter))
-
 
 def thread_settings(
     threads: int, installed: Installed, environment: Mapping[str, str], option: str | None = None
@@ -149,7 +121,7 @@ def thread_settings(
     """
     proposals = []
     for row in VARIABLES:
-        if row.packages and installed.packages.isdisjoint(row.packages):
+        if row.packages and not installed.has(*row.packages):
             continue
         if row.platform and sys.platform != row.platform:
             continue

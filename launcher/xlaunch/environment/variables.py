@@ -75,8 +75,8 @@ class Inherited(NamedTuple):
 def split_inherited(inherited: Mapping[str, str]) -> Inherited:
     """Separate the user's own variables from those that an outer launcher set.
 
-    A variable counts as set by the launcher while it has the value that `OURS` lists. If that value
-    replaced or extended one of the user's, as LD_PRELOAD does, the user's value is restored.
+    A variable counts as set by the launcher while it has the value that `OURS` lists. If the
+    launcher replaced or extended the user's value (LD_PRELOAD), that value is restored.
     """
     users_own, chosen = dict(inherited), dict[str, str]()
     digits = users_own.get(MEMORY, "") if OURS in users_own else ""

@@ -10,11 +10,11 @@ import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from xlaunch.environment.ownership import inspect_ownership
 from xlaunch.errors import UsageError
 from xlaunch.options.kinds import FLAG, MAX_INTEGER, NUMBER_LIST, VARIABLE
 from xlaunch.options.layers import Layer
 from xlaunch.options.table import BY_KEY, IN_FILES, INSIDE_INSTANCES, RENAMED, Option
+from xlaunch.ownership import inspect_ownership
 
 SUFFIX = ".toml"
 PROJECT_FILE = "pyproject.toml"
@@ -100,7 +100,7 @@ def locate_preset(name: str) -> str:
 
 
 def user_directory(*names: str) -> str | None:
-    """A directory or file of the user's settings for xlaunch; None for a user without a home."""
+    """The path `names` in the user's configuration directory; None for a user without a home."""
     base = os.environ.get("XDG_CONFIG_HOME", "")
     if not os.path.isabs(base):  # the specification says to ignore relative ones
         base = os.path.join(os.path.expanduser("~"), ".config")

@@ -14,6 +14,12 @@ from xlaunch.machine.topology import CPUs
 from xlaunch.planning.request import MAX, Max
 
 SECONDS_PER_UNIT = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+BYTES_PER_UNIT = {
+    "": 1,
+    "b": 1,
+    **{f"{letter}{end}": 1024**n for n, letter in enumerate("kmgt", 1) for end in ("", "ib")},
+    **{f"{letter}b": 1000**n for n, letter in enumerate("kmgt", 1)},
+}
 MAX_INTEGER = (1 << 63) - 1
 """The largest integer that every TOML parser reads."""
 
@@ -80,6 +86,21 @@ def parse_positive_duration(text: str) -> float:
     return seconds
 
 
+def parse_size(text: str) -> int:
+    """Bytes, or a number with a unit: ``20GiB``, ``500MB``, ``1.5G``; a lone letter means 1024."""
+    number = text.rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ").strip()
+    unit = text[len(number) :].strip().lower()
+    try:
+        size_bytes = float(number) * BYTES_PER_UNIT[unit]
+    except (ValueError, KeyError):
+        size_bytes = math.nan
+    if not math.isfinite(size_bytes) or size_bytes < 0:
+        raise UsageError(
+            f"{text!r} is not a size; write bytes, or a number with KiB, MiB, GiB, TiB, KB, MB or GB"
+        )
+    return int(size_bytes)
+
+
 def parse_variable(text: str) -> tuple[str, str]:
     """An environment variable: ``NAME=VALUE``."""
     name, equals, content = text.partition("=")
@@ -117,6 +138,7 @@ WHOLE_NUMBER = Kind("N", parse_whole_number, 1)
 NUMBER_LIST = Kind("LIST", parse_number_list, "0-3")
 DURATION = Kind("TIME", parse_duration, "10s")
 POSITIVE_DURATION = Kind("TIME", parse_positive_duration, "10m")
+SIZE = Kind("SIZE", parse_size, "20GiB")
 VARIABLE = Kind("NAME=VALUE", parse_variable)
 METRIC = Kind("NAME|REGEX", parse_metric, "sentences/s")
 FLAG = Kind("", parse_flag, True)

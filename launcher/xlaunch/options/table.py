@@ -24,11 +24,13 @@ from xlaunch.options.kinds import (
     one_of,
 )
 from xlaunch.planning.request import (
+    Caches,
     ECores,
     HugePages,
     MemoryPolicy,
     Mode,
     OnFailure,
+    Optimize,
     Place,
 )
 
@@ -74,6 +76,7 @@ RENAMED = {"nodes": "numa-nodes", "memory": "mem-policy", "reserve": "reserve-co
 """Former names of options. They are refused, and the error names the new one."""
 
 _L, _M, _E, _S, _O, _P = Group
+_PRECISION = one_of(Optimize, metavar="DTYPE")
 _POLICY = one_of(MemoryPolicy, metavar="POLICY")
 
 OPTIONS = (
@@ -98,8 +101,10 @@ OPTIONS = (
     Option("no-python", FLAG, _E, "Execute PROGRAM itself even if it is a .py file."),
     Option("env", VARIABLE, _E, "Set an environment variable for every instance.", multiple=True),
     Option("substitute", FLAG, _E, "Replace {index}, {cpus} and others in ARGS, as in --env."),
+    Option("optimize", _PRECISION, _E, "Optimize the script's models: auto, fp32, bf16."),
     Option("omp", NAME_OR_FILE, _E, "OpenMP runtime: auto, gnu, intel, llvm, none or a library."),
     Option("cache-dir", NAMED_DIRECTORY, _E, "Directory for compile caches."),
+    Option("cache", one_of(Caches), _E, "Which caches; all: also JAX and PGO."),
     Option("no-cache", FLAG, _E, "Leave compile caches where they are."),
     Option("on-failure", one_of(OnFailure), _S, "Stop all (default), continue, restart."),
     Option("max-restarts", COUNT, _S, "Restarts per instance; default 3."),

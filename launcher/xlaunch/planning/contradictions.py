@@ -40,6 +40,7 @@ CONTRADICTIONS = (
     Contradiction("instances", "ncores", "only one of them can be max", value=MAX),
     Contradiction("module", "no_python", "a module needs Python"),
     Contradiction("cache_dir", "no_cache"),
+    Contradiction("cache", "no_cache"),
     Contradiction("pty", "log_dir", "a log file is not a terminal"),
     Contradiction("sysroot", "synthetic", "each names a machine"),
     Contradiction("quiet", "verbose"),

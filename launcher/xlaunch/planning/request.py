@@ -80,6 +80,27 @@ class HugePages(enum.Enum):
     """Disabled for the program and all its children (PR_SET_THP_DISABLE)."""
 
 
+class Caches(enum.Enum):
+    """Which compile caches are kept between runs."""
+
+    AUTO = "auto"
+    """Those that change nothing but the time that compiling takes."""
+    ALL = "all"
+    """Also those that change what programs do.
+
+    **Ex.:** JAX's, which loads executables, and torch's profile of sizes that change (PGO).
+    """
+
+
+class Optimize(enum.Enum):
+    """The precision that `xruntime.optimize` gives the program's models."""
+
+    AUTO = "auto"
+    """bf16 on a CPU with instructions for it (AVX512-BF16, AMX, Arm's BF16), else fp32."""
+    FP32 = "fp32"
+    BF16 = "bf16"
+
+
 class OnFailure(enum.Enum):
     """What to do after an instance fails."""
 
@@ -127,12 +148,16 @@ class Request(NamedTuple):
     thp: HugePages = HugePages.AUTO
     cache_dir: str | None = None
     """Directory for compile caches; None: below XDG_CACHE_HOME."""
+    cache: Caches | None = None
+    """None: `Caches.AUTO`."""
     no_cache: bool = False
     """Leave compile caches where their libraries put them."""
     env: tuple[tuple[str, str], ...] = ()
     """Variables for every instance, which win over all others; ``{index}`` etc. are replaced."""
     substitute: bool = False
     """Replace ``{index}`` etc. in the program's arguments, as in `env`."""
+    optimize: Optimize | None = None
+    """Apply `xruntime.optimize` to the models that the program calls."""
     python: str | None = None
     """The Python interpreter for scripts and modules; None: the active environment's."""
     log_dir: str | None = None

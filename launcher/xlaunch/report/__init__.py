@@ -9,6 +9,7 @@ from xlaunch.machine.topology import CPUs
 
 if TYPE_CHECKING:
     from xlaunch.measurement.metrics import InstanceMetric, MetricSeries, MetricTotal
+    from xlaunch.report.compilation import CacheReport, TorchCompilation
 
 
 class InstanceReport(NamedTuple):
@@ -53,5 +54,8 @@ class Report(NamedTuple):
     """Each `--metric` over all instances."""
     series: tuple[MetricSeries, ...] = ()
     """Every value of each `--metric` and instance; not written to `--report`."""
+    caches: tuple[CacheReport, ...] = ()
+    compilation: TorchCompilation | None = None
+    """None unless a process of the program imported xruntime and compiled something."""
     lines_seen: tuple[str, ...] = ()
     """If some metric was never seen: the last lines of output with numbers."""

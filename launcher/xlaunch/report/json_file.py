@@ -53,6 +53,8 @@ def report_to_dict(report: Report) -> dict[str, Any]:
         "instances": instances,
         "metrics": [{**total._asdict(), "notes": list(total.notes)} for total in report.metrics],
         "warnings": list(report.warnings),
+        "caches": [cache._asdict() for cache in report.caches],
+        "compilation": None if report.compilation is None else report.compilation._asdict(),
         "columns": COLUMNS,
     }
 

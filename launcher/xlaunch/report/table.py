@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from xlaunch.cache.directories import Warmth
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.report import Report
-from xlaunch.wording import align
+from xlaunch.wording import align, counted, size
 
 if TYPE_CHECKING:
     from xlaunch.measurement.metrics import MetricTotal
@@ -53,9 +54,27 @@ def render_report(report: Report, *, explain: bool = False) -> str:
         right = [i for i, heading in enumerate(headings) if not heading.startswith("CPUs ")]
         lines += align([headings, *rows], right=right)
         lines += EXPLANATION if explain else ()
+    lines += _caches(report)
     if report.metrics:
         lines += ["", *render_metrics(report)]
     return "\n".join(lines)
+
+
+def _caches(report: Report) -> list[str]:
+    """A line for each cache that was warm or that the run wrote to, and one for torch's counters."""
+    lines = [
+        f"cache {it.cache}: {it.warmth} at the start; {counted(it.new_files, 'new file')}, "
+        f"{size(it.new_bytes)}"
+        for it in report.caches
+        if it.new_files or it.warmth == Warmth.WARM.value
+    ]
+    counters = report.compilation
+    if counters is not None:
+        lines.append(
+            f"torch.compile: {counters.backend_compile_s:.1f} s in the backend; "
+            f"{counted(counters.graph_hits, 'graph')} from the cache, {counters.graph_misses} compiled"
+        )
+    return lines
 
 
 def render_metrics(report: Report) -> list[str]:

@@ -223,5 +223,6 @@ def serve(caller: int, task_descriptor: int, report_descriptor: int) -> int:
 
         live = LiveWriter(*watched)
         os.set_inheritable(watched[0], False)
+    environment.caches.hold()
     task = Task(plan, environment, table, live=live, report_descriptor=report_descriptor)
     return keep(task, caller=caller)

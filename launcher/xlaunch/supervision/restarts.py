@@ -21,7 +21,13 @@ class Restart(NamedTuple):
 
     number: int
     """Of this instance, from 1."""
+    limit: int | Max
     delay_s: float
+
+    def describe(self) -> str:
+        """**Ex.:** ``restart 1 of 3 in 1 s``."""
+        limit = "" if self.limit is MAX else f" of {self.limit}"
+        return f"restart {self.number}{limit} in {self.delay_s:g} s"
 
 
 class Restarts:
@@ -29,7 +35,7 @@ class Restarts:
 
     def __init__(self, limit: int | Max | None) -> None:
         """`limit`: maximum restarts of one instance; None: `DEFAULT_LIMIT`."""
-        self.limit = DEFAULT_LIMIT if limit is None else limit
+        self._limit = DEFAULT_LIMIT if limit is None else limit
         self._counts: dict[int, int] = {}
         self._delays: dict[int, float] = {}
         self._due: dict[int, float] = {}
@@ -55,7 +61,7 @@ class Restarts:
         `MAX_DELAY_S`.
         """
         number = self.count(position) + 1
-        if self.limit is not MAX and number > self.limit:
+        if self._limit is not MAX and number > self._limit:
             return None
         before = self._delays.get(position)
         delay_s = FIRST_DELAY_S
@@ -64,7 +70,7 @@ class Restarts:
         self._counts[position] = number
         self._delays[position] = delay_s
         self._due[position] = now + delay_s
-        return Restart(number, delay_s)
+        return Restart(number, self._limit, delay_s)
 
     def due(self, now: float) -> list[int]:
         """Positions whose delay is over, the earliest first."""

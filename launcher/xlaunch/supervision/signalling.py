@@ -7,6 +7,8 @@ import os
 import signal
 from collections.abc import Iterable
 
+from xlaunch.supervision.states import Action, Target
+
 
 def send(pid: int, number: signal.Signals, *, group: bool = False) -> bool:
     """Send a signal to a process or its whole group; False where the kernel does not permit it.
@@ -20,6 +22,24 @@ def send(pid: int, number: signal.Signals, *, group: bool = False) -> bool:
     except PermissionError:
         return False
     return True
+
+
+def deliver(action: Action, pids: Iterable[int]) -> list[int]:
+    """Signal the processes or groups that `action` names; return those that the kernel refuses.
+
+    A group that this process belongs to sends the signal here as well; it is blocked here, and
+    recognized by its sender.
+    """
+    refused = []
+    for pid in pids:
+        sent = True
+        if action.signal is not None and action.target is not Target.NOBODY:
+            sent = send(pid, action.signal, group=action.target is Target.GROUPS)
+        if action.continue_groups:
+            send(pid, signal.SIGCONT, group=True)
+        if not sent:
+            refused.append(pid)
+    return refused
 
 
 def kill_all(pids: Iterable[int]) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from xlaunch.environment import Environment
 from xlaunch.planning.plans import Plan
 from xlaunch.report import Report
+from xlaunch.report.compilation import CompilationWatch
 from xlaunch.report.json_file import write_report_or_complain
 from xlaunch.report.table import render_report
 from xlaunch.supervision.supervisor import ENDING, Supervisor
@@ -44,9 +45,12 @@ def supervise(
     others_run: bool,
 ) -> int:
     """Run the instances; the exit code of the first failure, or 0. The arguments: see `Supervisor`."""
+    watch = CompilationWatch(task.environment)
+    more = watch.variables()
+    variables = tuple([{**own, **more} for own in task.environment.variables])
     supervisor = Supervisor(
         task.plan,
-        task.environment,
+        task.environment._replace(variables=variables),
         commands=commands,
         signal_mask=signal_mask,
         fifo_directory=fifo_directory,
@@ -55,6 +59,8 @@ def supervise(
         quiet=not task.table,
     )
     report = supervisor.run()
+    caches, compilation = watch.finish()
+    report = report._replace(caches=caches, compilation=compilation)
     if task.table:
         supervisor.say_block(render_report(report, explain=task.explain))
     supervisor.flush()

@@ -19,14 +19,14 @@ from xlaunch.errors import XLaunchError
 from xlaunch.machine.processes import TICKS_PER_SECOND, children, descendants, has_job_control
 from xlaunch.output.relay import Chunk, Relay
 from xlaunch.planning.plans import Plan
-from xlaunch.planning.request import MAX, OnFailure
+from xlaunch.planning.request import OnFailure
 from xlaunch.report import Report
 from xlaunch.report.observation import Observer
 from xlaunch.report.occupancy import Occupancy, StolenTime
 from xlaunch.supervision.leftovers import LEFTOVER_INTERVAL_S, Leftovers
 from xlaunch.supervision.restarts import Restarts
 from xlaunch.supervision.running import Running, describe_escape, reports_of
-from xlaunch.supervision.signalling import kill_all, send
+from xlaunch.supervision.signalling import deliver, kill_all, send
 from xlaunch.supervision.start import exec_failure, fork_instance, place_of
 from xlaunch.supervision.states import (
     EVENT_OF_SIGNAL,
@@ -353,19 +353,11 @@ class Supervisor:
         if action.target is Target.EVERYTHING:
             kill_all(descendants(os.getpid()))
             return
-        # A signal to a group that this process belongs to comes here as well; it is blocked, and
-        # recognized by its sender.
-        for pid, run in self._running.items():
-            sent = True
-            if action.signal is not None and action.target is not Target.NOBODY:
-                sent = send(pid, action.signal, group=action.target is Target.GROUPS)
-            if action.continue_groups:
-                send(pid, signal.SIGCONT, group=True)
-            if not sent:
-                self.warn(
-                    f"instance {run.instance.index} (PID {pid}) runs as another user: it cannot be "
-                    "signalled, and xlaunch waits for its end"
-                )
+        for pid in deliver(action, self._running):
+            self.warn(
+                f"instance {self._running[pid].instance.index} (PID {pid}) runs as another user: it "
+                "cannot be signalled, and xlaunch waits for its end"
+            )
 
     def _fail(self, code: int, reason: str, event: Event = Event.INSTANCE_FAILED) -> None:
         """Note the first failure, and handle its event."""
@@ -455,14 +447,10 @@ class Supervisor:
             return False
         if self._request.on_failure is not OnFailure.RESTART:
             return False
-        now = time.monotonic()
-        restart = self._restarts.grant(run.position, ran_s=run.wall_s, now=now)
+        restart = self._restarts.grant(run.position, ran_s=run.wall_s, now=time.monotonic())
         if restart is None:
             return False
-        limit = "" if self._restarts.limit is MAX else f" of {self._restarts.limit}"
-        self.say(
-            f"{run.describe_failure()}; restart {restart.number}{limit} in {restart.delay_s:g} s"
-        )
+        self.say(f"{run.describe_failure()}; {restart.describe()}")
         if self._terminal is not None:
             self._terminal.take_back()  # a Ctrl-C in the meantime is for the launcher
         self._handle(Event.INSTANCE_RESTARTS)

@@ -6,7 +6,8 @@ import os
 import signal
 import sys
 
-print(
+# One write a line: instances and ranks share a pipe, and `python -u` writes each piece by itself.
+sys.stdout.write(
     json.dumps(
         {
             "argv": [os.fsencode(word).hex() for word in sys.argv[1:]],
@@ -18,10 +19,15 @@ print(
             "stdin_text": "" if sys.stdin.isatty() else sys.stdin.read(),
             "pid": os.getpid(),
             "parent": os.getppid(),
-            "descriptors": sorted(int(name) for name in os.listdir("/proc/self/fd"))[:-1],
+            "descriptors": sorted(
+                int(name)
+                for name in os.listdir("/proc/self/fd")
+                if os.path.exists(f"/proc/self/fd/{name}")  # not the one of this listing
+            ),
             "sigint_ignored": signal.getsignal(signal.SIGINT) == signal.SIG_IGN,
             "blocked": [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])],
         }
-    ),
-    flush=True,
+    )
+    + "\n"
 )
+sys.stdout.flush()

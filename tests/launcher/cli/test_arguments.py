@@ -115,10 +115,10 @@ def test_python_option_comes_first(environments: dict[str, Path]):
 
 
 def test_python_by_its_name_is_looked_up(environments: dict[str, Path]):
-    folder = environments["venv"] / "bin"
-    (folder / "python").rename(folder / "our-python")
-    env = clean_environment(PATH=f"{folder}:/usr/bin:/bin")
-    assert show(options=("--python", "our-python"), env=env)["python"] == f"{folder}/our-python"
+    directory = environments["venv"] / "bin"
+    (directory / "python").rename(directory / "our-python")
+    env = clean_environment(PATH=f"{directory}:/usr/bin:/bin")
+    assert show(options=("--python", "our-python"), env=env)["python"] == f"{directory}/our-python"
 
 
 def test_module_is_run_by_the_active_environment(environments: dict[str, Path], tmp_path: Path):
@@ -153,16 +153,16 @@ def test_program_is_looked_up_on_the_path(tmp_path: Path):
 
 
 @pytest.fixture
-def folder_of_reserved_names(tmp_path: Path) -> Path:
+def directory_of_reserved_names(tmp_path: Path) -> Path:
     for name in RESERVED:
         program(tmp_path / name, f"#!/bin/sh\necho program {name}\n")
     return tmp_path
 
 
 @pytest.mark.parametrize("name", quick_first(sorted(RESERVED)))
-def test_program_with_a_command_s_name(folder_of_reserved_names: Path, name: str):
-    folder = folder_of_reserved_names
-    env = clean_environment(PATH=f"{folder}:{os.environ['PATH']}")
+def test_program_with_a_command_s_name(directory_of_reserved_names: Path, name: str):
+    directory = directory_of_reserved_names
+    env = clean_environment(PATH=f"{directory}:{os.environ['PATH']}")
     expected = f"program {name}\n".encode()
     for words in (
         ("--", name),
@@ -171,14 +171,14 @@ def test_program_with_a_command_s_name(folder_of_reserved_names: Path, name: str
         (f"./{name}",),
         ("--smt", f"./{name}"),
     ):
-        assert xlaunch(*words, env=env, cwd=folder).out == expected, words
-    after_options = xlaunch("--smt", name, env=env, cwd=folder).refused()
+        assert xlaunch(*words, env=env, cwd=directory).out == expected, words
+    after_options = xlaunch("--smt", name, env=env, cwd=directory).refused()
     assert f"'-- {name}'" in after_options
 
 
-def test_option_value_with_a_command_s_name(folder_of_reserved_names: Path):
-    env = clean_environment(PATH=f"{folder_of_reserved_names}:{os.environ['PATH']}")
-    work = folder_of_reserved_names / "work"
+def test_option_value_with_a_command_s_name(directory_of_reserved_names: Path):
+    env = clean_environment(PATH=f"{directory_of_reserved_names}:{os.environ['PATH']}")
+    work = directory_of_reserved_names / "work"
     work.mkdir()
     done = xlaunch("--log-dir", "plan", "-q", "--", "plan", env=env, cwd=work)
     assert done == (0, b"", "")

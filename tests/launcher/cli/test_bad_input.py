@@ -127,7 +127,7 @@ def test_wrong_value(refused, option: str, value: str):
     assert option in refused(("plan", f"{option}={value}", str(SHOW)))
 
 
-def test_empty_name_of_a_folder_is_no_default(refused):
+def test_empty_name_of_a_directory_is_no_default(refused):
     assert refused(("--cache-dir", "", "true")) == (
         "Invalid value for '--cache-dir': the directory's name is empty; leave the option out for "
         "the default; 'xlaunch --help' lists the options"
@@ -218,7 +218,7 @@ def test_message_names_what_is_wrong_and_what_would_do(refused):
     assert "PATH" in refused(("no-such-program",), 127)
 
 
-def test_file_that_lies_in_this_folder_is_hinted_at(refused, tmp_path: Path):
+def test_file_that_lies_in_this_directory_is_hinted_at(refused, tmp_path: Path):
     (tmp_path / "here").write_text("")
     assert "./here" in refused(("here",), 127)
 
@@ -238,7 +238,7 @@ def test_logs_and_report_that_cannot_be_had(refused, tmp_path: Path):
         assert refused((*words, "true")).startswith(words[-2])
 
 
-def test_wrong_program_makes_no_log_folder(refused):
+def test_wrong_program_makes_no_log_directory(refused):
     refused(("--log-dir", "logs", "--report", "report.json", "no-such-program"), 127)
 
 

@@ -47,8 +47,8 @@ def test_program_that_does_not_exist(tmp_path: Path, options: tuple[str, ...]):
 def test_program_that_cannot_be_run(tmp_path: Path, options: tuple[str, ...]):
     plain = tmp_path / "plain"
     plain.write_text("#!/bin/sh\n")
-    (tmp_path / "folder.py").mkdir()
-    for name in (plain, tmp_path, f"{tmp_path}/", tmp_path / "folder.py", "."):
+    (tmp_path / "directory.py").mkdir()
+    for name in (plain, tmp_path, f"{tmp_path}/", tmp_path / "directory.py", "."):
         xlaunch(*options, name, cwd=tmp_path).refused(126)
 
 

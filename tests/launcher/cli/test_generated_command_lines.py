@@ -59,7 +59,7 @@ VALUES = st.one_of(
 
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No file of this folder is read as options."""
+    """No file of this directory is read as options."""
     monkeypatch.chdir(tmp_path)
 
 
@@ -132,7 +132,7 @@ def test_many_launches_of_nothing(options: tuple[str, ...], argument: str):
 @given(words(launch, without=frozenset(("--log-dir", "--cache-dir", "-m", "--module"))))
 def test_launches_of_a_missing_program(options: tuple[str, ...]):
     assume(not any(re.match("-[a-zA-Z]*m", word) for word in options))  # a module is not looked for
-    with variables({"PATH": "/no/such/folder"}):  # a value may become the program: `ed`
+    with variables({"PATH": "/no/such/directory"}):  # a value may become the program: `ed`
         check((*options, MISSING), (0, 2, 126, 127))
 
 

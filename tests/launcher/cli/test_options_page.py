@@ -23,10 +23,10 @@ def blocks(language: str) -> list[str]:
 
 
 def in_shell(home: Home, script: str) -> Done:
-    folder = home.here / "bin"
-    folder.mkdir()
-    program(folder / "xlaunch", f'#!/bin/sh\nexec {sys.executable} -m xlaunch "$@"\n')
-    env = clean_environment(PATH=f"{folder}:{os.environ['PATH']}")
+    directory = home.here / "bin"
+    directory.mkdir()
+    program(directory / "xlaunch", f'#!/bin/sh\nexec {sys.executable} -m xlaunch "$@"\n')
+    env = clean_environment(PATH=f"{directory}:{os.environ['PATH']}")
     return run(("sh", "-e", "-c", script), env=env, cwd=home.here)
 
 

@@ -12,7 +12,7 @@ from tests.launcher.cli.commands import program, xlaunch
 from tests.launcher.machine.trees import CPU, write_files
 
 import xlaunch as xlaunch_package
-from xlaunch.environment.caches import LOCATIONS
+from xlaunch.cache.table import CACHES
 from xlaunch.options.table import OPTIONS, Group
 
 TWO = ("--instances", "2", "--ncores", "1", "--oversubscribe")
@@ -94,13 +94,14 @@ def test_plan_as_values():
     assert done.err == ""
 
 
-def test_explain_gives_variables_of_one_reason_together():
-    out = xlaunch("plan", "--explain", "true").out.decode().splitlines()
-    reason = "  compiled code is kept in one private directory for this hardware:"
-    start = out.index(reason)
-    names = [line.strip().partition("=")[0] for line in out[start + 1 : start + 8]]
-    assert names == [name for name, *_ in LOCATIONS]
-    assert all(line.startswith("    ") for line in out[start + 1 : start + 8])
+def test_explain_gives_variables_of_one_reason_together(tmp_path: Path):
+    out = xlaunch("plan", "--cache-dir", tmp_path, "--explain", "true").out.decode().splitlines()
+    reason = "  compiled code is kept in a private directory for this hardware and these versions; "
+    start = out.index(f"{reason}cold: it is empty:")
+    everywhere = [it for it in CACHES if it.vendor is None and not it.changes_behaviour]
+    lines = out[start + 1 : start + 1 + len(everywhere)]
+    assert [line.strip().partition("=")[0] for line in lines] == [it.variable for it in everywhere]
+    assert all(line.startswith("    ") for line in lines)
 
 
 def test_explain_gives_a_reason_for_every_decision():

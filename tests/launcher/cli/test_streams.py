@@ -20,6 +20,8 @@ from tests.launcher.cli.commands import (
 )
 from tests.launcher.launching import is_alive
 
+from xlaunch.cache.directories import MIN_DESCRIPTOR
+
 SEVERAL = ("--instances", "2", "--ncores", "1", "--oversubscribe", "-q", "--no-tag")
 IN_PLACE_AND_SUPERVISED = pytest.mark.parametrize(
     "options", [(), ("--supervise", "-q")], ids=["in place", "supervised"]
@@ -42,9 +44,15 @@ def test_one_of_several_alone_has_standard_input():
 
 
 @pytest.mark.parametrize("options", [(), ("--supervise", "-q"), SEVERAL])
-def test_program_has_the_standard_descriptors_and_no_other(options: tuple[str, ...]):
-    for told in xlaunch(*options, SHOW).shown():
+def test_program_has_the_standard_descriptors_and_those_that_hold_caches(options: tuple[str, ...]):
+    for told in xlaunch(*options, "--no-cache", SHOW).shown():
         assert told["descriptors"] == [0, 1, 2]
+    # A shell may start anything, so every cache is held.
+    shell = ("sh", "-c", f"exec {sys.executable} {SHOW}")
+    for told in xlaunch(*options, *shell).shown():
+        assert told["descriptors"][:3] == [0, 1, 2]
+        assert told["descriptors"][3:]
+        assert all(number >= MIN_DESCRIPTOR for number in told["descriptors"][3:])
 
 
 @pytest.mark.parametrize("options", [(), ("--supervise", "-q"), SEVERAL])

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Made-up libraries and environments: files of a few hundred bytes that say of themselves what a
-test needs, and folders laid out as Python's, conda's and the system's are."""
+test needs, and directories laid out as Python's, conda's and the system's are."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def elf_bytes(
 
 
 def library(path: Path, **more: object) -> Path:
-    """Write a made-up library, with the folders above it; its soname is its name, unless given."""
+    """Write a made-up library, with the directories above it; its soname is its name, unless given."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(elf_bytes(**{"soname": path.name, **more}))  # type: ignore[arg-type]
     path.chmod(0o755)
@@ -66,7 +66,7 @@ def library(path: Path, **more: object) -> Path:
 
 
 def environment(prefix: Path, *packages: str, python: str = "3.13.1") -> Path:
-    """A virtual environment with `packages` (``name-version``); its site-packages folder."""
+    """A virtual environment with `packages` (``name-version``); its site-packages directory."""
     (prefix / "bin").mkdir(parents=True)
     (prefix / "bin" / "python").symlink_to(sys.executable)
     (prefix / "pyvenv.cfg").write_text(f"home = {prefix}-base/bin\nversion = {python}\n")

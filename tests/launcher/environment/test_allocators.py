@@ -14,11 +14,11 @@ from xlaunch.environment.allocators import (
     PROFILES,
     allocator_settings,
     choose_profile,
-    glibc_version,
     merge_tunables,
 )
 from xlaunch.environment.libraries import find_library
 from xlaunch.errors import UsageError
+from xlaunch.machine.c_library import glibc_version
 
 ROUNDS = """
 import ctypes, resource, sys, threading

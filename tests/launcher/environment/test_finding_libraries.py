@@ -23,7 +23,7 @@ OTHER = AARCH64 if os.uname().machine == "x86_64" else X86_64
 
 
 @pytest.fixture(autouse=True)
-def folders_that_only_we_can_write(tmp_path: Path) -> None:
+def directories_that_only_we_can_write(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
 
 
@@ -89,15 +89,15 @@ def test_names_that_are_others(root: Path, file: str):
 
 
 @pytest.mark.parametrize(
-    "folder",
+    "directory",
     [
         "usr/local/lib", "usr/local/lib/x86_64-linux-gnu", "usr/local/lib64", "usr/lib64",
         "usr/lib/aarch64-linux-gnu", "usr/lib/riscv64-linux-gnu", "lib/arm-linux-gnueabihf", "lib",
         "usr/lib/x86_64-linux-musl", "usr/lib/llvm-14/lib", "opt/intel/oneapi/compiler/latest/lib",
     ],
 )  # fmt: skip
-def test_system_directories(root: Path, folder: str):
-    path = library(root / folder / "libomp.so.5")
+def test_system_directories(root: Path, directory: str):
+    path = library(root / directory / "libomp.so.5")
     assert [found.path for found in find("llvm", None, root)] == [str(path)]
 
 
@@ -114,8 +114,8 @@ def test_order_of_places(tmp_path: Path, root: Path, prefix: Path):
         ("a system directory", root / "usr/local/lib"),
         ("a system directory", root / "usr/lib"),
     ]
-    for _, folder in expected:
-        library(folder / "libomp.so.5")
+    for _, directory in expected:
+        library(directory / "libomp.so.5")
     found = find(
         "llvm",
         prefix,
@@ -244,7 +244,7 @@ def test_file_that_is_broken(root: Path, content: bytes):
     assert "is not an ELF file" in (text := refusal(path, root)) or "is truncated" in text
 
 
-def test_folder_by_a_library_s_name(root: Path):
+def test_directory_by_a_library_s_name(root: Path):
     path = root / "usr/lib/libomp.so.5"
     path.mkdir()
     assert "cannot be read" in refusal(path, root)
@@ -277,7 +277,7 @@ def test_library_that_another_user_can_change_is_passed_over(root: Path, prefix:
     assert find("llvm", prefix, root)[0].path == str(unsafe)
 
 
-def test_folder_of_a_link_must_be_safe_as_well(root: Path, tmp_path: Path):
+def test_directory_of_a_link_must_be_safe_as_well(root: Path, tmp_path: Path):
     path = library(tmp_path / "safe/libomp.so.5")
     (root / "usr/lib/libomp.so.5").symlink_to(path)
     (root / "usr/lib").chmod(0o777)
@@ -300,7 +300,7 @@ def test_version_in_the_file(root: Path):
     assert version("tcmalloc", root) == "2.10"
 
 
-def test_version_by_name_or_folder(root: Path):
+def test_version_by_name_or_directory(root: Path):
     library(root / "usr/lib/libmimalloc.so.2.0")
     library(root / "usr/lib/llvm-18/lib/libomp.so.5")
     library(root / "usr/lib/libgomp.so.1")
@@ -359,5 +359,5 @@ def test_real_runtime_that_pip_installed_is_found(needs):
 
 def test_places_exist_and_are_told_once():
     told = [place.place for place in places("/usr", {"LD_LIBRARY_PATH": "/usr/lib:/absent"})]
-    assert len({os.path.realpath(folder) for folder in told}) == len(told)
+    assert len({os.path.realpath(directory) for directory in told}) == len(told)
     assert all(map(os.path.isdir, told))

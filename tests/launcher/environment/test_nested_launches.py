@@ -17,8 +17,8 @@ from tests.launcher.cli.commands import (
     two_cpus,
 )
 
-from xlaunch.environment.allocators import glibc_version
 from xlaunch.environment.libraries import find_library
+from xlaunch.machine.c_library import glibc_version
 
 TUNABLES = "GLIBC_TUNABLES"
 DEBIAN = {"jemalloc": "libjemalloc2", "tcmalloc": "libtcmalloc-minimal4", "llvm": "libomp5"}
@@ -87,12 +87,12 @@ def test_users_tunables_pass_through_every_launch():
     assert entries(by_option) == entries(alone)
 
 
-def test_what_is_changed_between_two_launches_is_the_user_s():
+def test_what_is_changed_between_two_launches_is_the_user_s(tmp_path):
     frugal, tuned = ("--allocator", "glibc-frugal"), ("--allocator", "glibc-tuned")
     told = launched(frugal, ("env", f"{TUNABLES}=glibc.malloc.mmap_max=7"), tuned)
     assert entries(told)["glibc.malloc.mmap_max"] == "7"
     assert "glibc.malloc.arena_max" not in entries(told)
-    told = launched(("--cache-dir", "/tmp/outer"), ("env", f"{INDUCTOR}=/mine"), ())
+    told = launched(("--cache-dir", str(tmp_path)), ("env", f"{INDUCTOR}=/mine"), ())
     assert told[INDUCTOR] == "/mine"
     told = launched(frugal, ("env", "-u", TUNABLES), ("--allocator", "glibc"))
     assert TUNABLES not in told

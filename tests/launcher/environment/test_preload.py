@@ -269,7 +269,7 @@ def test_other_proofs_stay_and_the_oldest_go(good: str, home):
         {},
         {"HOME": ""},
         {"HOME": "relative", "XDG_CACHE_HOME": "relative"},
-        {"HOME": "/proc/no-such-folder"},
+        {"HOME": "/proc/no-such-directory"},
         {"XDG_CACHE_HOME": "/dev/null"},
     ],
 )
@@ -292,7 +292,7 @@ def test_file_that_cannot_be_replaced_is_a_note(good: str, home):
     assert [path.name for path in kept(home).parent.iterdir()] == ["preloads.json"]
 
 
-def test_folder_that_others_can_write_is_not_believed(good: str, home, starts):
+def test_directory_that_others_can_write_is_not_believed(good: str, home, starts):
     kept(home).parent.mkdir(parents=True)
     prove_preload(good, sys.executable, home)
     kept(home).parent.chmod(0o777)
@@ -302,7 +302,7 @@ def test_folder_that_others_can_write_is_not_believed(good: str, home, starts):
     assert len(starts) == 3
 
 
-def test_folder_behind_a_link_is_believed_if_it_is_private(good: str, home, tmp_path: Path):
+def test_directory_behind_a_link_is_believed_if_it_is_private(good: str, home, tmp_path: Path):
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     kept(home).parent.parent.mkdir()
     kept(home).parent.symlink_to(tmp_path / "elsewhere")

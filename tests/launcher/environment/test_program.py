@@ -22,8 +22,8 @@ from xlaunch.supervision.start import exec_error, execute
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder: a script, two executables, one in a folder of PATH, a plain file."""
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current directory: a script, two executables, one in a directory of PATH, a plain file."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bin").mkdir()
     (tmp_path / "later").mkdir()
@@ -42,7 +42,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def resolve(*words: str, variables: dict[str, str] | None = None, **more: object):
-    path = {"PATH": "bin:later:/no/such/folder:"}
+    path = {"PATH": "bin:later:/no/such/directory:"}
     return resolve_program(Request(program=words, **more), path | (variables or {}))
 
 
@@ -55,18 +55,18 @@ def test_script_is_run_by_an_interpreter():
 
 
 @pytest.mark.parametrize("suffix", PYTHON_SUFFIXES)
-def test_every_suffix_of_python(folder: Path, suffix: str):
-    (folder / f"x{suffix}").write_text("")
+def test_every_suffix_of_python(directory: Path, suffix: str):
+    (directory / f"x{suffix}").write_text("")
     assert resolve(f"x{suffix}").executable == sys.executable
 
 
-def test_executable_script_is_run_by_an_interpreter_all_the_same(folder: Path):
-    (folder / "script.py").chmod(0o755)
+def test_executable_script_is_run_by_an_interpreter_all_the_same(directory: Path):
+    (directory / "script.py").chmod(0o755)
     assert resolve("./script.py").argv == (sys.executable, "./script.py")
 
 
-def test_no_python_takes_the_file_itself(folder: Path):
-    (folder / "script.py").chmod(0o755)
+def test_no_python_takes_the_file_itself(directory: Path):
+    (directory / "script.py").chmod(0o755)
     found = resolve("./script.py", "a", no_python=True)
     assert found == ("./script.py", ("./script.py", "a"), None)
 
@@ -90,7 +90,7 @@ def test_file_that_may_not_be_run_is_passed_over():
         resolve("held", variables={"PATH": "bin"})
 
 
-def test_empty_part_of_the_path_is_this_folder():
+def test_empty_part_of_the_path_is_this_directory():
     assert resolve("run").executable == "./run"
     with pytest.raises(ProgramNotFoundError, match=r"\./run"):
         resolve("run", variables={"PATH": "bin"})
@@ -125,8 +125,8 @@ def test_program_that_is_not_to_be_had(name: str, error: type[Exception]):
     assert "\n" not in str(raised.value)
 
 
-def test_folder_named_as_a_script(folder: Path):
-    (folder / "package.py").mkdir()
+def test_directory_named_as_a_script(directory: Path):
+    (directory / "package.py").mkdir()
     with pytest.raises(ProgramNotExecutableError, match="directory"):
         resolve("package.py")
 
@@ -140,15 +140,15 @@ def test_nothing_given(module: bool, word: str):
 # Interpreters
 
 
-def test_interpreter_of_the_active_environment(folder: Path):
+def test_interpreter_of_the_active_environment(directory: Path):
     for name in ("venv", "conda"):
-        (folder / name / "bin").mkdir(parents=True)
-        os.symlink(sys.executable, folder / name / "bin" / "python")
+        (directory / name / "bin").mkdir(parents=True)
+        os.symlink(sys.executable, directory / name / "bin" / "python")
     both = {"VIRTUAL_ENV": "venv", "CONDA_PREFIX": "conda"}
     assert find_interpreter(None, both) == ("venv/bin/python", "VIRTUAL_ENV is active")
     del both["VIRTUAL_ENV"]
     assert find_interpreter(None, both) == ("conda/bin/python", "CONDA_PREFIX is active")
-    (folder / "conda" / "bin" / "python").unlink()
+    (directory / "conda" / "bin" / "python").unlink()
     assert find_interpreter(None, both)[0] == sys.executable
 
 

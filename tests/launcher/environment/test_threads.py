@@ -12,11 +12,12 @@ import pytest
 from tests.launcher.cli.commands import clean_environment, show, two_cpus, xlaunch
 from tests.launcher.environment.made_up import environment
 
-from xlaunch.environment.threads import VARIABLES, Installed, find_installed, thread_settings
+from xlaunch.environment.prefix import Installed, find_installed
+from xlaunch.environment.threads import VARIABLES, thread_settings
 
 
 def settings(*packages: str, python=(3, 13), threads: int = 4, **variables: str) -> dict[str, str]:
-    installed = Installed(frozenset(packages), python)
+    installed = Installed(dict.fromkeys(packages, "1.0"), python)
     return {p.name: p.value for p in thread_settings(threads, installed, variables)}
 
 
@@ -75,15 +76,18 @@ def test_every_row_says_why_and_where_from():
 
 
 @pytest.mark.parametrize(
-    "folder",
+    "directory",
     ["polars-1.2.dist-info", "Polars-1.2.dist-info", "polars-1.2-py3.13.egg-info"],
 )
-def test_packages_are_told_by_their_folders_names(tmp_path: Path, folder: str):
+def test_packages_are_told_by_their_directories_names(tmp_path: Path, directory: str):
     site = environment(tmp_path, "tensorflow_cpu-2.0", "unheard_of-1")
-    (site / folder).mkdir()
+    (site / directory).mkdir()
     (site / "numexpr").mkdir()  # what is left after an uninstall
     found = find_installed(str(tmp_path), f"{tmp_path}/bin/python")
-    assert found == Installed(frozenset({"polars", "tensorflow-cpu"}), (3, 13))
+    assert found.python == (3, 13)
+    assert found.packages is not None
+    assert found.packages.keys() == {"polars", "tensorflow-cpu", "unheard-of"}
+    assert (found.packages["polars"], found.packages["tensorflow-cpu"]) == ("1.2", "2.0")
 
 
 def test_environment_that_lets_the_system_s_packages_in(tmp_path: Path):
@@ -91,10 +95,10 @@ def test_environment_that_lets_the_system_s_packages_in(tmp_path: Path):
     (base / "lib/python3.13/site-packages/polars-1.dist-info").mkdir(parents=True)
     environment(tmp_path / "prefix")
     prefix, python = str(tmp_path / "prefix"), str(tmp_path / "prefix/bin/python")
-    assert find_installed(prefix, python).packages == frozenset()
+    assert find_installed(prefix, python).packages == {}
     with open(f"{prefix}/pyvenv.cfg", "a") as stream:
         stream.write("include-system-site-packages = true\n")
-    assert find_installed(prefix, python).packages == {"polars"}
+    assert find_installed(prefix, python).packages == {"polars": "1"}
 
 
 def test_prefix_of_the_program_counts_and_not_ours(tmp_path: Path):

@@ -28,8 +28,8 @@ def boot_guest(
     write_initramfs(initramfs)
 
     def boot_shape(shape: Shape) -> AbstractContextManager[Guest]:
-        folder = tmp_path_factory.mktemp("guest")
-        return boot(shape, kernel=kernel, initramfs=initramfs, folder=folder)
+        directory = tmp_path_factory.mktemp("guest")
+        return boot(shape, kernel=kernel, initramfs=initramfs, directory=directory)
 
     return boot_shape
 

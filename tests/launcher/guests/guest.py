@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Guests of any shape: boot one under QEMU, run xlaunch in it, read and write its files.
 
-    with boot(SERVER, kernel=..., initramfs=..., folder=...) as guest:
+    with boot(SERVER, kernel=..., initramfs=..., directory=...) as guest:
         guest.xlaunch("plan", "--mode", "throughput", "--json").json()
 
 The guest's kernel writes to the first serial line (a file, for whoever looks into a failure); the
@@ -76,7 +76,7 @@ class Guest:
         return self.python("-m", "xlaunch", *arguments, check=check, group=group)
 
     def python(self, *arguments: str, check: bool = True, group: str = "") -> Outcome:
-        """Run Python, in the control group whose folder is `group`; with `check` it must succeed."""
+        """Run Python, in the control group whose directory is `group`; with `check` it must succeed."""
         answer = self._ask(
             run=[PYTHON, *arguments],
             env={"PYTHONPATH": PACKAGES, "PATH": "/bin", "HOME": "/tmp"},
@@ -105,36 +105,36 @@ class Guest:
         self._ask(write=path, text=text)
 
     def make_group(self, name: str, **settings: str) -> str:
-        """Make a control group with what it needs above it; returns its folder.
+        """Make a control group with what it needs above it; returns its directory.
 
         **Ex.:** ``make_group("job/step", cpu_max="50000 100000")``
         """
-        folder = GROUPS
+        directory = GROUPS
         for part in name.split("/"):
-            self.write(f"{folder}/cgroup.subtree_control", "+cpuset +cpu +memory")
-            folder += f"/{part}"
-            self.make_folder(folder)
-            self._groups.append(folder)
+            self.write(f"{directory}/cgroup.subtree_control", "+cpuset +cpu +memory")
+            directory += f"/{part}"
+            self.make_directory(directory)
+            self._groups.append(directory)
         for key, value in settings.items():
-            self.write(f"{folder}/{key.replace('_', '.', 1)}", value)
-        return folder
+            self.write(f"{directory}/{key.replace('_', '.', 1)}", value)
+        return directory
 
     def remove_groups(self) -> None:
         """Remove all groups that were made, with whoever is in them."""
         while self._groups:
-            folder = self._groups.pop()
-            self.write(f"{folder}/cgroup.kill", "1")
-            while "populated 1" in self.read(f"{folder}/cgroup.events"):
+            directory = self._groups.pop()
+            self.write(f"{directory}/cgroup.kill", "1")
+            while "populated 1" in self.read(f"{directory}/cgroup.events"):
                 pass  # each answer takes its time
-            self._ask(remove=folder)
+            self._ask(remove=directory)
 
-    def make_folder(self, path: str) -> None:
-        """Make a folder, if it is not there."""
+    def make_directory(self, path: str) -> None:
+        """Make a directory, if it is not there."""
         self._ask(make=path)
 
-    def mount(self, kind: str, folder: str, options: str) -> None:
+    def mount(self, kind: str, directory: str, options: str) -> None:
         """Mount a file system that needs no device."""
-        self._ask(mount=kind, folder=folder, options=options)
+        self._ask(mount=kind, directory=directory, options=options)
 
     def _ask(self, **request: Any) -> dict[str, Any]:
         assert self._process.stdin is not None
@@ -163,9 +163,9 @@ class Guest:
 
 
 @contextlib.contextmanager
-def boot(shape: Shape, *, kernel: Path, initramfs: Path, folder: Path) -> Iterator[Guest]:
-    """A guest of that shape, gone at the end of the block. `folder` gets what its kernel says."""
-    console = folder / "console.log"
+def boot(shape: Shape, *, kernel: Path, initramfs: Path, directory: Path) -> Iterator[Guest]:
+    """A guest of that shape, gone at the end of the block. `directory` gets what its kernel says."""
+    console = directory / "console.log"
     command = (
         *("timeout", "--kill-after=5", str(LIFETIME_S)),
         *(QEMU, "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"),
@@ -179,7 +179,7 @@ def boot(shape: Shape, *, kernel: Path, initramfs: Path, folder: Path) -> Iterat
         # While only the first CPU is up, all files are unpacked into the memory of its node.
         *("-append", f"console=ttyS0 panic=-1 maxcpus=1 {shape.kernel}"),
     )
-    with (folder / "qemu.log").open("wb") as errors:
+    with (directory / "qemu.log").open("wb") as errors:
         process = subprocess.Popen(
             command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
         )

@@ -28,15 +28,15 @@ PROGRAMS = "/programs"
 LEFT_OUT = re.compile(
     r"test|tests|idlelib|tkinter|turtledemo|lib2to3|ensurepip|pydoc_data|config-.*|\w+-packages"
 )
-"""Folders of the standard library that no launcher needs."""
+"""Directories of the standard library that no launcher needs."""
 
 
 def write_initramfs(path: Path) -> None:
     """Write the archive to `path`; some 50 MB."""
     files = dict(_interpreter())
     for package in (xlaunch, click):
-        folder = Path(package.__file__).parent
-        files.update(_tree(folder, f"{PACKAGES}/{folder.name}"))
+        directory = Path(package.__file__).parent
+        files.update(_tree(directory, f"{PACKAGES}/{directory.name}"))
     files.update(_tree(INSIDE, PROGRAMS))
     with path.open("wb") as stream:
         archive = _Archive(stream)
@@ -63,18 +63,18 @@ def _interpreter() -> Iterator[tuple[str, Path]]:
         yield str(cache), cache
 
 
-def _tree(folder: Path, name: str) -> Iterator[tuple[str, Path]]:
-    """The files of `folder`, with their names under `name`; compiled ones of this Python only."""
-    for parent, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not LEFT_OUT.fullmatch(name)]
+def _tree(directory: Path, name: str) -> Iterator[tuple[str, Path]]:
+    """The files of `directory`, with their names under `name`; compiled ones of this Python only."""
+    for parent, directories, files in os.walk(directory):
+        directories[:] = [name for name in directories if not LEFT_OUT.fullmatch(name)]
         for file in files:
             path = Path(parent, file)
             if path.suffix != ".pyc" or path.name.endswith(f".{sys.implementation.cache_tag}.pyc"):
-                yield f"{name}/{path.relative_to(folder)}", path
+                yield f"{name}/{path.relative_to(directory)}", path
 
 
 class _Archive:
-    """Writes a cpio archive; folders come by themselves, before what they hold."""
+    """Writes a cpio archive; directories come by themselves, before what they hold."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream

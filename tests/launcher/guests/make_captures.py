@@ -103,7 +103,9 @@ def main(names: list[str]) -> None:
         write_initramfs(initramfs)
         for name in names or GUESTS:
             shape, prepare = GUESTS[name]
-            with boot(shape, kernel=kernel, initramfs=initramfs, folder=Path(directory)) as guest:
+            with boot(
+                shape, kernel=kernel, initramfs=initramfs, directory=Path(directory)
+            ) as guest:
                 group = prepare(guest)
                 guest.xlaunch("topology", "--capture", WRITTEN, group=group)
                 data = base64.b64decode(guest.python("-c", PRINT_IT).stdout)

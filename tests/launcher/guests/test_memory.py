@@ -98,7 +98,7 @@ def test_auto_leaves_an_inherited_policy_and_says_so(server: Guest) -> None:
     options = ("--mode", "throughput", "--no-tag", "--", *OCCUPANT, "--mib", "1")
     outcome = server.python(*under, *options)
     assert [said["policy"] for said in outcome.json_lines()] == [["bind", [1, 2]]] * 4
-    assert outcome.stderr.count("the memory policy that was inherited") == 1
+    assert outcome.stderr.count("keeping the inherited memory policy") == 1
 
 
 def test_a_policy_that_was_asked_for_overrides_an_inherited_one(server: Guest) -> None:

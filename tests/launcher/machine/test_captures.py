@@ -93,7 +93,7 @@ def test_a_name_that_is_no_capture_is_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+def test_a_directory_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     path = f"{tmp_path}/none/a.tar.xz"
     with pytest.raises(UsageError, match=r"cannot write it: No such file or directory$"):
         write_capture(path)
@@ -131,7 +131,7 @@ def archive_of(path: Path, name: str, *, link: str | None = None) -> str:
     ("name", "link"),
     [("../escaped", None), ("sys/link", "/etc"), ("sys/link", "../../../etc/passwd")],
 )
-def test_members_that_leave_the_folder_are_refused(
+def test_members_that_leave_the_directory_are_refused(
     tmp_path: Path, name: str, link: str | None
 ) -> None:
     path = archive_of(tmp_path / "bad.tar", name, link=link)
@@ -150,7 +150,7 @@ def test_what_is_no_archive_is_one_line(tmp_path: Path, content: bytes) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["tar", "tar.gz", "tar.xz"])
-def test_every_compression_and_a_folder_around(tmp_path: Path, suffix: str) -> None:
+def test_every_compression_and_a_directory_around(tmp_path: Path, suffix: str) -> None:
     write_files(tmp_path / "machine", {f"{CPU}/online": "0-2", f"{CPU}/cpu0/": ""})
     path = tmp_path / f"a.{suffix}"
     with tarfile.open(path, f"w:{suffix[4:]}") as archive:

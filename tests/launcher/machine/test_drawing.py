@@ -17,9 +17,9 @@ from xlaunch.planning.plans import Instance, Plan
 from xlaunch.planning.request import MemoryPolicy
 
 
-def made_up(folder: Path, text: str) -> Machine:
-    write_tree(parse_levels(text), str(folder))
-    return read_machine(str(folder))
+def made_up(directory: Path, text: str) -> Machine:
+    write_tree(parse_levels(text), str(directory))
+    return read_machine(str(directory))
 
 
 def drawn(machine: Machine, plan: Plan | None = None) -> str:

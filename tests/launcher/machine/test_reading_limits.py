@@ -29,10 +29,10 @@ def limits(root: Path, *parts: dict[str, str]) -> Limits:
 
 
 def v1_mount(
-    controller: str, mounted: str = "/", folder: str | None = None, options: str = ""
+    controller: str, mounted: str = "/", directory: str | None = None, options: str = ""
 ) -> str:
-    folder = folder or f"/sys/fs/cgroup/{controller}"
-    return f"30 25 0:26 {mounted} {folder} rw,relatime - cgroup cgroup rw,{controller}{options}"
+    directory = directory or f"/sys/fs/cgroup/{controller}"
+    return f"30 25 0:26 {mounted} {directory} rw,relatime - cgroup cgroup rw,{controller}{options}"
 
 
 def test_nothing_limits(tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def test_files_without_prefix(tmp_path: Path) -> None:
     found = limits(
         tmp_path,
         {
-            "proc/self/mountinfo": v1_mount("cpuset", folder="/dev/cpuset", options=",noprefix"),
+            "proc/self/mountinfo": v1_mount("cpuset", directory="/dev/cpuset", options=",noprefix"),
             "proc/self/cpuset": "/batch",
             "dev/cpuset/batch/cpus": "5",
             "dev/cpuset/batch/mems": "1",

@@ -40,7 +40,7 @@ def lone_cores(count: int, package: str | None = None) -> dict[str, str]:
 # Which CPUs there are
 
 
-def test_online_list_rules_and_folders_beyond_it_are_offline(tmp_path: Path) -> None:
+def test_online_list_rules_and_directories_beyond_it_are_offline(tmp_path: Path) -> None:
     files = cpus("0,2", core_cpus_list={0: "0", 2: "2"}, package_cpus_list={0: "0,2", 2: "0,2"})
     topology = read(tmp_path, files, {f"{CPU}/cpu1/": "", f"{CPU}/cpu3/": ""})
     assert topology.online_cpus == (0, 2)
@@ -77,7 +77,7 @@ def test_stale_sibling_lists_are_cut_to_online_cpus(tmp_path: Path) -> None:
     assert topology.packages[0].cpus == (0, 1)
 
 
-def test_a_tree_of_bare_folders_is_one_package_of_lone_cores(tmp_path: Path) -> None:
+def test_a_tree_of_bare_directories_is_one_package_of_lone_cores(tmp_path: Path) -> None:
     topology, notes = read_with_notes(tmp_path, {f"{CPU}/cpu0/": "", f"{CPU}/cpu1/": ""})
     assert topology.packages == (Package(None, (0, 1)),)
     assert topology.cores == ((0,), (1,))
@@ -261,11 +261,11 @@ def test_caches_numbered_otherwise_behind_one_l3(tmp_path: Path) -> None:
 def test_share_masks_of_zeros_mean_the_core(tmp_path: Path) -> None:
     files = cpus("0-3", thread_siblings=["3", "3", "c", "c"], core_siblings=["f"] * 4)
     for cpu in range(4):
-        folder = f"{CPU}/cpu{cpu}/cache/index0"
+        directory = f"{CPU}/cpu{cpu}/cache/index0"
         files |= {
-            f"{folder}/level": "3",
-            f"{folder}/type": "Unified",
-            f"{folder}/shared_cpu_map": "0",
+            f"{directory}/level": "3",
+            f"{directory}/type": "Unified",
+            f"{directory}/shared_cpu_map": "0",
         }
     assert read(tmp_path, files).l3_groups == ((0, 1), (2, 3))
 
@@ -279,12 +279,12 @@ def test_a_level_2_cache_for_instructions_alone_is_no_l2(tmp_path: Path) -> None
 
 
 def node(number: int, cpulist: str, distance: str = "", kib: int | None = 1024) -> dict[str, str]:
-    folder = f"{NODE}/node{number}"
-    files = {f"{folder}/cpulist": cpulist}
+    directory = f"{NODE}/node{number}"
+    files = {f"{directory}/cpulist": cpulist}
     if distance:
-        files[f"{folder}/distance"] = distance
+        files[f"{directory}/distance"] = distance
     if kib is not None:
-        files[f"{folder}/meminfo"] = (
+        files[f"{directory}/meminfo"] = (
             f"Node {number} MemTotal:  {kib} kB\nNode {number} MemFree: 7 kB"
         )
     return files

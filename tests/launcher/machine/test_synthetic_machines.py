@@ -15,9 +15,9 @@ from xlaunch.machine.topology import NumaNode, Package, Topology
 GIB = 1 << 30
 
 
-def made_up(folder: Path, text: str) -> Topology:
-    write_tree(parse_levels(text), str(folder))
-    machine = read_machine(str(folder))
+def made_up(directory: Path, text: str) -> Topology:
+    write_tree(parse_levels(text), str(directory))
+    machine = read_machine(str(directory))
     assert machine.notes == ()
     assert machine.limits.allowed_cpus == machine.topology.online_cpus
     return machine.topology

@@ -10,7 +10,7 @@ NODE = "sys/devices/system/node"
 
 
 def write_files(root: Path, files: dict[str, str]) -> str:
-    """Write files below `root` and return it. A path that ends in a slash is an empty folder."""
+    """Write files below `root` and return it. A path that ends in a slash is an empty directory."""
     for path, text in files.items():
         target = root / path
         if path.endswith("/"):
@@ -22,7 +22,7 @@ def write_files(root: Path, files: dict[str, str]) -> str:
 
 
 def cpus(online: str, **topology: dict[int, str] | list[str]) -> dict[str, str]:
-    """The list of online CPUs, and files of their ``topology`` folders by name.
+    """The list of online CPUs, and files of their ``topology`` directories by name.
 
     **Ex.:** ``cpus("0-1", core_id=["0", "1"])`` gives CPUs 0 and 1 each a ``core_id``.
     """
@@ -36,14 +36,14 @@ def cpus(online: str, **topology: dict[int, str] | list[str]) -> dict[str, str]:
 
 def cache(cpu: int, index: int, level: int, shared: str, kind: str = "Unified") -> dict[str, str]:
     """The files of one cache of one CPU; `shared` is a list."""
-    folder = f"{CPU}/cpu{cpu}/cache/index{index}"
+    directory = f"{CPU}/cpu{cpu}/cache/index{index}"
     return {
-        f"{folder}/level": str(level),
-        f"{folder}/type": kind,
-        f"{folder}/shared_cpu_list": shared,
+        f"{directory}/level": str(level),
+        f"{directory}/type": kind,
+        f"{directory}/shared_cpu_list": shared,
     }
 
 
 def each(cpus: range, name: str, values: list[str]) -> dict[str, str]:
-    """A file of the CPUs' own folders. **Ex.:** ``each(range(2), "online", ["1", "0"])``."""
+    """A file of the CPUs' own directories. **Ex.:** ``each(range(2), "online", ["1", "0"])``."""
     return {f"{CPU}/cpu{cpu}/{name}": value for cpu, value in zip(cpus, values, strict=True)}

@@ -37,11 +37,11 @@ class Measured(Launched):
 
     def told(self, word: str) -> set[int]:
         """The instances that have noted `word`."""
-        return {int(path.name.split(".")[0]) for path in self.folder.glob(f"*.{word}")}
+        return {int(path.name.split(".")[0]) for path in self.directory.glob(f"*.{word}")}
 
     def allow(self, word: str) -> None:
         """Let the instances that wait for `word` go on."""
-        (self.folder / word).touch()
+        (self.directory / word).touch()
 
     def wait_for(self, word: str, *indices: int) -> None:
         wait_until(lambda: set(indices) <= self.told(word), f"{word} of {indices}")
@@ -66,8 +66,8 @@ def measure(tmp_path: Path) -> Iterator[Start]:
         yield start
 
 
-def folders_left(folder: Path) -> list[str]:
-    return os.listdir(folder / "runtime")
+def directories_left(directory: Path) -> list[str]:
+    return os.listdir(directory / "runtime")
 
 
 # What is printed
@@ -308,22 +308,22 @@ def test_without_metric_there_is_no_barrier(tmp_path: Path):
     assert done.stdout == b"False False\n"
 
 
-def test_folder_for_fifos_is_removed(measure: Start):
+def test_directory_for_fifos_is_removed(measure: Start):
     run = measure("barrier()")
     assert run.end()[0] == 0
-    assert folders_left(run.folder) == []
+    assert directories_left(run.directory) == []
 
 
 @pytest.mark.parametrize("victim", ["keeper", "supervisor"])
-def test_folder_for_fifos_is_removed_whoever_is_killed(measure: Start, victim: str):
+def test_directory_for_fifos_is_removed_whoever_is_killed(measure: Start, victim: str):
     run = measure("note('ready'); wait_for('never')")
     run.wait_for("ready", 0, 1)
-    assert len(folders_left(run.folder)) == 1
+    assert len(directories_left(run.directory)) == 1
     (supervisor,) = children_of(run.process.pid)
     os.kill(run.process.pid if victim == "keeper" else supervisor, signal.SIGKILL)
     wait_until(lambda: not is_alive(supervisor), "the supervisor's end")
     run.end()
-    assert folders_left(run.folder) == []
+    assert directories_left(run.directory) == []
 
 
 def test_without_a_place_for_fifos_it_measures_what_is_printed(tmp_path: Path):

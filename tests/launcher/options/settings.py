@@ -19,7 +19,7 @@ from xlaunch.planning.request import MAX, Request
 
 
 class Home(NamedTuple):
-    """A project with a folder deep in it, which is the current one, and a user's settings."""
+    """A project with a directory deep in it, which is the current one, and a user's settings."""
 
     here: Path
     project: Path
@@ -41,8 +41,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     """An empty project and empty settings; nothing in the environment."""
     here = tmp_path / "work" / "project" / "deep" / "down"
     settings = tmp_path / "config" / "xlaunch"
-    for folder in (here, here.parents[1] / ".git", settings / "presets"):
-        folder.mkdir(parents=True)
+    for directory in (here, here.parents[1] / ".git", settings / "presets"):
+        directory.mkdir(parents=True)
     monkeypatch.chdir(here)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(settings.parent))
     for option in IN_FILES:

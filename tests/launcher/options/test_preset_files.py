@@ -183,10 +183,10 @@ def test_preset_may_be_named_by_a_variable_or_come_through_a_pipe(home: Home):
 
 
 def test_settings_are_in_the_home_where_no_variable_says_otherwise(home: Home, tmp_path: Path):
-    folder = tmp_path / ".config" / "xlaunch"
-    folder.mkdir(parents=True)
-    (folder / "config.toml").write_text("ncores = 1")
-    for base in ("", "relative/folder"):
+    directory = tmp_path / ".config" / "xlaunch"
+    directory.mkdir(parents=True)
+    (directory / "config.toml").write_text("ncores = 1")
+    for base in ("", "relative/directory"):
         env = clean_environment(HOME=str(tmp_path), XDG_CONFIG_HOME=base)
         done = xlaunch("plan", "--explain", env=env, cwd=home.here)
         assert b"ncores 1: user ~/.config/xlaunch/config.toml" in done.out
@@ -261,7 +261,7 @@ def test_help_and_version_work_whatever_files_say(home: Home):
         assert xlaunch(option, cwd=home.here, env=dict(os.environ)).code == 0
 
 
-def test_folder_that_is_gone_has_no_project(tmp_path: Path):
+def test_directory_that_is_gone_has_no_project(tmp_path: Path):
     command = f"mkdir gone && cd gone && rmdir ../gone && exec {sys.executable} -m xlaunch plan"
     assert subprocess.run(["sh", "-c", command], cwd=tmp_path, check=False).returncode == 0
 

@@ -32,7 +32,7 @@ __all__ = ["home"]
 
 ROUND_TRIPS = settings(
     max_examples=300,
-    # The folder is the same for all examples, and each writes all that it reads.
+    # The directory is the same for all examples, and each writes all that it reads.
     suppress_health_check=[
         HealthCheck.function_scoped_fixture,
         HealthCheck.too_slow,
@@ -134,8 +134,10 @@ def test_nothing_is_replaced_that_is_no_preset(home: Home):
     message = xlaunch("--save-preset", "other.toml", cwd=home.here).refused()
     assert "exists and is not a preset (other.toml: there is no option 'tool'" in message
     assert (home.here / "other.toml").read_text() == "[tool.other]\nkey = 1"
-    (home.here / "folder.toml").mkdir()
-    assert "not a regular file" in xlaunch("--save-preset", "folder.toml", cwd=home.here).refused()
+    (home.here / "directory.toml").mkdir()
+    assert (
+        "not a regular file" in xlaunch("--save-preset", "directory.toml", cwd=home.here).refused()
+    )
     message = xlaunch("--save-preset", "gone/a.toml", cwd=home.here).refused()
     assert "not a directory that can be written" in message
 

@@ -61,9 +61,9 @@ class Proc:
             fields = ["0"] * 50
             fields[0], fields[36] = "R", str(cpu)
             fields[11] = str(round(self.samples * ticks * SAMPLE_S * TICKS_PER_SECOND / 10))
-            for folder in (task, task.parents[1]):
-                (folder / "stat").write_text(f"{pid} ({name}) {' '.join(fields)}\n")
-                (folder / "comm").write_text(f"{name}\n")
+            for directory in (task, task.parents[1]):
+                (directory / "stat").write_text(f"{pid} ({name}) {' '.join(fields)}\n")
+                (directory / "comm").write_text(f"{name}\n")
 
     def pass_time(self) -> None:
         self.samples += 1

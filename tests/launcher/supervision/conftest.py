@@ -17,7 +17,7 @@ class Witnesses(Launched):
 
     def log(self, index: int) -> list[str]:
         """What instance `index` has noted so far."""
-        path = self.folder / f"{index}.log"
+        path = self.directory / f"{index}.log"
         return path.read_text().split() if path.exists() else []
 
     def wait_for(self, index: int, word: str) -> None:
@@ -25,7 +25,7 @@ class Witnesses(Launched):
 
     def child_of(self, index: int) -> int:
         """The process that instance `index` started on its own."""
-        return int((self.folder / f"{index}.child").read_text())
+        return int((self.directory / f"{index}.child").read_text())
 
 
 @pytest.fixture

@@ -54,8 +54,8 @@ def test_restarts_are_numbered_and_end(most: int | None, allowed: int):
 
 def test_each_instance_has_its_own():
     restarts = Restarts(1)
-    assert restarts.grant(0, ran_s=0, now=10.0) == Restart(1, 1.0)
-    assert restarts.grant(1, ran_s=0, now=5.0) == Restart(1, 1.0)
+    assert restarts.grant(0, ran_s=0, now=10.0) == Restart(1, 1, 1.0)
+    assert restarts.grant(1, ran_s=0, now=5.0) == Restart(1, 1, 1.0)
     assert (restarts.next_at, restarts.waiting) == (6.0, True)
     assert (restarts.due(5.9), restarts.due(6.0), restarts.due(20.0)) == ([], [1], [1, 0])
     restarts.postpone(1, 12.0)
@@ -93,7 +93,7 @@ class Restarting(Launched):
 
     def runs(self, index: int) -> list[str]:
         """A line for each time that an instance was started."""
-        path = self.folder / f"runs.{index}"
+        path = self.directory / f"runs.{index}"
         return path.read_text().splitlines() if path.exists() else []
 
     def wait_for_run(self, index: int, number: int) -> None:
@@ -129,7 +129,7 @@ def test_only_the_failed_one_is_started_anew_in_its_place(launch: Start):
         "if index == 1 and run < 2: sys.exit(3)\nif index == 0:\n while not os.path.exists('go'): time.sleep(0.01)"
     )
     run.wait_for_run(1, 2)
-    (run.folder / "go").touch()
+    (run.directory / "go").touch()
     code, _, err = run.end()
     assert code == 0, err
     assert "instance 1 failed with exit code 3; restart 1 of 3 in 1 s" in err
@@ -171,8 +171,8 @@ def test_what_is_summed_is_of_all_runs(launch: Start):
 def test_log_files_keep_what_the_failed_run_wrote(launch: Start):
     run = launch("print('run', run)\nsys.exit(run < 2)", "--log-dir", "logs", "-q", count=1)
     assert run.end()[0] == 0
-    assert (run.folder / "logs/instance-0.out").read_text() == "run 1\nrun 2\n"
-    assert sorted(os.listdir(run.folder / "logs")) == ["instance-0.err", "instance-0.out"]
+    assert (run.directory / "logs/instance-0.out").read_text() == "run 1\nrun 2\n"
+    assert sorted(os.listdir(run.directory / "logs")) == ["instance-0.err", "instance-0.out"]
 
 
 def test_output_of_every_run_is_relayed(launch: Start):
@@ -312,7 +312,7 @@ open("ready", "w").close()
 forever()
 """
     run = launch(code, count=1)
-    wait_until((run.folder / "ready").exists, "the second run")
+    wait_until((run.directory / "ready").exists, "the second run")
     run.send(signal.SIGTERM)
     assert run.end()[0] == 0
-    assert (run.folder / "told").exists()
+    assert (run.directory / "told").exists()

@@ -83,9 +83,9 @@ def kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def is_ready(folder: Path, index: int) -> bool:
+def is_ready(directory: Path, index: int) -> bool:
     """Whether the witness of instance `index` handles signals."""
-    log = folder / f"{index}.log"
+    log = directory / f"{index}.log"
     return log.exists() and "ready" in log.read_text()
 
 
@@ -109,8 +109,8 @@ def test_a_thousand_kills_leave_nothing(tmp_path: Path, dice: random.Random):
     """Keeper, supervisor or an instance is killed at any moment from start-up on."""
     counts: Counter[str] = Counter()
     for cycle in range(KILL_CYCLES):
-        folder = tmp_path / str(cycle)
-        folder.mkdir()
+        directory = tmp_path / str(cycle)
+        directory.mkdir()
         tree = Tree()
         victim = dice.choice(("keeper", "supervisor", "instance"))
         left = dice.choice(("--child", "--daemon"))
@@ -118,7 +118,7 @@ def test_a_thousand_kills_leave_nothing(tmp_path: Path, dice: random.Random):
         moment = dice.uniform(0, 0.5)
         command = (*XLAUNCH, *TWO, "--grace", "100ms", "-q", "--", sys.executable, str(WITNESS))
         with subprocess.Popen(
-            (*command, str(folder), left, "--stubborn"),
+            (*command, str(directory), left, "--stubborn"),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -127,7 +127,7 @@ def test_a_thousand_kills_leave_nothing(tmp_path: Path, dice: random.Random):
         ) as keeper:
             wait_a_moment(moment)
             role, target = choose_victim(keeper.pid, victim, dice)
-            stage = "ready" if all(is_ready(folder, index) for index in (0, 1)) else "starting"
+            stage = "ready" if all(is_ready(directory, index) for index in (0, 1)) else "starting"
             kill(target)
             code = keeper.wait(60)
             if role == "supervisor":
@@ -283,12 +283,12 @@ def test_storms_of_signals(tmp_path: Path, dice: random.Random):
     counts: Counter[str] = Counter()
     sent = 0
     for cycle in range(STORMS):
-        folder = tmp_path / str(cycle)
-        folder.mkdir()
+        directory = tmp_path / str(cycle)
+        directory.mkdir()
         tree = Tree()
         command = (*XLAUNCH, *TWO, "--grace", "200ms", "-q", "--", sys.executable, str(WITNESS))
         with subprocess.Popen(
-            (*command, str(folder), "--child"),
+            (*command, str(directory), "--child"),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -302,7 +302,7 @@ def test_storms_of_signals(tmp_path: Path, dice: random.Random):
             starting = dice.choice((HARMLESS[:2], HARMLESS))
             until = time.monotonic() + dice.uniform(0, 1)
             while time.monotonic() < until and run.poll() is None:
-                ready = all(is_ready(folder, index) for index in (0, 1))
+                ready = all(is_ready(directory, index) for index in (0, 1))
                 run.send_signal(dice.choice(HARMLESS if ready else starting))
                 sent += 1
                 wait_a_moment(dice.uniform(0, 0.002))

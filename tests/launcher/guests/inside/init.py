@@ -24,18 +24,18 @@ POWER_OFF = 0x4321FEDC
 libc = ctypes.CDLL(None, use_errno=True)
 
 
-def mount(kind, folder, options):
-    if libc.mount(kind.encode(), folder.encode(), kind.encode(), 0, options.encode()):
-        raise OSError(ctypes.get_errno(), f"mount {kind} on {folder}")
+def mount(kind, directory, options):
+    if libc.mount(kind.encode(), directory.encode(), kind.encode(), 0, options.encode()):
+        raise OSError(ctypes.get_errno(), f"mount {kind} on {directory}")
 
 
 def serve():
     """Answer until the line ends.
 
-    {"run": [...], "env": {...}, "group": folder, "timeout_s": 60} -> {"code", "stdout", "stderr"}
+    {"run": [...], "env": {...}, "group": directory, "timeout_s": 60} -> {"code", "stdout", "stderr"}
     {"read": path} -> {"text"};  {"write": path, "text": ...} -> {}
-    {"make": folder} -> {};  {"remove": folder} -> {}
-    {"mount": kind, "folder": ..., "options": ...} -> {};  what failed -> {"error": text}
+    {"make": directory} -> {};  {"remove": directory} -> {}
+    {"mount": kind, "directory": ..., "options": ...} -> {};  what failed -> {"error": text}
     """
     line = os.open("/dev/ttyS1", os.O_RDWR)
     tty.setraw(line)
@@ -69,7 +69,7 @@ def answer(request):
         if "remove" in request:
             os.rmdir(request["remove"])
         if "mount" in request:
-            mount(request["mount"], request["folder"], request["options"])
+            mount(request["mount"], request["directory"], request["options"])
         return {}
     except (OSError, subprocess.SubprocessError) as error:
         return {"error": f"{type(error).__name__}: {error}"}

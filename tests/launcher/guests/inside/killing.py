@@ -37,8 +37,8 @@ def members():
         return [int(line) for line in file]
 
 
-def lines(folder):
-    return sum(os.path.getsize(entry) > 0 for entry in os.scandir(folder) if "out" in entry.name)
+def lines(directory):
+    return sum(os.path.getsize(entry) > 0 for entry in os.scandir(directory) if "out" in entry.name)
 
 
 def child_of(pid):
@@ -73,7 +73,7 @@ for count in range(1 if victims == ["keeper"] else 2, complete + 2):
     if count <= complete:
         reached = wait_until(lambda wanted=count: len(members()) >= wanted)
     else:
-        reached = wait_until(lambda folder=logs: lines(folder) == INSTANCES)
+        reached = wait_until(lambda directory=logs: lines(directory) == INSTANCES)
     pids = {"keeper": launch.pid, "supervisor": child_of(launch.pid) if count > 1 else None}
     for victim in victims:
         os.kill(pids[victim], signal.SIGKILL)

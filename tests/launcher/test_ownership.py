@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from xlaunch.environment.ownership import Ownership, inspect_ownership, make_private
+from xlaunch.ownership import Ownership, inspect_ownership, make_private
 
 
 @pytest.fixture
 def library(tmp_path: Path) -> Path:
-    """A file three folders deep that only its owner can write."""
+    """A file three directories deep that only its owner can write."""
     tmp_path.chmod(0o755)
     path = tmp_path / "one" / "two" / "lib.so"
-    for folder in (tmp_path / "one", tmp_path / "one" / "two"):
-        folder.mkdir()
-        folder.chmod(0o755)
+    for directory in (tmp_path / "one", tmp_path / "one" / "two"):
+        directory.mkdir()
+        directory.chmod(0o755)
     path.write_bytes(b"")
     path.chmod(0o644)
     return path
@@ -43,7 +43,7 @@ def test_file_of_one_s_own(library: Path):
 
 @pytest.mark.parametrize("mode", [0o777, 0o757])
 @pytest.mark.parametrize("which", [0, 1, 2])
-def test_file_or_folder_that_all_may_write(library: Path, mode: int, which: int):
+def test_file_or_directory_that_all_may_write(library: Path, mode: int, which: int):
     path = [library, library.parent, library.parent.parent][which]
     path.chmod(mode)
     reason = refusal(library)
@@ -51,12 +51,12 @@ def test_file_or_folder_that_all_may_write(library: Path, mode: int, which: int)
     assert reason.endswith(f" {path}")
 
 
-def test_sticky_folder_is_no_danger(library: Path):
+def test_sticky_directory_is_no_danger(library: Path):
     library.parent.chmod(0o1777)
     assert refusal(library) is None
 
 
-def test_sticky_file_is_no_folder(library: Path):
+def test_sticky_file_is_no_directory(library: Path):
     library.chmod(0o1666)
     assert refusal(library) is not None
 
@@ -66,13 +66,13 @@ def test_file_of_another_user(library: Path, monkeypatch: pytest.MonkeyPatch):
     assert "belongs to another user" in (refusal(library) or "")
 
 
-def test_file_of_another_user_in_a_sticky_folder(library: Path, monkeypatch: pytest.MonkeyPatch):
+def test_file_of_another_user_in_a_sticky_directory(library: Path, monkeypatch: pytest.MonkeyPatch):
     library.parent.chmod(0o1777)
     give_away(library, monkeypatch)
     assert refusal(library) is not None
 
 
-def test_folder_of_another_user(library: Path, monkeypatch: pytest.MonkeyPatch):
+def test_directory_of_another_user(library: Path, monkeypatch: pytest.MonkeyPatch):
     give_away(library.parent, monkeypatch)
     assert "belongs to another user" in (refusal(library) or "")
 
@@ -113,10 +113,10 @@ def test_path_that_the_user_typed_is_used_with_a_note(library: Path):
 
 
 def test_directory_for_one_user_alone(library: Path):
-    folder = library.parent
+    directory = library.parent
     for mode, fine in ((0o700, True), (0o755, True), (0o770, False), (0o702, False)):
-        folder.chmod(mode)
-        found = inspect_ownership(str(folder), private=True)
+        directory.chmod(mode)
+        found = inspect_ownership(str(directory), private=True)
         assert (found.refusal is None) is fine, oct(mode)
         assert found.note is None
 
@@ -127,8 +127,8 @@ def test_private_directories_are_made_so_whatever_the_mask(tmp_path: Path):
         make_private(str(tmp_path / "one" / "two"))
     finally:
         os.umask(before)
-    for folder in (tmp_path / "one", tmp_path / "one" / "two"):
-        assert folder.stat().st_mode & 0o777 == 0o700
+    for directory in (tmp_path / "one", tmp_path / "one" / "two"):
+        assert directory.stat().st_mode & 0o777 == 0o700
     make_private(str(tmp_path / "one"))
     (tmp_path / "file").write_text("")
     with pytest.raises(NotADirectoryError):
@@ -156,14 +156,14 @@ def test_user_s_own_group_is_the_user(library: Path, monkeypatch: pytest.MonkeyP
     assert refusal(library) is not None
 
 
-def test_link_out_of_a_safe_folder(library: Path, tmp_path: Path):
+def test_link_out_of_a_safe_directory(library: Path, tmp_path: Path):
     library.parent.chmod(0o777)
     link = tmp_path / "link.so"
     link.symlink_to("one/two/lib.so")
     assert str(library.parent) in (refusal(link) or "")
 
 
-def test_link_in_a_folder_that_all_may_write(library: Path, tmp_path: Path):
+def test_link_in_a_directory_that_all_may_write(library: Path, tmp_path: Path):
     loose = tmp_path / "loose"
     loose.mkdir()
     loose.chmod(0o777)
@@ -171,14 +171,14 @@ def test_link_in_a_folder_that_all_may_write(library: Path, tmp_path: Path):
     assert str(loose) in (refusal(loose / "link.so") or "")
 
 
-def test_link_to_a_folder_and_up_again(library: Path, tmp_path: Path):
+def test_link_to_a_directory_and_up_again(library: Path, tmp_path: Path):
     (tmp_path / "short").symlink_to(library.parent)
     assert refusal(tmp_path / "short" / "lib.so") is None
     library.chmod(0o666)
     assert str(library) in (refusal(tmp_path / "short" / "lib.so") or "")
     library.chmod(0o644)
     link = tmp_path / "up.so"
-    link.symlink_to("short/../two/lib.so")  # the folder above what the link leads to
+    link.symlink_to("short/../two/lib.so")  # the directory above what the link leads to
     assert refusal(link) is None
     library.parent.parent.chmod(0o777)
     assert str(library.parent.parent) in (refusal(link) or "")

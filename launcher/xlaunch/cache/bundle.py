@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bundles: caches in one file, to start warm on another machine of the same kind.
+
+A bundle is a tar, plain or compressed by gzip or xz, whose first member lists all the others:
+
+    manifest.json                       schema_version, created, glibc, caches, warm
+    manifest.json.sig                   if it was signed
+    inductor/torch2.13.0-.../24/c24.so  the files, in the order of the manifest
+
+What is in a bundle is run as code where it is imported. `bundle_signature` says who made it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import hashlib
+import json
+import os
+import re
+import shutil
+import stat
+import tarfile
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from xlaunch.cache import bundle_signature, formats
+from xlaunch.cache.directories import CacheDirectory, check_base, check_below, hold
+from xlaunch.cache.table import BY_NAME, Format
+from xlaunch.cache.usage import entries_of
+from xlaunch.cache.warm import DIRECTORY as WARM
+from xlaunch.errors import UsageError
+from xlaunch.machine.c_library import glibc_version
+from xlaunch.whole_files import is_special_file, write_whole
+
+SCHEMA_VERSION = 1
+MANIFEST = "manifest.json"
+SIGNATURE = "manifest.json.sig"
+MAX_PATH_BYTES = 1024
+
+_MODES: dict[str, Any] = {".gz": "w:gz", ".tgz": "w:gz", ".xz": "w:xz", ".txz": "w:xz"}
+_READ_ATTEMPTS = 3
+_WARM_NAME = re.compile(r"[0-9A-Za-z_-]{1,100}\.json")
+
+
+class File(NamedTuple):
+    """A file of a bundle."""
+
+    path: str
+    """From the directory of its cache."""
+    size_bytes: int
+    sha256: str
+    executable: bool
+    modified_ns: int
+
+
+class BundledCache(NamedTuple):
+    """The files of one cache."""
+
+    cache: str
+    key: str
+    parts: Mapping[str, str]
+    files: tuple[File, ...]
+
+
+class Manifest(NamedTuple):
+    """What a bundle contains."""
+
+    created: str
+    """ISO 8601, UTC."""
+    glibc: str | None
+    """Version of the C library that the libraries were linked with. **Ex.:** ``"2.36"``."""
+    caches: tuple[BundledCache, ...]
+    warm: Mapping[str, Mapping[str, Any]]
+    """Records of `xlaunch cache warm` by the names of their files."""
+
+    @property
+    def members(self) -> list[tuple[str, File]]:
+        """The name in the tar and the description of every file, in the order of the tar."""
+        return [
+            (f"{it.cache}/{it.key}/{file.path}", file) for it in self.caches for file in it.files
+        ]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum([file.size_bytes for _, file in self.members])
+
+
+class Exported(NamedTuple):
+    """What `export` has written."""
+
+    path: str
+    files: int
+    size_bytes: int
+    """Before compression."""
+    left_out: tuple[str, ...]
+    """Files that are damaged or were written all the time. Locks and temporary files do not count."""
+
+
+def export(
+    base: str, directories: Sequence[CacheDirectory], path: str, *, sign: str | None = None
+) -> Exported:
+    """Write caches below `base`, at most one directory of each, to the file `path`, whole or not at all.
+
+    It is compressed if its name ends in ``.gz``, ``.tgz``, ``.xz`` or ``.txz``. Records of `xlaunch cache
+    warm` that name no other caches go with them. `sign`: the file of a private SSH key. Raises
+    `UsageError`.
+    """
+    if len({it.cache for it in directories}) < len(directories):
+        raise UsageError("a bundle holds one directory of each cache; export the others separately")
+    if is_special_file(path):
+        raise UsageError(f"{path} is no regular file; name a file to write or to replace")
+    refusal = check_base(base, repair=False)
+    for directory in directories:
+        refusal = refusal or check_below(base, directory.path, repair=False)
+    if refusal is not None:
+        raise UsageError(refusal)
+    place = os.path.realpath(path)
+    left_out: list[str] = []
+    try:
+        with contextlib.ExitStack() as stack:
+            for directory in directories:
+                descriptor = hold(directory)
+                if descriptor is not None:
+                    stack.callback(os.close, descriptor)
+            copies = stack.enter_context(
+                tempfile.TemporaryDirectory(prefix=".xlaunch-", dir=os.path.dirname(place))
+            )
+            caches = tuple([_copy_cache(it, copies, left_out) for it in directories])
+            warm = {} if left_out else _warm_records(base, directories)
+            now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+            glibc = ".".join(map(str, glibc_version() or ())) or None
+            manifest = Manifest(now, glibc, caches, warm)
+            _write(place, manifest, copies, sign)
+    except OSError as error:
+        what = error.filename or path
+        raise UsageError(f"{what} cannot be read or written: {error.strerror}") from None
+    return Exported(path, len(manifest.members), manifest.size_bytes, tuple(left_out))
+
+
+def decode(data: bytes) -> Manifest:
+    """Read ``manifest.json``. Raises ValueError for all that is not as it should be."""
+    try:
+        content = json.loads(data)
+        if content["schema_version"] != SCHEMA_VERSION:
+            version = content["schema_version"]
+            raise ValueError(
+                f"schema version {version!r:.80} is not {SCHEMA_VERSION}, as it was "
+                "exported by another version of xlaunch"
+            )
+        caches = []
+        for it in content["caches"]:
+            files = tuple([File(**file) for file in it["files"]])
+            caches.append(BundledCache(it["cache"], it["key"], it["parts"], files))
+        manifest = Manifest(content["created"], content["glibc"], tuple(caches), content["warm"])
+        _check(manifest)
+    except (LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"its {MANIFEST} is not valid: {type(error).__name__} {error}") from None
+    return manifest
+
+
+def _check(manifest: Manifest) -> None:
+    """Raise ValueError unless everything is such as `export` writes; another type may raise TypeError."""
+    glibc, names = manifest.glibc, [name for name, _ in manifest.members]
+    if glibc is not None and not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9}){1,3}", glibc):
+        raise ValueError(f"{glibc!r:.80} is no version of glibc")
+    for it in manifest.caches:
+        if it.cache not in BY_NAME or not re.fullmatch(r"[\w+-][\w+.-]{0,199}", it.key, re.ASCII):
+            raise ValueError(f"{f'{it.cache}/{it.key}'!r:.300} is no cache that this xlaunch knows")
+        if {type(text) for text in it.parts.values()} - {str}:
+            raise ValueError(f"a part of the key {it.key} is no text")
+        for file in it.files:
+            if (
+                [type(value) for value in file] != [str, int, str, bool, int]
+                or file.size_bytes < 0
+                or not re.fullmatch("[0-9a-f]{64}", file.sha256)
+                or formats.is_lock(entries_of(it.cache, file.path))
+            ):
+                raise ValueError(f"{file.path!r:.300} is a lock, or is not described as a file")
+    for name in names:
+        encoded = os.fsencode(name)
+        odd = [it for it in encoded.split(b"/") if it in (b"", b".", b"..") or len(it) > 255]
+        if odd or b"\0" in encoded or len(encoded) > MAX_PATH_BYTES:
+            raise ValueError(f"{name!r:.300} is no path below a directory, or too long a one")
+    above = {name[: slash.start()] for name in names for slash in re.finditer("/", name)}
+    twice = len(set(names)) < len(names) or not above.isdisjoint(names)
+    if twice or len({it.cache for it in manifest.caches}) < len(manifest.caches):
+        raise ValueError("it describes a cache or a file twice, or a file as a directory")
+    for name, record in manifest.warm.items():
+        if not _WARM_NAME.fullmatch(name) or {type(it) for it in record["caches"]} - {str}:
+            raise ValueError(f"{name!r:.300} is no record of a run")
+
+
+def files_below(root: str, below: str = "") -> Iterator[str]:
+    """The paths of the regular files below a directory, from there.
+
+    Raises `UsageError` for links and for what belongs to another user.
+    """
+    path = os.path.join(root, below)
+    try:
+        status = os.lstat(path)
+        names = sorted(os.listdir(path)) if stat.S_ISDIR(status.st_mode) else []
+    except FileNotFoundError:
+        return
+    link = stat.S_ISLNK(status.st_mode)
+    if link or status.st_uid != os.geteuid():
+        what = "is a link" if link else "belongs to another user"
+        raise UsageError(f"{path} {what}; xlaunch cache verify --fix removes it")
+    if stat.S_ISREG(status.st_mode):
+        yield below
+    for name in names:
+        yield from files_below(root, os.path.join(below, name))
+
+
+def _copy_cache(directory: CacheDirectory, copies: str, left_out: list[str]) -> BundledCache:
+    """Copy the files of a cache, without locks and what is not complete yet."""
+    parts = directory.parts()
+    if parts is None:
+        raise UsageError(
+            f"{directory.record} is missing or damaged, so it is unknown what {directory.path} is "
+            "valid for; launch a program that uses it, which writes the record again"
+        )
+    files = []
+    for relative in files_below(directory.path):
+        entries = entries_of(directory.cache, relative)
+        if formats.is_lock(entries) or formats.is_temporary(relative):
+            continue
+        with contextlib.suppress(FileNotFoundError):
+            file = _copy(directory.path, relative, copies, entries.format)
+            if file is None:
+                left_out.append(os.path.join(directory.path, relative))
+            else:
+                files.append(file)
+    return BundledCache(directory.cache, directory.key, parts, tuple(files))
+
+
+def _warm_records(base: str, directories: Sequence[CacheDirectory]) -> dict[str, Any]:
+    """The records of runs that need nothing but `directories`."""
+    known = {f"{it.cache}/{it.key}" for it in directories}
+    found = {}
+    for name in files_below(os.path.join(base, WARM)):
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+            with open(os.path.join(base, WARM, name), "rb") as stream:
+                record = json.load(stream)
+            if _WARM_NAME.fullmatch(name) and known.issuperset(record["caches"]):
+                found[name] = record
+    return found
+
+
+def _copy(root: str, relative: str, copies: str, form: Format) -> File | None:
+    """Copy a file into the directory `copies`, named by its SHA-256. None: it is damaged or changes."""
+    new = os.path.join(copies, "copy")
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+    for _ in range(_READ_ATTEMPTS):
+        descriptor = os.open(os.path.join(root, relative), flags)
+        with open(descriptor, "rb") as stream, open(new, "w+b") as copy:
+            before = os.fstat(descriptor)
+            shutil.copyfileobj(stream, copy)
+            size, modified_ns = copy.tell(), os.fstat(descriptor).st_mtime_ns
+            copy.seek(0)
+            digest = hashlib.file_digest(copy, "sha256").hexdigest()
+            copy.seek(0)
+            damaged = formats.damage(copy, form) is not None
+        if not damaged and (size, modified_ns) == (before.st_size, before.st_mtime_ns):
+            os.rename(new, os.path.join(copies, digest))
+            executable = bool(before.st_mode & stat.S_IXUSR)
+            return File(relative, size, digest, executable, modified_ns)
+    return None
+
+
+def _write(place: str, manifest: Manifest, copies: str, sign: str | None) -> None:
+    """Write a bundle from the files that `_copy` has made, and move it to `place`."""
+    caches = [
+        it._asdict() | {"files": [file._asdict() for file in it.files]} for it in manifest.caches
+    ]
+    content = {"schema_version": SCHEMA_VERSION, **manifest._asdict(), "caches": caches}
+    data = json.dumps(content, indent=1).encode()
+    first = {MANIFEST: data}
+    if sign is not None:
+        first[SIGNATURE] = bundle_signature.sign(data, sign)
+    for name, data in first.items():
+        write_whole(os.path.join(copies, name), data)
+    members = [(name, name) for name in first]
+    members += [(name, file.sha256) for name, file in manifest.members]
+    mode = _MODES.get(os.path.splitext(place)[1], "w")
+    whole = os.path.join(copies, "bundle")
+    with tarfile.open(whole, mode, format=tarfile.GNU_FORMAT, encoding="utf-8") as tar:
+        for name, copied in members:
+            with open(os.path.join(copies, copied), "rb") as stream:
+                header = tarfile.TarInfo(name)
+                header.size = os.fstat(stream.fileno()).st_size
+                tar.addfile(header, stream)
+    os.replace(whole, place)

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Signatures of bundles by SSH keys, as ``ssh-keygen -Y`` makes and checks them; see ssh-keygen(1)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from subprocess import CompletedProcess
+
+from xlaunch.errors import UsageError
+from xlaunch.whole_files import write_whole
+
+NAMESPACE = "xlaunch-cache"
+"""A signature that was made for something else is not accepted."""
+
+TIMEOUT_S = 60
+"""For one call; a key on a device may wait for a touch."""
+
+_PROMPTS = ("SSH_ASKPASS", "DISPLAY", "WAYLAND_DISPLAY")
+
+
+def sign(data: bytes, key: str) -> bytes:
+    """Sign with the private key in the file `key`, or with its copy in the SSH agent.
+
+    Raises `UsageError`. Nobody is asked for a passphrase.
+    """
+    with tempfile.TemporaryDirectory(prefix="xlaunch-") as directory:
+        path = os.path.join(directory, "manifest")
+        write_whole(path, data)
+        done = _ssh_keygen("sign", "-f", os.path.abspath(key), "-n", NAMESPACE, path)
+        try:
+            with open(path + ".sig", "rb") as stream:
+                return stream.read()
+        except FileNotFoundError:
+            raise UsageError(
+                f"--sign {key!r}: ssh-keygen cannot sign with it: {_reason(done)}; name the file of a "
+                "private key without a passphrase, or add the key to the SSH agent"
+            ) from None
+
+
+def verify(data: bytes, signature: bytes, allowed_signers: str) -> str:
+    """The identity in the file `allowed_signers` whose key has signed. Raises `UsageError`."""
+    try:
+        os.close(os.open(allowed_signers, os.O_RDONLY))
+    except OSError as error:
+        what = f"--allowed-signers {allowed_signers!r} cannot be read"
+        raise UsageError(f"{what}: {error.strerror}") from None
+    if not signature:
+        raise UsageError(f"--allowed-signers {allowed_signers!r}: the bundle is not signed")
+    with tempfile.TemporaryDirectory(prefix="xlaunch-") as directory:
+        path = os.path.join(directory, "manifest.sig")
+        write_whole(path, signature)
+        file = os.path.abspath(allowed_signers)
+        found = _ssh_keygen("find-principals", "-f", file, "-s", path)
+        done = found
+        words = found.stdout.decode(errors="replace").replace(",", "\n").splitlines()
+        for identity in [word for word in words if word and not word.startswith("!")]:
+            done = _ssh_keygen(
+                "verify", "-f", file, "-I", identity, "-n", NAMESPACE, "-s", path, data=data
+            )
+            if done.returncode == 0:
+                return identity
+    reason = _reason(done)
+    if found.returncode != 0 and "principal" in reason:
+        reason = "its key is not in that file"
+    raise UsageError(
+        f"--allowed-signers {allowed_signers!r}: the bundle is not signed by one of them: {reason}"
+    )
+
+
+def _ssh_keygen(action: str, *arguments: str, data: bytes = b"") -> CompletedProcess[bytes]:
+    # A session of its own has no terminal that a passphrase could be asked at.
+    environment = {name: value for name, value in os.environ.items() if name not in _PROMPTS}
+    environment |= {"SSH_ASKPASS_REQUIRE": "never", "LC_ALL": "C"}
+    try:
+        return subprocess.run(
+            ["ssh-keygen", "-Y", action, *arguments],
+            input=data,
+            capture_output=True,
+            env=environment,
+            start_new_session=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    except FileNotFoundError:
+        what = "ssh-keygen, which signs and checks bundles, is not installed"
+        raise UsageError(f"{what}; install OpenSSH's client (Debian: openssh-client)") from None
+    except subprocess.TimeoutExpired:
+        raise UsageError(f"ssh-keygen -Y {action} did not end within {TIMEOUT_S} s") from None
+
+
+def _reason(done: CompletedProcess[bytes]) -> str:
+    """The last line of its messages, as far as it can be printed."""
+    text = (done.stderr or done.stdout).decode(errors="replace")
+    lines = [line.strip() for line in text.splitlines() if line.strip("@ \t\r")]
+    last = lines[-1] if lines else f"exit code {done.returncode}"
+    return "".join([c if c.isprintable() else "?" for c in last])

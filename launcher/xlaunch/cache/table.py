@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of compile caches: supporting another one takes another row.
+
+Autotuning results and the graphs of AOTAutograd are within Inductor's directory.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+from xlaunch.machine.gpus import Vendor
+
+
+class Format(enum.Enum):
+    """What an intact file of a cache looks like, as far as it can be seen without loading it."""
+
+    ELF = "ELF"
+    PICKLE = "pickle"
+    JSON = "JSON"
+    LOCK = "lock"
+    """A lock that is held while the file exists. Where its holder was killed it blocks others."""
+    ANY = "any"
+
+
+class Entries(NamedTuple):
+    """One kind of file in a cache."""
+
+    kind: str
+    """**Ex.:** ``"compiled graphs"``."""
+    pattern: str
+    """For `fnmatch`, from the cache's directory; an asterisk matches slashes too."""
+    format: Format = Format.ANY
+
+
+class Part(enum.Enum):
+    """A fact of the machine that entries depend on."""
+
+    ARCHITECTURE = "architecture"
+    INSTRUCTION_SET = "instruction_set"
+    """The extensions that code generators use."""
+    CPU_MODEL = "cpu_model"
+    """Vendor, family and model, for code generators that tune for them and check."""
+    PYTHON = "python"
+    """Major and minor version: extension modules and marshalled code."""
+    GPUS = "gpus"
+    GPU_DRIVER = "gpu_driver"
+
+
+class Switch(NamedTuple):
+    """A variable with a fixed value that a cache needs to be useful."""
+
+    variable: str
+    value: str
+    reason: str
+
+
+class Cache(NamedTuple):
+    """A compile cache: a row of `CACHES`."""
+
+    name: str
+    """Also its subdirectory."""
+    variable: str
+    """The variable that names its directory."""
+    source: str
+    """Where the variable is documented."""
+    parts: tuple[Part, ...]
+    packages: tuple[str, ...]
+    """Distributions whose versions entries depend on; the first is the one that uses the cache."""
+    entries: tuple[Entries, ...] = ()
+    """The first kind that matches a file is its kind; others are ``other files``."""
+    vendor: Vendor | None = None
+    """The cache is set up only where a GPU of this vendor is."""
+    switches: tuple[Switch, ...] = ()
+    changes_behaviour: bool = False
+    """Using it changes what a program does: only with `--cache all`."""
+    together: str | None = None
+    """A regular expression. Files in whose paths it matches the same text make sense only together,
+    so the files of two machines are never mixed there. None: each file stands alone."""
+
+
+_CODE = (Part.ARCHITECTURE, Part.INSTRUCTION_SET)
+
+CACHES = (
+    Cache(
+        "inductor",
+        "TORCHINDUCTOR_CACHE_DIR",
+        "https://docs.pytorch.org/tutorials/recipes/torch_compile_caching_configuration_tutorial.html",
+        (*_CODE, Part.PYTHON),
+        ("torch", "triton"),
+        (
+            Entries("locks", "*.lock"),
+            Entries("compiled graphs", "fxgraph/*", Format.PICKLE),
+            Entries("AOTAutograd graphs", "aotautograd/*", Format.PICKLE),
+            Entries("autotuning results", "*.best_config", Format.JSON),
+            Entries("profiles (PGO)", "dynamo/*", Format.PICKLE),
+            Entries("libraries", "*.so", Format.ELF),
+            Entries("sources", "*.cpp"),
+            Entries("sources", "*.py"),
+        ),
+    ),
+    Cache(
+        "triton",
+        "TRITON_CACHE_DIR",
+        "https://triton-lang.org/main/python-api/triton.html, triton/knobs.py",
+        (Part.ARCHITECTURE, Part.PYTHON, Part.GPUS),
+        ("triton", "pytorch-triton", "triton-xpu"),
+        (
+            Entries("libraries", "*.so", Format.ELF),
+            Entries("GPU code", "*.cubin", Format.ELF),
+            Entries("GPU code", "*.hsaco", Format.ELF),
+            Entries("descriptions", "*.json", Format.JSON),
+        ),
+    ),
+    Cache(
+        "torch_extensions",
+        "TORCH_EXTENSIONS_DIR",
+        "https://docs.pytorch.org/docs/stable/cpp_extension.html",
+        (*_CODE, Part.PYTHON),
+        ("torch",),
+        (
+            Entries("libraries", "*.so", Format.ELF),
+            Entries("locks", "*/lock", Format.LOCK),
+            Entries("objects", "*.o", Format.ELF),
+        ),
+        together=r"[^/]*",  # an extension: ninja compares the times of its files
+    ),
+    Cache(
+        "numba",
+        "NUMBA_CACHE_DIR",
+        "https://numba.readthedocs.io/en/stable/reference/envvars.html",
+        (*_CODE, Part.CPU_MODEL, Part.PYTHON),
+        ("numba", "llvmlite"),
+        (
+            Entries("indices", "*.nbi", Format.PICKLE),
+            Entries("functions", "*.nbc", Format.PICKLE),
+        ),
+        together=r".*?(?=(\.[0-9]+)?\.nb[ic]$)",  # an index names its functions by number
+    ),
+    Cache(
+        "cuda",
+        "CUDA_CACHE_PATH",
+        "https://docs.nvidia.com/cuda/cuda-c-programming-guide/#env-vars",
+        (Part.ARCHITECTURE, Part.GPUS, Part.GPU_DRIVER),
+        (),
+        vendor=Vendor.NVIDIA,
+        switches=(
+            Switch("CUDA_CACHE_MAXSIZE", "4294967296", "the driver keeps 1 GiB unless told to"),
+        ),
+        together=r"",  # one index
+    ),
+    Cache(
+        "cupy",
+        "CUPY_CACHE_DIR",
+        "https://docs.cupy.dev/en/stable/reference/environment.html",
+        (Part.ARCHITECTURE, Part.GPUS, Part.GPU_DRIVER),
+        ("cupy", "cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x"),
+        vendor=Vendor.NVIDIA,
+    ),
+    Cache(
+        "sycl",
+        "SYCL_CACHE_DIR",
+        "https://intel.github.io/llvm/EnvironmentVariables.html",
+        (Part.ARCHITECTURE, Part.GPUS, Part.GPU_DRIVER),
+        ("intel-sycl-rt", "dpcpp-cpp-rt"),
+        (Entries("locks", "*.lock", Format.LOCK),),
+        vendor=Vendor.INTEL,
+        switches=(
+            Switch("SYCL_CACHE_PERSISTENT", "1", "SYCL keeps nothing between runs unless told to"),
+        ),
+    ),
+    Cache(
+        "neo",
+        "NEO_CACHE_DIR",
+        "https://github.com/intel/compute-runtime/blob/master/programmers-guide/COMPILER_CACHE.md",
+        (Part.ARCHITECTURE, Part.GPUS, Part.GPU_DRIVER),
+        (),
+        vendor=Vendor.INTEL,
+    ),
+    Cache(
+        "miopen",
+        "MIOPEN_CUSTOM_CACHE_DIR",
+        "https://rocm.docs.amd.com/projects/MIOpen/en/latest/conceptual/cache.html",
+        (Part.ARCHITECTURE, Part.GPUS, Part.GPU_DRIVER),
+        (),
+        vendor=Vendor.AMD,
+    ),
+    Cache(
+        "miopen_tuning",
+        "MIOPEN_USER_DB_PATH",
+        "https://rocm.docs.amd.com/projects/MIOpen/en/latest/conceptual/perfdb.html",
+        (Part.ARCHITECTURE, Part.GPUS, Part.GPU_DRIVER),
+        (),
+        vendor=Vendor.AMD,
+    ),
+    Cache(
+        "jax",
+        "JAX_COMPILATION_CACHE_DIR",
+        "https://docs.jax.dev/en/latest/persistent_compilation_cache.html",
+        (*_CODE, Part.CPU_MODEL, Part.GPUS, Part.GPU_DRIVER),
+        ("jax", "jaxlib"),
+        changes_behaviour=True,
+    ),
+)
+
+BY_NAME = {cache.name: cache for cache in CACHES}
+VARIABLES = tuple([cache.variable for cache in CACHES])
+
+PROFILE_VARIABLE = "TORCH_COMPILE_JOB_ID"
+"""With `--cache all` torch keeps which sizes changed (PGO), and later runs compile for changing sizes
+at once. See https://docs.pytorch.org/tutorials/recipes/torch_compile_caching_tutorial.html"""

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the caches hold: files by kind, and their size on disk."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+from xlaunch.cache.directories import CacheDirectory
+from xlaunch.cache.table import BY_NAME, Entries
+
+OTHER = Entries("other files", "*")
+LOCKS = "locks"
+"""The kind of files that say nothing about what was compiled."""
+
+
+class CachedFile(NamedTuple):
+    """One file of a cache."""
+
+    path: str
+    size_bytes: int
+    """Its size on disk."""
+    changed_s: float
+    """Time of its last change, in seconds since the epoch."""
+
+
+class Usage(NamedTuple):
+    """A number of files and their size on disk."""
+
+    files: int = 0
+    size_bytes: int = 0
+
+    def plus(self, file: CachedFile) -> Usage:
+        return Usage(self.files + 1, self.size_bytes + file.size_bytes)
+
+
+def files_of(path: str) -> Iterator[CachedFile]:
+    """Every regular file below a directory. Links are not followed."""
+    try:
+        entries = os.scandir(path)
+    except OSError:  # it is being removed
+        return
+    with entries:
+        for entry in entries:
+            try:
+                if entry.is_dir(follow_symlinks=False):
+                    yield from files_of(entry.path)
+                elif entry.is_file(follow_symlinks=False):
+                    status = entry.stat(follow_symlinks=False)
+                    yield CachedFile(entry.path, _on_disk(status), status.st_mtime)
+            except FileNotFoundError:
+                continue
+
+
+def _on_disk(status: os.stat_result) -> int:
+    blocks: int = getattr(status, "st_blocks", 0)  # of 512 bytes, whatever the file system's are
+    return blocks * 512
+
+
+def entries_of(cache: str, relative: str) -> Entries:
+    """The kind of a file, by its path from the cache's directory."""
+    for entries in BY_NAME[cache].entries:
+        if fnmatchcase(relative, entries.pattern):
+            return entries
+    return OTHER
+
+
+def usage_of(directory: CacheDirectory) -> Usage:
+    """All files of a cache."""
+    total = Usage()
+    for file in files_of(directory.path):
+        total = total.plus(file)
+    return total
+
+
+def usage_by_kind(directory: CacheDirectory, since_s: float = 0.0) -> dict[str, Usage]:
+    """The files of a cache by kind; those changed at `since_s` (seconds since the epoch) or later."""
+    found: dict[str, Usage] = {}
+    for file in files_of(directory.path):
+        if file.changed_s >= since_s:
+            kind = entries_of(directory.cache, os.path.relpath(file.path, directory.path)).kind
+            found[kind] = found.get(kind, Usage()).plus(file)
+    return found

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`xlaunch cache warm`: run a program until nothing new is compiled."""
+
+from __future__ import annotations
+
+import os
+
+from xlaunch.cache.usage import LOCKS, entries_of, files_of
+from xlaunch.cache.warm import write_record
+from xlaunch.cli import say
+from xlaunch.cli.options import launch_command
+from xlaunch.environment import Environment, prepare_environment
+from xlaunch.errors import UsageError, XLaunchError
+from xlaunch.machine import read_machine
+from xlaunch.options.layers import Resolved, request_from
+from xlaunch.planning.planner import plan
+from xlaunch.wording import counted
+
+MAX_RUNS = 3
+TIMED_OUT = 124
+"""Exit code of a run that `--timeout` ended, as services are."""
+
+
+@launch_command(
+    program_required=True,
+    without=("dry-run", "json", "explain", "no-cache", "sysroot", "synthetic"),
+)
+def warm_command(asked: Resolved) -> int:
+    """Run PROGRAM until a run compiles nothing new.
+
+    It runs as a launch with these options would, and later launches report that they are warm.
+    Programs that never end need --timeout. The exit code is 1 if the third run still compiles
+    something, and the program's if it fails.
+    """
+    from xlaunch.launching import launch
+
+    request, options = request_from(asked.values), asked.values
+    made = plan(request, read_machine())
+    environment = prepare_environment(made, os.environ, make_directories=True)
+    for warning in environment.warnings:
+        say(f"warning: {warning}")
+    if environment.caches.base is None:
+        raise UsageError("no cache can be kept: name a directory with --cache-dir")
+    before = _compiled(environment)
+    for run in range(1, MAX_RUNS + 1):
+        report = launch(made, table=not options.get("quiet", False))
+        if report.exit_code not in (0, TIMED_OUT):
+            say(f"the program failed with exit code {report.exit_code}; the caches are not warm")
+            return report.exit_code
+        after = _compiled(environment)
+        new = {name: kind for name, kind in after.items() if name not in before}
+        if not new:
+            return _finish(environment, run, after)
+        say(f"run {run} compiled {_counts(list(new.values()))}")
+        before = after
+    say(
+        f"the program still compiles after {MAX_RUNS} runs: {_counts(list(new.values()))}; sizes or "
+        "names that change from run to run are the usual reason"
+    )
+    return 1
+
+
+def _finish(environment: Environment, run: int, compiled: dict[str, tuple[str, str]]) -> int:
+    caches = environment.caches
+    assert caches.record is not None
+    if not compiled:
+        say("nothing was compiled: the program uses none of the caches")
+        return 0
+    directories = [used.directory for used in caches.used]
+    program = environment.program.argv
+    try:
+        write_record(caches.record, program, directories)
+    except OSError as error:
+        raise XLaunchError(f"{error.filename}: {error.strerror}") from None
+    say(f"warm after {counted(run, 'run')}: {_counts(list(compiled.values()))}")
+    return 0
+
+
+def _compiled(environment: Environment) -> dict[str, tuple[str, str]]:
+    """Cache and kind of each file in the caches, by its path; locks are left out."""
+    found = {}
+    for used in environment.caches.used:
+        for file in files_of(used.directory.path):
+            relative = os.path.relpath(file.path, used.directory.path)
+            kind = entries_of(used.directory.cache, relative).kind
+            if kind != LOCKS:
+                found[file.path] = used.directory.cache, kind
+    return found
+
+
+def _counts(files: list[tuple[str, str]]) -> str:
+    """**Ex.:** ``inductor (compiled graphs 1, libraries 7)``."""
+    words: dict[str, list[str]] = {}
+    for cache, kind in sorted(set(files)):
+        words.setdefault(cache, []).append(f"{kind} {files.count((cache, kind))}")
+    return "; ".join([f"{cache} ({', '.join(kinds)})" for cache, kinds in words.items()])

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`--optimize`: the variables with which a Python program loads xruntime's start-up hook.
+
+The hook is the program's own xruntime: a directory with a ``sitecustomize.py``, which Python's module
+`site` imports at start-up if PYTHONPATH names the directory. It removes these variables at once.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator, Mapping
+
+from xlaunch.environment.prefix import runs_interpreter, shebang_of
+from xlaunch.environment.program import Program, starts_ranks
+from xlaunch.environment.variables import Proposal
+from xlaunch.errors import UsageError
+from xlaunch.planning.request import Optimize
+
+VARIABLE = "XLAUNCH_OPTIMIZE"
+"""The precision, for the hook."""
+
+PATH = "PYTHONPATH"
+HOOK = os.path.join("optimization", "program", "startup")
+"""The hook's directory inside the package xruntime."""
+
+CHILD_TIMEOUT_S = 60.0
+
+# The current directory, which -c puts first, is not on the path of a script elsewhere.
+_FIND = """
+import importlib.util, os, sys
+sys.path[:] = [entry for entry in sys.path if entry]
+spec = importlib.util.find_spec("xruntime")
+found = os.path.dirname(spec.origin) if spec is not None and spec.origin else ""
+sys.stdout.buffer.write(b"\\n" + os.fsencode(found))
+"""
+
+
+def optimization_settings(
+    precision: Optimize,
+    program: Program,
+    interpreter: str | None,
+    environment: Mapping[str, str],
+) -> list[Proposal]:
+    """The variables for `--optimize`. `environment`: what `program` inherits, with --env.
+
+    Starts the interpreter to find its xruntime, without importing it. Raises `UsageError` for a
+    program that is not Python, that ignores the hook, or whose environment has no xruntime.
+    """
+    option = f"--optimize {precision.value}"
+    if interpreter is None:
+        raise UsageError(
+            f"{option}: {program.argv[0]} is not a Python program; give a script, -m MODULE, or "
+            "python itself"
+        )
+    if starts_ranks(program):
+        raise UsageError(
+            f"{option}: {os.path.basename(program.argv[0])} starts processes of its own, which do not "
+            "inherit it; call xruntime.optimize in the script"
+        )
+    for flag in _flags(program):
+        if flag in "EIS":
+            raise UsageError(
+                f"{option}: python -{flag} ignores PYTHONPATH or sitecustomize, through which the "
+                f"program is reached; leave -{flag} out, or call xruntime.optimize in the script"
+            )
+    hook = _find_hook(option, interpreter, environment)
+    inherited = environment.get(PATH)
+    value = f"{hook}{os.pathsep}{inherited}" if inherited else hook
+    return [
+        Proposal(
+            VARIABLE,
+            precision.value,
+            "xruntime.optimize is applied to models that the program runs without gradients; only in "
+            "this process",
+            option=option,
+        ),
+        Proposal(PATH, value, "loads the hook for it, which removes itself from here", merged=True),
+    ]
+
+
+def _find_hook(option: str, interpreter: str, environment: Mapping[str, str]) -> str:
+    """The directory of the hook in `interpreter`'s xruntime. Raises `UsageError` if it has none."""
+    try:
+        done = subprocess.run(
+            (interpreter, "-c", _FIND),
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=CHILD_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UsageError(f"{option}: {interpreter} cannot be started: {error}") from None
+    if done.returncode != 0:
+        said = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        raise UsageError(f"{option}: {interpreter} fails at start-up: {' '.join(said)}")
+    package = os.fsdecode(done.stdout.rpartition(b"\n")[2])
+    if not package:
+        raise UsageError(
+            f"{option}: {interpreter} has no package xruntime; install xlaunch into the program's "
+            "environment, or choose another interpreter with --python"
+        )
+    hook = os.path.join(package, HOOK)
+    if not os.path.isfile(os.path.join(hook, "sitecustomize.py")):
+        raise UsageError(
+            f"{option}: the xruntime in {package} is too old for it; update xlaunch in the program's "
+            "environment"
+        )
+    if os.pathsep in hook:
+        raise UsageError(f"{option}: PYTHONPATH cannot name {hook}, which contains {os.pathsep!r}")
+    return hook
+
+
+def _flags(program: Program) -> Iterator[str]:
+    """The letters of the options that the program's interpreter gets, up to the program's name.
+
+    **Ex.:** ``python -uE -W error x.py``: ``u``, ``E``, ``W``.
+    """
+    words = iter(program.argv[1:])
+    if not runs_interpreter(program):
+        shebang = shebang_of(program.executable)
+        words = iter([word for word in shebang[1:] if word.startswith("-") and word != "-S"])
+    for word in words:
+        if not word.startswith("-") or word in ("-", "--"):
+            return
+        if word.startswith("--"):
+            continue
+        for position, letter in enumerate(word[1:], 2):
+            yield letter
+            if letter in "cm":  # the program
+                return
+            if letter in "WX":  # the rest, or the next word, is its value
+                if position == len(word):
+                    next(words, "")
+                break

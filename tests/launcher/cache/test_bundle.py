@@ -1,0 +1,916 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bundles arrive as they were sent, add whole files only, and cannot do anything else."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.launcher.cache.entries import (
+    CONTENT,
+    HARDWARE,
+    PACKAGES,
+    SHIPPED,
+    elf,
+    files,
+    fill,
+    numba_index,
+    put,
+)
+
+from xlaunch.cache.bundle import export
+from xlaunch.cache.bundle_import import Imported, import_bundle
+from xlaunch.cache.directories import CacheDirectory, begin_use, directory_of
+from xlaunch.cache.imported import read_imported
+from xlaunch.cache.key import key_of
+from xlaunch.cache.leftovers import leftovers, staging_directory
+from xlaunch.cache.prune import prune
+from xlaunch.cache.table import BY_NAME
+from xlaunch.cache.verify import verify
+from xlaunch.errors import UsageError
+
+NEW = sum(SHIPPED.values())
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    """Where the bundle comes from."""
+    fill(tmp_path / "here")
+    return tmp_path / "here"
+
+
+@pytest.fixture
+def bundle(base: Path, tmp_path: Path) -> Path:
+    return pack(base, tmp_path / "caches.tar")
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    """Where the bundle goes to; it does not exist yet."""
+    return tmp_path / "there" / "compiled"
+
+
+def pack(base: Path, path: Path, *caches: str, **options: Any) -> Path:
+    export(str(base), [place(base, name) for name in caches or CONTENT], str(path), **options)
+    return path
+
+
+def place(base: Path, cache: str) -> CacheDirectory:
+    return directory_of(str(base), key_of(BY_NAME[cache], HARDWARE, PACKAGES))
+
+
+def add(target: Path, bundle: Path, **options: Any) -> Imported:
+    return import_bundle(str(target), str(bundle), HARDWARE, PACKAGES, **options)
+
+
+def refusal(target: Path, bundle: Path, **options: Any) -> str:
+    """Why a bundle is refused, in one line; nothing of it may be in the target."""
+    before = files(target) if target.exists() else {}
+    with pytest.raises(UsageError) as caught:
+        add(target, bundle, **options)
+    assert (files(target) if target.exists() else {}) == before
+    assert not target.exists() or leftovers(str(target)) == []
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+@pytest.mark.parametrize("ending", [".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz"])
+def test_round_trip(base: Path, target: Path, tmp_path: Path, ending: str):
+    path = pack(base, tmp_path / f"caches{ending}")
+    result = add(target, path)
+    assert (result.added, result.kept) == (NEW, 0)
+    assert {it.cache for it in result.caches} == {*CONTENT}
+    there, here = files(target), files(base)
+    group = next(name for name in here if "__grp__" in name)
+    moved = json.loads(there.pop(group))
+    here.pop(group)
+    assert there == here
+    assert result.size_bytes == sum([len(it) for it in there.values()]) + len(
+        json.dumps(moved).encode()
+    )
+    # Triton looks for the files of a kernel by the paths in its list.
+    assert [Path(it).read_bytes() for it in moved["child_paths"].values()] == [b'{"name": "k"}']
+    assert verify(str(target)) == []
+
+
+def test_endings_say_how_a_bundle_is_compressed(base: Path, tmp_path: Path):
+    starts = {
+        ending: pack(base, tmp_path / f"x{ending}").read_bytes()[:3]
+        for ending in (".tar", ".tgz", ".xz", "")
+    }
+    assert starts == {".tar": b"man", ".tgz": b"\x1f\x8b\x08", ".xz": b"\xfd7z", "": b"man"}
+
+
+def test_other_programs_can_list_a_bundle(bundle: Path):
+    with tarfile.open(bundle) as tar:
+        names = tar.getnames()
+        manifest = json.load(tar.extractfile("manifest.json"))  # type: ignore[arg-type]
+    assert names[0] == "manifest.json"
+    assert len(names) == 1 + NEW
+    assert manifest["schema_version"] == 1
+    assert {it["cache"]: len(it["files"]) for it in manifest["caches"]} == SHIPPED
+    assert manifest["caches"][0]["parts"]["torch"] == "2.13.0"
+    assert manifest["glibc"] == os.confstr("CS_GNU_LIBC_VERSION").split()[1]  # type: ignore[union-attr]
+
+
+def test_modes_and_times_after_import(bundle: Path, target: Path):
+    add(target, bundle)
+    home = Path(place(target, "inductor").path)
+    assert (home / "24/c24.so").stat().st_mode & 0o777 == 0o700
+    assert (home / "24/c24.cpp").stat().st_mode & 0o777 == 0o600
+    assert (home / "24").stat().st_mode & 0o777 == 0o700
+    assert home.stat().st_mode & 0o777 == 0o700
+    assert (home / "24/c24.cpp").stat().st_mtime_ns == 10**18
+    assert (home / "24/c24.cpp").stat().st_nlink == 1
+
+
+def test_record_of_what_was_imported(bundle: Path, target: Path):
+    add(target, bundle)
+    directory = place(target, "inductor")
+    record = read_imported(directory)
+    assert len(record) == SHIPPED["inductor"]
+    assert directory.parts() == dict(key_of(BY_NAME["inductor"], HARDWARE, PACKAGES).parts)
+
+
+def test_second_import_adds_nothing(bundle: Path, target: Path):
+    add(target, bundle)
+    before = files(target)
+    record = read_imported(place(target, "triton"))
+    result = add(target, bundle)
+    assert (result.added, result.kept, result.size_bytes) == (0, NEW, 0)
+    assert files(target) == before
+    assert read_imported(place(target, "triton")) == record
+
+
+def test_existing_entries_win(bundle: Path, target: Path):
+    mine = put(Path(place(target, "inductor").path, "24/c24.so"), elf(b"mine"))
+    result = add(target, bundle)
+    assert (result.added, result.kept) == (NEW - 1, 1)
+    assert mine.read_bytes() == elf(b"mine")
+    assert "24/c24.so" not in read_imported(place(target, "inductor"))
+    assert verify(str(target)) == []
+
+
+def test_functions_of_numba_are_not_mixed(bundle: Path, target: Path):
+    # The index here says that 1.nbc is another function than the index in the bundle does.
+    home = Path(place(target, "numba").path)
+    put(home / "m_1/f-1.py311.nbi", numba_index("float64"))
+    assert add(target, bundle).added == NEW - 2
+    assert not (home / "m_1/f-1.py311.1.nbc").exists()
+
+
+@pytest.mark.parametrize(
+    ("cache", "there", "added"),
+    [
+        ("cuda", "index", set()),
+        ("cuda", "7/7/other", set()),
+        ("torch_extensions", "mine/mine.so", {"yours/.ninja_log"}),
+        ("torch_extensions", "other/other.so", {"mine/.ninja_log", "yours/.ninja_log"}),
+        ("jax", "jit_f-cache", {"index", "0/1/f"}),
+    ],
+)
+def test_files_that_make_sense_only_together(
+    base: Path, target: Path, tmp_path: Path, cache: str, there: str, added: set[str]
+):
+    extensions = ["mine/.ninja_log", "yours/.ninja_log"]
+    names = extensions if cache == "torch_extensions" else ["index", "0/1/f"]
+    directory = begin_use(str(base), key_of(BY_NAME[cache], HARDWARE, PACKAGES))
+    for name in names:
+        put(Path(directory.path, name), b"of the bundle")
+    home = Path(place(target, cache).path)
+    put(home / there, b"mine")
+    assert add(target, pack(base, tmp_path / "x.tar", cache)).added == len(added)
+    assert {it for it in names if (home / it).exists()} - {there} == added
+
+
+def test_half_imported_function_of_numba_is_completed(bundle: Path, target: Path):
+    home = Path(place(target, "numba").path)
+    put(home / "m_1/f-1.py311.1.nbc", CONTENT["numba"]["m_1/f-1.py311.1.nbc"])
+    assert add(target, bundle).added == NEW - 1
+    assert (home / "m_1/f-1.py311.nbi").exists()
+
+
+def test_long_and_unusual_names(base: Path, target: Path, tmp_path: Path):
+    home = Path(place(base, "numba").path)
+    names = ["a" * 250, "d" * 120, "ü \udcff\n.nbx"]
+    for name in names:
+        put(home / name / ("e" * 120) / "f", b"x")
+    add(target, pack(base, tmp_path / "caches.tar"))
+    assert {*names} <= {*os.listdir(place(target, "numba").path)}
+
+
+def test_warm_records_go_with_their_caches_only(base: Path, tmp_path: Path):
+    for caches, found in (("inductor", "numba", "triton"), True), (("inductor", "numba"), False):
+        target = tmp_path / "-".join(caches)
+        add(target, pack(base, tmp_path / "caches.tar", *caches))
+        assert (target / "warm" / "0123abcd.json").exists() is found
+
+
+# What export reads
+
+
+def test_damaged_files_are_left_out(base: Path, tmp_path: Path):
+    home = Path(place(base, "inductor").path)
+    library = put(home / "24/c24.so", elf()[:-1])
+    result = export(str(base), [place(base, "inductor")], str(tmp_path / "x.tar"))
+    assert result.left_out == (str(library),)
+    assert result.files == SHIPPED["inductor"] - 1  # and no record that this cache is warm
+
+
+def test_files_that_are_replaced_while_they_are_read(base: Path, tmp_path: Path):
+    home = Path(place(base, "inductor").path)
+    path = put(home / "aa/busy.so", elf(b"0"))
+    writer = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import os, sys\n"
+            "path, new = sys.argv[1], sys.argv[1] + '.new'\n"
+            "data = open(path, 'rb').read()\n"
+            "print(flush=True)\n"
+            "while True:\n"
+            "    open(new, 'wb').write(data); os.replace(new, path); os.unlink(path)\n",
+            str(path),
+        ],
+        stdout=subprocess.PIPE,
+    )
+    with writer:
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        try:
+            for number in range(8):
+                pack(base, tmp_path / "x.tar", "inductor")
+                add(tmp_path / f"to{number}", tmp_path / "x.tar")
+        finally:
+            writer.kill()
+
+
+def test_link_in_a_cache_cannot_be_exported(base: Path, tmp_path: Path):
+    link = Path(place(base, "inductor").path, "24/c25.so")
+    link.symlink_to("c24.so")
+    with pytest.raises(UsageError, match=f"{link} is a link"):
+        pack(base, tmp_path / "x.tar")
+    assert not (tmp_path / "x.tar").exists()
+    assert [it.name for it in tmp_path.iterdir()] == ["here"]
+
+
+def test_pipes_are_not_exported(base: Path, tmp_path: Path):
+    os.mkfifo(Path(place(base, "inductor").path, "24/pipe"))
+    result = export(str(base), [place(base, "inductor")], str(tmp_path / "x.tar"))
+    assert result.files == SHIPPED["inductor"]
+
+
+def test_export_to_a_place_that_is_not_there(base: Path, tmp_path: Path):
+    with pytest.raises(UsageError, match="No such file"):
+        pack(base, tmp_path / "absent" / "x.tar")
+
+
+def test_export_to_a_special_file(base: Path):
+    with pytest.raises(UsageError, match="no regular file"):
+        pack(base, Path("/dev/null"))
+
+
+def test_failed_export_keeps_the_old_file(base: Path, bundle: Path):
+    before = bundle.read_bytes()
+    Path(place(base, "numba").record).unlink()
+    with pytest.raises(UsageError, match="missing or damaged"):
+        pack(base, bundle)
+    assert bundle.read_bytes() == before
+
+
+# What import refuses
+
+
+Members = list[tuple[tarfile.TarInfo, bytes]]
+
+
+def members_of(path: Path) -> tuple[dict[str, Any], Members]:
+    """The manifest of a bundle, and its other members."""
+    with tarfile.open(path) as tar:
+        found = [(it, tar.extractfile(it).read()) for it in tar]  # type: ignore[union-attr]
+    return json.loads(found[0][1]), found[1:]
+
+
+def write(path: Path, manifest: dict[str, Any] | None, members: Members) -> Path:
+    with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as tar:
+        if manifest is not None:
+            data = json.dumps(manifest).encode()
+            members = [(member("manifest.json", data), data), *members]
+        for info, data in members:
+            tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+def member(name: str, data: bytes = b"", kind: bytes = tarfile.REGTYPE) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.size, info.type, info.linkname = len(data), kind, "/etc/passwd"
+    return info
+
+
+def rename_all(manifest: dict[str, Any], members: Members, name: str) -> None:
+    """Give the first file another path, in the manifest and in the tar."""
+    cache = manifest["caches"][0]
+    cache["files"][0]["path"] = name
+    members[0][0].name = f"{cache['cache']}/{cache['key']}/{name}"
+
+
+def rename(name: str) -> Callable[[dict[str, Any], Members], None]:
+    return lambda manifest, members: rename_all(manifest, members, name)
+
+
+def set_kind(kind: bytes) -> Callable[[dict[str, Any], Members], None]:
+    def change(manifest: dict[str, Any], members: Members) -> None:
+        members[0] = (member(members[0][0].name, b"", kind), b"")
+
+    return change
+
+
+def set_file(field: str, value: object) -> Callable[[dict[str, Any], Members], None]:
+    return lambda manifest, members: manifest["caches"][0]["files"][0].update({field: value})
+
+
+def set_cache(field: str, value: object) -> Callable[[dict[str, Any], Members], None]:
+    return lambda manifest, members: manifest["caches"][0].update({field: value})
+
+
+def twice(manifest: dict[str, Any], members: Members) -> None:
+    manifest["caches"][0]["files"].insert(0, manifest["caches"][0]["files"][0])
+    members.insert(0, members[0])
+
+
+def clash(manifest: dict[str, Any], members: Members) -> None:
+    first, second = manifest["caches"][0]["files"][:2]
+    second["path"] = first["path"] + "/below"
+
+
+def cache_twice(manifest: dict[str, Any], members: Members) -> None:
+    manifest["caches"].append(manifest["caches"][0] | {"key": "other", "files": []})
+
+
+def lock(manifest: dict[str, Any], members: Members) -> None:
+    rename_all(manifest, members, "locks/x.lock")
+
+
+def huge(manifest: dict[str, Any], members: Members) -> None:
+    manifest["caches"][0]["files"][0]["size_bytes"] = 1 << 60
+
+
+def changed(manifest: dict[str, Any], members: Members) -> None:
+    info, data = members[0]
+    members[0] = (info, data[:-1] + b"?")
+
+
+def absolute_link(manifest: dict[str, Any], members: Members) -> None:
+    members.insert(0, (member("/etc/evil", kind=tarfile.SYMTYPE), b""))
+
+
+def above(manifest: dict[str, Any], members: Members) -> None:
+    members.insert(0, (member("../../evil", b"x"), b"x"))
+
+
+def long_name(manifest: dict[str, Any], members: Members) -> None:
+    members.insert(0, (member("x" * 100_000, b"x"), b"x"))
+
+
+def set_warm(name: str, record: object) -> Callable[[dict[str, Any], Members], None]:
+    return lambda manifest, members: manifest["warm"].update({name: record})
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (set_kind(tarfile.SYMTYPE), "which is no regular file"),
+        (set_kind(tarfile.LNKTYPE), "which is no regular file"),
+        (set_kind(tarfile.DIRTYPE), "which is no regular file"),
+        (set_kind(tarfile.FIFOTYPE), "which is no regular file"),
+        (set_kind(tarfile.CHRTYPE), "which is no regular file"),
+        (set_kind(tarfile.GNUTYPE_SPARSE), "which is no regular file"),
+        (absolute_link, "'/etc/evil', which is no regular file"),
+        (above, "contains '../../evil' where"),
+        (long_name, "@LongLink"),
+        (rename("/etc/evil"), "no path below a directory"),
+        (rename("../../evil"), "no path below a directory"),
+        (rename("a/../../evil"), "no path below a directory"),
+        (rename("a//b"), "no path below a directory"),
+        (rename("./a"), "no path below a directory"),
+        (rename(""), "no path below a directory"),
+        (rename("x" * 256), "too long a one"),
+        (rename("x/" * 600 + "x"), "@LongLink"),
+        (set_file("path", "x/" * 600 + "x"), "too long a one"),
+        (set_file("path", "a\0b"), "no path below a directory"),
+        (set_file("path", "\ud800"), "surrogates"),
+        (twice, "a file twice"),
+        (clash, "a file as a directory"),
+        (cache_twice, "describes a cache or a file twice"),
+        (lambda manifest, members: members.pop(), "contains None where 'triton/"),
+        (lambda manifest, members: members.insert(0, members.pop()), "where 'inductor/"),
+        (lambda manifest, members: members.append(members[0]), "goes on after the last file"),
+        (lambda manifest, members: manifest["caches"][0]["files"].pop(), "where 'numba/"),
+        (changed, "(SHA-256)"),
+        (set_file("size_bytes", 1), "bytes of 'inductor/"),
+        (set_file("size_bytes", -1), "is not described as a file"),
+        (set_file("size_bytes", True), "is not described as a file"),
+        (set_file("size_bytes", 1.5), "is not described as a file"),
+        (set_file("sha256", "x"), "is not described as a file"),
+        (set_file("modified_ns", None), "is not described as a file"),
+        (set_file("mode", 4755), "unexpected keyword"),
+        (set_file("\x1b[2J\n", 1), "'?[2J?'"),
+        (lambda manifest, members: manifest.update(glibc="2.x"), "no version of glibc"),
+        (huge, "has room for"),
+        (lock, "'locks/x.lock' is a lock"),
+        (set_cache("cache", "../x"), "is no cache that this xlaunch knows"),
+        (set_cache("cache", "ccache"), "is no cache that this xlaunch knows"),
+        (set_cache("key", "../x"), "is no cache that this xlaunch knows"),
+        (set_cache("key", ".."), "is no cache that this xlaunch knows"),
+        (set_cache("files", None), "not valid"),
+        (set_cache("parts", {"torch": 2}), "is no text"),
+        (lambda manifest, members: manifest.pop("caches"), "not valid: KeyError 'caches'"),
+        (lambda manifest, members: manifest.update(schema_version=2), "schema version 2 is not 1"),
+        (set_warm("../pruned", {"caches": []}), "is no record of a run"),
+        (set_warm("a.json", {"caches": [1]}), "is no record of a run"),
+        (set_warm("a.json", []), "not valid"),
+    ],
+)
+def test_hostile_bundles(
+    bundle: Path, target: Path, change: Callable[[dict[str, Any], Members], object], expected: str
+):
+    manifest, members = members_of(bundle)
+    change(manifest, members)
+    assert expected in refusal(target, write(bundle, manifest, members))
+    assert not Path("/etc/evil").exists()
+
+
+def test_unchanged_members_are_accepted(bundle: Path, target: Path):
+    # The changes above start from what is valid.
+    assert add(target, write(bundle, *members_of(bundle))).added == NEW
+
+
+def test_warm_record_of_another_cache_is_not_used(bundle: Path, target: Path):
+    manifest, members = members_of(bundle)
+    manifest["warm"]["0123abcd.json"]["caches"].append("cuda/x")
+    assert add(target, write(bundle, manifest, members)).added == NEW
+    assert not (target / "warm").exists()
+
+
+def test_extended_headers_are_refused_unread(bundle: Path, target: Path):
+    # A pax header may be as large as a file, and programs read it into memory.
+    manifest, members = members_of(bundle)
+    members[0][0].pax_headers = {"comment": "x" * 10_000_000}
+    data = json.dumps(manifest).encode()
+    with tarfile.open(bundle, "w", format=tarfile.PAX_FORMAT) as tar:
+        tar.addfile(member("manifest.json", data), io.BytesIO(data))
+        tar.addfile(members[0][0], io.BytesIO(members[0][1]))
+    assert "which is no regular file" in refusal(target, bundle)
+
+
+def test_names_of_names(bundle: Path, target: Path):
+    # Each such header makes tarfile call itself once more.
+    name = member("x", b"y" * 9, tarfile.GNUTYPE_LONGNAME)
+    data = (name.tobuf(tarfile.GNU_FORMAT) + b"y" * 9 + bytes(503)) * 5000
+    bundle.write_bytes(data + bundle.read_bytes())
+    assert "is no bundle of xlaunch, or is damaged" in refusal(target, bundle)
+
+
+@pytest.mark.parametrize("ending", [".tar", ".tgz", ".txz"])
+def test_bundle_that_ends_early(base: Path, target: Path, tmp_path: Path, ending: str):
+    path = pack(base, tmp_path / f"x{ending}")
+    data = path.read_bytes()
+    # Behind the last file a tar has at least 1024 bytes of padding, which are not needed.
+    with tarfile.open(path) as tar:
+        last = tar.getmembers()[-1]
+    end = last.offset_data + last.size if ending == ".tar" else len(data) - 7
+    for length in (0, 1, 100, 600, len(data) // 2, end - 1):
+        path.write_bytes(data[:length])
+        refusal(target, path)
+
+
+@pytest.mark.parametrize("ending", [".tar", ".tgz", ".txz"])
+def test_bundle_with_a_wrong_byte(base: Path, target: Path, tmp_path: Path, ending: str):
+    path = pack(base, tmp_path / f"x{ending}")
+    data = path.read_bytes()
+    for position in range(len(data) // 2, len(data) // 2 + 3):
+        path.write_bytes(data[:position] + bytes([data[position] ^ 255]) + data[position + 1 :])
+        result = None
+        try:
+            result = add(target, path)
+        except UsageError:
+            assert not list(target.glob("inductor/*/24"))
+        if result is not None:  # the byte was in the padding or in a time stamp of the tar
+            assert verify(str(target)) == []
+            shutil.rmtree(target)
+
+
+def test_bundle_that_goes_on_after_its_end(bundle: Path, target: Path):
+    data = bundle.read_bytes()
+    for rest in (b"x", bytes(20_000), data):
+        bundle.write_bytes(data + rest)
+        assert "goes on after the last file" in refusal(target, bundle)
+
+
+def test_file_that_expands_more_than_it_says(target: Path, bundle: Path, tmp_path: Path):
+    import gzip
+
+    manifest, members = members_of(bundle)
+    members[0] = (members[0][0], members[0][1])
+    members[0][0].size = 8 << 20
+    data = json.dumps(manifest).encode()
+    head = member("manifest.json", data).tobuf(tarfile.GNU_FORMAT) + data + bytes(-len(data) % 512)
+    path = tmp_path / "bomb.tgz"
+    with gzip.open(path, "wb") as stream:
+        stream.write(head + members[0][0].tobuf(tarfile.GNU_FORMAT))
+        for _ in range(8):
+            stream.write(bytes(1 << 20))
+    assert "bytes of 'inductor/" in refusal(target, path)
+
+
+@pytest.mark.parametrize("content", [b"", b"hello\n", bytes(10240), b"\x1f\x8b", b"\xfd7zXZ\0"])
+def test_what_is_no_bundle(target: Path, tmp_path: Path, content: bytes):
+    path = tmp_path / "x"
+    path.write_bytes(content)
+    assert str(path) in refusal(target, path)
+
+
+def test_program_is_no_bundle(target: Path, tmp_path: Path):
+    path = put(tmp_path / "net.py", b"import torch\n" * 100)
+    assert f"{path} is no bundle of xlaunch" in refusal(target, path)
+
+
+def test_tar_without_a_manifest(target: Path, tmp_path: Path):
+    path = write(tmp_path / "x.tar", None, [(member("README", b"x"), b"x")])
+    assert "'README' where 'manifest.json' should be" in refusal(target, path)
+
+
+def test_absent_bundle(target: Path, tmp_path: Path):
+    assert "No such file" in refusal(target, tmp_path / "absent")
+
+
+# Where import writes
+
+
+@pytest.mark.parametrize("where", ["24", "24/c24.so", "", "..", "../.."])
+def test_links_in_the_target_are_refused(bundle: Path, target: Path, tmp_path: Path, where: str):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    home = Path(place(target, "inductor").path)
+    link = Path(os.path.normpath(home / where))
+    link.parent.mkdir(parents=True)
+    link.symlink_to(elsewhere)
+    with pytest.raises(UsageError, match="link"):
+        add(target, bundle)
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_link_that_appears_while_files_are_put_in_place(
+    bundle: Path, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    make = os.mkdir
+
+    def mkdir(path: Any, *arguments: Any, **options: Any) -> None:
+        if path == "24":
+            os.symlink(elsewhere, path, **options)
+        else:
+            make(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    with pytest.raises(UsageError, match="a link"):
+        add(target, bundle)
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_target_that_all_may_write_is_repaired(bundle: Path, target: Path):
+    target.mkdir(parents=True)
+    target.chmod(0o777)
+    add(target, bundle)
+    assert target.stat().st_mode & 0o777 == 0o755
+
+
+def test_target_of_another_user(bundle: Path, target: Path):
+    if os.geteuid() != 0:
+        pytest.skip("needs root, which alone can give a directory away")
+    target.mkdir(parents=True)
+    os.chown(target, 65534, -1)
+    assert "belongs to another user" in refusal(target, bundle)
+
+
+# What a bundle was made for
+
+
+def test_other_machine_is_refused(bundle: Path, target: Path):
+    other = HARDWARE._replace(instruction_set=("avx2", "avx512f"))
+    with pytest.raises(UsageError) as caught:
+        import_bundle(str(target), str(bundle), other, PACKAGES)
+    text = str(caught.value)
+    assert "inductor: instruction_set: only the first has avx512f" in text
+    assert "only the second has fma" in text
+    assert "--force" in text
+    assert not target.exists()
+
+
+def test_force_imports_under_this_machine_s_key(bundle: Path, target: Path):
+    packages = PACKAGES._replace(versions={**(PACKAGES.versions or {}), "torch": "2.14.0"})
+    result = import_bundle(str(target), str(bundle), HARDWARE, packages, force=True)
+    key = key_of(BY_NAME["inductor"], HARDWARE, packages)
+    assert result.added == NEW
+    assert Path(directory_of(str(target), key).path, "24/c24.so").exists()
+    assert not (target / "warm").exists()  # it says that the other key is warm
+    assert verify(str(target)) == []
+
+
+def test_newer_c_library_is_refused(bundle: Path, target: Path):
+    manifest, members = members_of(bundle)
+    manifest["glibc"] = "99.1"
+    write(bundle, manifest, members)
+    assert "99.1" in refusal(target, bundle)
+    assert add(target, bundle, force=True).added == NEW
+
+
+def test_older_c_library_is_accepted(bundle: Path, target: Path):
+    manifest, members = members_of(bundle)
+    manifest["glibc"] = "2.2.5"
+    assert add(target, write(bundle, manifest, members)).added == NEW
+
+
+# Signatures
+
+
+@pytest.fixture(scope="session")
+def keys(tmp_path_factory: pytest.TempPathFactory, needs: Callable[[object, str], None]) -> Path:
+    """A directory with the keys `ours` and `theirs`, and `locked` with a passphrase."""
+    needs(shutil.which("ssh-keygen"), "ssh-keygen (Debian: openssh-client)")
+    directory = tmp_path_factory.mktemp("keys")
+    for name, passphrase in ("ours", ""), ("theirs", ""), ("locked", "secret"):
+        command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", passphrase, "-f", directory / name]
+        subprocess.run(command, check=True)
+    return directory
+
+
+def allow(keys: Path, path: Path, name: str, principals: str, options: str = "") -> str:
+    public = (keys / f"{name}.pub").read_text().split()
+    path.write_text(f"# who may sign\n{principals} {options} {public[0]} {public[1]}\n")
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("principals", "signer"),
+    [
+        ("ops@example.com", "ops@example.com"),
+        ("*@example.com", "*@example.com"),
+        ("!eve@example.com,ops@example.com,dev@example.com", "ops@example.com"),
+    ],
+)
+def test_signed_bundle(
+    base: Path, target: Path, tmp_path: Path, keys: Path, principals: str, signer: str
+):
+    path = pack(base, tmp_path / "x.tar.gz", sign=str(keys / "ours"))
+    with tarfile.open(path) as tar:
+        assert tar.getnames()[:2] == ["manifest.json", "manifest.json.sig"]
+    allowed = allow(keys, tmp_path / "allowed", "ours", principals)
+    result = add(target, path, allowed_signers=allowed)
+    assert (result.added, result.signer) == (NEW, signer)
+
+
+def test_signature_is_not_needed_unless_asked_for(
+    base: Path, target: Path, tmp_path: Path, keys: Path
+):
+    result = add(target, pack(base, tmp_path / "x.tar", sign=str(keys / "ours")))
+    assert (result.added, result.signer) == (NEW, None)
+
+
+def test_wrong_signer(base: Path, target: Path, tmp_path: Path, keys: Path):
+    path = pack(base, tmp_path / "x.tar", sign=str(keys / "theirs"))
+    allowed = allow(keys, tmp_path / "allowed", "ours", "ops@example.com")
+    assert "its key is not in that file" in refusal(target, path, allowed_signers=allowed)
+
+
+@pytest.mark.parametrize(
+    "options", ['namespaces="file"', 'valid-before="20200101"', 'valid-after="29990101"']
+)
+def test_key_that_is_allowed_for_something_else(
+    base: Path, target: Path, tmp_path: Path, keys: Path, options: str
+):
+    path = pack(base, tmp_path / "x.tar", sign=str(keys / "ours"))
+    allowed = allow(keys, tmp_path / "allowed", "ours", "ops@example.com", options)
+    assert "not signed by one of them" in refusal(target, path, allowed_signers=allowed)
+
+
+def test_unsigned_bundle(bundle: Path, target: Path, tmp_path: Path, keys: Path):
+    allowed = allow(keys, tmp_path / "allowed", "ours", "ops@example.com")
+    assert "is not signed" in refusal(target, bundle, allowed_signers=allowed)
+
+
+def test_changed_manifest(base: Path, target: Path, tmp_path: Path, keys: Path):
+    path = pack(base, tmp_path / "x.tar", sign=str(keys / "ours"))
+    allowed = allow(keys, tmp_path / "allowed", "ours", "ops@example.com")
+    manifest, members = members_of(path)
+    manifest["created"] += " "
+    text = refusal(target, write(path, manifest, members), allowed_signers=allowed)
+    assert "not signed by one of them" in text
+
+
+def test_changed_file_in_a_signed_bundle(base: Path, target: Path, tmp_path: Path, keys: Path):
+    path = pack(base, tmp_path / "x.tar", sign=str(keys / "ours"))
+    allowed = allow(keys, tmp_path / "allowed", "ours", "ops@example.com")
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"int f();", b"int g();"))
+    assert "SHA-256" in refusal(target, path, allowed_signers=allowed)
+
+
+@pytest.mark.parametrize("name", ["absent", "locked", "junk"])
+def test_keys_that_cannot_sign(base: Path, tmp_path: Path, keys: Path, name: str):
+    if name == "junk":
+        put(keys / "junk", b"no key\n")
+    with pytest.raises(UsageError, match="--sign") as caught:
+        pack(base, tmp_path / "x.tar", sign=str(keys / name))
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "x.tar").exists()
+
+
+def test_absent_file_of_signers(bundle: Path, target: Path, tmp_path: Path):
+    text = refusal(target, bundle, allowed_signers=str(tmp_path / "absent"))
+    assert "--allowed-signers" in text
+    assert "No such file" in text
+
+
+def test_without_ssh_keygen(
+    base: Path, tmp_path: Path, keys: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UsageError, match="openssh-client"):
+        pack(base, tmp_path / "x.tar", sign=str(keys / "ours"))
+
+
+# Kills
+
+IMPORT = """
+import os, signal, sys
+from tests.launcher.cache.entries import HARDWARE, PACKAGES
+from xlaunch.cache.bundle_import import import_bundle
+left = int(sys.argv[3])
+WATCHED = ("open", "os.mkdir", "os.link", "os.rename", "os.remove", "os.rmdir", "os.utime")
+def count(event, arguments):
+    global left
+    if event in WATCHED and not str(arguments[0]).endswith((".py", ".pyc", "__pycache__")):
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+sys.addaudithook(count)
+import_bundle(sys.argv[1], sys.argv[2], HARDWARE, PACKAGES)
+print(left, flush=True)
+"""
+
+
+def import_until(target: Path, bundle: Path, step: int) -> int | None:
+    """Import in another process that is killed before the given step; the steps that were left."""
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT, str(target), str(bundle), str(step)],
+        stdout=subprocess.PIPE,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    if done.returncode == 0:
+        return int(done.stdout)
+    assert done.returncode == -signal.SIGKILL
+    return None
+
+
+@pytest.fixture(scope="module")
+def steps(tmp_path_factory: pytest.TempPathFactory) -> int:
+    """How many files an import opens, makes, links and removes."""
+    path = tmp_path_factory.mktemp("steps")
+    fill(path / "here")
+    left = import_until(path / "there", pack(path / "here", path / "x.tar"), 1_000_000)
+    assert left is not None
+    return 1_000_000 - left
+
+
+@pytest.mark.parametrize(
+    "part", [0, 1, *[pytest.param(part, marks=pytest.mark.full) for part in range(2, 10)]]
+)
+def test_kill_at_any_step(bundle: Path, base: Path, tmp_path: Path, steps: int, part: int):
+    wanted = files(base)
+    chosen = range(1 + part, steps, 10)
+    for step in chosen if part >= 2 else chosen[:: 1 + len(chosen) // 5]:
+        target = tmp_path / f"killed{step}"
+        assert import_until(target, bundle, step) is None
+        if target.exists():
+            problems = verify(str(target), fix=True)
+            assert {it.check.value for it in problems} <= {"leftover"}
+            assert {it.fixed for it in problems} <= {True}
+            assert verify(str(target)) == []
+            found = files(target)
+            assert found.keys() <= wanted.keys()
+            for name, data in found.items():
+                assert data == wanted[name] or "__grp__" in name
+        result = add(target, bundle)
+        assert result.added + result.kept == NEW
+        assert files(target).keys() == wanted.keys()
+        assert verify(str(target)) == []
+
+
+def test_steps_are_all_that_an_import_does(steps: int):
+    assert steps > 4 * NEW
+
+
+def test_staging_of_a_running_import_is_left_alone(bundle: Path, target: Path):
+    target.mkdir(parents=True, mode=0o700)
+    with staging_directory(str(target)) as path:
+        assert leftovers(str(target)) == []
+        prune(str(target))
+        assert os.path.isdir(path)
+        assert verify(str(target), fix=True) == []
+    assert not os.path.exists(path)
+
+
+def test_two_imports_at_once(bundle: Path, base: Path, target: Path):
+    command = [sys.executable, "-c", IMPORT, str(target), str(bundle), "0"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    running = [
+        subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment) for _ in range(3)
+    ]
+    assert [it.wait() for it in running] == [0, 0, 0]
+    assert files(target).keys() == files(base).keys()
+    assert verify(str(target)) == []
+    assert len(read_imported(place(target, "inductor"))) == SHIPPED["inductor"]
+
+
+# Real programs
+
+COMPILE = """
+import torch
+from torch._dynamo.utils import counters
+torch.set_num_threads(1)
+def f(x):
+    return (x.sin() + x.cos()).relu().sum()
+print(float(torch.compile(f)(torch.ones(1000))))
+print(counters["inductor"]["fxgraph_cache_hit"], counters["inductor"]["fxgraph_cache_miss"])
+"""
+
+
+@pytest.mark.long
+def test_inductor_compiles_nothing_after_import(tmp_path: Path, target: Path):
+    pytest.importorskip("torch", reason="needs torch")
+    base = tmp_path / "here"
+    shutil.rmtree(place(base, "inductor").path, ignore_errors=True)
+    [directory] = fill(base, "inductor")
+    shutil.rmtree(directory.path)
+    os.mkdir(directory.path, 0o700)
+
+    def run(path: str) -> tuple[list[str], set[str]]:
+        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": path}
+        done = subprocess.run(
+            [sys.executable, "-c", COMPILE],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return done.stdout.split(), {str(it.name) for it in Path(path).rglob("*.so")}
+
+    first, libraries = run(directory.path)
+    assert int(first[2]) > 0
+    assert verify(str(base)) == []
+    add(target, pack(base, tmp_path / "x.tar.xz", "inductor"))
+    shutil.rmtree(base)
+    second, same = run(place(target, "inductor").path)
+    assert (second[0], second[1:]) == (first[0], ["1", "0"])
+    assert same == libraries
+    assert verify(str(target)) == []
+
+
+def lines() -> Iterator[str]:
+    yield "import numba"
+    yield "@numba.njit(cache=True)"
+    yield "def f(x): return x + 1"
+    yield "print(f(1), f(1.5), sum(f.stats.cache_hits.values()), sum(f.stats.cache_misses.values()))"
+
+
+@pytest.mark.full
+def test_numba_compiles_nothing_after_import(tmp_path: Path, target: Path):
+    pytest.importorskip("numba", reason="needs numba")
+    [directory] = fill(tmp_path / "here", "numba")
+    program = tmp_path / "program.py"
+    program.write_text("\n".join(lines()))
+
+    def run(path: str) -> list[str]:
+        environment = {**os.environ, "NUMBA_CACHE_DIR": path}
+        command = [sys.executable, str(program)]
+        return subprocess.check_output(command, env=environment, text=True).split()
+
+    assert run(directory.path) == ["2", "2.5", "0", "2"]
+    add(target, pack(tmp_path / "here", tmp_path / "x.tar.xz", "numba"))
+    shutil.rmtree(tmp_path / "here")
+    assert run(place(target, "numba").path) == ["2", "2.5", "2", "0"]
+    assert verify(str(target)) == []

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pruning: what goes first, what stays because it is in use, and that nobody waits."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from xlaunch.cache.daily import DAY_S, start_pruner
+from xlaunch.cache.directories import CacheDirectory, begin_use, hold, stored
+from xlaunch.cache.key import Hardware, Packages, key_of
+from xlaunch.cache.prune import clear, prune
+from xlaunch.cache.table import BY_NAME
+from xlaunch.cache.usage import usage_of
+from xlaunch.cache.warm import record_of, write_record
+
+HARDWARE = Hardware("x86_64", ("avx2",), "GenuineIntel 6 143", (), ())
+PAGE = 4096
+
+
+def directory(base: Path, version: str, *, unused_days: float, ages: list[float]) -> CacheDirectory:
+    """A cache of torch `version` with a page for each age in days, the oldest last in name."""
+    key = key_of(BY_NAME["inductor"], HARDWARE, Packages({"torch": version}, "3.11"))
+    made = begin_use(str(base), key)
+    for number, age in enumerate(ages):
+        path = os.path.join(made.path, f"{number}.cpp")
+        with open(path, "wb") as stream:
+            stream.write(b"x" * PAGE)
+        os.utime(path, (time.time(), time.time() - age * DAY_S))
+    os.utime(made.record, (time.time(), time.time() - unused_days * DAY_S))
+    return made
+
+
+@pytest.fixture
+def caches(tmp_path: Path) -> list[CacheDirectory]:
+    """The second was not used for longest."""
+    return [
+        directory(tmp_path, "2.13", unused_days=0.1, ages=[1, 2, 3]),
+        directory(tmp_path, "2.9", unused_days=40, ages=[40, 41, 42]),
+        directory(tmp_path, "2.11", unused_days=10, ages=[10, 12, 11]),
+    ]
+
+
+def files(cache: CacheDirectory) -> set[str]:
+    return set(os.listdir(cache.path)) if os.path.exists(cache.path) else set()
+
+
+def test_what_was_not_used_for_longest_goes_first(tmp_path, caches):
+    newest, oldest, middle = caches
+    assert prune(str(tmp_path), max_bytes=9 * PAGE) == []
+    found = prune(str(tmp_path), max_bytes=5 * PAGE)
+    assert [(it.directory, it.files, it.whole) for it in found] == [
+        (oldest, 3, True),
+        (middle, 1, False),
+    ]
+    assert stored(str(tmp_path)) == sorted([newest, middle])
+    assert not os.path.exists(oldest.record)
+    assert files(middle) == {"0.cpp", "2.cpp"}  # the one that was changed first went
+    assert len(files(newest)) == 3
+
+
+def test_by_age_alone(tmp_path, caches):
+    found = prune(str(tmp_path), max_bytes=None, older_than_s=30 * DAY_S)
+    assert [it.directory for it in found] == [caches[1]]
+    assert len(stored(str(tmp_path))) == 2
+
+
+def test_a_dry_run_removes_nothing(tmp_path, caches):
+    expected = prune(str(tmp_path), max_bytes=0, dry_run=True)
+    assert sum(it.files for it in expected) == 9
+    assert sum(usage_of(it).files for it in caches) == 9
+    assert prune(str(tmp_path), max_bytes=0) == expected
+    assert stored(str(tmp_path)) == []
+
+
+def test_what_is_in_use_loses_only_files_older_than_a_day(tmp_path, caches):
+    oldest = caches[1]
+    os.utime(os.path.join(oldest.path, "0.cpp"))
+    held = hold(oldest)
+    assert held is not None
+    found = prune(str(tmp_path), max_bytes=0)
+    assert (oldest, 2, False) in [(it.directory, it.files, it.whole) for it in found]
+    assert files(oldest) == {"0.cpp"}
+    assert clear(str(tmp_path), [oldest], dry_run=False) == []
+    os.close(held)
+    assert [it.directory for it in clear(str(tmp_path), [oldest], dry_run=False)] == [oldest]
+
+
+def test_a_child_that_inherits_the_descriptor_holds_the_cache(tmp_path, caches):
+    held = hold(caches[1])
+    assert held is not None
+    child = subprocess.Popen(["cat"], stdin=subprocess.PIPE, close_fds=False)
+    os.close(held)
+    assert clear(str(tmp_path), [caches[1]], dry_run=True) == []
+    assert child.stdin is not None
+    child.stdin.close()
+    child.wait()
+    assert clear(str(tmp_path), [caches[1]], dry_run=True) != []
+
+
+def test_what_a_killed_process_left_behind_goes_after_a_day(tmp_path, caches):
+    old = [tmp_path / "inductor" / ".seeding-1", tmp_path / "numba" / ".removing-2"]
+    old += [tmp_path / f".counters-{2**22 + 1}-3"]
+    new = [tmp_path / "inductor" / ".seeding-4", tmp_path / ".counters-5-6"]
+    running = [tmp_path / f".counters-{os.getpid()}-7"]
+    for path in (*old, *new, *running):
+        path.mkdir(parents=True)
+    for path in (*old, *running):
+        os.utime(path, (0, time.time() - 2 * DAY_S))
+    prune(str(tmp_path))
+    assert [it for it in (*old, *new, *running) if it.exists()] == [*new, *running]
+
+
+def test_what_was_warm_is_forgotten_with_its_cache(tmp_path, caches):
+    records = [record_of(str(tmp_path), ("net.py",), 1, [it]) for it in caches]
+    for record, cache in zip(records, caches, strict=True):
+        write_record(record, ("net.py",), [cache])
+    prune(str(tmp_path), max_bytes=6 * PAGE)
+    assert [os.path.exists(record) for record in records] == [True, False, True]
+
+
+def test_a_launch_starts_a_pruner_once_a_day(tmp_path, caches):
+    environment = {**os.environ, "XLAUNCH_CACHE_MAX_SIZE": str(6 * PAGE)}
+    code = f"from xlaunch.cache.daily import start_pruner; start_pruner({str(tmp_path)!r})"
+
+    def launch() -> None:
+        subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+
+    launch()  # the first one only begins to count
+    stamp = tmp_path / "pruned"
+    assert len(stored(str(tmp_path))) == 3
+    os.utime(stamp, (0, time.time() - 2 * DAY_S))
+    launch()
+    assert time.time() - stamp.stat().st_mtime < DAY_S
+    deadline = time.monotonic() + 60
+    while len(stored(str(tmp_path))) == 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert not os.path.exists(caches[1].path)
+
+
+def test_no_pruner_below_a_directory_that_is_gone(tmp_path):
+    start_pruner(str(tmp_path / "gone"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_pruner_keeps_nothing_of_its_launch_open(tmp_path):
+    """A reader of the launch's pipe does not wait for the pruner."""
+    reading, writing = os.pipe()
+    shown = tmp_path / "shown"
+    show = f"ls -l /proc/$$/fd /proc/$$/cwd > {shown}.new; mv {shown}.new {shown}"
+    code = f"from xlaunch.cache.daily import _detach; _detach(['/bin/sh', '-c', {show!r}])"
+    subprocess.run([sys.executable, "-c", code], check=True, pass_fds=(writing,), cwd=tmp_path)
+    os.close(writing)
+    assert os.read(reading, 1) == b""
+    os.close(reading)
+    deadline = time.monotonic() + 60
+    while not shown.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert "pipe:" not in shown.read_text()
+    assert "cwd -> /\n" in shown.read_text()

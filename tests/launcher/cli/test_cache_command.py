@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`xlaunch cache`, as it is typed."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from tests.launcher.cli.commands import clean_environment, xlaunch
+
+COMPILER = """
+import os, sys
+directory = os.environ["TORCHINDUCTOR_CACHE_DIR"]
+os.makedirs(os.path.join(directory, "locks"), exist_ok=True)
+open(os.path.join(directory, "locks", str(os.getpid()) + ".lock"), "w").close()
+new = os.urandom(4).hex() if "always" in sys.argv else "same"
+path = os.path.join(directory, new + ".cpp")
+if not os.path.exists(path):
+    with open(path, "w") as stream:
+        stream.write("int main() {}")
+sys.exit(3 if "fails" in sys.argv else 0)
+"""
+
+
+@pytest.fixture
+def compiler(tmp_path: Path) -> Path:
+    """A program that compiles: it writes a source into Inductor's cache."""
+    path = tmp_path / "compiler.py"
+    path.write_text(COMPILER)
+    return path
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> tuple[str, str]:
+    """The option that names a new directory of caches."""
+    return "--cache-dir", str(tmp_path / "caches")
+
+
+def listed(*options: str) -> dict[str, dict[str, object]]:
+    done = xlaunch("cache", "ls", *options, "--json")
+    return {it["cache"]: it for it in json.loads(done.out)["caches"]}
+
+
+def test_without_a_command_it_shows_them():
+    out = xlaunch("cache").out.decode()
+    for name in ("ls", "du", "prune", "verify", "clear", "warm", "export", "import", "diff"):
+        assert f"\n  {name} " in out
+    assert "No such command 'frobnicate'" in xlaunch("cache", "frobnicate").refused()
+
+
+def test_warm_runs_until_nothing_new_is_compiled(base, compiler):
+    done = xlaunch("cache", "warm", *base, compiler)
+    assert done.code == 0
+    assert "run 1 compiled inductor (sources 1)" in done.err
+    assert "warm after 2 runs: inductor (sources 1)" in done.err
+    assert listed(*base)["inductor"]["files"] == 3  # two locks
+    explained = xlaunch("--dry-run", "--explain", *base, compiler).out.decode()
+    assert "; warm: xlaunch cache warm ran this program" in explained
+    other = xlaunch("--dry-run", "--explain", *base, "--ncores", "1", "true").out.decode()
+    assert "; warm" not in other
+    report = xlaunch("--supervise", *base, compiler).err
+    assert "cache inductor: warm at the start; 0 new files, 0 B" in report
+    assert "warm after 1 run:" in xlaunch("cache", "warm", *base, compiler).err
+
+
+def test_warm_fails_where_each_run_compiles_something_else(base, compiler):
+    done = xlaunch("cache", "warm", *base, compiler, "always")
+    assert done.code == 1
+    assert "still compiles after 3 runs: inductor (sources 1)" in done.err
+
+
+def test_warm_passes_a_failure_on_and_records_nothing(base, compiler):
+    done = xlaunch("cache", "warm", *base, compiler, "fails")
+    assert done.code == 3
+    assert "not warm" in done.err
+    assert not os.path.exists(os.path.join(base[1], "warm"))
+
+
+def test_warm_of_a_service_ends_by_its_timeout(base, compiler):
+    code = "import runpy, sys, time; runpy.run_path(sys.argv.pop()); time.sleep(600)"
+    code = code.replace(
+        "runpy.run_path(sys.argv.pop());",
+        "exec(open(sys.argv[1]).read().replace('sys.exit', 'print'));",
+    )
+    words = ("cache", "warm", *base, "--timeout", "2", sys.executable, "-c", code, compiler)
+    done = xlaunch(*words)
+    assert done.code == 0
+    assert "warm after 2 runs" in done.err
+
+
+def test_warm_of_what_compiles_nothing(base):
+    done = xlaunch("cache", "warm", *base, "true")
+    assert (done.code, "nothing was compiled" in done.err) == (0, True)
+
+
+def test_list_and_sizes(base, compiler):
+    assert "nothing is kept here yet" in xlaunch("cache", "ls", *base).out.decode()
+    xlaunch(*base, compiler)
+    out = xlaunch("cache", "ls", *base).out.decode()
+    assert out.splitlines()[0] == base[1]
+    assert "inductor" in out
+    kinds = json.loads(xlaunch("cache", "du", *base, "--json").out)["kinds"]
+    assert ("inductor", "sources", 1) in [(it["cache"], it["kind"], it["files"]) for it in kinds]
+    assert "of 20 GiB" in xlaunch("cache", "du", *base).out.decode()
+
+
+def test_a_cache_is_in_use_while_a_program_runs(base):
+    show = (sys.executable, "-m", "xlaunch", "cache", "ls", *base, "--json")
+    for options in ((), ("--supervise", "-q")):
+        done = xlaunch(*options, *base, *show)
+        used = {it["cache"]: it["in_use"] for it in json.loads(done.out)["caches"]}
+        assert used["inductor"]
+        assert not listed(*base)["inductor"]["in_use"]
+
+
+def test_clear_and_prune(base, compiler):
+    xlaunch(*base, compiler)
+    assert (
+        "would be removed" in xlaunch("cache", "clear", "inductor", "--dry-run", *base).out.decode()
+    )
+    assert "inductor" in listed(*base)
+    xlaunch("cache", "clear", "inductor", *base)
+    assert "inductor" not in listed(*base)
+    xlaunch(*base, compiler)
+    removed = json.loads(xlaunch("cache", "prune", "--max-size", "0", *base, "--json").out)[
+        "removed"
+    ]
+    assert "inductor" in [it["cache"] for it in removed]
+    assert "inductor" not in listed(*base)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("prune", "--max-size", "big"), "'big' is not a size"),
+        (("prune", "--older-than", "soon"), "'soon' is not a time"),
+        (("clear", "frobnicate"), "the caches are inductor, triton"),
+        (("diff", "a.json", "b.json"), "'a.json' cannot be read"),
+        (("ls", "--cache-dir", "/etc/passwd"), "/etc/passwd is no directory"),
+        (("warm",), "PROGRAM"),
+        (("warm", "--no-cache", "true"), "no option --no-cache"),
+    ],
+)
+def test_bad_input_is_one_line(words: tuple[str, ...], told: str, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert told in xlaunch("cache", *words).refused()
+
+
+def test_size_of_the_variable(base):
+    wrong = clean_environment(XLAUNCH_CACHE_MAX_SIZE="3 parsecs")
+    assert (
+        "XLAUNCH_CACHE_MAX_SIZE: '3 parsecs' is not a size"
+        in xlaunch("cache", "prune", *base, env=wrong).refused()
+    )
+
+
+def test_fingerprints_of_two_machines_are_compared(tmp_path):
+    here = json.loads(xlaunch("cache", "fingerprint", "--json").out)
+    there = json.loads(json.dumps(here))
+    there["caches"]["inductor"]["parts"]["python"] = "3.99"
+    files = [tmp_path / "here.json", tmp_path / "there.json"]
+    for file, value in zip(files, (here, there), strict=True):
+        file.write_text(json.dumps(value))
+    done = xlaunch("cache", "diff", *files)
+    assert done.code == 1
+    version = here["caches"]["inductor"]["parts"]["python"]
+    assert done.out.decode() == f"inductor: python: {version}; 3.99\n"
+    assert xlaunch("cache", "diff", files[0], files[0]).code == 0
+    files[1].write_text("{}")
+    assert "is no fingerprint" in xlaunch("cache", "diff", *files).refused()
+
+
+def test_the_report_of_a_run_has_its_caches(base, compiler, tmp_path):
+    report = tmp_path / "report.json"
+    done = xlaunch(*base, "--report", report, compiler)
+    assert "cache inductor: cold at the start; 1 new file" in done.err
+    values = json.loads(report.read_text())
+    (inductor,) = [it for it in values["caches"] if it["cache"] == "inductor"]
+    assert (inductor["warmth"], inductor["new_files"]) == ("cold", 1)
+    assert inductor["directory"].startswith(base[1])
+    assert values["compilation"] is None  # no process told
+    assert not [name for name in os.listdir(base[1]) if name.startswith(".")]
+    xlaunch(*base, "--report", report, sys.executable, "-c", "pass")
+    (inductor,) = [
+        it for it in json.loads(report.read_text())["caches"] if it["cache"] == "inductor"
+    ]
+    assert (inductor["warmth"], inductor["new_files"]) == ("used", 0)

@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Private directories for compile caches, and the variables that name them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from xlaunch.cache.directories import Warmth, hold
+from xlaunch.cache.key import Hardware, Packages, key_of
+from xlaunch.cache.seed import VARIABLE as SEED
+from xlaunch.cache.table import BY_NAME, CACHES, PROFILE_VARIABLE
+from xlaunch.cache.warm import record_of, write_record
+from xlaunch.environment.caches import CacheSettings, cache_settings
+from xlaunch.errors import UsageError
+from xlaunch.machine.gpus import Gpu, Vendor
+from xlaunch.planning.request import Caches, Request
+
+XLAUNCH = [sys.executable, "-m", "xlaunch"]
+PLAIN = Hardware("x86_64", ("avx2", "fma"), "GenuineIntel 6 143", (), ())
+INTEL_GPU = PLAIN._replace(gpus=(Gpu(Vendor.INTEL, "8086:56a0"),), gpu_drivers=("Intel 1.3.2",))
+NVIDIA_GPU = PLAIN._replace(gpus=(Gpu(Vendor.NVIDIA, "10de:2335"),), gpu_drivers=("NVIDIA 550",))
+TORCH = Packages({"torch": "2.13.0"}, "3.11")
+
+
+def settings(
+    request: Request = Request(),  # noqa: B008 - immutable
+    *,
+    make: bool = True,
+    hardware: Hardware = PLAIN,
+    packages: Packages = TORCH,
+    **variables: str,
+) -> CacheSettings:
+    return cache_settings(
+        request, variables, packages=packages, make=make, hardware=hardware, program=("net.py",)
+    )
+
+
+def values(found: CacheSettings) -> dict[str, str]:
+    return {proposal.name: proposal.value for proposal in found.proposals}
+
+
+def test_caches_move_below_one_private_directory(tmp_path: Path):
+    found = settings(HOME=str(tmp_path))
+    assert found.warning is None
+    base = tmp_path / ".cache" / "xlaunch" / "compiled"
+    assert base.stat().st_mode & 0o777 == 0o700
+    everywhere = [it for it in CACHES if it.vendor is None and not it.changes_behaviour]
+    assert values(found) == {
+        it.variable: str(base / it.name / key_of(it, PLAIN, TORCH).name) for it in everywhere
+    }
+    assert [used.directory.cache for used in found.used] == ["inductor", "torch_extensions"]
+    for used in found.used:
+        assert Path(used.directory.path).stat().st_mode & 0o777 == 0o700
+        assert used.directory.parts() == dict(
+            key_of(BY_NAME[used.directory.cache], PLAIN, TORCH).parts
+        )
+
+
+def test_variables_of_a_vendor_are_set_where_its_gpu_is(tmp_path: Path):
+    home = {"HOME": str(tmp_path)}
+    assert not {"SYCL_CACHE_PERSISTENT", "NEO_CACHE_DIR", "CUDA_CACHE_PATH"} & set(
+        values(settings(**home))
+    )
+    intel = values(settings(hardware=INTEL_GPU, **home))
+    assert intel["SYCL_CACHE_PERSISTENT"] == "1"
+    assert Path(intel["NEO_CACHE_DIR"]).is_dir()  # its library does not make it
+    assert "CUDA_CACHE_PATH" not in intel
+    nvidia = values(settings(hardware=NVIDIA_GPU, **home))
+    assert {"CUDA_CACHE_PATH", "CUDA_CACHE_MAXSIZE"} <= set(nvidia)
+    assert "NEO_CACHE_DIR" not in nvidia
+
+
+def test_caches_that_change_what_programs_do_are_asked_for(tmp_path: Path):
+    home = {"HOME": str(tmp_path)}
+    extra = {"JAX_COMPILATION_CACHE_DIR", PROFILE_VARIABLE}
+    assert not extra & set(values(settings(**home)))
+    assert extra <= set(values(settings(Request(cache=Caches.ALL), **home)))
+
+
+def test_a_plan_makes_nothing(tmp_path: Path):
+    found = settings(make=False, XDG_CACHE_HOME=str(tmp_path))
+    assert found.proposals
+    assert found.warning is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_home_caches_stay():
+    found = settings()
+    assert found.proposals == ()
+    assert "no home directory" in (found.warning or "")
+
+
+def test_a_cache_that_the_user_has_moved_is_not_ours(tmp_path: Path):
+    found = settings(HOME=str(tmp_path), TORCHINDUCTOR_CACHE_DIR="/mine")
+    assert [used.directory.cache for used in found.used] == ["torch_extensions"]
+    asked = settings(Request(cache_dir=str(tmp_path / "x")), TORCHINDUCTOR_CACHE_DIR="/mine")
+    assert "inductor" in [used.directory.cache for used in asked.used]
+
+
+@pytest.mark.parametrize("below", ["", "inductor"])
+def test_a_directory_that_others_can_write_is_made_private_if_it_is_ours(tmp_path, below):
+    directory = tmp_path / "caches" / below
+    directory.mkdir(parents=True)
+    directory.chmod(0o777)
+    request = Request(cache_dir=str(tmp_path / "caches"))
+    settings(request, make=False)
+    assert directory.stat().st_mode & 0o777 == 0o777
+    settings(request)
+    assert directory.stat().st_mode & 0o777 == 0o755
+
+
+def test_a_directory_above_that_others_can_write_is_refused(tmp_path: Path):
+    tmp_path.chmod(0o777)
+    found = settings(XDG_CACHE_HOME=str(tmp_path))
+    assert found.proposals == ()
+    assert "every user may write" in (found.warning or "")
+    with pytest.raises(UsageError, match="every user may write"):
+        settings(Request(cache_dir=str(tmp_path / "x")))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@pytest.mark.parametrize("below", ["", "inductor"])
+def test_a_directory_of_another_user_is_refused(tmp_path: Path, below: str):
+    directory = tmp_path / "caches" / below
+    directory.mkdir(parents=True)
+    os.chown(directory, 65534, 65534)
+    with pytest.raises(UsageError, match=f"{directory} belongs to another user"):
+        settings(Request(cache_dir=str(tmp_path / "caches")))
+
+
+@pytest.mark.parametrize("below", ["", "inductor"])
+def test_a_link_is_refused(tmp_path: Path, below: str):
+    (tmp_path / "elsewhere").mkdir()
+    place = tmp_path / "caches" / below
+    place.parent.mkdir(exist_ok=True)
+    place.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UsageError, match=f"{place} is a symbolic link"):
+        settings(Request(cache_dir=str(tmp_path / "caches")))
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_a_directory_without_a_name_is_refused():
+    with pytest.raises(UsageError, match=r"--cache-dir: the directory's name is empty.*--no-cache"):
+        settings(Request(cache_dir=""))
+
+
+def test_a_file_in_place_of_the_directory(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match=r"--cache-dir .*file is no directory"):
+        settings(Request(cache_dir=str(tmp_path / "file")))
+
+
+def test_cold_used_and_warm(tmp_path: Path):
+    request = Request(cache_dir=str(tmp_path))
+
+    def warmth() -> dict[str, Warmth]:
+        return {it.directory.cache: it.warmth for it in settings(request).used}
+
+    assert warmth() == {"inductor": Warmth.COLD, "torch_extensions": Warmth.COLD}
+    found = settings(request)
+    directories = [used.directory for used in found.used]
+    (Path(directories[0].path) / "code.so").write_text("x")
+    assert warmth()["inductor"] is Warmth.USED
+    assert found.record == record_of(str(tmp_path), ("net.py",), 1, directories)
+    assert found.record != record_of(str(tmp_path), ("net.py",), 2, directories)
+    write_record(found.record, ("net.py",), directories)
+    assert warmth() == {"inductor": Warmth.WARM, "torch_extensions": Warmth.COLD}
+
+
+def test_a_library_whose_linker_was_killed_is_removed_by_the_next_launch(tmp_path: Path):
+    request = Request(cache_dir=str(tmp_path))
+    cache = settings(request).used[0].directory
+    whole = Path(sys.executable).resolve().read_bytes()
+    (Path(cache.path) / "ab").mkdir()
+    contents = {"cut": whole[:-100], "empty": b"", "whole": whole}
+    files = {name: Path(cache.path) / "ab" / f"{name}.so" for name in contents}
+    for name, content in contents.items():
+        files[name].write_bytes(content)
+    held = hold(cache)
+    assert held is not None
+    settings(request)  # its linker may be at work
+    assert files["cut"].exists()
+    os.close(held)
+    settings(request, make=False)
+    assert files["cut"].exists()
+    for path in files.values():  # as if written since that launch began
+        path.write_bytes(path.read_bytes())
+    os.utime(files["cut"].parent)
+    settings(request)
+    assert [name for name, path in files.items() if path.exists()] == ["whole"]
+
+
+class TestSeed:
+    """A read-only cache that an image ships."""
+
+    @pytest.fixture
+    def seed(self, tmp_path: Path) -> Path:
+        """Made by a launch with `--cache-dir`, and filled."""
+        used = settings(Request(cache_dir=str(tmp_path / "seed"))).used
+        library = Path(used[0].directory.path) / "ab" / "code.cpp"
+        library.parent.mkdir()
+        library.write_text("code")
+        return tmp_path / "seed"
+
+    def test_the_first_start_copies_it(self, seed: Path, tmp_path: Path):
+        found = settings(HOME=str(tmp_path), **{SEED: str(seed)})
+        assert found.used[0].warmth is Warmth.USED
+        copied = Path(found.used[0].directory.path) / "ab" / "code.cpp"
+        assert copied.read_text() == "code"
+        assert copied.is_relative_to(tmp_path / ".cache")
+        copied.write_text("newer")
+        settings(HOME=str(tmp_path), **{SEED: str(seed)})
+        assert copied.read_text() == "newer"
+        names = os.listdir(copied.parent.parent.parent)
+        assert not [name for name in names if name.startswith(".")]
+
+    def test_a_plan_tells_and_copies_nothing(self, seed: Path, tmp_path: Path):
+        found = settings(make=False, HOME=str(tmp_path), **{SEED: str(seed)})
+        assert found.used[0].warmth is Warmth.USED
+        assert not (tmp_path / ".cache").exists()
+
+    def test_other_hardware_starts_cold(self, seed: Path, tmp_path: Path):
+        other = PLAIN._replace(instruction_set=("avx2",))
+        found = settings(hardware=other, HOME=str(tmp_path), **{SEED: str(seed)})
+        assert found.used[0].warmth is Warmth.COLD
+
+    def test_what_others_could_have_changed_is_refused(self, seed: Path, tmp_path: Path):
+        seed.chmod(0o777)
+        with pytest.raises(UsageError, match=SEED):
+            settings(HOME=str(tmp_path), **{SEED: str(seed)})
+        seed.chmod(0o755)
+        library = next(seed.rglob("code.cpp"))
+        library.chmod(0o666)
+        with pytest.raises(UsageError, match=r"may change .*code\.cpp"):
+            settings(HOME=str(tmp_path), **{SEED: str(seed)})
+        library.unlink()
+        library.symlink_to("/etc/passwd")
+        with pytest.raises(UsageError, match="neither a file nor a directory"):
+            settings(HOME=str(tmp_path), **{SEED: str(seed)})
+        assert not list(tmp_path.rglob(".cache/**/code.cpp"))
+
+    def test_a_seed_that_is_absent(self, tmp_path: Path):
+        with pytest.raises(UsageError, match="no such directory"):
+            settings(HOME=str(tmp_path), **{SEED: str(tmp_path / "gone")})
+
+
+@pytest.mark.long
+def test_inductor_compiles_into_the_directory(tmp_path, needs):
+    needs(find_spec("torch"), "torch")
+    needs(shutil.which("g++") or shutil.which("gcc"), "a C++ compiler")
+    code = (
+        "import torch\n"
+        "f = torch.compile(lambda x: torch.sin(x) + 1)\n"
+        "assert torch.allclose(f(torch.ones(8)), torch.sin(torch.ones(8)) + 1)\n"
+    )
+    command = [*XLAUNCH, "--cache-dir", str(tmp_path), "--", sys.executable, "-c", code]
+    clean = {name: v for name, v in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
+    # Neither precompiled headers nor programs that show which vector instructions work.
+    cheap = {"TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0", "TORCHINDUCTOR_VEC_ISA_OK": "0"}
+    subprocess.run(command, check=True, env=clean | cheap)
+    assert list((tmp_path / "inductor").rglob("*.so"))

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""--optimize finds the hook of the program's own xruntime, and refuses programs that it cannot reach."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from tests.launcher.cli.commands import clean_environment, program, xlaunch
+from tests.launcher.environment.made_up import environment
+
+import xruntime
+from xlaunch.environment import prepare_environment
+from xlaunch.environment.optimization import HOOK
+from xlaunch.machine import read_machine
+from xlaunch.planning import Request
+from xlaunch.planning.planner import plan
+from xlaunch.planning.request import Optimize
+
+HOOK_DIRECTORY = os.path.join(os.path.dirname(xruntime.__file__), HOOK)
+VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}.0"
+
+SHOWN = "import os; print({n: os.environ.get(n) for n in ('PYTHONPATH', 'XLAUNCH_OPTIMIZE')})"
+
+
+def variables_of(request: Request, **inherited: str) -> dict[str, str]:
+    made = plan(request, read_machine())
+    return prepare_environment(made, clean_environment(**inherited)).variables[0]
+
+
+def test_two_variables_reach_the_program():
+    request = Request(program=(sys.executable, "-c", "0"), optimize=Optimize.BF16)
+    variables = variables_of(request, PYTHONPATH="")
+    assert variables["XLAUNCH_OPTIMIZE"] == "bf16"
+    assert variables["PYTHONPATH"] == HOOK_DIRECTORY
+    assert variables_of(request._replace(optimize=None), PYTHONPATH="")["PYTHONPATH"] == ""
+
+
+@pytest.mark.parametrize("mine", ["/mine", "/mine:", ":/mine:/yours"])
+def test_own_path_comes_after_the_hook(mine: str):
+    request = Request(program=(sys.executable, "-c", "0"), optimize=Optimize.AUTO)
+    inherited = variables_of(request, PYTHONPATH=mine)
+    assert inherited["PYTHONPATH"] == f"{HOOK_DIRECTORY}:{mine}"
+    given = variables_of(request._replace(env=(("PYTHONPATH", mine),)))
+    assert given["PYTHONPATH"] == f"{HOOK_DIRECTORY}:{mine}"
+
+
+def test_option_wins_over_an_inherited_precision():
+    request = Request(program=(sys.executable, "-c", "0"), optimize=Optimize.FP32)
+    assert variables_of(request, XLAUNCH_OPTIMIZE="bf16")["XLAUNCH_OPTIMIZE"] == "fp32"
+
+
+def test_program_and_its_processes_see_neither_variable(tmp_path: Path):
+    script = tmp_path / "script.py"
+    nested = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {SHOWN!r}])"
+    script.write_text(f"{SHOWN}\n{nested}")
+    for mine in (None, "/mine:"):
+        env = clean_environment() | ({} if mine is None else {"PYTHONPATH": mine})
+        env = {n: v for n, v in env.items() if mine is not None or n != "PYTHONPATH"}
+        done = xlaunch("--optimize", "auto", script, env=env)
+        assert done.code == 0, done.err
+        shown = str({"PYTHONPATH": mine, "XLAUNCH_OPTIMIZE": None})
+        assert sorted(done.out.decode().splitlines()) == [shown, shown]
+        assert done.err.endswith("nothing is optimized: the program did not import torch\n")
+        assert done.err.count("nothing is optimized") == 1
+
+
+def test_nested_launch_is_a_plain_one(tmp_path: Path):
+    script = tmp_path / "script.py"
+    words = [sys.executable, "-m", "xlaunch", "env", "--format", "json", sys.executable]
+    script.write_text(f"import subprocess; subprocess.run({words!r})")
+    env = clean_environment(PYTHONPATH="/mine")
+    done = xlaunch("--optimize", "auto", script, env=env)
+    told = json.loads(done.out)
+    assert not {"PYTHONPATH", "XLAUNCH_OPTIMIZE"} & {*told["changed"], *told["removed"]}
+
+
+def test_plan_shows_both_variables_with_their_reasons():
+    words = ("--explain", "--optimize", "auto", sys.executable, "-c", "0")
+    for command in (("plan",), ("--dry-run",)):
+        out = xlaunch(*command, *words).out.decode()
+        assert "option optimize auto: command line\n" in out
+        assert "  XLAUNCH_OPTIMIZE=auto  (xruntime.optimize is applied to models that the" in out
+        assert f"  PYTHONPATH={HOOK_DIRECTORY}" in out
+
+
+def test_container_does_not_get_a_path_of_this_machine():
+    done = xlaunch("env", "--format", "docker", "--optimize", "auto", "--ncores", "1")
+    assert done.code == 0
+    assert HOOK not in done.out.decode()
+    assert "XLAUNCH_OPTIMIZE" not in done.out.decode()
+    assert "PYTHONPATH" in done.err
+
+
+def test_file_may_set_it_and_an_unknown_precision_is_refused(tmp_path: Path):
+    (tmp_path / "best.toml").write_text('optimize = "fp32"')
+    out = xlaunch("plan", "--preset", "best.toml", sys.executable, cwd=tmp_path).out.decode()
+    assert "  XLAUNCH_OPTIMIZE=fp32" in out
+    assert "not one of auto, fp32, bf16" in xlaunch("--optimize", "int8", "x.py").refused()
+
+
+# What it cannot reach
+
+
+def test_program_that_is_not_python_is_refused(tmp_path: Path):
+    shell = program(tmp_path / "run", "#!/bin/sh\ntouch ran\n")
+    message = xlaunch("--optimize", "auto", shell, cwd=tmp_path).refused()
+    assert message.startswith(f"--optimize auto: {shell} is not a Python program; give a script")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_environment_without_xruntime_is_refused(tmp_path: Path):
+    environment(tmp_path / "bare", python=VERSION)
+    python = tmp_path / "bare" / "bin" / "python"
+    (tmp_path / "x.py").write_text("")
+    words = ("--optimize", "bf16", "--python", python, "x.py")
+    message = xlaunch(*words, cwd=tmp_path, env=_without_path()).refused()
+    assert message.startswith(f"--optimize bf16: {python} has no package xruntime; install xlaunch")
+
+
+def test_xruntime_without_the_hook_is_refused(tmp_path: Path):
+    site = environment(tmp_path / "old", python=VERSION)
+    (site / "xruntime").mkdir()
+    (site / "xruntime" / "__init__.py").write_text("raise SystemError('imported')")
+    python = tmp_path / "old" / "bin" / "python"
+    message = xlaunch("--optimize", "auto", python, env=_without_path()).refused()
+    assert f"the xruntime in {site / 'xruntime'} is too old for it" in message
+
+
+def test_directory_xruntime_in_the_current_directory_is_not_the_program_s(tmp_path: Path):
+    environment(tmp_path / "bare", python=VERSION)
+    (tmp_path / HOOK).mkdir(parents=True)
+    (tmp_path / "xruntime.py").write_text("")
+    words = ("--optimize", "auto", tmp_path / "bare" / "bin" / "python")
+    assert "no package xruntime" in xlaunch(*words, cwd=tmp_path, env=_without_path()).refused()
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [(("-I",), "-I"), (("-uE",), "-E"), (("-W", "error", "-S"), "-S"), (("-Xdev", "-I"), "-I")],
+)
+def test_interpreter_that_ignores_the_hook_is_refused(flags: tuple[str, ...], named: str):
+    message = xlaunch("--optimize", "auto", sys.executable, *flags, "x.py").refused()
+    assert f"python {named} ignores" in message
+
+
+@pytest.mark.parametrize(
+    "words", [("-c", "pass", "-I"), ("-W", "ignore", "-c", "pass"), ("-mthis",)]
+)
+def test_options_of_the_program_are_not_the_interpreter_s(words: tuple[str, ...]):
+    assert xlaunch("--optimize", "auto", sys.executable, *words).code == 0
+
+
+def test_first_line_of_a_script_counts(tmp_path: Path):
+    isolated = program(tmp_path / "tool", f"#!{sys.executable} -I\n")
+    assert "python -I ignores" in xlaunch("--optimize", "auto", isolated).refused()
+    plain = program(tmp_path / "other", f"#!{sys.executable}\n")
+    assert xlaunch("--optimize", "auto", plain).code == 0
+
+
+def test_program_that_starts_ranks_is_refused(tmp_path: Path):
+    program(tmp_path / "torchrun", f"#!{sys.executable}\n")
+    message = xlaunch("--optimize", "auto", tmp_path / "torchrun", "x.py").refused()
+    assert "torchrun starts processes of its own" in message
+
+
+def test_interpreter_that_fails_is_refused(tmp_path: Path):
+    broken = program(tmp_path / "python3", "#!/bin/sh\necho broken >&2\nexit 3\n")
+    assert "fails at start-up: broken" in xlaunch("--optimize", "auto", broken).refused()
+
+
+def _without_path() -> dict[str, str]:
+    """The environment without PYTHONPATH, which may name this project."""
+    return {name: value for name, value in clean_environment().items() if name != "PYTHONPATH"}
