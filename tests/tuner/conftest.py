@@ -30,8 +30,8 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
     needs(found, "PostgreSQL (Debian: postgresql)")
     needs(find_spec("psycopg"), "psycopg (psycopg[binary])")
     assert found is not None
-    with tempfile.TemporaryDirectory(prefix="xtune-pg-", dir="/tmp") as folder:
-        made = Server(Path(folder), found)
+    with tempfile.TemporaryDirectory(prefix="xtune-pg-", dir="/tmp") as directory:
+        made = Server(Path(directory), found)
         made.start()
         try:
             yield made

@@ -16,36 +16,36 @@ def binaries() -> Path | None:
 
 
 class Server:
-    """A cluster of its own behind a socket in a private folder."""
+    """A cluster of its own behind a socket in a private directory."""
 
-    def __init__(self, folder: Path, bin_folder: Path) -> None:
-        self._folder = folder
-        self._bin = bin_folder
+    def __init__(self, directory: Path, bin_directory: Path) -> None:
+        self._directory = directory
+        self._bin = bin_directory
         # It refuses to be root.
         self._user = "postgres" if os.geteuid() == 0 else None
         if self._user:
-            shutil.chown(folder, self._user)
-        self._run("initdb", "-D", f"{folder}/data", "-A", "trust", "-U", "postgres", "--no-sync")
+            shutil.chown(directory, self._user)
+        self._run("initdb", "-D", f"{directory}/data", "-A", "trust", "-U", "postgres", "--no-sync")
 
     @property
     def url(self) -> str:
-        return f"postgresql+psycopg://postgres@/postgres?host={self._folder}"
+        return f"postgresql+psycopg://postgres@/postgres?host={self._directory}"
 
     def start(self) -> None:
-        options = f"-k {self._folder} -c listen_addresses= -c fsync=off"
+        options = f"-k {self._directory} -c listen_addresses= -c fsync=off"
         self._run(
-            *("pg_ctl", "-D", f"{self._folder}/data", "-l", f"{self._folder}/log", "-w"),
+            *("pg_ctl", "-D", f"{self._directory}/data", "-l", f"{self._directory}/log", "-w"),
             *("-o", options, "start"),
         )
 
     def stop(self) -> None:
-        self._run("pg_ctl", "-D", f"{self._folder}/data", "-w", "-m", "immediate", "stop")
+        self._run("pg_ctl", "-D", f"{self._directory}/data", "-w", "-m", "immediate", "stop")
 
     def _run(self, name: str, *arguments: str) -> None:
         done = subprocess.run(
             [str(self._bin / name), *arguments],
             user=self._user,
-            cwd=self._folder,
+            cwd=self._directory,
             # pg_ctl's server keeps its output open; a pipe would never end.
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

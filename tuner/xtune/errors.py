@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can go wrong in a search, each one line, each with the exit code it ends the command with.
+"""Errors of a search: each is one line and has an exit code.
 
-What a workload does under a setting is never an error: it is an `Outcome`.
+A failure of the workload is not an error but an `Outcome`.
 """
 
 from __future__ import annotations
@@ -10,28 +10,28 @@ from xlaunch.errors import UsageError, XLaunchError
 
 
 class TunerError(XLaunchError):
-    """The tuner itself cannot go on. Exit code 125."""
+    """The tuner itself cannot continue. Exit code 125."""
 
 
 class SpaceError(UsageError, ValueError):
-    """Parameters or conditions that make no space to search, or a configuration outside of it."""
+    """Invalid parameters or conditions, or a configuration outside the space."""
 
 
 class ObjectiveError(UsageError, ValueError):
-    """A metric, goal or requirement that cannot be read, or that nothing can be compared by."""
+    """A metric, goal or requirement that cannot be parsed or compared."""
 
 
 class BudgetError(UsageError, ValueError):
-    """A budget that cannot be read, or that is too small for anything to be learnt."""
+    """A budget that cannot be parsed or is too small."""
 
 
 class MetricNotSeenError(TunerError):
-    """The workload ran well and printed nothing that is to be measured."""
+    """The workload succeeded without printing the metric."""
 
 
 class StudyError(UsageError):
-    """A study of another machine, command or space, or one that is not there."""
+    """A study that does not exist, or of another machine, command or space."""
 
 
 class StorageError(TunerError):
-    """Where results are kept cannot be reached, read or written."""
+    """The storage cannot be reached, read or written."""

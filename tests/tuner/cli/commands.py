@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command as a user types it, in a folder with studies of its own."""
+"""The command as a user types it, in a directory with studies of its own."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Done(NamedTuple):
 class Desk(NamedTuple):
     """A directory to run xtune in; what xtune keeps, studies and caches, lies below it."""
 
-    folder: Path
+    directory: Path
 
     @property
     def environment(self) -> dict[str, str]:
@@ -64,21 +64,21 @@ class Desk(NamedTuple):
         }
         return {
             **kept,
-            "HOME": str(self.folder),
-            "XDG_CACHE_HOME": str(self.folder / "cache"),
-            "XDG_CONFIG_HOME": str(self.folder / "config"),
-            "XDG_STATE_HOME": str(self.folder / "state"),
-            "XDG_RUNTIME_DIR": str(self.folder),
+            "HOME": str(self.directory),
+            "XDG_CACHE_HOME": str(self.directory / "cache"),
+            "XDG_CONFIG_HOME": str(self.directory / "config"),
+            "XDG_STATE_HOME": str(self.directory / "state"),
+            "XDG_RUNTIME_DIR": str(self.directory),
             "PYTHONPATH": os.pathsep.join(sys.path),
         }
 
     def write(self, name: str, text: str) -> None:
-        (self.folder / name).write_text(text)
+        (self.directory / name).write_text(text)
 
     def xtune(self, *words: str) -> Done:
         done = subprocess.run(
             [*XTUNE, *words],
-            cwd=self.folder,
+            cwd=self.directory,
             env=self.environment,
             capture_output=True,
             text=True,

@@ -11,8 +11,8 @@ from xtune.cli import main
 
 @pytest.fixture(autouse=True)
 def at_the_desk(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(desk.folder)
-    monkeypatch.setenv("XDG_STATE_HOME", str(desk.folder / "state"))
+    monkeypatch.chdir(desk.directory)
+    monkeypatch.setenv("XDG_STATE_HOME", str(desk.directory / "state"))
 
 
 @pytest.mark.parametrize(
@@ -21,21 +21,21 @@ def at_the_desk(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
         ("", "name a program: xtune [OPTIONS] [--] PROGRAM [ARGS...]"),
         ("--bugdet 3 nap.py", "there is no option --bugdet; did you mean --budget"),
         ("--budget ten nap.py 1", "--budget 'ten' cannot be read; write a time"),
-        ("--budget 1 nap.py 1", "at least 2 launches are needed"),
+        ("--budget 1 nap.py 1", "a search needs at least 2 launches"),
         ("--min-effect 5 nap.py 1", "'5' is not a percentage"),
         ("--goal faster nap.py 1", "'faster' is not one of"),
         ("--work halved nap.py 1", "'halved' is not one of"),
         ("--metric loss nap.py 1", "is neither a rate nor a time by its name: give --goal"),
         ("--metric it(s nap.py 1", "not a valid one"),
-        ("--require p99=20 nap.py 1", "'=' is not checked; write <= or >="),
+        ("--require p99=20 nap.py 1", "'=' is not supported; write <= or >="),
         ("--require p99<=20ms nap.py 1", "p99 of what?"),
         ("--param n=1,2 nap.py 1", "{n} occurs neither in the program's arguments nor in --env"),
         ("--param ncores=1,2 nap.py {ncores}", "choose another name"),
         ("--param n nap.py {n}", "write NAME=VALUE,VALUE"),
         ("--only-params nap.py 1", "there is no --param to search"),
-        ("--only-params --param n=1 nap.py {n}", "there is one configuration to measure"),
+        ("--only-params --param n=1 nap.py {n}", "there is only one configuration"),
         ("--only-params --param n=1,2 --when m>1 nap.py {n}", "nothing here has the name 'm'"),
-        ("--only-params --param n=1,2 --when n>5 nap.py {n}", "no configuration keeps it"),
+        ("--only-params --param n=1,2 --when n>5 nap.py {n}", "no configuration meets it"),
         ("--conf-file none.yaml nap.py 1", "none.yaml: No such file"),
         ("--instances 1000000 nap.py 1", "1000000"),
         ("--work shared -m --no-python x", "--no-python contradicts --module"),
@@ -45,10 +45,10 @@ def at_the_desk(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
         ("-- resume nosuch", "program 'resume' is not on PATH"),
         ("-q resume", "'resume' is a command of xtune: put it first"),
         ("resume", "there is no study in"),
-        ("resume nosuch", "there is no study called 'nosuch'"),
+        ("resume nosuch", "there is no study named 'nosuch'"),
         ("resume -q -v nosuch", "--quiet contradicts --verbose"),
-        ("report nosuch", "there are none at all"),
-        ("export nosuch", "there is no study called 'nosuch'"),
+        ("report nosuch", "there are none"),
+        ("export nosuch", "there is no study named 'nosuch'"),
         ("list --nosuch", "there is no option --nosuch"),
     ],
 )
@@ -88,14 +88,14 @@ def test_a_preset_that_would_replace_something_else(
     desk.write("best.toml", "title = 'mine'\n")
     assert main(["--save-preset", "best.toml", "nap.py", "1"]) == 2
     assert "exists and is not a preset" in capsys.readouterr().err
-    assert (desk.folder / "best.toml").read_text() == "title = 'mine'\n"
+    assert (desk.directory / "best.toml").read_text() == "title = 'mine'\n"
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ('mode = "latency"\ninstances = 2\n', "--mode"),
-        ("reserve-cores = 1\n", "nothing of it is searched"),
+        ("reserve-cores = 1\n", "none of its options is searched"),
         ("grace = 1e\n", "mine.toml"),
     ],
 )
@@ -107,4 +107,4 @@ def test_presets_that_cannot_be_tried(
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert message in err
-    assert not (desk.folder / "state").exists()
+    assert not (desk.directory / "state").exists()

@@ -34,14 +34,14 @@ for turn in range(8):
 @contextmanager
 def machine(desk: Desk, name: str, *words: str) -> Iterator[subprocess.Popen[str]]:
     """xtune in a UTS and PID namespace of its own, as another host has them."""
-    folder = desk.folder / f"run-{name}"
-    folder.mkdir(mode=0o700, exist_ok=True)
+    directory = desk.directory / f"run-{name}"
+    directory.mkdir(mode=0o700, exist_ok=True)
     inside = f'hostname {name} && exec "$@"'
     command = ["unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
     process = subprocess.Popen(
         [*command, "sh", "-c", inside, "xtune", *XTUNE, *words],
-        cwd=desk.folder,
-        env={**desk.environment, "XDG_RUNTIME_DIR": str(folder)},
+        cwd=desk.directory,
+        env={**desk.environment, "XDG_RUNTIME_DIR": str(directory)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -53,9 +53,9 @@ def machine(desk: Desk, name: str, *words: str) -> Iterator[subprocess.Popen[str
         process.communicate()
 
 
-def launches(folder: Path) -> Counter[str]:
+def launches(directory: Path) -> Counter[str]:
     """How many each machine has begun."""
-    marks = folder / "launches"
+    marks = directory / "launches"
     return Counter(marks.read_text().split() if marks.exists() else [])
 
 
@@ -68,17 +68,17 @@ def test_a_machine_dies_amid_a_launch_and_the_other_ends_the_search(
         "--metric", "items/s", "--only-params", "--param", "n=1,2,4", "--storage", url,
         "--study", "fleet", "--budget", "24", "marked.py", "{n}",
     ]  # fmt: skip
-    hang = desk.folder / "hang-node1"
+    hang = desk.directory / "hang-node1"
     with machine(desk, "node1", *begin) as first:
         until = time.monotonic() + PATIENCE_S
-        while launches(desk.folder)["node1"] < 5:
+        while launches(desk.directory)["node1"] < 5:
             assert first.poll() is None, first.communicate()
             assert time.monotonic() < until
             time.sleep(0.02)
         hang.touch()
-        begun = launches(desk.folder)["node1"]
+        begun = launches(desk.directory)["node1"]
         with machine(desk, "node2", "--json", *begin) as second:
-            while launches(desk.folder)["node2"] < 3:
+            while launches(desk.directory)["node2"] < 3:
                 assert second.poll() is None, second.communicate()
                 assert time.monotonic() < until
                 time.sleep(0.02)
@@ -90,7 +90,7 @@ def test_a_machine_dies_amid_a_launch_and_the_other_ends_the_search(
 
     kept = desk.xtune("export", "fleet", "--storage", url).found["launches"]
     hosts = Counter(one["host"].split()[0] for one in kept)
-    made = launches(desk.folder)
+    made = launches(desk.directory)
     # What node1 was doing when it died is given up; nothing else is lost or counted twice.
     assert hosts["node2"] == made["node2"]
     assert made["node1"] - 2 <= hosts["node1"] < made["node1"]

@@ -6,11 +6,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shlex
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
 
 import pytest
 from tests.tuner.cli.commands import RATE, XTUNE, Desk
@@ -55,10 +55,11 @@ def test_what_won_is_launched_without_each_of_its_changes(desk: Desk) -> None:
     desk.write(
         "product.py", 'import sys; print(f"{int(sys.argv[1]) * int(sys.argv[2])} items/s")\n'
     )
-    values = ",".join(str(number) for number in range(10, 31))
+    # Of 36 configurations more than the search launches.
+    values = "10,14,18,22,26,30"
     done = desk.xtune(
         "--metric", "items/s", "--only-params", "--param", f"n={values}", "--param", f"m={values}",
-        "--budget", "40", "--study", "product", "product.py", "{n}", "{m}",
+        "--budget", "30", "--study", "product", "product.py", "{n}", "{m}",
     )  # fmt: skip
     assert done.code == 0, done.err
     # It prints the product of its arguments, 30 and 30 at best, without any noise.
@@ -87,16 +88,16 @@ def test_the_preset_runs_and_the_study_is_kept(desk: Desk) -> None:
     assert "allocator" in left_out
     assert left_out.endswith(" (-v gives the reasons)")
     assert "  run it: xlaunch --preset mine.toml rate.py 4" in lines
-    assert 'allocator = "glibc"' in (desk.folder / "mine.toml").read_text()
+    assert 'allocator = "glibc"' in (desk.directory / "mine.toml").read_text()
     run = subprocess.run(
         [sys.executable, "-m", "xlaunch", "--preset", "mine.toml", "rate.py", "4"],
-        cwd=desk.folder, env=desk.environment, capture_output=True, text=True, check=False,
+        cwd=desk.directory, env=desk.environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
     assert "400 items/s" in run.stdout
 
     # Optuna's own tables, which its dashboard reads.
-    database = sqlite3.connect(desk.folder / "state" / "xtune" / "studies.db")
+    database = sqlite3.connect(desk.directory / "state" / "xtune" / "studies.db")
     rows = database.execute("select state from trials").fetchall()
     database.close()
     assert {state for (state,) in rows} == {"COMPLETE"}
@@ -117,7 +118,7 @@ def test_the_preset_runs_and_the_study_is_kept(desk: Desk) -> None:
     other = desk.xtune("--study", "rates", "--only-params", "--param", "t=0.1,0.2", "nap.py", "{t}")
     assert (other.code, other.message.partition(":")[0]) == (
         2,
-        "study 'rates' cannot be gone on with",
+        "study 'rates' cannot be continued",
     )
 
 
@@ -138,7 +139,7 @@ def test_nothing_to_gain_is_a_good_answer(desk: Desk) -> None:
     command = shlex.split(found["command"])
     assert command[-2:] == ["same.py", "1"]
     assert "xlaunch" not in command
-    assert not list(desk.folder.glob("*.toml"))
+    assert not list(desk.directory.glob("*.toml"))
 
 
 @pytest.mark.long
@@ -155,7 +156,8 @@ def test_work_of_others_on_the_same_cpus_is_told(desk: Desk) -> None:
             process.wait()
     assert done.code == 0, done.err
     assert done.err.count("warning: CPU") == 1, done.err
-    assert "python" in done.err.partition("busy with other work")[2]
+    # Where the machine is busy anyway, it may be other processes that are named.
+    assert re.search(r"busy with other work \(\d+% on average\): \S+ \(PID \d+\)", done.err)
     (told,) = [line for line in done.out.splitlines() if "warning: " in line]
     assert told.startswith("  warning: 2 launches of 2 (1, 2) shared their CPUs with other work")
 
@@ -169,134 +171,11 @@ def test_what_is_not_kept_is_told_with_the_reason(desk: Desk) -> None:
         "--only-params", "--param", "n=1,2", "--budget", "3", "steps.py", "{n}",
     )  # fmt: skip
     assert done.code == 0, done.err
-    why = "rss<=1MiB; --require 'p99(step_ms)<=20ms': no p99 of "
+    why = "rss<=1MiB; --require 'p99(step_ms)<=20ms': p99 takes 100 values and there are 2: run longer"
     (bare,) = [line for line in done.err.splitlines() if "a launch took" in line]
     assert f"; breaks a requirement: {why}" in bare
     (told,) = [line for line in done.out.splitlines() if " broke requirements" in line]
     assert told.startswith(f"  3 of 3 launches broke requirements; the last: {why}")
-
-
-@pytest.mark.long
-def test_presets_of_the_user_come_first(desk: Desk) -> None:
-    desk.write("mine.toml", 'allocator = "glibc"\nthp = "never"\ntimeout = "1h"\n')
-    done = desk.xtune(
-        "--metric", "items/s", "--param", "n=1,2", "--omp", "none", "--try", "mine.toml",
-        "--budget", "3", "rate.py", "{n}",
-    )  # fmt: skip
-    assert done.code == 0, done.err
-    assert "note: mine.toml is tried without options that are not searched: timeout" in done.err
-    made = desk.xtune("export").found["launches"]
-    assert [one["stage"] for one in made] == ["baseline", "seed", "seed"]
-    assert made[2]["origin"] == "preset mine.toml"
-    assert made[2]["configuration"] == {
-        **made[1]["configuration"], "allocator": "glibc", "thp": "never",
-    }  # fmt: skip
-
-    quiet = desk.xtune(
-        "-q", "--metric", "items/s", "--param", "n=1,3", "--omp", "none", "--try", "mine.toml",
-        "--budget", "2", "--study", "quiet", "rate.py", "{n}",
-    )  # fmt: skip
-    assert (quiet.code, quiet.err) == (0, "")
-
-    # A study keeps what it is to try; the file may change or go.
-    (desk.folder / "mine.toml").unlink()
-    (first,) = [s["study"] for s in desk.xtune("list", "--json").found if s["study"] != "quiet"]
-    assert desk.xtune("resume", first, "--budget", "2").code == 0
-    later = desk.xtune("export", first).found["launches"][3:]
-    assert [one["origin"] for one in later] == ["the other end of n", "the bare command"]
-
-
-def warnings_of(told: str) -> list[str]:
-    """But for those of what others do on this machine's CPUs meanwhile."""
-    lines = [line for line in told.splitlines() if "warning" in line]
-    others = ("busy with other work", "steal in /proc/stat")
-    return [line for line in lines if not any(text in line for text in others)]
-
-
-@pytest.mark.long
-def test_a_study_is_gone_on_with_and_an_edit_between_is_told(desk: Desk) -> None:
-    words = (
-        "--metric", "items/s", "--only-params", "--param", "n=1,2", "--budget", "2", "rate.py",
-        "{n}",
-    )  # fmt: skip
-    first = desk.xtune(*words)
-    assert first.code == 0, first.err
-    assert first.out.startswith("inconclusive: nothing is shown yet\n")
-    assert "to continue: xtune resume 'rate.py" in first.out
-    assert not warnings_of(first.err)
-    unchanged = desk.xtune(*words).err
-    assert "continuing study 'rate.py" in unchanged
-    assert not warnings_of(unchanged)
-    desk.write("rate.py", f"# edited\n{RATE}")
-    told = "4 launches of this study were made with the program as it was before an edit"
-    assert f"xtune: warning: {told}; if that affects speed" in desk.xtune(*words).err
-    assert desk.xtune("-q", *words).err == ""
-    resumed = desk.xtune("resume", "--budget", "30", "--json")
-    assert resumed.code == 0, resumed.err
-    assert told in resumed.err
-    assert "8 launches of earlier searches count" in resumed.err
-    assert resumed.found["verdict"] == "gain"
-    assert resumed.found["best"] == {"n": 2}
-    assert 8 < resumed.found["launches"] <= 38
-    assert desk.xtune("report", "--html", "page.html").code == 0
-    page = (desk.folder / "page.html").read_text()
-    assert "4 of the launches (1 to 4) ran with the program as it was before an edit" in page
-
-
-@pytest.mark.long
-def test_launches_under_other_variables_or_on_other_cpus_do_not_count(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, needs: Callable[[object, str], None]
-) -> None:
-    cpus = [str(cpu) for cpu in sorted(os.sched_getaffinity(0))]
-    needs(cpus[1:], "two CPUs")
-    words = [
-        "--cpus",
-        cpus[0],
-        "--metric",
-        "items/s",
-        "--only-params",
-        "--param",
-        "n=1,2",
-        "--budget",
-        "3",
-    ]
-    program = ["rate.py", "{n}"]
-    assert "count" not in desk.xtune(*words, *program).err
-    monkeypatch.setenv("BATCH", "64")
-    told = "xtune: 3 launches of this study do not count: --cpus, --python, caches"
-    other = desk.xtune(*words, *program)
-    assert told in other.err
-    assert "  3 launches, " in other.out
-    assert told in desk.xtune("report").err
-    monkeypatch.delenv("BATCH")
-    report = desk.xtune("report", "--json")
-    assert told in report.err
-    assert report.found["launches"] == 3
-    # Only the bare command is not bound to CPUs.
-    words[1] = cpus[1]
-    assert "xtune: 5 launches of this study do not count" in desk.xtune(*words, *program).err
-
-
-@pytest.mark.long
-def test_an_edit_during_a_search_is_told(desk: Desk) -> None:
-    edit = """
-import os
-with open("launches", "a") as made:
-    made.write("x")
-if os.path.getsize("launches") == 3:
-    with open(__file__, "a") as program:
-        program.write("# edited")
-"""
-    desk.write("rate.py", f"{RATE}{edit}")
-    done = desk.xtune(
-        "--metric", "items/s", "--only-params", "--param", "n=1,2", "--budget", "6", "rate.py",
-        "{n}",
-    )  # fmt: skip
-    assert done.code == 0, done.err
-    assert done.err.count("warning: the program was edited during the search") == 1
-    assert desk.xtune("report", "--html", "page.html").code == 0
-    page = (desk.folder / "page.html").read_text()
-    assert "3 of the launches (1 to 3) ran with the program as it was before an edit" in page
 
 
 @pytest.mark.long
@@ -323,7 +202,7 @@ def test_what_hypertune_announces(desk: Desk) -> None:
     assert "@hypertune latency (ms), minimize" in done.err
     made = desk.xtune("export").found["launches"]
     # The launch that told what is measured is the first of the study.
-    assert len((desk.folder / "launches").read_text()) == len(made) == 3
+    assert len((desk.directory / "launches").read_text()) == len(made) == 3
     assert [one["stage"] for one in made][:2] == ["baseline", "seed"]
     assert made[1]["configuration"] == {"layout": "1xall"}
     assert "to try it" not in done.out
@@ -331,11 +210,11 @@ def test_what_hypertune_announces(desk: Desk) -> None:
 
     # Its study says what is measured, and the program does not have to.
     assert desk.xtune(*words).code == 0
-    assert len((desk.folder / "launches").read_text()) == 6
-    desk.write("tuned.py", (desk.folder / "tuned.py").read_text() + "# edited\n")
+    assert len((desk.directory / "launches").read_text()) == 6
+    desk.write("tuned.py", (desk.directory / "tuned.py").read_text() + "# edited\n")
     assert desk.xtune(*words).code == 0
     made = desk.xtune("export").found["launches"]
-    assert len((desk.folder / "launches").read_text()) == len(made)
+    assert len((desk.directory / "launches").read_text()) == len(made)
 
 
 @pytest.mark.long
@@ -351,13 +230,13 @@ def test_the_launch_that_tells_what_is_measured_waits_for_its_turn(desk: Desk) -
             subprocess.Popen(
                 [*XTUNE, "--metric", "@hypertune", "--budget", "2", "--only-params", "--param",
                  "n=1,2", "tuned.py", "{n}"],
-                cwd=desk.folder, env=desk.environment, stdout=subprocess.PIPE,
+                cwd=desk.directory, env=desk.environment, stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE, text=True,
             )
         )  # fmt: skip
         assert process.stderr is not None
         assert "another search is using this host" in process.stderr.readline()
-        assert not (desk.folder / "launches").exists()
+        assert not (desk.directory / "launches").exists()
         process.kill()
 
 
@@ -365,7 +244,7 @@ def test_a_metric_that_is_not_printed(desk: Desk) -> None:
     done = desk.xtune("--metric", "images/s", "--only-params", "--param", "n=1,2", "rate.py", "{n}")
     assert (done.code, done.out) == (125, "")
     last = done.err.splitlines()[-1]
-    assert last.startswith("xtune: error: no value of 'images/s' was seen; the last lines")
+    assert last.startswith("xtune: error: no value of 'images/s' was found; the last lines")
     assert "100 items/s" in last
 
 
@@ -428,6 +307,6 @@ def test_two_goals_of_which_nothing_keeps_what_is_required(desk: Desk) -> None:
     assert done.code == 0, done.err
     front = "front of items/s and latency: none, because no launch with both values meets the requirements"
     assert f"  {front}" in done.out.splitlines()
-    assert "  of 3 launches besides the bare command's 2 broke what is required, and 1 failed" in (
+    assert "  of 3 launches besides the bare command's, 2 broke requirements, and 1 failed" in (
         done.out.splitlines()
     )

@@ -22,7 +22,7 @@ def spawn(desk: Desk) -> pexpect.spawn[str]:
     return pexpect.spawn(
         XTUNE[0],
         [*XTUNE[1:], *LONG],
-        cwd=str(desk.folder),
+        cwd=str(desk.directory),
         env={**desk.environment, "TERM": "xterm"},  # type: ignore[arg-type]
         timeout=PATIENCE_S,
         encoding="utf-8",
@@ -48,7 +48,7 @@ def test_ctrl_c_in_a_terminal_gives_the_verdict_so_far(desk: Desk) -> None:
     assert child.exitstatus == 130
     (listed,) = desk.xtune("list", "--json").found
     assert listed["launches"] > 1
-    assert listed["verdict"] == "inconclusive"
+    assert listed["verdict"] == "inconclusive", child.before
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_ctrl_c_in_a_terminal_gives_the_verdict_so_far(desk: Desk) -> None:
 def test_a_signal_gives_the_verdict_so_far(number: int, desk: Desk) -> None:
     with subprocess.Popen(
         [*XTUNE, "--json", *LONG],
-        cwd=desk.folder,
+        cwd=desk.directory,
         env=desk.environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -95,7 +95,7 @@ def test_nothing_is_left_running(desk: Desk) -> None:
             "long.py",
             "{n}",
         ],
-        cwd=str(desk.folder),
+        cwd=str(desk.directory),
         env={**desk.environment, "TERM": "xterm"},  # type: ignore[arg-type]
         timeout=PATIENCE_S,
         encoding="utf-8",
@@ -113,7 +113,7 @@ def test_nothing_is_left_running(desk: Desk) -> None:
 
 def _commands(desk: Desk) -> list[str]:
     """The command lines of all processes that were started at the desk: they inherited its name."""
-    mark = f"XDG_RUNTIME_DIR={desk.folder}"
+    mark = f"XDG_RUNTIME_DIR={desk.directory}"
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit():

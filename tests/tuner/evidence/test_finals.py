@@ -296,7 +296,7 @@ def test_a_finalist_that_breaks_a_requirement_twice_is_out() -> None:
     assert Counter(turn.configuration for turn in turns)[ONE] == 4
     standing = final.decision().verdict.standings[-1]
     assert standing.contender.configuration == ONE
-    assert standing.contender.out == "2 of 4 launches broke what was required (p99<=20ms)"
+    assert standing.contender.out == "2 of 4 launches broke requirements (p99<=20ms)"
 
 
 def test_keeping_a_requirement_that_the_default_breaks_wins() -> None:

@@ -210,9 +210,9 @@ def test_launches_without_a_value_are_counted_and_left_out() -> None:
 def test_too_few_configurations_are_said_to_be_too_few() -> None:
     importance = importance_of(searched({}, count=4), SPACE, RATE)
     assert importance.settings == ()
-    assert "too few to tell" in importance.note
+    assert "are too few" in importance.note
     assert importance_of([], SPACE, RATE).note == (
-        "no setting was varied often enough to say what it did"
+        "no setting was varied often enough to estimate its effect"
     )
 
 
@@ -227,7 +227,7 @@ def test_a_value_that_one_configuration_had_is_not_judged() -> None:
     assert flat.effects == ()
     assert flat.best is None
     assert flat.share == 0.0
-    assert flat.note == "no value but the default was in two configurations"
+    assert flat.note == "no value other than the default was in two configurations"
 
 
 def test_the_same_launches_give_the_same_answer() -> None:

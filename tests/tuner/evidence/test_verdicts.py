@@ -89,7 +89,7 @@ def test_more_finalists_widen_the_interval() -> None:
 def test_nothing_is_claimed_of_three_pairs() -> None:
     verdict = judged(contender(ONE, [2.0, 2.0, 2.0]))
     assert verdict.kind is Kind.INCONCLUSIVE
-    assert verdict.reason == "3 pairs are too few to tell; at least 4 are needed"
+    assert verdict.reason == "3 pairs are too few; a verdict needs at least 4"
     assert judged(contender(ONE, [2.0, 2.0, 2.0, 2.0])).kind is Kind.GAIN
     assert judged(contender(ONE, [0.5, 0.5, 0.5])).kind is Kind.INCONCLUSIVE
 
@@ -154,7 +154,7 @@ def test_keeping_what_the_default_breaks_is_a_gain() -> None:
     assert verdict.kind is Kind.GAIN
     assert verdict.best == ONE
     assert verdict.gain == pytest.approx(0.9)
-    assert "keeps what is required and the default does not" in verdict.reason
+    assert "meets the requirements and the default does not" in verdict.reason
 
 
 def test_blocks_in_which_both_keep_it_tell_nothing() -> None:
@@ -170,7 +170,7 @@ def test_keeping_it_by_chance_is_none() -> None:
     row = contender(ONE, around(0.9, 0.02, 8), kept=[True] * 8)
     verdict = judged(row, baseline_kept=broken)
     assert verdict.kind is Kind.INCONCLUSIVE
-    assert "the default broke what is required in 4 of 8 launches" in verdict.reason
+    assert "the default broke requirements in 4 of 8 launches" in verdict.reason
     mostly = contender(ONE, around(0.9, 0.02, 8), kept=[True] * 6 + [False] * 2)
     assert judged(mostly, baseline_kept=[False] * 6 + [True] * 2).kind is Kind.INCONCLUSIVE
 
@@ -194,4 +194,4 @@ def test_the_same_contenders_get_the_same_verdict() -> None:
 def test_without_a_final_the_default_stays() -> None:
     verdict = undecided(BARE, "stopped before the final")
     assert (verdict.kind, verdict.best, verdict.gain) == (Kind.INCONCLUSIVE, BARE, None)
-    assert judged().reason == "there was nothing to compare the default with"
+    assert judged().reason == "there was nothing to compare with the default"

@@ -37,7 +37,7 @@ def two_cpus(needs: Callable[[object, str], None]) -> None:
 
 @pytest.fixture
 def make_runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeRunner:
-    """A runner of a Python program, which runs in a folder of the test's own."""
+    """A runner of a Python program, which runs in a directory of the test's own."""
     monkeypatch.chdir(tmp_path)
 
     def make(

@@ -129,8 +129,8 @@ def test_crash_without_a_number_is_no_measurement(make_runner: MakeRunner):
     ("code", "said"),
     [
         ("tell(\"@hypertune {'name': 'y'}\"); tell(3)", "no value was announced by '@hypertune x'"),
-        ("tell(\"@hypertune {'name': 'x'}\")", "no number followed on @hypertune of 'x'"),
-        ("tell('@hypertune x'); tell(3)", "write a dictionary behind @hypertune"),
+        ("tell(\"@hypertune {'name': 'x'}\")", "no number followed @hypertune of 'x'"),
+        ("tell('@hypertune x'); tell(3)", "write a dictionary after @hypertune"),
     ],
 )
 def test_what_is_wrong_with_the_lines_is_said(make_runner: MakeRunner, code: str, said: str):

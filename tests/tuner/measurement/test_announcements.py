@@ -58,7 +58,7 @@ def test_dictionary_is_read_from_the_line(line: str, expected: Announcement):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "write a dictionary behind @hypertune"),
+        ("", "write a dictionary after @hypertune"),
         ("latency", "write a dictionary"),
         ("{'name': latency}", "write a dictionary"),
         ("__import__('os').system('true')", "write a dictionary"),
@@ -67,7 +67,7 @@ def test_dictionary_is_read_from_the_line(line: str, expected: Announcement):
         ("['name']", "may have name, higher_is_better, target_val"),
         ("{'name': 'x', 'goal': 'max'}", "may have name, higher_is_better, target_val"),
         ("{}", "needs a 'name'"),
-        ("{'name': 3}", "needs a 'name', which is a text"),
+        ("{'name': 3}", "needs a 'name', which is text"),
         ("{'name': ' '}", "needs a 'name'"),
         ("{'name': 'x', 'higher_is_better': 'yes'}", "is True or False"),
         ("{'name': 'x', 'target_val': 'low'}", "'target_val' is a number"),
@@ -123,7 +123,7 @@ def test_number_that_never_comes_is_said():
         announced = read(*lines)
         assert announced == Announced(
             notes=(
-                "instance 0: no number followed on @hypertune of 'latency (ms)';"
+                "instance 0: no number followed @hypertune of 'latency (ms)';"
                 " print it on a line of its own",
             )
         )

@@ -100,7 +100,7 @@ while True: blocks.append(bytearray(16 << 20))
 """
     launch = make_runner(code).measure(DEFAULT)
     assert_unmeasured(launch, Outcome.OUT_OF_MEMORY)
-    assert launch.notes[0] == "instance 0 failed with exit code 1: it said 'MemoryError'"
+    assert launch.notes[0] == "instance 0 failed with exit code 1: it printed 'MemoryError'"
 
 
 @pytest.fixture
@@ -110,19 +110,19 @@ def small_group() -> Iterator[Path]:
     from xlaunch.machine.files import Tree
 
     for group, *_ in ControlGroups(Tree("/")).enclosing("memory"):
-        folder = Path(group.directory, f"xtune-test-{os.getpid()}")
+        directory = Path(group.directory, f"xtune-test-{os.getpid()}")
         with contextlib.suppress(OSError):
-            folder.mkdir()
+            directory.mkdir()
             try:
                 name = "memory.limit_in_bytes" if group.version == 1 else "memory.max"
-                (folder / name).write_text(str(64 << 20))
+                (directory / name).write_text(str(64 << 20))
                 swap = "memory.swappiness" if group.version == 1 else "memory.swap.max"
                 with contextlib.suppress(OSError):
-                    (folder / swap).write_text("0")
-                yield folder
+                    (directory / swap).write_text("0")
+                yield directory
                 return
             finally:
-                folder.rmdir()
+                directory.rmdir()
     pytest.skip("this process may not make a memory control group")
 
 
@@ -137,7 +137,7 @@ while True: blocks.append(b"x" * (8 << 20))
     launch = make_runner(code).measure(DEFAULT)
     assert_unmeasured(launch, Outcome.OUT_OF_MEMORY)
     assert launch.notes[0] == (
-        "instance 0 was ended by SIGKILL: the kernel's out-of-memory killer came once meanwhile"
+        "instance 0 was ended by SIGKILL: the kernel's out-of-memory killer ran once meanwhile"
     )
 
 
@@ -171,7 +171,7 @@ def test_program_that_prints_no_number(make_runner: MakeRunner):
     launch = make_runner("tell('done'); print('odd', file=sys.stderr)").measure(DEFAULT)
     assert_unmeasured(launch, Outcome.NO_METRIC)
     assert launch.notes[0] == (
-        "no value of 'x/s' was seen; nothing with a number was printed or reported"
+        "no value of 'x/s' was found; nothing with a number was printed or reported"
     )
     assert launch.stderr_tail == "odd"
 
@@ -179,7 +179,7 @@ def test_program_that_prints_no_number(make_runner: MakeRunner):
 def test_other_metrics_that_are_missing_are_told(make_runner: MakeRunner):
     launch = make_runner("tell('1 x/s')", metrics=["loss"]).measure(DEFAULT)
     assert (launch.outcome, launch.value) == (Outcome.MEASURED, 1)
-    assert "loss: nothing of it was printed" in launch.notes
+    assert "loss: it was not printed" in launch.notes
 
 
 # Not started
@@ -258,7 +258,7 @@ def test_a_service_is_measured_until_its_timeout_and_stopped(
     launch = runner.measure(configuration)
     assert (launch.outcome, launch.value) == (Outcome.MEASURED, 7.0), launch
     assert launch.steadiness is Steadiness.FLAT
-    assert launch.notes[0] == "it still ran after 1.5 s, was measured until then, and stopped"
+    assert launch.notes[0] == "it was still running after 1.5 s: measured until then and stopped"
     assert launch.requirements == (("p50(latency)<=4ms", 0.003),)
     (pid,) = pids()
     assert not is_alive(pid)
@@ -267,7 +267,7 @@ def test_a_service_is_measured_until_its_timeout_and_stopped(
 @pytest.mark.parametrize(
     ("metric", "timeout_s", "limit_s", "said"),
     [
-        ("x/s", 1.0, None, "it gave too few steady values of 'x/s': allow more with --timeout"),
+        ("x/s", 1.0, None, "it had too few steady values of 'x/s' by then: increase --timeout"),
         pytest.param(
             *("wall", 1.0, None, "a program that does not end needs a --metric"),
             marks=pytest.mark.long,
@@ -311,7 +311,7 @@ def test_wall_time_is_cut_once_it_is_over(make_runner: MakeRunner):
     slow = make_runner("", "wall", Goal.MINIMIZE, program=(*program, "60"))
     launch = slow.measure(DEFAULT, cut_at=0.5)
     assert_unmeasured(launch, Outcome.CUT)
-    assert "0.5 s was to be beaten" in launch.notes[0]
+    assert "the time to beat is 0.5 s" in launch.notes[0]
     assert 0.5 < launch.secondary.wall_s < 60
     assert launch.stderr_tail == ""
     quick = make_runner("", "wall", Goal.MINIMIZE, program=(*program, "0.1"))
@@ -330,7 +330,7 @@ def test_rate_that_cannot_win_is_cut(make_runner: MakeRunner):
     launch = runner.measure(DEFAULT, cut_at=150.0)
     assert_unmeasured(launch, Outcome.CUT)
     assert launch.notes[0].startswith("steady at 10")
-    assert launch.notes[0].endswith(" at most, and 150 was to be beaten")
+    assert launch.notes[0].endswith(" at most, and the value to beat is 150")
     (series,) = launch.series
     assert 20 < len(series.values) < 5000
 

@@ -17,15 +17,15 @@ class Powercap:
 
     def __init__(self, root: Path) -> None:
         self.root = str(root)
-        self._folder = root / "sys/class/powercap"
+        self._directory = root / "sys/class/powercap"
 
     def counter(self, name: str, label: str, energy_uj: int | None, range_uj: int = RANGE) -> None:
-        folder = self._folder / name
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "name").write_text(f"{label}\n")
-        (folder / "max_energy_range_uj").write_text(f"{range_uj}\n")
+        directory = self._directory / name
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "name").write_text(f"{label}\n")
+        (directory / "max_energy_range_uj").write_text(f"{range_uj}\n")
         if energy_uj is not None:
-            (folder / "energy_uj").write_text(f"{energy_uj}\n")
+            (directory / "energy_uj").write_text(f"{energy_uj}\n")
 
 
 @pytest.fixture

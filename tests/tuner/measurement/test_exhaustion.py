@@ -33,14 +33,14 @@ class Machine:
         place.write_text(text)
 
     def count(self, group: str, *, kills: int = 1, full: int = 7) -> None:
-        folder = f"{self._mount}{group}"
+        directory = f"{self._mount}{group}"
         if self._version == 1:
             oom = f"oom_kill_disable 0\nunder_oom 0\noom_kill {kills}\n"
-            self.write(f"{folder}/memory.oom_control", oom)
-            self.write(f"{folder}/memory.failcnt", f"{full}\n")
+            self.write(f"{directory}/memory.oom_control", oom)
+            self.write(f"{directory}/memory.failcnt", f"{full}\n")
         else:
             events = f"low 0\nhigh 0\nmax {full}\noom 2\noom_kill {kills}\n"
-            self.write(f"{folder}/memory.events", events)
+            self.write(f"{directory}/memory.events", events)
 
 
 @pytest.fixture(params=[1, 2])
@@ -52,7 +52,7 @@ def test_kill_in_our_group_or_one_around_it(machine: Machine):
     for group in ("/batch/job", "/batch", ""):
         watch = MemoryWatch(machine.root)
         machine.count(group, kills=2)
-        told = "the kernel's out-of-memory killer came once meanwhile"
+        told = "the kernel's out-of-memory killer ran once meanwhile"
         assert watch.explain(killed=True, stderr="") == told
         assert watch.explain(killed=False, stderr="worker 3 was killed by signal: Killed.") == told
         machine.count(group)
@@ -64,7 +64,7 @@ def test_one_kill_that_is_counted_in_many_places_is_one(machine: Machine):
     for group in ("", "/batch", "/batch/job"):
         machine.count(group, kills=3)
     assert watch.explain(killed=True, stderr="") == (
-        "the kernel's out-of-memory killer came 2 times meanwhile"
+        "the kernel's out-of-memory killer ran 2 times meanwhile"
     )
 
 
@@ -85,7 +85,7 @@ def test_kill_in_a_full_group(machine: Machine):
     assert watch.explain(killed=True, stderr="") is None
     machine.count("/batch", full=9)
     assert watch.explain(killed=True, stderr="") == (
-        "it was killed, and its control group met its memory limit 2 times"
+        "it was killed, and its control group reached its memory limit 2 times"
     )
     assert watch.explain(killed=False, stderr="") is None
 
@@ -104,7 +104,7 @@ def test_kill_in_a_full_group(machine: Machine):
 )
 def test_words_that_say_it(line: str, tmp_path: Path):
     told = MemoryWatch(str(tmp_path)).explain(killed=False, stderr=f"Traceback\n{line}\n")
-    assert told == f"it said {line!r}"
+    assert told == f"it printed {line!r}"
 
 
 def test_words_that_do_not(tmp_path: Path):

@@ -115,8 +115,8 @@ LAUNCHER = "hyperparams: {{launcher: {{hp: [{name}], {name}: {value}}}}}"
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("a: [", "this is no YAML"),
-        ("\0", "this is no YAML"),
+        ("a: [", "not valid YAML"),
+        ("\0", "not valid YAML"),
         (
             "- a\n- b",
             r"the file: \['a', 'b'\] is not possible here; it takes a mapping with tuning",
@@ -167,7 +167,7 @@ def test_file_that_is_not_there(tmp_path: Path):
 def test_binary_file(tmp_path: Path):
     path = tmp_path / "conf.yaml"
     path.write_bytes(b"\x80\xff\xfe")
-    with pytest.raises(SpaceError, match="this is no YAML"):
+    with pytest.raises(SpaceError, match="not valid YAML"):
         read_settings(str(path))
 
 

@@ -165,7 +165,7 @@ def test_requirements_are_measured_along(make_runner: MakeRunner):
     assert seen["p50<=80"] == pytest.approx(75, abs=3)
     assert seen["recall>=1"] is None
     assert not runner.objective.is_feasible(launch)
-    assert "--require 'recall>=1': nothing of it was printed" in launch.notes
+    assert "--require 'recall>=1': it was not printed" in launch.notes
 
 
 def test_99th_percentile_needs_values(make_runner: MakeRunner):
@@ -174,7 +174,7 @@ def test_99th_percentile_needs_values(make_runner: MakeRunner):
     )
     launch = runner.measure(DEFAULT)
     assert launch.requirements == (("p99<=1s", None),)
-    assert any("no p99 of 49 values, it takes 100" in note for note in launch.notes), launch
+    assert any("p99 takes 100 values and there are 49" in note for note in launch.notes), launch
     assert not runner.objective.is_feasible(launch)
 
 
@@ -182,7 +182,7 @@ def test_99th_percentile_needs_values(make_runner: MakeRunner):
 def test_wall_time_of_instances_that_do_the_same_work_is_refused(make_runner: MakeRunner):
     launch = make_runner("open('ran', 'w')", "wall", Goal.MINIMIZE).measure(TWO)
     assert (launch.outcome, launch.value) == (Outcome.NOT_STARTED, None)
-    assert "they do 2 times the work; --work shared says that they divide it" in launch.notes[0]
+    assert "they do 2 times the work; give --work shared if they divide it" in launch.notes[0]
     assert not os.path.exists("ran")
 
 

@@ -200,7 +200,7 @@ def test_without_a_time_in_which_all_were_steady_all_values_count():
     late = [50.0] * 40 + made_series("flat", "gaussian", 60, share=0.01, seed=2)
     summary = summed_up(series(*early), series(*late, instance=1))
     assert summary.count == 140
-    assert "no time in which all instances were steady: all values count" in summary.notes
+    assert "the instances were never steady at the same time: all values count" in summary.notes
 
 
 def test_slower_is_worse_for_times_and_faster_for_rates():

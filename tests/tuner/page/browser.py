@@ -15,7 +15,6 @@ import shutil
 import subprocess
 import tempfile
 import time
-from types import TracebackType
 from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -73,12 +72,7 @@ class Browser:
     def __enter__(self) -> Browser:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             self.send("Browser.close")
             self._process.wait(PATIENCE_S)

@@ -15,7 +15,7 @@ from tests.tuner.search.scripted import RATE, SMALL, gain
 from xtune.evidence.fronts import SecondGoal
 from xtune.measurement.launches import Launch, Outcome, Series
 from xtune.measurement.objectives import WALL, Goal, Objective
-from xtune.page.findings import Findings
+from xtune.screen.conclusion import Conclusion
 from xtune.space.parameters import BARE, Configuration
 
 
@@ -57,7 +57,7 @@ def slow(configuration: Configuration) -> float:
 
 ACCURACY = SecondGoal("accuracy", Goal.MAXIMIZE)
 
-CASES: dict[str, Callable[[], Findings]] = {
+CASES: dict[str, Callable[[], Conclusion]] = {
     "gain": lambda: findings(60),
     "no gain": lambda: findings(60, speed=lambda _: 0.0, noise=0.0005),
     "inconclusive": lambda: findings(40, speed=erratic()),
@@ -76,7 +76,7 @@ CASES: dict[str, Callable[[], Findings]] = {
 
 
 class Case(NamedTuple):
-    found: Findings
+    found: Conclusion
     root: Element
     """Its page."""
 

@@ -15,13 +15,11 @@ from tuner_memory import MemoryStore
 
 from xlaunch.machine import read_machine
 from xlaunch.planning import Request
-from xtune.cli.conclusion import Conclusion
-from xtune.cli.page_file import findings_of
 from xtune.evidence.fronts import SecondGoal
 from xtune.measurement.launches import Launch, Outcome
 from xtune.measurement.objectives import Objective
 from xtune.page.document import render_page
-from xtune.page.findings import Findings
+from xtune.screen.conclusion import Conclusion
 from xtune.search.budget import Budget
 from xtune.search.session import Search
 from xtune.search.strategy import Strategy
@@ -65,7 +63,7 @@ def findings(
     second: SecondGoal | None = None,
     program: tuple[str, ...] = (sys.executable, "-c", "pass", "{batch}"),
     study: str = "made up",
-) -> Findings:
+) -> Conclusion:
     """What a search of scripted launches found, as `xtune report` hands it to a page."""
     machine = read_machine()
     measurer = Measurer(change, speed=speed, noise=noise, outcomes=outcomes, goal=objective.goal)
@@ -79,17 +77,17 @@ def findings(
         space,
         objective,
     )
-    conclusion = Conclusion(
+    return Conclusion(
         study,
-        space,
-        objective,
+        subject,
         Resolver(space, Request(program=program), os.environ, machine),
         result.verdict,
         result.favourite,
         result.records,
         second=second,
+        ended=result.ended.value,
+        directory="/srv",
     )
-    return findings_of(conclusion, subject, machine, ended=result.ended.value, directory="/srv")
 
 
 class Element:
@@ -167,7 +165,7 @@ def read(text: str) -> Element:
     return reader.root
 
 
-def read_page(found: Findings) -> Element:
+def read_page(found: Conclusion) -> Element:
     return read(render_page(found, PLOTLY))
 
 

@@ -10,13 +10,13 @@ from tests.tuner.page.pages import findings, read_page
 
 from xtune.measurement.launches import Launch, Steadiness
 from xtune.page.cautions import warnings_of
-from xtune.page.findings import Findings
+from xtune.screen.conclusion import Conclusion
 from xtune.search.records import Stage
 from xtune.search.session import Ended
 from xtune.space.parameters import BARE
 
 
-def abouts(found: Findings) -> list[str]:
+def abouts(found: Conclusion) -> list[str]:
     return [one.about for one in warnings_of(found)]
 
 
@@ -42,7 +42,7 @@ def test_a_calm_study_warns_of_nothing() -> None:
 def test_drift() -> None:
     found = findings(90, change=counting(lambda at, value: value * (1.0 + 0.006 * at)))
     assert "drift" in abouts(found)
-    assert any(line.startswith("  warning: the machine drifted") for line in found.words)
+    assert any(line.startswith("  warning: the machine drifted") for line in found.lines())
     assert "Drift The machine drifted" in read_page(found).by_id("warnings").words
 
 
@@ -50,7 +50,7 @@ BUSY = "CPU 0 is busy with other work (80%): make (PID 42); --cpus takes others"
 
 
 def test_launches_beside_others_work() -> None:
-    def shared(every: int) -> Findings:
+    def shared(every: int) -> Conclusion:
         def noted(launch: Launch) -> Launch:
             made.append(launch)
             beside = len(made) % every == 0
@@ -66,10 +66,10 @@ def test_launches_beside_others_work() -> None:
         f" CPUs with other work; the last: {BUSY}"
     )
     assert told in [one.text for one in warnings_of(found) if one.about == "others"]
-    assert f"  warning: {told}" in found.words
+    assert f"  warning: {told}" in found.lines()
     seldom = shared(every=15)
     assert "others" not in abouts(seldom)
-    assert not [line for line in seldom.words if "warning:" in line]
+    assert not [line for line in seldom.lines() if "warning:" in line]
 
 
 def test_hosts_that_differ() -> None:
@@ -119,7 +119,7 @@ def test_launches_that_never_settle() -> None:
 
 def test_noise_is_told_with_its_remedy() -> None:
     found = findings(40, speed=lambda _: 0.0, noise=0.2)
-    assert any("let nothing else run" in one.text for one in warnings_of(found))
+    assert any("stop other programs" in one.text for one in warnings_of(found))
 
 
 def test_a_search_that_ended_early() -> None:

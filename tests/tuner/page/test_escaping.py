@@ -18,7 +18,7 @@ from xtune.measurement.objectives import Goal, Objective
 from xtune.page.document import page_environment, render_page
 from xtune.page.figures import printable
 from xtune.page.figures import text as chart_text
-from xtune.page.findings import Findings
+from xtune.screen.conclusion import Conclusion
 from xtune.space.parameters import Configuration, Parameter, Where
 from xtune.space.spaces import Space
 
@@ -48,7 +48,7 @@ def fails(configuration: Configuration) -> Outcome:
 
 
 @cache
-def hostile_findings() -> Findings:
+def hostile_findings() -> Conclusion:
     return findings(
         48,
         space=HOSTILE,

@@ -14,7 +14,7 @@ from tests.tuner.page.pages import charts_of, read
 from tests.tuner.page.test_escaping import hostile_findings
 
 from xtune.page.document import render_page
-from xtune.page.findings import Findings
+from xtune.screen.conclusion import Conclusion
 
 DRAWN = "document.documentElement.dataset.charts === 'drawn'"
 
@@ -51,8 +51,8 @@ def see(browser: Browser, path: Path, width: int, scheme: str = "light") -> Tab:
     return tab
 
 
-def write(folder: Path, found: Findings, plotly: str) -> Path:
-    path = folder / "page.html"
+def write(directory: Path, found: Conclusion, plotly: str) -> Path:
+    path = directory / "page.html"
     path.write_text(render_page(found, plotly))
     return path
 
@@ -126,4 +126,4 @@ def test_copy_takes_the_command(browser: Browser, tmp_path: Path, plotly: str) -
     chosen = tab.evaluate(
         "document.querySelector('.copy').textContent === 'Copied' || getSelection().toString()"
     )
-    assert chosen is True or chosen == found.plain["command"]
+    assert chosen is True or chosen == found.to_plain()["command"]

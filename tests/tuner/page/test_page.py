@@ -17,8 +17,9 @@ from xlaunch.wording import number
 from xtune.evidence.verdicts import Kind
 from xtune.measurement.launches import Launch, Outcome, Secondary
 from xtune.measurement.objectives import Objective, Requirement
-from xtune.page.findings import best_so_far, contestants, failures
+from xtune.page.contestants import best_so_far, contestants, failures
 from xtune.search.provenance import Made, Provenance
+from xtune.search.strategy import Resolution
 from xtune.space.parameters import BARE
 from xtune.space.spaces import Space
 
@@ -44,7 +45,7 @@ def test_all_sections_charts_and_values_are_there(name: str) -> None:
     assert {"history", "distributions"} <= charts.keys()
     assert all(chart["data"] for chart in charts.values())
 
-    plain = found.plain
+    plain = found.to_plain()
     assert json.loads(root.by_id("verdict-json").text) == plain
     assert root.by_id("command").text == plain["command"]
     assert root.value("baseline-value") == plain["baseline"]["value"]
@@ -89,7 +90,7 @@ def test_the_winner_is_drawn_on_the_machine() -> None:
     assert dict(found.verdict.best) == {"batch": 8, "smt": False}
     root = read_page(found)
     plan = found.resolver.resolve(found.verdict.best).plan
-    assert root.by_id("plan-drawing").text == str(draw_machine(found.machine, plan))
+    assert root.by_id("plan-drawing").text == str(draw_machine(found.resolver.machine, plan))
     (instance,) = plan.instances
     row = root.by_id("plan").rows()[0]
     assert row[:4] == [
@@ -101,13 +102,11 @@ def test_the_winner_is_drawn_on_the_machine() -> None:
 
 def test_noise_and_the_smallest_gain_are_said_where_known() -> None:
     found = case("gain").found
-    for noise, gain in ((0.0314, 0.0681), (0.0314, None), (None, None)):
-        plain = {**found.plain, "noise": noise, "smallest_gain": gain}
-        said = read_page(found._replace(plain=plain)).by_id("verdict").words
-        assert ("noise from launch to launch3.1 %" in said) is (noise is not None)
-        assert ("smallest gain that the final finds (80 % power)6.8 %" in said) is (
-            gain is not None
-        )
+    for resolution in (Resolution(0.0314, 20, 0.0681), None):
+        said = read_page(found._replace(resolution=resolution)).by_id("verdict").words
+        is_known = resolution is not None
+        assert ("noise from launch to launch3.1 %" in said) is is_known
+        assert ("smallest gain that the final finds (80 % power)6.8 %" in said) is is_known
 
 
 def test_configurations_are_parallel_categories() -> None:
@@ -134,7 +133,7 @@ def test_no_gain_keeps_the_default() -> None:
     assert found.verdict.kind is Kind.NO_GAIN
     assert root.by_id("headline").words == "No gain: keep the default"
     assert not [one for one in root.all() if one.attributes.get("id") == "preset"]
-    assert root.by_id("command").text == found.plain["baseline"]["command"]
+    assert root.by_id("command").text == found.to_plain()["baseline"]["command"]
     assert "The best finalist:" in root.by_id("plan").words
 
 
@@ -148,7 +147,7 @@ def test_inconclusive_says_what_is_promising_and_how_to_go_on() -> None:
     assert root.by_id("promising").text.startswith("xlaunch ")
     command = f"xtune resume --budget '{found.verdict.more.launches} launches' 'made up'"
     assert f"should settle it (90 % power): {command}" in root.by_id("verdict").words
-    assert any(line.endswith(f"should settle it (90 % power): {command}") for line in found.words)
+    assert any(line.endswith(f"should settle it (90 % power): {command}") for line in found.lines())
 
 
 @pytest.mark.parametrize(
@@ -157,15 +156,15 @@ def test_inconclusive_says_what_is_promising_and_how_to_go_on() -> None:
 def test_what_is_behind_the_bare_command_is_not_recommended(name: str, kind: Kind) -> None:
     found, root = case(name)
     assert found.verdict.kind is kind
-    assert not [line for line in found.words if "not proven" in line or "to try it" in line]
-    behind = [line for line in found.words if "nothing is ahead of the bare command" in line]
+    assert not [line for line in found.lines() if "not proven" in line or "to try it" in line]
+    behind = [line for line in found.lines() if "nothing is ahead of the bare command" in line]
     assert len(behind) == (kind is Kind.INCONCLUSIVE)
     assert not [one for one in root.all() if one.attributes.get("id") == "promising"]
 
 
 def test_one_launch_makes_a_page_that_claims_nothing() -> None:
     found, root = case("one launch")
-    assert found.plain["interval"] is None
+    assert found.to_plain()["interval"] is None
     assert "no final" in root.by_id("warnings").words.lower()
     assert "There was no final" in root.by_id("decision").words
     assert "Fewer than two configurations" in root.by_id("configurations").words
@@ -254,7 +253,7 @@ def test_space_and_machine_are_told_in_full() -> None:
     rows = {row[0]: row for row in root.by_id("space").rows()}
     for parameter in SPACE.parameters:
         assert rows[parameter.name][1].split() == [str(value) for value in parameter.values]
-    assert root.by_id("machine-drawing").text == str(draw_machine(found.machine))
+    assert root.by_id("machine-drawing").text == str(draw_machine(found.resolver.machine))
     versions = root.by_id("versions").words
     assert "xtune" in versions
     assert "Python" in versions

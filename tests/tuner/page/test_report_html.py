@@ -59,7 +59,7 @@ def searched(tmp_path_factory: pytest.TempPathFactory, needs: Needs) -> Searched
 
 
 def page_of(desk: Desk, name: str = "page.html") -> Element:
-    return read((desk.folder / name).read_text())
+    return read((desk.directory / name).read_text())
 
 
 @pytest.mark.long
@@ -85,7 +85,7 @@ def test_the_page_of_a_real_search(searched: Searched) -> None:
     assert [root.value("low"), root.value("high")] == found["interval"]
     assert root.by_id("command").text == found["command"]
     assert "--preset" in found["command"]
-    assert root.by_id("preset").text == (desk.folder / "best.toml").read_text()
+    assert root.by_id("preset").text == (desk.directory / "best.toml").read_text()
     assert {str(one.attributes["id"]) for one in root.all("section")} == set(SECTIONS)
     exported = desk.xtune("export", "speeds").found["launches"]
     values = [json.loads(str(one.attributes["value"])) for one in root.by_id("history").all("data")]
@@ -94,20 +94,20 @@ def test_the_page_of_a_real_search(searched: Searched) -> None:
     assert "crashed" in failed.words
     (said,) = [one.text for one in failed.all("pre")]
     assert "</script> a speed of <3> & more is not built in" in said
-    assert list(desk.folder.glob(".page*")) == []
+    assert list(desk.directory.glob(".page*")) == []
 
 
 @pytest.mark.long
 def test_a_browser_draws_the_page_of_a_real_search(browser: Browser, searched: Searched) -> None:
     assert searched.desk.xtune("report", "speeds", "--html", "drawn.html").code == 0
     for width in (1200, 400):
-        see(browser, searched.desk.folder / "drawn.html", width)
+        see(browser, searched.desk.directory / "drawn.html", width)
 
 
 @pytest.mark.long
 def test_a_page_is_replaced_and_nothing_else_is(searched: Searched) -> None:
     desk = searched.desk
-    page = desk.folder / "page.html"
+    page = desk.directory / "page.html"
     page.write_text("an older page")
     before = page.stat().st_ino
     plain = desk.xtune("report", "speeds")
@@ -121,7 +121,7 @@ def test_a_page_is_replaced_and_nothing_else_is(searched: Searched) -> None:
     kept = page.read_bytes()
     limited = subprocess.run(
         ["/bin/bash", "-c", 'ulimit -f 64; exec "$0" "$@"', *XTUNE, "report", "--html", "page.html"],
-        cwd=desk.folder, env=desk.environment, capture_output=True, text=True,
+        cwd=desk.directory, env=desk.environment, capture_output=True, text=True,
         timeout=PATIENCE_S, check=False,
     )  # fmt: skip
     assert limited.returncode == 2
@@ -129,7 +129,7 @@ def test_a_page_is_replaced_and_nothing_else_is(searched: Searched) -> None:
     assert "--html" in limited.stderr
     assert "cannot be written: File too large" in limited.stderr
     assert page.read_bytes() == kept
-    assert list(desk.folder.glob(".page*")) == []
+    assert list(desk.directory.glob(".page*")) == []
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_a_page_is_replaced_and_nothing_else_is(searched: Searched) -> None:
             for case in [
                 ("nap.py", "the name of a page ends in .html; write --html report.html"),
                 ("nowhere/page.html", "there is no directory "),
-                ("folder.html", "exists and is not a regular file; choose another name"),
+                ("directory.html", "exists and is not a regular file; choose another name"),
                 ("pipe.html", "exists and is not a regular file; choose another name"),
                 ("nap.py/page.html", "there is no directory "),
             ]
@@ -149,27 +149,27 @@ def test_a_page_is_replaced_and_nothing_else_is(searched: Searched) -> None:
     ],
 )
 def test_a_file_that_cannot_be_one_line(desk: Desk, file: str, said: str) -> None:
-    (desk.folder / "folder.html").mkdir()
-    os.mkfifo(desk.folder / "pipe.html")
+    (desk.directory / "directory.html").mkdir()
+    os.mkfifo(desk.directory / "pipe.html")
     done = desk.xtune("report", "--html", file)
     assert done.code == 2
     assert done.message.startswith(f"--html '{file}'")
     assert said in done.message
-    assert (desk.folder / "nap.py").read_text().startswith("import sys")
+    assert (desk.directory / "nap.py").read_text().startswith("import sys")
 
 
 @pytest.mark.parametrize("missing", ["plotly", "jinja2"])
 def test_without_a_library_it_says_what_to_install(desk: Desk, missing: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT, missing, "report", "--html", "page.html"],
-        cwd=desk.folder, env=desk.environment, capture_output=True, text=True,
+        cwd=desk.directory, env=desk.environment, capture_output=True, text=True,
         timeout=PATIENCE_S, check=False,
     )  # fmt: skip
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1, done.stderr
     assert done.stderr.startswith("xtune: error: ")
     assert done.stderr.endswith(": pip install plotly Jinja2\n")
-    assert not (desk.folder / "page.html").exists()
+    assert not (desk.directory / "page.html").exists()
 
 
 def test_a_study_without_launches_makes_no_page(desk: Desk, needs: Needs, tmp_path: Path) -> None:

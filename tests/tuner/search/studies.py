@@ -41,29 +41,29 @@ def worker(name: str, **fields: object) -> Worker:
 
 def search(
     url: str,
-    folder: Path,
+    directory: Path,
     launches: int,
     seed: int,
     hang_at: int | None = None,
     host: str | None = None,
 ) -> Result:
-    """A search whose launches are written down in `folder`; one of them may never end.
+    """A search whose launches are written down in `directory`; one of them may never end.
 
     host
         A name, to play a worker of another system: nobody can look up whether it is there.
     """
 
     def on_launch(number: int) -> None:
-        (folder / f"{time.monotonic_ns()} {seed} began").touch()
+        (directory / f"{time.monotonic_ns()} {seed} began").touch()
         if number == hang_at:
             print("hanging", flush=True)
             time.sleep(600)
 
     study = open_study(open_storage(url), SUBJECT)
     if host is None:
-        store, locks = StudyStore(study), folder
+        store, locks = StudyStore(study), directory
     else:
-        locks = folder / host
+        locks = directory / host
         locks.mkdir()
         me = this_worker()._replace(name=host, boot=host)
         store = StudyStore(study, worker=me, watch=Watch(me, lease_s=1.0), beat_s=0.1)

@@ -15,8 +15,8 @@ from xtune.search.budget import (
     SHARE_OF_FINAL,
     Budget,
     FinalSize,
-    fewest_with_final,
     final_size,
+    min_launches_for_final,
     parse_budget,
 )
 
@@ -51,7 +51,7 @@ def test_what_cannot(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["0", "1 launch", "0s", "0h0m"])
 def test_what_is_too_little(text: str) -> None:
-    with pytest.raises(BudgetError, match="a good start"):
+    with pytest.raises(BudgetError, match="; try "):
         parse_budget(text)
 
 
@@ -89,7 +89,7 @@ def test_a_final_takes_its_share_and_no_more() -> None:
 
 @pytest.mark.parametrize("earlier", [0, 1, 7, 12, 23, 24, 400])
 def test_launches_of_earlier_searches_count(earlier: int) -> None:
-    fewest = fewest_with_final(earlier)
+    fewest = min_launches_for_final(earlier)
     assert final_size(fewest - 1, earlier) is None
     size = final_size(fewest, earlier)
     assert size is not None

@@ -116,7 +116,7 @@ def test_what_would_be_enough_for_a_final_is_told(launches: int, more: int) -> N
     )
     store = MemoryStore()
     result = make(measurer, Budget(launches=launches), space=space, store=store).run()
-    assert f"; {more} launches more are enough for one" in result.verdict.reason
+    assert f"; {more} more launches are enough for one" in result.verdict.reason
     again = make(measurer, Budget(launches=more), space=space, store=store).run()
     assert again.decision is not None
 
@@ -131,7 +131,7 @@ def test_a_resumed_search_concludes_from_what_was_launched_before(first: int, se
     before = make(measurer, Budget(launches=first), store=store).run()
     assert before.decision is None
     if second < 40:
-        assert f"{second} launches more are enough" in before.verdict.reason
+        assert f"{second} more launches are enough" in before.verdict.reason
     result = make(measurer, Budget(launches=second), store=store).run()
     assert result.launches <= second
     assert result.decision is not None
@@ -428,7 +428,7 @@ def test_a_search_in_which_all_but_the_bare_command_fails_says_so() -> None:
     )
     result = make(measurer, Budget(launches=30), space=SMALL).run()
     assert result.verdict.kind is Kind.INCONCLUSIVE
-    assert result.verdict.reason == "every launch failed but those of the bare command"
+    assert result.verdict.reason == "all launches except those of the bare command failed"
 
 
 def test_what_others_do_on_the_cpus_is_no_part_of_what_is_wrong() -> None:

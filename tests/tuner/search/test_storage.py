@@ -75,8 +75,8 @@ def test_no_place_to_keep_them_is_one_clear_line(tmp_path: Path) -> None:
     [
         ("/nowhere/at/all/studies.db", "cannot be opened"),
         ("nonsense://x", "cannot be opened"),
-        ("sqlite:///:memory:", "is not kept"),
-        ("sqlite://", "is not kept"),
+        ("sqlite:///:memory:", "is only in memory"),
+        ("sqlite://", "is only in memory"),
     ],
 )
 def test_a_storage_out_of_reach_is_one_clear_line(text: str, said: str) -> None:
@@ -111,18 +111,18 @@ def test_a_file_that_is_no_database_is_one_clear_line(tmp_path: Path) -> None:
 
 
 def test_the_runtime_directory_is_private(tmp_path: Path) -> None:
-    folder = runtime_directory({"XDG_RUNTIME_DIR": str(tmp_path)})
-    assert folder == tmp_path / "xtune"
-    assert folder.stat().st_mode & 0o777 == 0o700
-    assert runtime_directory({"XDG_RUNTIME_DIR": str(tmp_path)}) == folder
+    directory = runtime_directory({"XDG_RUNTIME_DIR": str(tmp_path)})
+    assert directory == tmp_path / "xtune"
+    assert directory.stat().st_mode & 0o777 == 0o700
+    assert runtime_directory({"XDG_RUNTIME_DIR": str(tmp_path)}) == directory
 
 
 def test_without_a_runtime_directory_one_in_memory_is_made(tmp_path: Path) -> None:
-    folder = runtime_directory({"XDG_RUNTIME_DIR": "/nowhere"}, str(tmp_path))
-    assert folder == tmp_path / f"xtune-{os.geteuid()}"
+    directory = runtime_directory({"XDG_RUNTIME_DIR": "/nowhere"}, str(tmp_path))
+    assert directory == tmp_path / f"xtune-{os.geteuid()}"
 
 
-def test_a_folder_of_somebody_else_s_is_refused(tmp_path: Path) -> None:
+def test_a_directory_of_somebody_else_s_is_refused(tmp_path: Path) -> None:
     (tmp_path / "xtune").mkdir(mode=0o700)
     (tmp_path / "xtune").chmod(0o777)
     with pytest.raises(TunerError, match="not a private directory"):

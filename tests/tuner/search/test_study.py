@@ -75,7 +75,7 @@ def test_a_study_is_found_again_by_its_subject(storage: Storage) -> None:
         (OTHER_MACHINE, "another kind of machine .cores: 64, 2 threads each here, 4, 1 thread"),
         (OTHER_PROGRAM, "another program"),
         (OTHER_SPACE, "another space"),
-        (OTHER_GOAL, r"it is about items/s \(maximize\), and this about loss \(minimize\)"),
+        (OTHER_GOAL, r"its objective is items/s \(maximize\); this one is loss \(minimize\)"),
     ],
 )
 def test_different_things_never_mix(storage: Storage, other: Subject, said: str) -> None:
@@ -94,9 +94,9 @@ def test_studies_are_listed_and_found_by_name(storage: Storage) -> None:
     assert [study.name for study in list_studies(again(storage))] == [first.name, second.name]
     assert find_study(storage, "the other one").subject == OTHER_GOAL
     assert find_study(storage, "train.py").id == first.id
-    with pytest.raises(StudyError, match=r"no study called 'x'.*there are 'train.py .*'the other"):
+    with pytest.raises(StudyError, match=r"no study named 'x'.*there are 'train.py .*'the other"):
         find_study(storage, "x")
-    with pytest.raises(StudyError, match="no study called 'not ours'"):
+    with pytest.raises(StudyError, match="no study named 'not ours'"):
         find_study(storage, "not ours")
 
 
@@ -110,7 +110,7 @@ def test_a_study_of_another_tool_is_left_alone(storage: Storage) -> None:
 def test_a_study_of_a_later_version_is_refused(storage: Storage) -> None:
     study = open_study(storage, SUBJECT)
     study.set_attribute("xtune:version", 2)
-    with pytest.raises(StudyError, match="version 2 of the format; this xtune reads 1"):
+    with pytest.raises(StudyError, match="format version 2; this xtune reads 1"):
         open_study(again(storage), SUBJECT)
 
 

@@ -33,19 +33,19 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @contextlib.contextmanager
 def worker(
     url: str,
-    folder: Path,
+    directory: Path,
     launches: int,
     seed: int,
     hang_at: int | None = None,
     host: str | None = None,
 ) -> Iterator[subprocess.Popen[str]]:
     """A search in a process of its own; `host`: as if it were on another system."""
-    arguments = [url, str(folder), str(launches), str(seed)]
+    arguments = [url, str(directory), str(launches), str(seed)]
     arguments += ["" if hang_at is None else str(hang_at), *([] if host is None else [host])]
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.tuner.search.studies", *arguments],
         cwd=ROOT,
-        env={"HOME": str(folder), "PYTHONPATH": ":".join([str(ROOT), *FLOORS, *sys.path])},
+        env={"HOME": str(directory), "PYTHONPATH": ":".join([str(ROOT), *FLOORS, *sys.path])},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -63,8 +63,8 @@ def output(process: subprocess.Popen[str]) -> str:
     return out
 
 
-def launches_begun(folder: Path) -> int:
-    return len(list(folder.glob("* began")))
+def launches_begun(directory: Path) -> int:
+    return len(list(directory.glob("* began")))
 
 
 def complete(url: str) -> list[Record]:
@@ -77,8 +77,16 @@ def complete(url: str) -> list[Record]:
 
 
 @pytest.mark.parametrize(
-    "hang_at",
-    [pytest.param(0, marks=pytest.mark.long), 3, pytest.param(25, marks=pytest.mark.long)],
+    ("url", "hang_at"),
+    [
+        ("studies.db", 3),
+        pytest.param("studies.db", 0, marks=pytest.mark.long),
+        pytest.param("studies.db", 25, marks=pytest.mark.long),
+        pytest.param("studies.journal", 3, marks=pytest.mark.long),
+        pytest.param("studies.journal", 0, marks=pytest.mark.full),
+        pytest.param("studies.journal", 25, marks=pytest.mark.full),
+    ],
+    indirect=["url"],
 )
 def test_a_killed_search_loses_the_launch_that_it_was_making_and_no_other(
     url: str, tmp_path: Path, hang_at: int
@@ -98,7 +106,7 @@ def test_a_killed_search_loses_the_launch_that_it_was_making_and_no_other(
     assert stages.count(Stage.BASELINE) == 1
     trials = open_storage(url).backend.get_all_trials(open_study(open_storage(url), SUBJECT).id)
     lost = [trial for trial in trials if "not made" in trial.user_attrs]
-    assert [trial.user_attrs["not made"] for trial in lost] == ["its worker is gone"]
+    assert [trial.user_attrs["not made"] for trial in lost] == ["its worker is dead"]
     assert all(trial.state is optuna.trial.TrialState.FAIL for trial in lost)
 
 

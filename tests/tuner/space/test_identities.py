@@ -247,5 +247,5 @@ def test_a_program_is_kept_as_json(script: Path) -> None:
     one = identify_program(Request(program=(str(script), "{batch}")))
     assert ProgramIdentity.from_plain(json.loads(json.dumps(one.to_plain()))) == one
     assert one.words == (str(script), "{batch}")
-    with pytest.raises(StudyError, match="what was kept is no program"):
+    with pytest.raises(StudyError, match="the stored program cannot be read"):
         ProgramIdentity.from_plain({"command": "x"})

@@ -133,7 +133,7 @@ def test_what_makes_no_difference_is_left_out_with_its_reason() -> None:
     assert names(alone) == []
     assert left(alone)["layout"] == "there is one core to use"
     assert left(alone)["place"] == "no layout leaves a choice of cores"
-    with pytest.raises(SpaceError, match="nothing to choose"):
+    with pytest.raises(SpaceError, match="nothing to search"):
         alone.space.require_choice()
 
 

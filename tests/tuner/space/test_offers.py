@@ -26,15 +26,15 @@ AMX = Processor((), ("amx_bf16", "avx512f"))
 PLAIN = Processor((), ("avx2",))
 
 
-def made_up_prefix(folder: Path, *packages: str) -> Path:
-    """A virtual environment of this Python that holds folders of the names of packages."""
-    (folder / "bin").mkdir(parents=True)
-    python = folder / "bin" / "python"
+def made_up_prefix(directory: Path, *packages: str) -> Path:
+    """A virtual environment of this Python that holds directories of the names of packages."""
+    (directory / "bin").mkdir(parents=True)
+    python = directory / "bin" / "python"
     python.symlink_to(sys.executable)
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     home = os.path.dirname(os.path.realpath(sys.executable))
-    (folder / "pyvenv.cfg").write_text(f"home = {home}\nversion = {version}.0\n")
-    site = folder / "lib" / f"python{version}" / "site-packages"
+    (directory / "pyvenv.cfg").write_text(f"home = {home}\nversion = {version}.0\n")
+    site = directory / "lib" / f"python{version}" / "site-packages"
     for package in packages:
         (site / package).mkdir(parents=True)
     return python
@@ -104,7 +104,7 @@ def test_an_allocator_that_is_preloaded_already_stays(
     assert library is not None
     found = offered(plain_python, LD_PRELOAD=library.path)
     assert found.allocators == ("auto",)
-    assert left(found)["allocator"] == f"LD_PRELOAD names {library.path}, which stays"
+    assert left(found)["allocator"] == f"LD_PRELOAD names {library.path}, which is kept"
 
 
 def test_threads_wait_in_several_ways(plain_python: Path) -> None:
@@ -122,7 +122,7 @@ def test_threads_wait_in_several_ways(plain_python: Path) -> None:
 def test_a_way_to_wait_that_is_set_stays(plain_python: Path, name: str, value: str) -> None:
     found = offered(plain_python, **{name: value})
     assert not [runtime for runtime in found.runtimes if "+" in runtime]
-    assert left(found)["omp: how threads wait"] == f"{name}={value} is set and stays"
+    assert left(found)["omp: how threads wait"] == f"{name}={value} is set and kept"
     asked = Request(env=((name, value),))
     assert offered(plain_python, asked=asked).runtimes == found.runtimes
 
@@ -182,14 +182,14 @@ def test_switches_need_a_library_that_reads_them(
     assert names(everything) == {switch.name for switch in SWITCHES}
     reasons = left(offered(torch_python, str(eager)))
     assert reasons["TORCHINDUCTOR_FREEZING"] == "the script itself calls no torch.compile"
-    assert reasons["ONEDNN_DEFAULT_FPMATH_MODE"] == "this processor computes no faster in bf16"
+    assert reasons["ONEDNN_DEFAULT_FPMATH_MODE"] == "this processor is not faster in bf16"
     assert "no torch" in left(offered(plain_python))[onednn]
 
 
 @pytest.mark.parametrize("name", ["ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE"])
 def test_a_switch_that_is_set_stays(torch_python: Path, name: str) -> None:
     found = offered(torch_python, processor=AMX, **{name: "STRICT"})
-    assert left(found)["ONEDNN_DEFAULT_FPMATH_MODE"] == f"{name}=STRICT is set and stays"
+    assert left(found)["ONEDNN_DEFAULT_FPMATH_MODE"] == f"{name}=STRICT is set and kept"
     asked = Request(env=((name, "STRICT"),))
     assert offered(torch_python, processor=AMX, asked=asked).switches == found.switches
 

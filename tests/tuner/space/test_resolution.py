@@ -305,8 +305,8 @@ def test_what_is_not_in_the_space_is_an_error() -> None:
             "none+active",
             r"omp=none\+active: write a profile, or one of auto, gnu, intel, llvm",
         ),
-        ("smt", "yes", "smt='yes': no option of xlaunch that is searched"),
-        ("tag", "x", "tag='x': no option of xlaunch that is searched"),
+        ("smt", "yes", "smt='yes': xtune searches no such option of xlaunch"),
+        ("tag", "x", "tag='x': xtune searches no such option of xlaunch"),
         ("layout", "big", "layout=big: write INSTANCESxCORES"),
     ],
 )

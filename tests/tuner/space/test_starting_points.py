@@ -43,8 +43,10 @@ def resolver_of(machine: Machine, request: Request = WORK) -> Resolver:
     return Resolver(made.space, request, clean_environment(), machine)
 
 
-def point_of(text: str, machine: Machine, folder: Path, request: Request = WORK) -> StartingPoint:
-    file = folder / "mine.toml"
+def point_of(
+    text: str, machine: Machine, directory: Path, request: Request = WORK
+) -> StartingPoint:
+    file = directory / "mine.toml"
     file.write_text(text)
     return starting_point(str(file), request, resolver_of(machine, request), machine)
 
@@ -115,7 +117,7 @@ def test_what_xtune_was_given_counts_more(machine: Machine, tmp_path: Path) -> N
     [
         ("instances = 17", UsageError, "17 instances"),
         ("instnces = 4", UsageError, "there is no option 'instnces'; did you mean instances?"),
-        ("reserve-cores = 2", SpaceError, "nothing of it is searched (reserve-cores)"),
+        ("reserve-cores = 2", SpaceError, "none of its options is searched (reserve-cores)"),
         ("instances = ", UsageError, "mine.toml"),
     ],
 )

@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import os
 import sys
 from collections.abc import Sequence
 
-from xlaunch.errors import UsageError, XLaunchError
+import xlaunch.cli
+from xlaunch.cli import flush_streams, prepare_streams, report_errors, run_click
 
 COMMANDS = {
     "export": "xtune.cli.export",
@@ -28,22 +26,16 @@ EXIT_INTERRUPTED = 130
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; its exit code. A user's mistake is one line, never a traceback."""
-    _prepare_streams()
+    prepare_streams()
     code = run(sys.argv[1:] if arguments is None else arguments)
-    _flush_streams()
+    flush_streams()
     return code
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command line; its exit code."""
     try:
-        return _dispatch(list(arguments))
-    except XLaunchError as error:
-        say(f"error: {error}")
-        return error.exit_code
-    except OSError as error:  # usually standard output on a full disk
-        say(f"error: {error}")
-        return XLaunchError.exit_code
+        return report_errors(_dispatch, arguments, "xtune")
     except KeyboardInterrupt:
         say("interrupted; finished launches are kept, see xtune list")
         return EXIT_INTERRUPTED
@@ -51,27 +43,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def say(text: str) -> None:
     """Write one line to standard error."""
-    line = f"xtune: {' '.join(text.split())}\n"
-    with contextlib.suppress(OSError):  # standard error is closed or full
-        sys.stderr.write(line.encode(errors="backslashreplace").decode())
-        sys.stderr.flush()
-
-
-def _prepare_streams() -> None:
-    """Escape what the encoding of a stream lacks: arguments may hold any bytes."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
-
-
-def _flush_streams() -> None:
-    """Flush, and drop what cannot be written: that was reported before."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except OSError:
-            # Otherwise Python tries again at exit, complains, and changes the exit code.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    xlaunch.cli.say(text, "xtune")
 
 
 def _dispatch(arguments: list[str]) -> int:
@@ -79,30 +51,10 @@ def _dispatch(arguments: list[str]) -> int:
     if word in COMMANDS:
         from importlib import import_module
 
-        return _run_click(import_module(COMMANDS[word]).command, f"xtune {word}", arguments[1:])
+        module = import_module(COMMANDS[word])
+        return run_click(module.command, f"xtune {word}", arguments[1:], "xtune")
     if word in ("help", "version"):
         return _dispatch([f"--{word}"])
     from xtune.cli.tune import command
 
-    return _run_click(command, "xtune", arguments)
-
-
-def _run_click(command: object, name: str, arguments: list[str]) -> int:
-    import click
-
-    from xlaunch.cli import explain_error
-
-    assert isinstance(command, click.Command)
-    try:
-        # The arguments are passed as the context's object: click does not keep `--`.
-        result = command.main(
-            args=arguments, prog_name=name, standalone_mode=False, obj=tuple(arguments)
-        )
-    except click.exceptions.Exit as error:
-        return error.exit_code
-    except click.Abort:
-        raise KeyboardInterrupt from None
-    except click.ClickException as error:
-        say(f"error: {explain_error(error)}; '{name} --help' lists the options")
-        return UsageError.exit_code
-    return result if isinstance(result, int) else 0
+    return run_click(command, "xtune", arguments, "xtune")

@@ -7,9 +7,9 @@ import json
 
 import click
 
-from xlaunch.cli.options import with_options
+from xlaunch.cli.options import CONTEXT, with_options
 from xlaunch.errors import XLaunchError
-from xtune.cli.options import CONTEXT, STORAGE
+from xtune.cli.options import STORAGE
 
 SCHEMA_VERSION = 1
 """Rises when a key of the JSON changes its meaning or disappears."""

@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from xlaunch.cli.options import with_options
-from xtune.cli.options import CONTEXT, STORAGE
+from xlaunch.cli.options import CONTEXT, with_options
+from xtune.cli.options import STORAGE
 
 
 @click.command("list", context_settings={**CONTEXT, "allow_interspersed_args": True})

@@ -5,28 +5,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
-from xlaunch.cli.options import Command, Parsed, click_options, with_options
+from xlaunch.cli.options import CONTEXT, Command, ParamType, Parsed, click_options, with_options
 from xlaunch.errors import UsageError
 from xlaunch.options.kinds import POSITIVE_DURATION, WHOLE_NUMBER
 from xlaunch.options.layers import request_from
 from xlaunch.options.table import RENAMED, Group
 from xlaunch.planning.request import Request
-
-if TYPE_CHECKING:
-    _ParamType = click.ParamType[Any]
-else:
-    _ParamType = click.ParamType  # not subscriptable before click 8.4
-
-CONTEXT = {
-    "allow_interspersed_args": False,
-    "help_option_names": ["-h", "--help"],
-    "max_content_width": 100,
-}
-"""Everything after the program's name is passed to it unchanged."""
 
 DEFAULT_BUDGET = "40 launches"
 DEFAULT_MIN_EFFECT = "1%"
@@ -35,7 +23,7 @@ EACH, SHARED = "each", "shared"
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%")
 
 
-class Percentage(_ParamType):
+class Percentage(ParamType):
     """A percentage with its sign. **Ex.:** ``1%``, ``0.5%``."""
 
     name = "N%"

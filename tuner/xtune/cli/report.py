@@ -7,8 +7,8 @@ import os
 
 import click
 
-from xlaunch.cli.options import with_options
-from xtune.cli.options import CONTEXT, STORAGE
+from xlaunch.cli.options import CONTEXT, with_options
+from xtune.cli.options import STORAGE
 
 
 @click.command(context_settings={**CONTEXT, "allow_interspersed_args": True})
@@ -36,9 +36,9 @@ def command(
     """Print the verdict of STUDY, or of the latest one, so far. Nothing is launched."""
     from xlaunch.options.presets import check_preset_path
     from xtune.cli import say
-    from xtune.cli.conclusion import write_preset
     from xtune.cli.page_file import check_page, write_page
     from xtune.cli.preparation import prepare
+    from xtune.cli.preset_file import write_preset
     from xtune.cli.searching import print_conclusion, recall, require_launched
     from xtune.cli.studies import enter, find_stored, open_named
     from xtune.page.document import require_libraries
@@ -62,6 +62,6 @@ def command(
         if why:
             say(f"note: {why}")
     if html is not None and plotly is not None:
-        write_page(html, plotly, conclusion, task, stored)
+        write_page(html, plotly, conclusion, stored)
     print_conclusion(conclusion, as_json=as_json)
     return 0

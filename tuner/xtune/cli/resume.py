@@ -7,9 +7,9 @@ import os
 
 import click
 
-from xlaunch.cli.options import with_options
+from xlaunch.cli.options import CONTEXT, with_options
 from xlaunch.errors import UsageError
-from xtune.cli.options import CONTEXT, OUTPUT, STORAGE
+from xtune.cli.options import OUTPUT, STORAGE
 
 BUDGET = click.option(
     "--budget",

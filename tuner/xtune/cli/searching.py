@@ -16,12 +16,13 @@ import click
 
 from xlaunch.errors import XLaunchError
 from xtune.cli import EXIT_INTERRUPTED, say
-from xtune.cli.conclusion import Conclusion, write_preset
 from xtune.cli.options import DEFAULT_BUDGET, Asked
 from xtune.cli.preparation import Task, current_provenance, second_goal, seeds
+from xtune.cli.preset_file import write_preset
 from xtune.errors import StorageError
 from xtune.evidence.verdicts import Kind, Rule, Verdict, undecided
 from xtune.measurement.launches import Launch
+from xtune.screen.conclusion import Conclusion
 from xtune.screen.plain import PlainScreen
 from xtune.screen.quantities import launches
 from xtune.screen.words import aim, describe_space, settings
@@ -29,7 +30,7 @@ from xtune.search.budget import Budget, parse_budget
 from xtune.search.events import Observer
 from xtune.search.host_turn import HostTurn, runtime_directory
 from xtune.search.provenance import Provenance, keep_provenance, made_with, outdated
-from xtune.search.records import Stage, Step
+from xtune.search.records import Record, Stage, Step
 from xtune.search.session import Ended, Result, Search
 from xtune.search.storage import Storage
 from xtune.search.strategy import Allowance, Seed, Strategy
@@ -235,16 +236,16 @@ def recall(task: Task, asked: Asked, study: Study) -> Conclusion:
     favourite = strategy.favourite(records)
     return Conclusion(
         study.name,
-        task.space,
-        task.objective,
+        task.subject,
         task.resolver,
         verdict,
         favourite,
-        records,
+        _ended(records),
         second=second_goal(asked),
         storage=asked.storage,
         earlier=_earlier(study, verdict),
         resolution=strategy.resolution(records, Allowance(0.0, 0.0)),
+        ended=study.notes.get("ended") or "",
     )
 
 
@@ -260,28 +261,35 @@ def print_conclusion(conclusion: Conclusion, *, as_json: bool) -> None:
 def conclude(task: Task, asked: Asked, study: Study, result: Result) -> Conclusion:
     """The result of a search; it is also stored in the study if that can be reached."""
     earlier = _earlier(study, result.verdict)
-    with contextlib.suppress(StorageError):  # was reported before, or the search can be resumed
+    try:
         study.keep_note("ended", result.ended.value)
         if not earlier:
             study.keep_verdict(result.verdict)
+    except StorageError as error:
+        if result.ended is not Ended.STORAGE:  # which is reported
+            say(f"warning: the verdict is not stored: {error}")
     ended = {
         Ended.INTERRUPTED: "interrupted: this is the verdict so far",
         Ended.STORAGE: "ended early: the storage could not be written",
     }
     return Conclusion(
         study.name,
-        task.space,
-        task.objective,
+        task.subject,
         task.resolver,
         result.verdict,
         result.favourite,
-        result.records,
+        _ended(result.records),
         second=second_goal(asked),
         storage=asked.storage,
         trouble=ended.get(result.ended, ""),
         earlier=earlier,
         resolution=result.resolution,
+        ended=result.ended.value,
     )
+
+
+def _ended(records: Sequence[Record]) -> tuple[Record, ...]:
+    return tuple([record for record in records if record.launch is not None])
 
 
 def _earlier(study: Study, verdict: Verdict) -> str:

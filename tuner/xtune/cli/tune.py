@@ -8,9 +8,10 @@ from typing import Any
 import click
 
 import xtune
+from xlaunch.cli.options import CONTEXT
 from xlaunch.errors import UsageError
 from xtune.cli import RESERVED, say
-from xtune.cli.options import CONTEXT, GroupedCommand, asked_from, with_search_options
+from xtune.cli.options import GroupedCommand, asked_from, with_search_options
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a number of launches can show: which gains a final finds, and what would settle an open one."""
+"""The power of a final: the gains that it can find, and the launches that settle an open one."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from xtune.evidence.ratios import RatioInterval, degrees_of_freedom
 from xtune.evidence.verdicts import MIN_PAIRS, Rule
 
 POWER = 0.8
-"""Probability with which a final finds the smallest gain that is said of it."""
+"""Probability that a final finds the reported smallest gain."""
 
 SETTLING_POWER = 0.9
-"""Probability with which an open final is settled by the blocks advised, for any true ratio that the
-interval allows. If nothing makes a difference it is 8 of 10 times; with 0.8 here, 4 of 10."""
+"""Probability that the advised blocks settle an open final, for any true ratio in the interval. If
+nothing makes a difference, 8 of 10 finals are settled; with 0.8 here, 4 of 10."""
 
 EXPECTED_MAX = (0.0, 0.56, 0.85, 1.03)
-"""Mean of the largest of 1, 2, ... standard normal values: what the best of as many owes to luck."""
+"""Mean of the maximum of 1, 2, ... standard normal values: the share of luck in the best."""
 
 END_LEVEL = 0.6
-"""The level of the look at the end of a plan, relative to the error of the whole final."""
+"""Level of the look at the end of a plan, relative to the error of the final."""
 
 MAX_ADVISED_BLOCKS = 1000
-"""Larger finals are never advised."""
+"""Maximum number of blocks that are advised."""
 
 
 def smallest_gain(
     spread: float, blocks: int, *, finalists: int = 1, rule: Rule | None = None
 ) -> float:
-    """The gain that a final of so many blocks finds with 80 % probability: 0.05 is 5 %.
+    """The gain that a final of `blocks` blocks finds with 80 % probability: 0.05 is 5 %.
 
     spread
         Standard deviation of a launch's logarithm: 0.03 is noise of 3 % from launch to launch.
@@ -43,10 +43,10 @@ def smallest_gain(
 
 
 def blocks_for(
-    spread: float, gain: float, most: int, *, finalists: int = 1, rule: Rule | None = None
+    spread: float, gain: float, limit: int, *, finalists: int = 1, rule: Rule | None = None
 ) -> int | None:
-    """The fewest blocks that find a gain with 80 % probability; None if more than `most`."""
-    for blocks in range(MIN_PAIRS, most + 1):
+    """The minimum number of blocks to find a gain with 80 % probability; None if above `limit`."""
+    for blocks in range(MIN_PAIRS, limit + 1):
         if smallest_gain(spread, blocks, finalists=finalists, rule=rule) <= gain:
             return blocks
     return None
@@ -58,12 +58,12 @@ def settling_blocks(
     """How many more blocks settle an open verdict with 90 % probability; None if more than 1,000.
 
     interval
-        Of the finalist that leads. None too if it is behind the baseline by more than noise: more
-        launches would only show that it is no gain.
+        That of the leading finalist. The result is also None if it is behind the baseline by more
+        than noise: more launches would only show that there is no gain.
     level_after
-        The one-sided level of the look after so many more blocks, finalists considered.
+        The one-sided level of a look after a number of further blocks, finalists considered.
     finalists
-        How many it was the best of: some of its estimate is luck, which may be gone next time.
+        The number of finalists it leads: part of its estimate is luck.
     """
     luck = EXPECTED_MAX[min(finalists, len(EXPECTED_MAX)) - 1] * interval.error
     estimate = math.log(interval.estimate)
@@ -88,10 +88,10 @@ def settling_blocks(
 
 
 def settle_probability(interval: RatioInterval, more: int, level: float, rule: Rule) -> float:
-    """The probability that a gain, or its absence, is shown after so many more pairs.
+    """The probability that `more` pairs show a gain, or its absence.
 
-    The true ratio is not known, so this is the predictive probability: the estimate after more pairs
-    differs from the present one by the noise of the new pairs and by the error of the present one.
+    The true ratio is unknown, so this is the predictive probability: the new estimate differs from the
+    present one by the noise of the new pairs and the error of the present one.
     """
     if not interval.error > 0.0:
         return 1.0
@@ -99,8 +99,8 @@ def settle_probability(interval: RatioInterval, more: int, level: float, rule: R
     spread = interval.error * math.sqrt(interval.pairs)
     moves = spread * math.sqrt(more / (interval.pairs * pairs))
     reach = student_quantile(level, degrees_of_freedom(pairs)) * spread / math.sqrt(pairs)
-    least, estimate = math.log1p(rule.min_effect), math.log(interval.estimate)
+    minimal, estimate = math.log1p(rule.min_effect), math.log(interval.estimate)
     degrees = degrees_of_freedom(interval.pairs)
-    gain = student_tail((max(reach, least) - estimate) / moves, degrees)
-    no_gain = student_tail((estimate - (least - reach)) / moves, degrees)
+    gain = student_tail((max(reach, minimal) - estimate) / moves, degrees)
+    no_gain = student_tail((estimate - (minimal - reach)) / moves, degrees)
     return gain + no_gain

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The probability that each finalist is the best, by drawing blocks again from those seen."""
+"""The probability that each finalist is the best, by bootstrap of the blocks."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ import numpy as np
 def best_probabilities(
     log_ratios: Sequence[Sequence[float | None]], *, draws: int = 1000, seed: int = 0
 ) -> tuple[float, ...]:
-    """How probably each is the best: the baseline first, then the candidates in their order.
+    """The probability that each is the best: the baseline first, then the candidates in order.
 
     log_ratios
-        For each candidate its log ratio to the baseline in each block, None where it has none; at
-        least 2 blocks.
+        For each candidate, its log ratio to the baseline in each block or None; at least 2 blocks.
 
-    Blocks are drawn, each with all that ran in it, so what candidates share stays shared. Their
-    means are trimmed as the estimate is. A candidate without a value in a draw does not win it.
+    Whole blocks are drawn, which keeps what candidates share. Means are trimmed as the estimates are. A
+    candidate without a value in a draw does not win it.
     """
     table = np.array(
         [[math.nan if value is None else value for value in row] for row in log_ratios],
@@ -38,7 +37,7 @@ def best_probabilities(
         if not seen.any():
             continue
         counts = seen.sum(axis=1)
-        # Missing values sort to the end, so the cut from above starts at each row's own count.
+        # Missing values sort to the end, so the upper cut starts at each row's own count.
         ordered = np.sort(drawn, axis=1)
         cut = np.where(counts >= 10, counts // 10, 0)
         rank = np.arange(blocks)

@@ -2,7 +2,7 @@
 """The probability distributions of tests and intervals, without scipy.
 
 Normal (from the standard library), Student's t and the binomial (both through the incomplete beta
-function). The relative error is below 1e-9 wherever a test compares; a verdict needs three digits.
+function). The relative error is below 1e-9 in tests; a verdict needs three digits.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _MAX_TERMS = 10_000
 
 
 def normal_quantile(probability: float) -> float:
-    """The z below which a standard normal value lies with this probability, in (0, 1)."""
+    """The quantile of the standard normal distribution; `probability` in (0, 1)."""
     return STANDARD_NORMAL.inv_cdf(probability)
 
 
 def normal_tail(z: float) -> float:
-    """The probability that a standard normal value exceeds z, exact far out in the tail too."""
+    """The probability that a standard normal value exceeds z, exact also in the far tail."""
     return 0.5 * math.erfc(z / math.sqrt(2.0))
 
 
@@ -36,7 +36,7 @@ def incomplete_beta(a: float, b: float, x: float) -> float:
     modified it, on the side where it converges fast.
     """
     if not 0.0 <= x <= 1.0:
-        raise ValueError(f"incomplete_beta: x is {x}; it has to lie in [0, 1]")
+        raise ValueError(f"incomplete_beta: x is {x}; must be in [0, 1]")
     if x in (0.0, 1.0):
         return x
     if x > (a + 1.0) / (a + b + 2.0):
@@ -67,9 +67,9 @@ def _away_from_zero(value: float) -> float:
 
 
 def student_tail(t: float, degrees: float) -> float:
-    """The probability that Student's t with so many degrees of freedom exceeds t."""
+    """The probability that Student's t with `degrees` degrees of freedom exceeds t."""
     if degrees <= 0:
-        raise ValueError(f"student_tail: {degrees} degrees of freedom; there must be more than 0")
+        raise ValueError(f"student_tail: {degrees} degrees of freedom; must be above 0")
     half = 0.5 * incomplete_beta(degrees / 2.0, 0.5, degrees / (degrees + t * t))
     return half if t >= 0 else 1.0 - half
 
@@ -78,7 +78,7 @@ def student_tail(t: float, degrees: float) -> float:
 def student_quantile(tail: float, degrees: float) -> float:
     """The t that Student's t exceeds with the probability `tail`, in (0, 1): ``(0.025, 9)`` is 2.262."""
     if not 0.0 < tail < 1.0:
-        raise ValueError(f"student_quantile: the tail is {tail}; it has to lie in (0, 1)")
+        raise ValueError(f"student_quantile: the tail is {tail}; must be in (0, 1)")
     if tail > 0.5:
         return -student_quantile(1.0 - tail, degrees)
     high = 1.0
@@ -88,7 +88,7 @@ def student_quantile(tail: float, degrees: float) -> float:
 
 
 def binomial_at_least(successes: int, trials: int, probability: float) -> float:
-    """The probability of so many successes or more in so many trials."""
+    """The probability of at least `successes` in `trials`."""
     if successes <= 0:
         return 1.0
     if successes > trials:
@@ -97,7 +97,7 @@ def binomial_at_least(successes: int, trials: int, probability: float) -> float:
 
 
 def binomial_upper_bound(successes: int, trials: int, confidence: float = 0.95) -> float:
-    """The highest probability that so few successes still allow (one-sided; Clopper, Pearson 1934)."""
+    """One-sided upper confidence bound of a probability (Clopper, Pearson 1934)."""
     if successes >= trials:
         return 1.0
     miss = 1.0 - confidence
@@ -107,12 +107,12 @@ def binomial_upper_bound(successes: int, trials: int, confidence: float = 0.95) 
 
 
 def binomial_lower_bound(successes: int, trials: int, confidence: float = 0.95) -> float:
-    """The lowest probability that so many successes still allow (one-sided; Clopper, Pearson 1934)."""
+    """One-sided lower confidence bound of a probability (Clopper, Pearson 1934)."""
     return 1.0 - binomial_upper_bound(trials - successes, trials, confidence)
 
 
 def _falling_root(difference: Callable[[float], float], low: float, high: float) -> float:
-    """Where a falling function crosses 0, by bisection to the last bit."""
+    """The root of a decreasing function, by bisection to the last bit."""
     for _ in range(200):
         middle = 0.5 * (low + high)
         if middle in (low, high):

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the machine itself changed during a search, by control launches of the baseline.
+"""Detection of drift of the machine during a search, from control launches of the baseline.
 
-A search takes an hour, and a laptop that heats up or a neighbour that wakes up makes later launches
-look worse. Every few launches the baseline is launched again: what it does over time is the machine's.
-A search has too few controls to correct values by them, so drift is only reported. The paired final is
-not affected, since its launches take turns.
+During a search, heat or other work on the host may slow down later launches. Every few launches the
+baseline is launched again; its changes over time are those of the machine. There are too few controls
+to correct values, so drift is only reported. It does not affect the paired final, whose launches are
+interleaved.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ MIN_CONTROLS = 5
 SHUFFLES = 2000
 
 MAX_PROBABILITY = 0.01
-"""Drift is reported if noise alone would move the controls as smoothly in 1 of 100 searches."""
+"""Drift is reported if noise alone would be as smooth in at most 1 of 100 searches."""
 
 MIN_SPAN = 0.005
-"""Controls that move by less than 0.5 % in all have not drifted, however smoothly they move."""
+"""A total change of less than 0.5 % is not drift."""
 
 
 class Control(NamedTuple):
@@ -42,40 +42,40 @@ class Control(NamedTuple):
 
 
 class Drift(NamedTuple):
-    """How control launches moved over time."""
+    """The change of control launches over time."""
 
     has_drifted: bool
-    """The controls follow each other more smoothly than noise would."""
+    """The controls change more smoothly than noise would."""
     probability: float
-    """That noise alone is as smooth; 1 with fewer than 5 controls."""
+    """Probability that noise alone is as smooth; 1 with fewer than 5 controls."""
     noise: float
     """Standard deviation of a control around its level, as a logarithm."""
     span: float
-    """The highest level over the lowest, less 1: 0.08 is 8 %. 0 without drift."""
+    """The highest level relative to the lowest, minus 1: 0.08 is 8 %. 0 without drift."""
     lasted_s: float
     """From the first control to the last."""
 
     @property
     def caution(self) -> Caution | None:
-        """A line for the reader; None without drift."""
+        """The warning; None without drift."""
         if not self.has_drifted:
             return None
         return Caution(
             Trouble.DRIFT,
             f"the machine drifted: control launches of the default moved by {self.span:.1%} over"
             f" {self.lasted_s / 60:.0f} min, and differ by {self.noise:.1%} from launch to launch;"
-            " values of the search are not corrected for it; the final is not affected, because its"
-            " launches take turns",
+            " values of the search are not corrected; the final is not affected, because its launches"
+            " are interleaved",
         )
 
 
 def drift_of(controls: Sequence[Control], *, seed: int = 0) -> Drift:
-    """The drift that control launches show, or that they show none.
+    """Test control launches for drift.
 
-    A slow motion makes neighbours alike, so their squared differences are compared (von Neumann 1941)
-    with those after shuffling the order 2,000 times: that finds trends, waves and steps, and assumes
-    no distribution. Of 15 controls with 2 % noise, trends of 15 %, steps of 15 % and waves of 10 % are
-    found in 99 of 100 hours, with one outlier of 40 % among them in 97.
+    Drift makes neighbours similar, so their squared differences are compared (von Neumann 1941) with
+    those of 2,000 shuffled orders. This finds trends, waves and steps without assuming a distribution.
+    In 15 controls with 2 % noise, trends of 15 %, steps of 15 % and waves of 10 % are found 99 times in
+    100; with one outlier of 40 % among them, 97 times.
 
     Raises `NoRatioError` for a value that is not above 0.
     """
@@ -85,7 +85,7 @@ def drift_of(controls: Sequence[Control], *, seed: int = 0) -> Drift:
     for control in ordered:
         if not has_ratio(control.value):
             raise NoRatioError(
-                f"a control launch came to {control.value:g}; drift is a ratio, of values above 0"
+                f"the value of a control launch is {control.value:g}; drift needs values above 0"
             )
     logs = [math.log(control.value) for control in ordered]
     probability = _probability(logs, seed)
@@ -101,26 +101,26 @@ def drift_of(controls: Sequence[Control], *, seed: int = 0) -> Drift:
 
 
 def _span(logs: Sequence[float]) -> float:
-    """How far the medians of three neighbours are apart: an outlier is gone, a step stays."""
+    """The range of medians of three neighbours, which ignores single outliers."""
     medians = [statistics.median(logs[at : at + 3]) for at in range(max(1, len(logs) - 2))]
     return math.expm1(max(medians) - min(medians))
 
 
 def _noise(logs: Sequence[float]) -> float:
-    """The spread of a control around its level, from differences of neighbours, without the drift."""
+    """The noise of controls, from differences of neighbours, which exclude drift."""
     steps = [abs(after - before) for before, after in itertools.pairwise(logs)]
     return 1.4826 * statistics.median(steps) / math.sqrt(2.0) if steps else 0.0
 
 
 def _probability(logs: Sequence[float], seed: int) -> float:
-    """The probability that shuffled controls have neighbours as alike as these."""
+    """The probability that shuffled controls have equally similar neighbours."""
     count = len(logs)
     if count < MIN_CONTROLS:
         return 1.0
     values = np.asarray(logs)
     centre = np.median(values)
-    # The effect of an outlier is limited twice: its distance from the median, and from its neighbours.
-    # The scale is that of all controls, drift included: a straight trend ends 1.35 of it from there.
+    # Outliers are limited twice: in the distance from the median, and from their neighbours. The scale
+    # includes drift: the ends of a straight trend are 1.35 scales from the median.
     scale = 1.4826 * float(np.median(np.abs(values - centre))) or float(values.std())
     held = np.clip(values, centre - 2.0 * scale, centre + 2.0 * scale)
     shuffled = np.random.default_rng(seed).permuted(np.tile(held, (SHUFFLES, 1)), axis=1)

@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The paired final: the top few and the baseline take turns, and only what is measured here counts.
+"""The paired final: interleaved launches of the best configurations and the baseline.
 
-A search picks its best by values that were lucky; measured again, they come back down. So the final
-starts from nothing: it uses no launch of the search, and there are few finalists, for each gets only a
-share of the error. Every block measures the baseline and each finalist once, in an order that neither
-slow drift nor the neighbour before can favour. At planned looks the final stops if the result is
-clear, and drops finalists that are behind.
+The best values of a search are partly luck, so the final uses none of its launches. It has few
+finalists, because they share the error. Every block launches the baseline and each finalist once, in an
+order that balances drift and carry-over. At planned looks the final stops if the result is clear, and
+drops finalists that are behind.
 
-The plan is an immutable value. `Final` walks through it: `next()` names the launch to make, `record()`
-takes its result, `decision()` may be called at any time. Launching happens elsewhere, so a final works
-the same with real, recorded and simulated launches, and recording stored launches again restores its
-state. A final that was stopped, or whose plan was not enough, is continued by `extend_final`.
+The plan is immutable. `Final` executes it: `next()` returns the launch to make, `record()` takes its
+result, `decision()` may be called at any time. Launching happens elsewhere, so real, recorded and
+simulated launches work the same, and recording stored launches again restores the state.
+`extend_final` continues a final that was stopped or whose plan was not enough.
 """
 
 from __future__ import annotations
@@ -41,13 +40,13 @@ from xtune.measurement.objectives import Objective
 from xtune.space.parameters import Configuration
 
 LOOKS_AT = (1 / 3, 1 / 2, 3 / 4)
-"""Parts of the planned blocks after which there is a look; two more: after MIN_PAIRS, and at the end."""
+"""Parts of the planned blocks with a look; there are also looks after MIN_PAIRS and at the end."""
 
 LOOK_GROWTH = 2
-"""Beyond the plan there is a look whenever the blocks have doubled, and at the end."""
+"""Beyond the plan there is a look each time the blocks have doubled, and at the end."""
 
 MAX_FAILURES = 1
-"""A finalist that fails, or breaks a requirement, more often than this is out."""
+"""Maximum failures, or broken requirements, before a finalist is out."""
 
 BASELINE = 0
 """The baseline's number among the candidates; finalists count from 1."""
@@ -62,24 +61,24 @@ class Finalist(NamedTuple):
 
 
 class FinalPlan(NamedTuple):
-    """What is measured in which order, and when there are looks."""
+    """The order of launches, and the looks."""
 
     baseline: Configuration
     finalists: tuple[Finalist, ...]
     orders: tuple[tuple[int, ...], ...]
-    """One of each block: the candidates by number, 0 for the baseline. **Ex.:** ``((0, 1), (1, 0))``
+    """For each block, the candidates by number, 0 for the baseline. **Ex.:** ``((0, 1), (1, 0))``
 
-    Stored with the plan, because another numpy may draw others from the same seed."""
+    Stored because other versions of numpy may draw different orders from the same seed."""
     looks: tuple[int, ...]
-    """Blocks after which there is a look, or was one; the last is the end."""
+    """Numbers of blocks at each look, past ones included; the last is the end."""
     planned: int
-    """Blocks of the plan as it was at first, before it was extended."""
+    """Blocks of the original plan, before extensions."""
     rule: Rule
     seed: int
     attempt: int = 0
-    """0 for the first final of a study. A final that follows a clear verdict, in a search that was
-    resumed, gets half of the error of the one before: all finals of a study together claim a gain
-    that is none in 5 % at most."""
+    """0 for the first final of a study. A final after a clear verdict, in a resumed search, gets half
+    of the error of the previous one, so that all finals of a study together claim a false gain in at
+    most 5 %."""
 
     @property
     def configurations(self) -> tuple[Configuration, ...]:
@@ -93,11 +92,11 @@ class FinalPlan(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """The launch to make now."""
+    """A launch of a final."""
 
     block: int
     place: int
-    """In the order of its block."""
+    """Position in the order of its block."""
     candidate: int
     """0 for the baseline."""
     configuration: Configuration
@@ -108,9 +107,9 @@ class Decision(NamedTuple):
 
     verdict: Verdict
     is_settled: bool
-    """The final is over: more blocks would only narrow the interval, or the plan has no more."""
+    """The final is over: the result is clear, or all planned blocks are done."""
     blocks: int
-    """Complete blocks that the verdict rests on."""
+    """Complete blocks used for the verdict."""
     level: float
     """One-sided error of this look, all finalists together."""
 
@@ -124,20 +123,19 @@ def plan_final(
     seed: int = 0,
     attempt: int = 0,
 ) -> FinalPlan:
-    """Plan a final of so many blocks; the seed draws the orders. Raises ValueError without finalists.
+    """Plan a final of `blocks` blocks; the seed determines the orders. Raises ValueError without finalists.
 
-    Orders come in groups in which each candidate has every place equally often and follows every
-    other equally often (Williams 1949), so linear drift and the heat of the one before cancel; which
-    candidate takes which part of the design, and in which sequence its rows come, is drawn. With one
-    finalist that is ABBA or BAAB.
+    Orders form groups in which each candidate has every place, and follows every other candidate,
+    equally often (Williams 1949), so linear drift and carry-over cancel. The assignment of candidates
+    and the sequence of rows are random. With one finalist, the orders are ABBA or BAAB.
     """
     if not finalists:
-        raise ValueError("plan_final: there is no finalist; give at least one besides the baseline")
+        raise ValueError("plan_final: no finalist; give at least one besides the baseline")
     if blocks < 1:
-        raise ValueError(f"plan_final: {blocks} blocks; at least 1 is needed, 12 are usual")
+        raise ValueError(f"plan_final: {blocks} blocks; need at least 1, usually 12")
     everyone = [baseline, *(finalist.configuration for finalist in finalists)]
     if len(set(everyone)) < len(everyone):
-        raise ValueError("plan_final: a configuration occurs twice; each may be in a final once")
+        raise ValueError("plan_final: a configuration occurs twice in the final")
     looks = {math.ceil(blocks * part) for part in LOOKS_AT} | {MIN_PAIRS}
     return FinalPlan(
         baseline=baseline,
@@ -152,9 +150,9 @@ def plan_final(
 
 
 def extend_final(plan: FinalPlan, done: int, blocks: int) -> FinalPlan:
-    """The plan with so many blocks in all, to continue a final that was stopped after `done` blocks.
+    """The plan with `blocks` blocks in total, to continue a final that stopped after `done` blocks.
 
-    The verdict at the stop was a look, so it is one of the plan's from now on.
+    The verdict at the stop was a look, so it is added to the plan's looks.
     """
     more = _draw_orders(len(plan.configurations), blocks, plan.seed)[len(plan.orders) :]
     blocks = max(blocks, len(plan.orders))
@@ -162,10 +160,10 @@ def extend_final(plan: FinalPlan, done: int, blocks: int) -> FinalPlan:
 
 
 def _looks_until(looks: Sequence[int], done: int, blocks: int) -> tuple[int, ...]:
-    """These looks, the one after `done` blocks, and what follows until the end after `blocks`."""
+    """These looks, one after `done` blocks, and further ones up to `blocks`."""
     found = {look for look in (MIN_PAIRS, *looks, done) if MIN_PAIRS <= look < blocks}
     look = LOOK_GROWTH * max(found, default=MIN_PAIRS)
-    # A look shortly before the end would tell nearly the same.
+    # A look shortly before the end would add little.
     while 1.5 * look <= blocks:
         found.add(look)
         look *= LOOK_GROWTH
@@ -173,7 +171,7 @@ def _looks_until(looks: Sequence[int], done: int, blocks: int) -> tuple[int, ...
 
 
 def _draw_orders(count: int, blocks: int, seed: int) -> tuple[tuple[int, ...], ...]:
-    """The orders of so many blocks; more blocks begin with the same ones."""
+    """The orders of `blocks` blocks; a larger number begins with the same orders."""
     generator = np.random.default_rng(seed)
     design = _williams_design(count)
     orders: list[tuple[int, ...]] = []
@@ -185,7 +183,7 @@ def _draw_orders(count: int, blocks: int, seed: int) -> tuple[tuple[int, ...], .
 
 
 def _williams_design(count: int) -> list[list[int]]:
-    """Rows in which each number has each place, and follows each other number, equally often."""
+    """A design in which each number has each place, and follows each other number, equally often."""
     first, low, high = [0], 1, count - 1
     while low <= high:
         first.append(low)
@@ -197,7 +195,7 @@ def _williams_design(count: int) -> list[list[int]]:
 
 
 class Final:
-    """A paired final in progress; the same launches in the same order always lead to the same state."""
+    """A paired final in progress; its state depends only on the recorded launches."""
 
     def __init__(self, plan: FinalPlan, objective: Objective) -> None:
         self._plan = plan
@@ -217,27 +215,27 @@ class Final:
 
     @property
     def launches(self) -> tuple[Launch, ...]:
-        """All that were recorded, failed ones included, in order."""
+        """All recorded launches in order, also failed ones."""
         return tuple(self._launches)
 
     @property
     def blocks(self) -> int:
-        """Complete blocks."""
+        """The number of complete blocks."""
         return len(self._blocks) - 1
 
     @property
     def can_continue(self) -> bool:
-        """The plan is over, the verdict is open, and more blocks could settle it."""
+        """Whether all planned blocks are done, the verdict is open, and more blocks could settle it."""
         over = self.blocks >= len(self._plan.orders) and not self._ended and not self._is_settled
         return over and self._judge().kind is Kind.INCONCLUSIVE
 
     @property
     def block_launches(self) -> int:
-        """Launches of another block: the baseline and the finalists that are left."""
+        """Launches of another block: the baseline and the remaining finalists."""
         return sum(self._is_in(number) for number in range(len(self._configurations)))
 
     def next(self) -> Turn | None:
-        """The launch to make now; the same until it is recorded; None when the plan is over."""
+        """The next launch, the same until it is recorded; None at the end of the plan."""
         if self._ended or self._is_settled or self.blocks >= len(self._plan.orders):
             return None
         return self._open_turn()
@@ -254,12 +252,11 @@ class Final:
         return candidate not in self._out and candidate not in self._dropped
 
     def record(self, launch: Launch) -> None:
-        """Take the result of the launch that `next()` named.
+        """Record the launch that `next()` returned.
 
-        Where a finalist's launch has no value, its pair of this block is left out; after the second
-        one the finalist is out. Where the baseline's has none, the block ends without further pairs;
-        two in a row end the final. Raises ValueError for a launch of another configuration, or
-        when none is due.
+        If a finalist's launch has no value, its pair of this block is left out; after the second one
+        the finalist is out. If the baseline's has none, the block ends; two in a row end the final.
+        Raises ValueError for a launch of another configuration, or if none is due.
         """
         turn = self.next()
         if turn is None:
@@ -288,26 +285,26 @@ class Final:
         ]
         if len(failed) > MAX_FAILURES:
             self._out[candidate] = (
-                f"{len(failed)} of {len(mine)} launches failed ({_why(failed[-1])})"
+                f"{len(failed)} of {len(mine)} launches failed ({_failure_reason(failed[-1])})"
             )
         elif len(broke) > MAX_FAILURES:
             names = ", ".join(requirement.text for requirement in self._objective.requirements)
             self._out[candidate] = (
-                f"{len(broke)} of {len(mine)} launches broke what was required ({names})"
+                f"{len(broke)} of {len(mine)} launches broke requirements ({names})"
             )
 
     def _close_block(self) -> None:
         last = [block[BASELINE] for block in self._blocks if BASELINE in block][-2:]
         self._blocks.append({})
         if len(last) == 2 and not any(_has_value(launch) for launch in last):
-            self._ended = f"the default failed twice in a row ({_why(last[-1])})"
+            self._ended = f"the default failed twice in a row ({_failure_reason(last[-1])})"
         elif not any(self._is_in(number) for number in range(1, len(self._configurations))):
             self._ended = "no finalist is left"
         elif self.blocks in self._plan.looks:
             self._look()
 
     def _look(self) -> None:
-        """At a planned look: end the final if it is settled, else drop finalists that are behind."""
+        """Do a planned look: end the final if it is settled, else drop finalists that are behind."""
         verdict = self._judge()
         self._is_settled = verdict.kind is not Kind.INCONCLUSIVE and self._leader_is_clear(verdict)
         if self._is_settled:
@@ -332,7 +329,7 @@ class Final:
             self._frozen[number] = interval
 
     def _leader_is_clear(self, verdict: Verdict) -> bool:
-        """Whether no finalist still measured can be better than the winner by the minimal effect."""
+        """Whether no remaining finalist can be better than the winner by the minimal effect."""
         if verdict.kind is Kind.NO_GAIN:
             return True
         contenders = self._contenders()
@@ -341,19 +338,18 @@ class Final:
             if contender is winner or not self._is_in(number):
                 continue
             ahead = differences(contender, winner)
-            least = 1.0 + self._plan.rule.min_effect
-            if len(ahead) < 2 or ratio_interval(ahead).high >= least:
+            limit = 1.0 + self._plan.rule.min_effect
+            if len(ahead) < 2 or ratio_interval(ahead).high >= limit:
                 return False
         return True
 
     def decision(self, *, in_full: bool = True) -> Decision:
-        """The verdict on the complete blocks. Changes nothing.
+        """The verdict on the complete blocks.
 
-        It counts as a look: if the final is continued after it, `extend_final` puts it among the
-        plan's looks.
+        It counts as a look: if the final is continued later, `extend_final` adds it to the looks.
 
         in_full
-            False leaves out advice and probabilities, which take most of the time.
+            Include advice and probabilities, which take most of the time.
         """
         verdict = self._judge(in_full=in_full)
         if in_full and verdict.kind is Kind.INCONCLUSIVE:
@@ -362,7 +358,7 @@ class Final:
         return Decision(verdict, settled, self.blocks, self._level())
 
     def _level(self) -> float:
-        """The error that a look now may use, after the looks that were planned before it."""
+        """The level of a look now, after the planned looks before it."""
         now = max(1, self.blocks)
         return self._level_of((*(look for look in self._plan.looks if look < now), now))
 
@@ -383,7 +379,7 @@ class Final:
         )
 
     def _more_budget(self, verdict: Verdict) -> MoreBudget | None:
-        """The continuation that should settle it; None where none can be named."""
+        """The continuation that should settle the final; None if unknown."""
         if self._ended or verdict.interval is None:
             return None
         share = 1.0 / len(self._plan.finalists)
@@ -402,7 +398,7 @@ class Final:
         for number in range(1, len(self._configurations)):
             if self._is_in(number):
                 walls_s[number] = self._mean_wall_s(number)
-        # Launches of the open block that were made already.
+        # Launches already made in the open block.
         made = self._blocks[-1]
         launches = blocks * len(walls_s) - len(made)
         seconds = blocks * sum(walls_s.values()) - sum(
@@ -415,7 +411,7 @@ class Final:
         return statistics.fmean(walls_s) if walls_s else 0.0
 
     def _contenders(self) -> dict[int, Contender]:
-        """The finalists by number, with what the complete blocks say of them."""
+        """The finalists by number, with their results in the complete blocks."""
         complete = self._blocks[:-1]
         found = {}
         for number, finalist in enumerate(self._plan.finalists, start=1):
@@ -453,7 +449,7 @@ def _has_value(launch: Launch) -> bool:
     return launch.outcome is Outcome.MEASURED and has_ratio(launch.value)
 
 
-def _why(launch: Launch) -> str:
+def _failure_reason(launch: Launch) -> str:
     if launch.outcome is not Outcome.MEASURED:
         return str(launch.outcome.value)
-    return f"its value is {launch.value}, of which no ratio can be made"
+    return f"its value is {launch.value}, which has no ratio"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where two goals pull apart: of all that was launched, what nothing else beats in both.
+"""The Pareto front of two goals among all launched configurations.
 
-A search itself follows the first goal; the front is of what it happened to launch.
+The search follows only the first goal; the front contains what it happened to launch.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from xtune.space.parameters import Configuration
 
 
 class SecondGoal(NamedTuple):
-    """What is wanted besides the objective."""
+    """A second goal besides the objective."""
 
     metric: str
-    """As xlaunch's --metric takes it, or `WALL`."""
+    """As for xlaunch's --metric, or `WALL`."""
     goal: Goal
 
     def of(self, launch: Launch) -> float | None:
-        """What a launch came to."""
+        """The value of a launch."""
         if self.metric == WALL:
             return launch.secondary.wall_s
         return dict(launch.metrics).get(name_of(self.metric))
 
 
 class Point(NamedTuple):
-    """What a configuration came to in both, with intervals of 95 %."""
+    """A configuration's values of both goals, with 95 % confidence intervals."""
 
     configuration: Configuration
     first: Estimate
@@ -46,8 +46,8 @@ def front_of(
 ) -> tuple[Point, ...]:
     """Every configuration that has both values, the best by the objective first.
 
-    The bare command is among them. Intervals are by the noise of all that was launched more than
-    once; without any such, or of a single configuration, there is no telling: empty.
+    The bare command is among them. The intervals use the noise of all configurations that were
+    launched more than once. Empty without such, or for a single configuration.
     """
     pairs: dict[Configuration, list[tuple[float, float]]] = {}
     for launch in launches:

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which settings mattered, from whatever launches a search happened to make.
+"""Importance of settings, estimated from all launches of a search.
 
-A search does not vary one thing at a time, and it visits good regions more often. So the mean of all
-launches with a value says as much about what it was combined with as about the value. An additive
-model of the logarithms takes that apart: every value of every parameter has a factor, all fitted at
-once, and ridge regression (Hoerl and Kennard 1970) keeps those small that few launches speak for.
+A search varies several settings at once and prefers good regions, so the mean of all launches with a
+value also depends on the other settings. An additive model of the logarithms separates them: every
+value of every parameter has a factor. All are fitted together by ridge regression (Hoerl and Kennard
+1970), which shrinks factors with few launches.
 
-What it cannot do is interactions: where two settings only help together, each gets half. The share
-that the model explains tells how much of that there is. Configurations, not launches, are drawn for
-the intervals (the cluster bootstrap; Field and Welsh 2007): ten launches of one configuration say
-nothing about the others, and what is not additive is then part of the uncertainty.
+The model has no interactions: if two settings only help together, each gets half of the effect. The
+explained share shows how much is missing. Intervals come from a bootstrap of configurations, not
+launches (the cluster bootstrap; Field and Welsh 2007), because repeated launches of one configuration
+say nothing about others; interactions then add to the uncertainty.
 """
 
 from __future__ import annotations
@@ -29,40 +29,40 @@ from xtune.space.parameters import Configuration, Parameter, Value
 
 DRAWS = 400
 MIN_OF_A_VALUE = 2
-"""Configurations that must have had a value before anything is said of it."""
+"""Minimum number of configurations with a value for an estimate of its effect."""
 
 RIDGES = tuple(10.0**power for power in np.arange(-3.0, 2.6, 0.5))
-"""Penalties that leave-one-out chooses from, in units of a configuration's weight."""
+"""Ridge penalties that leave-one-out chooses from, in units of a configuration's weight."""
 
 Table = NDArray[np.float64]
 
 
 class ValueEffect(NamedTuple):
-    """What a value did, compared with the parameter's default and all else being equal."""
+    """The effect of a value relative to the parameter's default, all else being equal."""
 
     value: Value
     ratio: float
-    """1.05: 5 % better than the default, whatever the goal."""
+    """1.05 is 5 % better than the default."""
     low: float
     high: float
     configurations: int
-    """So many different ones had it."""
+    """Number of different configurations with it."""
 
 
 class SettingImportance(NamedTuple):
-    """What one parameter did."""
+    """The importance of one parameter."""
 
     name: str
     share: float
-    """Of the variance between configurations that are drawn evenly from the space, 0 to 1."""
+    """Share of the variance between random configurations of the space, 0 to 1."""
     share_low: float
     share_high: float
     effects: tuple[ValueEffect, ...]
-    """Of the values other than the default that were seen often enough, the best first."""
+    """Effects of values other than the default with enough configurations, the best first."""
     matters: bool
-    """The interval of some value's effect, corrected for how many are looked at, leaves out 1."""
+    """Some value's interval, corrected for the number of values, excludes 1."""
     note: str
-    """Why nothing, or little, is said of it; empty otherwise."""
+    """Why there is no estimate; empty otherwise."""
 
     @property
     def best(self) -> ValueEffect | None:
@@ -70,17 +70,17 @@ class SettingImportance(NamedTuple):
 
 
 class Importance(NamedTuple):
-    """Which settings mattered, the one with the largest share first."""
+    """The importance of all settings, the largest share first."""
 
     settings: tuple[SettingImportance, ...]
     explained: float
-    """Of the variance between configurations, what the additive model predicts of one left out."""
+    """Share of the variance between configurations that the model predicts by leave-one-out."""
     configurations: int
     launches: int
     left_out: int
-    """Launches without a value: they crashed, were cut, timed out."""
+    """Launches without a value: crashed, cut, timed out."""
     note: str
-    """Why nothing can be said; empty where something can."""
+    """Why there are no estimates; empty otherwise."""
 
 
 def importance_of(
@@ -94,10 +94,10 @@ def importance_of(
     """The effect of each parameter and of each of its values on the objective, with intervals.
 
     launches
-        All of the search; those without a value are counted and left out, and so is one of a
-        configuration that names what is no parameter (the bare command).
+        All of the search. Those without a value are counted and left out, and so are those of the
+        bare command.
 
-    With fewer configurations than 5 + half the values that vary, nothing is said, in `note`.
+    With fewer configurations than 5 + half the varied values, there is only a `note`.
     """
     varied = [row for row in parameters if len(row.values) > 1]
     names = {row.name for row in parameters}
@@ -105,7 +105,7 @@ def importance_of(
     for launch in launches:
         value = launch.value if launch.outcome is Outcome.MEASURED else None
         if value is not None and has_ratio(value) and set(launch.configuration) <= names:
-            whole = _whole(launch.configuration, parameters)
+            whole = _with_defaults(launch.configuration, parameters)
             usable.setdefault(whole, []).append(objective.sign * math.log(value))
     used = sum(map(len, usable.values()))
     columns = _columns(list(usable), varied)
@@ -117,10 +117,10 @@ def importance_of(
             configurations=len(usable),
             launches=used,
             left_out=len(launches) - used,
-            note=f"{len(usable)} configurations with values are too few to tell {len(columns)} values"
-            f" apart; that takes {needed} or more"
+            note=f"{len(usable)} configurations are too few to estimate the effects of {len(columns)}"
+            f" values; that takes {needed} or more"
             if columns
-            else "no setting was varied often enough to say what it did",
+            else "no setting was varied often enough to estimate its effect",
         )
     design, target, weights = _table(usable, columns)
     fit = _Fit.of(design, target, weights)
@@ -128,9 +128,8 @@ def importance_of(
     errors = drawn.std(axis=0, ddof=1)
     miss = 0.5 * (1.0 - confidence)
     reach = student_quantile(miss, fit.degrees) * errors
-    # A fit passes closer to its own configurations than to others. For an interval the draws make up
-    # for that; far out in the tail, where the best of many values is judged, they do not: of searches
-    # in which nothing matters, 9 in 100 would name something, and with this factor 2 do.
+    # The draws underestimate the error in the far tail, which matters for the best of many values:
+    # without this factor, 9 of 100 searches in which nothing matters would name a setting; with it, 2.
     strict = (len(usable) / fit.degrees) ** 0.25
     sure = student_quantile(miss / len(columns), fit.degrees) * errors * strict
     shares = _shares(varied, columns, fit, drawn, miss)
@@ -156,7 +155,7 @@ def importance_of(
                 share_high=high,
                 effects=tuple(sorted(effects, key=lambda effect: -effect.ratio)),
                 matters=any(abs(fit.effects[place]) > sure[place] for place in mine),
-                note="" if mine else "no value but the default was in two configurations",
+                note="" if mine else "no value other than the default was in two configurations",
             )
         )
     settings.sort(key=lambda row: -row.share)
@@ -170,7 +169,7 @@ def importance_of(
     )
 
 
-def _whole(configuration: Configuration, parameters: Sequence[Parameter]) -> Configuration:
+def _with_defaults(configuration: Configuration, parameters: Sequence[Parameter]) -> Configuration:
     return Configuration({row.name: configuration.get(row.name, row.default) for row in parameters})
 
 
@@ -178,7 +177,7 @@ Column = tuple[str, Value]
 
 
 def _columns(seen: Sequence[Configuration], varied: Sequence[Parameter]) -> list[Column]:
-    """One for each value other than the default that enough configurations had."""
+    """One column for each value other than the default with enough configurations."""
     found = []
     for row in varied:
         counts = {value: sum(c[row.name] == value for c in seen) for value in row.values}
@@ -194,10 +193,10 @@ def _columns(seen: Sequence[Configuration], varied: Sequence[Parameter]) -> list
 def _table(
     usable: dict[Configuration, list[float]], columns: Sequence[Column]
 ) -> tuple[Table, Table, Table]:
-    """One row a configuration: its indicators, its mean, its weight.
+    """One row for each configuration: indicators, mean, weight.
 
-    The mean of n launches is off by what the model lacks and by noise / n; taken as equally large,
-    its weight is n / (n + 1).
+    The error of the mean of n launches is that of the model plus noise / n; if both are equal, the
+    weight is n / (n + 1).
     """
     design = np.array(
         [[float(c[name] == value) for name, value in columns] for c in usable], dtype=np.float64
@@ -212,16 +211,16 @@ class _Fit(NamedTuple):
     ridge: float
     explained: float
     missed: float
-    """Mean squared error of predicting a configuration that was left out."""
+    """Mean squared leave-one-out error."""
     degrees: float
-    """Configurations beyond those that the fit uses up."""
+    """Residual degrees of freedom."""
 
     @staticmethod
     def of(design: Table, target: Table, weights: Table) -> _Fit:
-        """The fit with the least penalty that predicts configurations left out about as well as any.
+        """The fit with the smallest penalty whose leave-one-out error is near the minimum.
 
-        About: within one standard error of the best. The best penalty itself pulls effects towards 0
-        by more than their intervals reach; less of it leaves noise, and noise the intervals have.
+        Near: within one standard error. The best penalty itself shrinks effects by more than the width
+        of their intervals.
         """
         mean = float(np.average(target, weights=weights))
         total = float((weights * (target - mean) ** 2).sum())
@@ -255,7 +254,7 @@ def _solve(design: Table, target: Table, weights: Table, ridge: float) -> tuple[
 
 
 def _bootstrap(design: Table, target: Table, weights: Table, ridge: float, seed: int) -> Table:
-    """Effects of models fitted to configurations drawn with replacement, one draw a row."""
+    """Effects fitted to configurations drawn with replacement, one row for each draw."""
     generator = np.random.default_rng(seed)
     count = len(target)
     rows = []
@@ -272,17 +271,17 @@ def _shares(
     drawn: Table,
     miss: float,
 ) -> dict[str, tuple[float, float, float]]:
-    """Each parameter's share of the variance with its interval; what is left is noise and interactions.
+    """Each parameter's share of the variance with its interval; the rest is noise and interactions.
 
-    Noise makes effects that are none vary too: what the draws vary by is taken off, and off the
-    draws, which have it twice, twice.
+    Noise adds to the variance of effects, so the variance of the draws is subtracted; the draws contain
+    it twice.
     """
     noise = {}
     variance = {}
     in_draws = {}
     for row in varied:
         mine = [place for place, (name, _) in enumerate(columns) if name == row.name]
-        # The default's effect is 0, and it is as frequent as any.
+        # The default has effect 0 and counts like the other values.
         own = np.concatenate(([0.0], fit.effects[mine]))
         others = np.column_stack((np.zeros(len(drawn)), drawn[:, mine]))
         noise[row.name] = float((others - own).var(axis=1).mean())

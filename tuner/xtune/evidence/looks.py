@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The confidence that an interval needs when several finalists are looked at several times.
+"""Confidence levels for several looks at several finalists.
 
-A 95 % interval misses once in 20 times. Take the best of three finalists, look after every block and
-stop as soon as the result pleases, and it misses far more often. Two corrections prevent that.
+A 95 % interval misses the true value once in 20 times. It misses far more often for the best of three
+finalists with a look after every block and a stop at the first good result. Two corrections prevent
+that.
 
-Over looks
-    A spending function (Lan and DeMets 1983) says how much of the error may be used up by each block,
-    and each look gets the level that uses what the looks before it have left of that. The interval at
-    such a level is a repeated confidence interval (Jennison and Turnbull 1989): all of them hold at
-    once. So a final may be stopped at any block, by a time budget or by Ctrl-C, and continued later,
-    as often as one likes, as long as the look at the stop counts as one.
-Over finalists
-    Bonferroni: each gets its share of the error. Holm's step-down procedure (1979) starts with the
-    same level, for the largest effect, and only the largest effect is claimed; what Holm adds for the
-    others has no interval to show. Dunnett's (1955), which knows that all share one baseline, would
-    make the intervals of three finalists 3 % shorter, but it requires normal noise.
+Looks
+    A spending function (Lan and DeMets 1983) limits the error used up to each block; each look gets
+    the level that uses the part not used by earlier looks. The interval at that level is a repeated
+    confidence interval (Jennison and Turnbull 1989): all intervals hold jointly. So a final may be
+    stopped at any block, by a time budget or by Ctrl-C, and continued any number of times, as long as
+    the look at the stop is counted.
+Finalists
+    Bonferroni: each gets an equal share of the error. Holm's step-down procedure (1979) has the same
+    level for the largest effect, and only that is claimed. Dunnett's (1955) uses that all share one
+    baseline and would shorten the intervals of three finalists by 3 %, but requires normal noise.
 
-Each side has its own error: of a 95 % interval, 2.5 % for a gain that is none.
+Each side has its own error: for a 95 % interval, 2.5 % for a false gain.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from numpy.typing import NDArray
 from xtune.evidence.distributions import normal_quantile, normal_tail
 
 PLAN_SHARE = 0.9
-"""Part of the error that may be used up by the end of the plan; the rest is for continuations."""
+"""Part of the error for the plan; the rest is for continuations."""
 
 
 def spent_error(part: float, error: float) -> float:
-    """The error that may be used up at a part of the planned blocks; 1 is the end of the plan.
+    """The error that may be used up to a part of the planned blocks; 1 is the end of the plan.
 
-    Within the plan it grows with the square of the blocks (Kim and DeMets 1987): gains that a tuner
-    finds are often large, so it pays to be able to see them early. Of what is left at the end of the
-    plan, half may be used by twice as many blocks, two thirds by three times as many, and so on.
+    Within the plan it grows with the square of the blocks (Kim and DeMets 1987), so that large gains
+    are found early. Of the rest, half is available at twice as many blocks, two thirds at three times
+    as many, and so on.
     """
     if part <= 1.0:
         return error * PLAN_SHARE * part**2
@@ -47,19 +47,19 @@ def spent_error(part: float, error: float) -> float:
 
 
 def look_level(looks: tuple[int, ...], planned: int, error: float) -> float:
-    """The one-sided level of the last of these looks, so that all err at most `error` together.
+    """The one-sided level of the last look, so that the total error of all looks is `error`.
 
     looks
-        After how many blocks each was or is, ascending, from 1 up; they may exceed the plan.
+        The number of blocks at each look, ascending from 1; may exceed the plan.
     planned
-        Blocks of the plan. Looks beyond it share what the plan keeps for them.
+        Blocks of the plan. Looks beyond it share the error reserved for continuations.
 
-    The boundary of each look comes from the density of the Brownian motion that has not crossed the
-    earlier ones, integrated numerically (Armitage, McPherson and Rowe 1969). The other side is taken
-    as never crossed, which is a little strict.
+    The boundary of each look follows from the density of a Brownian motion that has not crossed the
+    earlier boundaries, integrated numerically (Armitage, McPherson and Rowe 1969). Crossings of the
+    other side are ignored, which is slightly conservative.
     """
     if not looks or looks[0] < 1 or any(np.diff(looks) < 1):
-        raise ValueError(f"look_level: looks at {looks}; they have to ascend from 1 or more")
+        raise ValueError(f"look_level: looks at {looks}; they must ascend from 1 or more")
     return _state(looks, planned, error).level
 
 
@@ -67,10 +67,10 @@ Grid = NDArray[np.float64]
 
 
 class _State(NamedTuple):
-    """Where a motion may be that has crossed at none of some looks; time is counted in blocks."""
+    """The distribution of a motion that has crossed no boundary; time is in blocks."""
 
     level: float
-    """Of the last of these looks."""
+    """Level of the last look."""
     grid: Grid | None
     density: Grid | None
 
@@ -90,7 +90,7 @@ def _state(looks: tuple[int, ...], planned: int, error: float) -> _State:
 
 
 def _boundary(grid: Grid | None, density: Grid | None, step: float, share: float) -> float:
-    """The position above which the motion lies with probability `share` after another step."""
+    """The boundary that the motion exceeds with probability `share` after another step."""
     if grid is None or density is None:
         return -normal_quantile(share) * math.sqrt(step)
     mass, root = density * _weights(grid), math.sqrt(step)
@@ -101,7 +101,7 @@ def _boundary(grid: Grid | None, density: Grid | None, step: float, share: float
             low = middle
         else:
             high = middle
-    # Newton's steps from the left of a falling convex function stay there.
+    # Newton's method from the left of a decreasing convex function stays on the left.
     for _ in range(4):
         away = (low - grid) / root
         excess = float(mass @ _tails(away)) - share
@@ -112,7 +112,7 @@ def _boundary(grid: Grid | None, density: Grid | None, step: float, share: float
 def _surviving(
     grid: Grid | None, density: Grid | None, step: float, time: float, boundary: float
 ) -> tuple[Grid, Grid]:
-    """The density of where the motion is now, if it has never been above a boundary."""
+    """The density of the motion's position if it has never exceeded a boundary."""
     low = -7.0 * math.sqrt(time)
     high = min(boundary, 7.0 * math.sqrt(time))
     # The kernel is sqrt(step) wide; a dozen points on it make Simpson's rule exact to 1e-8.
@@ -126,7 +126,7 @@ def _surviving(
 
 
 def _weights(grid: Grid) -> Grid:
-    """Of Simpson's rule."""
+    """The weights of Simpson's rule."""
     weights = np.full(len(grid), 2.0)
     weights[1::2] = 4.0
     weights[0] = weights[-1] = 1.0

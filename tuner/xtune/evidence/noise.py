@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much launches of the same configuration differ, and what follows from it.
+"""Noise between launches of the same configuration.
 
-Values of one launch share its address-space layout, its page placement, its neighbours; another launch
-draws them anew. More values from the same launch cannot average that away, more launches can (Kalibera
-and Jones 2013), so launches are counted, not values. All is computed on logarithms: a spread of 0.02
-is 2 % of the value.
+Values of one launch share its address-space layout, page placement and neighbours, which differ between
+launches. Only more launches average that out, not more values (Kalibera and Jones 2013), so launches
+are counted. All computations use logarithms: a spread of 0.02 is 2 % of the value.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from xtune.evidence.distributions import student_quantile
 from xtune.evidence.ratios import NoRatioError, has_ratio
 
 MAX_LAUNCHES = 10_000
-"""If more are needed, their number is not said."""
+"""A larger number of needed launches is not reported."""
 
 OUTLIER_Z = 3.5
 """The modified z-score that Iglewicz and Hoaglin (1993) call an outlier."""
@@ -47,14 +46,14 @@ class Trouble(enum.Enum):
 
 
 class Caution(NamedTuple):
-    """One line for the reader: the fact, then the remedy."""
+    """A warning in one line: the fact, then the remedy."""
 
     trouble: Trouble
     text: str
 
 
 class PooledSpread(NamedTuple):
-    """One spread for all configurations, from those that were launched more than once."""
+    """A common spread, from all configurations that were launched more than once."""
 
     spread: float
     degrees: int
@@ -65,7 +64,7 @@ class PooledSpread(NamedTuple):
     ) -> tuple[float, float, float]:
         """Estimate, low and high of a configuration's value, even from a single launch.
 
-        The pooled spread takes the place of its own, as in an analysis of variance.
+        Uses the pooled spread, as in an analysis of variance.
         """
         centre = statistics.fmean(_logs(values))
         reach = student_quantile(0.5 * (1.0 - confidence), self.degrees) * self.spread
@@ -74,7 +73,7 @@ class PooledSpread(NamedTuple):
 
 
 def pooled_spread(groups: Iterable[Sequence[float]]) -> PooledSpread | None:
-    """The spread between launches of the same configuration, pooled; None if none has two.
+    """The pooled spread between launches of the same configuration; None if none has two.
 
     groups
         The values of the launches of each configuration.
@@ -90,7 +89,7 @@ def pooled_spread(groups: Iterable[Sequence[float]]) -> PooledSpread | None:
 def launches_for(spread: float, *, precision: float = 0.01, confidence: float = 0.95) -> int | None:
     """Launches that determine a value to 1 % with 95 % confidence; None if more than 10,000.
 
-    The smallest n whose t interval is short enough, as pyperf's `check` counts processes.
+    The smallest n with a short enough t interval, as in pyperf's `check`.
     """
     reach, miss = math.log1p(precision), 0.5 * (1.0 - confidence)
     low, high = 2, MAX_LAUNCHES
@@ -106,10 +105,10 @@ def launches_for(spread: float, *, precision: float = 0.01, confidence: float = 
 
 
 def outliers(values: Sequence[float]) -> tuple[int, ...]:
-    """The positions of the values that are far from the others.
+    """The positions of outliers.
 
     Modified z-score: the distance to the median in units of 1.4826 median absolute deviations, above
-    3.5 (Iglewicz and Hoaglin 1993). None of fewer than 5 values. Give logarithms, or log ratios.
+    3.5 (Iglewicz and Hoaglin 1993). Empty for fewer than 5 values. Pass logarithms or log ratios.
     """
     if len(values) < 5:
         return ()
@@ -130,7 +129,7 @@ def noise_cautions(
         return (
             Caution(
                 Trouble.TOO_FEW,
-                f"{len(values)} launch does not show the noise; measure it again",
+                f"{len(values)} launch does not show the noise; launch it again",
             ),
         )
     found = []
@@ -140,8 +139,8 @@ def noise_cautions(
         found.append(
             Caution(
                 Trouble.WIDE_SPREAD,
-                f"launches differ by {share:.0%} (standard deviation); let nothing else run, or make"
-                " a launch longer",
+                f"launches differ by {share:.0%} (standard deviation); stop other programs, or make"
+                " launches longer",
             )
         )
     for name, extreme in (("lowest", min(values)), ("highest", max(values))):
@@ -149,8 +148,8 @@ def noise_cautions(
             found.append(
                 Caution(
                     Trouble.WIDE_RANGE,
-                    f"the {name} launch is {abs(extreme - mean) / mean:.0%} away from the mean; look"
-                    " at what else ran then",
+                    f"the {name} launch is {abs(extreme - mean) / mean:.0%} away from the mean;"
+                    " check what else ran then",
                 )
             )
     logs = _logs(values)
@@ -159,7 +158,7 @@ def noise_cautions(
         found.append(
             Caution(
                 Trouble.SLOW_FIRST,
-                "the first launch is an outlier: caches were cold (files, compiled code); start the"
+                "the first launch is an outlier, probably with cold caches (files, compiled code); run the"
                 " workload once before",
             )
         )
@@ -168,8 +167,8 @@ def noise_cautions(
         found.append(
             Caution(
                 Trouble.OUTLIER,
-                f"launch {', '.join(map(str, rest))} of {len(values)}: far from the others; kept,"
-                " and outweighed where enough others are there",
+                f"launch {', '.join(map(str, rest))} of {len(values)} is an outlier; it is kept, and"
+                " trimmed if there are enough others",
             )
         )
     needed = launches_for(statistics.stdev(logs), precision=precision, confidence=confidence)
@@ -177,13 +176,15 @@ def noise_cautions(
     if needed is None or needed > len(values):
         count = f"more than {MAX_LAUNCHES}" if needed is None else str(needed)
         found.append(
-            Caution(Trouble.TOO_FEW, f"{len(values)} launches; to know it to {named} takes {count}")
+            Caution(
+                Trouble.TOO_FEW, f"{len(values)} launches; a precision of {named} takes {count}"
+            )
         )
     elif len(values) > 2 * needed:
         found.append(
             Caution(
                 Trouble.MORE_THAN_NEEDED,
-                f"{len(values)} launches; {needed} are enough to know it to {named}",
+                f"{len(values)} launches; {needed} are enough for a precision of {named}",
             )
         )
     return tuple(found)
@@ -192,7 +193,5 @@ def noise_cautions(
 def _logs(values: Sequence[float]) -> list[float]:
     for value in values:
         if not has_ratio(value):
-            raise NoRatioError(
-                f"a measured value is {value:g}; spreads are taken of logarithms, of values above 0"
-            )
+            raise NoRatioError(f"a measured value is {value:g}; the spread needs values above 0")
     return [float(log) for log in np.log(np.asarray(values, dtype=np.float64))]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which configurations are worth choosing from when two goals pull apart.
+"""Pareto dominance of noisy values.
 
-A configuration is dominated if another one is at least as good in both and better in one. With noisy
-values that is sure only where the intervals say so: the worst that the other one may be, in both, is
-no worse than the best that this one may be. What lies between is called so, not hidden.
+A configuration is dominated if another one is at least as good in both goals and better in one. With
+noisy values this is certain only if, in both, the worst end of the other's interval is no worse than
+the best end of its own. Cases in between have a name of their own.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ class Estimate(NamedTuple):
     high: float
 
     def as_gain(self, goal: Goal) -> Estimate:
-        """The same with larger being better."""
+        """The estimate with its sign changed so that larger is better."""
         if goal is Goal.MAXIMIZE:
             return self
         return Estimate(-self.value, -self.high, -self.low)
 
 
 class Place(enum.Enum):
-    """Where a configuration lies."""
+    """The place of a configuration relative to the front."""
 
     FRONT = "front"
-    """Nothing measured is better in one and as good in the other."""
+    """No estimate is better in one goal and as good in the other."""
     MAYBE_DOMINATED = "maybe dominated"
-    """By the estimates something is, by the intervals not surely."""
+    """Dominated by the estimates, but not by the intervals."""
     DOMINATED = "dominated"
-    """Surely: something is better in both, even at the unlucky ends of the intervals."""
+    """Dominated even at the unfavourable ends of the intervals."""
 
 
 def pareto_places(
     points: Sequence[tuple[Estimate, ...]], goals: Sequence[Goal]
 ) -> tuple[Place, ...]:
-    """Where each point lies, in the order given.
+    """The place of each point, in the order given.
 
     points
-        Each with one estimate a goal, in the goals' order and unit.
+        One estimate for each goal, in the order of goals.
 
-    Points with equal estimates do not dominate each other. Raises ValueError where a point has not
-    one estimate a goal, or an interval does not hold its value.
+    Points with equal estimates do not dominate each other. Raises ValueError for a wrong number
+    of estimates, or an interval that does not contain its value.
     """
     for point in points:
         if len(point) != len(goals):

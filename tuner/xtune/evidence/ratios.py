@@ -1,33 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many times better a candidate is than the baseline, with an interval, from paired launches.
+"""The ratio of a candidate to the baseline with its confidence interval, from paired launches.
 
-A pair is a launch of each in the same block, minutes apart at most, so slow changes of the machine
-fall out of their ratio (Kalibera and Jones 2013 ask for an interval on exactly this ratio; Chen and
-Revels 2016 for measuring in turns). All is computed on the logarithm: speed-ups multiply, noise does
-too, and 2x and 0.5x are equally far from 1. A ratio above 1 is better, whatever the goal.
+A pair is a launch of each in the same block, at most minutes apart, so slow changes of the machine
+cancel (Kalibera and Jones 2013 recommend an interval of this ratio; Chen and Revels 2016 recommend
+interleaving). All computations use logarithms: speed-ups and noise multiply, and 2x and 0.5x are
+equally far from 1. A ratio above 1 is better for either goal.
 
-Two kinds of interval, chosen by the rate of false claims and the power for gains of 5, 10 and 30 %,
-with three finalists and 8 to 20 blocks, under log-normal, heavy-tailed, drifting and two-valued noise
-and under launches that are 30 % slow now and then:
+There are two kinds of interval. They were chosen by the rate of false claims and the power for gains of
+5, 10 and 30 %, with three finalists and 8 to 20 blocks, under log-normal, heavy-tailed, drifting and
+two-valued noise, and with occasional launches that are 30 % slower:
 
 t interval, below 10 pairs
-    Keeps its level here not only for normal noise: for any mixture of normals, heavy tails and pairs
-    of unequal noise included, the error is at most the nominal one at levels below 4 % a side (Bakirov
-    and Szekely 2005; Ibragimov and Mueller 2010 build on it from 2 values up).
+    It keeps its level for any mixture of normals, also for heavy tails and unequal noise: the error is
+    at most the nominal one at levels below 4 % a side (Bakirov and Szekely 2005; used from 2 values up
+    by Ibragimov and Mueller 2010).
 t interval of the 10 % trimmed mean, from 10 pairs
-    (Tukey and McLaughlin 1963). Where 3 launches in 100 lose 30 %, it finds a 5 % gain in 88 of 100
-    finals of 12 blocks, the plain t interval in 66; under normal noise it is 75 against 82. Below 10
-    pairs, cutting two of them costs more than outliers do.
+    (Tukey and McLaughlin 1963). If 3 launches in 100 lose 30 %, it finds a 5 % gain in 88 of 100
+    finals of 12 blocks, the plain t interval in 66; under normal noise in 75 instead of 82. Below 10
+    pairs, trimming two of them costs more than outliers do.
 
-Intervals without an assumption about the noise were tried and cost too much: from the test that flips
-signs (Fisher 1935; Hartigan 1969) no level below 1/2**n exists with n pairs, and in the signed-rank
-interval (Hodges and Lehmann 1963) one bad pair in twelve takes significance away. So every verdict
-has the exact probability of the sign-flip test beside its t interval.
+Distribution-free intervals cost too much: the sign-flip test (Fisher 1935; Hartigan 1969) has no level
+below 1/2**n with n pairs, and the signed-rank interval (Hodges and Lehmann 1963) loses significance
+with one bad pair in twelve. So every verdict gives the exact probability of the sign-flip test beside
+its t interval.
 """
 
 from __future__ import annotations
 
-import enum
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -40,27 +39,20 @@ from xtune.evidence.distributions import student_quantile
 from xtune.measurement.objectives import Goal
 
 TRIMMED_FROM = 10
-"""Pairs from which the trimmed mean is used."""
+"""Minimum number of pairs for the trimmed mean."""
 
 TRIMMED_SHARE = 10
-"""One pair in so many is cut on each side."""
+"""One pair in this many is trimmed on each side."""
 
 MAX_ALL_FLIPS = 16
-"""Up to so many pairs, all 2**n ways to flip signs are counted."""
+"""Up to this many pairs, all 2**n sign flips are counted."""
 
 FLIPS_DRAWN = 65_535
-"""Ways to flip signs that are drawn if there are more pairs."""
+"""Number of random sign flips for more pairs."""
 
 
 class NoRatioError(ObjectiveError):
     """A measured value without a ratio: zero, negative, or not a number."""
-
-
-class Method(enum.Enum):
-    """How an interval was computed."""
-
-    STUDENT = "t interval of the mean"
-    TRIMMED = "t interval of the trimmed mean"
 
 
 class RatioInterval(NamedTuple):
@@ -76,9 +68,8 @@ class RatioInterval(NamedTuple):
     error: float
     """Standard error of the estimate's logarithm; infinite if there are too few pairs."""
     level: float
-    """The error on each side: 0.025 for a 95 % interval, less if it was corrected."""
+    """The error on each side: 0.025 for a 95 % interval, less if corrected."""
     pairs: int
-    method: Method
 
 
 def log_ratio(candidate: float, baseline: float, goal: Goal) -> float:
@@ -89,8 +80,8 @@ def log_ratio(candidate: float, baseline: float, goal: Goal) -> float:
     for value in (candidate, baseline):
         if not has_ratio(value):
             raise NoRatioError(
-                f"a measured value is {value:g}; ratios need values above 0: choose a metric that is"
-                " always positive (a rate, a duration), or measure wall time"
+                f"a measured value is {value:g}, and ratios need values above 0: choose a metric that is"
+                " always positive (a rate, a duration), or wall time"
             )
     better = math.log(candidate) - math.log(baseline)
     return better if goal is Goal.MAXIMIZE else -better
@@ -102,10 +93,10 @@ def has_ratio(value: float | None) -> bool:
 
 
 def ratio_interval(log_ratios: Sequence[float], *, level: float = 0.025) -> RatioInterval:
-    """The interval that misses the true ratio on either side with a probability of `level` at most.
+    """The confidence interval with an error of at most `level` on each side.
 
     log_ratios
-        One for each pair, as `log_ratio` returns them; at least one.
+        One for each pair, from `log_ratio`; at least one.
     level
         For each side: 0.025 makes a 95 % interval.
     """
@@ -114,7 +105,7 @@ def ratio_interval(log_ratios: Sequence[float], *, level: float = 0.025) -> Rati
     if count == 0 or not np.isfinite(values).all():
         raise ValueError(f"ratio_interval: the log ratios are {list(log_ratios)}; need 1 or more")
     if not 0.0 < level < 0.5:
-        raise ValueError(f"ratio_interval: the level is {level}; it has to lie in (0, 0.5)")
+        raise ValueError(f"ratio_interval: the level is {level}; must be in (0, 0.5)")
     cut = _trimmed(count)
     centre, error, reach = _student(values, level, cut)
     low, high = centre - reach, centre + reach
@@ -126,22 +117,20 @@ def ratio_interval(log_ratios: Sequence[float], *, level: float = 0.025) -> Rati
         error=error,
         level=level,
         pairs=count,
-        method=Method.TRIMMED if cut else Method.STUDENT,
     )
 
 
 def _trimmed(count: int) -> int:
-    """Pairs that are cut on each side."""
+    """Pairs trimmed on each side."""
     return 0 if count < TRIMMED_FROM else max(1, count // TRIMMED_SHARE)
 
 
 def degrees_of_freedom(count: int) -> int:
-    """Of the interval of so many pairs; below 1 there is no interval.
+    """Degrees of freedom of the interval of `count` pairs; below 1 there is no interval.
 
-    Two fewer than kept values if the mean is trimmed, not one as Tukey and McLaughlin have it: with
-    one, normal samples of 10 are missed 1.1 times as often as they should be at a level of 0.025 and
-    1.4 times at 0.0008; with two, 0.99 and 0.89 times; of 30, 1.02 and 1.07 times (a million samples
-    each).
+    A trimmed mean has two fewer than kept values, not one as in Tukey and McLaughlin: with one, normal
+    samples of 10 are missed 1.1 times as often as nominal at a level of 0.025, and 1.4 times at 0.0008;
+    with two, 0.99 and 0.89 times; samples of 30, 1.02 and 1.07 times (a million samples each).
     """
     cut = _trimmed(count)
     return count - 2 * cut - (2 if cut else 1)
@@ -152,10 +141,10 @@ def _exp(value: float) -> float:
 
 
 def _student(values: NDArray[np.float64], level: float, cut: int) -> tuple[float, float, float]:
-    """The mean without the `cut` lowest and highest values, its standard error, and how far its
-    interval reaches to either side.
+    """The mean without the `cut` lowest and highest values, its standard error, and the half-width
+    of its interval.
 
-    The spread is that of the values with those cut set to the next one kept.
+    The spread is that of the winsorized values.
     """
     count = len(values)
     degrees = degrees_of_freedom(count)
@@ -169,10 +158,10 @@ def _student(values: NDArray[np.float64], level: float, cut: int) -> tuple[float
 
 
 def sign_flip_probability(log_ratios: Sequence[float], *, seed: int = 0) -> float:
-    """The probability that noise alone favours the candidate as much: exact, whatever the noise.
+    """The exact p-value of the sign-flip test, for any noise.
 
-    One-sided, at least 1/2**n. Of up to 16 pairs all flips are counted; of more, 65,535 drawn with
-    the seed, and the one observed, which keeps the test valid (Phipson and Smyth 2010).
+    One-sided, at least 1/2**n. Up to 16 pairs, all flips are counted; above, 65,535 random ones and the
+    observed one, which keeps the test valid (Phipson and Smyth 2010).
     """
     values = np.asarray(log_ratios, dtype=np.float64)
     if len(values) == 0:

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What may be claimed of the finalists: a gain, no gain, or that it is not settled.
+"""The verdict on the finalists: a gain, no gain, or inconclusive.
 
 gain
-    The corrected interval of a finalist lies above 1, its estimate above the minimal effect, and the
-    plain mean of all its pairs, outliers included, above 1 as well: a configuration that is usually
-    5 % faster and sometimes loses much more than that is no gain. If nothing makes a difference
-    (an A/A test), this is claimed in at most 2.5 % of finals.
-    Also a gain: the finalist keeps a requirement that the baseline breaks, more often than by chance
-    (the exact sign test of the blocks in which only one of both kept it; McNemar 1947), at the same
-    corrected level: in at most another 2.5 %.
+    A finalist's corrected interval is above 1, its estimate above the minimal effect, and the plain
+    mean of all pairs, outliers included, above 1: a configuration that is usually 5 % faster but
+    sometimes much slower is no gain. If nothing makes a difference (an A/A test), at most 2.5 % of
+    finals claim a gain.
+    Also a gain: the finalist meets a requirement that the baseline breaks, more often than by chance
+    (the exact sign test on the blocks in which only one of them met it; McNemar 1947), at the same
+    corrected level. That adds at most another 2.5 %.
 no gain
-    The upper end of every finalist's interval lies below 1 + the minimal effect: what they gain, if
-    anything, is less than what matters, and the default keeps what is required. Keep the default.
+    The upper end of every finalist's interval is below 1 + the minimal effect, and the default meets
+    the requirements. Keep the default.
 inconclusive
     Anything else, with the launches that should settle it.
 """
@@ -30,11 +30,11 @@ from xtune.evidence.ratios import RatioInterval, ratio_interval, sign_flip_proba
 from xtune.space.parameters import Configuration
 
 MIN_PAIRS = 4
-"""Pairs below which nothing is claimed. Of values that come in two sorts, 3 agree too easily."""
+"""Minimum number of pairs for a claim. Three pairs of bimodal values agree too easily by chance."""
 
 
 class Kind(enum.Enum):
-    """What a search found; the values are what --json says."""
+    """The kind of a verdict; the values appear in --json."""
 
     GAIN = "gain"
     NO_GAIN = "no-gain"
@@ -46,7 +46,7 @@ class Rule(NamedTuple):
 
     confidence: float = 0.95
     min_effect: float = 0.01
-    """Gains below this are no gains: 0.01 is 1 %."""
+    """Smaller gains do not count: 0.01 is 1 %."""
 
     @property
     def error(self) -> float:
@@ -59,17 +59,17 @@ class Contender(NamedTuple):
 
     configuration: Configuration
     changes: int
-    """Settings that differ from the default; fewer is better where nothing else tells."""
+    """Settings that differ from the default; of equal finalists, the one with fewer wins."""
     log_ratios: tuple[float | None, ...]
-    """To the baseline, one for each block; None where one of both gave no value."""
+    """Log ratio to the baseline in each block; None if one of them has no value."""
     kept: tuple[bool | None, ...] = ()
-    """Whether it kept every requirement, one for each block; None where it was not measured."""
+    """Whether it met every requirement in each block; None if it was not measured."""
     memory_bytes: float | None = None
-    """Median peak of its launches."""
+    """Median of its launches' peak memory."""
     out: str = ""
-    """Why it is no candidate any more (it failed, it broke a requirement); empty: it is one."""
+    """Why it is no candidate any more (it failed or broke a requirement), or empty."""
     dropped: str = ""
-    """Why it was not measured to the end (it was behind). It may still count as no gain."""
+    """Why it was not measured to the end (it was behind), or empty. It may still count as no gain."""
     frozen: RatioInterval | None = None
     """Its interval when it was dropped."""
 
@@ -79,23 +79,23 @@ class Contender(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """A finalist's place, as a report shows it."""
+    """A finalist's result, for reports."""
 
     contender: Contender
     interval: RatioInterval | None
     probability_best: float
     """Among the finalists and the baseline, by bootstrap of the blocks."""
     chance: float
-    """Exact probability that noise alone favours it as much (sign-flip, one-sided, uncorrected)."""
+    """Exact p-value of the sign-flip test, one-sided and uncorrected."""
     outlying: tuple[int, ...]
-    """Blocks, from 0, whose pair is far from its others: they count, and are reported."""
+    """Blocks, from 0, with an outlying pair: they count, and are reported."""
     is_gain: bool
     keeps_more: bool
-    """It keeps requirements that the baseline breaks."""
+    """It meets requirements that the baseline breaks."""
 
 
 class MoreBudget(NamedTuple):
-    """The continuation that settles it with 90 % probability, if the noise stays the same."""
+    """The continuation that should settle an open final (90 % power)."""
 
     blocks: int
     launches: int
@@ -107,7 +107,7 @@ class Verdict(NamedTuple):
 
     kind: Kind
     best: Configuration
-    """What to run: the winner, or the baseline."""
+    """The configuration to use: the winner, or the baseline."""
     leader: Configuration | None
     """The finalist that `interval` belongs to: the winner, or the best one."""
     interval: RatioInterval | None
@@ -116,11 +116,11 @@ class Verdict(NamedTuple):
     """The best first."""
     baseline_probability_best: float = 0.0
     more: MoreBudget | None = None
-    """What should settle an inconclusive final; None where that cannot be said."""
+    """The continuation that should settle an inconclusive final; None if unknown."""
 
     @property
     def gain(self) -> float | None:
-        """The ratio that is claimed; None if none is."""
+        """The claimed ratio; None without a gain."""
         return self.interval.estimate if self.kind is Kind.GAIN and self.interval else None
 
 
@@ -145,12 +145,12 @@ def judge(
         The one-sided error of this look, before it is shared among the finalists: `rule.error` for a
         single planned look, `looks.look_level` otherwise.
     baseline_kept
-        Whether the baseline kept every requirement, one for each block.
+        Whether the baseline met every requirement, for each block.
     with_chances
-        False leaves out the probabilities that decide nothing and take most of the time.
+        Compute probabilities, which do not affect the verdict and take most of the time.
     """
     if not contenders:
-        return undecided(baseline, "there was nothing to compare the default with")
+        return undecided(baseline, "there was nothing to compare with the default")
     share = level / len(contenders)
     best_shares = _best_shares(contenders, seed if with_chances else None)
     chances = [
@@ -173,13 +173,13 @@ def judge(
         best = baseline
         is_none = all(_is_no_gain(row, rule) or row.contender.dropped for row in alive)
         broken = sum(kept is False for kept in baseline_kept)
-        # "Keep the default" is no advice if the default breaks what is required.
+        # Do not advise a default that breaks requirements.
         is_none = is_none and _is_no_gain(leader, rule) and broken <= 1
         kind = Kind.NO_GAIN if is_none else Kind.INCONCLUSIVE
         reason = _no_gain_reason(leader, rule) if is_none else _open_reason(leader)
         if broken > 1:
             measured = sum(kept is not None for kept in baseline_kept)
-            reason += f"; the default broke what is required in {broken} of {measured} launches"
+            reason += f"; the default broke requirements in {broken} of {measured} launches"
     return Verdict(
         kind=kind,
         best=best,
@@ -271,7 +271,7 @@ def _keeps_more(
 
 
 def _fewest_changes(gains: Sequence[Standing], rule: Rule) -> Standing:
-    """Of the gains that tie with the best, the one with the fewest changes, then the least memory."""
+    """Among ties with the best gain, the one with the fewest changes, then the least memory."""
     best = gains[0]
     ties = [row for row in gains if is_tie(row.contender, best.contender, rule)]
     return min(
@@ -321,7 +321,7 @@ def _gain_reason(winner: Standing, first: Standing) -> str:
         f" at least {interval.low:.3f}"
     )
     if winner.keeps_more and not winner.is_gain:
-        text = f"it keeps what is required and the default does not; {text}"
+        text = f"it meets the requirements and the default does not; {text}"
     if winner is not first:
         text += (
             f"; preferred to one of {_estimate(first):.3f} times, which is not clearly better and"
@@ -338,7 +338,7 @@ def _open_reason(leader: Standing) -> str:
     interval = leader.interval
     assert interval is not None
     if interval.pairs < MIN_PAIRS:
-        return f"{interval.pairs} pairs are too few to tell; at least {MIN_PAIRS} are needed"
+        return f"{interval.pairs} pairs are too few; a verdict needs at least {MIN_PAIRS}"
     if interval.low > 1.0 and interval.plain <= 1.0:
         return (
             f"the best finalist is usually at {_percent(interval.estimate)}, but with its outliers"

@@ -4,8 +4,8 @@
 >>> print("@hypertune {'name': 'latency (ms)', 'higher_is_better': False}")
 >>> print(latency)
 
-The dictionary is read from the output, not from the source: it may be made when the program runs,
-and by any program. Each instance's lines are its own, and between the two lines there may be others.
+The dictionary is read from the output, not from the source, so any program may print it at run time.
+Each instance announces its own values. Other lines may come between the two.
 """
 
 from __future__ import annotations
@@ -22,47 +22,47 @@ from xtune.measurement.launches import Series
 from xtune.measurement.objectives import Goal, Objective
 
 MARK = "@hypertune"
-"""What announces a value; before a name, the metric that is announced so."""
+"""Marks a line that announces a value. Before a name: the metric announced under that name."""
 
 KEYS = ("name", "higher_is_better", "target_val")
 
 
 class Announcement(NamedTuple):
-    """What a program says of a value that it is about to print."""
+    """A program's description of the value that it prints next."""
 
     name: str
     higher_is_better: bool = False
     target: float | None = None
-    """Good enough to stop; None: nothing is."""
+    """The value at which the search may stop, if any."""
 
     @property
     def metric(self) -> str:
-        """How objectives and series name it. **Ex.:** ``@hypertune latency (ms)``."""
+        """Its name in objectives and series. **Ex.:** ``@hypertune latency (ms)``."""
         return f"{MARK} {self.name}"
 
     @property
     def objective(self) -> Objective:
-        """To search for the best of it."""
+        """The objective of finding its best value."""
         return Objective(self.metric, Goal.MAXIMIZE if self.higher_is_better else Goal.MINIMIZE)
 
 
 class Announced(NamedTuple):
-    """What all instances of a launch announced."""
+    """The announcements of all instances of a launch."""
 
     announcements: tuple[Announcement, ...] = ()
-    """Each name once, in the order of the first."""
+    """Each name once, in order of first appearance."""
     series: tuple[Series, ...] = ()
     notes: tuple[str, ...] = ()
-    """Lines that announced nothing after all, and why."""
+    """Lines without a value or with an error, and the reason."""
 
 
 def read_announcements(lines: Iterable[LiveLine], began_s: float) -> Announced:
     """Pair announcements with the numbers after them.
 
     lines
-        Those of xlaunch that hold `MARK`, and the lines after each, of all instances.
+        Those of all instances that hold `MARK`, and the lines after each.
     began_s
-        When the launch did, on their clock.
+        The start of the launch, on the clock of the lines.
     """
     waiting: dict[tuple[int, str], Announcement] = {}
     left: dict[tuple[int, str], int] = {}
@@ -100,21 +100,21 @@ def read_announcements(lines: Iterable[LiveLine], began_s: float) -> Announced:
 
 
 def parse_announcement(line: str) -> Announcement:
-    """What a line with `MARK` says. Raises ValueError with one line that says what is wrong."""
+    """Parse a line with `MARK`. Raises ValueError with a one-line message."""
     text = line.partition(MARK)[2].strip()
     shown = f"{MARK} {text[:80]}"
     try:
         said = _dictionary(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         raise ValueError(
-            f"{shown!r}: write a dictionary behind {MARK}, as in {{'name': 'latency'}}"
+            f"{shown!r}: write a dictionary after {MARK}, as in {{'name': 'latency'}}"
         ) from None
     if not isinstance(said, dict) or not set(said) <= set(KEYS):
         raise ValueError(f"{shown!r}: the dictionary may have {', '.join(KEYS)}")
     name, target = said.get("name"), said.get("target_val")
     higher = said.get("higher_is_better", False)
     if not isinstance(name, str) or not name.strip():
-        raise ValueError(f"{shown!r}: the dictionary needs a 'name', which is a text")
+        raise ValueError(f"{shown!r}: the dictionary needs a 'name', which is text")
     if higher not in (True, False):
         raise ValueError(f"{shown!r}: 'higher_is_better' is True or False")
     return Announcement(name.strip(), bool(higher), _target(target, shown))
@@ -125,12 +125,12 @@ def _target(said: Any, shown: str) -> float | None:
         return None
     if isinstance(said, bool) or not isinstance(said, (int, float)):
         raise ValueError(f"{shown!r}: 'target_val' is a number")  # noqa: TRY004 - of a user's text
-    # Hypertune's default, -inf, means: there is none.
+    # Hypertune's default is -inf, for no target.
     return float(said) if math.isfinite(said) else None
 
 
 def _dictionary(text: str) -> Any:
-    # Python prints an infinity as no Python reads it.
+    # Python prints inf, but ast.literal_eval does not read it.
     text = re.sub(r":\s*(-?)inf\b", r": \g<1>1e999", text)
     try:
         return ast.literal_eval(text)
@@ -139,9 +139,9 @@ def _dictionary(text: str) -> Any:
 
 
 def _number(text: str) -> float | None:
-    """The number that a line consists of; None where it is something else, or not finite."""
+    """The number that is the whole line; None for anything else, or if it is not finite."""
     text = text.strip()
-    if text.startswith("tensor(") and text.endswith(")"):  # a scalar that was printed as it is
+    if text.startswith("tensor(") and text.endswith(")"):  # a printed scalar tensor
         text = text[len("tensor(") : -1].partition(",")[0]
     try:
         value = float(text)
@@ -153,6 +153,6 @@ def _number(text: str) -> float | None:
 def _give_up(announcement: Announcement | None, instance: int, notes: list[str]) -> None:
     if announcement is not None:
         notes.append(
-            f"instance {instance}: no number followed on {MARK} of {announcement.name!r};"
+            f"instance {instance}: no number followed {MARK} of {announcement.name!r};"
             " print it on a line of its own"
         )

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command as it would run without xlaunch, made so that it can be watched like every other launch.
+"""The command without xlaunch, prepared so that it can be observed like every other launch.
 
-It is bound to nothing, no variable is chosen for it, no library preloaded. What it shares with the
-others is only what looking on takes: its output goes through a pipe, from which a Python program
-would otherwise hold its lines back, and it may report values.
+It is not bound to CPUs, and gets no variables and no preloads from xlaunch. Only observation is the
+same as for other launches: its output goes through a pipe, Python's output is unbuffered, and it may
+report values.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def bare_command(request: Request, environment: Mapping[str, str], machine: Mach
     """The program of `request` on its own. Raises what `resolve_program` raises.
 
     request
-        Of it count the program and how it is found, `env`, and what is measured.
+        Only the program and how to find it, `env` and the metrics are used.
     environment
-        What it inherits, as a rule `os.environ`.
+        The variables that it inherits, usually `os.environ`.
     """
     own = Request(
         program=request.program,

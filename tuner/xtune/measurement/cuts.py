@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a launch cannot win any more, and is ended early.
+"""The test that a running launch can no longer win, so that it may be ended early.
 
-Wall time that is to become less: once more of it has passed than the launch might take.
+Wall time to be minimized: more time has passed than the launch may take.
 
-A rate that is to become more, or a time for something that is to become less: once every instance is
-steady, has been so for as long as it had run before, and even the bound in its favour does not reach
-what is to be beaten. The bound of an instance is the better of two: the one-sided 99.95 % bound of the
-mean of ten batches of its steady values (values side by side resemble each other, batches less), and
-its best batch. It takes `MIN_VALUES` values of each.
+A rate to be maximized, or a latency to be minimized: every instance is steady, has been steady for at
+least as long as it ran before, and its favourable bound does not reach the value to beat. The bound is
+the better of the best of ten batches of the steady values, and the one-sided 99.95 % confidence bound
+of the batches' mean; batches are less correlated than single values. Each instance needs `MIN_VALUES`
+values.
 
-Nothing else is ever cut: what a value such as an accuracy will be in the end, nobody knows.
+Other metrics are never cut: the final value of an accuracy, for example, cannot be predicted.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from xtune.measurement.steadiness import judge
 MIN_VALUES = 20
 BATCHES = 10
 STUDENT = 4.781
-"""Of Student's t with nine degrees of freedom the 99.95 % quantile."""
+"""The 99.95 % quantile of Student's t with nine degrees of freedom."""
 
 
 def may_be_cut(kind: Kind, goal: Goal) -> bool:
-    """Whether `surely_worse` ever says so for such an objective."""
+    """Whether launches with such an objective may be cut."""
     return (kind, goal) in ((Kind.RATE, Goal.MAXIMIZE), (Kind.TIME, Goal.MINIMIZE))
 
 
 def surely_worse(
     series: Sequence[Series], instances: int, *, kind: Kind, goal: Goal, cut_at: float
 ) -> str | None:
-    """Why the value of a launch that still runs will be worse than `cut_at`; None: it may not be.
+    """Why a running launch will end worse than `cut_at`; None if it may not.
 
     series
-        What the objective's metric has come to so far, of each instance that has any.
+        Values of the objective's metric so far, for each instance that has any.
     instances
-        How many there are.
+        The number of instances.
     """
     if not may_be_cut(kind, goal) or len(series) < instances:
         return None
@@ -58,14 +58,14 @@ def surely_worse(
     if bound >= cut_at if goal is Goal.MAXIMIZE else bound <= cut_at:
         return None
     most = "most" if goal is Goal.MAXIMIZE else "least"
-    return f"steady at {number(bound)} at {most}, and {number(cut_at)} was to be beaten"
+    return f"steady at {number(bound)} at {most}, and the value to beat is {number(cut_at)}"
 
 
 def _favourable_bound(series: Series, *, maximise: bool) -> float | None:
-    """The best that one instance's value may turn out to be; None where that is not known."""
+    """The best value that one instance may reach; None if unknown."""
     import numpy as np
 
-    # The first value is never counted, see xlaunch.measurement.metrics.
+    # The first value does not count, see xlaunch.measurement.metrics.
     times, values = series.times_s[1:], series.values[1:]
     if len(values) < MIN_VALUES:
         return None

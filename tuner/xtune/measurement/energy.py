@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Energy that the machine's processors and memory took, where the system lets it be read.
+"""Energy used by the machine's processors and memory, if the system allows reading it.
 
 The kernel's powercap tree counts microjoules (Documentation/power/powercap/powercap.rst); since
-CVE-2020-8694 only root may read them. Counted are packages and their memory; cores and graphics are
-part of a package. It is the whole machine's energy, whoever used it.
+CVE-2020-8694 only root may read them. Packages and their memory are summed; a package includes its
+cores and graphics. The counters include other processes.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from xlaunch.machine.files import Tree
 
 POWERCAP = "/sys/class/powercap"
 CONTROL_TYPE = "intel-rapl"
-"""AMD's processors appear under this name too. ``intel-rapl-mmio`` counts the same a second time."""
+"""Also the name for AMD's processors. ``intel-rapl-mmio`` counts the same energy again."""
 
 MAX_PAUSE_S = 60.0
-"""Between samples: at 4 kW a counter of 2^32 units of 61 microjoules begins anew after 65 s."""
+"""Maximum time between samples: at 4 kW, a counter of 2^32 units of 61 microjoules wraps after 65 s."""
 
 
 class _Counter(NamedTuple):
     path: str
     range_uj: int
-    """It begins anew beyond this."""
+    """The counter wraps beyond this."""
 
 
 class EnergyMeter:
-    """Energy from its making on. `sample` it at least every `MAX_PAUSE_S`."""
+    """Measures energy since its creation. Call `sample` at least every `MAX_PAUSE_S`."""
 
     def __init__(self, root: str = "/") -> None:
-        """`root`: of the tree to read."""
+        """`root`: root of the file tree to read."""
         self._tree = Tree(root)
         self._counters = _find(self._tree)
         self._last = [self._read(counter) for counter in self._counters]
@@ -38,7 +38,7 @@ class EnergyMeter:
         self._lost = not self._counters or None in self._last
 
     def sample(self) -> None:
-        """Take what the counters have moved since the last time."""
+        """Add the energy since the last sample."""
         for position, counter in enumerate(self._counters):
             before, now = self._last[position], self._read(counter)
             if before is None or now is None:
@@ -49,7 +49,7 @@ class EnergyMeter:
             self._last[position] = now
 
     def joules(self) -> float | None:
-        """Energy until now; None where some counter cannot be read."""
+        """Energy so far; None if a counter cannot be read."""
         if not self._lost:
             self.sample()
         return None if self._lost else self._total_uj / 1e6
@@ -59,7 +59,7 @@ class EnergyMeter:
 
 
 def _find(tree: Tree) -> list[_Counter]:
-    """The counters of packages, and of the memory beside them."""
+    """The counters of packages and of their memory."""
     found = []
     for name in sorted(tree.names(POWERCAP)):
         kind, _, numbers = name.partition(":")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a launch that failed did so for want of memory: what the kernel counted, what it printed."""
+"""Detection of launches that failed for lack of memory, from kernel counters and standard error."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ _WORDS = re.compile(
     r"|\bKilled\b|\bENOMEM\b|\bnot enough memory\b",
     re.IGNORECASE,
 )
-"""What interpreters, allocators and shells say of it."""
+"""Messages of interpreters, allocators and shells about it."""
 
 
 class _Counts(NamedTuple):
-    """Each as it is counted in several places: by the system, and by every control group around us."""
+    """Counters of the system and of every enclosing control group."""
 
     kills: tuple[int, ...]
-    """By the kernel's out-of-memory killer."""
+    """Kills by the kernel's out-of-memory killer."""
     full: tuple[int, ...]
-    """Times that a control group met its limit."""
+    """How often a control group reached its limit."""
 
 
 class MemoryWatch:
-    """What the kernel counts of memory that ran out, from its making on."""
+    """Watches the kernel's out-of-memory counters from its creation on."""
 
     def __init__(self, root: str = "/") -> None:
-        """`root`: of the tree to read."""
+        """`root`: root of the file tree to read."""
         self._tree = Tree(root)
         self._directories = [
             (group.version, group.directory)
@@ -41,10 +41,10 @@ class MemoryWatch:
         self._before = self._count()
 
     def explain(self, *, killed: bool, stderr: str) -> str | None:
-        """Why a launch that failed did so for want of memory; None: nothing speaks for that.
+        """Why a failed launch seems to have lacked memory; None without evidence.
 
         killed
-            SIGKILL ended one of its processes, and we did not send it.
+            SIGKILL ended one of its processes, and was not sent by the tuner.
         stderr
             The end of its standard error.
         """
@@ -52,13 +52,13 @@ class MemoryWatch:
         kills = _most_moved(self._before.kills, now.kills)
         full = _most_moved(self._before.full, now.full)
         if kills > 0 and (killed or _WORDS.search(stderr)):
-            return f"the kernel's out-of-memory killer came {_times(kills)} meanwhile"
+            return f"the kernel's out-of-memory killer ran {_times(kills)} meanwhile"
         if killed and full > 0:
-            return f"it was killed, and its control group met its memory limit {_times(full)}"
+            return f"it was killed, and its control group reached its memory limit {_times(full)}"
         said = _WORDS.search(stderr)
         if said is not None:
             line = next(line for line in stderr.splitlines() if said[0] in line)
-            return f"it said {line.strip()[:200]!r}"
+            return f"it printed {line.strip()[:200]!r}"
         return None
 
     def _count(self) -> _Counts:

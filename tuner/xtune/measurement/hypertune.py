@@ -11,9 +11,8 @@ hyperparams:
     ncores_per_instance: all_physical_cores    # or all_logical_cores, or a list
     malloc: [pt, tc, je]
 
-Counts become layouts, and only those that fit are kept. What is not in `hp` stays as xlaunch has it.
-Besides the values of the file, each parameter has xlaunch's own: that is the default, and launched
-early.
+Counts become layouts; those that do not fit are left out. Options that are not in `hp` keep xlaunch's
+defaults. Each parameter also has xlaunch's own value, as its default, which is launched early.
 """
 
 from __future__ import annotations
@@ -42,14 +41,14 @@ COUNTS = (NCORES, NINSTANCES)
 OLD_SPELLINGS = {"ncore_per_instance": NCORES, "use_logical_core": "use_logical_cores"}
 ALL_PHYSICAL, ALL_LOGICAL = "all_physical_cores", "all_logical_cores"
 NOT_SET = -1
-"""Of a count: as if it were not in `hp`."""
+"""A count with this value is treated as missing from `hp`."""
 
 STRATEGIES = ("grid", "random")
 
 _SWITCH: dict[Value, Value] = {True: True, False: False}
 _MEANINGS: dict[str, tuple[str, dict[Value, Value]]] = {
     "use_logical_cores": (SMT, _SWITCH),
-    # Without numactl it bound CPUs alone, by taskset.
+    # Without numactl, hypertune bound only CPUs (taskset).
     "disable_numactl": (MEMORY, {False: "auto", True: "none"}),
     "disable_iomp": (OMP, {False: "intel", True: "gnu"}),
     "malloc": (
@@ -57,7 +56,7 @@ _MEANINGS: dict[str, tuple[str, dict[Value, Value]]] = {
         {"pt": "glibc", "default": "glibc", "tc": "tcmalloc", "je": "jemalloc"},
     ),
 }
-"""The parameter that a name stands for, and its values by theirs."""
+"""For each name, the parameter, and the parameter's value for each of hypertune's."""
 
 DEFAULTS: dict[str, Any] = {
     NCORES: ALL_LOGICAL,
@@ -68,21 +67,21 @@ DEFAULTS: dict[str, Any] = {
     "disable_iomp": [True, False],
     "malloc": ["pt", "tc", "je"],
 }
-"""What is searched of a name in `hp` that has no list of its own."""
+"""The values searched for a name in `hp` without a list."""
 
 
 class HypertuneSettings(NamedTuple):
-    """What a configuration file asks for."""
+    """The contents of a configuration file."""
 
     strategy: str
     max_trials: int
     output_dir: str | None
     searched: tuple[tuple[str, Any], ...]
-    """Names in today's spelling, each with its list, or `ALL_PHYSICAL` or `ALL_LOGICAL`."""
+    """Names in current spelling, each with its list, `ALL_PHYSICAL` or `ALL_LOGICAL`."""
 
 
 class HypertuneParameters(NamedTuple):
-    """What of it is searched on a machine."""
+    """The parameters that a file yields on a machine."""
 
     parameters: tuple[Parameter, ...]
     notes: tuple[str, ...]
@@ -90,7 +89,7 @@ class HypertuneParameters(NamedTuple):
 
 
 def read_settings(path: str) -> HypertuneSettings:
-    """Read a configuration file. Raises `SpaceError`, one line that names the key."""
+    """Read a configuration file. Raises `SpaceError`, which names the key."""
     import yaml  # type: ignore[import-untyped]
 
     try:
@@ -100,12 +99,12 @@ def read_settings(path: str) -> HypertuneSettings:
         raise SpaceError(f"{path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         said = " ".join(str(error).split())
-        raise SpaceError(f"{path}: this is no YAML: {said}") from None
+        raise SpaceError(f"{path}: not valid YAML: {said}") from None
     return _Reader(path).settings({} if content is None else content)
 
 
 class _Reader:
-    """Checks what a file holds; errors name the file and the key."""
+    """Checks the contents of a file; errors name the file and the key."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -116,16 +115,16 @@ class _Reader:
         strategy = tuning.get("strategy", "grid")
         if not isinstance(strategy, str) or strategy.lower() not in STRATEGIES:
             self._refuse("tuning.strategy", strategy, " or ".join(STRATEGIES))
-        most = tuning.get("max_trials", 100)
-        if not _is_count(most):
-            self._refuse("tuning.max_trials", most, "a whole number from 1")
+        max_trials = tuning.get("max_trials", 100)
+        if not _is_count(max_trials):
+            self._refuse("tuning.max_trials", max_trials, "a whole number from 1")
         directory = top.get("output_dir")
         if directory is not None and (not isinstance(directory, str) or not directory):
             self._refuse("output_dir", directory, "the name of a directory")
         everything = {"launcher": {"hp": list(DEFAULTS)}}
         groups = self._mapping(top.get("hyperparams", everything), "hyperparams", ("launcher",))
         searched = self._launcher(groups["launcher"]) if "launcher" in groups else ()
-        return HypertuneSettings(strategy.lower(), most, directory, tuple(searched))
+        return HypertuneSettings(strategy.lower(), max_trials, directory, tuple(searched))
 
     def _launcher(self, content: Any) -> Iterable[tuple[str, Any]]:
         known = (*DEFAULTS, *OLD_SPELLINGS)
@@ -189,9 +188,9 @@ def _is_count(value: object) -> bool:
 def parameters_of(
     settings: HypertuneSettings, request: Request, machine: Machine
 ) -> HypertuneParameters:
-    """What the settings come to on a machine. What xlaunch does of itself is the default of each.
+    """The parameters that the settings yield on a machine; the defaults are xlaunch's own.
 
-    `request`: what the user asked xlaunch for besides. Raises `SpaceError` where no layout fits.
+    `request`: the user's other options. Raises `SpaceError` if no layout fits.
     """
     parameters, notes = [], []
     defaults: dict[str, Value] = {
@@ -266,7 +265,7 @@ def _layout(
     *,
     everywhere: bool,
 ) -> str | None:
-    """The value of `LAYOUT` for a pair of counts, on all nodes or the first; None: it does not fit."""
+    """The value of `LAYOUT` for a pair of counts, on all nodes or the first; None if it does not fit."""
     asked = request._replace(instances=ninstances, ncores=ncores, mode=None)
     if ninstances is None and ncores is None and everywhere:
         return ALL_CORES

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was seen of one launch of the workload: every raw sample, and how it ended."""
+"""The record of one launch of the workload: every raw sample, and its outcome."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ class Outcome(enum.Enum):
     CRASHED = "crashed"
     """An exit code other than 0, or a signal."""
     OUT_OF_MEMORY = "out of memory"
-    """Killed by the kernel for memory, or it said that it had none."""
+    """Killed by the kernel for lack of memory, or failed with a message about memory."""
     TIMED_OUT = "timed out"
     NO_METRIC = "no metric"
-    """It ended well and printed none of what was to be measured."""
+    """It succeeded without printing the metric."""
     CUT = "cut"
-    """Ended by the tuner, since it could not win any more."""
+    """Ended by the tuner because it could not win any more."""
     NOT_STARTED = "not started"
     """The plan could not be carried out (a library refused, an argument list too long)."""
 
 
 class Steadiness(enum.Enum):
-    """What the values of a launch did over time (Barrett et al. 2017, who name them so)."""
+    """The course of a launch's values over time, in the terms of Barrett et al. (2017)."""
 
     FLAT = "flat"
-    """The same from the first value on."""
+    """The same level from the first value on."""
     WARM_UP = "warm-up"
     """Slower at first; that part was dropped."""
     SLOW_DOWN = "slow-down"
     """Faster at first: it heats up, throttles or leaks."""
     NOT_STEADY = "no steady state"
-    """It never settled. Its mean hides that, so it is said wherever the value is shown."""
+    """It never settled. Shown beside every such value, because a mean hides it."""
     TOO_FEW = "too few values"
-    """A single value, or too few to tell."""
+    """One value, or too few to judge."""
 
 
 class Series(NamedTuple):
-    """The values that one instance gave of one metric, in the order given."""
+    """The values of one metric from one instance, in order."""
 
     instance: int
     metric: str
@@ -52,7 +52,7 @@ class Series(NamedTuple):
 
 
 class Secondary(NamedTuple):
-    """What is recorded of every launch besides; None where this system does not tell."""
+    """Quantities recorded for every launch; None if the system does not provide them."""
 
     wall_s: float
     cpu_s: float | None = None
@@ -70,20 +70,20 @@ class Launch(NamedTuple):
     """Configurations with equal hashes are started in exactly the same way."""
     outcome: Outcome
     value: float | None
-    """The objective's metric, summed up over steady time and instances; None unless measured."""
+    """The objective's metric, summarized over steady time and instances; None unless measured."""
     began_s: float
     """Seconds since the epoch."""
     steadiness: Steadiness = Steadiness.TOO_FEW
     requirements: tuple[tuple[str, float | None], ...] = ()
-    """What each --require named came to, under the text that it was named by."""
+    """The measured value of each --require, by its text."""
     metrics: tuple[tuple[str, float], ...] = ()
-    """Every other metric that was seen, summed up likewise."""
+    """All other metrics, summarized likewise."""
     secondary: Secondary = Secondary(0.0)
     series: tuple[Series, ...] = ()
     exit_code: int | None = None
     stderr_tail: str = ""
-    """The last lines of standard error, where it did not end well."""
+    """The last lines of standard error, if it failed."""
     shared_cpus: tuple[str, ...] = ()
-    """What else used its CPUs, in xlaunch's words."""
+    """xlaunch's warnings about other work on its CPUs."""
     notes: tuple[str, ...] = ()
-    """What to know before believing it, and a cut or failure's reason."""
+    """Caveats, and the reason of a cut or failure."""

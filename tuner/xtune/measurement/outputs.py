@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of what a launch writes to standard error; the rest is let go, or shown if that is asked."""
+"""The last lines of a launch's standard error."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ LINE_WIDTH = 400
 
 
 class Tail:
-    """A pipe whose last bytes are kept. As a context manager it is closed at the end of the block."""
+    """A pipe that keeps the last bytes. A context manager; closed on exit."""
 
     def __init__(self, *, copy_to: int | None = None) -> None:
-        """`copy_to`: a descriptor that everything is passed on to."""
+        """`copy_to`: a descriptor that receives all output."""
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._reader, False)
         self._copy_to = copy_to
         self._kept = b""
         self.ended = False
-        """Nobody has the other end open any more."""
+        """All writers have closed the pipe."""
 
     @property
     def writer(self) -> int:
-        """The end to give away; then `given_away`."""
+        """The write end, for the launch; call `given_away` once it has it."""
         return self._writer
 
     def given_away(self) -> None:
-        """Close our own copy of the writer's end."""
+        """Close this process's copy of the write end."""
         if self._writer >= 0:
             os.close(self._writer)
             self._writer = -1
 
     def fileno(self) -> int:
-        """A descriptor that is readable when there is something to `take`."""
+        """A descriptor that is readable when `take` has data."""
         return self._reader
 
     def take(self) -> None:
-        """Take all that is there."""
+        """Read all available data."""
         while not self.ended:
             try:
                 data = os.read(self._reader, 1 << 16)
@@ -48,7 +48,7 @@ class Tail:
             self.ended = not data
             self._kept = (self._kept + data)[-TAIL_BYTES:]
             if self._copy_to is not None:
-                with contextlib.suppress(OSError):  # nobody looks any more
+                with contextlib.suppress(OSError):  # its reader is gone
                     os.write(self._copy_to, data)
 
     def text(self) -> str:

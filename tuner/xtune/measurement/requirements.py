@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What has to hold besides: ``--require 'p99<=20ms'``, read and checked.
+"""Requirements such as ``--require 'p99<=20ms'``: parsing and checking.
 
 p99<=20ms            p50, p90 or p99 of the latency metric
-p99(step_ms)<=20     of this one; without a unit the number is in the unit that is printed
-rss<=8GiB            memory: the largest of the whole launch, all instances together
+p99(step_ms)<=20     of the metric step_ms; without a unit, in the unit in which it is printed
+rss<=8GiB            peak memory of the launch, all instances together
 cpu<=10min           CPU time;  wall<=90s  from start to end;  energy<=500J  of the machine
-accuracy>=0.9        a metric, which is then measured too; as it is printed
+accuracy>=0.9        another metric, as printed; it is then measured too
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _EXAMPLES = "write for instance p99<=20ms, rss<=8GiB or accuracy>=0.9"
 
 
 class _Resource(NamedTuple):
-    """Something that is recorded of every launch."""
+    """A quantity that is recorded for every launch."""
 
     units: Mapping[str, float]
     default: str | None
-    """The unit of a number without one; None: it has to be said."""
+    """The unit of a number without one; None if a unit is required."""
     field: str
-    """Of `Secondary`."""
+    """Name of the field in `Secondary`."""
 
 
 RESOURCES = {
@@ -58,52 +58,52 @@ RESOURCES = {
 
 
 def parse_requirement(text: str) -> Requirement:
-    """The bound that `text` names. Raises `ObjectiveError`.
+    """Parse a bound. Raises `ObjectiveError`.
 
     **Ex.:** ``p99 <= 20 ms``: quantity ``p99``, at most, limit 0.02.
     """
     found = _FORM.fullmatch(text.strip())
     if found is None:
-        raise ObjectiveError(f"--require {text!r}: no bound; {_EXAMPLES}")
+        raise ObjectiveError(f"--require {text!r}: not a bound; {_EXAMPLES}")
     quantity, sign, unit = found["quantity"].strip(), found["sign"], found["unit"].strip()
     if sign not in ("<=", ">=", "≤", "≥"):
-        raise ObjectiveError(f"--require {text!r}: {sign!r} is not checked; write <= or >=")
+        raise ObjectiveError(f"--require {text!r}: {sign!r} is not supported; write <= or >=")
     number = float(found["number"])
     if not math.isfinite(number):
-        raise ObjectiveError(f"--require {text!r}: the limit is too large a number")
+        raise ObjectiveError(f"--require {text!r}: the limit is too large")
     limit, as_printed = _limit(text, quantity, number, unit)
     at_most = sign in ("<=", "≤")
     resource = quantity in RESOURCES or _PERCENTILE.fullmatch(quantity) is not None
     if resource and at_most and limit <= 0:
-        raise ObjectiveError(f"--require {text!r}: nothing keeps it; the limit has to be above 0")
+        raise ObjectiveError(f"--require {text!r}: nothing can meet it; the limit must be above 0")
     return Requirement(text.strip(), quantity, at_most, limit, as_printed)
 
 
 def _limit(text: str, quantity: str, number: float, unit: str) -> tuple[float, bool]:
-    """The limit in base units, and whether it is one of the printed number instead."""
+    """The limit, and whether it is in the unit of the printed number, not in base units."""
     if quantity in RESOURCES:
         resource = RESOURCES[quantity]
         allowed = ", ".join(resource.units)
         known = resource.units.get(unit or resource.default or "")
         if known is None:
-            said = f"{unit!r} is no unit of it" if unit else "say the unit"
-            raise ObjectiveError(f"--require {text!r}: {said}; those of {quantity}: {allowed}")
+            said = f"{unit!r} is not a unit of it" if unit else "give a unit"
+            raise ObjectiveError(f"--require {text!r}: {said}; {quantity} takes {allowed}")
         return number * known, False
     if not unit or unit == "%":
         return number, True
     if unit not in TIME_UNITS:
         raise ObjectiveError(
-            f"--require {text!r}: {unit!r} is no unit of time ({', '.join(TIME_UNITS)}); a metric's"
-            " number is compared as it is printed, without a unit"
+            f"--require {text!r}: {unit!r} is not a unit of time ({', '.join(TIME_UNITS)}); write the"
+            " limit of a metric as it is printed, without a unit"
         )
     return number * TIME_UNITS[unit], False
 
 
 def metrics_to_read(objective: Objective, others: Iterable[str] = ()) -> tuple[str, ...]:
-    """All that xlaunch's --metric has to read: the objective's, `others`, and those required.
+    """The metrics for xlaunch's --metric: the objective's, `others`, and those of requirements.
 
-    Raises `ObjectiveError` for a percentile of which it is not clear what it is of, `UsageError`
-    for a metric that cannot be read.
+    Raises `ObjectiveError` for a percentile without a clear metric, `UsageError` for an invalid
+    metric.
     """
     wanted = [text for text in (objective.metric, *others) if text != WALL]
     for requirement in objective.requirements:
@@ -122,9 +122,9 @@ def metrics_to_read(objective: Objective, others: Iterable[str] = ()) -> tuple[s
 
 
 def _percentile_of(requirement: Requirement, times: Sequence[str]) -> tuple[str, str] | None:
-    """The percentile that is required and the metric that it is of; None: it requires another thing.
+    """The required percentile and its metric; None for other quantities.
 
-    `times`: the metrics that are times. Raises `ObjectiveError` unless it is clear which.
+    `times`: the metrics that are times. Raises `ObjectiveError` if the metric is not clear.
     """
     found = _PERCENTILE.fullmatch(requirement.quantity)
     if found is None:
@@ -145,9 +145,9 @@ def _percentile_of(requirement: Requirement, times: Sequence[str]) -> tuple[str,
 def check(
     requirements: Sequence[Requirement], summaries: Mapping[str, Summary], secondary: Secondary
 ) -> tuple[tuple[tuple[str, float | None], ...], tuple[str, ...]]:
-    """What each requirement came to, in the unit of its limit, under its text; and notes.
+    """The measured value of each requirement, by its text, in the unit of its limit; and notes.
 
-    None where that was not seen, or on too few values to tell: a note says so.
+    None, with a note, if nothing was measured or there are too few values.
     """
     times = [name for name, summary in summaries.items() if summary.kind is Kind.TIME]
     seen: list[tuple[str, float | None]] = []
@@ -180,17 +180,17 @@ def _seen(
         summary = summaries.get(percentile[1])
         value = None if summary is None else _of(summary, percentile[0])
     if summary is None:
-        return None, "nothing of it was printed"
+        return None, "it was not printed"
     if value is None:
         return None, (
-            f"no {percentile and percentile[0]} of {summary.count} values, it takes"
-            f" {MIN_FOR_P99}: run longer, or require p90"
+            f"{percentile and percentile[0]} takes {MIN_FOR_P99} values and there are {summary.count}: run"
+            " longer, or require p90"
         )
     if requirement.as_printed:
         return value, ""
     if summary.unit is None:
         return None, (
-            f"the unit of {summary.metric!r} is not known, neither its name nor its lines tell:"
+            f"the unit of {summary.metric!r} is unknown, since neither its name nor its lines have one:"
             " write the limit as it is printed, without a unit"
         )
     return in_seconds(value, summary.unit), ""

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures real launches: starts the workload through xlaunch, watches it, tells what was seen.
+"""Measurement of real launches: starts the workload through xlaunch and observes it.
 
 >>> runner = Runner(resolver, Objective("images/s", Goal.MAXIMIZE), machine=machine)
 >>> runner.measure(Configuration({"layout": "4x8"})).value
 
-xlaunch supervises each launch as it does for everybody; what is printed or reported comes from it
-as values with times, never from its text.
+xlaunch supervises each launch as usual and delivers printed and reported values with their times.
 """
 
 from __future__ import annotations
@@ -49,15 +48,15 @@ from xtune.measurement.watching import Race, Watched, watch
 from xtune.space.parameters import BARE, Configuration
 
 PADDING_VARIABLE = "XTUNE_PADDING"
-"""Of random length in every launch: where the stack begins changes how fast some programs are, and
-that would else look like an effect of a setting (Mytkowicz et al. 2009)."""
+"""Has a random length in every launch: the start address of the stack affects the speed of some
+programs and would look like an effect of a setting (Mytkowicz et al. 2009)."""
 MAX_PADDING = 4096
 
 GRACE_S = 3.0
-"""Between SIGTERM and SIGKILL, unless the user allows less."""
+"""Time between SIGTERM and SIGKILL, unless the user asks for less."""
 
 KILLED = 128 + 9
-"""The exit code of a program that SIGKILL ended, or that passes such an end of a child on."""
+"""Exit code after SIGKILL, of the program or of a child whose code it returns."""
 
 
 class Resolved(Protocol):
@@ -68,7 +67,7 @@ class Resolved(Protocol):
 
 
 class Resolver(Protocol):
-    """Says what configurations come to, see `xtune.space.resolution.Resolver`."""
+    """See `xtune.space.resolution.Resolver`."""
 
     def request(self, configuration: Configuration) -> Request: ...
     def resolve(self, configuration: Configuration) -> Resolved: ...
@@ -76,11 +75,11 @@ class Resolver(Protocol):
 
 
 class _Command(NamedTuple):
-    """What to start."""
+    """The command to start."""
 
     plan: Plan
     environment: Mapping[str, str] | Environment
-    """What it inherits, or all that it gets."""
+    """The inherited variables, or the complete environment."""
 
 
 class Runner:
@@ -100,24 +99,24 @@ class Runner:
         seed: int | None = None,
         root: str = "/",
     ) -> None:
-        """Raises `ObjectiveError` or `UsageError` for what cannot be measured.
+        """Raises `ObjectiveError` or `UsageError` for metrics that cannot be measured.
 
         environment
-            What launches inherit; None: `os.environ`. The resolver's.
+            What launches inherit, the same as for the resolver; None: `os.environ`.
         metrics
-            To be recorded besides, as xlaunch's --metric takes them.
+            Further metrics to record, as for xlaunch's --metric.
         work_shared
-            Instances divide the work between them. Otherwise N of them do N times the work, and
-            their wall time cannot be compared.
+            Instances divide the work. Otherwise N instances do N times the work, and wall time
+            cannot be compared.
         show_output
-            Pass the workload's output on to standard error.
+            Copy the workload's output to standard error.
         timeout_s
-            Ends every launch. A program that still runs then, as a service does, is measured by the
-            values that it gave before, if they are enough and steady.
+            Time limit of every launch. A program that still runs then, such as a service, is measured
+            by its values so far if they are enough and steady.
         seed
-            Of the padding's lengths.
+            Seed of the padding's lengths.
         root
-            Of the tree in which energy and memory are looked up.
+            Root of the file tree for energy and memory counters.
         """
         self._resolver = resolver
         self._objective = objective
@@ -131,9 +130,9 @@ class Runner:
         self._root = root
         self._next_bare: Launch | None = None
         self._earlier_s = 0.0
-        """What launches took that were made before and are counted now."""
+        """Time of launches that `take_over` added."""
         self.announcements: tuple[Announcement, ...] = ()
-        """What the last launch announced in the protocol of hypertune."""
+        """The announcements of the last launch."""
 
     @property
     def objective(self) -> Objective:
@@ -147,7 +146,7 @@ class Runner:
         return self._resolver.plan_hash(configuration)
 
     def take_over(self, launch: Launch) -> None:
-        """Give `launch`, made a moment ago, for the next one of the bare command; its time counts."""
+        """Use `launch`, made just before, as the next launch of the bare command; its time counts."""
         self._next_bare = launch
 
     def measure(
@@ -185,7 +184,7 @@ class Runner:
     # Starting.
 
     def _command(self, configuration: Configuration) -> _Command:
-        """What to start. Raises `XLaunchError` where it cannot be carried out."""
+        """The command to start. Raises `XLaunchError` if it cannot be carried out."""
         padding = "x" * self._random.randrange(MAX_PADDING)
         inherited = {**self._environment, PADDING_VARIABLE: padding}
         if configuration == BARE:
@@ -195,7 +194,7 @@ class Runner:
         return _Command(made._replace(request=self._watched(made.request)), inherited)
 
     def _watched(self, request: Request) -> Request:
-        """The same, but for how its run is watched and ended."""
+        """The request with the options for observing and ending the run."""
         return request._replace(
             metric=self._metrics,
             supervise=True,
@@ -211,8 +210,8 @@ class Runner:
     def _refuse_incomparable(self, plan: Plan) -> None:
         if self._objective.metric == WALL and plan.count > 1 and not self._work_shared:
             raise XLaunchError(
-                f"wall time of {plan.count} instances is not compared: they do {plan.count} times the"
-                " work; --work shared says that they divide it, a metric compares them anyway"
+                f"wall time of {plan.count} instances cannot be compared, since they do {plan.count} times"
+                " the work; give --work shared if they divide it, or --metric"
             )
 
     def _race(self, plan: Plan, cut_at: float | None) -> Race | None:
@@ -246,7 +245,7 @@ class Runner:
                 except XLaunchError as error:
                     if watched.ended_as is None:
                         raise
-                    # It was ended before there was anything to report on.
+                    # It was ended before it could report.
                     report = Report(125, str(error), time.monotonic() - started, 0, (), (), ())
             said = tail.text()
         notes = tuple(text for text in report.warnings if text not in command.plan.warnings)
@@ -289,9 +288,9 @@ class Runner:
         watched: Watched,
         until_s: float,
     ) -> Launch | None:
-        """A launch that was stopped while it ran, measured until then; None: it gave too little.
+        """The measurement of a launch that was stopped while running; None if it is not enough.
 
-        Every instance has to have given enough values of the objective's metric, and steady ones.
+        Every instance must have enough steady values of the objective's metric.
         """
         window = Window(until_s=until_s)
         served = self._measured(launch, report, watched, "", (), window)
@@ -305,20 +304,20 @@ class Runner:
             return None
         assert self._timeout_s is not None
         limit = number(self._timeout_s)
-        note = f"it still ran after {limit} s, was measured until then, and stopped"
+        note = f"it was still running after {limit} s: measured until then and stopped"
         return served._replace(notes=(note, *served.notes))
 
     def _describe_unserved(self) -> str:
         """Why a program that was still running could not be measured."""
         if self._objective.metric == WALL:
-            return "a program that does not end needs a --metric, which it prints as it runs"
+            return "a program that does not end needs a --metric that it prints while running"
         return (
-            f"until then it gave too few steady values of {self._objective.metric!r}:"
-            " allow more with --timeout"
+            f"it had too few steady values of {self._objective.metric!r} by then:"
+            " increase --timeout"
         )
 
     def _metric_name(self, announcements: Sequence[Announcement]) -> str:
-        """What series of the objective's metric are called."""
+        """The name of the objective's metric in series."""
         objective = self._objective
         name = objective.metric if objective.metric == WALL else name_of(objective.metric)
         return announcements[0].metric if name == MARK and announcements else name
@@ -332,7 +331,7 @@ class Runner:
         known: Sequence[str],
         window: Window | None = None,
     ) -> Launch:
-        """A launch that ended well, with what it printed. `window`: in which values count."""
+        """The measurement of a launch that succeeded. `window`: when values count."""
         objective = self._objective
         announced = self._announced(watched)
         series = (*series_of(report), *announced.series)
@@ -342,7 +341,7 @@ class Runner:
         launch = launch._replace(
             series=series, requirements=seen, metrics=tuple(_others(summaries, name))
         )
-        # xlaunch's own words for metrics that were not seen: said here for each.
+        # Replaced by a note for each metric below.
         notes = [text for text in known if kind_of(text) is not WarningKind.UNSEEN_METRIC]
         notes += [*announced.notes, *unmet]
         if name == WALL:
@@ -359,7 +358,7 @@ class Runner:
             if other != name:
                 notes += [f"{other}: {note}" for note in summary.notes]
         unseen = [text for text in self._metrics if text != MARK and name_of(text) not in summaries]
-        notes += [f"{text}: nothing of it was printed" for text in unseen]
+        notes += [f"{text}: it was not printed" for text in unseen]
         return launch._replace(
             outcome=Outcome.MEASURED,
             value=value,
@@ -370,7 +369,7 @@ class Runner:
     def _summarise(
         self, report: Report, announced: Announced, window: Window
     ) -> dict[str, Summary]:
-        """Every metric that was seen in the window, by name."""
+        """Every metric with values in the window, by name."""
         objective, found = self._objective, dict[str, Summary]()
         better = objective.goal is Goal.MAXIMIZE
         by_metric: dict[str, list[Series]] = {}
@@ -404,31 +403,31 @@ def _secondary(report: Report, joules: float | None) -> Secondary:
     instances = report.instances
     peaks = [one.peak_rss_bytes for one in instances]
     return Secondary(
-        # Without the launcher's own beginning and end.
+        # Without the launcher's own start and end.
         wall_s=max([one.wall_s for one in instances], default=report.wall_s),
         cpu_s=_total(one.cpu_s for one in instances),
         peak_rss_bytes=None if None in peaks or not peaks else sum(filter(None, peaks)),
-        minor_faults=_whole(_total(one.minor_faults for one in instances)),
-        major_faults=_whole(_total(one.major_faults for one in instances)),
+        minor_faults=_to_int(_total(one.minor_faults for one in instances)),
+        major_faults=_to_int(_total(one.major_faults for one in instances)),
         energy_j=joules,
     )
 
 
 def _total(values: Iterable[float | None]) -> float | None:
-    """Their sum; None where one is not known, or there is none."""
+    """The sum; None if a value is unknown or there are none."""
     found = list(values)
     known = [value for value in found if value is not None]
     return sum(known) if known and len(known) == len(found) else None
 
 
-def _whole(value: float | None) -> int | None:
+def _to_int(value: float | None) -> int | None:
     return None if value is None else int(value)
 
 
 def _failure(
     report: Report, watched: Watched, memory: MemoryWatch, said: str
 ) -> tuple[Outcome, str] | None:
-    """How a launch that did not end well ended, and why; None: it ended well."""
+    """The outcome of a failed launch, and why; None if it succeeded."""
     if watched.ended_as is not None:
         return watched.ended_as, watched.reason
     if not all(one.started for one in report.instances):
@@ -447,7 +446,7 @@ def _was_killed(instance: InstanceReport) -> bool:
 
 
 def _others(summaries: Mapping[str, Summary], objective: str) -> Iterable[tuple[str, float]]:
-    """The metrics besides the objective's, and of each time how it is spread."""
+    """The other metrics, and the mean, p90 and p99 of each time."""
     for name, summary in summaries.items():
         if name != objective:
             yield name, summary.value
@@ -457,11 +456,11 @@ def _others(summaries: Mapping[str, Summary], objective: str) -> Iterable[tuple[
 
 
 def _describe_unseen(metric: str, report: Report) -> str:
-    """What to tell the user whose metric was not printed: what was."""
+    """Explain that a metric was not printed, with the lines that were."""
     if metric.startswith(MARK):
-        wanted = f"no value was announced by {metric!r} and a number on the next line"
+        wanted = f"no value was announced by {metric!r} with a number on the next line"
     else:
-        wanted = f"no value of {metric!r} was seen"
+        wanted = f"no value of {metric!r} was found"
     if not report.lines_seen:
         return f"{wanted}; nothing with a number was printed or reported"
     return f"{wanted}; the last lines with numbers: {' | '.join(report.lines_seen)}"
@@ -469,4 +468,4 @@ def _describe_unseen(metric: str, report: Report) -> str:
 
 def _last_line(text: str) -> str:
     lines = text.splitlines()
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1] if lines else "it printed nothing"

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where in a series of values the warm-up ends, and whether anything steady follows.
+"""Detection of the warm-up in a series of values, and of a steady state after it.
 
-The values are cut where their level changes, by the exact least-cost partition (Jackson et al. 2005;
-PELT is its pruned form) under a cost that outliers cannot dominate and a price for each cut that
-grows with the noise and with its correlation in time. Then, after Barrett et al. (2017, "Virtual
-machine warmup blows hot and cold"): the last level is steady if it lasts long enough, earlier ones
-that equal it belong to it, and the name follows from whether what came before was slower or faster.
+The series is split where its level changes, by the exact least-cost partition (Jackson et al. 2005;
+PELT is its pruned form). The cost is robust against outliers; the penalty of each split grows with the
+noise and its autocorrelation. Then, as in Barrett et al. (2017, "Virtual machine warmup blows hot and
+cold"), the last level is steady if it lasts long enough; earlier levels that equal it belong to it.
+The values before it were slower (a warm-up) or faster (a slow-down).
 
-A single odd value amid steady ones is no change of level: it stays, and counts. One at the very
-beginning is warm-up.
+A single outlier among steady values counts as steady. Outliers at the very beginning are warm-up.
 """
 
 from __future__ import annotations
@@ -26,31 +25,31 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 MIN_VALUES = 10
-"""Fewer tell nothing about a warm-up."""
+"""Minimum number of values to detect a warm-up."""
 
 SAME_LEVEL = 0.01
-"""Levels that differ by less than this share of the last are the same for every purpose here."""
+"""Levels that differ by less than this share of the last count as equal."""
 
 MIN_STEADY_SHARE = 0.25
-"""Of all values: what the last level has to last, in Barrett's study 500 of 2,000 iterations."""
+"""Minimum share of values in the last level; in Barrett's study 500 of 2,000 iterations."""
 
 MIN_STEADY = 5
 
 MIN_CHANGE = 0.05
-"""Share of all values: a shorter change of level, with the same level on both sides, is none."""
+"""A change shorter than this share of values, with equal levels on both sides, is ignored."""
 
 MAX_BLOCKS = 400
-"""Longer series are cut between blocks of equally many values; the partition is quadratic in them."""
+"""Longer series are averaged into this many blocks, since the partition takes quadratic time."""
 
 _ODD = 4.0
-"""Standard deviations of the noise around its neighbours beyond which a value counts as at the edge."""
+"""Values are clipped to this many standard deviations from the median of their neighbours."""
 
 _MAD_TO_SIGMA = 1.4826
 _NEIGHBOURS = 7
 
 
 class Level(NamedTuple):
-    """A stretch of values without a change of level."""
+    """A range of values without a change of level."""
 
     start: int
     stop: int
@@ -59,31 +58,31 @@ class Level(NamedTuple):
 
 
 class Judgement(NamedTuple):
-    """What a series is."""
+    """The result of `judge`."""
 
     steadiness: Steadiness
     start: int
-    """The first value of the steady part; 0 where nothing is dropped, or there is none."""
+    """Index of the first steady value; 0 if nothing is dropped or nothing is steady."""
     levels: tuple[Level, ...]
-    """Those found, in order; empty for too few values."""
+    """In order; empty for too few values."""
     note: str
-    """What was dropped or is wrong; empty where nothing is."""
+    """What was dropped or is wrong; may be empty."""
 
 
 def judge(values: Sequence[float], *, larger_is_better: bool | None) -> Judgement:
-    """Name what `values`, in the order they came, did over time.
+    """Classify the course of `values` over time.
 
     larger_is_better
-        Tells a warm-up from a slow-down; None: unknown, and every change is called a warm-up.
+        Distinguishes a warm-up from a slow-down; None: unknown, every change is a warm-up.
     """
     import numpy as np
 
     count = len(values)
     if count < MIN_VALUES:
-        # Of a single value nobody expects it.
+        # A single value cannot have a warm-up.
         note = f"{count} values: too few to see a warm-up" if count > 1 else ""
         return Judgement(Steadiness.TOO_FEW, 0, (), note)
-    # Squares of a large value would be infinite, of a small one nothing.
+    # Avoid overflow and underflow of squares.
     scale = float(np.max(np.abs(values))) or 1.0
     found = np.asarray(values, dtype=np.float64) / scale
     clipped = _clip(found)
@@ -110,19 +109,20 @@ def judge(values: Sequence[float], *, larger_is_better: bool | None) -> Judgemen
 
 
 class _Noise:
-    """What values scatter by where their level does not change."""
+    """The noise of values around their level."""
 
     def __init__(self, values: Floats) -> None:
-        """Differences of neighbours are blind to levels, and their median to the few that cross a
-        cut. Neighbours that resemble each other differ less than others do: that tells how slowly
-        the noise wanders, and so how much less than their number the values are worth.
+        """Estimate the noise from differences, which do not depend on levels.
+
+        The median ignores the few differences that cross a change. Correlated noise makes the
+        differences of neighbours smaller than those of distant values; the ratio gives the
+        autocorrelation.
         """
         import numpy as np
 
         lag = max(2, min(5, len(values) // 6))
         steps, strides = values[1:] - values[:-1], values[lag:] - values[:-lag]
-        # About their median: a slope is no noise. A coarse scale repeats values, and the median of
-        # its steps may be none.
+        # Around their median: a slope is not noise. With coarse values the median step may be zero.
         steps = steps - np.median(steps)
         near = max(_scatter(steps), _trimmed(steps, 0.9)) ** 2 / 2
         far = _scatter(strides - np.median(strides)) ** 2 / 2
@@ -130,11 +130,11 @@ class _Noise:
         variance = max(near, far, floor)
         correlation = min(0.9, max(0.0, 1 - max(near, floor) / variance))
         self.variance = variance * (1 + correlation) / (1 - correlation)
-        """Of a mean over n values: this by n."""
+        """The variance of a mean over n values is this divided by n."""
 
 
 def _scatter(deviations: Floats) -> float:
-    """Their standard deviation, were they Gaussian; up to half of them may be anything."""
+    """A robust standard deviation; up to half of the deviations may be outliers."""
     import numpy as np
 
     return float(_MAD_TO_SIGMA * np.median(np.abs(deviations)))
@@ -149,7 +149,7 @@ def _trimmed(deviations: Floats, share: float) -> float:
 
 
 def _clip(values: Floats) -> Floats:
-    """The values, those that are odd among their neighbours moved to the edge of the noise."""
+    """The values with outliers clipped to the noise around their neighbours."""
     import numpy as np
 
     half = _NEIGHBOURS // 2
@@ -160,7 +160,7 @@ def _clip(values: Floats) -> Floats:
 
 
 def _partition(values: Floats, noise: _Noise) -> list[int]:
-    """Where the level changes: the cuts of least total cost, ascending."""
+    """The changes of level with the least total cost, ascending."""
     import numpy as np
 
     count = len(values)
@@ -188,14 +188,14 @@ def _partition(values: Floats, noise: _Noise) -> list[int]:
 
 
 def _price(count: int) -> float:
-    """Of a cut, in variances of the noise. Few values tell their own noise badly: it costs more."""
+    """The cost of a cut, in variances of the noise. Higher for few values, whose noise is uncertain."""
     import math
 
     return 4 * math.log(count) + 200 / count
 
 
 def _steady_start(levels: tuple[Level, ...]) -> int:
-    """Where the last level begins, those before it that equal it included, and short ones between."""
+    """The start of the last level, with equal levels before it and short ones between."""
     last = levels[-1]
     start, reach = last.start, SAME_LEVEL * abs(last.mean)
     for level in levels[-2::-1]:
@@ -207,7 +207,7 @@ def _steady_start(levels: tuple[Level, ...]) -> int:
 
 
 def _after_odd_beginning(values: Floats, start: int) -> int:
-    """`start`, moved over values that are odd beside all that follow."""
+    """`start`, moved past outliers at the beginning of the steady part."""
     import numpy as np
 
     rest = values[start:]

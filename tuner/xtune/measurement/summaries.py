@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One launch's values of a metric, summed up over instances and steady time.
+"""Summary of a metric of one launch over its instances and steady time.
 
-xlaunch reports the time in which all instances were at work. Within it the warm-up of each instance
-is found, and the last of them to be steady begins the time that counts: so throughputs add that
-really occurred side by side, and latencies pool.
+xlaunch reports when all instances were running. The time that counts begins when the last of them is
+steady, so that only simultaneous throughputs are added, and latencies are pooled.
 
-A rate holds for the time since the value before it, so rates are weighted by that time: 50 and 150
-images/s over the same number of images take 3 and 1 seconds, and make 75 images/s.
+A rate covers the time since the value before it, so rates are weighted by time: 50 and 150 images/s
+over equally many images take 3 and 1 seconds, and average 75 images/s.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from xtune.measurement.launches import Series, Steadiness
 from xtune.measurement.steadiness import Judgement, judge
 
 INSTANCES_NAMED = 3
-"""Instances whose steadiness is told one by one."""
+"""Maximum number of instances that notes name one by one."""
 
 _WORST_FIRST = (
     Steadiness.NOT_STEADY,
@@ -42,23 +41,23 @@ class Summary(NamedTuple):
     metric: str
     kind: Kind
     unit: str | None
-    """Of a time, where it was printed or the metric's name tells. **Ex.:** ``"ms"``."""
+    """Unit of a time, if printed or in the metric's name. **Ex.:** ``"ms"``."""
     value: float
-    """Of a rate: the sum of the instances' means, weighted by time. Of a time: the median of all
-    values. Else: the mean of the instances' means."""
+    """Rates: the sum of the instances' means, weighted by time. Times: the median of all values.
+    Others: the mean of the instances' means."""
     steadiness: Steadiness
-    """Of the instance that was steady least."""
+    """That of the least steady instance."""
     count: int  # type: ignore[assignment]  # hides tuple.count
-    """Values that went into it."""
+    """Number of values used."""
     mean: float
-    """Of all values."""
+    """Mean of all values."""
     p90: float | None
     p99: float | None
-    """Of a time; p99 of `MIN_FOR_P99` values or more."""
+    """Of times; p99 only from `MIN_FOR_P99` values."""
     window_s: tuple[float, float]
-    """When the time that counts began and ended, since the launch did; the end may be infinite."""
+    """Start and end of the time that counts, since the launch began; the end may be infinite."""
     notes: tuple[str, ...]
-    """What was dropped, and what to know before believing it."""
+    """What was dropped, and caveats."""
 
 
 class Window(NamedTuple):
@@ -68,12 +67,12 @@ class Window(NamedTuple):
     until_s: float = math.inf
 
     def within(self, other: Window) -> Window:
-        """The time that is in both."""
+        """The intersection."""
         return Window(max(self.after_s, other.after_s), min(self.until_s, other.until_s))
 
     def of(self, series: Series) -> Series:
-        """The part of a series within it."""
-        # As xlaunch has it: of values that were read at the very moment, all but the first count.
+        """The part of a series within the window."""
+        # As in xlaunch: of values read exactly at the start, all but the first count.
         kept = [
             (at, value)
             for place, (at, value) in enumerate(zip(series.times_s, series.values, strict=True))
@@ -84,17 +83,17 @@ class Window(NamedTuple):
 
 
 def name_of(text: str) -> str:
-    """The name of what a metric's text asks for. Raises `UsageError` where it cannot be read."""
+    """The name of a metric as written. Raises `UsageError` if it is invalid."""
     return text if text.startswith(MARK) else parse_metric(text).name
 
 
 def kind_in(text: str) -> Kind:
-    """The kind of what a metric's text asks for. Raises `UsageError` where it cannot be read."""
+    """The kind of a metric as written. Raises `UsageError` if it is invalid."""
     return kind_of(text) if text.startswith(MARK) else parse_metric(text).kind
 
 
 def window_of(total: MetricTotal) -> Window:
-    """The time in which all instances were at work, by xlaunch's account."""
+    """The time in which all instances were running, as reported by xlaunch."""
     if total.window_from_s is None:
         return Window()
     after_s = total.window_from_s
@@ -102,7 +101,7 @@ def window_of(total: MetricTotal) -> Window:
 
 
 def series_of(report: Report) -> tuple[Series, ...]:
-    """The raw values of a run, those of instances and metrics without any left out."""
+    """The raw values of a run; series without values are left out."""
     return tuple(
         Series(one.instance, one.metric, tuple(one.times_s), tuple(one.values))
         for one in report.series
@@ -120,16 +119,16 @@ def summarise(
     larger_is_better: bool | None = None,
     known: Sequence[str] = (),
 ) -> Summary | None:
-    """Sum up the series of one metric, at most one of each instance; None where there is no value.
+    """Summarize the series of one metric, at most one for each instance; None without values.
 
     kind, unit
-        None: as the metric's name tells.
+        None: from the metric's name.
     window
-        In which all instances were at work; None: all the time.
+        When all instances were running; None: always.
     larger_is_better
-        None: as a metric of that kind has it.
+        None: from the kind of metric.
     known
-        Notes on it from elsewhere, which come first.
+        Earlier notes, which come first.
     """
     kind = kind or kind_of(metric)
     window = window or Window()
@@ -146,7 +145,7 @@ def summarise(
     told = [*known, *_describe(judgements, of_several=len(found) > 1)]
     if not all(kept.values()):
         steady, kept = window, {index: one.values for index, one in found.items()}
-        told.append("no time in which all instances were steady: all values count")
+        told.append("the instances were never steady at the same time: all values count")
     pooled = sorted(value for values in kept.values() for value in values)
     if kind is Kind.RATE:
         times = {one.instance: one.times_s for one in series}
@@ -178,9 +177,9 @@ def summarise(
 def _steady_part(
     window: Window, series: Mapping[int, Series], judgements: Mapping[int, Judgement]
 ) -> tuple[Window, dict[int, tuple[float, ...]]]:
-    """When all were steady, and the values of each from then on; `series`: those in the window."""
-    # Times of what was dropped last. Values that came in one piece of output share their time: an
-    # instance's own are told apart by their place.
+    """When all were steady, and the values of each since then; `series`: those in the window."""
+    # The time of each last dropped value. Values from one piece of output have equal times; within
+    # an instance their index distinguishes them.
     ends = {
         index: series[index].times_s[judgement.start - 1] if judgement.start else -math.inf
         for index, judgement in judgements.items()
@@ -199,24 +198,24 @@ def _mean(values: Sequence[float], weights: Sequence[float] | None = None) -> fl
         mean = fmean(values, weights)
     except OverflowError:
         mean = math.fsum(value / len(values) for value in values)
-    # Of equal values, exactly that value: a requirement may be just that.
+    # Equal values have exactly that mean: a requirement may be the same number.
     return min(max(mean, min(values)), max(values))
 
 
 def worst(found: Iterable[Steadiness]) -> Steadiness:
-    """Of several steadinesses the one to be warned of."""
+    """The worst of several, for a warning."""
     seen = set(found)
     return next(steadiness for steadiness in _WORST_FIRST if steadiness in seen)
 
 
 def unit_in(name: str) -> str | None:
-    """The unit of time that a metric's name speaks of. **Ex.:** ``step_ms``, ``latency (ms)``."""
+    """The unit of time in a metric's name. **Ex.:** ``step_ms``, ``latency (ms)``."""
     words = set(re.findall("[a-zµμ]+", name.lower())) & SECONDS_PER_UNIT.keys()
     return words.pop() if len(words) == 1 else None
 
 
 def in_seconds(value: float, unit: str) -> float:
-    """A time that was printed in `unit`."""
+    """Convert a time in `unit` to seconds."""
     return value * SECONDS_PER_UNIT[unit]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Watches a launch until it ends, and ends it when its time is over or it cannot win any more."""
+"""Watches a launch, and ends it at its time limit or once it cannot win any more."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from xtune.measurement.outputs import Tail
 
 FIRST_LOOK_S = 0.25
 SHARE_OF_ONE_CPU = 0.005
-"""What looking may cost: the CPUs are the workload's."""
+"""Maximum share of a CPU for checks of a running launch."""
 
 
 class Race(NamedTuple):
-    """What a launch has to beat, or be cut."""
+    """The value that a launch must beat to continue."""
 
     cut_at: float
     goal: Goal
@@ -35,16 +35,15 @@ class Race(NamedTuple):
 
 
 class Watched(NamedTuple):
-    """What was seen of a launch while it ran."""
+    """Observations of a running launch."""
 
     began: float
-    """When its first instance was started, by the clock of `time.monotonic()`."""
+    """Start of its first instance, on the clock of `time.monotonic()`."""
     lines: tuple[LiveLine, ...]
-    """Those that were marked, and the ones after them."""
+    """Marked lines, and the ones after them."""
     ended_as: Outcome | None
-    """`TIMED_OUT` or `CUT` where it was ended from here."""
+    """`TIMED_OUT` or `CUT` if the tuner ended it."""
     reason: str
-    """Why."""
 
 
 def watch(
@@ -55,7 +54,7 @@ def watch(
     limit_s: float | None = None,
     race: Race | None = None,
 ) -> Watched:
-    """Wait until everything has ended. Takes what comes to `tail`, and samples `meter`."""
+    """Wait for the end of all processes. Reads `tail` and samples `meter` meanwhile."""
     return _Watch(run, tail, meter, limit_s, race).until_the_end()
 
 
@@ -102,7 +101,7 @@ class _Watch:
         return Watched(began, tuple(self._lines), self._ended_as, self._reason)
 
     def _next_at(self) -> float:
-        """When there is something to do at the latest."""
+        """The next deadline."""
         times = [self._sample_at]
         if self._ended_as is None:
             if self._limit_s is not None:
@@ -125,7 +124,7 @@ class _Watch:
             spent = time.thread_time()
             reason = self._lost(self._race, now)
             cost_s = time.thread_time() - spent
-            # Values come at any time: look less and less often, and never at more than its share.
+            # Check less and less often, and limit the cost to its share.
             self._look_pause_s = max(1.2 * self._look_pause_s, cost_s / SHARE_OF_ONE_CPU)
             if self._look_at <= now:
                 self._look_at = now + self._look_pause_s
@@ -133,7 +132,7 @@ class _Watch:
                 self._end(Outcome.CUT, reason)
 
     def _lost(self, race: Race, now: float) -> str | None:
-        """Why it cannot win any more; None: it can."""
+        """Why it cannot win any more; None if it can."""
         self._take_live()
         if race.metric is None:
             if race.goal is not Goal.MINIMIZE or self._began is None:
@@ -142,7 +141,7 @@ class _Watch:
             ran_s = now - self._began
             if ran_s <= race.cut_at:
                 return None
-            return f"it ran for {number(ran_s)} s, and {number(race.cut_at)} s was to be beaten"
+            return f"it ran for {number(ran_s)} s, and the time to beat is {number(race.cut_at)} s"
         series = [
             Series(index, race.metric, tuple(times), tuple(values))
             for index, (times, values) in sorted(self._values.items())

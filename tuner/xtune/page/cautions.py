@@ -12,8 +12,8 @@ from xtune.evidence.noise import Trouble, noise_cautions, pooled_spread
 from xtune.evidence.ratios import has_ratio
 from xtune.evidence.verdicts import Kind, Standing
 from xtune.measurement.launches import Outcome, Steadiness
-from xtune.page.findings import Findings
 from xtune.screen.cautions import Warned, launch_warnings
+from xtune.screen.conclusion import Conclusion
 from xtune.screen.quantities import launches, spans
 from xtune.search.provenance import outdated
 from xtune.search.records import Record, Stage
@@ -26,22 +26,22 @@ MAX_P_VALUE = 0.05
 _MINOR = (Trouble.TOO_FEW, Trouble.MORE_THAN_NEEDED)
 
 
-def warnings_of(findings: Findings) -> tuple[Warned, ...]:
+def warnings_of(conclusion: Conclusion) -> tuple[Warned, ...]:
     """All warnings, the most important first."""
     return (
-        *_provenance(findings),
-        *launch_warnings(findings.records),
-        *_disagreement(findings),
-        *_noise(findings),
-        *_steadiness(findings),
-        *_ending(findings),
+        *_provenance(conclusion),
+        *launch_warnings(conclusion.records),
+        *_disagreement(conclusion),
+        *_noise(conclusion),
+        *_steadiness(conclusion),
+        *_ending(conclusion),
     )
 
 
-def _provenance(findings: Findings) -> Iterator[Warned]:
-    if not findings.made:
+def _provenance(conclusion: Conclusion) -> Iterator[Warned]:
+    if not conclusion.made:
         return
-    numbers, changes = outdated(findings.made, findings.made[-1].provenance)
+    numbers, changes = outdated(conclusion.made, conclusion.made[-1].provenance)
     if numbers:
         yield Warned(
             "provenance",
@@ -50,17 +50,17 @@ def _provenance(findings: Findings) -> Iterator[Warned]:
         )
 
 
-def _disagreement(findings: Findings) -> Iterator[Warned]:
-    verdict = findings.verdict
+def _disagreement(conclusion: Conclusion) -> Iterator[Warned]:
+    verdict = conclusion.verdict
     leader = next(
         (row for row in verdict.standings if row.contender.configuration == verdict.leader), None
     )
     if leader is None or leader.interval is None:
         return
-    yield from _search_and_final(findings, leader)
+    yield from _search_and_final(conclusion, leader)
     # With n pairs that all agree, the exact test's p-value is 1 / 2**n: that is no disagreement.
-    least = 1.01 * 0.5**leader.interval.pairs
-    if verdict.kind is Kind.GAIN and leader.chance > max(MAX_P_VALUE, least):
+    attainable = 1.01 * 0.5**leader.interval.pairs
+    if verdict.kind is Kind.GAIN and leader.chance > max(MAX_P_VALUE, attainable):
         yield Warned(
             "disagreement",
             f"the exact sign-flip test is less sure of the gain (p = {number(leader.chance, 2)}) than"
@@ -76,20 +76,20 @@ def _disagreement(findings: Findings) -> Iterator[Warned]:
         )
 
 
-def _search_and_final(findings: Findings, leader: Standing) -> Iterator[Warned]:
+def _search_and_final(conclusion: Conclusion, leader: Standing) -> Iterator[Warned]:
     """Warn if the launches before the final contradict the final."""
-    interval, objective = leader.interval, findings.objective
+    interval, objective = leader.interval, conclusion.objective
     assert interval is not None
-    mine = _before_final(findings.records, leader.contender.configuration)
-    bare = _before_final(findings.records, BARE)
+    mine = _before_final(conclusion.records, leader.contender.configuration)
+    bare = _before_final(conclusion.records, BARE)
     if not mine or not bare:
         return
     seen = statistics.median(mine) / statistics.median(bare)
     seen = seen if objective.sign > 0 else 1.0 / seen
     spread = pooled_spread(
         [
-            [value for value in findings.values(one) if has_ratio(value)]
-            for one in dict.fromkeys(launch.configuration for launch in findings.launches)
+            [value for value in conclusion.values(one) if has_ratio(value)]
+            for one in dict.fromkeys(launch.configuration for launch in conclusion.launches)
         ]
     )
     noise = 0.0 if spread is None else spread.spread * math.sqrt(1 / len(mine) + 1 / len(bare))
@@ -118,8 +118,8 @@ def _before_final(records: tuple[Record, ...], wanted: Configuration) -> list[fl
     ]
 
 
-def _noise(findings: Findings) -> Iterator[Warned]:
-    values = [value for value in findings.values(BARE) if has_ratio(value)]
+def _noise(conclusion: Conclusion) -> Iterator[Warned]:
+    values = [value for value in conclusion.values(BARE) if has_ratio(value)]
     if len(values) < 2:
         return
     for caution in noise_cautions(values):
@@ -127,10 +127,10 @@ def _noise(findings: Findings) -> Iterator[Warned]:
             yield Warned("noise", f"the bare command: {caution.text}")
 
 
-def _steadiness(findings: Findings) -> Iterator[Warned]:
-    names = {findings.shown: "the best finalist", BARE: "the bare command"}
+def _steadiness(conclusion: Conclusion) -> Iterator[Warned]:
+    names = {conclusion.shown: "the best finalist", BARE: "the bare command"}
     for configuration, name in reversed(names.items()):
-        mine = [one for one in findings.launches if one.configuration == configuration]
+        mine = [one for one in conclusion.launches if one.configuration == configuration]
         measured = [one for one in mine if one.outcome is Outcome.MEASURED]
         for steadiness in (Steadiness.NOT_STEADY, Steadiness.SLOW_DOWN):
             count = sum(one.steadiness is steadiness for one in measured)
@@ -142,12 +142,12 @@ def _steadiness(findings: Findings) -> Iterator[Warned]:
                 )
 
 
-def _ending(findings: Findings) -> Iterator[Warned]:
-    if findings.ended == Ended.INTERRUPTED.value:
+def _ending(conclusion: Conclusion) -> Iterator[Warned]:
+    if conclusion.ended == Ended.INTERRUPTED.value:
         yield Warned("ending", "the last search was interrupted; this is the verdict so far")
-    elif findings.ended == Ended.STORAGE.value:
+    elif conclusion.ended == Ended.STORAGE.value:
         yield Warned("ending", "the last search ended early: its storage could not be written")
-    if findings.final_plan is None:
+    if conclusion.final_plan is None:
         yield Warned(
             "no final",
             "there was no final, so nothing is claimed; the values below come from the search",

@@ -13,6 +13,7 @@ from xlaunch.wording import number
 from xtune.evidence.fronts import front_of
 from xtune.evidence.importance import Importance
 from xtune.evidence.pareto import Estimate, Place
+from xtune.page.contestants import Contestant
 from xtune.page.figures import (
     CONTESTANT_COLOURS,
     GREY,
@@ -24,8 +25,8 @@ from xtune.page.figures import (
     shortened,
     text,
 )
-from xtune.page.findings import Contestant, Findings
 from xtune.page.launch_charts import distribution_chart, history_chart, sample_chart
+from xtune.screen.conclusion import Conclusion
 from xtune.screen.quantities import objective_quantity, percent, quantity_of
 from xtune.screen.words import settings_of
 from xtune.space.parameters import Configuration, Parameter
@@ -37,27 +38,27 @@ MAX_BANDS = 5
 
 
 def charts_of(
-    findings: Findings, people: Sequence[Contestant], found: Importance
+    conclusion: Conclusion, people: Sequence[Contestant], found: Importance
 ) -> dict[str, Chart | None]:
     """The charts by name; None for those without data."""
     return {
-        "ratios": ratio_chart(findings, people),
-        "pairs": pair_chart(findings, people),
-        "distributions": distribution_chart(findings, people),
-        "samples": sample_chart(findings, people),
-        "history": history_chart(findings),
-        "configurations": configuration_chart(findings, [row.name for row in found.settings]),
+        "ratios": ratio_chart(conclusion, people),
+        "pairs": pair_chart(conclusion, people),
+        "distributions": distribution_chart(conclusion, people),
+        "samples": sample_chart(conclusion, people),
+        "history": history_chart(conclusion),
+        "configurations": configuration_chart(conclusion, [row.name for row in found.settings]),
         "importance": importance_chart(found),
-        "front": front_chart(findings),
+        "front": front_chart(conclusion),
     }
 
 
-def ratio_chart(findings: Findings, people: Sequence[Contestant]) -> Chart | None:
+def ratio_chart(conclusion: Conclusion, people: Sequence[Contestant]) -> Chart | None:
     """The finalists' ratios with their confidence intervals."""
     rows = [
         (person.name, interval)
         for person in people
-        for row in findings.verdict.standings
+        for row in conclusion.verdict.standings
         if row.contender.configuration == person.configuration
         and (interval := row.interval) is not None
     ]
@@ -86,7 +87,7 @@ def ratio_chart(findings: Findings, people: Sequence[Contestant]) -> Chart | Non
     return Chart("ratios", "The ratio of each finalist with its interval", figure)
 
 
-def pair_chart(findings: Findings, people: Sequence[Contestant]) -> Chart | None:
+def pair_chart(conclusion: Conclusion, people: Sequence[Contestant]) -> Chart | None:
     """The ratio of each pair of launches in the final, block by block."""
     names = {one.configuration: one.name for one in people}
     colours = {
@@ -94,7 +95,7 @@ def pair_chart(findings: Findings, people: Sequence[Contestant]) -> Chart | None
     }
     data = []
     seen = [1.0]
-    for row in findings.verdict.standings:
+    for row in conclusion.verdict.standings:
         contender = row.contender
         points = [
             (block, math.exp(log))
@@ -129,7 +130,7 @@ def pair_chart(findings: Findings, people: Sequence[Contestant]) -> Chart | None
     return Chart("pairs", "The ratio of each finalist to the bare command, block by block", figure)
 
 
-def configuration_chart(findings: Findings, ranking: Sequence[str]) -> Chart | None:
+def configuration_chart(conclusion: Conclusion, ranking: Sequence[str]) -> Chart | None:
     """The configurations from setting to setting to their median; None for fewer than two.
 
     Parallel categories, because plotly's parallel coordinates need WebGL and compile JavaScript,
@@ -138,22 +139,22 @@ def configuration_chart(findings: Findings, ranking: Sequence[str]) -> Chart | N
     ranking
         Names of settings, the most important one first.
     """
-    medians = findings.medians
+    medians = conclusion.medians
     if len(medians) < 2:
         return None
-    best = sorted(medians, key=lambda one: -findings.objective.sign * medians[one])[
+    best = sorted(medians, key=lambda one: -conclusion.objective.sign * medians[one])[
         :MAX_CONFIGURATIONS
     ]
     bands = [rank * MAX_BANDS // len(best) for rank in range(len(best))]
     varied = [
-        one for one in findings.space.parameters if len({each[one.name] for each in best}) > 1
+        one for one in conclusion.space.parameters if len({each[one.name] for each in best}) > 1
     ]
     places = {name: at for at, name in enumerate(ranking)}
     varied.sort(key=lambda one: places.get(one.name, len(places)))
     dimensions = [_dimension(one, best) for one in varied[:MAX_DIMENSIONS]]
     dimensions.append(
         {
-            "label": text(shortened(objective_quantity(findings.objective).axis)),
+            "label": text(shortened(objective_quantity(conclusion.objective).axis)),
             "values": bands,
             "categoryarray": sorted(set(bands)),
             "ticktext": [_band_name(band, bands, [medians[one] for one in best]) for band in sorted(set(bands))],
@@ -231,13 +232,13 @@ def importance_chart(found: Importance) -> Chart | None:
     return Chart("importance", "The share of the differences that each setting explains", figure)
 
 
-def front_chart(findings: Findings) -> Chart | None:
+def front_chart(conclusion: Conclusion) -> Chart | None:
     """The configurations by both goals; None without a second goal or without values of both."""
-    if findings.second is None:
+    if conclusion.second is None:
         return None
-    first = objective_quantity(findings.objective)
-    other = quantity_of(findings.second.metric, findings.second.goal)
-    points = front_of(findings.launches, findings.objective, findings.second)
+    first = objective_quantity(conclusion.objective)
+    other = quantity_of(conclusion.second.metric, conclusion.second.goal)
+    points = front_of(conclusion.launches, conclusion.objective, conclusion.second)
     if not points:
         return None
     data = []
@@ -261,7 +262,7 @@ def front_chart(findings: Findings) -> Chart | None:
                     hovertext=[
                         text(
                             f"{first.of(row.first.value)}, {other.of(row.other.value)}",
-                            *settings_of(row.configuration, findings.space),
+                            *settings_of(row.configuration, conclusion.space),
                         )
                         for row in rows
                     ],

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
+import os
 import shlex
 from collections.abc import Sequence
 from importlib import import_module
@@ -28,8 +29,9 @@ from xtune.evidence.pareto import Place
 from xtune.evidence.verdicts import Kind, Standing
 from xtune.measurement.launches import Outcome
 from xtune.page.cautions import warnings_of
-from xtune.page.findings import Findings, contestants, failures
+from xtune.page.contestants import contestants, failures
 from xtune.screen import quantities
+from xtune.screen.conclusion import Conclusion
 from xtune.screen.words import aim, settings_of
 from xtune.space.installed import PROGRAM, SYSTEM, TUNER, Installed, installed
 from xtune.space.parameters import BARE, Configuration, Where
@@ -86,7 +88,7 @@ def require_libraries() -> str:
     return text.replace("</script", "<\\/script").replace("<!--", "<\\!--")
 
 
-def render_page(findings: Findings, plotly: str) -> str:
+def render_page(conclusion: Conclusion, plotly: str) -> str:
     """The whole file.
 
     plotly
@@ -97,56 +99,63 @@ def render_page(findings: Findings, plotly: str) -> str:
     from xtune.page.charts import MAX_CONFIGURATIONS, MAX_DIMENSIONS, charts_of
 
     def pieces(configuration: Configuration) -> list[str]:
-        return settings_of(configuration, findings.space)
+        return settings_of(configuration, conclusion.space)
 
     environment = page_environment()
-    people = contestants(findings)
-    importance = importance_of(findings.launches, findings.space.parameters, findings.objective)
-    charts = charts_of(findings, people, importance)
+    people = contestants(conclusion)
+    importance = importance_of(
+        conclusion.launches, conclusion.space.parameters, conclusion.objective
+    )
+    charts = charts_of(conclusion, people, importance)
     script = _source(environment, "page.js")
     policy = (
         "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:;"
         f" script-src '{_digest(plotly)}' '{_digest(script)}'; base-uri 'none'; form-action 'none'"
     )
-    second = findings.second
-    points = front_of(findings.launches, findings.objective, second) if second is not None else ()
+    second = conclusion.second
+    points = (
+        front_of(conclusion.launches, conclusion.objective, second) if second is not None else ()
+    )
     page = environment.get_template("page.html").render(
         BARE=BARE,
         MAX_CONFIGURATIONS=MAX_CONFIGURATIONS,
         MAX_DIMENSIONS=MAX_DIMENSIONS,
         WHERE=WHERE,
-        ablations=findings.ablations,
-        aim=aim(findings.objective),
+        ablations=conclusion.ablations,
+        aim=aim(conclusion.objective),
         charts=charts,
         charts_json=[chart.to_plain() for chart in charts.values() if chart is not None],
         cpu_list=format_cpu_list,
-        cut=sum(launch.outcome is Outcome.CUT for launch in findings.launches),
-        drawing=str(draw_machine(findings.machine)),
-        failures=failures(findings),
-        findings=findings,
+        cut=sum(launch.outcome is Outcome.CUT for launch in conclusion.launches),
+        drawing=str(draw_machine(conclusion.resolver.machine)),
+        failures=failures(conclusion),
+        conclusion=conclusion,
         front=[point for point in points if point.place is Place.FRONT],
-        headline=HEADLINES[findings.verdict.kind],
+        headline=HEADLINES[conclusion.verdict.kind],
         importance=importance,
         json_value=_json_value,
         names={one.configuration: one.name for one in people},
         numactl_line=numactl_line,
         other=None if second is None else quantities.quantity_of(second.metric, second.goal),
         people=people,
-        period=_period(findings),
+        period=_period(conclusion),
+        plain=conclusion.to_plain(),
+        preset=None if conclusion.preset is None else os.path.basename(conclusion.preset),
         pieces=pieces,
-        placement=_placement(findings),
+        placement=_placement(conclusion),
         plotly=Markup(plotly),  # noqa: S704
         points=points,
         policy=policy,
-        promising=_promising(findings),
-        quantity=quantities.objective_quantity(findings.objective),
+        promising=_promising(conclusion),
+        quantity=quantities.objective_quantity(conclusion.objective),
         script=Markup(script),  # noqa: S704
         sentence=_sentence,
-        standing_word=lambda row: _standing_word(findings, row),
+        standing_word=lambda row: _standing_word(conclusion, row),
         style=Markup(_source(environment, "page.css")),  # noqa: S704
-        verdict=findings.verdict,
-        versions=_versions(findings),
-        warnings=warnings_of(findings),
+        verdict=conclusion.verdict,
+        versions=_versions(conclusion),
+        warnings=warnings_of(conclusion),
+        words="\n".join(conclusion.lines()),
     )
     return f"{page.strip()}\n"
 
@@ -194,24 +203,24 @@ def _sentence(line: str) -> str:
     return line if line.endswith((".", "!", "?")) else f"{line}."
 
 
-def _period(findings: Findings) -> str:
-    began_s = findings.launches[0].began_s
-    ended_s = max(launch.began_s + launch.secondary.wall_s for launch in findings.launches)
+def _period(conclusion: Conclusion) -> str:
+    began_s = conclusion.launches[0].began_s
+    ended_s = max(launch.began_s + launch.secondary.wall_s for launch in conclusion.launches)
     return quantities.period(began_s, ended_s)
 
 
-def _promising(findings: Findings) -> str:
+def _promising(conclusion: Conclusion) -> str:
     """The command of a leader that is ahead of the bare command without proof; empty otherwise."""
-    verdict = findings.verdict
+    verdict = conclusion.verdict
     if verdict.best != BARE or verdict.leader is None or verdict.interval is None:
         return ""
     if verdict.interval.estimate <= 1.0:
         return ""
-    return shlex.join(findings.resolver.command(verdict.leader))
+    return shlex.join(conclusion.resolver.command(verdict.leader))
 
 
-def _standing_word(findings: Findings, row: Standing) -> str:
-    contender, verdict = row.contender, findings.verdict
+def _standing_word(conclusion: Conclusion, row: Standing) -> str:
+    contender, verdict = row.contender, conclusion.verdict
     if contender.out:
         return f"out: {contender.out}"
     if contender.dropped:
@@ -223,9 +232,9 @@ def _standing_word(findings: Findings, row: Standing) -> str:
     return "keeps what the default breaks" if row.keeps_more else "no gain shown"
 
 
-def _placement(findings: Findings) -> Placement | str:
+def _placement(conclusion: Conclusion) -> Placement | str:
     """How the winner runs, or the reason why it cannot."""
-    shown, resolver, machine = findings.shown, findings.resolver, findings.machine
+    shown, resolver = conclusion.shown, conclusion.resolver
     if shown == BARE:
         return (
             "The bare command runs without xlaunch: on any CPU that it may use, with the environment"
@@ -239,16 +248,16 @@ def _placement(findings: Findings) -> Placement | str:
     return Placement(
         plan,
         settings[0],
-        str(draw_machine(machine, plan)),
-        render_plan(plan, machine, explain=True),
+        str(draw_machine(resolver.machine, plan)),
+        render_plan(plan, resolver.machine, explain=True),
     )
 
 
-def _versions(findings: Findings) -> dict[str, dict[str, str]]:
+def _versions(conclusion: Conclusion) -> dict[str, dict[str, str]]:
     """What the latest launches were made with, or what is installed now if that was not kept."""
     found: Installed = (
-        findings.made[-1].provenance.installed
-        if findings.made
-        else installed(findings.resolver.request(BARE))
+        conclusion.made[-1].provenance.installed
+        if conclusion.made
+        else installed(conclusion.resolver.request(BARE))
     )
     return {title: dict(found[group]) for group, title in GROUPS.items() if found.get(group)}

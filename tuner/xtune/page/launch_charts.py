@@ -12,6 +12,7 @@ from plotly import graph_objects as go
 from xtune.measurement.launches import Launch, Outcome
 from xtune.measurement.objectives import WALL
 from xtune.measurement.summaries import name_of
+from xtune.page.contestants import Contestant, best_so_far
 from xtune.page.figures import (
     BLUE,
     CONTESTANT_COLOURS,
@@ -25,7 +26,7 @@ from xtune.page.figures import (
     shortened,
     text,
 )
-from xtune.page.findings import Contestant, Findings, best_so_far
+from xtune.screen.conclusion import Conclusion
 from xtune.screen.quantities import objective_quantity
 from xtune.screen.words import STAGES, settings_of
 from xtune.search.records import Record, Stage
@@ -39,13 +40,13 @@ MAX_TEXT = 90
 """Characters of a setting that are shown when pointing at a launch."""
 
 
-def distribution_chart(findings: Findings, people: Sequence[Contestant]) -> Chart:
+def distribution_chart(conclusion: Conclusion, people: Sequence[Contestant]) -> Chart:
     """The values of each contestant's launches."""
-    quantity = objective_quantity(findings.objective)
+    quantity = objective_quantity(conclusion.objective)
     names = {one.configuration: one.name for one in people}
     rows = [
         (at, names[record.launch.configuration], record.step.stage is Stage.FINAL, record.launch.value)
-        for at, record in enumerate(findings.records, start=1)
+        for at, record in enumerate(conclusion.records, start=1)
         if record.launch is not None
         and record.launch.configuration in names
         and record.launch.value is not None
@@ -80,15 +81,15 @@ def distribution_chart(findings: Findings, people: Sequence[Contestant]) -> Char
     return Chart("distributions", f"The launches of each contestant; {quantity.better}", figure)
 
 
-def sample_chart(findings: Findings, people: Sequence[Contestant]) -> Chart | None:
+def sample_chart(conclusion: Conclusion, people: Sequence[Contestant]) -> Chart | None:
     """The quartiles and extremes of the samples in each launch of the contestants."""
-    if findings.objective.metric == WALL:
+    if conclusion.objective.metric == WALL:
         return None
-    quantity, name = objective_quantity(findings.objective), name_of(findings.objective.metric)
+    quantity, name = objective_quantity(conclusion.objective), name_of(conclusion.objective.metric)
     places = {person.configuration: place for place, person in enumerate(people)}
     rows = [
         (places[launch.configuration], at, values)
-        for at, launch in enumerate(findings.launches, start=1)
+        for at, launch in enumerate(conclusion.launches, start=1)
         if launch.configuration in places and len(values := _samples(launch, name)) >= MIN_SAMPLES
     ]
     # Of many launches, those of the first contestants, and of these the latest.
@@ -128,15 +129,15 @@ def sample_chart(findings: Findings, people: Sequence[Contestant]) -> Chart | No
     return Chart("samples", label, figure, min_width_px=min(1800, 110 + 34 * len(rows)))
 
 
-def history_chart(findings: Findings) -> Chart:
+def history_chart(conclusion: Conclusion) -> Chart:
     """Every launch in order, and the best value so far."""
-    quantity = objective_quantity(findings.objective)
+    quantity = objective_quantity(conclusion.objective)
     groups: dict[tuple[str, str, str], list[tuple[int, float | None, str]]] = {}
-    for at, record in enumerate(findings.records, start=1):
+    for at, record in enumerate(conclusion.records, start=1):
         assert record.launch is not None
-        row = at, record.launch.value, _history_hover(findings, at, record, record.launch)
+        row = at, record.launch.value, _history_hover(conclusion, at, record, record.launch)
         groups.setdefault(_look(record.step.stage, record.launch), []).append(row)
-    best = [(at, value) for at, value in enumerate(best_so_far(findings), 1) if value is not None]
+    best = [(at, value) for at, value in enumerate(best_so_far(conclusion), 1) if value is not None]
     data = [
         go.Scatter(
             x=[at for at, _ in best],
@@ -167,10 +168,10 @@ def history_chart(findings: Findings) -> Chart:
         xaxis={"title": "launch", "rangemode": "tozero"},
         yaxis={
             "title": text(quantity.axis),
-            **axis_for([launch.value for launch in findings.launches]),
+            **axis_for([launch.value for launch in conclusion.launches]),
         },
     )
-    if any(launch.value is None for launch in findings.launches):
+    if any(launch.value is None for launch in conclusion.launches):
         strip = {"showgrid": False, "zeroline": False, "tickvals": [0.5], "ticktext": ["no value"]}
         figure.update_layout(
             xaxis={"anchor": "y2"},
@@ -204,11 +205,11 @@ def _look(stage: Stage, launch: Launch) -> tuple[str, str, str]:
     return STAGES[stage], *_LOOKS[stage]
 
 
-def _history_hover(findings: Findings, at: int, record: Record, launch: Launch) -> str:
-    quantity = objective_quantity(findings.objective)
+def _history_hover(conclusion: Conclusion, at: int, record: Record, launch: Launch) -> str:
+    quantity = objective_quantity(conclusion.objective)
     value = launch.outcome.value if launch.value is None else quantity.of(launch.value)
-    lines = settings_of(launch.configuration, findings.space)[:16]
-    is_broken = launch.value is not None and not findings.objective.is_feasible(launch)
+    lines = settings_of(launch.configuration, conclusion.space)[:16]
+    is_broken = launch.value is not None and not conclusion.objective.is_feasible(launch)
     return text(
         f"launch {at}: {value}",
         record.step.origin or STAGES[record.step.stage],

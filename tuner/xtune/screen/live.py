@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import time
-from types import TracebackType
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -60,12 +59,7 @@ class LiveScreen(PlainScreen):
         self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._live.stop()
 
     def stage_changed(self, stage: Stage) -> None:

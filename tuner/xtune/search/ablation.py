@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each change of a configuration is worth to it: the same without that one change.
+"""Ablations: the effect of each change of a configuration, measured by leaving it out.
 
-A search that finds something fast soon launches little else, so a model of all its launches cannot
-tell which of the changes did it. The direct answer is an ablation: the configuration with one changed
-setting as it is by default, held against the configuration itself.
+A search that finds a fast configuration launches mostly its neighbours, so a model of all launches
+cannot tell which change made it fast. An ablation resets one changed setting to its default and
+compares the result with the configuration itself.
 
-What found something fast carries changes that only came along. Whoever uses it would keep them for
-ever, so it is launched without all that seem to do nothing before anything is compared with it.
+A fast configuration also carries changes without effect. Before the final it is launched without them,
+so that users do not keep them forever.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ class Ablation(NamedTuple):
     """A configuration without one of its changes."""
 
     name: str
-    """Of the setting."""
+    """Name of the setting."""
     value: Value
-    """Which the configuration has."""
+    """In the configuration."""
     default: Value
-    """Which it had instead."""
+    """In the ablation."""
     ratio: float
-    """To the configuration itself, whatever the goal: at 0.8 a fifth is lost without the change."""
+    """To the configuration itself; 0.8 means that a fifth is lost without the change."""
     low: float
     high: float
     launches: int
-    """Without the change."""
+    """Launches without the change."""
 
 
 def without_each(space: Space, configuration: Configuration) -> list[tuple[str, Configuration]]:
-    """The configuration without one of its changes, for each that may be left out by itself.
+    """The configuration without one of its changes, for each that can be left out alone.
 
-    Of a single change there is nothing to tell: without it, it is the default.
+    Empty for a single change: without it, the configuration is the default.
     """
     if len(space.changes(configuration)) < 2:
         return []
@@ -53,10 +53,10 @@ def without_each(space: Space, configuration: Configuration) -> list[tuple[str, 
 def leaner(
     space: Space, configuration: Configuration, believed: Callable[[Configuration], float]
 ) -> Iterator[Configuration]:
-    """The configuration without one of its changes, then without two, and so on.
+    """Yield the configuration without one of its changes, without two, and so on.
 
-    Of what is left that goes which costs least, as far as is `believed` of configurations, larger is
-    better.
+    Each step leaves out the change that costs least; `believed` gives the score of a configuration,
+    larger is better.
     """
     left = configuration
     while others := [other for _, other in _without_each(space, left)]:
@@ -79,12 +79,10 @@ def ablations_of(
     plan_hash: Callable[[Configuration], str | None],
     scale: Scale,
 ) -> tuple[Ablation, ...]:
-    """Of what was launched, whatever for; what the configuration loses most without comes first.
+    """The ablations that were launched in any stage, the greatest loss first.
 
-    Nothing of the bare command, which has no changes.
-
-    The intervals are of 95 % all together (Bonferroni), by Student's t and the noise between all
-    launches of one plan.
+    Empty for the bare command, which has no changes. The confidence intervals hold jointly with 95 %
+    (Bonferroni); they use Student's t and the noise between launches of one plan.
     """
     if configuration == BARE:
         return ()
@@ -120,7 +118,7 @@ def not_launched(
     plan_hash: Callable[[Configuration], str | None],
     known: Collection[str],
 ) -> list[tuple[str, Configuration]]:
-    """Those that can be carried out and are no plan that is `known`; of equal plans the first."""
+    """Those that can be carried out and whose plan is not `known`; of equal plans the first."""
     found: dict[str, tuple[str, Configuration]] = {}
     for name, configuration in wanted:
         hashed = plan_hash(configuration)

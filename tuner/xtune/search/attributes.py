@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plain values of any size as attributes of Optuna's, which databases bound."""
+"""Storage of long values in Optuna's attributes, whose length databases limit."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from typing import Any
 from xtune.search.encoding import Plain
 
 PREFIX = "xtune:"
-"""Of the attributes that are read back. Others are for people."""
+"""Prefix of the attributes that xtune reads. Others are for people."""
 
 PIECE = 32_000
-"""Characters of one attribute: MySQL's TEXT holds 65,535 bytes."""
+"""Maximum characters of one attribute: MySQL's TEXT holds 65,535 bytes."""
 
 
 def pack(plain: Plain) -> str:
-    """Plain values as short text."""
+    """Compress plain values to text."""
     data = json.dumps(plain, separators=(",", ":")).encode()
     return base64.b64encode(zlib.compress(data)).decode()
 
 
 def unpack(text: str) -> Plain:
-    """What `pack` made text of."""
+    """The inverse of `pack`."""
     plain: Plain = json.loads(zlib.decompress(base64.b64decode(text)))
     return plain
 
@@ -39,7 +39,7 @@ def write_pieces(write: Callable[[str, Any], None], name: str, text: str) -> Non
 
 
 def read_pieces(attributes: Mapping[str, Any], name: str) -> str | None:
-    """What `write_pieces` wrote; None where it did not, or not to its end."""
+    """Read what `write_pieces` wrote; None if it is missing or incomplete."""
     first = attributes.get(f"{PREFIX}{name}#0")
     if not isinstance(first, str):
         return None

@@ -13,29 +13,29 @@ from xtune.evidence.verdicts import MIN_PAIRS
 UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 SHARE_OF_FINAL = 1 / 3
-"""Maximum share of all launches. With 20 launches, a final would leave only a dozen for the search."""
+"""Maximum share of the final in all launches."""
 
 MIN_WITH_FINAL = round(2 * MIN_PAIRS / SHARE_OF_FINAL)
-"""Launches of a search that can have a final: one finalist, and pairs enough for a first look."""
+"""Minimum launches for a final with one finalist and enough pairs for a first look."""
 
 MIN_BLOCKS = {3: 10, 2: 7, 1: MIN_PAIRS}
-"""So many finalists only where there are so many blocks. Few blocks cannot tell finalists apart that
-the search could not; then one finalist and more of the search find more."""
+"""Minimum blocks for each number of finalists. A few blocks cannot separate finalists that the search
+could not; then one finalist and more search launches are better."""
 
 MAX_BLOCKS = 12
 
 MAX_BLOCKS_OF_REST = 60
-"""Where nothing else is left to launch, a final may use what the search did not need."""
+"""The same if nothing else is left to launch."""
 
 MIN_LAUNCHES = 2
-"""The bare command and something else."""
+"""The bare command and one configuration."""
 
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*([smh])(?![a-z])")
 _LAUNCHES = re.compile(r"(\d+)\s*(?:launch(?:es)?)?")
 
 
 class Budget(NamedTuple):
-    """What a search may cost; whichever limit is reached first ends it. **Ex.:** ``10m``, ``40 launches``."""
+    """The limits of a search; the first one reached ends it. **Ex.:** ``10m``, ``40 launches``."""
 
     launches: int | None = None
     time_s: float | None = None
@@ -45,10 +45,10 @@ class Budget(NamedTuple):
         return ", ".join([*parts, *([] if self.time_s is None else [_duration(self.time_s)])])
 
     def left(self, launches: int, time_s: float, launch_s: float | None) -> float:
-        """Launches that are left after so many launches and so much time.
+        """The launches left after `launches` launches and `time_s` seconds.
 
         launch_s
-            What a launch takes, as far as that is known.
+            Duration of a launch; None if unknown.
         """
         left = math.inf if self.launches is None else float(self.launches - launches)
         if self.time_s is not None:
@@ -60,9 +60,9 @@ class Budget(NamedTuple):
 
 
 def parse_budget(text: str) -> Budget:
-    """A budget as it is written: ``90s``, ``10m``, ``1h30m``, ``40 launches``, ``40``, or two of them.
+    """Parse ``90s``, ``10m``, ``1h30m``, ``40 launches``, ``40``, or two of them.
 
-    Raises BudgetError for anything else, and for less than two launches.
+    Raises BudgetError for anything else, and for fewer than two launches.
     """
     launches: int | None = None
     time_s: float | None = None
@@ -79,54 +79,54 @@ def parse_budget(text: str) -> Budget:
             )
     if launches is not None and launches < MIN_LAUNCHES:
         raise BudgetError(
-            f"--budget {text!r}: at least {MIN_LAUNCHES} launches are needed, the bare command's"
-            " and another; 40 are a good start"
+            f"--budget {text!r}: a search needs at least {MIN_LAUNCHES} launches, one of the bare"
+            " command and another; try 40"
         )
     if time_s is not None and time_s <= 0.0:
-        raise BudgetError(f"--budget {text!r}: no time at all; 10m is a good start")
+        raise BudgetError(f"--budget {text!r}: the time must be above 0; try 10m")
     return Budget(launches, time_s)
 
 
 class FinalSize(NamedTuple):
-    """How large a paired final is."""
+    """The size of a paired final."""
 
     finalists: int
     blocks: int
 
     @property
     def launches(self) -> int:
-        """If nobody drops out, nor is it over early."""
+        """Maximum number of launches: finalists may drop out, and a final may end early."""
         return (self.finalists + 1) * self.blocks
 
     def with_rest(self, left: float) -> FinalSize:
-        """The same, with as many blocks as fit into so many launches."""
+        """The same with as many blocks as fit into `left` launches."""
         fitting = math.floor(min(left, 1e6)) // (self.finalists + 1)
         return self._replace(blocks=max(self.blocks, min(fitting, MAX_BLOCKS_OF_REST)))
 
-    def with_blocks(self, most: int) -> FinalSize:
-        """The same, with at most so many blocks, but no fewer than the first look needs."""
-        return self._replace(blocks=max(min(self.blocks, most), MIN_PAIRS))
+    def with_blocks(self, limit: int) -> FinalSize:
+        """The same with at most `limit` blocks, but enough for the first look."""
+        return self._replace(blocks=max(min(self.blocks, limit), MIN_PAIRS))
 
 
 MIN_FINAL = FinalSize(1, MIN_PAIRS)
 
 
 def final_size(total: float, earlier: int = 0) -> FinalSize | None:
-    """The final of a search of so many launches; None where there are too few for one.
+    """The final for a search of `total` launches; None if there are too few.
 
     earlier
-        Launches of earlier searches that no final has followed: they count as this one's.
+        Launches of earlier searches without a final: they count as this search's.
     """
     room = math.floor(min((total + earlier) * SHARE_OF_FINAL, total, 1e6))
-    for finalists, fewest in MIN_BLOCKS.items():
+    for finalists, minimum in MIN_BLOCKS.items():
         blocks = min(room // (finalists + 1), MAX_BLOCKS)
-        if blocks >= fewest:
+        if blocks >= minimum:
             return FinalSize(finalists, blocks)
     return None
 
 
-def fewest_with_final(earlier: int) -> int:
-    """Launches of a search that can have a final, after so many of earlier ones."""
+def min_launches_for_final(earlier: int) -> int:
+    """Minimum launches for a final, after `earlier` launches of earlier searches."""
     return max(MIN_FINAL.launches, MIN_WITH_FINAL - earlier)
 
 

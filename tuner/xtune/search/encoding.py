@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tuner keeps, as plain values for JSON and back.
+"""Conversion of stored objects to plain values for JSON, and back.
 
-Nothing is lost on the way but digits of times below a microsecond. Recordings and studies are read
-by later versions, so the keys here never change their meaning. What is empty is left out.
+Only digits of times below a microsecond are lost. Later versions read old recordings and studies, so a
+key never changes its meaning. Empty values are left out.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def decode_objective(plain: Plain) -> Objective:
 
 
 def encode_launch(launch: Launch, *, series: bool = True) -> Plain:
-    """A launch as plain values; `series`: with every raw sample."""
+    """A launch as plain values; `series`: include raw samples."""
     plain: Plain = {
         "configuration": dict(launch.configuration),
         "plan": launch.plan_hash,
@@ -52,7 +52,7 @@ def encode_launch(launch: Launch, *, series: bool = True) -> Plain:
     if series:
         plain["series"] = [_encode_series(one) for one in launch.series]
     plain = {key: value for key, value in plain.items() if value not in (None, "", [], {})}
-    # An empty one of these says something.
+    # These are kept even when empty.
     return {"configuration": dict(launch.configuration), "plan": launch.plan_hash} | plain
 
 
@@ -79,7 +79,7 @@ def _encode_series(series: Series) -> Plain:
     return {
         "instance": series.instance,
         "metric": series.metric,
-        # A microsecond is finer than any pipe; digits beyond it only take room.
+        # Pipes are slower than a microsecond.
         "times_s": [round(time_s, 6) for time_s in series.times_s],
         "values": list(series.values),
     }

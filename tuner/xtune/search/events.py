@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The events of a search, for those who show it."""
+"""Events of a search, for its display."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from xtune.search.strategy import Favourite, Resolution
 
 
 class Outline(NamedTuple):
-    """What will be searched."""
+    """The scope of a search."""
 
     size: int
-    """Configurations in the space."""
+    """Number of configurations in the space."""
     plans: int | None
-    """Different ways to start the workload among them; None where there are too many to look."""
+    """Number of different plans among them; None if there are too many to resolve."""
     races: bool
-    """All of them will be launched several times."""
+    """Every plan will be launched several times."""
     budget: Budget
     records: int
-    """Launches that earlier searches of the same study have made."""
+    """Launches of earlier searches of the study."""
 
 
 class Progress(NamedTuple):
-    """How far it is."""
+    """The progress of a search."""
 
     launches: int
-    """Of this search, finished."""
+    """Finished launches of this search."""
     left: float
-    """Launches still to be made, as far as is known; infinite before one was timed."""
+    """Estimated remaining launches; infinite before a launch was timed."""
     elapsed_s: float
     left_s: float | None
     """None before a launch was timed."""
@@ -48,9 +48,9 @@ class Observer:
         """Another search launches on this host now. `holder` names it. **Ex.:** ``PID 4711``."""
 
     def waiting_for_others(self, hosts: Sequence[str]) -> None:
-        """Nothing can be launched before launches of these other machines have ended.
+        """Launches of these other machines must end first.
 
-        None of them where a final is left to the machine that makes it.
+        Empty while waiting for the machine that runs the final.
         """
 
     def stage_changed(self, stage: Stage) -> None:
@@ -60,7 +60,7 @@ class Observer:
         """A launch begins."""
 
     def launched(self, record: Record, progress: Progress) -> None:
-        """A launch has ended, however it did."""
+        """A launch has ended, with any outcome."""
 
     def favourite_changed(self, favourite: Favourite) -> None:
         """Another configuration is probably best."""
@@ -69,10 +69,10 @@ class Observer:
         """The noise is known, and with it the gains that the budget can show."""
 
     def lost(self, step: Step) -> None:
-        """Another worker took a launch made here for lost, so it does not count."""
+        """Another worker considered this launch lost, so it does not count."""
 
     def edited(self) -> None:
-        """The program's file has changed since the launch before."""
+        """The program's file has changed since the previous launch."""
 
     def storage_trouble(self, message: str, pause_s: float) -> None:
-        """The storage is out of reach; it is tried again after so many seconds."""
+        """The storage cannot be reached; the next attempt is in `pause_s`."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The probability that a configuration fails, learnt from launches that did.
+"""The probability that a configuration fails, learnt from failed launches.
 
-Most failures are caused by one setting, or by two that do not go together. A launch that succeeds
-clears all settings and pairs that it has. The rest are suspects, above all those that many failures
-share; a configuration with some of them will probably fail too.
+Most failures are caused by one setting, or by a pair of settings. A successful launch clears all its
+settings and pairs. The others are suspects, above all those that many failures share; a configuration
+with suspects will probably fail too.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ SINGLE_WEIGHT = 3.0
 """Weight of a single setting, relative to a pair."""
 
 OTHER_WEIGHT = 1.0
-"""Weight of any other cause, or chance, relative to a pair."""
+"""Weight of any other cause, relative to a pair."""
 
 
 def success_chances(candidates: Rows, worked: Rows, failed: Rows) -> Floats:
-    """(candidates,): the probability that each candidate succeeds. All rows are of one encoder."""
+    """(candidates,): the probability that each candidate succeeds. All rows come from one encoder."""
     chances = np.ones(len(candidates))
     if not len(failed):
         return chances
@@ -39,7 +39,7 @@ def success_chances(candidates: Rows, worked: Rows, failed: Rows) -> Floats:
 
 
 def _shared(rows: Rows, others: Rows) -> NDArray[np.bool_]:
-    """(rows, others, parameters, parameters): whether both have the same two values there."""
+    """(rows, others, parameters, parameters): whether both have the same values of a pair."""
     same = rows[:, None] == others[None]
     shared: NDArray[np.bool_] = same[..., :, None] & same[..., None, :]
     return shared

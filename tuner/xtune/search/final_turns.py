@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finals as launches of a search: restored from its records, continued, the next launch named."""
+"""Launches of finals: restores a final from the records and chooses its next launch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def final_records(records: Sequence[Record]) -> list[Record]:
 
 
 class FinalTurns:
-    """Finals of a study. What it holds follows from the records."""
+    """The finals of a study. All state follows from the records."""
 
     def __init__(self, objective: Objective, plan_hash: Callable[[Configuration], str]) -> None:
         self._objective = objective
@@ -48,12 +48,12 @@ class FinalTurns:
         return final
 
     def extended(self, final: Final, left: float, *, was_stopped: bool) -> Final:
-        """The final with more blocks if its verdict is open, and with a look where it was stopped.
+        """The final with more blocks if its verdict is open, and a look at the point where it stopped.
 
         left
             Launches of the budget.
         was_stopped
-            An earlier search ended with the verdict that it has now.
+            An earlier search ended with the current verdict.
         """
         plan, done = final.plan, final.blocks
         if final.can_continue:
@@ -70,10 +70,10 @@ class FinalTurns:
         return extended
 
     def turn(self, records: Sequence[Record], final: Final, *, is_new: bool = False) -> Step | None:
-        """The launch to make now; None if another worker makes it.
+        """The next launch; None if another worker makes it.
 
         is_new
-            The plan has to be stored with it.
+            Store the plan with the launch.
         """
         turn = final.next()
         attempt = final.plan.attempt

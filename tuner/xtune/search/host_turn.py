@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Taking turns on a host: two launches at once would share caches and memory and spoil each other.
+"""A lock that allows one launch at a time on a host, since simultaneous launches distort each other.
 
-A lock on a file that every search of this user on this host knows. The kernel gives it up with its
-holder, however that ends.
+It is a lock on a file that all searches of this user on this host share. The kernel releases it when
+its holder ends in any way.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pathlib import Path
 
 from xtune.errors import TunerError
 
-MEMORY = "/dev/shm"  # noqa: S108 - the directory made there is private, and looked at before it is used
+MEMORY = "/dev/shm"  # noqa: S108 - the directory made there is private, which is checked
 
 
 def runtime_directory(environment: Mapping[str, str], memory: str = MEMORY) -> Path:
-    """A directory of this user on this host, never one that hosts share: made, and private.
+    """Make a private directory of this user on this host, not on a shared file system.
 
-    Raises TunerError where there is none.
+    Raises TunerError if that is not possible.
     """
     given = environment.get("XDG_RUNTIME_DIR", "")
     if os.path.isabs(given) and os.access(given, os.W_OK | os.X_OK):
@@ -46,10 +46,10 @@ def runtime_directory(environment: Mapping[str, str], memory: str = MEMORY) -> P
 
 
 class HostTurn:
-    """Called for each launch: a context in which nobody else launches on this host."""
+    """A context manager factory for launches; the context excludes other launches on this host."""
 
     def __init__(self, directory: Path, waiting: Callable[[str], None] | None = None) -> None:
-        """`directory`: see `runtime_directory`. `waiting`: told who has the turn, if somebody has."""
+        """`directory`: see `runtime_directory`. `waiting`: called with the holder's name before waiting."""
         self._path = directory / "launching.lock"
         self._waiting = waiting
 
@@ -58,7 +58,7 @@ class HostTurn:
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             self._take(descriptor)
-            # What the last holder wrote stays until the next one writes: whoever waits reads a name.
+            # The last holder's name stays until it is overwritten, so a waiting process reads a name.
             name = f"PID {os.getpid()}".encode()
             os.pwrite(descriptor, name, 0)
             os.truncate(descriptor, len(name))

@@ -13,7 +13,7 @@ class Measurer(Protocol):
     """Starts the workload once under a configuration and returns the result."""
 
     def plan_hash(self, configuration: Configuration) -> str | None:
-        """Hash of the plan that a configuration leads to on this machine; None if it cannot be carried out.
+        """Hash of a configuration's plan on this machine; None if it cannot be carried out.
 
         Configurations with equal hashes are measured as one.
         """
@@ -26,17 +26,17 @@ class Measurer(Protocol):
         cut_at: float | None = None,
         limit_s: float | None = None,
     ) -> Launch:
-        """Make one launch. Whatever the workload does, it does not raise.
+        """Make one launch. Failures of the workload do not raise.
 
         configuration
-            One of the space, or `xtune.space.parameters.BARE`: the command without xlaunch.
+            From the space, or `xtune.space.parameters.BARE`: the command without xlaunch.
         cut_at
-            End it early, as Outcome.CUT, once its value cannot reach this any more.
+            End it early, as Outcome.CUT, once it cannot reach this value any more.
         limit_s
-            End it after so many seconds, as Outcome.TIMED_OUT.
+            Time limit; it ends the launch as Outcome.TIMED_OUT.
         """
         ...
 
     def now_s(self) -> float:
-        """The time that budgets are counted in: seconds; a clock, or a recorded one."""
+        """The clock for budgets, in seconds; real or recorded."""
         ...

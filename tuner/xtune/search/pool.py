@@ -13,12 +13,12 @@ MAX_RESOLVED = 512
 """Spaces up to this size are resolved to plans beforehand, larger ones during the search."""
 
 MAX_HELD = 3000
-"""Spaces up to this size are held whole. Candidates of a larger one are a sample of half as many, what
-was launched, and the neighbours of the best."""
+"""Spaces up to this size are held completely. In larger ones, candidates are a sample of half as many,
+the launched configurations, and the neighbours of the best."""
 
 
 class Pool:
-    """Configurations of a space, one for each plan as far as that is known."""
+    """Configurations of a space, one for each known plan."""
 
     def __init__(
         self,
@@ -26,19 +26,19 @@ class Pool:
         plan_hash: Callable[[Configuration], str | None],
         seed: int,
     ) -> None:
-        """`plan_hash`: as a Measurer has it."""
+        """`plan_hash`: see `Measurer.plan_hash`."""
         self._space = space
         self._plan_hash = plan_hash
         self._hashes: dict[Configuration, str | None] = {}
         self._owners: dict[str, Configuration] = {}
         self._random = random.Random(f"{seed} pool")  # noqa: S311 - no secret
         self.is_whole = space.size <= MAX_HELD
-        """It holds the whole space."""
+        """The pool holds the whole space."""
         self.is_resolved = space.size <= MAX_RESOLVED
-        """Its configurations are known to be of different plans, all that can be carried out."""
+        """It holds exactly one configuration for each plan that can be carried out."""
         members = list(space) if self.is_whole else self._sample(MAX_HELD // 2)
         if self.is_resolved:
-            # Of equal plans the one with the fewest changes stands for all.
+            # The configuration with the fewest changes represents its plan.
             changes = {one: len(space.changes(one)) for one in members}
             for configuration in sorted(members, key=lambda one: changes[one]):
                 known = self.resolve(configuration)
@@ -51,10 +51,9 @@ class Pool:
     def around(
         self, launched: Iterable[Configuration], best: Iterable[Configuration]
     ) -> Sequence[Configuration]:
-        """The configurations to judge: of a space that is not held whole, a part.
+        """The candidates; in a large space a sample, the launched ones, and the neighbours of the best.
 
-        A sample, what was launched, and what differs from the best of it in one parameter. It follows
-        from the arguments and the seed alone.
+        It depends only on the arguments and the seed.
         """
         if self.is_whole:
             return self.configurations
@@ -65,13 +64,13 @@ class Pool:
         return tuple(found)
 
     def resolve(self, configuration: Configuration) -> str | None:
-        """The hash of the plan; None where it cannot be carried out."""
+        """The hash of the plan; None if it cannot be carried out."""
         if configuration not in self._hashes:
             self._hashes[configuration] = self._plan_hash(configuration)
         return self._hashes[configuration]
 
     def owner(self, plan_hash: str) -> Configuration | None:
-        """The configuration that stands for a plan; None unless all were resolved beforehand."""
+        """The configuration that represents a plan; None unless the pool is resolved."""
         return self._owners.get(plan_hash)
 
     def _sample(self, count: int) -> list[Configuration]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What to launch next, by a model of the space.
+"""Choice of the next launch by a model of the space.
 
 `benchmarks/tuner replay` compares it with Optuna's samplers, grids and random search on recorded spaces.
 """
@@ -22,13 +22,13 @@ from xtune.space.spaces import Space
 PlanHash = Callable[[Configuration], str | None]
 
 MIN_CHANCE = 0.2
-"""Configurations that probably fail four times out of five are launched last, however good."""
+"""Configurations with a lower probability of success are launched last."""
 
 SAME_DIGITS = 6
-"""Merits that agree in so many digits count as equal."""
+"""Merits that agree in this many digits count as equal."""
 
 BEST_AROUND = 3
-"""Launched configurations whose neighbours are candidates too, if the space is not held whole."""
+"""Number of best configurations whose neighbours become candidates in a large space."""
 
 CUT_MARGIN = 0.02
 """A launch that was cut counts as 2 % worse than the value that it missed."""
@@ -41,12 +41,11 @@ The model assumes normal noise. Real launches have heavier tails, so repeating t
 
 
 class ModelProposer:
-    """Proposes what a Gaussian process expects to improve most on the best configuration.
+    """Proposes the configuration with the greatest expected improvement by a Gaussian process.
 
-    New configurations are ranked by augmented expected improvement (Huang et al. 2006), which alone
-    would launch one configuration over and over. One is launched again if that is worth more than any
-    new one, by the knowledge gradient (Frazier et al. 2009): without repeats, the value of the best of
-    many single launches is mostly luck.
+    New configurations are ranked by augmented expected improvement (Huang et al. 2006). A configuration
+    is repeated if its knowledge gradient (Frazier et al. 2009) is greater than that of any new one:
+    without repeats, the best of many single launches is mostly luck.
     """
 
     def __init__(self, space: Space, plan_hash: PlanHash, seed: int = 0) -> None:
@@ -59,12 +58,12 @@ class ModelProposer:
     def propose(
         self, ratings: Sequence[Rating], taken: Collection[str] = ()
     ) -> Configuration | None:
-        """A configuration that can be carried out; None where nothing is left to try.
+        """The next configuration; None if nothing is left to try.
 
         ratings
-            Of all launches so far, in order.
+            Those of all launches so far, in order.
         taken
-            Plans that somebody else is launching now.
+            Plans that other workers are launching.
         """
         scored = [rating for rating in ratings if rating.score is not None]
         failed = _failed(ratings)
@@ -101,7 +100,7 @@ class ModelProposer:
         launched: Mapping[str, Configuration],
         refused: Collection[str],
     ) -> Configuration | None:
-        """The first that can be carried out, stands for its plan, and is not refused."""
+        """The first that can be carried out, represents its plan, and is not refused."""
         for configuration in configurations:
             plan_hash = self.pool.resolve(configuration)
             if plan_hash is None or plan_hash in refused:
@@ -123,14 +122,14 @@ class ModelProposer:
         return [choices[at] for at in np.argsort(-means, kind="stable")[:count]]
 
     def believed(self, configuration: Configuration) -> tuple[float, float]:
-        """Mean and standard deviation of a configuration's score, by what was learnt last."""
+        """Mean and standard deviation of a configuration's score, by the last fit."""
         belief = self._surrogate.believe(self._encoder.rows([configuration]))
         means = belief.means[:, 0]
         variance = float(belief.variances[:, 0].mean() + means.var())
         return float(means.mean()), math.sqrt(variance)
 
     def learn(self, ratings: Sequence[Rating]) -> bool:
-        """Learn from these launches; False where they are of fewer than two plans."""
+        """Fit the model; False for launches of fewer than two plans."""
         scored = [rating for rating in ratings if rating.score is not None]
         if len({rating.plan_hash for rating in scored}) < 2:
             return False
@@ -160,8 +159,7 @@ class ModelProposer:
 def best_first(merits: Floats, chance: np.random.Generator) -> NDArray[np.intp]:
     """Positions by descending merit; ties are broken at random.
 
-    At the beginning all values that were never tried tie. Without chance, the order in which the space
-    lists them would decide, the same in every search.
+    At first all untried values tie; otherwise their order in the space would always decide.
     """
     largest = merits.max()
     rounded = np.round(merits / largest, SAME_DIGITS) if largest > 0.0 else np.zeros_like(merits)
@@ -169,7 +167,7 @@ def best_first(merits: Floats, chance: np.random.Generator) -> NDArray[np.intp]:
 
 
 def augmented_improvement(belief: Belief, best: Floats) -> Floats:
-    """(fits, configurations): expected improvement on `best`, less the part that noise hides."""
+    """(fits, configurations): expected improvement on `best`, reduced for noise."""
     deviations = np.sqrt(belief.variances)
     distances = (belief.means - best[:, None]) / deviations
     improvements = deviations * (distances * _normal_cdf(distances) + _normal_density(distances))
@@ -179,9 +177,9 @@ def augmented_improvement(belief: Belief, best: Floats) -> Floats:
 
 
 def knowledge_gradient(belief: Belief, seen: Floats, covariances: Floats) -> Floats:
-    """(fits, configurations): how much a launch of each raises the best mean, on average.
+    """(fits, configurations): expected increase of the best mean by a launch of each.
 
-    The best is one of those launched, or the configuration itself.
+    The best is a launched configuration, or the configuration itself.
 
     seen
         (fits, launched), means.
@@ -201,7 +199,7 @@ def knowledge_gradient(belief: Belief, seen: Floats, covariances: Floats) -> Flo
 
 _POINTS, _WEIGHTS = np.polynomial.hermite_e.hermegauss(11)
 _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
-"""Integrate over a standard normal variable."""
+"""Quadrature for a standard normal variable."""
 
 _GRID = np.linspace(-8.0, 8.0, 4001)
 _CDF = np.array([0.5 * math.erfc(-point / math.sqrt(2.0)) for point in _GRID])

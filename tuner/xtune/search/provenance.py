@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What launches of a study were made with: the program as it was then, and what was installed.
+"""Provenance of launches: the program's content and the installed versions at the time.
 
-Neither makes a study another one, as another machine would: an edit need not change how fast a program
-is, and only its author can tell. So both are kept, host by host, with the launch that was the first to
-be made with them, and what differs is told.
+A change of these does not start another study, as another machine does, because an edit may not affect
+speed. Instead, each provenance is stored by host with its first launch, and differences are reported.
 """
 
 from __future__ import annotations
@@ -17,21 +16,21 @@ from xtune.search.study import Study
 from xtune.space.installed import INTERPRETER, PROGRAM, SYSTEM, TUNER, Installed
 
 COMPARED_OF_TUNER = ("xtune",)
-"""What of the tuner decides how a program is launched; the rest only reads the outcome."""
+"""The packages of the tuner that affect launches; the others only read results."""
 
 _NOTE = "made with on "
 """Followed by the host."""
 
 
 class Provenance(NamedTuple):
-    """What launches were made with."""
+    """The program's content and the installed versions."""
 
     content: str
-    """Digest of the program's file; empty where there is none, or a very long one."""
+    """Digest of the program's file; empty if there is none or it is very large."""
     installed: Installed
 
     def differences(self, other: Provenance) -> tuple[str, ...]:
-        """What `other` has otherwise. **Ex.:** ``torch 2.11.0 (now 2.13.0)``."""
+        """The differences to `other`. **Ex.:** ``torch 2.11.0 (now 2.13.0)``."""
         found = ["the program as it was before an edit"] if self.content != other.content else []
         for group in (PROGRAM, SYSTEM, TUNER):
             ours, theirs = self.installed.get(group, {}), other.installed.get(group, {})
@@ -46,15 +45,15 @@ class Provenance(NamedTuple):
 
 
 class Made(NamedTuple):
-    """Launches of a study and what they were made with."""
+    """Launches of a study with one provenance."""
 
     provenance: Provenance
     numbers: tuple[int, ...]
-    """Which of those that have ended, the first being 1."""
+    """Their numbers among the ended launches, from 1."""
 
 
 def keep_provenance(study: Study, host: str, records: Sequence[Record], now: Provenance) -> None:
-    """Keep what the launches of `host` that come after `records` are made with.
+    """Store the provenance of the launches of `host` after `records`.
 
     Raises StorageError.
     """
@@ -67,9 +66,9 @@ def keep_provenance(study: Study, host: str, records: Sequence[Record], now: Pro
 
 
 def made_with(study: Study, records: Sequence[Record]) -> tuple[Made, ...]:
-    """The launches of a study by what they were made with, those with the latest launch last.
+    """The launches of a study by provenance, those with the latest launch last.
 
-    Those that failed, of which nothing is compared, are left out, and those of before this was kept.
+    Failed launches and launches without a stored provenance are left out.
     """
     known = {host: _kept(study, host) for host in {record.host for record in records}}
     ended = [record for record in records if record.launch is not None]
@@ -87,7 +86,7 @@ def made_with(study: Study, records: Sequence[Record]) -> tuple[Made, ...]:
 
 
 def outdated(made: Sequence[Made], now: Provenance) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Which launches were made with something else than `now`, and what differs, each once."""
+    """The launches with another provenance than `now`, and the differences, each once."""
     numbers: list[int] = []
     told: dict[str, None] = {}
     for one in made:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Race of all plans of a small space: each block launches every plan once, and drops losers.
 
-As in irace (López-Ibáñez et al. 2016), survivors collect launches. Plans are compared within blocks, so
-slow changes of the machine fall out.
+As in irace (López-Ibáñez et al. 2016), survivors get more launches. Plans are compared within blocks,
+so slow changes of the machine cancel.
 """
 
 from __future__ import annotations
@@ -15,39 +15,39 @@ from typing import NamedTuple
 from xtune.evidence.distributions import student_quantile
 
 FIRST_BLOCKS = 2
-"""Blocks before anything is dropped."""
+"""Minimum blocks before a plan is dropped."""
 
 MAX_BLOCKS = 8
-"""More would be the final's."""
+"""Maximum blocks before the final."""
 
 LAUNCHES_EACH = 3
-"""A space is raced where the budget has so many launches for each of its plans."""
+"""A space is raced if the budget allows this many launches of each plan."""
 
 DROP_LEVEL = 0.005
 """The probability of dropping a plan that is as good as the leader, in one comparison."""
 
 Scores = Mapping[str, float | None]
-"""Of a block: of each plan its score, larger is better; None where it failed."""
+"""The scores of a block by plan, larger is better; None for a failure."""
 
 
 class RaceState(NamedTuple):
-    """Who is still in the race."""
+    """The state of a race."""
 
     survivors: tuple[str, ...]
     """Plans, the best first."""
     is_over: bool
-    """A final tells more than another block."""
+    """Start the final instead of another block."""
 
 
 def race_state(plans: Sequence[str], blocks: Sequence[Scores], wanted: int) -> RaceState:
     """The race after complete blocks.
 
     plans
-        All that race, in any order.
+        All plans of the race, in any order.
     blocks
-        Each with the scores of those that were in the race then.
+        The scores of the plans in the race at that time.
     wanted
-        How many may go on to the final.
+        Number of plans for the final.
     """
     alive = [plan for plan in plans if all(block.get(plan, 0.0) is not None for block in blocks)]
     for count in range(FIRST_BLOCKS, len(blocks) + 1):
@@ -60,7 +60,7 @@ def race_state(plans: Sequence[str], blocks: Sequence[Scores], wanted: int) -> R
 
 
 def block_order(survivors: Sequence[str], block: int, seed: int) -> list[str]:
-    """The order of a block: drawn, and the same whoever asks."""
+    """The random order of a block; the same for every worker."""
     order = sorted(survivors)
     random.Random(f"{seed} race {block}").shuffle(order)  # noqa: S311 - no secret
     return order

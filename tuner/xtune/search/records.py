@@ -25,11 +25,11 @@ class Stage(enum.Enum):
     SEARCH = "search"
     """A configuration that the model proposed."""
     CONTROL = "control"
-    """The bare command again, to see whether the machine drifts."""
+    """The bare command again, to detect drift of the machine."""
     ABLATION = "ablation"
     """The best configuration without some of its changes."""
     FINAL = "final"
-    """The top few and the bare command in turns."""
+    """The finalists and the bare command, interleaved."""
 
 
 class Step(NamedTuple):
@@ -43,29 +43,29 @@ class Step(NamedTuple):
     origin: str = ""
     """Where the configuration came from. **Ex.:** ``xlaunch``, ``preset throughput``."""
     cut_at: float | None = None
-    """A value that it has to reach; it is ended early once it cannot."""
+    """The launch is ended early once it cannot reach this value."""
     details: Mapping[str, Any] = {}
-    """What else is needed to continue from here, as plain values."""
+    """Further data needed to continue the search, as plain values."""
 
 
 class Record(NamedTuple):
-    """A launch that was made, or is being made."""
+    """A launch, finished or under way."""
 
     number: int
     step: Step
     host: str
-    """Where it was made: launches of one host share its drift."""
+    """The host that made it; launches of one host share its drift."""
     launch: Launch | None
     """None: under way."""
 
 
 class Rating(NamedTuple):
-    """A launch of a configuration of the space, as a search compares it."""
+    """The score of a launch of a configuration of the space."""
 
     configuration: Configuration
     plan_hash: str
     score: float | None
-    """The logarithm of the value, larger is better; None where there is no usable value."""
+    """The logarithm of the value, larger is better; None without a usable value."""
     is_cut: bool = False
     """The launch was cut: the score is the one it missed."""
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All launches on one scale: the logarithm of the value, larger is better, relative to the host."""
+"""Scores of launches: the logarithm of the value, larger is better, corrected for the host."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from xtune.space.parameters import BARE
 
 USUAL_SPREAD = 0.03
 USUAL_DEGREES = 3.0
-"""The noise that is assumed before it is known, and how many repeated launches it counts as."""
+"""Prior for the noise, and the number of repeated launches that it counts as."""
 
 
 class Scale:
@@ -28,7 +28,7 @@ class Scale:
 
     @cached_property
     def ratings(self) -> list[Rating]:
-        """One for every launch of a configuration of the space, in order."""
+        """The rating of every launch of a configuration of the space, in order."""
         return [
             Rating(
                 record.step.configuration,
@@ -47,15 +47,22 @@ class Scale:
         scores = [one for one in found if one is not None]
         return sum(scores) / len(scores) if scores else None
 
+    @property
+    def lead(self) -> float:
+        """Lead of the best score over the bare command's, minus twice the noise."""
+        assert self.bare is not None
+        scores = [rating.score for rating in self.ratings if rating.score is not None]
+        return max(scores, default=self.bare) - self.bare - 2.0 * self.spread
+
     def mean_of(self, plan_hash: str) -> float | None:
-        """The mean score of a plan; None where none of its launches has one."""
+        """The mean score of a plan; None if no launch has a score."""
         found = [one.score for one in self.ratings if one.plan_hash == plan_hash]
         scores = [score for score in found if score is not None]
         return sum(scores) / len(scores) if scores else None
 
     @property
     def spread(self) -> float:
-        """Standard deviation of a score between launches of one plan, before it is known an assumption."""
+        """Standard deviation of scores between launches of one plan, combined with the prior."""
         seen, degrees = self.noise_seen
         squares = USUAL_DEGREES * USUAL_SPREAD**2 + degrees * seen**2
         return math.sqrt(squares / self.degrees)
@@ -67,7 +74,7 @@ class Scale:
 
     @cached_property
     def noise_seen(self) -> tuple[float, int]:
-        """Standard deviation of a score between launches of one plan, and its degrees of freedom."""
+        """Standard deviation of scores between launches of one plan, and its degrees of freedom."""
         groups: dict[tuple[str, str], list[float]] = {}
         for record in self._records:
             found = self.score_of(record)
@@ -81,7 +88,7 @@ class Scale:
         return math.sqrt(squares / degrees) if degrees else 0.0, degrees
 
     def score_of(self, record: Record) -> float | None:
-        """The score of a record, for one that was cut the score it missed; None for a failure."""
+        """The score of a record; for a cut launch, the score it missed; None for a failure."""
         launch = record.launch
         assert launch is not None
         if launch.outcome is Outcome.CUT and record.step.cut_at is not None:
@@ -94,7 +101,7 @@ class Scale:
         return score(value, self._objective) - self._bare_levels.get(record.host, 0.0)
 
     def _levels_of_hosts(self) -> dict[str, float]:
-        """How much better each host is than the average host, by its bare command."""
+        """The offset of each host from the average host, by its bare command."""
         scores: dict[str, list[float]] = {}
         for record in _bare(self._records):
             assert record.launch is not None

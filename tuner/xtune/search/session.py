@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One search from its first launch to its verdict.
 
-Ctrl-C ends it at any point with the verdict so far. A second one, while the verdict is computed, is
-passed on to the caller.
+Ctrl-C ends it with the verdict so far. A second Ctrl-C, while the verdict is computed, is raised to the
+caller.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from xtune.evidence.ratios import log_ratio
 from xtune.evidence.verdicts import Verdict, undecided
 from xtune.measurement.launches import Launch, Outcome
 from xtune.measurement.objectives import Objective
-from xtune.search.budget import MIN_FINAL, Budget, fewest_with_final, final_size
+from xtune.search.budget import MIN_FINAL, Budget, final_size, min_launches_for_final
 from xtune.search.events import Observer, Outline, Progress
 from xtune.search.measurer import Measurer
 from xtune.search.records import Record, Stage, Step
@@ -33,7 +33,7 @@ from xtune.space.spaces import Space
 
 LIMIT_TIMES = 10.0
 LIMIT_MORE_S = 60.0
-"""Timeout of a launch, unless the user gives one: ten times the bare command's time, and a minute."""
+"""Default timeout of a launch: ten times the bare command's time plus a minute."""
 
 KEEP_PAUSES_S = (1.0, 5.0, 15.0, 60.0)
 """Pauses before a storage that cannot be reached is tried again."""
@@ -44,28 +44,28 @@ WAIT_S = 1.0
 """Polling interval while workers on other machines are launching."""
 
 LOOKS_BEFORE_TAKING_OVER = 5
-"""All launches of a final are made on one machine. Another one continues it after so many polls at
-which nothing was under way."""
+"""All launches of a final are made on one machine. Another one takes over after this many polls without
+a launch under way."""
 
 MIN_NOISE_DEGREES = 2
-"""Degrees of freedom of the noise at which it is said what the budget can show."""
+"""Degrees of freedom of the noise before the resolution is reported."""
 
 NOISE_KNOWN_AFTER = 12
-"""Launches after which it is said with fewer degrees of freedom."""
+"""Launches after which it is reported with fewer degrees of freedom."""
 
 Turn = Callable[[], AbstractContextManager[object]]
-"""Context of each launch, in which nobody else launches on this host."""
+"""Context of each launch that excludes other launches on this host."""
 
 
 class Ended(enum.Enum):
     """Why a search ended."""
 
     DONE = "done"
-    """There is nothing left to launch."""
+    """Nothing is left to launch."""
     BUDGET = "budget"
     INTERRUPTED = "interrupted"
     STORAGE = "storage"
-    """Results could not be stored any more."""
+    """The storage failed."""
 
 
 class Result(NamedTuple):
@@ -73,13 +73,13 @@ class Result(NamedTuple):
 
     verdict: Verdict
     favourite: Favourite | None
-    """The configuration that is probably best; without evidence unless the verdict says so."""
+    """The configuration that is probably best; only the verdict is evidence."""
     decision: Decision | None
     """The state of the final; None without one."""
     resolution: Resolution | None
-    """Which gains its budget could show."""
+    """The gains that its budget could show."""
     records: tuple[Record, ...]
-    """All records of the study, of earlier searches and other workers too."""
+    """All records of the study, also of earlier searches and other workers."""
     launches: int
     """Launches finished in this search."""
     ended: Ended
@@ -104,9 +104,11 @@ class Search:
         turn: Turn = contextlib.nullcontext,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`limit_s`: for a single launch. Raises BudgetError for a budget without any limit."""
+        """`limit_s`: timeout of a launch. Raises BudgetError for a budget without a limit."""
         if budget == Budget():
-            raise BudgetError("a search without a budget never ends; say --budget 10m, for example")
+            raise BudgetError(
+                "a search without a budget never ends; give one, such as --budget 10m"
+            )
         self._space = space
         self._strategy = strategy
         self._measurer = measurer
@@ -132,8 +134,8 @@ class Search:
     def run(self) -> Result:
         """Search, and conclude.
 
-        Raises MetricNotSeenError, ObjectiveError or TunerError where the bare command itself cannot
-        be measured; StorageError where the storage is out of reach from the beginning.
+        Raises MetricNotSeenError, ObjectiveError or TunerError if the bare command cannot be measured,
+        StorageError if the storage cannot be reached at the beginning.
         """
         self._records = tuple(self._store.records())
         self._since = max((record.number + 1 for record in self._records), default=0)
@@ -162,7 +164,7 @@ class Search:
             busy = sorted({record.host for record in self._records if record.launch is None})
             if step is None and not busy:
                 return Ended.DONE
-            # Their launches end, or are given up when they have been silent for long enough.
+            # Their launches end, or count as lost after a while without a heartbeat.
             self._idle_looks = 0 if busy else self._idle_looks + 1
             self._observer.waiting_for_others(busy)
             self._sleep(WAIT_S)
@@ -238,7 +240,7 @@ class Search:
             self._observer.favourite_changed(favourite)
 
     def _tell_resolution(self) -> None:
-        """Once, as soon as the noise is known a little."""
+        """Report the resolution once, as soon as the noise can be estimated."""
         if self._resolution_told or type(self._observer) is Observer:
             return
         found = self._strategy.resolution(self._records, self._allowance())
@@ -307,29 +309,29 @@ class Search:
         if ended is Ended.STORAGE:
             return f"it ended before the final: {self._trouble}"
         if ended is Ended.INTERRUPTED:
-            return "it was interrupted before the final; xtune resume goes on"
+            return "it was interrupted before the final; xtune resume continues it"
         allowance = self._allowance()
         if ended is Ended.DONE:  # a control launch may come before what is left, a final
             had_room, more = allowance.left >= MIN_FINAL.launches, MIN_FINAL.launches + 1
         else:
             had_room = final_size(allowance.total, self._earlier) is not None
-            more = fewest_with_final(_without_final(self._records))
+            more = min_launches_for_final(_without_final(self._records))
         if had_room:
             return self._nothing_to_compare()
-        return f"the budget was too small for a final; {more} launches more are enough for one"
+        return f"the budget was too small for a final; {more} more launches are enough for one"
 
     def _nothing_to_compare(self) -> str:
         """Why there was no finalist."""
         made = [one.launch for one in self._records if one.step.configuration != BARE]
         tried = [launch for launch in made if launch is not None]
         if not tried:
-            return "there was nothing to launch but the bare command"
+            return "only the bare command could be launched"
         measured = [launch for launch in tried if launch.outcome is Outcome.MEASURED]
         broke = sum(not self._objective.is_feasible(launch) for launch in measured)
         if not broke:
-            return "every launch failed but those of the bare command"
+            return "all launches except those of the bare command failed"
         failed = f", and {len(tried) - broke} failed" if broke < len(tried) else ""
-        return f"of {len(tried)} launches besides the bare command's {broke} broke what is required{failed}"
+        return f"of {len(tried)} launches besides the bare command's, {broke} broke requirements{failed}"
 
 
 def _without_final(records: Sequence[Record]) -> int:

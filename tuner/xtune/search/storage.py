@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where studies are kept: a SQLite file, a journal file on a network file system, or a database.
+"""Storages of studies: a SQLite file, a journal file on a network file system, or a database.
 
-All are Optuna's storages, so its dashboard and its command line open what is kept here. Only the
-public methods of `optuna.storages.BaseStorage` are used, and Optuna is imported when a storage is
-opened, not before.
+All are Optuna storages, so its dashboard and command line can open them. Only public methods of
+`optuna.storages.BaseStorage` are used. Optuna is imported when a storage is opened.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ if TYPE_CHECKING:
 
 SQLITE = "sqlite:///"
 JOURNAL = "journal:"
-"""Ours, for a file of Optuna's journal: SQLite's locks do not hold on network file systems."""
+"""xtune's scheme for a file of Optuna's journal, since SQLite needs locks that NFS lacks."""
 
 SQLITE_TIMEOUT_S = 60
-"""For another process to finish what it writes."""
+"""Maximum wait for another process to finish writing."""
 
 MAX_MAKERS = 20
-"""Of one database's tables at a time."""
+"""Maximum attempts to create tables while other machines create them too."""
 
 DRIVERS = {
     "psycopg": "psycopg[binary]",
@@ -39,7 +38,7 @@ DRIVERS = {
     "MySQLdb": "mysqlclient",
     "pymysql": "pymysql",
 }
-"""Of databases: what pip calls them."""
+"""Database drivers, and their packages."""
 
 NETWORK_FILE_SYSTEMS = frozenset(
     (
@@ -55,18 +54,18 @@ class Storage(NamedTuple):
 
     backend: BaseStorage
     shown: str
-    """Its URL without a password."""
+    """Its URL without the password."""
     lock_path: str | None
-    """A file whose lock keeps writers of a SQLite file apart; other storages do that themselves."""
+    """Lock file that serializes writers of a SQLite file; other storages need none."""
     disconnect: Callable[[], None] = lambda: None
 
     def close(self) -> None:
-        """End the connections to a database; it may be used again, which makes new ones."""
+        """Close the database connections; the next use opens new ones."""
         self.disconnect()
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """What is read and written inside is one step for every worker."""
+        """Make reads and writes inside atomic for other workers."""
         if self.lock_path is None:
             yield
             return
@@ -76,7 +75,7 @@ class Storage(NamedTuple):
 
     @contextlib.contextmanager
     def reaching(self) -> Iterator[None]:
-        """Whatever goes wrong inside with the storage becomes a StorageError of one line."""
+        """Convert storage failures inside to a one-line StorageError."""
         import sqlalchemy
         from optuna.exceptions import StorageInternalError
 
@@ -87,9 +86,9 @@ class Storage(NamedTuple):
 
 
 def default_url(environment: Mapping[str, str]) -> str:
-    """The URL of the user's own studies: below XDG_STATE_HOME.
+    """URL of the default storage, a file below XDG_STATE_HOME.
 
-    Raises StorageError where there is no such directory and none can be made.
+    Raises StorageError if the directory cannot be made.
     """
     home = environment.get("XDG_STATE_HOME", "")
     if not os.path.isabs(home):
@@ -99,14 +98,14 @@ def default_url(environment: Mapping[str, str]) -> str:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StorageError(
-            f"studies cannot be kept in {directory}: {error.strerror}; set XDG_STATE_HOME to a directory"
-            " that can be written, or say --storage FILE"
+            f"studies cannot be stored in {directory}: {error.strerror}; set XDG_STATE_HOME to a writable"
+            " directory, or give --storage FILE"
         ) from error
     return file_url(directory / "studies")
 
 
 def file_url(path: Path) -> str:
-    """The URL of a file, with the suffix that its file system calls for unless it has one.
+    """The URL of a file; without a suffix, the one for its file system is added.
 
     **Ex.:** ``studies`` is ``sqlite:///studies.db``, on NFS ``journal:studies.journal``.
     """
@@ -117,16 +116,16 @@ def file_url(path: Path) -> str:
         return f"{JOURNAL}{path}"
     if on_network:
         raise StorageError(
-            f"{path} lies on a network file system ({file_system_of(path)}), where SQLite's locks do"
-            f" not hold; take {path.with_suffix('.journal')}, or a database server"
+            f"{path} is on a network file system ({file_system_of(path)}), where SQLite's locks do not"
+            f" work; use {path.with_suffix('.journal')}, or a database server"
         )
     return f"{SQLITE}{path}"
 
 
 def open_storage(text: str | None, environment: Mapping[str, str] | None = None) -> Storage:
-    """Open what --storage says, and make it where it is a file: a path, or any URL that Optuna takes.
+    """Open a --storage: a path, which is created, or any URL that Optuna accepts.
 
-    None is the user's own. Raises StorageError where it is out of reach, or a driver is missing.
+    None: the user's default. Raises StorageError if it cannot be reached or a driver is missing.
     """
     if text is None:
         text = default_url(os.environ if environment is None else environment)
@@ -143,8 +142,8 @@ def open_storage(text: str | None, environment: Mapping[str, str] | None = None)
         ) from error
     except Exception as error:
         raise StorageError(
-            f"storage {_shown(url)} cannot be opened: {_reason(error)}; a path of a file, or a URL"
-            " such as postgresql://user@host/database is allowed"
+            f"storage {_shown(url)} cannot be opened: {_reason(error)}; give a file, or a URL such as"
+            " postgresql://user@host/database"
         ) from error
 
 
@@ -160,14 +159,14 @@ def _open(url: str) -> Storage:
         return Storage(JournalStorage(JournalFileBackend(path)), url, None)
     is_sqlite = url.startswith("sqlite:")
     lock_path = _lock_path(url) if is_sqlite else None
-    # A server may have been restarted since the last launch. A file is opened in no time, and one
-    # that is not held open can be moved.
+    # A server may have been restarted since the last launch. A file that is not held open can be
+    # moved.
     arguments: dict[str, Any] = {"pool_pre_ping": True}
     if is_sqlite:
         from sqlalchemy.pool import NullPool
 
         arguments = {"poolclass": NullPool, "connect_args": {"timeout": SQLITE_TIMEOUT_S}}
-    # Two processes that make the tables of one new file trip over each other.
+    # Two processes cannot create the tables of a new file at the same time.
     with Storage.writing(Storage(None, "", lock_path)):  # type: ignore[arg-type]
         backend = _with_tables(partial(optuna.storages.RDBStorage, url, engine_kwargs=arguments))
     cached = optuna.storages.get_storage(backend)
@@ -175,14 +174,14 @@ def _open(url: str) -> Storage:
 
 
 def _with_tables(opened: Callable[[], RDBStorage]) -> RDBStorage:
-    """The database, its tables made; two machines that make them at once trip over each other."""
+    """Open a database and create its tables, which another machine may do at the same time."""
     from sqlalchemy.exc import IntegrityError, ProgrammingError
 
     for _ in range(MAX_MAKERS):
         try:
             return opened()
         except (IntegrityError, ProgrammingError):
-            # Another has made them meanwhile: next time they are there.
+            # Another machine has created them meanwhile.
             time.sleep(random.random() / 10)  # noqa: S311 - no secret
     return opened()
 
@@ -192,12 +191,12 @@ def _lock_path(url: str) -> str:
 
     path = sqlalchemy.engine.make_url(url).database
     if not path or path == ":memory:":
-        raise StorageError(f"storage {url} is not kept; name a file: {SQLITE}studies.db")
+        raise StorageError(f"storage {url} is only in memory; name a file: {SQLITE}studies.db")
     return f"{path}.lock"
 
 
 def file_system_of(path: Path, mounts: str = "/proc/self/mountinfo") -> str:
-    """The type of the file system that a path lies on, or will; empty where it is not known."""
+    """The type of the file system of an existing or future path; empty if unknown."""
     real = os.path.realpath(path)
     best, found = "", ""
     try:
@@ -210,14 +209,14 @@ def file_system_of(path: Path, mounts: str = "/proc/self/mountinfo") -> str:
             continue
         point = before.split()[4].replace("\\040", " ")
         inside = real == point or real.startswith(point.rstrip("/") + "/")
-        # Later lines lie over earlier ones.
+        # Later mounts hide earlier ones.
         if inside and len(point) >= len(best):
             best, found = point, after.split()[0]
     return found
 
 
 def _driver_of(url: str) -> str:
-    """The module that a URL asks for. **Ex.:** ``psycopg`` of ``postgresql+psycopg://...``."""
+    """The driver module of a URL. **Ex.:** ``psycopg`` of ``postgresql+psycopg://...``."""
     import sqlalchemy
 
     return sqlalchemy.engine.make_url(url).get_driver_name()
@@ -231,14 +230,14 @@ def _shown(url: str) -> str:
 
 
 def _cause(error: BaseException) -> BaseException:
-    """What lies at the bottom of an error."""
+    """The root cause of an error."""
     while error.__cause__ is not None:
         error = error.__cause__
     return error
 
 
 def _reason(error: BaseException) -> str:
-    """The first line of what lies at the bottom of it."""
+    """The first line of the root cause."""
     cause = _cause(error)
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
     return lines[0] if lines else type(cause).__name__

@@ -11,7 +11,7 @@ from xtune.search.records import Record, Step
 
 
 class Store(Protocol):
-    """Keeps records; several workers may share what is behind it."""
+    """Stores records; several workers may share the storage behind it."""
 
     @property
     def host(self) -> str:
@@ -30,7 +30,7 @@ class Store(Protocol):
         ...
 
     def finish(self, number: int, launch: Launch) -> bool:
-        """Store the result. False: others took the launch for lost, and nothing is stored."""
+        """Store the result. False: another worker considered the launch lost; nothing is stored."""
         ...
 
     def abandon(self, number: int, reason: str) -> None:

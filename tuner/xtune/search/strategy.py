@@ -1,21 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What to launch next, from all launches so far.
+"""Choice of the next launch from all launches so far.
 
-First the bare command, then the seeds: xlaunch's own default, presets, earlier winners, the default at
-the other end of the program's parameters. A small space is raced, a larger one searched by a model. The
-bare command is launched again every few launches, as a control. If the best is far ahead, it is launched
-without the changes that seem to do nothing, and then without each of the others. The rest of the budget
-goes to the paired final.
+First the bare command, then the seeds: xlaunch's default, presets, earlier winners, and the default
+with the program's parameters at the other end of their ranges. A small space is raced, a larger one
+searched with a model. The bare command is repeated every few launches, as a control. If the best is far
+ahead, it is launched without the changes that seem to do nothing, then without each of the others. The
+rest of the budget goes to the paired final.
 
-All state of a strategy follows from the records: after a kill, or in another worker, the same records
-lead to the same launch.
+A strategy keeps no state of its own: after a kill, or in another worker, the same records lead to the
+same launch.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from xtune.evidence.advice import blocks_for, smallest_gain
@@ -23,7 +22,7 @@ from xtune.evidence.finals import Final, Finalist, plan_final
 from xtune.evidence.verdicts import Rule
 from xtune.measurement.launches import Outcome
 from xtune.measurement.objectives import Objective
-from xtune.search.ablation import leaner, not_launched, without_each
+from xtune.search.ablation_turns import MAX_ABLATIONS, AblationTurns, without_ablations
 from xtune.search.budget import MAX_BLOCKS, MIN_FINAL, FinalSize, final_size
 from xtune.search.final_turns import FinalTurns, final_records
 from xtune.search.proposers import ModelProposer
@@ -34,26 +33,20 @@ from xtune.space.parameters import BARE, Configuration, Value, Where
 from xtune.space.spaces import Space
 
 CONTROL_EVERY = 11
-"""Launches from one of the bare command to the next."""
+"""Launches between two controls."""
 
 FIRST_CONTROLS = (4, 4, 25)
-"""The same for the first ones: two come early, so that the noise is known soon, and the next one late."""
+"""The same for the first controls: two come early, to learn the noise soon; the next comes late."""
+
+MIN_KEPT = 3
+"""Minimum number of launches reserved for ablations, since the best may change."""
 
 CUT_SHARE = math.log(1.4)
 CUT_SPREADS = 6.0
-"""Launches behind the best by 40 %, and by six times the noise, are ended early."""
-
-MAX_ABLATIONS = 6
-"""Maximum number of launches of the best without some of its changes."""
-
-MIN_KEPT = 3
-"""Minimum number of launches reserved for these ablations, since the best may change."""
-
-TIE_DEVIATIONS = 1.0
-"""Behind the favourite by less than this, a configuration counts as equal if a final compares them."""
+"""A launch is ended early if it is behind the best by 40 % and by six times the noise."""
 
 FINALIST_DEVIATIONS = 2.0
-"""Behind the favourite by more than this, by the model, a configuration is no finalist."""
+"""A configuration further behind the favourite than this, by the model, is not a finalist."""
 
 
 class Seed(NamedTuple):
@@ -65,11 +58,11 @@ class Seed(NamedTuple):
 
 
 class Allowance(NamedTuple):
-    """Launches that the budget allows, as far as is known; infinite if nothing limits them."""
+    """Estimated number of launches that the budget allows; infinite without a limit."""
 
     left: float
     total: float
-    """In this search, including the final."""
+    """All launches of this search, including the final."""
     since: int = 0
     """Records with lower numbers belong to earlier searches of the study."""
     earlier: int = 0
@@ -77,10 +70,10 @@ class Allowance(NamedTuple):
 
 
 class Resolution(NamedTuple):
-    """What a search can show with its budget."""
+    """The gains that a search can show with its budget."""
 
     spread: float
-    """Noise from launch to launch, of plans launched more than once: 0.03 is 3 %."""
+    """Noise between launches of the same plan: 0.03 is 3 %."""
     degrees: int
     """Degrees of freedom of `spread`."""
     gain: float
@@ -92,16 +85,16 @@ class Favourite(NamedTuple):
 
     configuration: Configuration
     value: float
-    """Its value as the model estimates it, in the unit of the metric."""
+    """Estimated by the model, in the unit of the metric."""
     low: float
     high: float
-    """About 95 % by the model. It is no evidence; only the final gives that."""
+    """About 95 % by the model. This is not evidence; only the final is."""
     ratio: float | None
     """Ratio to the bare command, above 1 is better."""
 
 
 class Strategy:
-    """Says what to launch next."""
+    """Chooses the next launch."""
 
     def __init__(
         self,
@@ -118,7 +111,7 @@ class Strategy:
         plan_hash
             See `Measurer.plan_hash`.
         host
-            Where launches will be made; each host has controls of its own.
+            The host of this worker; each host has its own controls.
         """
         self._space = space
         self._plan_hash = plan_hash
@@ -130,6 +123,7 @@ class Strategy:
         default = Seed("xlaunch", space.default)
         self._seeds = self._distinct([default, *seeds, *_other_end(space)])
         self._finals = FinalTurns(objective, self._hash)
+        self._ablation_turns = AblationTurns(space, self._model, plan_hash, objective, self._rule)
 
     @property
     def plans(self) -> int | None:
@@ -146,7 +140,7 @@ class Strategy:
         return self.plans * LAUNCHES_EACH <= room
 
     def next(self, records: Sequence[Record], allowance: Allowance) -> Step | None:
-        """The launch to make now; None when the search is over, or another worker ends it."""
+        """The next launch. None: finished, or another worker runs the final."""
         if allowance.left < 1:
             return None
         final = self.final(records)
@@ -168,10 +162,10 @@ class Strategy:
         if size is not None and allowance.left <= size.launches:
             return self._begin_final(records, size, races=races)
         if size is not None and allowance.left <= size.launches + MAX_ABLATIONS and not races:
-            left_out = self._ablations(records, size)
+            left_out = self._ablation_turns.steps(records, size)
             if left_out and allowance.left <= size.launches + max(len(left_out), MIN_KEPT):
                 return left_out[0]
-            # Another launch of the search would find another best, of which less is known.
+            # Another search launch could find another best, about which less is known.
             if not left_out and records[-1].step.stage is Stage.ABLATION:
                 return self._begin_final(records, size.with_rest(allowance.left), races=races)
         step = self._control(records)
@@ -184,7 +178,11 @@ class Strategy:
         rest = self._size_of_final(scale, allowance, rest=True)
         if rest is None:
             return None
-        if not races and size is not None and (left_out := self._ablations(records, size)):
+        if (
+            not races
+            and size is not None
+            and (left_out := self._ablation_turns.steps(records, size))
+        ):
             return left_out[0]
         return self._begin_final(records, rest, races=races)
 
@@ -202,7 +200,7 @@ class Strategy:
         return Favourite(found[0], value, min(ends), max(ends), ratio)
 
     def resolution(self, records: Sequence[Record], allowance: Allowance) -> Resolution | None:
-        """What the search can show; None before any plan was launched twice, or without a final."""
+        """The gains that the search can show; None before a plan was repeated, or without a final."""
         spread, degrees = self._scale(records).noise_seen
         final = self.final(records)
         if final is not None:
@@ -234,7 +232,7 @@ class Strategy:
         return Step(Stage.BASELINE, BARE, self._hash(BARE), key, "the bare command")
 
     def _control(self, records: Sequence[Record]) -> Step | None:
-        """The bare command again, when it is due on this host."""
+        """The bare command again, if a control is due on this host."""
         mine = [record for record in records if record.host == self._host]
         bare = [at for at, record in enumerate(mine) if record.step.configuration == BARE]
         if not bare:
@@ -263,89 +261,6 @@ class Strategy:
         before = sum(record.step.plan_hash == plan_hash for record in records)
         key = f"search {plan_hash} {before}"
         return Step(Stage.SEARCH, chosen, plan_hash, key, cut_at=self._cut_at(scale))
-
-    def _ablations(self, records: Sequence[Record], size: FinalSize) -> list[Step]:
-        """If the favourite is far ahead: it without the changes that seem to do nothing, then that
-        without each of the others.
-
-        Plans that were launched are left out, but one launched once that seems to matter is repeated.
-        """
-        scale = self._scale(_without_ablations(records))
-        if scale.bare is None or _ahead(scale) <= self._rule.min_effect:
-            return []
-        favourites = self._model.favourites(scale.ratings, 1)
-        if not favourites:
-            return []
-        seen = self._scale(records)
-        lean = self._leanest(scale, seen, favourites[0], size)
-        without = [
-            (f"the best without its {name}", one) for name, one in without_each(self._space, lean)
-        ]
-        wanted = [("the best without what seems to do nothing", lean), *without]
-        launched = Counter(record.step.plan_hash for record in records)
-        steps = [
-            self._ablation(configuration, origin)
-            for origin, configuration in not_launched(wanted, self._plan_hash, launched)
-        ]
-        steps += [
-            self._ablation(one, origin, "again ")
-            for origin, one in without
-            if launched[self._hash(one)] == 1 and self._seems_to_matter(seen, lean, one)
-        ]
-        return steps[:MAX_ABLATIONS]
-
-    def _ablation(self, configuration: Configuration, origin: str, again: str = "") -> Step:
-        plan_hash = self._hash(configuration)
-        key = f"ablation {again}{plan_hash}"
-        return Step(Stage.ABLATION, configuration, plan_hash, key, origin)
-
-    def _seems_to_matter(self, seen: Scale, best: Configuration, without: Configuration) -> bool:
-        """Whether leaving a change out costs more than noise, and less than an outlier would."""
-        score, whole = seen.mean_of(self._hash(without)), seen.mean_of(self._hash(best))
-        if score is None or whole is None:
-            return False
-        return 2.0 * seen.spread < whole - score < CUT_SHARE
-
-    def _leanest(
-        self,
-        scale: Scale,
-        seen: Scale,
-        configuration: Configuration,
-        size: FinalSize,
-        among: Collection[str] | None = None,
-    ) -> Configuration:
-        """The configuration without as many changes as can be left out at no cost that matters.
-
-        The cost is estimated by the model from the launches of `scale`. A leaner configuration is
-        refused if its launches in `seen` failed, were cut or were slower than that. If the final has
-        room for both, one that may be as good is enough.
-
-        among
-            Plans; None for all that can be carried out.
-        """
-        if not self._model.learn(scale.ratings):
-            return configuration
-        best, best_deviation = self._model.believed(configuration)
-        deviations = TIE_DEVIATIONS if size.finalists > 1 else 0.0
-        refused = {
-            rating.plan_hash
-            for rating in seen.ratings
-            if rating.is_cut
-            or rating.score is None
-            or rating.score < best - self._rule.min_effect - 2.0 * scale.spread
-        }
-        found = configuration
-        for one in leaner(self._space, configuration, lambda one: self._model.believed(one)[0]):
-            plan_hash = self._plan_hash(one)
-            if plan_hash is None or plan_hash in refused:
-                continue
-            if among is not None and plan_hash not in among:
-                continue
-            mean, deviation = self._model.believed(one)
-            reach = deviations * math.hypot(deviation, best_deviation)
-            if mean >= best - max(self._rule.min_effect, reach):
-                found = one
-        return found
 
     def _racing(self, records: Sequence[Record], scale: Scale) -> Step | None:
         """The next launch of the block, or of the next one while other workers finish this one."""
@@ -388,7 +303,7 @@ class Strategy:
         return blocks, state
 
     def _cut_at(self, scale: Scale) -> float | None:
-        """The value that a launch has to reach; it may be ended early if it will not."""
+        """The value that a launch must reach; otherwise it may be ended early."""
         scores = [rating.score for rating in scale.ratings if not rating.is_cut]
         found = [one for one in scores if one is not None]
         if not found:
@@ -401,7 +316,7 @@ class Strategy:
         """The size of the final; smaller if the favourite is so far ahead that few blocks show it.
 
         rest
-            Nothing else is left to launch, so it may use all of the budget.
+            Nothing else is left to launch: use the rest of the budget.
         """
         size = final_size(allowance.total, allowance.earlier)
         if rest:
@@ -409,7 +324,7 @@ class Strategy:
             size = size if size.launches <= allowance.left else None
         if size is None or scale.bare is None:
             return size
-        ahead = _ahead(scale)
+        ahead = scale.lead
         if ahead <= self._rule.min_effect:
             return size
         gain = math.expm1(ahead)
@@ -422,8 +337,8 @@ class Strategy:
         self, records: Sequence[Record], size: FinalSize, *, races: bool
     ) -> Step | None:
         """The first launch of a new final; None without a finalist."""
-        # An ablation that was launched once and was lucky must not replace one that was not.
-        scale = self._scale(_without_ablations(records))
+        # An ablation with one lucky launch must not become a finalist.
+        scale = self._scale(without_ablations(records))
         finalists = self._finalists(records, scale, size, races=races)
         if not finalists:
             return None
@@ -442,12 +357,12 @@ class Strategy:
     def _finalists(
         self, records: Sequence[Record], scale: Scale, size: FinalSize, *, races: bool
     ) -> list[Configuration]:
-        """The best, and the leanest that is as good if there is room for both."""
+        """The best, and the leanest equally good configuration if there is room for both."""
         found = self._contenders(records, scale, size, races=races)
         if not found:
             return []
         launched = {record.step.plan_hash for record in records}
-        lean = self._leanest(scale, self._scale(records), found[0], size, launched)
+        lean = self._ablation_turns.leanest(scale, self._scale(records), found[0], size, launched)
         if size.finalists == 1 or self._hash(lean) == self._hash(found[0]):
             return [lean, *found[1:]]
         others = [one for one in found[1:] if self._hash(one) != self._hash(lean)]
@@ -499,14 +414,14 @@ class Strategy:
 
     def _hash(self, configuration: Configuration) -> str:
         plan_hash = self._plan_hash(configuration)
-        assert plan_hash is not None, f"{configuration!r} was chosen and cannot be carried out"
+        assert plan_hash is not None, f"{configuration!r} was chosen but cannot be carried out"
         return plan_hash
 
 
 def _other_end(space: Space) -> list[Seed]:
     """The default with each ordered parameter of the program at the other end of its range.
 
-    Users who give a range of batch sizes usually expect most of its other end.
+    Users who give a range of batch sizes usually expect the best at its other end.
     """
     changes: dict[str, Value] = {}
     for parameter in space.parameters:
@@ -517,23 +432,6 @@ def _other_end(space: Space) -> list[Seed]:
     if not changes:
         return []
     return [Seed(f"the other end of {', '.join(changes)}", space.complete(changes))]
-
-
-def _ahead(scale: Scale) -> float:
-    """How far the best score is ahead of the bare command, less twice the noise."""
-    assert scale.bare is not None
-    scores = [rating.score for rating in scale.ratings if rating.score is not None]
-    return max(scores, default=scale.bare) - scale.bare - 2.0 * scale.spread
-
-
-def _without_ablations(records: Sequence[Record]) -> list[Record]:
-    """All records but those of plans that only ablations launched."""
-    others = {r.step.plan_hash for r in records if r.step.stage is not Stage.ABLATION}
-    return [
-        record
-        for record in records
-        if record.step.stage is not Stage.ABLATION or record.step.plan_hash in others
-    ]
 
 
 def _race_block(record: Record) -> int | None:

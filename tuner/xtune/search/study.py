@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A study: all launches of one program in one space on one kind of machine, kept in a storage.
+"""A study: all launches of one program in one space on one kind of machine, in a storage.
 
-It is a study of Optuna's: each launch is a trial, with the settings as parameters, the value, the
-requirements as constraints, and the launch in full beside it. A launch that failed is a failed trial,
-one that was cut a pruned one. Launches of the bare command are trials without parameters.
+It is an Optuna study. Each launch is a trial, with the settings as parameters, the value, the
+requirements as constraints, and the full launch as attributes. A failed launch is a failed trial, a cut
+one a pruned trial. Launches of the bare command are trials without parameters.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from xtune.space.parameters import BARE, Configuration
 from xtune.space.spaces import Space
 
 SCHEMA_VERSION = 1
-"""Of what is kept beside Optuna's own; rises when a key changes its meaning or goes."""
+"""Of xtune's attributes; increased when a key changes its meaning or is removed."""
 
 
 class Subject(NamedTuple):
-    """What a study is of. Launches of two subjects are never compared."""
+    """The subject of a study. Launches of different subjects are never compared."""
 
     machine: MachineIdentity
     program: ProgramIdentity
@@ -39,7 +39,7 @@ class Subject(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What its study is called where nobody says. **Ex.:** ``train.py 3f2a9c41``."""
+        """The default name of its study. **Ex.:** ``train.py 3f2a9c41``."""
         facts = [
             self.machine.fingerprint,
             self.program.command,
@@ -51,16 +51,16 @@ class Subject(NamedTuple):
         return f"{os.path.basename(self.program.place) or 'program'} {digest[:8]}"
 
     def difference(self, other: Subject) -> str | None:
-        """Why launches of `other` cannot be compared with this one's, in a line; None: they can."""
+        """Why launches of `other` cannot be compared with this one's, in one line; None if they can."""
         machines = self.machine.difference(other.machine)
         if machines is not None:
-            return f"it is of another kind of machine ({machines})"
+            return f"it belongs to another kind of machine ({machines})"
         if not self.program.agrees(other.program):
-            return f"it is of another program ({_words(other)}, and this is {_words(self)})"
+            return f"it belongs to another program ({_words(other)}; this one is {_words(self)})"
         if self.objective != other.objective:
-            return f"it is about {_aim(other.objective)}, and this about {_aim(self.objective)}"
+            return f"its objective is {_aim(other.objective)}; this one is {_aim(self.objective)}"
         if self.space.name != other.space.name:
-            return f"it searches another space ({other.space!r}, and this is {self.space!r})"
+            return f"it searches another space ({other.space!r}; this one is {self.space!r})"
         return None
 
     def to_plain(self) -> Plain:
@@ -82,23 +82,23 @@ class Subject(NamedTuple):
 
 
 class Study(NamedTuple):
-    """A study of a storage."""
+    """A study in a storage."""
 
     storage: Storage
     id: int
-    """Optuna's."""
+    """Optuna's number of it."""
     name: str
     subject: Subject
     notes: Mapping[str, Any]
-    """What else was kept with it, by `keep_note`. **Ex.:** ``options``, ``verdict``."""
+    """Further values, stored by `keep_note`. **Ex.:** ``options``, ``verdict``."""
 
     def keep_note(self, name: str, value: Any) -> None:
-        """Keep a plain value with the study. Raises StorageError."""
+        """Store a plain value with the study. Raises StorageError."""
         with self.storage.reaching(), self.storage.writing():
             write_pieces(self.set_attribute, f"note {name}", json.dumps(value))
 
     def keep_verdict(self, verdict: Verdict) -> None:
-        """Keep what a search found, for later ones to begin with."""
+        """Store the verdict of a search, for later searches."""
         interval = verdict.interval
         self.keep_note(
             "verdict",
@@ -113,18 +113,18 @@ class Study(NamedTuple):
         )
 
     def set_attribute(self, key: str, value: Any) -> None:
-        """Set one of Optuna's attributes of the study."""
+        """Set a user attribute of the Optuna study."""
         self.storage.backend.set_study_user_attr(self.id, key, value)
 
 
 def open_study(storage: Storage, subject: Subject, name: str | None = None) -> Study:
-    """The study of a subject, made where there is none.
+    """Open the study of a subject, or create it.
 
     name
-        None: the one that is of this subject, whatever it is called.
+        None: the study of this subject with any name.
 
-    Raises StudyError where the study of that name is of another subject, StorageError where the
-    storage cannot be used.
+    Raises StudyError if the study of that name has another subject, StorageError if the storage
+    cannot be used.
     """
     with storage.reaching(), storage.writing():
         studies = _all(storage)
@@ -140,25 +140,25 @@ def open_study(storage: Storage, subject: Subject, name: str | None = None) -> S
 
 
 def find_study(storage: Storage, name: str) -> Study:
-    """The study of that name. Raises StudyError where there is none, and names those there are."""
+    """The study of that name. Raises StudyError if there is none, with the names of the others."""
     with storage.reaching():
         studies = _all(storage)
     found = [one for one in studies if one.name == name or one.name.startswith(f"{name} ")]
     if len(found) == 1 or (found and found[0].name == name):
         return found[0]
-    known = ", ".join(repr(one.name) for one in studies) or "none at all"
-    many = "several studies are called" if found else "there is no study called"
+    known = ", ".join(repr(one.name) for one in studies) or "none"
+    many = "several studies are named" if found else "there is no study named"
     raise StudyError(f"{many} {name!r} in {storage.shown}; there are {known}")
 
 
 def list_studies(storage: Storage) -> list[Study]:
-    """All of xtune's studies in a storage, the oldest first; other studies of Optuna's are not."""
+    """The studies of xtune in a storage, the oldest first; other Optuna studies are left out."""
     with storage.reaching():
         return _all(storage)
 
 
 def earlier_winners(storage: Storage, subject: Subject) -> list[Seed]:
-    """What won in other studies of this program on this kind of machine, as far as the space has it."""
+    """The winners of other studies of this program on this kind of machine, as seeds for this space."""
     found = []
     for study in list_studies(storage):
         verdict = study.notes.get("verdict")
@@ -174,7 +174,7 @@ def earlier_winners(storage: Storage, subject: Subject) -> list[Seed]:
 
 
 def _within(space: Space, configuration: Configuration) -> Configuration:
-    """What of a configuration the space has; the rest as by default."""
+    """The part of a configuration that the space contains; the rest at defaults."""
     kept = {
         parameter.name: configuration[parameter.name]
         for parameter in space.parameters
@@ -192,8 +192,8 @@ def _all(storage: Storage) -> list[Study]:
         version = frozen.user_attrs.get(f"{PREFIX}version")
         if version is not None and version != SCHEMA_VERSION:
             raise StudyError(
-                f"study {frozen.study_name!r} in {storage.shown} was kept by version {version!r} of"
-                f" the format; this xtune reads {SCHEMA_VERSION}: name another --storage"
+                f"study {frozen.study_name!r} in {storage.shown} has format version {version!r}; this"
+                f" xtune reads {SCHEMA_VERSION}: name another --storage"
             )
         if version is None:
             continue  # being made
@@ -219,18 +219,18 @@ def _create(storage: Storage, subject: Subject, name: str) -> Study:
     try:
         study_id = backend.create_new_study([direction], name)
     except DuplicatedStudyError:
-        # Another worker makes it now, or it is none of ours.
+        # Another worker creates it now, or it belongs to another tool.
         study_id = backend.get_study_id_from_name(name)
     attributes = backend.get_study_user_attrs(study_id)
     if f"{PREFIX}version" not in attributes and backend.get_all_trials(study_id, deepcopy=False):
         raise StudyError(
-            f"{name!r} in {storage.shown} is a study of another tool; take another name"
+            f"{name!r} in {storage.shown} is a study of another tool; choose another name"
         )
     study = Study(storage, study_id, name, subject, {})
     write_pieces(study.set_attribute, "subject", json.dumps(subject.to_plain()))
     study.set_attribute("program", _words(subject))
     study.set_attribute("machine", subject.machine.to_plain())
-    # Last: whoever sees it sees the rest.
+    # Last, so that readers who see it see the rest.
     study.set_attribute(f"{PREFIX}version", SCHEMA_VERSION)
     return study
 
@@ -240,8 +240,8 @@ def _require_same(study: Study, subject: Subject) -> Study:
     if difference is None:
         return study
     raise StudyError(
-        f"study {study.name!r} cannot be gone on with: {difference}; leave --study out, or give it"
-        " another name"
+        f"study {study.name!r} cannot be continued: {difference}; leave out --study, or give another"
+        " name"
     )
 
 

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A study as the store of a search: several workers, each launch made once, none lost.
+"""A study as the store of a search: shared by workers, each launch made once, none lost.
 
-A claim is a running trial that is made whole, in one step, with the key of its launch. Two workers
-may make one with the same key; the lower number has it, and the other one withdraws before it
-launches: whoever reads after having written sees every trial of a lower number. A result is kept by
-the trial's change to a finished state, which Optuna lets happen once. A trial whose worker is gone
-becomes a failed one without a launch, and its key is free again.
+A claim is a running trial, created in one step with the key of its launch. If two workers create one
+with the same key, the lower number wins and the other withdraws before launching: a worker reads after
+writing, so it sees every trial with a lower number. A result is stored by changing the trial to a
+finished state, which Optuna allows once. A trial whose worker is dead becomes a failed one without a
+launch, and its key is free again.
 
-A launch counts while its configuration is still started as it was then: with other CPUs, another
-interpreter, other variables or libraries it is another plan, and left out. Of a final all launches
-count, or none.
+A launch counts as long as its configuration would still be started in the same way. With other CPUs,
+another interpreter, other variables or libraries it is another plan, and is left out. The launches of a
+final count all or not at all.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ BEAT = f"{PREFIX}beat"
 CLAIMED_BY = f"{PREFIX}claimed by"
 LAUNCH = "launch"
 NOT_MADE = "not made"
-"""Why a trial has no launch that counts."""
+"""Attribute with the reason why a trial has no launch."""
 
 
 class StudyStore:
-    """A Store; see `xtune.search.store.Store`. Raises StorageError where the storage fails."""
+    """See `xtune.search.store.Store`. Raises StorageError if the storage fails."""
 
     def __init__(
         self,
@@ -59,9 +59,9 @@ class StudyStore:
     ) -> None:
         """
         plan_hash
-            Of a configuration as it is started now; None: every launch counts.
+            The current hash of a configuration; None: every launch counts.
         read_only
-            Change nothing: a launch whose worker is gone does not count, and is left as it is.
+            Change nothing: launches of dead workers do not count and are left unchanged.
         """
         self._study = study
         self._storage = study.storage
@@ -69,17 +69,17 @@ class StudyStore:
         self._watch = watch or Watch(self._worker)
         self._beat_s = beat_s
         self._finished: dict[int, Record | None] = {}
-        """By number; None: a trial that does not count."""
+        """By number; None for a trial that does not count."""
         self._trials: dict[int, int] = {}
-        """Optuna's number of the trial of a record that is under way here."""
+        """Trial IDs of records that are under way here, by number."""
         self._beating: dict[int, threading.Event] = {}
         self._read_only = read_only
         self._token = os.urandom(8).hex()
         self._dead: list[int] = []
-        """Optuna's numbers of trials whose worker is gone."""
+        """Numbers of trials whose worker is dead."""
         self._plan_hash = None if plan_hash is None else functools.cache(plan_hash)
         self.left_out = 0
-        """Launches that do not count, since they were started in another way than now."""
+        """Number of launches that do not count because they were started in another way."""
 
     @property
     def host(self) -> str:
@@ -105,7 +105,7 @@ class StudyStore:
                 self._bury_dead()
                 owner = next(row for row in rows if _place(row.step) == _place(step))
                 if owner.number != number:
-                    self._fail(trial_id, "another worker has it")
+                    self._fail(trial_id, "another worker has claimed it")
             except BaseException:
                 del self._trials[number]
                 raise
@@ -131,23 +131,23 @@ class StudyStore:
     # Reading.
 
     def _read(self) -> Iterator[Record]:
-        """The records that count, by number; sees who is dead."""
+        """Yield the records that count, by number, and find dead workers."""
         self._dead = []
         keys: set[object] = set()
         trials = self._storage.backend.get_all_trials(self._study.id, deepcopy=False)
         records = [record for trial in trials if (record := self._record(trial)) is not None]
-        today = self._started_as_now(records)
+        current = self._started_as_now(records)
         self.left_out = sum(one.launch is not None for one in records) - sum(
-            one.launch is not None for one in today
+            one.launch is not None for one in current
         )
-        for record in today:
+        for record in current:
             place = _place(record.step)
             if place not in keys:
                 keys.add(place)
                 yield record
 
     def _started_as_now(self, records: Sequence[Record]) -> Sequence[Record]:
-        """Those whose configurations would be started in the same way now."""
+        """The records whose configurations would be started in the same way now."""
         plan_hash = self._plan_hash
         if plan_hash is None:
             return records
@@ -171,7 +171,7 @@ class StudyStore:
             return self._finished[trial.number]
         plain = trial.user_attrs.get(STEP)
         if plain is None:
-            return None  # somebody else's, or not ours to read
+            return None  # of another tool
         worker = Worker.from_plain(trial.user_attrs[WORKER])
         step = _decode_step(plain)
         if trial.state.is_finished():
@@ -183,7 +183,7 @@ class StudyStore:
             return record
         if trial.number not in self._trials:
             beat = trial.user_attrs.get(BEAT, 0)
-            # Claimed here and not under way: the storage was lost before the claim was seen.
+            # Claimed here but not under way: the storage failed during the claim.
             is_own = trial.user_attrs.get(CLAIMED_BY) == self._token
             if is_own or self._watch.is_lost(trial.number, worker, beat):
                 self._dead.append(trial.number)
@@ -250,13 +250,13 @@ class StudyStore:
         return True
 
     def _bury_dead(self) -> None:
-        """Free the keys of launches that nobody will finish."""
+        """Free the keys of launches of dead workers."""
         for number in self._dead:
-            self._fail(self._trial_id(number), "its worker is gone")
+            self._fail(self._trial_id(number), "its worker is dead")
         self._dead = []
 
     def _fail(self, trial_id: int, reason: str) -> None:
-        """End a trial without a launch, unless it has ended."""
+        """End a trial without a launch, unless it has ended already."""
         from optuna.exceptions import UpdateFinishedTrialError
         from optuna.trial import TrialState
 
@@ -264,7 +264,7 @@ class StudyStore:
             self._storage.backend.set_trial_user_attr(trial_id, NOT_MADE, reason)
             self._storage.backend.set_trial_state_values(trial_id, TrialState.FAIL)
 
-    # Showing others that this worker is there.
+    # Heartbeat.
 
     def _begin_to_beat(self, trial_id: int) -> threading.Event:
         stop = threading.Event()
@@ -273,7 +273,7 @@ class StudyStore:
             count = 0
             while not stop.wait(self._beat_s):
                 count += 1
-                # What is out of reach now may be there for the next one.
+                # If the storage cannot be reached now, the next beat may succeed.
                 with contextlib.suppress(Exception):
                     self._storage.backend.set_trial_user_attr(trial_id, BEAT, count)
 
@@ -286,7 +286,7 @@ class StudyStore:
 
 
 def _place(step: Step) -> tuple[str, ...]:
-    """The place of a launch in the search of what is started so."""
+    """Identifies a launch: its key, and the plans as they are started now."""
     return (step.key, step.plan_hash, *step.details.get("plans", ()))
 
 
@@ -310,7 +310,7 @@ def _decode_step(plain: Plain) -> Step:
 
 
 def _shown(launch: Launch) -> Plain:
-    """What of a launch a dashboard shows beside its value."""
+    """Attributes of a launch for dashboards."""
     seen = {
         "wall_s": round(launch.secondary.wall_s, 3),
         "peak_rss_bytes": launch.secondary.peak_rss_bytes,
@@ -322,7 +322,7 @@ def _shown(launch: Launch) -> Plain:
 
 
 def _constraints(launch: Launch, objective: Objective) -> dict[str, float | list[float]]:
-    """By how much each requirement is missed, as Optuna keeps it; 0 or less: it is kept."""
+    """The violation of each requirement, as Optuna's constraints; 0 or less if it is met."""
     import optuna
 
     if launch.outcome is not Outcome.MEASURED or not objective.requirements:

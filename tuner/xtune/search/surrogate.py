@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What launches so far say about configurations that were not launched: a Gaussian process.
+"""A Gaussian process that predicts the values of configurations from all launches so far.
 
-The logarithm of a value is taken to be a sum of what each parameter does, what pairs of them do
-besides, triples, and so on (the product kernel of Duvenaud et al. 2011, "Additive Gaussian
-Processes"), plus something of the configuration's own, plus noise. How much each parameter matters,
-how tangled they are and how large the noise is are learnt with the values. A few dozen launches
-leave that open, so several fits from different starts are kept and speak together.
+The logarithm of a value is modelled as a sum of effects of parameters, of pairs, triples and so on (the
+product kernel of Duvenaud et al. 2011, "Additive Gaussian Processes"), plus an effect of the single
+configuration, plus noise. The weights of parameters, the strength of interactions and the noise are
+learnt. A few dozen launches leave them uncertain, so several fits from different starts are averaged.
 
-Everything is an array over (fits, configurations); a space's every candidate is judged at once.
+All arrays have the axes (fits, configurations); all candidates are evaluated at once.
 """
 
 from __future__ import annotations
@@ -24,19 +23,19 @@ from xtune.space.spaces import Space
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.intp]
-"""A configuration a row: for each parameter with a choice the position of its value."""
+"""One row for each configuration: the index of each varied parameter's value."""
 
 FITS = 2
 STEPS = 30
-"""Of the ascent to the likeliest parameters."""
+"""Steps of the ascent to the most likely hyperparameters."""
 
 LEVEL_VARIANCE = 4.0
-"""Prior variance of the mean over the space, in units of the variance of what was seen."""
+"""Prior variance of the mean over the space, in units of the variance of the values."""
 
 MIN_SPREAD = 0.02
-"""Values that all lie within 2 % are noise until shown otherwise."""
+"""Minimum assumed spread of values: 2 %."""
 
-# Prior medians of the learnt quantities, in units of the variance of what was seen, and the standard
+# Prior medians of the hyperparameters, in units of the variance of the values, and the standard
 # deviations of their logarithms.
 IMPORTANCE = (0.15, 1.5)
 TANGLE = (0.7, 1.0)
@@ -47,13 +46,13 @@ STEP_BOUNDS = (1e-3, 0.7)
 
 
 class Belief(NamedTuple):
-    """What is believed of some configurations: a row a fit, a column a configuration."""
+    """Predictions: one row for each fit, one column for each configuration."""
 
     means: Floats
     variances: Floats
-    """Of what the configuration comes to on average; the noise of a launch is not in it."""
+    """Variances of the configurations' mean values, without the noise of a launch."""
     noise: Floats
-    """Variance of one launch, of each fit."""
+    """Noise variance of one launch, for each fit."""
 
 
 class Encoder:
@@ -80,9 +79,9 @@ class Encoder:
 
 
 def _alike(space: Space, name: str) -> Floats:
-    """(values, values): how alike two values of a parameter are taken to be, 1 for the same.
+    """(values, values): the assumed correlation of a parameter's values, 1 for equal ones.
 
-    Values without an order are unlike; of those with one, neighbours resemble each other.
+    0 for values without an order; with one, it decreases with the distance.
     """
     parameter = space.parameter(name)
     count = len(parameter.values)
@@ -99,7 +98,7 @@ def _alike(space: Space, name: str) -> Floats:
 
 
 class Surrogate:
-    """Learns from values, and tells what it believes of any configuration."""
+    """Fits launches, and predicts any configuration."""
 
     def __init__(self, encoder: Encoder, generator: np.random.Generator, fits: int = FITS) -> None:
         self._alike = encoder.alike
@@ -111,9 +110,9 @@ class Surrogate:
         self._starts = self._centre + 0.7 * self._width * starts
 
     def fit(self, rows: Rows, values: Floats) -> None:
-        """Learn from launches: the row of each, and the logarithm of its value, larger is better.
+        """Fit launches: the row of each, and the logarithm of its value, larger is better.
 
-        Nothing is kept of an earlier fit, so the same launches always lead to the same belief.
+        Earlier fits have no influence, so the same launches always give the same predictions.
         """
         distinct, places = np.unique(rows, axis=0, return_inverse=True)
         places = places.reshape(-1)
@@ -132,7 +131,7 @@ class Surrogate:
         self._condition()
 
     def believe(self, rows: Rows) -> Belief:
-        """What `fit` leads one to believe of configurations, in logarithms of values."""
+        """Predict configurations, in logarithms of values."""
         explained = self._whitened @ self._shared(self._rows, rows)
         means = (self._targets_white[:, None, :] @ explained)[:, 0]
         own, noise = np.exp(self._learnt[:, -2]), np.exp(self._learnt[:, -1])
@@ -148,14 +147,14 @@ class Surrogate:
         )
 
     def covariances(self, rows: Rows, others: Rows) -> Floats:
-        """(fits, rows, others): how beliefs of configurations hang together with those of others."""
+        """(fits, rows, others): posterior covariances of predictions."""
         explained = self._whitened @ self._shared(self._rows, rows)
         explained_others = self._whitened @ self._shared(self._rows, others)
         left: Floats = self._shared(rows, others) - explained.transpose(0, 2, 1) @ explained_others
         return left * self._scale**2
 
     def _shared(self, rows: Rows, others: Rows) -> Floats:
-        """The kernel of any two, with what a configuration has of its own."""
+        """The kernel, including the effect of single configurations."""
         own = np.exp(self._learnt[:, -2])
         shared = self._kernel(self._correlations(rows, others))
         shared += own[:, None, None] * (rows[:, None] == others[None]).all(axis=2)
@@ -178,14 +177,14 @@ class Surrogate:
         return kernel
 
     def _covariance(self, kernel: Floats) -> Floats:
-        """The kernel of what was seen, with each mean's own part and noise."""
+        """The kernel of the launched configurations, with their own effects and noise."""
         diagonal = np.arange(len(self._targets))
         own, noise = np.exp(self._learnt[:, -2]), np.exp(self._learnt[:, -1])
         kernel[:, diagonal, diagonal] += own[:, None] + noise[:, None] / self._counts
         return kernel
 
     def _climb(self, steps: int) -> None:
-        """Ascend to the likeliest parameters, each by a step of its own (Rprop, Riedmiller 1993)."""
+        """Ascend to the most likely hyperparameters, each with its own step (Rprop, Riedmiller 1993)."""
         sizes = np.full(self._learnt.shape, 0.3)
         last = np.zeros_like(self._learnt)
         low, high = self._centre - 4.0 * self._width, self._centre + 4.0 * self._width
@@ -199,7 +198,7 @@ class Surrogate:
             last = slope
 
     def _slope(self) -> Floats:
-        """(fits, learnt): the derivative of the log posterior by each learnt logarithm."""
+        """(fits, learnt): the derivative of the log posterior by each log hyperparameter."""
         factors = self._factors(self._pairs)
         product = math.prod(factors, start=np.float64(1.0))
         tangle = np.exp(self._learnt[:, self._count])

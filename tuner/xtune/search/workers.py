@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The workers that make launches, and whether they are still alive.
+"""Liveness of the workers that make launches.
 
-A worker on the same system is looked up: it is dead if its PID is free or belongs to another process.
-Workers on other systems increment a counter while they launch; one whose counter has not changed for
-long enough is taken for dead. Clocks of two systems are never compared.
+A worker on the same system is dead if its PID is free or belongs to another process. A worker on
+another system increments a counter while it launches, and is considered dead if the counter has not
+changed for `LEASE_S`. Clocks of two systems are never compared.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from typing import NamedTuple
 from xtune.search.encoding import Plain
 
 BEAT_S = 15.0
-"""Between two counts."""
+"""Interval between increments."""
 
 LEASE_S = 90.0
-"""A count that stands still so long is a dead worker's."""
+"""A worker is dead if its counter has not changed for this time."""
 
 
 class Worker(NamedTuple):
     """A process that searches."""
 
     name: str
-    """The host's."""
+    """Name of its host."""
     boot: str
-    """Identifies the system from one start to the next; empty where it cannot be told."""
+    """Identifies one boot of the system; empty if unknown."""
     namespace: str
-    """Of process numbers: those of a container mean nothing outside."""
+    """PID namespace: PIDs of a container mean nothing outside."""
     pid: int
     start_ticks: int
-    """When the process began; its number may be another's later."""
+    """Start time of the process, since PIDs are reused."""
 
     @property
     def host(self) -> str:
-        """Names the host until it is started again. **Ex.:** ``node7 1f0c``."""
+        """Names one boot of the host. **Ex.:** ``node7 1f0c``."""
         return f"{self.name} {self.boot[:4]}".strip()
 
     def to_plain(self) -> Plain:
@@ -50,13 +50,13 @@ class Worker(NamedTuple):
 
 
 def this_worker() -> Worker:
-    """The process that asks."""
+    """The calling process."""
     pid = os.getpid()
     return Worker(socket.gethostname(), _boot(), _namespace(), pid, _start_ticks(pid) or 0)
 
 
 class Watch:
-    """Tells which of other workers' launches will never be finished."""
+    """Detects launches of dead workers."""
 
     def __init__(
         self,
@@ -64,20 +64,20 @@ class Watch:
         clock: Callable[[], float] = time.monotonic,
         lease_s: float = LEASE_S,
     ) -> None:
-        """`lease_s`: several times what others count in."""
+        """`lease_s`: several times the interval of other workers' increments."""
         self._me = me
         self._clock = clock
         self._lease_s = lease_s
         self._seen: dict[int, tuple[int, float]] = {}
-        """Of each launch its last count, and when that was first seen."""
+        """For each launch, the last count and when it was first seen."""
 
     def is_lost(self, number: int, worker: Worker, beat: int) -> bool:
-        """Whether a launch under way is nobody's any more.
+        """Whether the worker of a launch under way is dead.
 
         number
-            Of its record.
+            The number of its record.
         beat
-            What its worker has counted up to.
+            The worker's counter.
         """
         me = self._me
         if worker.boot and worker.boot == me.boot and worker.namespace == me.namespace:
@@ -106,12 +106,12 @@ def _namespace() -> str:
 
 
 def _start_ticks(pid: int) -> int | None:
-    """When a process began, in clock ticks since boot; None where there is no such process."""
+    """Start time of a process in clock ticks since boot; None if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            # The name in parentheses may hold anything, so the fields after it are counted.
+            # The name in parentheses may contain anything: read the fields after it.
             fields = file.read().rpartition(b")")[2].split()
     except OSError:
         return None
-    # A zombie is no worker any more.
+    # A zombie does not count.
     return None if fields[0] in (b"Z", b"X") else int(fields[19])

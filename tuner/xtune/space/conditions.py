@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conditions on a space: comparisons in Python's syntax, of which only some is allowed.
+"""Conditions on a space: comparisons in a subset of Python's syntax.
 
     threads <= ncores                        both are numbers
     batch >= 8 if allocator == tcmalloc      with another allocator, any batch is allowed
     instances * batch <= 64 and not smt
     allocator in (glibc, jemalloc) or omp != 'intel+active'
 
-Names are those of parameters, and those that a space derives from them (`ncores`, `instances`). Any
-other word is text, and has to be a value of what it is compared with; quotes make text of anything.
-There are ``or``, ``and``, ``not``, ``== != < <= > >=`` (also chained), ``in (..)``, ``not in``,
-``+ - * / // %``, parentheses, ``true`` and ``false``. ``A if B`` allows everything where B does not
-hold.
+A name is a parameter, or a value that a space derives from one (`ncores`, `instances`). Any other
+word is text, and must be a value of the parameter that it is compared with. Anything in quotes is
+text. Operators: ``or``, ``and``, ``not``, ``== != < <= > >=`` (also chained), ``in (..)``, ``not in``,
+``+ - * / // %``, parentheses. Constants: ``true``, ``false``. ``A if B`` is true where B is false.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ Values = Mapping[str, Value]
 
 
 class Condition(NamedTuple):
-    """What a configuration has to keep. Compared by its text."""
+    """A condition that every configuration must meet. Compared by its text."""
 
     text: str
     """As the user wrote it."""
@@ -45,7 +44,7 @@ class Condition(NamedTuple):
     evaluate: Callable[[Values], Value]
 
     def holds(self, values: Values) -> bool:
-        """Whether `values`, which has every one of `names`, keeps it.
+        """Whether `values`, which must contain all of `names`, meet it.
 
         Raises `SpaceError` if it divides by zero.
         """
@@ -59,13 +58,13 @@ class Condition(NamedTuple):
 def parse_condition(
     text: str, names: Mapping[str, Sequence[Value]], words: Collection[str] = ()
 ) -> Condition:
-    """The condition that `text` writes.
+    """Parse a condition.
 
     names
-        Parameters and derived values, each with all values that it can have.
+        Parameters and derived values, each with all its possible values.
     words
-        Text that is allowed though no parameter here has it as a value: an allocator of other
-        machines.
+        Text that is allowed although no parameter here has it as a value, such as an allocator of
+        other machines.
 
     Raises `SpaceError` with one line.
     """
@@ -86,7 +85,7 @@ class _Kind(enum.Enum):
 
 
 class _Part(NamedTuple):
-    """A part of a condition that was read."""
+    """A parsed part of a condition."""
 
     node: ast.expr
     """With words as text, and lists as tuples."""
@@ -94,9 +93,9 @@ class _Part(NamedTuple):
     values: frozenset[Value] | None = None
     """All values of a text parameter."""
     literal: str | None = None
-    """Text that was written, with quotes or without."""
+    """The literal text, without its quotes."""
     is_bare: bool = False
-    """It was written without quotes, and may be a misspelt name."""
+    """Written without quotes, so it may be a misspelt name."""
 
 
 _QUOTED = r"'[^']*'|\"[^\"]*\""
@@ -112,7 +111,7 @@ _ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod)
 
 
 class _Reader:
-    """Reads one condition, and checks the kind of every part."""
+    """Parses one condition and checks the kinds of its parts."""
 
     def __init__(
         self, text: str, names: Mapping[str, Sequence[Value]], words: frozenset[str]
@@ -142,7 +141,7 @@ class _Reader:
         return Condition(self._text, frozenset(self._used), evaluate)
 
     def _parsed(self) -> ast.expr:
-        """Python's tree of the text: values such as glibc-tuned in quotes, ``if`` with an ``else``."""
+        """Python's syntax tree, once values such as glibc-tuned are quoted and ``if`` has an ``else``."""
         outside = re.sub(_QUOTED, "", self._text)
         for mistake, message in _MISTAKES:
             if mistake.search(outside):
@@ -150,7 +149,7 @@ class _Reader:
         texts = {str(value) for values in self._names.values() for value in values} | self._words
         bare = [text for text in texts if _BARE.fullmatch(text) and not _PLAIN.fullmatch(text)]
         choices = "|".join(re.escape(text) for text in sorted(bare, key=len, reverse=True))
-        # The text that matches: quoted, or a value as a whole, or a word.
+        # Quoted text, or a whole value, or a word.
         token = re.compile(
             rf"{_QUOTED}|(?<![\w.])(?P<bare>{choices or '(?!)'})(?![\w.:/+-])|(?P<word>\b[A-Za-z_]\w*)|\s",
             re.ASCII,
@@ -225,7 +224,7 @@ class _Reader:
         return _Part(compared, _Kind.TRUTH)
 
     def _check(self, left: _Part, operator: ast.cmpop, right: _Part) -> None:
-        """Refuse a comparison of two kinds, an order of text, and text that is never the value."""
+        """Refuse to compare two kinds, to order text, and text that is no value of the parameter."""
         for part, other in ((left, right), (right, left)):
             if part.is_bare and other.values is None:
                 raise self._unknown(part)
@@ -259,7 +258,7 @@ class _Reader:
 
 
 def _in_python(found: re.Match[str]) -> str:
-    """A token as Python writes it: values in quotes, ``true`` with a capital."""
+    """A token in Python's syntax: values in quotes, ``true`` capitalized."""
     if found["bare"] is not None:
         return repr(found["bare"])
     if found["word"] in ("true", "false"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The admissible choices of a space: gone through one by one, up to a number."""
+"""Enumeration of the choices that the conditions of a space admit."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from typing import NamedTuple
 from xtune.errors import SpaceError
 
 MAX_COUNTED = 10_000
-"""A larger space with conditions is only known to have more."""
+"""A space with conditions is counted up to this size."""
 
 MAX_CHECKS = 400_000
-"""How often conditions may be evaluated to find the configurations: some seconds."""
+"""Maximum number of evaluations of conditions: some seconds."""
 
 Choices = tuple[int, ...]
-"""For each parameter the position of its value."""
+"""The position of each parameter's value."""
 
 
 class Check(NamedTuple):
     """A condition on the values of some parameters."""
 
     positions: tuple[int, ...]
-    """The parameters that it depends on; ascending, at least one."""
+    """The parameters that it depends on, ascending; at least one."""
     admits: Callable[[Sequence[int]], bool]
     """Called with at least the choices up to the last of `positions`."""
 
 
 def admitted(sizes: Sequence[int], checks: Sequence[Check]) -> Iterator[Choices]:
-    """All choices that every check admits, the last parameter changing fastest.
+    """Yield the choices that every check admits, the last parameter changing fastest.
 
-    Raises `SpaceError` when that takes too long.
+    Raises `SpaceError` after too many checks.
     """
     due = [[c.admits for c in checks if c.positions[-1] == at] for at in range(len(sizes))]
     made = 0
@@ -55,10 +55,10 @@ def admitted(sizes: Sequence[int], checks: Sequence[Check]) -> Iterator[Choices]
 
 
 def nearest(sizes: Sequence[int], checks: Sequence[Check], wanted: Choices) -> Choices:
-    """The admissible choices that differ from `wanted` for the fewest parameters.
+    """The admissible choices that differ from `wanted` in the fewest parameters.
 
-    Of several those that differ for the last ones, and there by the least. Raises `SpaceError` when
-    that takes too long.
+    Ties go to the later parameters, then to the smaller difference. Raises `SpaceError` after too
+    many checks.
     """
     tried = 0
     for count in range(len(sizes) + 1):
@@ -80,10 +80,10 @@ def nearest(sizes: Sequence[int], checks: Sequence[Check], wanted: Choices) -> C
                     choices[at] = value
                 if all(check.admits(choices) for check in checks):
                     return tuple(choices)
-    raise SpaceError("no configuration keeps every --when")
+    raise SpaceError("no configuration meets every --when")
 
 
 _TOO_MANY = (
-    "the conditions tie too many parameters together to find what keeps them; leave some --when out,"
-    " or give parameters fewer values"
+    "the conditions combine too many parameters to be solved; leave out a --when, or give parameters"
+    " fewer values"
 )

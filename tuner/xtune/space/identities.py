@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a study belongs to: a kind of machine, and a program.
+"""The kind of machine and the program that a study belongs to.
 
-Machines of one kind agree in all that a plan is made from: processor, caches, nodes, memory, and
-what may be used of them; CPU numbers, the kernel, microcode and the host's name have no part in it.
-So a fleet of them can share a study, and nothing measured elsewhere is ever mixed in.
+Machines of one kind have the same processor, caches, nodes and memory, and the same usable part of
+them. CPU numbers, kernel, microcode and host name may differ. So a fleet of equal machines can share
+a study, and results of other machines are never mixed in.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ from xtune.errors import StudyError
 from xtune.space.processors import Processor
 
 MEMORY_STEPS = 8
-"""Sizes of memory are told apart in eighths of a power of two, rounded up: what the kernel counts is
-some hundredths below what is installed, and differs between machines of one kind."""
+"""Memory sizes are rounded up to an eighth of a power of two: the kernel reports some percent less
+than is installed, and a different amount on each machine."""
 
 MAX_FILE_BYTES = 1 << 26
-"""A longer program is told by its path alone."""
-
+"""A larger program is identified by its path alone."""
 
 SESSION_VARIABLES = re.compile(
     r"_|PATH|PWD|OLDPWD|HOME|USER|LOGNAME|MAIL|HOST|HOSTNAME|SHELL|SHLVL|PS\d|TMPDIR|TZ|LANG|LANGUAGE"
@@ -37,15 +36,14 @@ SESSION_VARIABLES = re.compile(
     r"|XLAUNCH|XTUNE)"
     r"(_.*)?"
 )
-"""Variables of a terminal, a login, a desktop, a job or an activated environment: they differ from one
-session to the next, and do not change how a program computes. The programs that PATH finds are
-compared by their paths."""
+"""Variables of a terminal, login, desktop, job or activated environment. They differ between sessions
+and do not change how a program computes. PATH is here because programs are compared by path."""
 
 _INTERPRETER = re.compile(r"(python|pypy)[\d.]*|(ba|da|z|k)?sh|perl|ruby|node|Rscript")
 
 
 class MachineIdentity(NamedTuple):
-    """A kind of machine, and what may be used of it."""
+    """A kind of machine, and the part of it that may be used."""
 
     facts: tuple[tuple[str, str], ...]
     """Names and values, for people to compare. **Ex.:** ``("cores", "64, 2 threads each")``."""
@@ -56,7 +54,7 @@ class MachineIdentity(NamedTuple):
         return _digest(self.facts)[:16]
 
     def difference(self, other: MachineIdentity) -> str | None:
-        """How `other` differs from this one, in a line; None: it is of the same kind.
+        """How `other` differs from this one, in one line; None for the same kind.
 
         **Ex.:** ``"memory: 64 GiB here, 128 GiB there"``
         """
@@ -74,12 +72,12 @@ class MachineIdentity(NamedTuple):
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, str]) -> MachineIdentity:
-        """What `to_plain` gave."""
+        """The inverse of `to_plain`."""
         return cls(tuple(plain.items()))
 
 
 def identify_machine(machine: Machine, processor: Processor) -> MachineIdentity:
-    """The kind that `machine` is of. Where little is known of a machine, little tells it apart."""
+    """The kind of `machine`. Unknown facts do not distinguish machines."""
     topology, limits = machine.topology, machine.limits
     facts = {
         "architecture": topology.architecture,
@@ -106,21 +104,21 @@ def identify_machine(machine: Machine, processor: Processor) -> MachineIdentity:
 
 
 class ProgramIdentity(NamedTuple):
-    """What was measured: a command, where its program lies, and what is in it."""
+    """The measured program: its command, path and content."""
 
     command: str
-    """Digest of the words as written, ``{batch}`` and all, with the variables of --env."""
+    """Digest of the words as written, ``{batch}`` included, and of the variables of --env."""
     place: str
-    """The program's file, with every link resolved; of a module the directory that it is run in."""
+    """The program's file with links resolved; for a module, the working directory."""
     content: str
-    """Digest of that file; empty where there is none, or a very long one."""
+    """Digest of that file; empty if there is none or it is very large."""
     words: tuple[str, ...]
     """The program and its arguments, for people."""
 
     def agrees(self, other: ProgramIdentity) -> bool:
-        """Whether both are one program: the same command, and the same file by place or content.
+        """Whether both are one program: the same command, and the same path or content.
 
-        So an edited script stays itself, and so does a copy on another machine.
+        So an edited script stays the same program, and so does a copy on another machine.
         """
         same_file = self.place == other.place or (self.content == other.content != "")
         return self.command == other.command and same_file
@@ -131,15 +129,15 @@ class ProgramIdentity(NamedTuple):
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> ProgramIdentity:
-        """What `to_plain` gave. Raises `StudyError` for anything else."""
+        """The inverse of `to_plain`. Raises `StudyError` for anything else."""
         try:
             return cls(**{**plain, "words": tuple(plain["words"])})
         except (KeyError, TypeError) as error:
-            raise StudyError(f"what was kept is no program ({error!r})") from None
+            raise StudyError(f"the stored program cannot be read ({error!r})") from None
 
 
 def inherited_by_program(users_own: Mapping[str, str]) -> dict[str, str]:
-    """Of the variables that a program inherits, those that may change how it computes.
+    """The inherited variables that may change how a program computes.
 
     **Ex.:** ``OMP_NUM_THREADS``, ``BATCH``; not ``SSH_TTY``, see `SESSION_VARIABLES`.
     """
@@ -149,8 +147,7 @@ def inherited_by_program(users_own: Mapping[str, str]) -> dict[str, str]:
 def identify_program(request: Request) -> ProgramIdentity:
     """The program of `request`, whose words and --env are as the user wrote them.
 
-    Only what the workload is counts, not how it is launched. A program that is not there is told by
-    its name alone.
+    The way it is launched does not count. A missing program is identified by its name alone.
     """
     words = request.program
     script = _file_of(request)
@@ -160,7 +157,7 @@ def identify_program(request: Request) -> ProgramIdentity:
 
 
 def _file_of(request: Request) -> str:
-    """The file that says what is run: the script, where an interpreter is named before it."""
+    """The file that defines what runs: the script after an interpreter, else the program."""
     name, *arguments = request.program or ("",)
     if _INTERPRETER.fullmatch(os.path.basename(name)):
         for word in arguments:
@@ -198,10 +195,10 @@ def _cores(topology: Topology) -> str:
 
 
 def _shape(topology: Topology, cpus: CPUs) -> list[list[object]]:
-    """How the cores that have some of `cpus` lie in the machine's domains, without their numbers.
+    """How the cores of `cpus` are arranged in the machine's domains, without CPU numbers.
 
-    For each core, by lowest CPU, how many of its siblings are among them, the rank of its kind, and
-    its domains, numbered as they come up; then what is known of the nodes.
+    For each core, by lowest CPU: the number of its siblings among `cpus`, the rank of its kind, and
+    its domains, numbered in order of appearance. Then the NUMA nodes.
     """
     members = set(cpus)
     levels = [

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is installed: ours, the program's, the system's.
+"""Installed versions: of the tuner, of the program's environment and of the system.
 
-Nothing is imported of the program's environment, and nothing run.
+Nothing of the program's environment is imported or run.
 """
 
 from __future__ import annotations
@@ -32,20 +32,19 @@ THEIRS = (
     "intel-openmp",
     "mkl",
 )
-"""Packages whose version may matter to how fast a program is, named where the program has them."""
-
+"""Packages whose versions may affect a program's speed; listed if the program has them."""
 
 TUNER, PROGRAM, SYSTEM = "tuner", "program", "system"
 
 INTERPRETER = "interpreter"
-"""The one entry that is no version: where the program's Python lies."""
+"""The one entry that is not a version: the path of the program's Python."""
 
 Installed = Mapping[str, Mapping[str, str]]
 """Versions by name, of the tuner, the program's environment and the system."""
 
 
 def installed(request: Request) -> Installed:
-    """What there is now, where the program of `request` would run."""
+    """The versions now, for the program of `request`."""
     return {
         TUNER: dict(_own_versions()),
         PROGRAM: dict(_program_versions(request)),
@@ -54,7 +53,7 @@ def installed(request: Request) -> Installed:
 
 
 def _own_versions() -> Iterator[tuple[str, str]]:
-    """Of what measures and of what makes pages."""
+    """Versions of the tuner and its libraries."""
     import xtune
 
     yield "xtune", xtune.__version__
@@ -67,7 +66,7 @@ def _own_versions() -> Iterator[tuple[str, str]]:
 
 
 def _system_versions() -> Iterator[tuple[str, str]]:
-    """Of kernel, distribution and C library."""
+    """Versions of kernel, distribution and C library."""
     yield "kernel", f"{platform.system()} {platform.release()}"
     try:
         release = platform.freedesktop_os_release()
@@ -80,7 +79,7 @@ def _system_versions() -> Iterator[tuple[str, str]]:
 
 
 def _program_versions(request: Request) -> Iterator[tuple[str, str]]:
-    """Of the interpreter that runs the program and of what it has installed; empty without one."""
+    """Versions of the program's interpreter and of its packages; empty without an interpreter."""
     inherited = split_inherited(os.environ).users_own
     try:
         program = resolve_program(request, inherited)

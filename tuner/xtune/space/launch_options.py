@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the values of launch parameters mean: a request to xlaunch, with one thing changed.
+"""Launch parameters: each value changes a request to xlaunch in one respect.
 
-Each parameter folds what belongs together, so that a space is one static product: a layout is a
-pair of counts that fits, `omp` a runtime and the way its threads wait.
+A parameter combines options that belong together, so that a space is one static product: a layout is
+a pair of counts that fits, `omp` is a runtime and the way its threads wait.
 """
 
 from __future__ import annotations
@@ -26,38 +26,38 @@ OPTION_KEYS = {MEMORY: "mem_policy"}
 """Parameters whose option, and field in `Request`, has another name."""
 
 INSTANCES, NCORES = "instances", "ncores"
-"""What conditions may say of a layout."""
+"""The values of a layout that conditions may use."""
 
 ALL_CORES = "1xall"
-"""The layout that xlaunch has of itself: one instance on everything that may be used."""
+"""xlaunch's default layout: one instance on all usable cores."""
 BY_NODE = "node"
-"""One instance for each NUMA node, where these differ in size: ``--mode throughput``."""
+"""One instance for each NUMA node, for nodes of different sizes: ``--mode throughput``."""
 
 UNSET = "unset"
-"""The value of a variable that is left as it is."""
+"""The value that leaves a variable unchanged."""
 
 ACTIVE, PASSIVE = "active", "passive"
 
 WAITING = {
-    # Of the profiles that set no block time of their own. KMP_BLOCKTIME would hide it.
+    # Only profiles that set no block time themselves.
     "auto": {ACTIVE: ("OMP_WAIT_POLICY", "active"), PASSIVE: ("OMP_WAIT_POLICY", "passive")},
     "gnu": {ACTIVE: ("OMP_WAIT_POLICY", "active"), PASSIVE: ("OMP_WAIT_POLICY", "passive")},
     "intel": {ACTIVE: ("KMP_BLOCKTIME", "infinite"), PASSIVE: ("KMP_BLOCKTIME", "0")},
     "llvm": {ACTIVE: ("KMP_BLOCKTIME", "infinite"), PASSIVE: ("KMP_BLOCKTIME", "0")},
 }
-"""How threads of an OpenMP profile are told to spin for work for ever, or to sleep at once."""
+"""The variable that makes threads of an OpenMP profile spin for work forever, or sleep at once."""
 
 WAITING_VARIABLES = frozenset(
     [name for ways in WAITING.values() for name, _ in ways.values()] + ["GOMP_SPINCOUNT"]
 )
-"""A user who has set one of these has chosen how threads wait."""
+"""A user who set one of these has chosen how threads wait."""
 
 WORDS = frozenset(
     [ALL_CORES, BY_NODE, *ALLOCATORS, "auto", *RUNTIMES]
     + [f"{name}+{way}" for name, ways in WAITING.items() for way in ways]
     + [member.value for words in (Place, MemoryPolicy, HugePages) for member in words]
 )
-"""Every word that conditions may compare a launch parameter with, whether or not it is there."""
+"""Every word that conditions may compare a launch parameter with, available here or not."""
 
 _PAIR = re.compile(r"([1-9]\d{0,8})x([1-9]\d{0,8})", re.ASCII)
 
@@ -89,7 +89,7 @@ def option_name(name: str) -> str:
 
 
 def with_option(request: Request, name: str, value: Value) -> Request:
-    """`request` with one of `OPTIONS` at `value`. Raises `SpaceError` for a value that is none."""
+    """`request` with one of `OPTIONS` set to `value`. Raises `SpaceError` for an invalid value."""
     if name == SMT and isinstance(value, bool):
         return request._replace(smt=value)
     try:
@@ -109,11 +109,11 @@ def with_option(request: Request, name: str, value: Value) -> Request:
         raise SpaceError(f"{name}={value}: there is no such value") from None
     if name == ALLOCATOR:
         return request._replace(allocator=str(value))
-    raise SpaceError(f"{name}={value!r}: no option of xlaunch that is searched")
+    raise SpaceError(f"{name}={value!r}: xtune searches no such option of xlaunch")
 
 
 def with_variable(request: Request, name: str, value: Value) -> Request:
-    """`request` with an environment variable for every instance, unless it is to stay as it is."""
+    """`request` with an environment variable for every instance; `UNSET` leaves it unchanged."""
     if value == UNSET:
         return request
     others = tuple([pair for pair in request.env if pair[0] != name])

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layouts worth trying on a machine: pairs of instances and cores each that really fit.
+"""The layouts worth trying on a machine: how many instances of how many cores.
 
-Sizes follow what the machine is made of. Within one L3 cache they double (1, 2, 4, ... and the whole
-of it); then whole L3 caches double up to a node, whole nodes up to a package, whole packages up to
-everything. For each size there is one instance, as many as fit, and half as many: what is
-limited by caches or memory is served better when fewer share them. So 512 cores have some thirty
-layouts, not a hundred thousand.
+Sizes follow the machine's structure. Within one L3 cache they double (1, 2, 4, ..., all of it); then
+whole L3 caches double up to a node, whole nodes up to a package, whole packages up to the machine.
+For each size there is one instance, as many as fit, and half as many: programs limited by caches or
+memory run better when fewer share them. So 512 cores have about thirty layouts, not 100,000.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from xlaunch.planning.pool import whole_cores
 from xtune.space.launch_options import ALL_CORES, BY_NODE, Layout, with_option
 
 MIN_SHARE_BYTES = 256 << 20
-"""Memory for each instance: about what a Python takes that has imported torch."""
+"""Minimum memory for each instance: about that of a Python that has imported torch."""
 
 
 class Candidate(NamedTuple):
@@ -30,16 +29,16 @@ class Candidate(NamedTuple):
     """**Ex.:** ``4x8``, `ALL_CORES`, `BY_NODE`."""
     instances: int
     ncores: int
-    """Of each instance; of the smallest where they differ."""
+    """Cores of each instance; of the smallest if they differ."""
 
 
 def find_layouts(
     machine: Machine, request: Request, *, one_instance: bool
 ) -> tuple[Candidate, ...]:
-    """The layouts to try, the one that xlaunch has of itself first; no two come to the same places.
+    """The layouts to try, xlaunch's default first; no two give the same placement.
 
-    `request` has what the user asked for besides (CPUs, reserved cores). `one_instance`: only sizes,
-    since several instances cannot be compared with one. Raises `UsageError` where nothing can be
+    `request` has the user's other options (CPUs, reserved cores). `one_instance`: vary only the size,
+    because several instances cannot be compared with one. Raises `UsageError` if nothing can be
     planned.
     """
     whole = plan(with_option(request, "layout", ALL_CORES), machine)
@@ -63,7 +62,7 @@ def find_layouts(
 
 
 def _places(made: Plan) -> tuple[object, ...]:
-    """What a layout comes to, in whatever order its instances are numbered."""
+    """The placement of a layout, independent of the numbering of its instances."""
     return made.count, *sorted([(i.cpus, i.ncores, i.threads) for i in made.instances])
 
 
@@ -73,7 +72,7 @@ def _starves(made: Plan) -> bool:
 
 
 def _budget(whole: Plan, pool: int, request: Request) -> int:
-    """Cores that instances of a given size may use together."""
+    """Cores that all instances together may use."""
     cores = pool - request.reserve_cores if whole.bound else whole.instances[0].ncores
     quota = whole.cpu_quota
     return cores if quota is None else max(1, min(cores, int(quota)))
@@ -82,7 +81,7 @@ def _budget(whole: Plan, pool: int, request: Request) -> int:
 def _pairs(
     machine: Machine, pool: Sequence[CPUs], budget: int, *, one_instance: bool
 ) -> list[Layout]:
-    """Pairs of counts, by instances and then cores; some may not fit after all."""
+    """Candidate layouts, by instances and then cores; some may not fit."""
     levels = _levels(machine.topology, pool)
     pairs = set()
     for size in _sizes([unit for unit, _ in levels], budget):
@@ -97,7 +96,7 @@ def _pairs(
 
 
 def _sizes(units: Sequence[int], budget: int) -> list[int]:
-    """Cores of an instance, ascending. `units`: the cores of one domain at each level.
+    """Instance sizes in cores, ascending. `units`: the cores of one domain at each level.
 
     **Ex.:** L3 caches of 8 cores, 6 to a node, 2 nodes: 1, 2, 4, 8, 16, 24, 32, 48, 96.
     """
@@ -117,10 +116,10 @@ def _sizes(units: Sequence[int], budget: int) -> list[int]:
 
 
 def _levels(topology: Topology, pool: Sequence[CPUs]) -> list[tuple[int, list[int]]]:
-    """For each level of domains the cores of a typical one, and of all that hold some of the pool.
+    """For each level of domains, the typical number of cores, and those of all in the pool.
 
-    Where they differ in size, the typical one is that which most cores lie in whole: of 43, 43 and
-    42 cores it is 42, of 8, 8 and 2 it is 8.
+    If domains differ in size, the typical size is the one that places most cores in full domains:
+    42 for 43, 43 and 42 cores, and 8 for 8, 8 and 2.
     """
     groups = (
         topology.l3_groups or topology.l2_groups or topology.clusters,
@@ -138,9 +137,9 @@ def _levels(topology: Topology, pool: Sequence[CPUs]) -> list[tuple[int, list[in
 
 
 def _whole_in_domains(levels: list[tuple[int, list[int]]], size: int) -> int:
-    """How many instances of `size` cores lie in one domain each, of the smallest that hold them.
+    """How many instances of `size` cores fit into single domains, the smallest that can hold one.
 
-    **Ex.:** nodes of 43, 43 and 42 cores hold 6 instances of 16; 8 would fit, two of them astride.
+    **Ex.:** 6 instances of 16 in nodes of 43, 43 and 42 cores; 8 fit if two of them span nodes.
     """
     holding = [(unit, sizes) for unit, sizes in levels if unit >= size]
     return sum(have // size for have in min(holding)[1]) if holding else 0

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The space that a machine offers one program: static, canonical, each parameter with its reason.
+"""The launch parameters to search for a program on a machine, each with its reason.
 
 >>> processor = read_processor()
 >>> offers = read_offers(request, os.environ, machine, processor)
 >>> made = make_space(request, machine, offers, own=own, when=["threads<=ncores"])
 
-A parameter that would make no difference here (SMT without siblings, a memory policy on one node) is
-left out with the reason; so is what the user has fixed by an option of xlaunch. Streams are searched
-where a program takes them: as a parameter of the user's, ``--param streams=1,2,4``.
+A parameter that makes no difference here (SMT without siblings, a memory policy on one node) or that
+the user has fixed is left out, with the reason. Streams are searched as a parameter of the program:
+``--param streams=1,2,4``.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from xtune.space.parameters import Parameter, Value, Where
 from xtune.space.spaces import Derived, Space
 
 REASONS = {
-    LAYOUT: "one program on many cores is seldom as fast as several on a few",
-    SMT: "a second thread for each core helps where threads wait for memory",
-    PLACE: "side by side they share caches, far apart each has more of them",
-    ALLOCATOR: "memory that is kept when it is freed spares page faults",
-    OMP: "runtimes differ in how fast their threads meet, and how long they spin for it",
-    MEMORY: "pages spread over the nodes of an instance, or where they are first touched",
-    THP: "huge pages spare page faults and misses of the TLB, and can cost memory",
+    LAYOUT: "several instances on few cores are often faster than one on many",
+    SMT: "a second thread for each core helps when threads wait for memory",
+    PLACE: "cores side by side share caches; spread out, each has more cache",
+    ALLOCATOR: "reusing freed memory avoids page faults",
+    OMP: "runtimes differ in how fast their threads synchronize and how long they spin",
+    MEMORY: "pages are spread over the nodes of an instance, or placed where they are first touched",
+    THP: "huge pages avoid page faults and TLB misses, and can cost memory",
 }
 
 
 class MadeSpace(NamedTuple):
-    """A space, and what it does not hold."""
+    """A space, and the parameters left out of it."""
 
     space: Space
     left_out: tuple[LeftOut, ...]
@@ -73,16 +73,16 @@ def make_space(
     own
         The user's parameters, see `xtune.space.user_parameters`.
     when
-        Conditions, see `xtune.space.conditions`; they may speak of `ncores` and `instances` too.
+        Conditions, see `xtune.space.conditions`; they may also name `ncores` and `instances`.
     one_instance
-        Launches of several instances cannot be compared with those of one: wall time, unless the
-        instances divide the work.
+        Only layouts of one instance, since wall time cannot be compared with that of several, unless
+        they divide the work.
     allow_numerics
-        Also what may change the program's results.
+        Include parameters that may change the program's results.
     only_parameters
-        Nothing but the user's.
+        Only the user's parameters.
 
-    Raises `SpaceError` for conditions, and `UsageError` where nothing can be planned.
+    Raises `SpaceError` for invalid conditions, `UsageError` if nothing can be planned.
     """
     launch: list[Parameter] = []
     derived: list[Derived] = []
@@ -113,7 +113,7 @@ def make_space(
 
 
 class _Maker:
-    """The parameters that planning decides: they differ where plans differ."""
+    """Makes the parameters that change the plan."""
 
     def __init__(self, request: Request, machine: Machine, *, one_instance: bool) -> None:
         self._request = request
@@ -123,7 +123,7 @@ class _Maker:
         self._layouts: tuple[Candidate, ...] = ()
 
     def placement(self) -> list[Parameter]:
-        """Layout, SMT, place and memory policy, those that make a difference."""
+        """Those of layout, SMT, place and memory policy that make a difference."""
         asked = [
             f"--{name}"
             for name, value in (
@@ -165,7 +165,7 @@ class _Maker:
         return [parameter for parameter in made if parameter is not None]
 
     def derived(self) -> list[Derived]:
-        """What conditions may say of the layouts."""
+        """The values of layouts that conditions may use."""
         if len(self._layouts) < 2:
             return []
         return [
@@ -180,7 +180,7 @@ class _Maker:
         return Parameter(LAYOUT, texts, texts[0], Where.OPTION, reason=REASONS[LAYOUT])
 
     def _memory(self) -> Parameter | None:
-        """Interleaving against xlaunch's own choice; binding only fails where that spills over."""
+        """Interleaving or xlaunch's own choice. Binding is not searched: it only fails earlier."""
         if len(memory_nodes(self._machine).usable) < 2:
             self._leave_out(MEMORY, "there is one NUMA node to take memory from")
             return None
@@ -204,7 +204,7 @@ class _Maker:
         nothing: str,
         differs: Callable[[Request], bool] | None = None,
     ) -> Parameter | None:
-        """A parameter of two values, where the second changes the plan of some layout."""
+        """A parameter of two values if the second changes the plan of some layout."""
         if fixed:
             self._leave_out(name, f"given: --{option_name(name)}")
             return None
@@ -233,7 +233,7 @@ class _Maker:
 def _offered(
     request: Request, offers: Offers, allow_numerics: bool, left_out: list[LeftOut]
 ) -> Iterable[Parameter]:
-    """The parameters that the program's environment decides."""
+    """The parameters that depend on the program's environment."""
     for name, values, fixed in (
         (ALLOCATOR, offers.allocators, request.allocator != "auto"),
         (OMP, offers.runtimes, request.omp != "auto"),
@@ -245,7 +245,7 @@ def _offered(
             yield Parameter(name, values, values[0], Where.OPTION, reason=REASONS[name])
     for switch in offers.switches:
         if switch.changes_results and not allow_numerics:
-            reason = "it may change the program's results; --allow-numerics has it searched"
+            reason = "it may change the program's results; --allow-numerics includes it"
             left_out.append(LeftOut(switch.name, reason))
             continue
         yield Parameter(
@@ -259,6 +259,6 @@ def _offered(
 
 
 def _rank(name: str) -> int:
-    """The order of the parameters: that of `REASONS`, then the variables as they are."""
+    """The order of parameters: as in `REASONS`, then the variables."""
     names = list(REASONS)
     return names.index(name) if name in names else len(names)

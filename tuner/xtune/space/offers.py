@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be had here for one program: allocators, OpenMP runtimes, huge pages, library switches.
+"""The values available for one program: allocators, OpenMP runtimes, huge pages, library switches.
 
-Each value is tried as a launch would take it, up to the point of starting the program: what xlaunch
-would refuse is left out with its reason, and so is what comes to the same as a value before it.
+Each value is resolved as for a launch, without starting the program. Values that xlaunch refuses, or
+that give the same plan as an earlier value, are left out with the reason.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from xtune.space.resolution import Resolver
 from xtune.space.spaces import Space
 
 MAX_SCRIPT_BYTES = 1 << 22
-"""A longer script is not looked into."""
+"""Only this much of a script is searched."""
 
 
 class LeftOut(NamedTuple):
@@ -50,15 +50,15 @@ class LeftOut(NamedTuple):
 
 
 class Switch(NamedTuple):
-    """A variable of a library that changes how fast it computes. Adding one is adding a row."""
+    """A variable that changes how fast a library computes."""
 
     name: str
     values: tuple[str, ...]
     """Besides `UNSET`."""
     changes_results: bool
     needs: str
-    """``torch``: installed with the program; ``compile``: the script itself calls torch.compile or a
-    module's; ``bf16``: torch, and a processor that gains by it."""
+    """``torch``: installed with the program; ``compile``: the script calls torch.compile or a module's
+    compile; ``bf16``: torch, and a processor with fast bf16."""
     reason: str
     source: str
     also: tuple[str, ...] = ()
@@ -71,7 +71,7 @@ SWITCHES = (
         ("16384",),
         False,
         "torch",
-        "work of more than 1,024 shapes makes oneDNN's primitives anew, again and again",
+        "with more than 1,024 shapes, oneDNN creates primitives again and again",
         "oneDNN developer guide, Primitive Cache; pytorch issues 98688, 29893",
         ("DNNL_PRIMITIVE_CACHE_CAPACITY",),
     ),
@@ -80,7 +80,7 @@ SWITCHES = (
         ("1",),
         False,
         "compile",
-        "compiled modules are called from C++: less time in Python, and its lock is free meanwhile",
+        "compiled modules are called from C++: less time in Python, without the GIL",
         "torch/_inductor/config.py, cpp_wrapper",
     ),
     Switch(
@@ -88,7 +88,7 @@ SWITCHES = (
         ("1",),
         True,
         "compile",
-        "weights become constants of the compiled code; folding them rounds otherwise",
+        "weights become constants of the compiled code; folding them changes rounding",
         "torch/_inductor/config.py, freezing",
     ),
     Switch(
@@ -96,7 +96,7 @@ SWITCHES = (
         ("1",),
         True,
         "compile",
-        "matrix products in Inductor's own C++, which adds up in another order",
+        "matrix products in Inductor's own C++, which sums in another order",
         "torch/_inductor/config.py, max_autotune_gemm",
     ),
     Switch(
@@ -104,16 +104,16 @@ SWITCHES = (
         ("BF16",),
         True,
         "bf16",
-        "fp32 work is computed in bf16 arithmetic, with 8 bits of mantissa",
+        "fp32 operations are computed in bf16, with 8 bits of mantissa",
         "oneDNN developer guide, Primitive Attributes: floating-point math mode",
         ("DNNL_DEFAULT_FPMATH_MODE",),
     ),
 )
-"""Int8 has no such switch: a program has to be made for it."""
+"""Int8 has no such switch: the program itself must be quantized."""
 
 
 class Offers(NamedTuple):
-    """The values that can be had, the default first. A single one is no choice."""
+    """The available values, the default first. A single value leaves no choice."""
 
     allocators: tuple[str, ...] = ("auto",)
     runtimes: tuple[str, ...] = ("auto",)
@@ -124,7 +124,7 @@ class Offers(NamedTuple):
 
 
 class _Program(NamedTuple):
-    """What is known of the program without running it."""
+    """Facts about the program, found without running it."""
 
     torch: bool
     runtime: str | None
@@ -135,16 +135,16 @@ class _Program(NamedTuple):
 def read_offers(
     request: Request, environment: Mapping[str, str], machine: Machine, processor: Processor
 ) -> Offers:
-    """What can be had for the program of `request` under `environment`.
+    """The values available for the program of `request` under `environment`.
 
-    What the user has fixed, by an option or a variable, is not offered. Raises what xlaunch raises
-    for a program that is not there, or a request that cannot be had.
+    Parameters that the user has fixed by an option or a variable are left out. Raises what xlaunch
+    raises for a missing program or an impossible request.
     """
     inherited = split_inherited(environment).users_own
     given = {**inherited, **dict(request.env)}
     program = _look_at(request, inherited)
     left_out: list[LeftOut] = []
-    # A user's parameter in --env is text in braces here, which does for finding libraries.
+    # Parameters in --env are still {name} here, which does not affect finding libraries.
     bare = Resolver(Space([]), request, environment, machine)
     whole = bare.resolve(Configuration({})).plan
 
@@ -156,7 +156,7 @@ def read_offers(
     allocators: tuple[str, ...] = ("auto",)
     preload = [entry for entry in preloaded(given.get(LD_PRELOAD)) if kind_of(entry) in ALLOCATORS]
     if preload:
-        left_out.append(LeftOut(ALLOCATOR, f"LD_PRELOAD names {preload[0]}, which stays"))
+        left_out.append(LeftOut(ALLOCATOR, f"LD_PRELOAD names {preload[0]}, which is kept"))
     elif request.allocator == "auto":
         allocators = kept(ALLOCATOR, ("auto", *ALLOCATOR_PROFILES))
     runtimes: tuple[str, ...] = ("auto",)
@@ -188,7 +188,7 @@ def _try_values(
     environment: Mapping[str, str],
     machine: Machine,
 ) -> _Tried:
-    """Those of the values that a launch would take and that come to something of their own."""
+    """The values that a launch accepts and that give different plans."""
     listed = tuple(values)
     space = Space([Parameter(name, listed, listed[0], Where.OPTION)])
     resolver = Resolver(space, request, environment, machine)
@@ -213,20 +213,20 @@ def _waiting(
     """The ways to wait that may be tried."""
     users = sorted(WAITING_VARIABLES & given.keys())
     if users:
-        reason = f"{users[0]}={given[users[0]]} is set and stays"
+        reason = f"{users[0]}={given[users[0]]} is set and kept"
         left_out.append(LeftOut(f"{OMP}: how threads wait", reason))
         return ()
     if quota is not None:
-        reason = f"threads that spin while they wait use up the CPU quota of {quota:g}"
+        reason = f"threads that spin while waiting use up the CPU quota of {quota:g}"
         left_out.append(LeftOut(f"{OMP}=+{ACTIVE}", reason))
         return ()
     return (ACTIVE, PASSIVE)
 
 
 def _runtimes(program: _Program, waits: tuple[str, ...]) -> Iterator[str]:
-    """The program's own runtime and the others, each as it waits of itself and spinning for ever.
+    """The program's own runtime and the others, each with its default waiting and with spinning.
 
-    Sleeping at once is tried of one alone: it is the system that wakes threads then.
+    Sleeping at once is tried with one runtime only, because then the kernel wakes the threads.
     """
     yield "auto"
     yield from [f"auto+{way}" for way in waits]
@@ -239,8 +239,8 @@ def _runtimes(program: _Program, waits: tuple[str, ...]) -> Iterator[str]:
 def huge_pages_to_try(mode: SystemMode, *, torch: bool) -> tuple[str, ...]:
     """The values of --thp that can make a difference under the system's `mode`, the default first.
 
-    `torch`: installed with the program; it is what reads the variable that ``always`` sets.
-    ``madvise`` is not among them: it differs from ``never`` only where the program itself asks.
+    `torch`: installed with the program; it reads the variable that ``always`` sets. ``madvise`` is
+    left out: it differs from ``never`` only for programs that call madvise themselves.
     """
     if mode in (SystemMode.NEVER, SystemMode.UNKNOWN):
         return ("auto",)
@@ -258,12 +258,12 @@ def _switches(
     lacks = {
         "torch": "there is no torch in the program's environment",
         "compile": "the script itself calls no torch.compile",
-        "bf16": "this processor computes no faster in bf16",
+        "bf16": "this processor is not faster in bf16",
     }
     for switch in SWITCHES:
         users = [name for name in (switch.name, *switch.also) if name in given]
         if users:
-            left_out.append(LeftOut(switch.name, f"{users[0]}={given[users[0]]} is set and stays"))
+            left_out.append(LeftOut(switch.name, f"{users[0]}={given[users[0]]} is set and kept"))
         elif not met[switch.needs]:
             need = switch.needs if met["torch"] else "torch"
             left_out.append(LeftOut(switch.name, lacks[need]))
@@ -286,7 +286,7 @@ def _look_at(request: Request, environment: Mapping[str, str]) -> _Program:
 
 
 def _scripts(request: Request) -> list[str]:
-    """The script among the program's words: it, or what an interpreter is given."""
+    """The script among the program's words."""
     if request.module:
         return []
     return [word for word in request.program if word.endswith(PYTHON_SUFFIXES[:2])][:1]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What may be varied: a static space of parameters, and the configurations in it."""
+"""Parameters, and the configurations that assign values to them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple, TypeAlias
 
 Value: TypeAlias = str | int | float | bool
-"""One setting of a parameter: text, as it is said on xlaunch's command line, a number, or a switch."""
+"""One value of a parameter: text as on xlaunch's command line, a number, or a switch."""
 
 
 class Where(enum.Enum):
@@ -23,7 +23,7 @@ class Where(enum.Enum):
 
 
 class Parameter(NamedTuple):
-    """One thing that may be varied.
+    """A parameter that a search varies.
 
     **Ex.:** ``Parameter("allocator", ("auto", "glibc", "tcmalloc"), "auto", Where.OPTION)``
     """
@@ -32,20 +32,20 @@ class Parameter(NamedTuple):
     values: tuple[Value, ...]
     """At least one, each once. Numbers ascend where `ordered`."""
     default: Value
-    """What xlaunch does of itself, or the first value of a user's parameter; one of `values`."""
+    """xlaunch's own choice, or the first value of a user's parameter; one of `values`."""
     where: Where
     ordered: bool = False
     """Neighbouring values behave alike: counts and sizes."""
     changes_results: bool = False
-    """The program may compute something else (bf16 arithmetic): only searched when that is allowed."""
+    """It may change the program's results (bf16 arithmetic), so it is searched only on request."""
     reason: str = ""
-    """Why it is searched, in a line."""
+    """Why it is searched, in one line."""
 
 
 class Configuration(Mapping[str, Value]):
     """One value for each parameter of a space; immutable, compared and hashed by content.
 
-    Parameters that it does not name have their default: `Configuration({})` is the default of all.
+    Parameters that it does not name have their defaults: `Configuration({})` is all defaults.
     """
 
     __slots__ = ("_values",)
@@ -73,13 +73,12 @@ class Configuration(Mapping[str, Value]):
         return f"Configuration({inside or 'all defaults'})"
 
     def with_value(self, name: str, value: Value) -> Configuration:
-        """The same but for one parameter."""
+        """A copy with another value of one parameter."""
         return Configuration(self._values | {name: value})
 
 
 BARE = Configuration({"xlaunch": False})
-"""The command as it would run without xlaunch: the baseline of every search, in no space.
+"""The command without xlaunch: the baseline of every search, in no space.
 
-A measurer starts it so, and its plan's hash is another than that of `Configuration({})`, which is
-what xlaunch does of itself.
+Its plan's hash differs from that of `Configuration({})`, which is xlaunch with its defaults.
 """

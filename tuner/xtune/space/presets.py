@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A request as xlaunch's own words: a command line, and the text of a preset file."""
+"""A request as an xlaunch command line, and as the text of a preset file."""
 
 from __future__ import annotations
 
@@ -15,21 +15,19 @@ from xlaunch.planning import MAX, Request
 from xtune.space.launch_options import LAYOUT, OPTION_KEYS, OPTIONS
 
 NAMING = ("module", "no_python")
-"""Options that say what the program's words mean: of the command, not of its preset."""
+"""Options that say how to read the program's words; they belong to the command, not the preset."""
 
 
 def command_of(request: Request, *, preset: str | None = None, isolated: bool = False) -> list[str]:
-    """The words of the xlaunch command that makes `request`, the program's included.
+    """The xlaunch command that makes `request`, with its program.
 
     preset
-        A file that holds the options; only the program and what names it is said beside it.
+        A file that holds the options; only the program and `NAMING` are added to it.
     isolated
-        Have it read neither the project's options nor the user's.
-
-    `shlex.join` makes a line of them.
+        Make xlaunch ignore the option files of the project and the user.
     """
     if request.instances == 1 and request.ncores is MAX:
-        request = request._replace(instances=None, ncores=None)  # which is the same, and shorter
+        request = request._replace(instances=None, ncores=None)  # the same in fewer words
     words = ["xlaunch"]
     words += ["--isolated"] if isolated else []
     words += ["--preset", preset] if preset is not None else []
@@ -45,8 +43,8 @@ def preset_of(request: Request, searched: Collection[str], *, use: str) -> str:
     """The text of a preset with the options of `request`, for ``xlaunch --preset FILE PROGRAM``.
 
     searched
-        Names of parameters, as a space has them: their options are written even at their defaults,
-        so that no standing file changes what was measured.
+        Names of searched parameters: their options are written even at their defaults, so that no
+        other option file changes what was measured.
     use
         The name of the file, for its first line.
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which processor a machine has, from /proc/cpuinfo: what tells one model from another."""
+"""The model of a machine's processor, from /proc/cpuinfo."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _IDENTITY = (
     "mvendorid", "marchid", "mimpid", "uarch", "isa",  # RISC-V
     "cpu", "revision", "arch", "family", "type",  # POWER, SPARC, Itanium
 )  # fmt: skip
-"""Lines, in small letters, that say which design a core is of. Others have clock rates, serial numbers
-and microcode."""
+"""Fields, in lower case, that identify the design of a core; unlike clock rate, serial number and
+microcode."""
 
 _S390_MACHINE = re.compile(r"\bmachine = (\d+)")
 
-# Kernels add words for mitigations and bugs, which come and go with their versions; these stay.
+# Other words, for mitigations and bugs, change with the version of the kernel.
 _VECTOR_FEATURES = {
     "flags": re.compile(
         r"(avx|amx|s?sse|fma|bmi|vaes|vpclmulqdq|gfni)\w*|f16c|sha_ni|hypervisor|lm"
@@ -33,11 +33,11 @@ class Processor(NamedTuple):
     """The model of a machine's cores."""
 
     models: tuple[str, ...]
-    """A line for each design of core, ascending. Empty where nothing is known.
+    """A line for each design of core, ascending. Empty if unknown.
 
     **Ex.:** ``"vendor_id=GenuineIntel, cpu family=6, model=207, model name=..., stepping=2"``."""
     features: tuple[str, ...] = ()
-    """What the cores compute with, and whether they are a virtual machine's (``hypervisor``)."""
+    """Vector instruction sets, and ``hypervisor`` in a virtual machine."""
 
     @property
     def has_fast_bf16(self) -> bool:
@@ -46,7 +46,7 @@ class Processor(NamedTuple):
 
 
 def read_processor(root: str = "/") -> Processor:
-    """The processor of the machine whose ``proc`` lies under `root`; empty where it has none."""
+    """Read the processor of the machine whose /proc is below `root`; empty if it has none."""
     text = Tree(root).read("/proc/cpuinfo") or ""
     models: set[str] = set()
     features: set[str] = set()
@@ -62,7 +62,7 @@ def read_processor(root: str = "/") -> Processor:
         identity = {name: lowered[name] for name in _IDENTITY if name in lowered}
         if machines:
             identity["machine"] = "/".join(sorted(machines))
-        # On s390 and some Arm kernels the design is said once, beside the blocks of the CPUs.
+        # s390 and some Arm kernels give the design once, outside the blocks of the CPUs.
         if "processor" not in values:
             common |= identity
         elif identity:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a configuration comes to on a machine: request, plan, environment, and the hash of it all.
+"""Resolution of a configuration on a machine: its request, plan, environment, and a hash of them.
 
-Nothing is started and no directory is made; only that a library can be preloaded is tried once, in a
-child, as every launch does. Configurations of one hash are started in exactly the same way: one
-instance on everything is the same compact or scattered, so it is measured once.
+No program is started and no directory made; only a preload is tried once in a child process, as for
+every launch. Configurations with equal hashes start in exactly the same way and are measured as one:
+one instance on all cores is the same compact or scattered.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from xtune.space.spaces import Space
 from xtune.space.user_parameters import fill
 
 MEMORY_BITS = 3
-"""Of an instance's share of the memory the hash heeds so many leading bits: under a new kernel a
-machine has some MiB more or less, and is still the same."""
+"""Leading bits of an instance's memory share that the hash includes: a new kernel reports some MiB
+more or less."""
 
 
 class Resolved(NamedTuple):
@@ -45,28 +45,28 @@ class Resolved(NamedTuple):
 
 
 class Resolver:
-    """Says what the configurations of a space come to on one machine. Remembers what it said."""
+    """Resolves the configurations of a space on one machine, and caches the results."""
 
     def __init__(
         self, space: Space, request: Request, environment: Mapping[str, str], machine: Machine
     ) -> None:
-        """`request`: the program with its ``{name}`` in place, and what the user asked for besides.
+        """`request`: the program, with ``{name}`` for parameters, and the user's other options.
 
-        `environment`: what instances inherit, as a rule `os.environ`.
+        `environment`: what instances inherit, usually `os.environ`.
         """
         self.space = space
         self._request = request
         self._environment = dict(environment)
         inherited = inherited_by_program(split_inherited(self._environment).users_own)
         self._inherited = _digest(inherited)
-        self._machine = machine
+        self.machine = machine
         self._policy_stays = _inherits_memory_policy(machine)
         self._known: dict[Configuration, Resolved | XLaunchError] = {}
 
     def request(self, configuration: Configuration) -> Request:
-        """What xlaunch is asked for. `BARE`: the program alone, user's parameters at their defaults.
+        """The request to xlaunch. `BARE`: the program alone, its parameters at their defaults.
 
-        Raises `SpaceError` for a name or value that the space has not.
+        Raises `SpaceError` for a name or value that is not in the space.
         """
         if configuration == BARE:
             complete = self.space.complete({})
@@ -88,8 +88,8 @@ class Resolver:
     def resolve(self, configuration: Configuration) -> Resolved:
         """The plan of a configuration.
 
-        Raises what `xlaunch.plan` and `xlaunch.environment.prepare_environment` raise where it
-        cannot be carried out, and `SpaceError` for one that is not in the space.
+        Raises what `xlaunch.plan` and `xlaunch.environment.prepare_environment` raise if it cannot be
+        carried out, and `SpaceError` if it is not in the space.
         """
         complete = self.space.complete(configuration)
         known = self._known.get(complete)
@@ -100,11 +100,11 @@ class Resolver:
         return known
 
     def plan_hash(self, configuration: Configuration) -> str | None:
-        """The hash of what decides how a configuration is started; None where it cannot be.
+        """The hash of all that affects the start of a configuration; None if it cannot start.
 
-        That is CPUs, memory policy, preloads, the program and its arguments, what it inherits of
-        the environment (see `inherited_by_program`) and what is changed of it. `BARE` has one too.
-        Raises `SpaceError` for a configuration that is not in the space.
+        It covers CPUs, memory policy, preloads, the program and its arguments, the variables that it
+        inherits (see `inherited_by_program`) and those that are changed. `BARE` has one too. Raises
+        `SpaceError` for a configuration that is not in the space.
         """
         if configuration != BARE:
             self.space.complete(configuration)
@@ -118,7 +118,7 @@ class Resolver:
             return None
 
     def refusal(self, configuration: Configuration) -> str | None:
-        """Why a configuration cannot be carried out here, in a line; None: it can."""
+        """Why a configuration cannot be carried out here, in one line; None if it can."""
         self.space.complete(configuration)
         try:
             self.resolve(configuration)
@@ -127,16 +127,16 @@ class Resolver:
         return None
 
     def environment(self, configuration: Configuration) -> Environment:
-        """What the instances would be started with. Raises what `resolve` raises."""
+        """The environment of the instances. Raises what `resolve` raises."""
         return prepare_environment(
             self.resolve(configuration).plan, self._environment, make_directories=False
         )
 
     def command(self, configuration: Configuration, *, isolated: bool = False) -> list[str]:
-        """The xlaunch command line that does the same; of `BARE` the program as it is executed.
+        """The equivalent xlaunch command line; for `BARE` the program as it is executed.
 
         isolated
-            Have xlaunch read no standing file of options, which would change it.
+            Make xlaunch ignore option files, which would change the result.
 
         Raises `SpaceError` for a configuration that is not in the space; for `BARE` what
         `resolve_program` raises.
@@ -148,9 +148,9 @@ class Resolver:
         return command_of(self.request(configuration), isolated=isolated)
 
     def preset(self, configuration: Configuration, *, use: str = "best.toml") -> str:
-        """The text of a preset file, named `use`: ``xlaunch --preset best.toml PROGRAM`` does the same.
+        """The text of a preset file named `use`, for ``xlaunch --preset best.toml PROGRAM``.
 
-        The program and its arguments are not in it: see `preset_command`. Raises `SpaceError` for a
+        It does not hold the program and its arguments: see `preset_command`. Raises `SpaceError` for a
         configuration that is not in the space, `UsageError` for a value that TOML cannot hold.
         """
         from xtune.space.presets import preset_of
@@ -159,7 +159,7 @@ class Resolver:
         return preset_of(self.request(configuration), searched, use=use)
 
     def preset_command(self, configuration: Configuration, *, use: str = "best.toml") -> list[str]:
-        """The command line that uses the preset: the program with the values in their places."""
+        """The command line that uses the preset, with the values filled into the program's arguments."""
         from xtune.space.presets import command_of
 
         return command_of(self.request(configuration), preset=use)
@@ -167,7 +167,7 @@ class Resolver:
     def _resolve(self, complete: Configuration) -> Resolved | XLaunchError:
         try:
             request = self.request(complete)
-            made = plan(request, self._machine)
+            made = plan(request, self.machine)
             share = made.memory_share_bytes
             rounded = None if share is None else _leading(share, MEMORY_BITS)
             prepared = prepare_environment(
@@ -210,7 +210,7 @@ class Resolver:
         )
 
     def _changes(self, variables: Mapping[str, str], settings: Mapping[str, str]) -> dict[str, str]:
-        """Variables that are not as inherited, and those that were looked at and left."""
+        """Variables that differ from the inherited ones, and those that were examined and kept."""
         changed = {n: v for n, v in variables.items() if self._environment.get(n) != v}
         changed.pop(OURS, None)  # lists the others
         return {**settings, **changed}
@@ -221,8 +221,8 @@ class Resolver:
             return policy.value, ()
         if made.request.mem_policy is MemoryPolicy.AUTO and self._policy_stays:
             return "inherited", ()
-        # Interleaving over a single node takes its pages from there and, when it is full, from the
-        # next: what preferring it does (mm/mempolicy.c: only binding gives the allocator a mask).
+        # Interleaving over a single node falls back to other nodes when it is full, as preferring
+        # does (mm/mempolicy.c: only binding gives the allocator a mask).
         if policy is MemoryPolicy.INTERLEAVE and len(nodes) == 1:
             policy = MemoryPolicy.PREFERRED
         return policy.value, nodes
@@ -241,13 +241,13 @@ def _digest(values: Mapping[str, Any]) -> str:
 
 
 def _leading(size: int, bits: int) -> int:
-    """`size` rounded to so many leading bits. **Ex.:** 15.5 GiB to three: 16 GiB."""
+    """`size` rounded to `bits` leading bits. **Ex.:** 15.5 GiB to three: 16 GiB."""
     step = 1 << max(0, size.bit_length() - bits)
     return (size + step // 2) // step * step
 
 
 def _inherits_memory_policy(machine: Machine) -> bool:
-    """Whether this process was started under a memory policy, which ``--mem-policy auto`` leaves."""
+    """Whether this process inherited a memory policy, which ``--mem-policy auto`` keeps."""
     if not is_live(machine.root) or len(machine.topology.numa_nodes) < 2:
         return False
     from xlaunch.supervision.syscalls import MPOL_DEFAULT, read_memory_policy

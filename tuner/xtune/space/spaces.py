@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A space: parameters, the conditions on them, and the configurations that keep them all."""
+"""A space: parameters, conditions, and the configurations that meet them."""
 
 from __future__ import annotations
 
@@ -18,30 +18,29 @@ from xtune.space.counting import MAX_COUNTED, Check, Choices, admitted, nearest
 from xtune.space.parameters import Configuration, Parameter, Value, Where
 
 SCHEMA_VERSION = 1
-"""Of `Space.to_plain`: rises when a key changes its meaning or goes."""
-
+"""Of `Space.to_plain`: increased when a key changes its meaning or is removed."""
 
 MAX_DRAWN = 1000
-"""Random configurations that are drawn until one keeps the conditions."""
+"""Maximum number of random draws until one meets the conditions."""
 
 
 class Derived(NamedTuple):
-    """A value that follows from one parameter's, for conditions to speak of.
+    """A value derived from one parameter's, for use in conditions.
 
     **Ex.:** ``Derived("ncores", "layout", (4, 1))`` where layout is ``1x4`` or ``4x1``.
     """
 
     name: str
     parameter: str
-    """Empty: it is the same for every configuration."""
+    """Empty: the value is the same in every configuration."""
     values: tuple[Value, ...]
-    """One for each value of the parameter, in its order; a single one without a parameter."""
+    """One for each value of the parameter, in its order; exactly one without a parameter."""
 
 
 class Space:
-    """Every configuration that keeps all conditions; immutable, compared by content.
+    """All configurations that meet the conditions; immutable, compared by content.
 
-    Their order is that of the parameters, the last one changing fastest.
+    Iteration changes the last parameter fastest.
     """
 
     def __init__(
@@ -52,10 +51,10 @@ class Space:
         *,
         words: Collection[str] = (),
     ) -> None:
-        """`conditions`: as `xtune.space.conditions` reads them; `words`: text that they may name.
+        """`conditions`: see `xtune.space.conditions`; `words`: text that they may name.
 
-        Raises `SpaceError` for a parameter that is none, for a condition that cannot be read, and
-        where no configuration keeps them all.
+        Raises `SpaceError` for an invalid parameter, for a condition that cannot be read, and if no
+        configuration meets all conditions.
         """
         self.parameters = tuple(parameters)
         self.derived = tuple(derived)
@@ -71,9 +70,9 @@ class Space:
         self._checks = [check for check in checks if check.positions]
         for condition in self.conditions:
             if not self._possible(condition):
-                raise SpaceError(f"--when {condition.text!r}: no configuration keeps it")
+                raise SpaceError(f"--when {condition.text!r}: no configuration meets it")
         self._members: tuple[Choices, ...] = ()
-        """All of a space with conditions, or the first ones of one that is too large to count."""
+        """With conditions: all configurations, or the first ones if there are too many to count."""
         if self._checks:
             found = itertools.islice(admitted(self._sizes, self._checks), MAX_COUNTED + 1)
             self._members = tuple(found)
@@ -81,30 +80,30 @@ class Space:
         """Whether `size` is exact."""
         if self._checks and not self._members:
             listed = ", ".join([repr(condition.text) for condition in self.conditions])
-            raise SpaceError(f"no configuration keeps every --when: {listed}")
+            raise SpaceError(f"no configuration meets every --when: {listed}")
         self._columns = _columns(self.parameters, self.derived)
 
     @property
     def size(self) -> int:
-        """How many configurations there are; of a large space with conditions, a number it exceeds."""
+        """The number of configurations; a lower bound for a large space with conditions."""
         if not self._checks:
             return math.prod(self._sizes)
         return min(len(self._members), MAX_COUNTED)
 
     @functools.cached_property
     def default(self) -> Configuration:
-        """The default of every parameter; if conditions rule that out, the least change of it."""
+        """All defaults; if conditions rule that out, the configuration nearest to it."""
         wanted = self._choices(Configuration({}))
         return self._configuration(nearest(self._sizes, self._checks, wanted))
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """What the numbers of `encode` stand for. **Ex.:** ``"batch"``, ``"allocator=glibc"``."""
+        """The meaning of the numbers of `encode`. **Ex.:** ``"batch"``, ``"allocator=glibc"``."""
         return tuple([column.name for column in self._columns])
 
     @property
     def name(self) -> str:
-        """16 hexadecimal digits that name what is searched: equal spaces, whatever their reasons."""
+        """16 hexadecimal digits; equal for equal spaces, whatever their reasons."""
         plain = self.to_plain()
         del plain["words"]
         for parameter in plain["parameters"]:
@@ -113,7 +112,7 @@ class Space:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def parameter(self, name: str) -> Parameter:
-        """The parameter of that name. Raises `SpaceError` where there is none."""
+        """The parameter of that name. Raises `SpaceError` if there is none."""
         if name not in self._by_name:
             known = ", ".join(self._by_name) or "none"
             raise SpaceError(f"there is no parameter {name!r} in this space; there are {known}")
@@ -124,8 +123,8 @@ class Space:
         if self.size > 1:
             return
         raise SpaceError(
-            "there is one configuration to measure and nothing to choose: give a --param several "
-            "values, or leave out what fixes the others (--only-params, --when, options of xlaunch)"
+            "there is only one configuration, so nothing to search: give a --param several values, or "
+            "drop what fixes the others (--only-params, --when, options of xlaunch)"
         )
 
     def __iter__(self) -> Iterator[Configuration]:
@@ -155,21 +154,21 @@ class Space:
         return Space.from_plain, (self.to_plain(),)
 
     def complete(self, configuration: Mapping[str, Value]) -> Configuration:
-        """The same with every parameter named: those that it does not name have their default.
+        """The configuration with defaults for the parameters that it does not name.
 
-        Raises `SpaceError` for a name or a value that the space has not; conditions have no part.
+        Raises `SpaceError` for a name or a value that is not in the space; ignores conditions.
         """
         return self._configuration(self._choices(configuration))
 
     def changes(self, configuration: Mapping[str, Value]) -> dict[str, Value]:
-        """What of a configuration is not the default, in the order of the parameters."""
+        """The values that differ from the default, in the order of the parameters."""
         complete = self.complete(configuration)
         return {p.name: complete[p.name] for p in self.parameters if complete[p.name] != p.default}
 
     def random(self, rng: random.Random) -> Configuration:
-        """One of the configurations, each as likely as any other.
+        """A random configuration, uniformly distributed.
 
-        Where few of a space that is too large to count keep the conditions, one of the first ones.
+        In a space that is too large to count and where few meet the conditions, one of the first.
         """
         if self._checks and self.is_counted:
             return self._configuration(rng.choice(self._members))
@@ -180,16 +179,16 @@ class Space:
         return self._configuration(rng.choice(self._members))
 
     def neighbours(self, configuration: Configuration) -> tuple[Configuration, ...]:
-        """Those that differ in one parameter and behave most alike, in the order of the parameters.
+        """The most similar configurations that differ in one parameter, in the order of parameters.
 
-        Of numbers the next admissible one up and down; of pairs of numbers (a layout) those with
-        no other in the box between them; of anything else every other value. Each is a neighbour of
-        its neighbours. Raises `SpaceError` for a configuration that is not in the space.
+        For numbers, the next admissible one up and down; for pairs of numbers (a layout), those with
+        no other in the box between them; otherwise every other value. The relation is symmetric.
+        Raises `SpaceError` for a configuration that is not in the space.
         """
         choices = self._choices(configuration)
         if not self._admits(choices):
             broken = [c.text for c in self.conditions if not c.holds(self._values(choices))]
-            raise SpaceError(f"{configuration!r} does not keep --when {', '.join(broken)}")
+            raise SpaceError(f"{configuration!r} does not meet --when {', '.join(broken)}")
         found: list[Configuration] = []
         for at, parameter in enumerate(self.parameters):
             admitted = [
@@ -204,10 +203,10 @@ class Space:
         return tuple(found)
 
     def encode(self, configuration: Configuration) -> tuple[float, ...]:
-        """Numbers between 0 and 1 for each of `columns`, whose distances say how alike two are.
+        """A number between 0 and 1 for each of `columns`; distances measure similarity.
 
-        An ordered parameter is its rank; one that numbers are derived from (a layout) is their
-        logarithms; any other has a column for each value, so scaled that two values are 1 apart.
+        An ordered parameter is encoded by its rank; one with derived numbers (a layout) by their
+        logarithms; any other by a column for each value, scaled so that two values are 1 apart.
         """
         choices = self._choices(configuration)
         return tuple([column.numbers[choices[column.position]] for column in self._columns])
@@ -227,11 +226,11 @@ class Space:
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Space:
-        """The space that `to_plain` wrote. Raises `SpaceError` for anything else."""
+        """The inverse of `to_plain`. Raises `SpaceError` for anything else."""
         version = plain.get("schema_version")
         if version != SCHEMA_VERSION:
             raise SpaceError(
-                f"a space of version {version!r} of the format; this xtune reads {SCHEMA_VERSION}"
+                f"the stored space has format version {version!r}; this xtune reads {SCHEMA_VERSION}"
             )
         try:
             parameters = [
@@ -243,7 +242,7 @@ class Space:
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             if isinstance(error, SpaceError):
                 raise
-            raise SpaceError(f"what was kept is no space ({error!r})") from None
+            raise SpaceError(f"the stored space cannot be read ({error!r})") from None
 
     def _choices(self, configuration: Mapping[str, Value]) -> Choices:
         for name in configuration:
@@ -262,7 +261,7 @@ class Space:
         return Configuration({parameter.name: parameter.values[at] for parameter, at in pairs})
 
     def _values(self, choices: Sequence[int]) -> dict[str, Value]:
-        """What conditions speak of, as far as `choices` goes."""
+        """The values that conditions may use, as far as `choices` goes."""
         pairs = zip(self.parameters, choices, strict=False)
         values = {parameter.name: parameter.values[at] for parameter, at in pairs}
         for one in self.derived:
@@ -284,14 +283,14 @@ class Space:
         return all(check.admits(choices) for check in self._checks)
 
     def _possible(self, condition: Condition) -> bool:
-        """Whether a condition can hold at all, were it the only one."""
+        """Whether a condition can hold by itself."""
         check = self._check_of(condition)
         if not check.positions:
             return condition.holds(self._values(()))
         return next(admitted(self._sizes, [check]), None) is not None
 
     def _adjacent(self, parameter: Parameter, chosen: int, admitted: list[int]) -> list[int]:
-        """Of the admitted values those that are most like the chosen one."""
+        """The admitted values that are most like the chosen one."""
         others = [choice for choice in admitted if choice != chosen]
         if parameter.ordered:
             below = [choice for choice in others if choice < chosen]
@@ -316,9 +315,9 @@ class _Column(NamedTuple):
 
     name: str
     position: int
-    """Of the parameter that it depends on."""
+    """The parameter that it depends on."""
     numbers: tuple[float, ...]
-    """For each of its values."""
+    """One for each value of the parameter."""
 
 
 def _columns(parameters: Sequence[Parameter], derived: Sequence[Derived]) -> tuple[_Column, ...]:
@@ -348,9 +347,9 @@ def _columns(parameters: Sequence[Parameter], derived: Sequence[Derived]) -> tup
 def _coordinates(
     parameter: Parameter, derived: Sequence[Derived]
 ) -> tuple[tuple[float, ...], ...] | None:
-    """For each value of a parameter the logarithms of the numbers derived from it; None: none are.
+    """For each value of a parameter, the logarithms of the numbers derived from it; None without any.
 
-    A layout of twice the instances is as far from it as one of half.
+    So twice and half the instances are equally far away.
     """
     axes = [one.values for one in derived if one.parameter == parameter.name]
     if not axes or not all(isinstance(n, int | float) and n > 0 for axis in axes for n in axis):
@@ -366,13 +365,13 @@ def _between(third: tuple[float, ...], one: tuple[float, ...], other: tuple[floa
 
 
 def _check(parameters: Sequence[Parameter], derived: Sequence[Derived]) -> None:
-    """Raise `SpaceError` for what can be no space."""
+    """Raise `SpaceError` for invalid parameters or derived values."""
     seen: set[str] = set()
     sizes = {parameter.name: len(parameter.values) for parameter in parameters}
     for parameter in parameters:
         name, values = parameter.name, parameter.values
         if name in seen:
-            raise SpaceError(f"there are two parameters of the name {name!r}")
+            raise SpaceError(f"there are two parameters named {name!r}")
         seen.add(name)
         if not values:
             raise SpaceError(f"the parameter {name!r} has no value")
@@ -380,15 +379,19 @@ def _check(parameters: Sequence[Parameter], derived: Sequence[Derived]) -> None:
         if twice:
             raise SpaceError(f"the parameter {name!r} has the value {twice[0]!r} twice")
         if parameter.default not in values:
-            raise SpaceError(f"the default of {name!r}, {parameter.default!r}, is no value of it")
+            raise SpaceError(
+                f"the default of {name!r}, {parameter.default!r}, is not one of its values"
+            )
         numbers = [value for value in values if isinstance(value, int | float)]
         if parameter.ordered and (len(numbers) < len(values) or numbers != sorted(numbers)):
-            raise SpaceError(f"the values of {name!r} are to be ordered and do not ascend")
+            raise SpaceError(f"the values of {name!r} are ordered and must ascend")
     for one in derived:
         if one.name in seen:
-            raise SpaceError(f"{one.name!r} is derived, and also the name of a parameter")
+            raise SpaceError(f"{one.name!r} names a derived value and a parameter")
         seen.add(one.name)
         if one.parameter and one.parameter not in sizes:
-            raise SpaceError(f"{one.name!r} is derived from {one.parameter!r}, which is not there")
+            raise SpaceError(
+                f"{one.name!r} is derived from {one.parameter!r}, which does not exist"
+            )
         if len(one.values) != sizes.get(one.parameter, 1):
             raise SpaceError(f"{one.name!r} needs a value for each of {one.parameter or 'it'!r}")

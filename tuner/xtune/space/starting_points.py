@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A user's preset as a point of a space: what is worth trying first."""
+"""A user's preset as a configuration of a space, to be tried first."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ LAYOUT_FIELDS = ("instances", "ncores", "mode")
 
 
 class StartingPoint(NamedTuple):
-    """What of a preset a space has."""
+    """The part of a preset that a space contains."""
 
     configuration: Configuration
     left_out: tuple[str, ...]
-    """What else it says, in its own words. **Ex.:** ``reserve``, ``env TOKENIZERS_PARALLELISM``."""
+    """The preset's other options. **Ex.:** ``reserve``, ``env TOKENIZERS_PARALLELISM``."""
 
 
 def starting_point(
@@ -34,8 +34,8 @@ def starting_point(
 ) -> StartingPoint:
     """The preset `path` as a configuration of the resolver's space, which was made for `request`.
 
-    Raises `UsageError` for a file that is no preset, or one whose layout does not fit this machine,
-    and `SpaceError` where the space has nothing of it.
+    Raises `UsageError` for a file that is not a preset, or a layout that does not fit this machine,
+    and `SpaceError` if the space has none of its options.
     """
     asked = _with_preset(request, path)
     values = {
@@ -51,14 +51,14 @@ def starting_point(
     left_out = tuple(_left_out(request, asked, made, has_layout=LAYOUT in values))
     if left_out and not resolver.space.changes(configuration):
         raise SpaceError(
-            f"{path} cannot be tried: nothing of it is searched ({', '.join(left_out)}); give such"
-            " options to xtune itself, which fixes them"
+            f"{path} cannot be tried: none of its options is searched ({', '.join(left_out)}); give"
+            " them to xtune as options, which fixes them"
         )
     return StartingPoint(configuration, left_out)
 
 
 def _with_preset(request: Request, path: str) -> Request:
-    """What the command line of `request` asks for with the preset besides, which counts less."""
+    """`request` with the preset's options added; those of the request take precedence."""
     said = request_from(read_preset(path).values)
     default = Request()
     fields = {
@@ -71,7 +71,7 @@ def _with_preset(request: Request, path: str) -> Request:
 
 
 def _value(parameter: Parameter, asked: Request, machine: Machine) -> Value | None:
-    """The value that changes nothing of what is asked; None where there is none, or it is not said."""
+    """The parameter's value that equals what is asked; None if there is none."""
     if parameter.where is Where.PROGRAM:
         return None
     if parameter.where is Where.VARIABLE:
@@ -80,7 +80,7 @@ def _value(parameter: Parameter, asked: Request, machine: Machine) -> Value | No
     if parameter.name == LAYOUT:
         wanted = plan(asked, machine).instances
         return next((v for v in parameter.values if _planned(asked, v, machine) == wanted), None)
-    # Of `intel` and `intel+active`, which sets a variable besides, the longer one says more.
+    # Try `intel+active` before `intel`: it also sets a variable.
     for value in sorted(parameter.values, key=lambda one: -len(str(one))):
         if _same(with_option(asked, parameter.name, value), asked):
             return value
@@ -101,7 +101,7 @@ def _same(one: Request, other: Request) -> bool:
 def _left_out(
     request: Request, asked: Request, made: Request, *, has_layout: bool
 ) -> Iterator[str]:
-    """What the preset adds to the request and the configuration does not."""
+    """The options that the preset adds to the request and the configuration does not have."""
     for option in IN_FILES:
         field = field_of(option)
         if field is None or (has_layout and field in LAYOUT_FIELDS):

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The user's own parameters: ``--param batch=1,2,4,8``, and their places in the program's words.
+"""The user's parameters: ``--param batch=1,2,4,8``, and their places in the program's arguments.
 
     batch=1,2,4,8        these values; the first is the default
     threads=4..64        doubling: 4, 8, 16, 32, 64
-    threads=4..64:4      in steps of 4; both ends are always among the values
+    threads=4..64:4      in steps of 4; both ends are always included
     size=1,10..40:10     lists and ranges together
     mode=eager,compile   text
-    stop='a,b',"c d"     quotes keep commas and blanks; a quote in quotes is written twice
+    stop='a,b',"c d"     quotes protect commas and blanks; a quote in quotes is doubled
 
-An item is a number where Python would write that number just so (``8``, ``0.5``), and all items are;
-else they are text (``1e-3``, ``007``). Either way the program gets what was written, byte for byte.
+The items are numbers if all are written as Python writes numbers (``8``, ``0.5``), and otherwise text
+(``1e-3``, ``007``). The program receives them byte for byte as written.
 
-``{batch}`` in the program's arguments and in the values of --env gives way to the value. No other
-brace is touched: JSON, ``{index}`` and ``${HOME}`` stay. ``{{batch}}`` stands for the text ``{batch}``,
-as with xlaunch's --substitute.
+``{batch}`` in the program's arguments and in the values of --env is replaced by the value. Other
+braces are kept: JSON, ``{index}``, ``${HOME}``. ``{{batch}}`` gives the text ``{batch}``, as with
+xlaunch's --substitute.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from xtune.space.launch_options import INSTANCES, NCORES, OPTIONS
 from xtune.space.parameters import BARE, Parameter, Value, Where
 
 MAX_VALUES = 1000
-"""Of one parameter."""
+"""Maximum number of values of one parameter."""
 
 LAUNCHER_WORDS = ("index", "count", "cpus", "ncores", "node")
-"""What xlaunch itself puts in the place of braces, see `xlaunch.environment.substitution`."""
+"""Names that xlaunch itself replaces in braces, see `xlaunch.environment.substitution`."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NUMBER = r"-?\d+(?:\.\d+)?"
@@ -43,17 +43,14 @@ _RANGE_BEGUN = re.compile(rf"{_NUMBER}\.\.", re.ASCII)
 
 
 class _Item(NamedTuple):
-    """One item of a list as it was written."""
+    """One item of a list as written."""
 
     text: str
     quoted: bool
 
 
 def parse_parameter(text: str) -> Parameter:
-    """The parameter that `text`, ``NAME=VALUES``, writes; see the module for the forms.
-
-    Raises `SpaceError`, one line.
-    """
+    """Parse ``NAME=VALUES``; the module's docstring has the forms. Raises `SpaceError`."""
     name, equals, listed = text.partition("=")
     if not equals:
         raise SpaceError(
@@ -61,8 +58,8 @@ def parse_parameter(text: str) -> Parameter:
         )
     if not _NAME.fullmatch(name) or name in KEYWORDS:
         raise SpaceError(
-            f"--param {text!r}: {name!r} cannot be a name; a name is of letters, digits and _, begins "
-            f"with no digit, and is none of {', '.join(KEYWORDS)}"
+            f"--param {text!r}: {name!r} cannot be a name; use letters, digits and _, do not begin "
+            f"with a digit, and avoid {', '.join(KEYWORDS)}"
         )
     taken = _owner_of(name)
     if taken is not None:
@@ -79,7 +76,7 @@ def parse_parameter(text: str) -> Parameter:
     values: list[int | float] | list[str] = numbers if ordered else texts
     twice = [texts[at] for at, value in enumerate(values) if value in values[:at]]
     if twice:
-        raise SpaceError(f"--param {text!r}: {twice[0]!r} is there twice")
+        raise SpaceError(f"--param {text!r}: {twice[0]!r} is given twice")
     return Parameter(
         name=name,
         values=tuple(sorted(numbers)) if ordered else tuple(texts),
@@ -92,9 +89,9 @@ def parse_parameter(text: str) -> Parameter:
 
 
 def parse_parameters(texts: Iterable[str], request: Request) -> tuple[Parameter, ...]:
-    """The parameters of several --param, each of which `request` has a place for.
+    """Parse several --param.
 
-    Raises `SpaceError` for one that is there twice, or occurs neither in ARGS nor in --env.
+    Raises `SpaceError` for one that is given twice, or that occurs neither in ARGS nor in --env.
     """
     parameters: list[Parameter] = []
     for text in texts:
@@ -109,7 +106,7 @@ def parse_parameters(texts: Iterable[str], request: Request) -> tuple[Parameter,
 
 
 def fill(request: Request, values: Mapping[str, Value]) -> Request:
-    """`request` with the values in the place of their names in the program's arguments and --env.
+    """`request` with names replaced by values in the program's arguments and --env.
 
     **Ex.:** ``infer.py --batch-size {batch}`` with ``{"batch": 8}``: ``infer.py --batch-size 8``.
     """
@@ -121,7 +118,7 @@ def fill(request: Request, values: Mapping[str, Value]) -> Request:
 
 
 def replace(text: str, values: Mapping[str, Value]) -> str:
-    """`text` with the value for each ``{name}``; ``{{name}}`` gives ``{name}``."""
+    """Replace each ``{name}`` by its value; ``{{name}}`` gives ``{name}``."""
     if "{" not in text or not values:
         return text
 
@@ -139,13 +136,13 @@ def _braces(names: Iterable[str]) -> re.Pattern[str]:
 
 
 def _owner_of(name: str) -> str | None:
-    """Whose a name is already; None: it is free."""
+    """What uses a name already; None if it is free."""
     if name in LAUNCHER_WORDS:
-        return f"what xlaunch puts in the place of {{{name}}}"
+        return f"reserved: xlaunch itself replaces {{{name}}}"
     if name in (*OPTIONS, INSTANCES, NCORES):
         return "the name of a launch parameter"
     if name in BARE:
-        return "a name that the tuner uses itself"
+        return "used by the tuner itself"
     return None
 
 
@@ -165,7 +162,7 @@ def _require_place(name: str, request: Request) -> None:
 
 
 def _items(text: str, listed: str) -> Sequence[_Item]:
-    """The items of a list that commas part. Blanks around them fall away."""
+    """Split a list at its commas; blanks around items are dropped."""
     items, at = list[_Item](), 0
     while True:
         while listed[at : at + 1].isspace():
@@ -187,7 +184,7 @@ def _items(text: str, listed: str) -> Sequence[_Item]:
 
 
 def _quoted(text: str, listed: str, at: int) -> tuple[_Item, int]:
-    """The item in quotes that begins at `at`, and where the comma behind it is, or the end."""
+    """The quoted item that begins at `at`, and the position of the comma or end after it."""
     quote, begin = listed[at], at + 1
     match = re.compile(rf"((?:[^{quote}]|{quote}{quote})*){quote}").match(listed, begin)
     if match is None:
@@ -203,19 +200,19 @@ def _quoted(text: str, listed: str, at: int) -> tuple[_Item, int]:
 
 
 def _spread(text: str, item: str) -> list[str]:
-    """The values of a range as they are written; of anything else the item itself."""
+    """The values of a range as text; anything else is returned itself."""
     match = _RANGE.fullmatch(item)
     if match is None:
         if _RANGE_BEGUN.match(item):
             raise SpaceError(
-                f"--param {text!r}: {item!r} is no range; write LOW..HIGH or LOW..HIGH:STEP, or quotes "
+                f"--param {text!r}: {item!r} is not a range; write LOW..HIGH or LOW..HIGH:STEP, or quotes "
                 "around text"
             )
         return [item]
     low, high = Decimal(match[1]), Decimal(match[2])
     step = Decimal(match[3]) if match[3] else None
     if low >= high:
-        raise SpaceError(f"--param {text!r}: {item!r} does not ascend; the lower end comes first")
+        raise SpaceError(f"--param {text!r}: {item!r} does not ascend; write the lower end first")
     if step is None and low <= 0:
         raise SpaceError(
             f"--param {text!r}: {item!r} doubles its values and cannot begin with {low}; "
@@ -234,12 +231,12 @@ def _spread(text: str, item: str) -> list[str]:
 
 
 def _written(value: Decimal) -> str:
-    """As Python writes the number: ``8`` for what is whole, ``0.5``."""
+    """The number as Python writes it: ``8``, ``0.5``."""
     return str(int(value)) if value == value.to_integral_value() else str(float(value))
 
 
 def _number(text: str) -> int | float | None:
-    """The number that `text` is, if Python writes that number just so."""
+    """The number that `text` denotes, if Python writes it the same way."""
     for kind in (int, float):
         try:
             number = kind(text)

@@ -27,7 +27,7 @@ def front_lines(
     """
     points = front_of(launches, objective, second)
     if not points:
-        why = _why_none(launches, objective, second)
+        why = _reason_for_none(launches, objective, second)
         yield f"  front of {objective.metric} and {second.metric}: none, because {why}"
         return
     front = [point for point in points if point.place is Place.FRONT]
@@ -43,7 +43,7 @@ def front_lines(
         yield f"    and {len(front) - MAX_SHOWN} more"
 
 
-def _why_none(launches: Sequence[Launch], objective: Objective, second: SecondGoal) -> str:
+def _reason_for_none(launches: Sequence[Launch], objective: Objective, second: SecondGoal) -> str:
     both = [one for one in launches if has_ratio(one.value) and has_ratio(second.of(one))]
     kept = {one.configuration for one in both if objective.is_feasible(one)}
     if not both:

@@ -1,37 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The result of a search as text, as JSON and as a preset."""
+"""The result of a search, and its form as text and as JSON."""
 
 from __future__ import annotations
 
 import math
-import os
 import shlex
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from xlaunch.errors import UsageError
 from xlaunch.wording import number
-from xtune.cli.front import front_lines
+from xtune.evidence.finals import FinalPlan
 from xtune.evidence.fronts import SecondGoal
 from xtune.evidence.importance import Importance, SettingImportance, importance_of
 from xtune.evidence.verdicts import Kind, Verdict
 from xtune.measurement.launches import Launch, Outcome
 from xtune.measurement.objectives import Objective
 from xtune.screen.cautions import launch_warnings
+from xtune.screen.front import front_lines
 from xtune.screen.quantities import amount, counted, duration, launches, percent
 from xtune.screen.words import describe_gains, settings, unmet
 from xtune.search.ablation import Ablation, ablations_of
-from xtune.search.records import Record
+from xtune.search.encoding import decode_final_plan
+from xtune.search.provenance import Made
+from xtune.search.records import Record, Stage
 from xtune.search.scale import Scale
 from xtune.search.strategy import Favourite, Resolution
+from xtune.search.study import Subject
 from xtune.space.parameters import BARE, Configuration, Value, Where
 from xtune.space.resolution import Resolver
 from xtune.space.spaces import Space
-
-SUFFIX = ".toml"
-DEFAULT_STEM = "best"
-MAX_NAMES = 1000
 
 MIN_EFFECT_SHOWN = 0.005
 """Smaller effects get no line, however sure they are."""
@@ -51,12 +50,12 @@ class Conclusion(NamedTuple):
 
     study: str
     """Its name."""
-    space: Space
-    objective: Objective
+    subject: Subject
     resolver: Resolver
     verdict: Verdict
     favourite: Favourite | None
     records: tuple[Record, ...]
+    """Launches that have ended, also those of earlier searches of the study."""
     second: SecondGoal | None = None
     """The second --metric, if it has a goal."""
     storage: str | None = None
@@ -69,10 +68,23 @@ class Conclusion(NamedTuple):
     """The verdict of an earlier search of the study, if this one is inconclusive."""
     resolution: Resolution | None = None
     """The gains that the search could show."""
+    ended: str = ""
+    """How the last search ended; empty if unknown."""
+    directory: str = ""
+    """The working directory of the launches, for the page."""
+    made: tuple[Made, ...] = ()
+    """The launches by program version and environment, as far as that was kept; for the page."""
+
+    @property
+    def space(self) -> Space:
+        return self.subject.space
+
+    @property
+    def objective(self) -> Objective:
+        return self.subject.objective
 
     @property
     def launches(self) -> tuple[Launch, ...]:
-        """All launches that have ended, also those of earlier searches of the study."""
         return tuple([record.launch for record in self.records if record.launch is not None])
 
     @property
@@ -89,11 +101,60 @@ class Conclusion(NamedTuple):
         scale = Scale(self.records, self.objective)
         return ablations_of(self.verdict.best, self.space, self.resolver.plan_hash, scale)
 
+    @property
+    def shown(self) -> Configuration:
+        """The winner, else the most promising finalist, else BARE."""
+        if self.verdict.best != BARE or self.verdict.leader is None:
+            return self.verdict.best
+        return self.verdict.leader
+
+    @property
+    def final_plan(self) -> FinalPlan | None:
+        """The plan of the last final; None before the first."""
+        for record in reversed(self.records):
+            if record.step.stage is Stage.FINAL and "plan" in record.step.details:
+                return decode_final_plan(record.step.details["plan"])
+        return None
+
+    @property
+    def preset_text(self) -> str:
+        """The winner's settings as a preset; empty if it would set nothing."""
+        if self.verdict.best == BARE:
+            return ""
+        try:
+            text = self.resolver.preset(self.verdict.best, use=self.preset or "best.toml")
+        except UsageError:
+            return ""  # a value that TOML cannot hold
+        sets_nothing = all(not line or line[0] == "#" for line in text.splitlines())
+        return "" if sets_nothing and self.preset is None else text
+
+    @property
+    def medians(self) -> dict[Configuration, float]:
+        """The median of each configuration with a finite value; the bare command is left out."""
+        groups: dict[Configuration, list[float]] = {}
+        for launch in self.launches:
+            value = launch.value
+            if launch.configuration != BARE and value is not None and math.isfinite(value):
+                groups.setdefault(self.space.complete(launch.configuration), []).append(value)
+        return {one: statistics.median(values) for one, values in groups.items()}
+
+    def values(self, configuration: Configuration) -> list[float]:
+        """The values of a configuration's launches, in order."""
+        return [
+            launch.value
+            for launch in self.launches
+            if launch.configuration == configuration and launch.value is not None
+        ]
+
+    def median(self, configuration: Configuration) -> float | None:
+        found = self.values(configuration)
+        return statistics.median(found) if found else None
+
     def to_plain(self) -> dict[str, Any]:
         """The output of --json."""
         verdict = self.verdict
         interval = verdict.interval
-        bare = _values(self.launches, BARE)
+        bare = self.values(BARE)
         return {
             "verdict": verdict.kind.value,
             "gain": _finite(verdict.gain),
@@ -120,7 +181,7 @@ class Conclusion(NamedTuple):
         yield f"{HEADLINES[verdict.kind]}{self._ratio()}"
         if verdict.kind is Kind.GAIN:
             yield f"  best: {settings(verdict.best, self.space)}"
-            bare, best = _values(self.launches, BARE), _values(self.launches, verdict.best)
+            bare, best = self.values(BARE), self.values(verdict.best)
             if bare and best:
                 yield (
                     f"  median: {amount(statistics.median(best), objective)}"
@@ -230,7 +291,7 @@ class Conclusion(NamedTuple):
             yield f"  what mattered: {_nothing(importance)}"
             return
         for configuration in self.space:
-            values = _values(self.launches, configuration)
+            values = self.values(configuration)
             if values:
                 yield (
                     f"  {settings(configuration, self.space)}: median"
@@ -252,46 +313,6 @@ class Conclusion(NamedTuple):
             yield (
                 f"  {len(broke):,} of {launches(len(measured))} broke requirements; the last: {bounds}"
             )
-
-
-def write_preset(conclusion: Conclusion, wanted: str | None) -> tuple[str | None, str]:
-    """Write the winner's preset; return its path, or None and the reason.
-
-    wanted
-        The user's file; None: the first free of best.toml, best-2.toml, ..., unless the preset
-        would set nothing.
-
-    Raises `UsageError` if the user's file cannot be written.
-    """
-    from xlaunch.whole_files import write_output
-
-    best = conclusion.verdict.best
-    if best == BARE:
-        return None, "" if wanted is None else f"{wanted} is not written: the default is kept"
-    path = wanted or _free_name()
-    text = conclusion.resolver.preset(best, use=path)
-    if wanted is None and not any(line and line[0] != "#" for line in text.splitlines()):
-        return None, ""  # only arguments of the program change
-    try:
-        write_output(path, text, option="--save-preset")
-    except UsageError as error:
-        if wanted is not None:
-            raise
-        return None, f"no preset is written: {error}"
-    return path, ""
-
-
-def _free_name() -> str:
-    names = [DEFAULT_STEM, *(f"{DEFAULT_STEM}-{number}" for number in range(2, MAX_NAMES))]
-    return next(f"{name}{SUFFIX}" for name in names if not os.path.lexists(f"{name}{SUFFIX}"))
-
-
-def _values(found: Sequence[Launch], configuration: Mapping[str, Value]) -> list[float]:
-    return [
-        launch.value
-        for launch in found
-        if launch.configuration == configuration and launch.value is not None
-    ]
 
 
 def _finite(value: float | None) -> float | None:

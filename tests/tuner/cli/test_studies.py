@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Studies that real searches continue: with presets to try, after edits, on other CPUs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+from tests.tuner.cli.commands import RATE, Desk
+
+
+@pytest.mark.long
+def test_presets_of_the_user_come_first(desk: Desk) -> None:
+    desk.write("mine.toml", 'allocator = "glibc"\nthp = "never"\ntimeout = "1h"\n')
+    done = desk.xtune(
+        "--metric", "items/s", "--param", "n=1,2", "--omp", "none", "--try", "mine.toml",
+        "--budget", "3", "rate.py", "{n}",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    assert "note: mine.toml is tried without options that are not searched: timeout" in done.err
+    made = desk.xtune("export").found["launches"]
+    assert [one["stage"] for one in made] == ["baseline", "seed", "seed"]
+    assert made[2]["origin"] == "preset mine.toml"
+    assert made[2]["configuration"] == {
+        **made[1]["configuration"], "allocator": "glibc", "thp": "never",
+    }  # fmt: skip
+
+    quiet = desk.xtune(
+        "-q", "--metric", "items/s", "--param", "n=1,3", "--omp", "none", "--try", "mine.toml",
+        "--budget", "2", "--study", "quiet", "rate.py", "{n}",
+    )  # fmt: skip
+    assert (quiet.code, quiet.err) == (0, "")
+
+    # A study keeps what it is to try; the file may change or go.
+    (desk.directory / "mine.toml").unlink()
+    (first,) = [s["study"] for s in desk.xtune("list", "--json").found if s["study"] != "quiet"]
+    assert desk.xtune("resume", first, "--budget", "2").code == 0
+    later = desk.xtune("export", first).found["launches"][3:]
+    assert [one["origin"] for one in later] == ["the other end of n", "the bare command"]
+
+
+def warnings_of(told: str) -> list[str]:
+    """But for those of what others do on this machine's CPUs meanwhile."""
+    lines = [line for line in told.splitlines() if "warning" in line]
+    others = ("busy with other work", "steal in /proc/stat")
+    return [line for line in lines if not any(text in line for text in others)]
+
+
+@pytest.mark.long
+def test_a_study_is_gone_on_with_and_an_edit_between_is_told(desk: Desk) -> None:
+    words = (
+        "--metric", "items/s", "--only-params", "--param", "n=1,2", "--budget", "2", "rate.py",
+        "{n}",
+    )  # fmt: skip
+    first = desk.xtune(*words)
+    assert first.code == 0, first.err
+    assert first.out.startswith("inconclusive: nothing is shown yet\n")
+    assert "to continue: xtune resume 'rate.py" in first.out
+    assert not warnings_of(first.err)
+    unchanged = desk.xtune(*words).err
+    assert "continuing study 'rate.py" in unchanged
+    assert not warnings_of(unchanged)
+    desk.write("rate.py", f"# edited\n{RATE}")
+    told = "4 launches of this study were made with the program as it was before an edit"
+    assert f"xtune: warning: {told}; if that affects speed" in desk.xtune(*words).err
+    assert desk.xtune("-q", *words).err == ""
+    resumed = desk.xtune("resume", "--budget", "30", "--json")
+    assert resumed.code == 0, resumed.err
+    assert told in resumed.err
+    assert "8 launches of earlier searches count" in resumed.err
+    assert resumed.found["verdict"] == "gain"
+    assert resumed.found["best"] == {"n": 2}
+    assert 8 < resumed.found["launches"] <= 38
+    assert desk.xtune("report", "--html", "page.html").code == 0
+    page = (desk.directory / "page.html").read_text()
+    assert "4 of the launches (1 to 4) ran with the program as it was before an edit" in page
+
+
+@pytest.mark.long
+def test_launches_under_other_variables_or_on_other_cpus_do_not_count(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, needs: Callable[[object, str], None]
+) -> None:
+    cpus = [str(cpu) for cpu in sorted(os.sched_getaffinity(0))]
+    needs(cpus[1:], "two CPUs")
+    words = [
+        "--cpus",
+        cpus[0],
+        "--metric",
+        "items/s",
+        "--only-params",
+        "--param",
+        "n=1,2",
+        "--budget",
+        "3",
+    ]
+    program = ["rate.py", "{n}"]
+    assert "count" not in desk.xtune(*words, *program).err
+    monkeypatch.setenv("BATCH", "64")
+    told = "xtune: 3 launches of this study do not count: --cpus, --python, caches"
+    other = desk.xtune(*words, *program)
+    assert told in other.err
+    assert "  3 launches, " in other.out
+    assert told in desk.xtune("report").err
+    monkeypatch.delenv("BATCH")
+    report = desk.xtune("report", "--json")
+    assert told in report.err
+    assert report.found["launches"] == 3
+    # Only the bare command is not bound to CPUs.
+    words[1] = cpus[1]
+    assert "xtune: 5 launches of this study do not count" in desk.xtune(*words, *program).err
+
+
+@pytest.mark.long
+def test_an_edit_during_a_search_is_told(desk: Desk) -> None:
+    edit = """
+import os
+with open("launches", "a") as made:
+    made.write("x")
+if os.path.getsize("launches") == 3:
+    with open(__file__, "a") as program:
+        program.write("# edited")
+"""
+    desk.write("rate.py", f"{RATE}{edit}")
+    done = desk.xtune(
+        "--metric", "items/s", "--only-params", "--param", "n=1,2", "--budget", "6", "rate.py",
+        "{n}",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    assert done.err.count("warning: the program was edited during the search") == 1
+    assert desk.xtune("report", "--html", "page.html").code == 0
+    page = (desk.directory / "page.html").read_text()
+    assert "3 of the launches (1 to 3) ran with the program as it was before an edit" in page
