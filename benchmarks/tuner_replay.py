@@ -183,40 +183,22 @@ def share(recording: Recording, configuration: Configuration) -> float:
     return recording.share(recording.plan_hash(configuration))
 
 
-class NullMeasurer:
-    """A Measurer of a space whose settings do nothing: every launch is the same but for its noise.
+class NullMeasurer(RecordedMeasurer):
+    """A Measurer of a space whose settings do nothing: all launches are the same but for noise.
 
-    The noise is that of the recorded launches, each relative to the mean of its plan, in the order in
-    which they were recorded, from a place that the seed draws: slow changes of the machine stay.
+    The noise is that of the recorded launches, each relative to the mean of its plan, in the order
+    of recording from a random start, so slow changes of the machine are kept.
     """
 
     def __init__(self, recording: Recording, seed: int) -> None:
-        self._recording = recording
+        super().__init__(recording)
         self._noise = _in_order(recording)
         self._next = random.Random(f"{seed} noise").randrange(len(self._noise))
-        self._now_s = 0.0
 
-    def plan_hash(self, configuration: Configuration) -> str | None:
-        return self._recording.plan_hash(configuration)
-
-    def measure(
-        self,
-        configuration: Configuration,
-        *,
-        cut_at: float | None = None,
-        limit_s: float | None = None,
-    ) -> Launch:
+    def draw(self, plan_hash: str) -> Launch:
         value = 100.0 * math.exp(self._noise[self._next])
         self._next = (self._next + 1) % len(self._noise)
-        self._now_s += 10.0
-        plan_hash = self.plan_hash(configuration) or ""
-        secondary = Secondary(10.0)
-        return Launch(
-            configuration, plan_hash, Outcome.MEASURED, value, self._now_s, secondary=secondary
-        )
-
-    def now_s(self) -> float:
-        return self._now_s
+        return Launch(BARE, plan_hash, Outcome.MEASURED, value, 0.0, secondary=Secondary(10.0))
 
 
 def _in_order(recording: Recording) -> list[float]:

@@ -35,7 +35,6 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -83,12 +82,7 @@ class Turn:
         self._began = time.perf_counter()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.write(self._steps, STEP.pack(self._slot, self._began, time.perf_counter()))
         fcntl.flock(self._floor, fcntl.LOCK_UN)
 
@@ -341,12 +335,7 @@ class _Alive:
         )
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
         try:
             self._process.wait(20)

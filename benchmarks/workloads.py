@@ -16,6 +16,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -95,7 +96,54 @@ def minilm(batch: int, dtype: torch.dtype) -> Work:
     return Work(model, torch.randint(1000, 30000, (batch, 32)))
 
 
+class RecommendationModel(torch.nn.Module):
+    """DLRM: 26 tables of 20,000 x 64 and bags of 20, with native operators or with torch's alone."""
+
+    TABLES, ROWS, DIM, BAG, DENSE = 26, 20_000, 64, 20, 13
+
+    def __init__(self, *, native: bool) -> None:
+        super().__init__()
+        nn, dim = torch.nn, self.DIM
+        bags = [nn.EmbeddingBag(self.ROWS, dim, mode="sum") for _ in range(self.TABLES)]
+        if native:
+            from xruntime.nn import MergedEmbeddingBag
+
+            self.tables = MergedEmbeddingBag.from_embeddingbag_list(bags)
+        else:
+            self.tables = nn.ModuleList(bags)
+        self.native = native
+        products = (self.TABLES + 1) * self.TABLES // 2
+        self.bottom = nn.Sequential(
+            nn.Linear(self.DENSE, 512), nn.ReLU(), nn.Linear(512, dim), nn.ReLU()
+        )
+        self.top = nn.Sequential(nn.Linear(dim + products, 512), nn.ReLU(), nn.Linear(512, 1))
+        pairs = torch.tril_indices(self.TABLES + 1, self.TABLES + 1, -1)
+        self.register_buffer("pairs", pairs)
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        """`batch`: table entries (n, 26, 20), int64; their remainders serve as dense features."""
+        dense = self.bottom((batch[:, : self.DENSE, 0] % 7).to(self.top[0].weight.dtype))
+        if self.native:
+            from xruntime.nn import interaction
+
+            bags = self.tables([batch[:, table] for table in range(self.TABLES)])
+            return self.top(interaction(dense, *bags))
+        bags = [table(batch[:, at]) for at, table in enumerate(self.tables)]
+        stacked = torch.stack([dense, *bags], 1)
+        products = torch.bmm(stacked, stacked.transpose(1, 2))[:, self.pairs[0], self.pairs[1]]
+        return self.top(torch.cat([dense, products], 1))
+
+
+def recommendation(batch: int, dtype: torch.dtype, *, native: bool = True) -> Work:
+    """DLRM with the operators of xruntime.nn, or (`dlrm_torch`) with torch's alone."""
+    model = RecommendationModel(native=native).eval().to(dtype)
+    entries = (batch, model.TABLES, model.BAG)
+    return Work(model, torch.randint(0, model.ROWS, entries))
+
+
 MODELS = {
+    "dlrm": recommendation,
+    "dlrm_torch": partial(recommendation, native=False),
     "resnet50": resnet50,
     "bert": bert,
     "minilm": minilm,

@@ -24,10 +24,10 @@ FLOORS = [str(Path(package.__file__).parents[1]) for package in (xlaunch, xtune)
 
 PROGRAM = """\
 import pathlib, sys, time
-folder, batch = pathlib.Path(sys.argv[1]), int(sys.argv[2])
-started = len(list(folder.glob("*.started")))
-(folder / f"{started}.started").touch()
-if (folder / "hang").exists() and started == 5:
+directory, batch = pathlib.Path(sys.argv[1]), int(sys.argv[2])
+started = len(list(directory.glob("*.started")))
+(directory / f"{started}.started").touch()
+if (directory / "hang").exists() and started == 5:
     time.sleep(600)
 if batch == 8:
     sys.exit("no such batch")
@@ -42,37 +42,37 @@ def program(tmp_path: Path) -> Path:
     return path
 
 
-def environment(folder: Path) -> dict[str, str]:
+def environment(directory: Path) -> dict[str, str]:
     """Nothing that the user keeps, and no waiting for other searches."""
     for name in ("runtime", "cache", "config", "state"):
-        (folder / name).mkdir(mode=0o700, exist_ok=True)
+        (directory / name).mkdir(mode=0o700, exist_ok=True)
     return {
         "PATH": os.environ["PATH"],
-        "HOME": str(folder),
+        "HOME": str(directory),
         "PYTHONPATH": ":".join(FLOORS),
-        "XDG_RUNTIME_DIR": str(folder / "runtime"),
-        "XDG_CACHE_HOME": str(folder / "cache"),
-        "XDG_CONFIG_HOME": str(folder / "config"),
-        "XDG_STATE_HOME": str(folder / "state"),
+        "XDG_RUNTIME_DIR": str(directory / "runtime"),
+        "XDG_CACHE_HOME": str(directory / "cache"),
+        "XDG_CONFIG_HOME": str(directory / "config"),
+        "XDG_STATE_HOME": str(directory / "state"),
     }
 
 
-def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+def start(directory: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, str(ROOT / "benchmarks" / "tuner"), *arguments],
-        env=environment(folder),
-        cwd=folder,
+        env=environment(directory),
+        cwd=directory,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
 
 
-def recorder(folder: Path, program: Path, *options: str) -> subprocess.Popen[str]:
+def recorder(directory: Path, program: Path, *options: str) -> subprocess.Popen[str]:
     space = ["--metric", "items/s", "--only-params", "--param", "batch=1,2,8", "--param", "n=1,2"]
-    work = [str(program), str(folder), "{batch}", "{n}"]
-    file = str(folder / "work.jsonl")
-    return start(folder, "record", file, "--rounds", "2", *options, "--", *space, *work)
+    work = [str(program), str(directory), "{batch}", "{n}"]
+    file = str(directory / "work.jsonl")
+    return start(directory, "record", file, "--rounds", "2", *options, "--", *space, *work)
 
 
 def test_the_bare_command_is_recorded_without_settings_of_the_recorder(tmp_path: Path) -> None:

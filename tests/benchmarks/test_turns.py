@@ -26,9 +26,9 @@ import sys, threading, time
 from pathlib import Path
 sys.path.insert(0, {str(BENCHMARKS)!r})
 from turns import Turn
-folder, log, name, seconds, slots = Path(sys.argv[1]), *sys.argv[2:6]
+directory, log, name, seconds, slots = Path(sys.argv[1]), *sys.argv[2:6]
 def work(slot):
-    turn = Turn(folder, slot, int(slots))
+    turn = Turn(directory, slot, int(slots))
     while True:
         with turn:
             began = time.perf_counter()

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The peer of ops_cases_embedding.py in a Python with Intel's extension for PyTorch.
+
+    PYTHON ops_ipex_embedding.py forward|training float32|bfloat16 uniform|zipf \
+        TABLES ROWS DIM BATCH LENGTH
+
+For each line that it reads it works for a moment and writes the seconds of one call. It imports
+nothing of this project, which that Python does not have.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import torch
+from intel_extension_for_pytorch.nn.modules import MergedEmbeddingBag, MergedEmbeddingBagWithSGD
+
+MIN_MEASURED_S = 0.2
+EXPONENT = 1.05
+
+
+def main() -> None:
+    kind, dtype, distribution = sys.argv[1:4]
+    tables, rows, dim, batch, length = map(int, sys.argv[4:])
+    torch.manual_seed(0)
+    count = batch * length
+    if distribution == "uniform":
+        indices = [torch.randint(rows, (count,)) for _ in range(tables)]
+    else:
+        shares = torch.arange(1, rows + 1, dtype=torch.float64).pow(-EXPONENT).cumsum(0)
+        drawn = [torch.rand(count, dtype=torch.float64) * shares[-1] for _ in range(tables)]
+        ranks = [torch.searchsorted(shares, one).clamp(max=rows - 1) for one in drawn]
+        indices = [torch.randperm(rows)[rank] for rank in ranks]
+    offsets = [torch.arange(0, count, length) for _ in range(tables)]
+    bags = [torch.nn.EmbeddingBag(rows, dim, mode="sum", sparse=True) for _ in range(tables)]
+    if kind == "training":
+        merged = MergedEmbeddingBagWithSGD.from_embeddingbag_list(bags, lr=0.01)
+        if dtype == "bfloat16":
+            merged.to_bfloat16_train()
+    else:
+        merged = MergedEmbeddingBag.from_embeddingbag_list(bags)
+        if dtype == "bfloat16":
+            merged = merged.bfloat16()
+    gradients = [torch.randn(batch, dim) for _ in range(tables)]
+
+    def call() -> None:
+        if kind == "training":
+            results = merged(indices, offsets)
+            torch.autograd.backward(
+                results,
+                [one.to(result.dtype) for one, result in zip(gradients, results, strict=True)],
+            )
+        else:
+            with torch.no_grad():
+                merged(indices, offsets)
+
+    for _ in sys.stdin:
+        calls, began = 0, time.perf_counter()
+        while (taken_s := time.perf_counter() - began) < MIN_MEASURED_S:
+            call()
+            calls += 1
+        print(taken_s / calls, flush=True)
+
+
+if __name__ == "__main__":
+    main()
