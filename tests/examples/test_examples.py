@@ -11,9 +11,11 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 
 import pytest
+from tests.noise import without_torchao
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PACKAGES = {
@@ -36,8 +38,9 @@ def run_example(name: str, *arguments: str, **variables: str) -> subprocess.Comp
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("XLAUNCH_")}
     return subprocess.run(
         [sys.executable, EXAMPLES / name, *arguments],
-        # A proxy that is not there: whoever asks the network is found out.
-        env=inherited | {"https_proxy": "http://127.0.0.1:9", **variables},
+        # A proxy that is not there: whoever asks the network is found out. One thread, because the
+        # other CPU has another test's work: two threads would wait for each other.
+        env=inherited | {"https_proxy": "http://127.0.0.1:9", "OMP_NUM_THREADS": "1", **variables},
         capture_output=True,
         text=True,
         check=False,
@@ -46,12 +49,12 @@ def run_example(name: str, *arguments: str, **variables: str) -> subprocess.Comp
 
 @pytest.mark.long
 def test_infer_finds_meaning() -> None:
-    done = run_example("infer.py", "--limit", "300", "--queries", "the middle value of some data")
+    done = run_example("infer.py", "--limit", "100", "--queries", "the middle value of some data")
     assert done.returncode == 0, done.stderr
-    assert re.search(r"300 of 300 sentences in .*: \d+\.\d sentences/s", done.stdout)
+    assert re.search(r"100 of 100 sentences in .*: \d+\.\d sentences/s", done.stdout)
     assert re.search(r"^ +0\.\d{3}  \w+", done.stdout, re.MULTILINE)
     assert done.stdout.endswith("retrieval check: 12 of 12\n")
-    assert done.stderr == ""
+    assert without_torchao(done.stderr) == []
 
 
 @pytest.mark.full
@@ -78,7 +81,7 @@ def test_infer_shares_are_disjoint_and_whole(monkeypatch: pytest.MonkeyPatch) ->
     infer = import_module("infer")
     every = list(infer.read_sentences())
     assert len(every) > 2000
-    assert every == list(infer.read_sentences())
+    assert every[:500] == list(islice(infer.read_sentences(), 500))
     assert len({sentence.text for sentence in every}) == len(every)
     batches = infer.into_batches(every[1::2], 32)
     assert sorted(s for batch in batches for s in batch) == sorted(every[1::2])
@@ -114,15 +117,41 @@ def test_train_reaches_its_goal() -> None:
 
 
 @pytest.mark.long
-def test_train_fails_below_its_goal() -> None:
-    done = run_example("train.py", "--epochs", "1", "--goal", "1.01")
-    assert done.returncode == 1
+def test_train_fails_below_its_goal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    monkeypatch.setattr("sys.argv", ["train.py", "--epochs", "1", "--goal", "1.01"])
+    assert import_module("train").main() == 1
+    assert "(goal 101%)" in capsys.readouterr().out
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        pytest.param("float32", marks=pytest.mark.full),
+        pytest.param("bfloat16", marks=pytest.mark.long),
+    ],
+)
+def test_dlrm_reaches_its_goal(dtype: str, needs: Callable[[object, str], None]) -> None:
+    needs(shutil.which(os.environ.get("CXX", "g++")), "g++")
+    done = run_example("dlrm.py", "--dtype", dtype)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = re.search(r"held-out samples: 0\.\d+, (\d+\.\d+)% of the", done.stdout)
+    assert found
+    assert float(found[1]) >= 97
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        # A code block of docs/instances.md runs it in float32, too.
+        pytest.param("float32", marks=pytest.mark.full),
+        pytest.param("bfloat16", marks=pytest.mark.long),
+    ],
+)
 def test_resnet50_measures(dtype: str) -> None:
-    done = run_example("resnet50.py", "--batch", "1", "--seconds", "1", "--dtype", dtype)
+    done = run_example("resnet50.py", "--batch", "1", "--seconds", "0.2", "--dtype", dtype)
     assert done.returncode == 0, done.stderr
     assert f"25,557,032 parameters, {dtype}, batch 1, eager" in done.stdout
     assert re.search(r"^\d+\.\d images/s over \d+ batches", done.stdout, re.MULTILINE)
