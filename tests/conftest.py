@@ -31,3 +31,12 @@ def needs() -> Callable[[object, str], None]:
         pytest.skip(f"needs {what}")
 
     return check
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Each test is in one tier: `-m long` would run what is marked `full` too."""
+    both = [
+        item.nodeid for item in items if {"long", "full"} <= {m.name for m in item.iter_markers()}
+    ]
+    if both:
+        raise pytest.UsageError(f"marked `long` and `full`, and one is allowed: {', '.join(both)}")

@@ -18,7 +18,16 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LICENCE_LINE = "SPDX-License-Identifier: Apache-2.0"
 CODE = ("", ".py", ".cpp", ".h", ".map")
-FOLDERS = (".ci", "benchmarks", "examples", "kernels", "launcher", "runtime_ext", "tests", "tuner")
+DIRECTORIES = (
+    ".ci",
+    "benchmarks",
+    "examples",
+    "kernels",
+    "launcher",
+    "runtime_ext",
+    "tests",
+    "tuner",
+)
 
 
 def test_one_version() -> None:
@@ -28,11 +37,11 @@ def test_one_version() -> None:
 
 @pytest.mark.parametrize("package", [xlaunch, xruntime, xtune])
 def test_packages_are_typed(package) -> None:
-    assert any(Path(folder, "py.typed").is_file() for folder in package.__path__)
+    assert any(Path(directory, "py.typed").is_file() for directory in package.__path__)
 
 
 def test_every_source_names_its_licence() -> None:
-    files = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*"))]
+    files = [path for directory in DIRECTORIES for path in sorted((ROOT / directory).rglob("*"))]
     sources = [
         path
         for path in files
@@ -40,7 +49,7 @@ def test_every_source_names_its_licence() -> None:
     ]
     assert len(sources) > 20
     texts = {str(path.relative_to(ROOT)): path.read_text() for path in sources}
-    # Typing markers and files that only make a folder a package are empty.
+    # Typing markers and files that only make a directory a package are empty.
     bare = [name for name, text in texts.items() if text and LICENCE_LINE not in text[:200]]
     assert bare == []
 
