@@ -10,7 +10,7 @@ import hypothesis
 import pytest
 
 # On a busy machine any example may take long.
-hypothesis.settings.register_profile("xlaunch", deadline=None)
+hypothesis.settings.register_profile("xlaunch", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("xlaunch")
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -55,6 +56,13 @@ def inductor_variables(inductor_cache: Path) -> Iterator[None]:
         patch.setenv(CACHE, str(inductor_cache))
         patch.setenv(VECTORS, "0")
         yield
+
+
+@pytest.fixture(autouse=True)
+def random_numbers() -> None:
+    """Each test draws the same random numbers, whichever ran before it."""
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")

@@ -102,7 +102,7 @@ def joined(draw: st.DrawFn, sizes: Sequence[int]) -> list[int]:
     return result
 
 
-@settings(derandomize=True, max_examples=300)
+@settings(max_examples=300)
 @given(machine=nested_machines(), data=st.data())
 def test_one_instance_of_an_irregular_machine_crosses_as_little_as_can_be(
     machine: Machine, data: st.DataObject
@@ -113,7 +113,7 @@ def test_one_instance_of_an_irregular_machine_crosses_as_little_as_can_be(
     assert total(placed) == fewest_crossings(cores, count=1, size=size)
 
 
-@settings(derandomize=True, max_examples=300)
+@settings(max_examples=300)
 @given(machine=st.one_of(nested_machines(), irregular_machines()), data=st.data())
 def test_instances_of_an_irregular_machine_cross_once_too_often_at_the_most(
     machine: Machine, data: st.DataObject
@@ -129,7 +129,7 @@ def test_instances_of_an_irregular_machine_cross_once_too_often_at_the_most(
     assert first is None or found[first] == fewest[first] + 1
 
 
-@settings(derandomize=True, max_examples=300)
+@settings(max_examples=300)
 @given(machine=st.one_of(nested_machines(), irregular_machines()), data=st.data())
 def test_scattering_adds_no_crossing(machine: Machine, data: st.DataObject) -> None:
     cores = locate_cores(machine.topology, machine.topology.cores)

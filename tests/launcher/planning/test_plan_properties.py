@@ -46,7 +46,6 @@ def made_up_machines(draw: st.DrawFn) -> Machine:
 MACHINES = made_up_machines() | st.sampled_from(own_captures()).map(read_capture)
 EVERY_MACHINE = MACHINES | st.sampled_from(other_captures() or own_captures()).map(read_capture)
 SETTINGS = settings(
-    derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 

@@ -19,7 +19,7 @@ from xruntime.optimization import Outcome
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*")
 
-BATCH = torch.rand(4, 3, 8, 8)
+BATCH = torch.rand(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.fixture(autouse=True)

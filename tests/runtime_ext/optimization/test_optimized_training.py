@@ -15,7 +15,9 @@ from xruntime import optim, optimize
 from xruntime.errors import OptimizationError
 from xruntime.optimization import Outcome, explain
 
-IMAGES, LABELS = torch.randn(12, 3, 6, 6), torch.randint(0, 4, (12,))
+RANDOM = torch.Generator().manual_seed(0)
+IMAGES = torch.randn(12, 3, 6, 6, generator=RANDOM)
+LABELS = torch.randint(0, 4, (12,), generator=RANDOM)
 
 
 class Classifier(nn.Module):
@@ -81,10 +83,13 @@ def test_training_goes_on_as_in_fp32(name: str, dtype: torch.dtype | None) -> No
     expected = train(model, optimizer, 10)
     tolerance = 1e-4 if dtype is None else 0.05
     torch.testing.assert_close(ours, expected, rtol=tolerance, atol=tolerance)
-    for key, value in model.state_dict().items():
-        tolerance = 1e-3 if dtype is None else 0.1
-        found = faster.state_dict()[key]
-        torch.testing.assert_close(found, value, rtol=tolerance, atol=tolerance)
+    # Adam steps as far for a gradient that is mostly rounding errors, so parameters are compared together.
+    start, reached, found = (
+        torch.cat([value.flatten() for value in state.values() if value.is_floating_point()])
+        for state in (saved[0], model.state_dict(), faster.state_dict())
+    )
+    share = 1e-3 if dtype is None else 0.2
+    assert (found - reached).norm() < share * (reached - start).norm()
     split = explain(faster).step("split_bf16")
     assert split.outcome is (Outcome.SKIPPED if dtype is None else Outcome.APPLIED)
     if dtype is not None:

@@ -124,7 +124,6 @@ def pools(draw: st.DrawFn) -> CPUPool:
 
 SETTINGS = settings(
     max_examples=400,
-    derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 
