@@ -61,13 +61,20 @@ def show_allocator(*, as_json: bool) -> None:
 
 @commands.command("kernels")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
-def show_kernels(*, as_json: bool) -> None:
+@click.option("--build", is_flag=True, help="Compile the operators of DLRM for torch's dispatcher.")
+def show_kernels(*, as_json: bool, build: bool) -> None:
     """Show the native library: its file, and the instruction set that its operators run on.
 
-    XKERNELS_ISA=NAME selects another of the supported instruction sets.
+    XKERNELS_ISA=NAME selects another of the supported instruction sets. With --build, compiled models
+    call MergedEmbeddingBag and interaction without Python, in this and every later process;
+    XRUNTIME_OPERATORS=python undoes it for a process.
     """
-    from xruntime import native
+    from xruntime import native, operator_library
 
+    if build:
+        click.echo("compiling, which takes about ten seconds", err=True)
+        operator_library.build()
+    operators = operator_library.load()
     path, isa, supported = native.library_path(), native.isa_name(), native.supported_isas()
     forced = bool(os.environ.get(native.ISA_VARIABLE))
     if as_json:
@@ -78,6 +85,10 @@ def show_kernels(*, as_json: bool) -> None:
             "isa": isa,
             "isa_forced": forced,
             "isas_supported": supported,
+            "operators": {
+                "path": None if operators.path is None else str(operators.path),
+                "reason": operators.reason or None,
+            },
         }
         click.echo(json.dumps(answer, indent=1))
         return
@@ -86,6 +97,12 @@ def show_kernels(*, as_json: bool) -> None:
         ("interface version", str(native.ABI_VERSION)),
         ("instruction set", f"{isa} ({reason})"),
         ("supported", ", ".join(supported)),
+        (
+            "operators of DLRM",
+            f"called through Python ({operators.reason})"
+            if operators.path is None
+            else f"called without Python ({operators.path.name})",
+        ),
     ]
     click.echo("\n".join([str(path), *_columns(rows)]))
 

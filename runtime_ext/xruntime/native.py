@@ -207,13 +207,18 @@ def library_path() -> Path:
         if not Path(named).is_file():
             raise KernelsUnavailableError(f"{LIBRARY_VARIABLE}={named}: no such file")
         return Path(named)
+    return installed_path(LIBRARY_NAME)
+
+
+def installed_path(name: str) -> Path:
+    """Return the path of a file or directory that the build installs; errors as of `library_path`."""
     # An editable install has two directories: the sources, and where the build went.
     for directory in sys.modules["xruntime"].__path__:
-        path = Path(directory, LIBRARY_NAME)
-        if path.is_file():
+        path = Path(directory, name)
+        if path.exists():
             return path
     raise KernelsUnavailableError(
-        f"this install of xlaunch has no {LIBRARY_NAME}, because there was no GCC to build it."
+        f"this install of xlaunch has no {name}, because there was no GCC to build it."
         f" {_HOW_TO_GET_IT}"
     )
 

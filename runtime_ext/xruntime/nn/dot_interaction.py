@@ -11,7 +11,7 @@ import torch
 
 from xruntime import native
 from xruntime.errors import OperatorError
-from xruntime.nn.native_operators import TYPES, check, define, differentiate
+from xruntime.nn.native_operators import TYPES, call, check, define, differentiate
 
 
 def interaction(*tensors: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:
@@ -32,7 +32,7 @@ def interaction(*tensors: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
         inputs = [tensor.to(dtype) if tensor.dtype in TYPES else tensor for tensor in inputs]
-    return torch.ops.xruntime.interaction(inputs)  # type: ignore[no-any-return]
+    return call(torch.ops.xruntime.interaction, _run, inputs)  # type: ignore[no-any-return]
 
 
 def _check_tensors(tensors: Sequence[torch.Tensor]) -> None:

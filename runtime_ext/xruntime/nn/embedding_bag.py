@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from xruntime.errors import EmbeddingBagError
-from xruntime.nn import embedding_operators
 from xruntime.nn.embedding_call import MODES, Lookups
+from xruntime.nn.embedding_operators import merged_embedding_bag
 from xruntime.nn.native_operators import TYPES
 
 
@@ -138,10 +138,8 @@ class MergedEmbeddingBag(nn.Module):
         Raises EmbeddingIndexError, which is an IndexError, for an index that is no row of its table;
         EmbeddingBagError for wrong shapes, dtypes and offsets; both before a row is read.
         """
-        results = torch.ops.xruntime.merged_embedding_bag(
-            list(self.weights), self.sparse, *self._lookups(indices, offsets, per_sample_weights)
-        )
-        return list(results[: len(self.weights)])
+        lookups = self._lookups(indices, offsets, per_sample_weights)
+        return list(merged_embedding_bag(list(self.weights), self.sparse, lookups))
 
     def _lookups(
         self,
@@ -230,7 +228,3 @@ def check_modules(modules: Sequence[nn.EmbeddingBag]) -> None:
             raise EmbeddingBagError(
                 f"module {number} is of {dtype}, and module 0 of {modules[0].weight.dtype}: convert one"
             )
-
-
-# Importing them defines the operators.
-_OPERATORS = embedding_operators

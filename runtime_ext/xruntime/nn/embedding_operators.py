@@ -15,7 +15,7 @@ import torch
 from xruntime import native
 from xruntime.errors import EmbeddingBagError
 from xruntime.nn.embedding_call import BagsCall, Lookups, Tensors, check_lookups
-from xruntime.nn.native_operators import define, differentiate
+from xruntime.nn.native_operators import call, define, differentiate
 
 # No argument is named `mode`, a name that torch's functionalization uses for itself.
 LOOKUPS = (
@@ -107,6 +107,13 @@ def _forward(weights: Tensors, sparse: bool, *lookups: Any) -> list[torch.Tensor
 
 def _forward_fake(weights: Tensors, sparse: bool, *lookups: Any) -> list[torch.Tensor]:
     return flat(*empty_results(weights, Lookups(*lookups)))
+
+
+def merged_embedding_bag(weights: Tensors, sparse: bool, lookups: Lookups) -> Tensors:
+    """Call the operator; return results only. Raises EmbeddingBagError, EmbeddingIndexError."""
+    operator = torch.ops.xruntime.merged_embedding_bag
+    results: list[torch.Tensor] = call(operator, _forward, weights, sparse, *lookups)
+    return results[: len(weights)]
 
 
 def flat(results: Tensors, positions: Tensors) -> list[torch.Tensor]:

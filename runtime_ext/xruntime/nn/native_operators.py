@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from xruntime import native
+from xruntime import native, operator_library
 
 TYPES = {
     torch.float32: native.FLOAT32,
@@ -16,6 +16,10 @@ TYPES = {
     torch.float16: native.FLOAT16,
 }
 """The dtypes of values that the operators take, with their numbers in xkernels.h."""
+
+LIBRARY = operator_library.load()
+"""What of libxoperators.so is in use."""
+_PROVIDED = operator_library.OPERATORS if LIBRARY.path else frozenset()
 
 # Registrations last as long as this object.
 _LIBRARY = torch.library.Library("xruntime", "DEF")  # type: ignore[no-untyped-call]
@@ -25,12 +29,25 @@ def define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> No
     """Define an operator for the CPU.
 
     `schema` is as in torch.library, without a namespace. `run` computes; `fake` returns empty tensors of
-    the result's shapes and dtypes, and checks what it can without reading data.
+    the result's shapes and dtypes, and checks what it can without reading data. Where libxoperators.so
+    has the operator, it computes in place of `run`.
     """
     name = schema.partition("(")[0]
     _LIBRARY.define(schema)  # type: ignore[no-untyped-call]
-    _LIBRARY.impl(name, run, "CPU")  # type: ignore[no-untyped-call]
+    if name not in _PROVIDED:
+        _LIBRARY.impl(name, run, "CPU")  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"xruntime::{name}", fake, lib=_LIBRARY)
+
+
+def call(operator: Callable[..., Any], run: Callable[..., Any], *arguments: Any) -> Any:
+    """Call an operator. If libxoperators.so refuses the arguments, `run` raises the full error."""
+    if torch.compiler.is_compiling():
+        return operator(*arguments)
+    try:
+        return operator(*arguments)
+    except RuntimeError:
+        run(*arguments)
+        raise
 
 
 def differentiate(

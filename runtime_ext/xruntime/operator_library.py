@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds and loads libxoperators.so: the operators of DLRM, called by torch without Python.
+
+Without it torch calls every operator through Python, and takes the GIL for it. `python -m xruntime kernels
+--build` compiles the library with the torch that is installed. It uses torch's stable ABI, so newer
+versions take it too. XRUNTIME_OPERATORS=python leaves it unloaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from xruntime import native
+from xruntime.errors import KernelsUnavailableError
+
+OPERATORS = frozenset({"merged_embedding_bag", "interaction"})
+"""The operators of the library. Their derivatives are called through Python."""
+
+VARIABLE = "XRUNTIME_OPERATORS"
+OLDEST_TORCH = (2, 11)
+"""The stable ABI that the library uses."""
+
+BUILD_COMMAND = "python -m xruntime kernels --build"
+
+
+class Loaded(NamedTuple):
+    """What `load` did."""
+
+    path: Path | None
+    """The library; None: there is none, and torch calls all operators through Python."""
+    reason: str
+    """Why there is none, and what to do; empty with a library."""
+
+
+def build() -> Path:
+    """Compile the library beside libxkernels.so in place of older ones, and return its path.
+
+    Raises KernelsUnavailableError, with what the compiler says, if that cannot be done.
+    """
+    torch_directory = _torch_directory()
+    path = library_path()
+    compiler = shlex.split(os.environ.get("CXX", "g++"))
+    if shutil.which(compiler[0]) is None:
+        raise KernelsUnavailableError(
+            f"there is no C++ compiler {compiler[0]}: install one (Debian and Ubuntu: apt-get install g++),"
+            " or name it in CXX"
+        )
+    try:
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".xruntime-") as directory:
+            made = Path(directory, path.name)
+            done = subprocess.run(
+                [*compiler, *_arguments(torch_directory, made)],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            if done.returncode != 0:
+                raise KernelsUnavailableError(
+                    f"{shlex.join(compiler)} cannot compile {_source()}: {_first_error(done.stderr)}"
+                )
+            made.replace(path)
+        for other in path.parent.glob("libxoperators-*.so"):
+            if other != path:
+                other.unlink()
+    except OSError as error:
+        raise KernelsUnavailableError(
+            f"{path} cannot be written ({error.strerror}): run this as the user who installed xlaunch"
+        ) from error
+    return path
+
+
+def _arguments(torch_directory: Path, made: Path) -> list[str]:
+    major, minor = OLDEST_TORCH
+    return [
+        *("-std=c++20", "-O2", "-shared", "-fPIC", "-fvisibility=hidden"),
+        f"-DTORCH_TARGET_VERSION={major << 56 | minor << 48:#x}ULL",
+        *("-isystem", f"{torch_directory / 'include'}", f"-I{native.installed_path('include')}"),
+        *(f"{_source()}", "-o", f"{made}"),
+        *(f"{native.library_path()}", "-Wl,-rpath,$ORIGIN"),
+        *(f"-L{torch_directory / 'lib'}", "-ltorch_cpu"),
+    ]
+
+
+def _first_error(text: str) -> str:
+    lines = text.strip().splitlines() or ["it gives no reason"]
+    return next((line for line in lines if "error" in line), lines[-1])
+
+
+def library_path() -> Path:
+    """Return the path of the library for this source, built or not. Raises KernelsUnavailableError."""
+    digest = hashlib.sha256(_source().read_bytes()).hexdigest()[:8]
+    name = f"libxoperators-{native.ABI_VERSION}-{digest}.so"
+    return native.library_path().parent / name
+
+
+def load() -> Loaded:
+    """Load the library where it is built. Must precede the registration of the same operators."""
+    if os.environ.get(VARIABLE) == "python":
+        return Loaded(None, f"{VARIABLE}=python")
+    try:
+        _torch_directory()
+        path = library_path()
+        if not path.is_file():
+            return Loaded(None, f"not built: {BUILD_COMMAND}")
+        native.library()
+        import torch
+
+        torch.ops.load_library(path)  # type: ignore[no-untyped-call]
+    except (KernelsUnavailableError, OSError) as error:
+        return Loaded(None, f"{error}")
+    return Loaded(path, "")
+
+
+def _torch_directory() -> Path:
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        raise KernelsUnavailableError("torch is not installed") from error
+    numbers = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if numbers < OLDEST_TORCH:
+        raise KernelsUnavailableError(
+            f"torch {torch.__version__} is too old: operators without Python need torch"
+            f" {'.'.join(map(str, OLDEST_TORCH))} or newer"
+        )
+    return Path(torch.__file__).parent
+
+
+def _source() -> Path:
+    return native.installed_path("src/operators.cpp")

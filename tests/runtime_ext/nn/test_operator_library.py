@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""libxoperators.so: built on request, called without Python, and the same results and errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from xruntime import operator_library
+from xruntime.native import LIBRARY_VARIABLE, library_path
+
+DIRECTORY = Path(__file__).parent
+ROOT = DIRECTORY.parents[2]
+
+# What it prints: whether compiled code, eager calls and bad arguments needed the Python kernels.
+PROGRAM = """
+import json
+import torch
+from torch import nn
+from xruntime.nn import MergedEmbeddingBag, dot_interaction, embedding_operators, interaction
+from xruntime.nn.native_operators import LIBRARY
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tables = nn.ModuleList(nn.EmbeddingBag(50, 33, mode="sum") for _ in range(3))
+        self.merged = MergedEmbeddingBag.from_embeddingbag_list(self.tables)
+
+    def forward(self, *indices):
+        return interaction(*self.merged(list(indices)))
+
+class Python:
+    def __getattr__(self, name):
+        raise AssertionError(f"{name} was called through Python")
+
+def call(function, *arguments):
+    with torch.inference_mode():
+        return function(*arguments)
+
+model = Model().eval()
+indices = [torch.randint(50, (4, 5)) for _ in range(3)]
+bags = torch.stack([table(at) for table, at in zip(model.tables, indices)], 1)
+products = bags @ bags.transpose(1, 2)
+rows, columns = torch.tril_indices(3, 3, -1)
+expected = torch.cat([bags[:, 0], products[:, rows, columns]], 1)
+compiled = torch.compile(model, fullgraph=True, options={"cpp_wrapper": True})
+torch.testing.assert_close(call(compiled, *indices), expected)
+
+native = embedding_operators.native, dot_interaction.native
+embedding_operators.native = dot_interaction.native = Python()
+torch.testing.assert_close(call(compiled, *indices), expected)
+torch.testing.assert_close(call(model, *indices), expected)
+wrong = [indices[0], torch.full((4, 5), 50), indices[2]]
+try:
+    call(compiled, *wrong)
+except RuntimeError as error:
+    of_compiled = str(error)
+embedding_operators.native, dot_interaction.native = native
+try:
+    call(model, *wrong)
+except IndexError as error:
+    of_eager = str(error)
+print(json.dumps({"path": str(LIBRARY.path), "compiled": of_compiled, "eager": of_eager}))
+"""
+
+
+def command(*options: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "xruntime", "kernels", *options],
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def variables(
+    native: None, compiler: None, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, str]:
+    """The variables under which a newly built libxoperators.so is used, in a directory of its own."""
+    directory = tmp_path_factory.mktemp("libraries")
+    kernels = Path(shutil.copy(library_path(), directory))
+    older = Path(directory, "libxoperators-1-00000000.so")
+    older.touch()
+    variables = {LIBRARY_VARIABLE: str(kernels)}
+    answer = command("--build", "--json", **variables)
+    assert answer.returncode == 0, answer.stderr
+    built = json.loads(answer.stdout)["operators"]["path"]
+    assert Path(built).parent == directory
+    assert not older.exists()
+    return variables
+
+
+def child(*arguments: str | Path, variables: dict[str, str]) -> str:
+    done = subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        cwd=ROOT,
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_without_it_the_command_says_how_to_build_it(native: None, tmp_path: Path) -> None:
+    kernels = Path(shutil.copy(library_path(), tmp_path))
+    answer = command(**{LIBRARY_VARIABLE: str(kernels)})
+    assert "called through Python (not built: python -m xruntime kernels --build)" in answer.stdout
+
+
+@pytest.mark.parametrize(
+    ("compiler", "message"),
+    [
+        ("no-such-compiler", "there is no C++ compiler no-such-compiler: install one"),
+        ("false", "false cannot compile "),
+    ],
+)
+def test_a_compiler_that_cannot_is_one_line(
+    native: None, tmp_path: Path, compiler: str, message: str
+) -> None:
+    kernels = Path(shutil.copy(library_path(), tmp_path))
+    answer = command("--build", CXX=compiler, **{LIBRARY_VARIABLE: str(kernels)})
+    assert answer.returncode != 0
+    *_, line = answer.stderr.splitlines()
+    assert line.startswith("xruntime: error: ")
+    assert message in line
+    assert [path.name for path in tmp_path.iterdir()] == [kernels.name]
+
+
+@pytest.mark.long
+def test_no_call_passes_python(variables: dict[str, str], tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    found: dict[str, Any] = json.loads(child(program, variables=variables).splitlines()[-1])
+    assert found["path"].startswith(str(Path(variables[LIBRARY_VARIABLE]).parent))
+    assert found["compiled"] == "merged_embedding_bag: table 1: index 50 at position 0 is invalid"
+    assert found["eager"].startswith("table 1: index 50 at position 0: allowed are 0 to 49")
+
+
+@pytest.mark.long
+def test_the_operators_pass_their_tests_with_it(variables: dict[str, str]) -> None:
+    names = (
+        "test_merged_embedding_bag.py",
+        "test_interaction.py",
+        "test_compiled_embedding_bag.py",
+    )
+    options = ("-q", "-n", "0", "-p", "no:cacheprovider", "-m", "not full")
+    summary = child(
+        "-m", "pytest", *options, *(DIRECTORY / name for name in names), variables=variables
+    )
+    assert " passed" in summary
+
+
+def test_a_variable_leaves_it_unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(operator_library.VARIABLE, "python")
+    assert operator_library.load() == (None, "XRUNTIME_OPERATORS=python")
