@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from workloads import DTYPES, Work, bert, minilm, resnet50, work_on
+from workloads import DTYPES, MODELS, Work, work_on
 
 from xruntime import optimization, optimize
 
@@ -90,11 +90,14 @@ def images(make: Callable[[], nn.Module]) -> Callable[[int, torch.dtype], Work]:
 
 
 WORKS = {
-    "resnet50": resnet50,
+    "resnet50": MODELS["resnet50"],
+    "bert": MODELS["bert"],
+    # The same DLRM twice: of torch's modules alone, and with MergedEmbeddingBag and interaction.
+    "dlrm": MODELS["dlrm_torch"],
+    "dlrm_native": MODELS["dlrm"],
     "mobilenet": images(mobilenet_v2),
     "vgg11": images(vgg11),
-    "bert": bert,
-    "minilm": minilm,
+    "minilm": MODELS["minilm"],
 }
 
 
