@@ -12,6 +12,8 @@ from tests.kernels.recorded import cases, driver
 
 from xruntime import native
 
+pytestmark = pytest.mark.long
+
 Needs = Callable[[object, str], None]
 
 
@@ -31,7 +33,7 @@ def test_every_isa_computes_the_recorded_results_and_the_same_bits(
     for isa in native.supported_isas():
         found.append(driver.checksums(driver.run_driver(program, path, isa), isa))
         assert len(found[-1]) == written
-        assert found[-1] == found[0]
+        assert driver.on_every_isa(found[-1]) == driver.on_every_isa(found[0])
 
 
 CASE = "adam/split/bf16/bf16"

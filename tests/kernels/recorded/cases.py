@@ -62,6 +62,28 @@ def from_bf16(bits: Array) -> Array:
     return (bits.astype("<u4") << 16).view("<f4").astype("<f8")
 
 
+ROUNDING = {"fp32": 2e-6, "bf16": 2**-8, "fp16": 2**-11}
+"""Relative error of a sum in fp32, or of one rounding to the type."""
+
+
+def stored(values: Array, as_type: str) -> Array:
+    """Values as one of the types of `ROUNDING`."""
+    if as_type == "bf16":
+        return to_bf16(values)
+    return values.astype("<f4" if as_type == "fp32" else "<f2")
+
+
+def values_of(array: Array) -> Array:
+    """The values of a stored array in fp64."""
+    return from_bf16(array) if array.dtype == np.uint16 else array.astype("<f8")
+
+
+def split(values: Array) -> tuple[Array, Array]:
+    """The upper halves of fp32 values, rounded to nearest, and the signed remainders."""
+    bits = values.view("<u4")
+    return ((bits + 0x8000) >> 16).astype("<u2"), (bits & 0xFFFF).astype("<u2").view("<i2")
+
+
 def every_case() -> Iterator[Case]:
     """The cases of all operators that have a file in `ops`."""
     for path in sorted(OPERATORS.glob("*.py")):

@@ -56,3 +56,8 @@ def checksums(done: subprocess.CompletedProcess[str], isa: str) -> dict[str, str
     first, *lines = done.stdout.splitlines()
     assert first.startswith(f"instruction set {isa} of ")
     return dict(line.split() for line in lines)
+
+
+def on_every_isa(sums: dict[str, str]) -> dict[str, str]:
+    """The checksums that do not depend on the instruction set: the interaction's do, as its header says."""
+    return {name: sum_ for name, sum_ in sums.items() if not name.startswith("interaction")}

@@ -91,6 +91,14 @@ class Reader {
   FILE* file_;
 };
 
+double value_of_fp16(uint16_t bits) {
+  const int exponent = bits >> 10 & 31, digits = bits & 1023;
+  double size =
+      std::ldexp(exponent == 0 ? digits : digits + 1024, exponent == 0 ? -24 : exponent - 25);
+  if (exponent == 31) size = digits == 0 ? HUGE_VAL : std::nan("");
+  return bits >> 15 == 0 ? size : -size;
+}
+
 // Exits unless the array holds what is expected. No difference may be a NaN but between two NaNs.
 void compare(Case& done, const Expectation& expectation) {
   const Array& actual = done.array(expectation.array);
@@ -161,6 +169,7 @@ double Array::value(int64_t index) const {
   };
   if (type == "<f8") return as(double{});
   if (type == "<f4") return as(float{});
+  if (type == "<f2") return value_of_fp16(static_cast<uint16_t>(from[0] | from[1] << 8));
   if (type == "<i8") return as(int64_t{});
   if (type == "<i4") return as(int32_t{});
   if (type == "<i2") return as(int16_t{});
@@ -189,6 +198,28 @@ Array& Case::array(const std::string& name_of_array) {
   const auto found = arrays.find(name_of_array);
   if (found == arrays.end()) fail(name + ": no array " + name_of_array);
   return found->second;
+}
+
+int32_t type_of(const Array& array) {
+  if (array.type == "<f4") return XK_FLOAT32;
+  if (array.type == "<u2") return XK_BFLOAT16;
+  if (array.type != "<f2") fail("no type of values: " + array.type);
+  return XK_FLOAT16;
+}
+
+void add_masters(Case& c) {
+  const Array& weights = c.array("weights");
+  Array masters("<f4", weights.count);
+  for (int64_t i = 0; i < weights.count; ++i) {
+    uint32_t bits = 0;
+    memcpy(reinterpret_cast<unsigned char*>(&bits) + 4 - weights.width,
+           weights.bytes() + i * weights.width, static_cast<size_t>(weights.width));
+    if (c.has("remainders")) {
+      bits += static_cast<uint32_t>(static_cast<int32_t>(c.data<int16_t>("remainders")[i]));
+    }
+    memcpy(masters.bytes() + 4 * i, &bits, 4);
+  }
+  c.arrays["masters"] = masters;
 }
 
 }  // namespace recorded

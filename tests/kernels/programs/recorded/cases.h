@@ -67,6 +67,12 @@ struct Runner {
   Runner(const char* name, Run run);
 };
 
+// XK_FLOAT32, XK_BFLOAT16 or XK_FLOAT16.
+int32_t type_of(const Array& array);
+
+// Adds "masters", the weights in fp32: "weights", of bf16 perhaps with "remainders".
+void add_masters(Case& c);
+
 // Prints what is wrong, and ends the program with status 1.
 [[noreturn]] void fail(const std::string& what);
 

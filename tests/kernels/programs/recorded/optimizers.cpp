@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Optimizer steps. All tensors of a case are in one array, one after another, as `sizes` says.
-#include <string.h>
-
 #include "cases.h"
 #include "xkernels.h"
 
@@ -21,22 +19,6 @@ std::vector<Pointer> pointers(Case& c, const std::string& name, const Array& siz
     at += static_cast<int64_t>(sizes.value(i)) * array.width;
   }
   return found;
-}
-
-// Adds "masters", the weights in fp32: bf16 weights with their remainders.
-void join(Case& c) {
-  const Array& weights = c.array("weights");
-  Array masters("<f4", weights.count);
-  for (int64_t i = 0; i < weights.count; ++i) {
-    uint32_t bits = 0;
-    memcpy(reinterpret_cast<unsigned char*>(&bits) + 4 - weights.width,
-           weights.bytes() + i * weights.width, static_cast<size_t>(weights.width));
-    if (c.has("remainders")) {
-      bits += static_cast<uint32_t>(static_cast<int32_t>(c.data<int16_t>("remainders")[i]));
-    }
-    memcpy(masters.bytes() + 4 * i, &bits, 4);
-  }
-  c.arrays["masters"] = masters;
 }
 
 template <typename Step>
@@ -61,11 +43,11 @@ int32_t step(Case& c, Step call) {
   t.fresh = c.data<int32_t>("fresh");
   t.seed = 5;
   t.weight_format = static_cast<int32_t>(c.number("weight_format"));
-  t.gradient_type = c.array("gradients").width == 4 ? XK_FLOAT32 : XK_BFLOAT16;
-  t.state_type = c.array("first").width == 4 ? XK_FLOAT32 : XK_BFLOAT16;
+  t.gradient_type = type_of(c.array("gradients"));
+  t.state_type = type_of(c.array("first"));
   t.maximize = static_cast<int32_t>(c.number("maximize"));
   const int32_t result = call(&t, [&c](const char* name) { return c.number(name); });
-  if (result == 0) join(c);
+  if (result == 0) add_masters(c);
   return result;
 }
 

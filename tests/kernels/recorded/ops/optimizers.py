@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterator
 
 import numpy as np
-from tests.kernels.recorded.cases import Array, Case, Expectation, from_bf16, to_bf16
+from tests.kernels.recorded.cases import Array, Case, Expectation, split, stored, to_bf16, values_of
 
 # Empty, odd, around the 256 elements of a block; one case of each optimizer is large enough for a
 # team, with tensors around the 8192 elements of a chunk.
@@ -56,22 +56,22 @@ def _case(
     masters = of.standard_normal(count).astype("<f4")
     arrays = {
         "sizes": np.array(sizes, dtype="<i8"),
-        "gradients": _stored(of.standard_normal(count), gradient),
-        "first": _stored(np.abs(of.standard_normal(count)), state),
-        "second": _stored(of.standard_normal(count) ** 2, state),
+        "gradients": stored(of.standard_normal(count), gradient),
+        "first": stored(np.abs(of.standard_normal(count)), state),
+        "second": stored(of.standard_normal(count) ** 2, state),
         "steps": np.full(len(sizes), STEPS_BEFORE, dtype="<f4"),
         "fresh": np.arange(len(sizes), dtype="<i4") % 2,
     }
     if weights == "split":
-        arrays["weights"], arrays["remainders"] = _split(masters)
+        arrays["weights"], arrays["remainders"] = split(masters)
     else:
         arrays["weights"] = masters if weights == "fp32" else to_bf16(masters)
-        masters = _values(arrays["weights"])
+        masters = values_of(arrays["weights"])
     inputs = {
         "w": masters,
-        "g": _values(arrays["gradients"]) * (-1 if maximize else 1),
-        "first": _values(arrays["first"]),
-        "second": _values(arrays["second"]),
+        "g": values_of(arrays["gradients"]) * (-1 if maximize else 1),
+        "first": values_of(arrays["first"]),
+        "second": values_of(arrays["second"]),
     }
     ends = np.cumsum(sizes)[:-1]
     tensors = zip(
@@ -129,7 +129,7 @@ def _step(
     first = n["beta1"] * first + (1 - n["beta1"]) * g
     second = n["beta2"] * second + (1 - n["beta2"]) * g * g
     if kind == "lamb":
-        first, second = (_values(_stored(values, state)) for values in (first, second))
+        first, second = (values_of(stored(values, state)) for values in (first, second))
     m, v = first / (1 - n["beta1"] ** t), second / (1 - n["beta2"] ** t)
     u = m / (np.sqrt(v) + n["eps"])
     if kind == "lamb":
@@ -140,17 +140,3 @@ def _step(
 
 def _norm(values: Array) -> float:
     return float(np.sqrt(np.sum(values * values)))
-
-
-def _stored(values: Array, as_type: str) -> Array:
-    return values.astype("<f4") if as_type == "fp32" else to_bf16(values)
-
-
-def _values(stored: Array) -> Array:
-    return from_bf16(stored) if stored.dtype == np.uint16 else stored.astype("<f8")
-
-
-def _split(values: Array) -> tuple[Array, Array]:
-    """The upper halves, rounded to nearest, and the signed remainders."""
-    bits = values.view("<u4")
-    return ((bits + 0x8000) >> 16).astype("<u2"), (bits & 0xFFFF).astype("<u2").view("<i2")
