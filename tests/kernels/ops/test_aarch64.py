@@ -80,7 +80,7 @@ def test_every_cpu_and_isa_computes_the_recorded_results_and_the_same_bits(
 
 
 def test_the_bits_are_those_of_this_machine(
-    with_bf16: dict[str, str], built_library: Path, tmp_path: Path, needs: Needs
+    arm: Arm, with_bf16: dict[str, str], built_library: Path, tmp_path: Path, needs: Needs
 ) -> None:
     compiler = shutil.which("g++")
     needs(compiler, "g++")
