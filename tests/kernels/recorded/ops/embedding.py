@@ -77,6 +77,9 @@ def _cases_of(
     ]
     if mode != "weighted":
         tables = [table._replace(factors=np.ones(len(table.indices))) for table in tables]
+    if mode == "max":
+        for table in tables:
+            table.weights[1::3, ::2] = np.nan
     results, positions = zip(*(_reduce(table, mode) for table in tables), strict=True)
     gradients = [
         _gradients(table, mode, largest) for table, largest in zip(tables, positions, strict=True)
@@ -231,8 +234,11 @@ def _reduce(table: Table, mode: str) -> tuple[Array, Array]:
         return results, positions
     for bag, (begin, end) in enumerate(zip(table.starts[:-1], table.starts[1:], strict=True)):
         if begin < end:
-            positions[bag] = begin + np.argmax(chosen[begin:end], axis=0)
-            results[bag] = np.max(chosen[begin:end], axis=0)
+            first, later = chosen[begin], chosen[begin + 1 : end]
+            # A NaN counts only if it comes first; numpy takes any.
+            rows = np.vstack([first, np.where(np.isnan(later), -np.inf, later)])
+            positions[bag] = begin + np.argmax(rows, axis=0)
+            results[bag] = np.max(rows, axis=0)
     return results, positions
 
 
