@@ -3,17 +3,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import statistics
-import subprocess
-import time
-import weakref
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from functools import partial
 from typing import NamedTuple
 
 from measurement import Case, Result, print_table, quartiles
+from other_python_side import seconds_of_one
 from turns import Times
 
 from xtune.evidence.distributions import student_quantile
@@ -41,42 +38,7 @@ class Comparison(NamedTuple):
 
 def repeated(name: str, call: Callable[[], object]) -> Case:
     """Make a case that repeats a call for MIN_MEASURED_S and returns the seconds of one."""
-
-    def measure() -> float:
-        count, began = 0, time.perf_counter()
-        while (taken_s := time.perf_counter() - began) < MIN_MEASURED_S:
-            call()
-            count += 1
-        return taken_s / count
-
-    return Case(name, measure)
-
-
-def other_python(name: str, command: Sequence[str | Path]) -> Case:
-    """Make a case of a process that, for each line it reads, works and writes the seconds.
-
-    It waits between rounds, and ends with the case: its input is closed then.
-    """
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def measure() -> float:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.write("\n")
-            process.stdin.flush()
-        line = process.stdout.readline()
-        if not line:
-            raise SystemExit(f"{name} ended with exit code {process.wait()}")
-        return float(line)
-
-    weakref.finalize(measure, _end, process)
-    return Case(name, measure)
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    with contextlib.suppress(BrokenPipeError):
-        process.communicate()
+    return Case(name, partial(seconds_of_one, call, MIN_MEASURED_S))
 
 
 def times_faster(ours: Result, other: Result) -> Times:

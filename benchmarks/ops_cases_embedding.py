@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from comparison import Comparison, Goal, other_python, repeated
+from comparison import MIN_MEASURED_S, Comparison, Goal, repeated
 from measurement import Case
+from other_python import cases_of
 from torch import nn
 
 from xruntime.nn import MergedEmbeddingBag, MergedEmbeddingBagWithSGD
@@ -134,14 +135,14 @@ def training_cases(loop: nn.ModuleList, data: Data, *, ipex: list[Case]) -> list
     ]
 
 
-def ipex_case(
+def ipex_cases(
     python: Path | None, shape: Shape, distribution: str, dtype: str, kind: str
 ) -> list[Case]:
     if python is None:
         return []
     script = Path(__file__).with_name("ops_ipex_embedding.py")
-    words = [python, script, kind, dtype, distribution, *map(str, shape)]
-    return [other_python(f"IPEX, {kind}", words)]
+    words = [kind, dtype, distribution, *map(str, shape), str(MIN_MEASURED_S)]
+    return cases_of(["IPEX"], [python, script, *words])
 
 
 def comparisons(options: argparse.Namespace) -> Iterator[Comparison]:
@@ -156,10 +157,10 @@ def comparisons(options: argparse.Namespace) -> Iterator[Comparison]:
         )
         sizes = f"{shape.tables} tables of {shape.rows:,} x {shape.dim}, {dtype}, {distribution}"
         exact = dtype == "float32"
-        ipex = ipex_case(options.ipex_python, shape, distribution, dtype, "forward")
+        ipex = ipex_cases(options.ipex_python, shape, distribution, dtype, "forward")
         cases = forward_cases(loop, data, compiled=not options.no_compile, ipex=ipex)
         yield Comparison(f"forward, {sizes}", "merged", cases, Goal(1.3) if exact else None)
-        ipex = ipex_case(options.ipex_python, shape, distribution, dtype, "training")
+        ipex = ipex_cases(options.ipex_python, shape, distribution, dtype, "training")
         cases = training_cases(loop, data, ipex=ipex)
         goal = Goal(2.0, (f"{LOOP}, sparse=True, torch SGD",)) if exact else None
         yield Comparison(f"training, {sizes}", "merged, updated in backward", cases, goal)

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
-from comparison import Comparison, Goal, other_python, repeated
+from comparison import MIN_MEASURED_S, Comparison, Goal, repeated
 from measurement import Case
+from other_python import cases_of
 
 from xruntime.nn import interaction
 
@@ -71,7 +72,7 @@ def comparisons(options: argparse.Namespace) -> Iterator[Comparison]:
                     cases.append(repeated(case, training(function, inputs, gradient)))
             if options.ipex_python is not None:
                 script = Path(__file__).with_name("ops_ipex_interaction.py")
-                words = [options.ipex_python, script, kind, name, *map(str, shape)]
-                cases.append(other_python(f"IPEX, {kind}", words))
+                words = [kind, name, *map(str, shape), str(MIN_MEASURED_S)]
+                cases += cases_of(["IPEX"], [options.ipex_python, script, *words])
             title = f"interaction, {kind}, {shape[0]} of {shape[1]:,} x {shape[2]}, {name}"
             yield Comparison(title, "xruntime", cases, Goal(1.2) if kind == "training" else None)

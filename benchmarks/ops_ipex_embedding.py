@@ -2,27 +2,26 @@
 """The peer of ops_cases_embedding.py in a Python with Intel's extension for PyTorch.
 
     PYTHON ops_ipex_embedding.py forward|training float32|bfloat16 uniform|zipf \
-        TABLES ROWS DIM BATCH LENGTH
+        TABLES ROWS DIM BATCH LENGTH MIN_MEASURED_S
 
-For each line that it reads it works for a moment and writes the seconds of one call. It imports
-nothing of this project, which that Python does not have.
+For each line "IPEX" that it reads it works for a moment and writes the seconds of one call. It imports
+nothing that needs this project, which that Python does not have.
 """
 
 from __future__ import annotations
 
 import sys
-import time
 
 import torch
 from intel_extension_for_pytorch.nn.modules import MergedEmbeddingBag, MergedEmbeddingBagWithSGD
+from other_python_side import measure_by_name
 
-MIN_MEASURED_S = 0.2
 EXPONENT = 1.05
 
 
 def main() -> None:
     kind, dtype, distribution = sys.argv[1:4]
-    tables, rows, dim, batch, length = map(int, sys.argv[4:])
+    tables, rows, dim, batch, length = map(int, sys.argv[4:9])
     torch.manual_seed(0)
     count = batch * length
     if distribution == "uniform":
@@ -33,7 +32,7 @@ def main() -> None:
         ranks = [torch.searchsorted(shares, one).clamp(max=rows - 1) for one in drawn]
         indices = [torch.randperm(rows)[rank] for rank in ranks]
     offsets = [torch.arange(0, count, length) for _ in range(tables)]
-    bags = [torch.nn.EmbeddingBag(rows, dim, mode="sum", sparse=True) for _ in range(tables)]
+    bags = [torch.nn.EmbeddingBag(rows, dim, mode="sum") for _ in range(tables)]
     if kind == "training":
         merged = MergedEmbeddingBagWithSGD.from_embeddingbag_list(bags, lr=0.01)
         if dtype == "bfloat16":
@@ -42,25 +41,16 @@ def main() -> None:
         merged = MergedEmbeddingBag.from_embeddingbag_list(bags)
         if dtype == "bfloat16":
             merged = merged.bfloat16()
-    gradients = [torch.randn(batch, dim) for _ in range(tables)]
+    gradients = [torch.randn(batch, dim).to(merged.weights[0].dtype) for _ in range(tables)]
 
     def call() -> None:
         if kind == "training":
-            results = merged(indices, offsets)
-            torch.autograd.backward(
-                results,
-                [one.to(result.dtype) for one, result in zip(gradients, results, strict=True)],
-            )
+            torch.autograd.backward(merged(indices, offsets), gradients)
         else:
             with torch.no_grad():
                 merged(indices, offsets)
 
-    for _ in sys.stdin:
-        calls, began = 0, time.perf_counter()
-        while (taken_s := time.perf_counter() - began) < MIN_MEASURED_S:
-            call()
-            calls += 1
-        print(taken_s / calls, flush=True)
+    measure_by_name({"IPEX": call}, float(sys.argv[9]))
 
 
 if __name__ == "__main__":

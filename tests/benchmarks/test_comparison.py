@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
 pytest.importorskip("torch")
 
-from comparison import Comparison, Goal, other_python, report, times_faster
+from comparison import Comparison, Goal, report, times_faster
 from measurement import Case, Result
 
 
@@ -35,12 +33,3 @@ def test_a_goal_is_judged_by_the_fastest_peer(capsys: pytest.CaptureFixture[str]
         (line,) = report(Comparison("work", "ours", cases, goal), results)
         assert line.startswith(f"goal {verdict}: work: ")
     assert "3.00 [3.00, 3.00]" in capsys.readouterr().out
-
-
-def test_another_process_measures_when_it_is_asked() -> None:
-    program = "import sys\nfor at, _ in enumerate(sys.stdin): print(at + 0.5, flush=True)"
-    case = other_python("other", [sys.executable, "-c", program])
-    assert [case.measure(), case.measure()] == [0.5, 1.5]
-    ended = other_python("gone", [sys.executable, "-c", "raise SystemExit(3)"])
-    with pytest.raises(SystemExit, match="gone ended with exit code 3"):
-        ended.measure()
