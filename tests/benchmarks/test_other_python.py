@@ -63,7 +63,7 @@ def test_a_python_without_ipex_is_an_error(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("command", ["ops"])
+@pytest.mark.parametrize("command", ["ops", "optim"])
 def test_benchmarks_refuse_a_python_without_ipex(command: str) -> None:
     run = subprocess.run(
         [sys.executable, BENCHMARKS / command, "--ipex-python", sys.executable],
