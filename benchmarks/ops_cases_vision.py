@@ -3,7 +3,7 @@
 
 Regions are of 50 to 300 pixels on the map of an eighth of the image, as in a feature pyramid. Goal for
 roi_align in fp32: 1.7 times as fast as torchvision on two CPUs, 6 times on eight; torchvision's runs
-on one thread and computes channels first.
+on one thread and computes channels first. IPEX's roi_align is a peer without a goal.
 """
 
 from __future__ import annotations
@@ -11,17 +11,20 @@ from __future__ import annotations
 import argparse
 import importlib.util
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
-from comparison import Comparison, Goal, repeated
+from comparison import MIN_MEASURED_S, Comparison, Goal, repeated
 from measurement import Case
+from other_python import cases_of
 
 from xruntime import nn
 
 STRIDE = 8
 SIZE = 7
 FORMATS = {"channels first": torch.contiguous_format, "channels last": torch.channels_last}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 Pool = Callable[..., torch.Tensor]
 
@@ -72,6 +75,16 @@ def pooling(
     }
 
 
+def ipex_cases(options: argparse.Namespace, kind: str, ratio: int) -> list[Case]:
+    if options.ipex_python is None:
+        return []
+    script = Path(__file__).with_name("ops_ipex_vision.py")
+    sizes = ratio, *options.image, options.channels, options.regions
+    words = [kind, *map(str, sizes), str(MIN_MEASURED_S)]
+    names = [f"IPEX, {label}, {name}" for name in FORMATS for label in DTYPES]
+    return cases_of(names, [options.ipex_python, script, *words])
+
+
 def roi_align_comparisons(options: argparse.Namespace, peers: Any) -> Iterator[Comparison]:
     """Yield comparisons for samples by the size of a region and two samples in each axis of a bin."""
     height, width = (side // STRIDE for side in options.image)
@@ -81,13 +94,14 @@ def roi_align_comparisons(options: argparse.Namespace, peers: Any) -> Iterator[C
     for ratio in (2, 0):
         calls: dict[str, dict[str, Callable[[], object]]] = {}
         for name, memory_format in FORMATS.items():
-            for dtype, label in ((torch.float32, "fp32"), (torch.bfloat16, "bf16")):
+            for label, dtype in DTYPES.items():
                 given = images.to(dtype).contiguous(memory_format=memory_format)
                 calls[f"xruntime, {label}, {name}"] = pooling(nn.roi_align, given, boxes, ratio)
         if peers is not None:
             calls["torchvision, fp32"] = pooling(peers.roi_align, images, boxes, ratio)
         for kind in ("forward", "training"):
             cases = [repeated(name, of_case[kind]) for name, of_case in calls.items()]
+            cases += ipex_cases(options, kind, ratio)
             title = f"roi_align, {kind}, {len(boxes)} regions, {options.channels} channels"
             for ours in (name for name in calls if name.startswith("xruntime, fp32")):
                 yield Comparison(
