@@ -56,6 +56,7 @@ def cases_of(names: Sequence[str], command: Sequence[str | Path]) -> list[Case]:
         **os.environ,
         "OMP_NUM_THREADS": str(torch.get_num_threads()),
         "TORCH_CPP_LOG_LEVEL": "ERROR",  # IPEX replaces kernels of torch, with a warning
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",  # IPEX would start compilers that work beside the cases
     }
     process = _Process(command, environment)
     return [Case(name, partial(process.seconds_of, name)) for name in names]
