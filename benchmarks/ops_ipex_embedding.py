@@ -5,9 +5,9 @@
         TABLES ROWS DIM BATCH LENGTH MIN_MEASURED_S
 
 For each line "IPEX" that it reads it works for a moment and writes the seconds of one call. It imports
-nothing that needs this project, which that Python does not have. With AVX2 the updates of IPEX 2.8 are wrong
-from 16 columns of fp32 and 32 of bf16 on (with AVX-512 from 32 of fp32), because it reads one part of a gradient's row
-for all: its time of training is that of less work.
+nothing that needs this project, which that Python does not have. The updates of IPEX 2.8 are wrong from 16
+columns of fp32 and 32 of bf16 on (with AVX-512 from 32 of fp32), because it reads one part of a gradient's
+row for all: its time of training is that of less work.
 """
 
 from __future__ import annotations
