@@ -93,7 +93,8 @@ def main() -> None:
     work = MODELS[options.work](options.batch, torch.float32)
     with torch.no_grad():
         run = MAKERS[options.form](work)
-    work_on(options.directory, lambda: run(work.batch))
+    with torch.inference_mode():
+        work_on(options.directory, lambda: run(work.batch))
 
 
 if __name__ == "__main__":

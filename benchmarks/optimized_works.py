@@ -146,7 +146,8 @@ def main() -> None:
         step()
     note = {"form": options.form, "prepare_s": time.perf_counter() - began, "text": text}
     (options.notes / f"{options.form}-{os.getpid()}.json").write_text(json.dumps(note))
-    work_on(options.directory, step)
+    with torch.inference_mode():
+        work_on(options.directory, step)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,11 @@ WORKS = {
     "bert-fp32-1": (1, ["bert", "--dtype", "float32", "--batch", "1"]),
     "bert-bf16-1": (1, ["bert", "--dtype", "bfloat16", "--batch", "1"]),
     "blocks": (1, ["blocks", "--batch", "1"]),
+    "sentences": (192, ["sentences", "--batch", "32"]),
+    "digits": (64, ["digits", "--batch", "64"]),
+    "resnet50-fp32-8": (8, ["resnet50", "--dtype", "float32", "--batch", "8"]),
+    "bert-training": (8, ["bert-training", "--dtype", "float32", "--batch", "8"]),
+    "gpt2-bf16": (16, ["gpt2", "--dtype", "bfloat16", "--batch", "1"]),
     "served-bf16-16x1": (1, ["served", "--dtype", "bfloat16", "--clients", "16"]),
 }
 """Workloads with the items of a step and their arguments."""

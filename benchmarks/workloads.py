@@ -3,9 +3,10 @@
 
     python benchmarks/workloads.py DIRECTORY resnet50 --batch 64 --dtype bfloat16
     python benchmarks/workloads.py DIRECTORY served --clients 16
+    python benchmarks/workloads.py DIRECTORY sentences
 
-Inputs are random, and so are weights except MiniLM's. A step is a batch; steps run in the turns of
-DIRECTORY until the benchmark ends.
+Inputs are random, and so are weights, except those of MiniLM, the sentences and the digits. A step is a
+batch; steps run in the turns of DIRECTORY until the benchmark ends.
 """
 
 from __future__ import annotations
@@ -35,8 +36,87 @@ class Work(NamedTuple):
     model: torch.nn.Module
     batch: torch.Tensor
 
+    @torch.inference_mode()
     def step(self) -> object:
         return self.model(self.batch)
+
+
+class Training(NamedTuple):
+    """A model and one batch, on which each step trains it."""
+
+    model: torch.nn.Module
+    batch: torch.Tensor
+    labels: torch.Tensor
+    optimizer: torch.optim.Optimizer
+
+    def step(self) -> object:
+        self.optimizer.zero_grad()
+        output = self.model(self.batch)
+        logits = output if isinstance(output, torch.Tensor) else output.logits
+        loss = torch.nn.functional.cross_entropy(logits, self.labels)
+        loss.backward()
+        self.optimizer.step()
+        return loss.item()
+
+
+class Sentences:
+    """MiniLM with its real weights and tokenizer over six batches of sentences of different lengths."""
+
+    BATCHES = 6
+
+    def __init__(self, batch: int) -> None:
+        import infer as example
+
+        sentences = [sentence.text for sentence in example.read_sentences()]
+        in_batches = sorted(sentences, key=len)
+        starts = range(0, len(sentences) - batch, len(sentences) // self.BATCHES)
+        self.batches = [in_batches[start : start + batch] for start in starts][: self.BATCHES]
+        self.encoder = example.Encoder()
+
+    def step(self) -> object:
+        return [self.encoder.encode(batch) for batch in self.batches]
+
+
+class Generation:
+    """GPT-2 that continues a batch of prompts of 32 tokens by 16 tokens."""
+
+    TOKENS = 16
+
+    def __init__(self, batch: int, dtype: torch.dtype) -> None:
+        from transformers import GPT2Config, GPT2LMHeadModel
+
+        self.model = GPT2LMHeadModel(GPT2Config()).eval().to(dtype)
+        self.prompts = torch.randint(0, 50_000, (batch, 32))
+
+    @torch.inference_mode()
+    def step(self) -> object:
+        return self.model.generate(
+            self.prompts,
+            attention_mask=torch.ones_like(self.prompts),
+            do_sample=False,
+            min_new_tokens=self.TOKENS,
+            max_new_tokens=self.TOKENS,
+            pad_token_id=0,
+        )
+
+
+def digits(batch: int, dtype: torch.dtype) -> Training:
+    """The network and the images of examples/train.py, with AdamW."""
+    import train as example
+
+    model = example.network().to(dtype)
+    images, labels = (part[:batch] for part in example.load()[0])
+    return Training(model, images.to(dtype), labels, torch.optim.AdamW(model.parameters()))
+
+
+def bert_training(batch: int, dtype: torch.dtype) -> Training:
+    """Four layers of BERT-base that classify sequences of 128 tokens, with AdamW."""
+    from transformers import BertConfig, BertForSequenceClassification
+
+    model = BertForSequenceClassification(BertConfig(num_hidden_layers=4)).train().to(dtype)
+    tokens = torch.randint(0, 30000, (batch, SEQUENCE_LENGTH))
+    optimizer = torch.optim.AdamW(model.parameters())
+    return Training(model, tokens, torch.randint(0, 2, (batch,)), optimizer)
 
 
 def resnet50(batch: int, dtype: torch.dtype) -> Work:
@@ -141,7 +221,7 @@ def recommendation(batch: int, dtype: torch.dtype, *, native: bool = True) -> Wo
     return Work(model, torch.randint(0, model.ROWS, entries))
 
 
-MODELS = {
+MODELS: dict[str, Callable[[int, torch.dtype], Work]] = {
     "dlrm": recommendation,
     "dlrm_torch": partial(recommendation, native=False),
     "resnet50": resnet50,
@@ -150,15 +230,21 @@ MODELS = {
     "layers": layers,
     "blocks": blocks,
 }
+"""Works of one model and one batch, which the benchmarks also compile, quantize and serve."""
+OTHERS: dict[str, Callable[[int, torch.dtype], Training | Sentences | Generation]] = {
+    "digits": digits,
+    "bert-training": bert_training,
+    "sentences": lambda batch, _: Sentences(batch),
+    "gpt2": Generation,
+}
 
 
 def work_on(directory: Path, step: Callable[[], object], slot: int = 0, slots: int = 1) -> None:
     """Run steps in turns, forever."""
     turn = Turn(directory, slot, slots)
-    with torch.inference_mode():
-        while True:
-            with turn:
-                step()
+    while True:
+        with turn:
+            step()
 
 
 def serve(directory: Path, step: Callable[[], object], clients: int) -> None:
@@ -181,18 +267,18 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("directory", type=Path, help="directory of the benchmark's turns")
-    parser.add_argument("work", choices=[*MODELS, "served"])
+    parser.add_argument("work", choices=[*MODELS, *OTHERS, "served"])
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
     parser.add_argument("--clients", type=int, default=16, help="threads that call (served)")
     options = parser.parse_args()
     torch.manual_seed(0)
     dtype = DTYPES[options.dtype]
-    with torch.inference_mode():
-        if options.work == "served":
-            serve(options.directory, resnet50(1, dtype).step, options.clients)
-        else:
-            work_on(options.directory, MODELS[options.work](options.batch, dtype).step)
+    if options.work == "served":
+        serve(options.directory, resnet50(1, dtype).step, options.clients)
+    else:
+        work = (MODELS | OTHERS)[options.work](options.batch, dtype)
+        work_on(options.directory, work.step)
 
 
 if __name__ == "__main__":
