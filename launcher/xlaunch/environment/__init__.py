@@ -6,7 +6,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from xlaunch.environment.allocators import allocator_settings, choose_profile
+from xlaunch.environment.allocators import (
+    AUTO,
+    AUTO_LIBRARY,
+    PROFILES,
+    TUNABLES,
+    AllocatorProfile,
+    allocator_settings,
+    choose_profile,
+)
 from xlaunch.environment.caches import CacheSettings, cache_settings
 from xlaunch.environment.openmp import choose_openmp
 from xlaunch.environment.pages import glibc_asks, page_settings, page_warning, system_mode
@@ -62,37 +70,27 @@ def prepare_environment(
     interpreter = interpreter_of(program, inherited)
     prefix = None if interpreter is None else prefix_of(interpreter)
     mode, glibc = system_mode(), glibc_version()
-    profile = choose_profile(request.allocator, glibc=glibc)
     openmp = choose_openmp(request.omp, plan, program, given, outside=outside.chosen)
     warnings += openmp.warnings
+    allocator = _choose_allocator(request.allocator, program, interpreter, prefix, given, glibc)
+    warnings += allocator.warnings
+    threads_each = max([instance.threads for instance in plan.instances], default=1)
     proposals = [
         *openmp.proposals,
         *allocator_settings(
-            profile,
+            allocator.profile,
             given,
             memory_share_bytes=plan.memory_share_bytes,
-            threads=max([instance.threads for instance in plan.instances], default=1),
-            huge_pages=glibc_asks(request.thp, mode, glibc),
+            threads=threads_each,
+            huge_pages=glibc_asks(request.thp, mode, glibc, threads=threads_each),
         ),
         *page_settings(request.thp),
     ]
-    if profile.library is not None:
-        from xlaunch.environment.preload import (
-            refuse_second_allocator,
-            require_library,
-            with_preload,
-        )
+    if allocator.library is not None:
+        from xlaunch.environment.preload import with_preload
 
-        library, notes = require_library(
-            f"--allocator {request.allocator}",
-            profile.library,
-            prefix=prefix,
-            interpreter=interpreter or program.executable,
-            environment=given,
-        )
-        warnings += notes
-        refuse_second_allocator(library.path, given)
-        proposals = with_preload(proposals, given, library.path, f"allocator {profile.name}")
+        reason = f"allocator {allocator.profile.name}"
+        proposals = with_preload(proposals, given, allocator.library, reason)
     if openmp.preload is not None:
         from xlaunch.environment.preload import with_preload
 
@@ -109,7 +107,7 @@ def prepare_environment(
         given,
         packages=installed.for_keys(),
         program=program.argv,
-        threads=max([instance.threads for instance in plan.instances], default=1),
+        threads=threads_each,
         make=make_directories,
     )
     proposals += caches.proposals
@@ -138,6 +136,64 @@ def prepare_environment(
     return Environment(
         program, tuple(programs), tuple(settings), tuple(variables), tuple(warnings), caches
     )
+
+
+class _Allocator(NamedTuple):
+    profile: AllocatorProfile
+    library: str | None = None
+    """The file to preload."""
+    warnings: tuple[str, ...] = ()
+
+
+def _choose_allocator(
+    asked: str,
+    program: Program,
+    interpreter: str | None,
+    prefix: str | None,
+    given: Mapping[str, str],
+    glibc: tuple[int, int] | None,
+) -> _Allocator:
+    """The profile that `--allocator` asks for, and its library.
+
+    `auto` preloads into Python alone, and nothing where the user has chosen: by an allocator in
+    LD_PRELOAD, which is kept as it is, or by tunables of glibc's.
+    """
+    if asked == AUTO:
+        if given.get("LD_PRELOAD"):
+            from xlaunch.environment.preload import other_allocator
+
+            if other_allocator(given) is not None:
+                return _Allocator(PROFILES["glibc"])
+        if interpreter is None or prefix is None or "glibc.malloc" in given.get(TUNABLES, ""):
+            return _Allocator(choose_profile(AUTO, glibc=glibc))
+        from xlaunch.environment.preload import find_preloadable
+
+        tried = find_preloadable(
+            "--allocator auto",
+            AUTO_LIBRARY,
+            prefix=prefix,
+            interpreter=interpreter,
+            environment=given,
+        )
+        profile = choose_profile(AUTO, glibc=glibc, is_installed=tried.library is not None)
+        if tried.library is not None:
+            return _Allocator(profile, tried.library.path, tried.notes)
+        refused = "".join(f"; refused: {text}" for text in tried.refused)
+        return _Allocator(profile._replace(reason=profile.reason + refused))
+    profile = choose_profile(asked, glibc=glibc)
+    if profile.library is None:
+        return _Allocator(profile)
+    from xlaunch.environment.preload import refuse_second_allocator, require_library
+
+    library, notes = require_library(
+        f"--allocator {asked}",
+        profile.library,
+        prefix=prefix,
+        interpreter=interpreter or program.executable,
+        environment=given,
+    )
+    refuse_second_allocator(library.path, given)
+    return _Allocator(profile, library.path, notes)
 
 
 def _share_inside(plan: Plan, outside: Inherited) -> int | None:

@@ -17,6 +17,8 @@ from xlaunch.environment.variables import Proposal
 from xlaunch.errors import UsageError
 
 AUTO = "auto"
+AUTO_LIBRARY = "tcmalloc"
+"""The profile of `auto` where its library is installed."""
 TUNABLES = "GLIBC_TUNABLES"
 
 MAX_KEPT_BYTES = 64 << 30
@@ -104,8 +106,11 @@ PROFILES = {
         AllocatorProfile(
             "tcmalloc",
             "tcmalloc",
-            (("TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD", "1099511627776"),),
-            "keeps freed spans and returns them slowly",
+            (
+                ("TCMALLOC_RELEASE_RATE", "0"),
+                ("TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD", "1099511627776"),
+            ),
+            "freed memory is kept and reused",
             "gperftools, docs/tcmalloc.html",
         ),
         AllocatorProfile(
@@ -123,14 +128,18 @@ PROFILES = {
 }
 
 
-def choose_profile(asked: str, *, glibc: tuple[int, int] | None) -> AllocatorProfile:
-    """The profile that `--allocator` names; `auto` is the fastest that needs no installation.
+def choose_profile(
+    asked: str, *, glibc: tuple[int, int] | None, is_installed: bool = False
+) -> AllocatorProfile:
+    """The profile that `--allocator` names; `auto` is the fastest of those that can be used.
 
-    The path of a library gets the settings of the allocator in its file name, if there is one.
-    Raises `UsageError` for an unknown name.
+    `is_installed`: `AUTO_LIBRARY` can be preloaded. The path of a library gets the settings of the
+    allocator in its file name, if there is one. Raises `UsageError` for an unknown name.
     """
     has_tunables = glibc is not None and glibc >= TUNABLES_SINCE
     if asked == AUTO:
+        if is_installed:
+            return PROFILES[AUTO_LIBRARY]
         return PROFILES["glibc-tuned" if has_tunables else "glibc"]
     if "/" in asked:
         name = os.path.basename(asked)

@@ -16,6 +16,9 @@ from xlaunch.planning.request import HugePages
 SYSTEM_MODE_FILE = "/sys/kernel/mm/transparent_hugepage/enabled"
 HUGETLB_SINCE = (2, 35)
 """First version of glibc with glibc.malloc.hugetlb."""
+MIN_THREADS = 16
+"""Minimum threads of an instance whose malloc requests huge pages by itself. They spare many cores
+misses of the TLB; with two threads, `benchmarks/allocators` was slower with them on short sentences."""
 
 
 class SystemMode(enum.Enum):
@@ -37,11 +40,13 @@ def system_mode(path: str = SYSTEM_MODE_FILE) -> SystemMode:
         return SystemMode.UNKNOWN
 
 
-def glibc_asks(asked: HugePages, mode: SystemMode, glibc: tuple[int, int] | None) -> bool:
-    """Whether glibc's malloc should request huge pages."""
+def glibc_asks(
+    asked: HugePages, mode: SystemMode, glibc: tuple[int, int] | None, *, threads: int
+) -> bool:
+    """Whether glibc's malloc should request huge pages in an instance of so many threads."""
     if glibc is None or glibc < HUGETLB_SINCE or mode is not SystemMode.MADVISE:
         return False
-    return asked in (HugePages.AUTO, HugePages.ALWAYS)
+    return asked is HugePages.ALWAYS or (asked is HugePages.AUTO and threads >= MIN_THREADS)
 
 
 def page_settings(asked: HugePages) -> tuple[Proposal, ...]:

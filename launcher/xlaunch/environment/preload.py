@@ -43,6 +43,16 @@ class Proof(NamedTuple):
     """Why the result could not be stored, so that the next launch has to try again."""
 
 
+class Preloadable(NamedTuple):
+    """The result of trying several libraries."""
+
+    library: Library | None
+    """The first that can be preloaded."""
+    notes: tuple[str, ...]
+    refused: tuple[str, ...]
+    """Path and reason of those that cannot be; empty with a `library`."""
+
+
 def preload_list(inherited: str | None, libraries: Sequence[str]) -> str:
     """The value of LD_PRELOAD: the inherited entries, then the `libraries` that are not among them.
 
@@ -79,16 +89,33 @@ def with_preload(
     return [*others, Proposal(VARIABLE, preload_list(value, [library]), reasons, merged=True)]
 
 
-def refuse_second_allocator(library: str, environment: Mapping[str, str]) -> None:
-    """Raise `UsageError` if LD_PRELOAD names another allocator: a process can use only one."""
+def other_allocator(environment: Mapping[str, str], library: str | None = None) -> str | None:
+    """The allocator that LD_PRELOAD names already, unless it is `library`; None if there is none."""
     from xlaunch.environment.libraries import ALLOCATORS, kind_of
 
     for entry in preloaded(environment.get(VARIABLE)):
-        if kind_of(entry) in ALLOCATORS and not _same(entry, library):
-            raise UsageError(
-                f"--allocator: LD_PRELOAD already names the allocator {entry}; "
-                "take it out of LD_PRELOAD, or leave --allocator out"
-            )
+        if kind_of(entry) in ALLOCATORS and not (library and _same(entry, library)):
+            return entry
+    return None
+
+
+def refuse_second_allocator(library: str, environment: Mapping[str, str]) -> None:
+    """Raise `UsageError` if LD_PRELOAD names another allocator: a process can use only one."""
+    if entry := other_allocator(environment, library):
+        raise UsageError(
+            f"--allocator: LD_PRELOAD already names the allocator {entry}; "
+            "take it out of LD_PRELOAD, or leave --allocator out"
+        )
+
+
+def find_preloadable(
+    option: str, name: str, *, prefix: str, interpreter: str, environment: Mapping[str, str]
+) -> Preloadable:
+    """The first library `name` that the Python at `interpreter` can preload, if there is one."""
+    from xlaunch.environment.libraries import find_libraries
+
+    found = find_libraries((name,), prefix, environment, interpreter=interpreter)
+    return _first_preloadable(option, found, interpreter, environment)
 
 
 def require_library(
@@ -129,6 +156,19 @@ def require_library(
         found = find_libraries((wanted,), prefix, environment, interpreter=interpreter)
     # Only Python can list its own libraries. For any other program our own interpreter is tried.
     prover = interpreter if prefix is not None else sys.executable
+    library, notes, refused = _first_preloadable(option, found, prover, environment)
+    if library is not None:
+        return library, notes
+    if "/" in wanted:
+        raise UsageError(f"{option}: {'; '.join(refused)}")
+    looked = _where_it_was_looked_for(prefix, environment)
+    what = f"refused: {'; '.join(refused)}" if refused else f"no such library in {looked}"
+    raise UsageError(f"{option}: {what}. To install it: {how_to_install(wanted)}")
+
+
+def _first_preloadable(
+    option: str, found: Sequence[Library], prover: str, environment: Mapping[str, str]
+) -> Preloadable:
     refused = []
     for library in found:
         reason = library.refusal
@@ -136,16 +176,13 @@ def require_library(
             proof = prove_preload(library.path, prover, environment)
             if proof.refusal is None:
                 note = None if library.note is None else f"{option}: {library.note}"
-                return library, tuple([text for text in (note, proof.note) if text is not None])
+                notes = tuple(text for text in (note, proof.note) if text is not None)
+                return Preloadable(library, notes, ())
             reason = proof.refusal
         # The option may contain the path already.
         named = option.endswith(f" {library.path}")
         refused.append(reason if named else f"{library.path}: {reason}")
-    if "/" in wanted:
-        raise UsageError(f"{option}: {'; '.join(refused)}")
-    looked = _where_it_was_looked_for(prefix, environment)
-    what = f"refused: {'; '.join(refused)}" if refused else f"no such library in {looked}"
-    raise UsageError(f"{option}: {what}. To install it: {how_to_install(wanted)}")
+    return Preloadable(None, (), tuple(refused))
 
 
 def _where_it_was_looked_for(prefix: str | None, environment: Mapping[str, str]) -> str:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 
 import pytest
+from tests.launcher.cli.commands import clean_environment
 
 from xlaunch.environment.allocators import (
     PROFILES,
@@ -105,6 +106,34 @@ def test_arenas_of_threads_are_why_there_is_a_profile_with_one():
 def test_preloaded_allocator_has_the_pages_again(profile: str, needs: Callable[..., None]):
     needs(find_library(profile, sys.prefix, os.environ), f"the library of {profile}")
     assert faults_of_last_round(profile) < 0.05 * PAGES
+
+
+def show_preload(*options: str, program: str = sys.executable, **variables: str) -> str:
+    """What LD_PRELOAD and GLIBC_TUNABLES are in a program under `--allocator auto`."""
+    command = [sys.executable, "-m", "xlaunch", "-q", "--no-cache", *options, "--", program]
+    show = "echo ${LD_PRELOAD##*/} ${GLIBC_TUNABLES:+tuned}"
+    words = ["-c", f"import os; os.system({show!r})"] if program == sys.executable else ["-c", show]
+    environment = clean_environment(**variables)
+    done = subprocess.run(
+        [*command, *words], env=environment, capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+def test_auto_is_an_installed_tcmalloc_and_else_tuned_glibc(needs):
+    library = find_library("tcmalloc", sys.prefix, os.environ)
+    assert show_preload(program="/bin/sh") == "tuned"
+    needs(library, "tcmalloc (Debian: libtcmalloc-minimal4)")
+    name = os.path.basename(library.path)
+    assert show_preload() == name
+    assert show_preload(GLIBC_TUNABLES="glibc.malloc.arena_max=3") == "tuned"
+
+
+def test_auto_adds_nothing_to_an_allocator_that_the_user_preloads(needs):
+    library = find_library("jemalloc", None, {})
+    needs(library, "jemalloc (Debian: libjemalloc2)")
+    shown = show_preload(LD_PRELOAD=library.path)
+    assert shown == os.path.basename(library.path)
 
 
 def test_share_of_memory_bounds_what_is_kept():

@@ -124,10 +124,12 @@ def test_users_preload_and_configuration_stay(library: Callable[[str], str]):
 
 def test_inner_launch_decides_anew_on_the_openmp_runtime(library: Callable[[str], str]):
     path = library("llvm")
-    outer = launched(("--omp", "llvm"))
+    glibc = ("--allocator", "glibc")
+    llvm = ("--omp", "llvm", *glibc)
+    outer = launched(llvm)
     assert (outer["LD_PRELOAD"], outer["KMP_BLOCKTIME"]) == (path, "1")
-    assert not {"LD_PRELOAD", "KMP_BLOCKTIME"} & set(launched(("--omp", "llvm"), ()))
-    told = launched(("--omp", "llvm"), (), KMP_BLOCKTIME="1")
+    assert not {"LD_PRELOAD", "KMP_BLOCKTIME"} & set(launched(llvm, glibc))
+    told = launched(llvm, glibc, KMP_BLOCKTIME="1")
     assert (told["KMP_BLOCKTIME"], "LD_PRELOAD" in told) == ("1", False)
 
 

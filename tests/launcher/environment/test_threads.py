@@ -143,13 +143,14 @@ def test_joblib_gives_each_worker_its_share(tmp_path: Path, needs):
     assert out == "2 {'OPENBLAS_NUM_THREADS': '1', 'MKL_NUM_THREADS': '1'}\n"
 
 
-def test_plain_launch_searches_for_no_library(tmp_path: Path):
+def test_launch_that_needs_no_library_searches_for_none(tmp_path: Path):
     code = (
         "import os, sys\n"
         "from xlaunch.environment import prepare_environment\n"
         "from xlaunch.machine import read_machine\n"
         "from xlaunch.planning import Request, plan\n"
-        f"made = plan(Request(program=({__file__!r},)), read_machine())\n"
+        f"asked = Request(program=({__file__!r},), allocator='glibc-tuned')\n"
+        "made = plan(asked, read_machine())\n"
         "prepare_environment(made, os.environ)\n"
         "costly = {'elf', 'libraries', 'preload'}\n"
         "print(sorted(n for n in costly if f'xlaunch.environment.{n}' in sys.modules))\n"

@@ -85,13 +85,17 @@ def test_allocators_installed_here_are_offered(
 ) -> None:
     libraries = [find_library(n, None, {}) for n in ("jemalloc", "tcmalloc", "mimalloc")]
     needs(all(libraries), "jemalloc, tcmalloc and mimalloc")
-    assert {"jemalloc", "tcmalloc", "mimalloc"} <= set(offered(plain_python).allocators)
-
-
-def test_what_auto_stands_for_is_offered_once(plain_python: Path) -> None:
     found = offered(plain_python)
-    if "glibc" not in found.allocators:
-        pytest.skip("needs programs on glibc")
+    assert {"jemalloc", "mimalloc", "glibc-tuned"} <= set(found.allocators)
+    assert "tcmalloc" not in found.allocators
+    assert left(found)["allocator=tcmalloc"] == "the same as auto here"
+
+
+def test_tunables_of_the_user_s_keep_auto_at_glibc(
+    plain_python: Path, needs: Callable[[object, str], None]
+) -> None:
+    found = offered(plain_python, GLIBC_TUNABLES="glibc.malloc.perturb=0")
+    needs("glibc" in found.allocators, "programs on glibc")
     assert found.allocators[:4] == ("auto", "glibc", "glibc-one-arena", "glibc-frugal")
     assert left(found)["allocator=glibc-tuned"] == "the same as auto here"
 
