@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all tests share: how a test says that it needs something which may be absent."""
+"""What all tests share: how a test says that it needs something which may be absent.
+
+With XLAUNCH_TESTS_MUST_NOT_SKIP, which `.ci/run` sets, each skip is a failure, whatever skipped: all that can
+be installed is installed there. Only a test that is marked `machine` may skip: it needs what no package
+brings, such as root, two CPUs or readable energy counters.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 import hypothesis
 import pytest
@@ -16,21 +21,42 @@ hypothesis.settings.load_profile("xlaunch")
 
 @pytest.fixture(scope="session")
 def needs() -> Callable[[object, str], None]:
-    """`needs(found, what)`: skip where `found` is nothing, or fail where all must be there.
-
-    `.ci/run` installs everything that tests can use, and sets XLAUNCH_TESTS_MUST_NOT_SKIP.
+    """`needs(found, what)`: skip where `found` is nothing.
 
     **Ex.:** ``needs(shutil.which("readelf"), "readelf (Debian: binutils)")``
     """
 
     def check(found: object, what: str) -> None:
-        if found:
-            return
-        if os.environ.get("XLAUNCH_TESTS_MUST_NOT_SKIP"):
-            pytest.fail(f"needs {what}, and XLAUNCH_TESTS_MUST_NOT_SKIP is set", pytrace=False)
-        pytest.skip(f"needs {what}")
+        if not found:
+            pytest.skip(f"needs {what}")
 
     return check
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if item.get_closest_marker("machine") is None:
+        _fail_if_skipped(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """A file that skips as a whole, by `pytest.importorskip`."""
+    report = yield
+    _fail_if_skipped(report)
+    return report
+
+
+def _fail_if_skipped(report: pytest.TestReport | pytest.CollectReport) -> None:
+    if not os.environ.get("XLAUNCH_TESTS_MUST_NOT_SKIP") or hasattr(report, "wasxfail"):
+        return
+    if report.skipped:
+        report.outcome = "failed"
+        report.longrepr = f"XLAUNCH_TESTS_MUST_NOT_SKIP is set, and this skips: {report.longrepr}"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

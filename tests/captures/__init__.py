@@ -42,7 +42,11 @@ def each_capture() -> list[object]:
 def among_others(names: Iterable[str]) -> list[object]:
     """Parameters in the tier `long` for these captures of other projects, or one that skips."""
     if not OTHERS.is_dir():
-        return [pytest.param("others", marks=pytest.mark.skip(reason=WITHOUT_OTHERS))]
+        return [
+            pytest.param(
+                "others", marks=[pytest.mark.skip(reason=WITHOUT_OTHERS), pytest.mark.machine]
+            )
+        ]
     return [pytest.param(name, marks=pytest.mark.long) for name in names]
 
 

@@ -17,10 +17,12 @@ from xlaunch.cli import say
 from xlaunch.cli.options import Parsed, launch_command
 from xlaunch.cli.topology import machine_of
 from xlaunch.environment import optimization, prepare_environment
+from xlaunch.environment.allocators import AUTO, choose_profile
 from xlaunch.environment.preload import VARIABLE as PRELOAD
 from xlaunch.environment.program import find_interpreter
 from xlaunch.environment.variables import OURS, Setting, without_names
 from xlaunch.errors import UsageError
+from xlaunch.machine.c_library import glibc_version
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.options.kinds import one_of
 from xlaunch.options.layers import Resolved, request_from
@@ -88,6 +90,11 @@ def command(asked: Resolved) -> None:
     if not request.program:
         interpreter, _ = find_interpreter(request.python, os.environ)
         request = request._replace(program=(interpreter,), module=False)
+    chosen = options.get("format", Format.SH)
+    if chosen is Format.DOCKER and request.allocator == AUTO:
+        # Settings that need no library: what the image has is not known here.
+        profile = choose_profile(AUTO, glibc=glibc_version())
+        request = request._replace(allocator=profile.name)
     with machine_of(options.get("sysroot"), options.get("synthetic")) as machine:
         made = plan(request, machine)
     if len(made.instances) != 1:
@@ -102,7 +109,7 @@ def command(asked: Resolved) -> None:
         Format.SYSTEMD: _systemd,
         Format.DOCKER: _docker,
         Format.JSON: _json,
-    }[options.get("format", Format.SH)]
+    }[chosen]
     # Written as bytes: a variable's value need not be valid text.
     click.echo(os.fsencode(writer(found)))
 

@@ -597,6 +597,7 @@ def test_target_that_all_may_write_is_repaired(bundle: Path, target: Path):
     assert target.stat().st_mode & 0o777 == 0o755
 
 
+@pytest.mark.machine
 def test_target_of_another_user(bundle: Path, target: Path):
     if os.geteuid() != 0:
         pytest.skip("needs root, which alone can give a directory away")

@@ -352,12 +352,14 @@ def test_special_files_are_removed(base: Path):
     check_and_fix(base, path, Check.LINK)
 
 
+@pytest.mark.machine
 @pytest.mark.parametrize("name", ["inductor/{}/24/c24.so", "inductor/{}/24/c24.cpp"])
 def test_file_of_another_user(base: Path, name: str):
     path = give_away(base / name.format(home(base).name))
     check_and_fix(base, path, Check.OWNER)
 
 
+@pytest.mark.machine
 def test_directory_of_another_user(base: Path):
     path = give_away(home(base) / "24")
     assert found(base) == {str(path): Check.OWNER}
@@ -366,6 +368,7 @@ def test_directory_of_another_user(base: Path):
     assert (home(base) / "fxgraph/wc/fwc/w3o").exists()
 
 
+@pytest.mark.machine
 def test_base_of_another_user_stays(base: Path):
     give_away(base)
     [problem] = verify(str(base), fix=True)
@@ -380,6 +383,7 @@ def give_away(path: Path) -> Path:
     return path
 
 
+@pytest.mark.machine
 def test_what_cannot_be_removed_is_not_called_fixed():
     if os.geteuid() != 0:
         pytest.skip("needs root, to become another user")

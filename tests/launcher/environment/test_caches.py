@@ -125,6 +125,7 @@ def test_a_directory_above_that_others_can_write_is_refused(tmp_path: Path):
         settings(Request(cache_dir=str(tmp_path / "x")))
 
 
+@pytest.mark.machine
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 @pytest.mark.parametrize("below", ["", "inductor"])
 def test_a_directory_of_another_user_is_refused(tmp_path: Path, below: str):

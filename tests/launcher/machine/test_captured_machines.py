@@ -48,6 +48,7 @@ MAY_BE_EXTRA = {"isolated_cpus", "notes"}
 """The answers have isolated CPUs "only where it matters"; our notes are our own."""
 
 
+@pytest.mark.machine
 def test_the_captures_are_there() -> None:
     assert len(own_captures()) >= 12
     if not OTHERS.is_dir():

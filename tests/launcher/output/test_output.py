@@ -212,6 +212,7 @@ def test_report_goes_to_a_file_and_the_table_to_stderr(tmp_path):
         assert len({tuple(instance["cpus_asked"]) for instance in values["instances"]}) == 2
 
 
+@pytest.mark.machine
 def test_report_says_when_a_program_moves_itself(tmp_path):
     allowed = sorted(os.sched_getaffinity(0))
     if len(allowed) < 2:

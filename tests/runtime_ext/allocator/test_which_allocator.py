@@ -137,6 +137,7 @@ def test_malloc_of_the_main_executable_is_told(build: Callable[..., str], glibc:
     assert told == {"process_resident", "process_peak_resident"}
 
 
+@pytest.mark.machine
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="other linkers make no such entry")
 @pytest.mark.parametrize("name", ["glibc", "mimalloc"])
 def test_program_that_only_refers_to_malloc_does_not_own_it(

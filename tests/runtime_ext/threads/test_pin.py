@@ -118,6 +118,7 @@ def test_one_decorator_used_by_many_threads_at_once(first: CPUPool, second: CPUP
     assert changed == [False] * 8
 
 
+@pytest.mark.machine
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="torch without MKL")
 @pytest.mark.parametrize("count", [0, 3])
 def test_mkls_count_is_restored(two: CPUPool, count: int) -> None:

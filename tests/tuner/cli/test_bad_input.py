@@ -62,6 +62,7 @@ def test_one_line(line: str, said: str, capsys: pytest.CaptureFixture[str]) -> N
     assert code == (127 if "is not on PATH" in said else 2)
 
 
+@pytest.mark.machine
 def test_wall_time_does_not_compare_layouts(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

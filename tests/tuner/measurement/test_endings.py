@@ -127,6 +127,7 @@ def small_group() -> Iterator[Path]:
 
 
 @pytest.mark.full
+@pytest.mark.machine
 def test_kernel_that_kills_for_memory(make_runner: MakeRunner, small_group: Path):
     code = f"""
 open({str(small_group / "cgroup.procs")!r}, "w").write(str(os.getpid()))
@@ -142,6 +143,7 @@ while True: blocks.append(b"x" * (8 << 20))
 
 
 @pytest.mark.full
+@pytest.mark.machine
 def test_child_that_the_kernel_kills_for_memory(make_runner: MakeRunner, small_group: Path):
     code = f"""
 import subprocess
@@ -409,6 +411,7 @@ def test_nothing_outlives_the_tuner(number: signal.Signals, tmp_path: Path):
             tuner.wait()
 
 
+@pytest.mark.machine
 def test_a_process_with_many_open_files_can_measure(make_runner: MakeRunner):
     """select() takes no descriptor from 1,024 on."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -92,6 +92,7 @@ def test_a_counter_that_vanishes_leaves_no_sum(powercap: Powercap, tmp_path: Pat
     assert meter.joules() is None
 
 
+@pytest.mark.machine
 def test_this_machine_s_counters_only_rise():
     meter = EnergyMeter()
     first = meter.joules()
