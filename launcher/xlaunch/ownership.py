@@ -3,6 +3,7 @@
 
 A file that another user owns, or that every user may write, is refused, and so is one below such a
 directory. One that a group may write is accepted with a note where this process is in that group.
+Access lists (acl(5)) count like modes.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import contextlib
 import errno
 import os
 import stat
+import struct
+import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -32,24 +35,34 @@ def inspect_ownership(path: str, *, named: bool = False, private: bool = False) 
 
     The file, every directory above it, and the same for each symbolic link on the way are checked.
     A sticky directory that everyone may write is accepted if its entry belongs to a trusted user.
-    The owner of ``/`` counts as root, as root appears inside a user namespace. On Windows, which has
-    access lists instead, nothing is checked.
+    The owner of ``/`` counts as root, as root appears inside a user namespace, where it can be told
+    from other users. On Windows, which has access lists instead, nothing is checked.
 
     `named`: the user typed this path; a refusal becomes a note. `private`: a directory of xlaunch for
     this user alone, which no group may write.
     """
     if not hasattr(os, "geteuid"):
         return Ownership()
+    unmapped = _unmapped_user()
     trusted = {0, os.geteuid(), os.stat("/").st_uid}
+    if unmapped is not None:
+        trusted.discard(unmapped)
+    mine = {os.getegid(), *os.getgroups()}
     shared: str | None = None
     refusal: str | None = None
     try:
         for here, status in _steps(os.path.abspath(path), [_MAX_LINKS]):
-            refusal = refusal or _danger(here, status, trusted)
-            group = _group_that_may_write(status)
-            if group is not None and shared is None:
-                shared = f"a group ({_group(group)}) may write {here}"
-                if private or group not in {os.getegid(), *os.getgroups()}:
+            if status.st_uid != unmapped:
+                refusal = refusal or _danger(here, status, trusted)
+            elif os.path.dirname(here) != "/":  # nobody but root puts anything there
+                refusal = refusal or f"the owner of {here} is unknown in this user namespace"
+            users, groups = _writers(here, status)
+            for user in sorted(users - trusted):
+                refusal = refusal or f"another user ({_user(user)}) may write {here}"
+            for group in sorted(groups):
+                if shared is None or group not in mine:
+                    shared = f"a group ({_group(group)}) may write {here}"
+                if private or group not in mine:
                     refusal = refusal or shared
         if private and os.stat(path).st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             refusal = refusal or f"{path} is for one user, and others may write it; chmod go-w it"
@@ -96,6 +109,26 @@ def _steps(path: str, links_left: list[int]) -> Iterator[tuple[str, os.stat_resu
             return
 
 
+def _unmapped_user() -> int | None:
+    """The user ID that stands for every user who has none in this user namespace; None outside of one.
+
+    See user_namespaces(7).
+    """
+    try:
+        with open("/proc/self/uid_map", "rb") as stream:
+            mapped = stream.read().split()
+        if mapped == [b"0", b"0", b"4294967295"]:
+            return None
+        with open("/proc/sys/kernel/overflowuid", "rb") as stream:
+            return int(stream.read())
+    except (OSError, ValueError):  # no Linux, or no /proc
+        return OVERFLOW_USER if sys.platform == "linux" else None
+
+
+OVERFLOW_USER = 65534
+"""The default of /proc/sys/kernel/overflowuid."""
+
+
 def _danger(path: str, status: os.stat_result, trusted: set[int]) -> str | None:
     if status.st_uid not in trusted:
         return f"{path} belongs to another user ({_user(status.st_uid)})"
@@ -104,11 +137,23 @@ def _danger(path: str, status: os.stat_result, trusted: set[int]) -> str | None:
     return f"every user may write {path}" if status.st_mode & stat.S_IWOTH else None
 
 
-def _group_that_may_write(status: os.stat_result) -> int | None:
-    """The group that may write the file, unless it is root's or the user's own; or None."""
-    if _has_no_mode(status) or not status.st_mode & stat.S_IWGRP or _is_own(status.st_gid):
-        return None
-    return status.st_gid
+def _writers(path: str, status: os.stat_result) -> tuple[set[int], set[int]]:
+    """Users and groups beside the owner that may write the file; groups of the user's own left out."""
+    if _has_no_mode(status) or not status.st_mode & stat.S_IWGRP:
+        return set(), set()
+    users: set[int] = set()
+    groups = {status.st_gid}
+    # If there is an access list, the mode's bits for the group are the most that it can allow.
+    with contextlib.suppress(OSError, AttributeError):  # there is none, or no Linux
+        data = os.getxattr(path, "system.posix_acl_access", follow_symlinks=False)
+        for tag, permissions, number in struct.iter_unpack("<HHI", data[4:]):
+            if permissions & ACL_WRITE and tag in (ACL_USER, ACL_GROUP):
+                (users if tag == ACL_USER else groups).add(number)
+    return users, {group for group in groups if not _is_own(group)}
+
+
+ACL_USER, ACL_GROUP, ACL_WRITE = 0x02, 0x08, 0x02
+"""Of named users and groups, from linux/posix_acl_xattr.h."""
 
 
 def _has_no_mode(status: os.stat_result) -> bool:

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import struct
 from pathlib import Path
 
 import pytest
@@ -83,6 +85,48 @@ def test_group_that_this_process_is_not_in(library: Path, needs):
     assert refusal(library) is None
     library.chmod(0o664)
     assert refusal(library) == f"a group (group 54321) may write {library}"
+
+
+@pytest.mark.parametrize("permissions", [4, 6])
+@pytest.mark.parametrize(
+    ("tag", "told"),
+    [
+        (0x02, "another user (user 54321) may write {}"),
+        (0x08, "a group (group 54321) may write {}"),
+    ],
+)
+def test_access_list(library: Path, tag: int, permissions: int, told: str, needs):
+    nobody = 2**32 - 1
+    # The owner, the named user or group, the group of the file, the mask, all others.
+    entries = [(0x01, 6, nobody), (0x04, 4, nobody), (0x10, 6, nobody), (0x20, 4, nobody)]
+    entries = sorted([*entries, (tag, permissions, 54321)])
+    data = struct.pack("<I", 2) + b"".join([struct.pack("<HHI", *entry) for entry in entries])
+    try:
+        os.setxattr(library, "system.posix_acl_access", data)
+    except OSError:
+        needs(None, "a file system with access lists for temporary files")
+    assert refusal(library) == (told.format(library) if permissions & 2 else None)
+
+
+def test_owners_that_a_user_namespace_does_not_show(library: Path, needs):
+    """There this user, root and all others have one number, 65534."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            if ctypes.CDLL(None).unshare(CLONE_NEWUSER) == 0:
+                os.write(writing, str(refusal(library)).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with open(reading, encoding="utf-8") as stream:
+        told = stream.read()
+    os.waitpid(child, 0)
+    needs(told, "user namespaces")
+    assert "is unknown in this user namespace" in told
+
+
+CLONE_NEWUSER = 0x10000000
 
 
 @pytest.mark.parametrize("which", ["file", "directory"])
