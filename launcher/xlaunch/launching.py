@@ -100,7 +100,8 @@ def run_plan(
         from xlaunch.cache.daily import start_pruner
 
         start_pruner(caches.base)
-        caches.hold()
+        for line in caches.hold():
+            note(line)
     if not plan.supervised:
         from xlaunch.supervision.start import execute, take_place
 

@@ -3,7 +3,7 @@
 
 A bundle is a tar, plain or compressed by gzip or xz, whose first member lists all the others:
 
-    manifest.json                       schema_version, created, glibc, caches, warm
+    manifest.json                       schema_version, created, glibc, caches
     manifest.json.sig                   if it was signed
     inductor/torch2.13.0-.../24/c24.so  the files, in the order of the manifest
 
@@ -29,7 +29,6 @@ from xlaunch.cache import bundle_signature, formats
 from xlaunch.cache.directories import CacheDirectory, check_base, check_below, hold
 from xlaunch.cache.table import BY_NAME, Format
 from xlaunch.cache.usage import entries_of
-from xlaunch.cache.warm import DIRECTORY as WARM
 from xlaunch.errors import UsageError
 from xlaunch.machine.c_library import glibc_version
 from xlaunch.whole_files import is_special_file, write_whole
@@ -38,10 +37,13 @@ SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
 SIGNATURE = "manifest.json.sig"
 MAX_PATH_BYTES = 1024
+MAX_MANIFEST_BYTES = 32 << 20
+"""Enough for a hundred thousand files. Parsing what is no manifest takes twenty times as much memory."""
 
 _MODES: dict[str, Any] = {".gz": "w:gz", ".tgz": "w:gz", ".xz": "w:xz", ".txz": "w:xz"}
 _READ_ATTEMPTS = 3
-_WARM_NAME = re.compile(r"[0-9A-Za-z_-]{1,100}\.json")
+_CONTROL = re.compile("[\0-\x1f\x7f-\x9f\u2028\u2029]")
+"""Characters that end a line or move a terminal's cursor."""
 
 
 class File(NamedTuple):
@@ -72,8 +74,6 @@ class Manifest(NamedTuple):
     glibc: str | None
     """Version of the C library that the libraries were linked with. **Ex.:** ``"2.36"``."""
     caches: tuple[BundledCache, ...]
-    warm: Mapping[str, Mapping[str, Any]]
-    """Records of `xlaunch cache warm` by the names of their files."""
 
     @property
     def members(self) -> list[tuple[str, File]]:
@@ -95,7 +95,7 @@ class Exported(NamedTuple):
     size_bytes: int
     """Before compression."""
     left_out: tuple[str, ...]
-    """Files that are damaged or were written all the time. Locks and temporary files do not count."""
+    """Files that are damaged, were written all the time, or have control characters in their name. Locks and temporary files do not count."""
 
 
 def export(
@@ -103,17 +103,16 @@ def export(
 ) -> Exported:
     """Write caches below `base`, at most one directory of each, to the file `path`, whole or not at all.
 
-    It is compressed if its name ends in ``.gz``, ``.tgz``, ``.xz`` or ``.txz``. Records of `xlaunch cache
-    warm` that name no other caches go with them. `sign`: the file of a private SSH key. Raises
-    `UsageError`.
+    It is compressed if its name ends in ``.gz``, ``.tgz``, ``.xz`` or ``.txz``. `sign`: the file of a
+    private SSH key. Raises `UsageError`.
     """
     if len({it.cache for it in directories}) < len(directories):
         raise UsageError("a bundle holds one directory of each cache; export the others separately")
     if is_special_file(path):
         raise UsageError(f"{path} is no regular file; name a file to write or to replace")
-    refusal = check_base(base, repair=False)
+    refusal = check_base(base)
     for directory in directories:
-        refusal = refusal or check_below(base, directory.path, repair=False)
+        refusal = refusal or check_below(base, directory.path)
     if refusal is not None:
         raise UsageError(refusal)
     place = os.path.realpath(path)
@@ -128,10 +127,9 @@ def export(
                 tempfile.TemporaryDirectory(prefix=".xlaunch-", dir=os.path.dirname(place))
             )
             caches = tuple([_copy_cache(it, copies, left_out) for it in directories])
-            warm = {} if left_out else _warm_records(base, directories)
             now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
             glibc = ".".join(map(str, glibc_version() or ())) or None
-            manifest = Manifest(now, glibc, caches, warm)
+            manifest = Manifest(now, glibc, caches)
             _write(place, manifest, copies, sign)
     except OSError as error:
         what = error.filename or path
@@ -153,7 +151,7 @@ def decode(data: bytes) -> Manifest:
         for it in content["caches"]:
             files = tuple([File(**file) for file in it["files"]])
             caches.append(BundledCache(it["cache"], it["key"], it["parts"], files))
-        manifest = Manifest(content["created"], content["glibc"], tuple(caches), content["warm"])
+        manifest = Manifest(content["created"], content["glibc"], tuple(caches))
         _check(manifest)
     except (LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"its {MANIFEST} is not valid: {type(error).__name__} {error}") from None
@@ -181,15 +179,12 @@ def _check(manifest: Manifest) -> None:
     for name in names:
         encoded = os.fsencode(name)
         odd = [it for it in encoded.split(b"/") if it in (b"", b".", b"..") or len(it) > 255]
-        if odd or b"\0" in encoded or len(encoded) > MAX_PATH_BYTES:
-            raise ValueError(f"{name!r:.300} is no path below a directory, or too long a one")
+        if odd or _CONTROL.search(name) or len(encoded) > MAX_PATH_BYTES:
+            raise ValueError(f"{name!r:.300} is no path that a bundle may have")
     above = {name[: slash.start()] for name in names for slash in re.finditer("/", name)}
     twice = len(set(names)) < len(names) or not above.isdisjoint(names)
     if twice or len({it.cache for it in manifest.caches}) < len(manifest.caches):
         raise ValueError("it describes a cache or a file twice, or a file as a directory")
-    for name, record in manifest.warm.items():
-        if not _WARM_NAME.fullmatch(name) or {type(it) for it in record["caches"]} - {str}:
-            raise ValueError(f"{name!r:.300} is no record of a run")
 
 
 def files_below(root: str, below: str = "") -> Iterator[str]:
@@ -226,6 +221,9 @@ def _copy_cache(directory: CacheDirectory, copies: str, left_out: list[str]) -> 
         entries = entries_of(directory.cache, relative)
         if formats.is_lock(entries) or formats.is_temporary(relative):
             continue
+        if _CONTROL.search(relative):
+            left_out.append(os.path.join(directory.path, relative))
+            continue
         with contextlib.suppress(FileNotFoundError):
             file = _copy(directory.path, relative, copies, entries.format)
             if file is None:
@@ -233,19 +231,6 @@ def _copy_cache(directory: CacheDirectory, copies: str, left_out: list[str]) -> 
             else:
                 files.append(file)
     return BundledCache(directory.cache, directory.key, parts, tuple(files))
-
-
-def _warm_records(base: str, directories: Sequence[CacheDirectory]) -> dict[str, Any]:
-    """The records of runs that need nothing but `directories`."""
-    known = {f"{it.cache}/{it.key}" for it in directories}
-    found = {}
-    for name in files_below(os.path.join(base, WARM)):
-        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-            with open(os.path.join(base, WARM, name), "rb") as stream:
-                record = json.load(stream)
-            if _WARM_NAME.fullmatch(name) and known.issuperset(record["caches"]):
-                found[name] = record
-    return found
 
 
 def _copy(root: str, relative: str, copies: str, form: Format) -> File | None:
@@ -274,8 +259,11 @@ def _write(place: str, manifest: Manifest, copies: str, sign: str | None) -> Non
     caches = [
         it._asdict() | {"files": [file._asdict() for file in it.files]} for it in manifest.caches
     ]
-    content = {"schema_version": SCHEMA_VERSION, **manifest._asdict(), "caches": caches}
-    data = json.dumps(content, indent=1).encode()
+    # Version 0.1 requires "warm".
+    own = manifest._asdict() | {"caches": caches, "warm": {}}
+    data = json.dumps({"schema_version": SCHEMA_VERSION, **own}, indent=1).encode()
+    if len(data) > MAX_MANIFEST_BYTES:
+        raise UsageError(f"{len(manifest.members)} files are too many for a bundle; see --only")
     first = {MANIFEST: data}
     if sign is not None:
         first[SIGNATURE] = bundle_signature.sign(data, sign)

@@ -11,7 +11,6 @@ import contextlib
 import gzip
 import hashlib
 import io
-import json
 import lzma
 import os
 import re
@@ -35,16 +34,12 @@ from xlaunch.cache.imported import ImportedFile, read_imported, write_imported
 from xlaunch.cache.key import Hardware, Key, Packages, differences, key_of
 from xlaunch.cache.leftovers import staging_directory
 from xlaunch.cache.relocation import relocate
-from xlaunch.cache.table import BY_NAME, Format
+from xlaunch.cache.table import BY_NAME, Format, Part
 from xlaunch.cache.usage import entries_of
-from xlaunch.cache.warm import DIRECTORY as WARM
 from xlaunch.errors import UsageError
 from xlaunch.machine.c_library import glibc_version
 from xlaunch.ownership import make_private
-from xlaunch.whole_files import write_whole
 
-MAX_MANIFEST_BYTES = 256 << 20
-"""Enough for about a million files."""
 MAX_SIGNATURE_BYTES = 1 << 16
 
 _ORDER = (Format.ELF, Format.ANY, Format.LOCK, Format.JSON, Format.PICKLE)
@@ -85,13 +80,15 @@ def import_bundle(
     *,
     allowed_signers: str | None = None,
     force: bool = False,
+    max_bytes: int | None = None,
 ) -> Imported:
     """Add the files of a bundle to the caches below `base`; what is there stays.
 
     Nothing is added unless all of the bundle is intact. A kill at any moment leaves only whole files,
     and a second import adds the others. `allowed_signers`: a file as in ssh-keygen(1), one of whose keys
     must have signed. `force`: import what was made for another machine, environment or C library, too.
-    Raises `UsageError`.
+    `max_bytes`: the size that the caches are kept within, which a bundle may not exceed. Raises
+    `UsageError`.
     """
     base = os.path.abspath(base)
     try:
@@ -106,7 +103,7 @@ def import_bundle(
             directories = {name: directory_of(base, key) for name, key in keys.items()}
             make_private(base)
             with staging_directory(base) as staging:
-                _check_target(base, directories, manifest, path)
+                _check_target(base, directories, manifest, path, max_bytes)
                 staged = {}
                 with _damage_as_error(path):
                     for it in manifest.caches:
@@ -115,9 +112,6 @@ def import_bundle(
                 sizes = []
                 for name, files in staged.items():
                     sizes += _place(begin_use(base, keys[name]), files, f"{staging}/{name}")
-                _add_warm_records(
-                    base, manifest, {f"{it.cache}/{it.key}" for it in directories.values()}
-                )
     except OSError as error:
         what = error.filename or path
         raise UsageError(f"{what} cannot be read or written: {error.strerror}") from None
@@ -194,7 +188,7 @@ def _read_manifest(
 ) -> tuple[bundle.Manifest, str | None]:
     """The manifest, and its signer if that is to be checked."""
     content, signature, signer = io.BytesIO(), io.BytesIO(), None
-    reader.copy(bundle.MANIFEST, content, MAX_MANIFEST_BYTES)
+    reader.copy(bundle.MANIFEST, content, bundle.MAX_MANIFEST_BYTES)
     if reader.name == bundle.SIGNATURE:
         reader.copy(bundle.SIGNATURE, signature, MAX_SIGNATURE_BYTES)
     if allowed_signers is not None:
@@ -209,7 +203,11 @@ def _keys(
     keys = {it.cache: key_of(BY_NAME[it.cache], hardware, packages) for it in manifest.caches}
     reasons = []
     for it in manifest.caches:
-        lines = differences(dict(keys[it.cache].parts), it.parts)
+        own_parts = dict(keys[it.cache].parts)
+        # An older C library will do, see below; bundles of version 0.1 do not name theirs here.
+        own_parts.pop(Part.C_LIBRARY.value, None)
+        parts = {name: text for name, text in it.parts.items() if name != Part.C_LIBRARY.value}
+        lines = differences(own_parts, parts)
         if lines:
             reasons.append(f"{it.cache}: {'; '.join(lines)}")
     own, theirs = glibc_version(), None
@@ -228,15 +226,24 @@ def _keys(
 
 
 def _check_target(
-    base: str, directories: Mapping[str, CacheDirectory], manifest: bundle.Manifest, path: str
+    base: str,
+    directories: Mapping[str, CacheDirectory],
+    manifest: bundle.Manifest,
+    path: str,
+    max_bytes: int | None,
 ) -> None:
     """Raise `UsageError` where files must not be put, or there is no room for them."""
-    for place in (*[it.path for it in directories.values()], os.path.join(base, WARM)):
+    for place in [it.path for it in directories.values()]:
         refusal = check_below(base, place)
         if refusal is not None:
             raise UsageError(refusal)
         list(bundle.files_below(place))
     needed, space = manifest.size_bytes, os.statvfs(base)
+    if max_bytes is not None and needed > max_bytes:
+        raise UsageError(
+            f"{path} contains {needed} bytes, and caches are kept within {max_bytes}; "
+            "XLAUNCH_CACHE_MAX_SIZE allows more"
+        )
     free = space.f_bavail * space.f_frsize
     if needed > free:
         raise UsageError(
@@ -304,15 +311,6 @@ def _choose(directory: CacheDirectory, files: Mapping[str, ImportedFile]) -> lis
     different = {unit(path) for path in existing - same}
     new = [it for it in files if it not in existing and unit(it) not in different]
     return sorted(new, key=lambda it: (_ORDER.index(entries_of(directory.cache, it).format), it))
-
-
-def _add_warm_records(base: str, manifest: bundle.Manifest, known: set[str]) -> None:
-    """Add the records of `xlaunch cache warm` that name none but `known` caches."""
-    for name, record in manifest.warm.items():
-        path = os.path.join(base, WARM, name)
-        if known.issuperset(record["caches"]) and not os.path.lexists(path):
-            make_private(os.path.join(base, WARM))
-            write_whole(path, json.dumps(record, indent=1).encode(), mode=0o600)
 
 
 def _put(staged: str, directory: str, path: str) -> bool:

@@ -9,6 +9,7 @@ import tempfile
 from subprocess import CompletedProcess
 
 from xlaunch.errors import UsageError
+from xlaunch.ownership import inspect_ownership
 from xlaunch.whole_files import write_whole
 
 NAMESPACE = "xlaunch-cache"
@@ -46,6 +47,12 @@ def verify(data: bytes, signature: bytes, allowed_signers: str) -> str:
     except OSError as error:
         what = f"--allowed-signers {allowed_signers!r} cannot be read"
         raise UsageError(f"{what}: {error.strerror}") from None
+    trusted = inspect_ownership(allowed_signers)
+    if trusted.refusal or trusted.note:
+        raise UsageError(
+            f"--allowed-signers {allowed_signers!r}: others could add a key to it: "
+            f"{trusted.refusal or trusted.note}"
+        )
     if not signature:
         raise UsageError(f"--allowed-signers {allowed_signers!r}: the bundle is not signed")
     with tempfile.TemporaryDirectory(prefix="xlaunch-") as directory:

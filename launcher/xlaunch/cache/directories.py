@@ -9,15 +9,15 @@ inherits, so that the pruner sees which directories are in use.
 from __future__ import annotations
 
 import contextlib
-import enum
 import os
 import stat
 import sys
+import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from xlaunch.cache.key import Key
-from xlaunch.cache.table import BY_NAME
+from xlaunch.cache.key import Key, is_key_name
+from xlaunch.cache.table import BY_NAME, VARIABLES
 from xlaunch.ownership import inspect_ownership, make_private
 from xlaunch.whole_files import write_whole
 
@@ -25,20 +25,12 @@ RECORD = ".json"
 """Suffix of the record beside a cache's directory."""
 
 MIN_DESCRIPTOR = 100
-"""The descriptors of `hold` have this number at least."""
+"""The descriptors of `hold` have this number at least, unless RLIMIT_NOFILE is lower."""
+
+HOLD_TIMEOUT_S = 2.0
+"""How long a launch waits for a pruner that is at work in a cache."""
 
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-
-
-class Warmth(enum.Enum):
-    """What a cache holds when a launch begins."""
-
-    COLD = "cold"
-    """Nothing."""
-    USED = "used"
-    """Code of earlier launches, perhaps of other programs."""
-    WARM = "warm"
-    """All that this program needs: `xlaunch cache warm` ran it with these settings."""
 
 
 class CacheDirectory(NamedTuple):
@@ -78,35 +70,82 @@ def directory_of(base: str, key: Key) -> CacheDirectory:
 
 
 def stored(base: str) -> list[CacheDirectory]:
-    """Every cache directory below `base`, by cache and key."""
-    return [
-        CacheDirectory(name, key, os.path.join(base, name, key))
-        for name in BY_NAME
-        for key in sorted(_subdirectories(os.path.join(base, name)))
-    ]
+    """Every cache directory below `base` that a launch or an import has made, by cache and key."""
+    return [directory for directory, reason in _found(base) if reason is None]
 
 
-def _subdirectories(path: str) -> list[str]:
+def foreign(base: str) -> list[str]:
+    """What lies among the caches below `base` and is not ours: a path and the reason for each."""
+    return [f"{directory.path} {reason}" for directory, reason in _found(base) if reason]
+
+
+def _found(base: str) -> Iterator[tuple[CacheDirectory, str | None]]:
+    """The directories and links where caches are, and why they are not ours. Follows no link."""
+    for cache in BY_NAME:
+        place = os.path.join(base, cache)
+        try:
+            reason = _why_not_own(place)
+            if reason is not None:
+                yield CacheDirectory(cache, "", place), reason
+                continue
+            with open_below(base, cache) as descriptor, os.scandir(descriptor) as entries:
+                names = [it.name for it in entries if not it.is_file(follow_symlinks=False)]
+        except OSError:
+            continue
+        for name in sorted([name for name in names if not name.startswith(".")]):
+            directory = CacheDirectory(cache, name, os.path.join(place, name))
+            with contextlib.suppress(FileNotFoundError):
+                reason = _why_not_own(directory.path)
+                if reason is None and not is_key_name(name):
+                    reason = "is not named by a key of xlaunch"
+                yield directory, reason
+
+
+@contextlib.contextmanager
+def open_below(base: str, *names: str) -> Iterator[int]:
+    """A descriptor of the directory ``base/names[0]/...`` during the block.
+
+    No link below `base` is followed. Raises OSError.
+    """
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+    here = os.open(base, flags)
     try:
-        with os.scandir(path) as entries:
-            return [e.name for e in entries if e.is_dir() and not e.name.startswith(".")]
+        for name in names:
+            above = here
+            here = os.open(name, flags, dir_fd=above)
+            os.close(above)
+        yield here
+    finally:
+        os.close(here)
+
+
+def private_base(path: str) -> str:
+    """The directory that caches are kept in if `path` is named.
+
+    That is `path`, but for one that exists, sticky, and that others may write, such as /tmp: there
+    it is ``xlaunch-UID`` in it.
+    """
+    path = os.path.abspath(path)
+    try:
+        mode = os.lstat(path).st_mode
     except OSError:
-        return []
+        return path
+    shared = stat.S_ISDIR(mode) and mode & stat.S_ISVTX and mode & OTHERS_WRITE
+    return os.path.join(path, f"xlaunch-{os.geteuid()}") if shared else path
 
 
-def check_base(base: str, *, repair: bool = True) -> str | None:
+def check_base(base: str) -> str | None:
     """Why no cache may be kept below `base`; None if it may be.
 
     Caches are loaded as code: neither the directory nor one above it may belong to another user or be
-    writable by others, and it may not be a link. `repair`: of a directory that is ours, take the right
-    to write from others. Raises OSError when that fails.
+    writable by others, and it may not be a link. Nothing is changed. Raises OSError.
     """
     here = os.path.abspath(base)
-    if not os.path.lexists(here):
-        while not os.path.lexists(here):
-            here = os.path.dirname(here)
-        return why_shared(here)
-    return _check_own(here, repair=repair) or why_shared(os.path.dirname(here))
+    if os.path.lexists(here):
+        return _refusal(here) or why_shared(here)
+    while not os.path.lexists(here):
+        here = os.path.dirname(here)
+    return why_shared(here)
 
 
 def why_shared(path: str) -> str | None:
@@ -115,30 +154,37 @@ def why_shared(path: str) -> str | None:
     return found.refusal or found.note
 
 
-def check_below(base: str, directory: str, *, repair: bool = True) -> str | None:
-    """Why a directory below `base` may not be used: it is a link, or another user's; None if it may."""
+def check_below(base: str, directory: str) -> str | None:
+    """Why a directory below `base` may not be used: it is a link, or others may write it."""
     path = base
     for name in os.path.relpath(directory, base).split(os.sep):
         path = os.path.join(path, name)
         if not os.path.lexists(path):
             return None
-        refusal = _check_own(path, repair=repair)
+        refusal = _refusal(path)
         if refusal is not None:
             return refusal
     return None
 
 
-def _check_own(path: str, *, repair: bool) -> str | None:
+def _refusal(path: str) -> str | None:
+    reason = _why_not_own(path)
+    return None if reason is None else f"{path} {reason}"
+
+
+def _why_not_own(path: str) -> str | None:
+    """Why a path is not a directory of this user's own; None if it is. Raises OSError."""
     status = os.lstat(path)
     if stat.S_ISLNK(status.st_mode):
-        return f"{path} is a symbolic link; name the directory that it leads to"
+        return "is a symbolic link; name the directory that it leads to"
     if not stat.S_ISDIR(status.st_mode):
-        return f"{path} is no directory"
+        return "is no directory"
     if hasattr(os, "geteuid"):
         if status.st_uid != os.geteuid():
-            return f"{path} belongs to another user"
-        if status.st_mode & OTHERS_WRITE and repair:
-            os.chmod(path, status.st_mode & ~OTHERS_WRITE & 0o777)
+            return "belongs to another user"
+        sticky = status.st_mode & stat.S_ISVTX  # in which a file of another user may lie
+        if status.st_mode & OTHERS_WRITE and (sticky or why_shared(path) is not None):
+            return "may be written by others, whose code may be in it; use another directory"
     return None
 
 
@@ -168,23 +214,72 @@ def is_empty(path: str) -> bool:
 def hold(directory: CacheDirectory) -> int | None:
     """Mark a directory as in use until the last process that inherits the descriptor has ended.
 
-    None where the record cannot be opened, or its file system has no locks.
+    None where the record cannot be opened, its file system has no locks, or another process keeps it
+    locked for longer than `HOLD_TIMEOUT_S`.
     """
-    return _lock(directory, exclusive=False)
+    deadline = time.monotonic() + HOLD_TIMEOUT_S
+    while True:
+        descriptor = _lock(directory, exclusive=False)
+        if descriptor is not None:
+            return _raised(descriptor)
+        if time.monotonic() > deadline or not os.path.exists(directory.record):
+            return None
+        time.sleep(0.01)
+
+
+def _raised(descriptor: int) -> int:
+    """The same file under a number far from the low ones, which shell scripts use; inherited by exec."""
+    import fcntl
+
+    for number in (MIN_DESCRIPTOR, 10):
+        with contextlib.suppress(OSError):
+            high = fcntl.fcntl(descriptor, fcntl.F_DUPFD, number)
+            os.close(descriptor)
+            return high
+    os.set_inheritable(descriptor, True)
+    return descriptor
 
 
 @contextlib.contextmanager
-def not_in_use(directory: CacheDirectory) -> Iterator[bool]:
-    """Whether nobody uses a directory; if so nobody is going to during the block."""
+def not_in_use(directory: CacheDirectory, named: frozenset[str] | None = None) -> Iterator[bool]:
+    """Whether nobody uses a directory; if so nobody is going to during the block.
+
+    `named`: the result of `named_by_processes`; None: found out here.
+    """
     descriptor = _lock(directory, exclusive=True)
     try:
-        yield descriptor is not None or not os.path.exists(directory.record)
+        free = descriptor is not None or not os.path.exists(directory.record)
+        if free:
+            named = named_by_processes() if named is None else named
+            free = os.path.realpath(directory.path) not in named
+        yield free
     finally:
         if descriptor is not None:
             os.close(descriptor)
 
 
+def named_by_processes() -> frozenset[str]:
+    """The directories of caches that the variables of other processes name, with links resolved.
+
+    A daemon, or a program such as sudo, closes the descriptors of `hold` and goes on to use the cache.
+    """
+    prefixes = tuple([f"{name}=".encode() for name in VARIABLES])
+    found = set()
+    try:
+        numbers = [name for name in os.listdir("/proc") if name.isdecimal()]
+    except OSError:
+        numbers = []
+    for number in numbers:
+        if int(number) == os.getpid():
+            continue
+        with contextlib.suppress(OSError), open(f"/proc/{number}/environ", "rb") as stream:
+            entries = stream.read().split(b"\0")
+            found |= {it.partition(b"=")[2] for it in entries if it.startswith(prefixes)}
+    return frozenset([os.path.realpath(os.fsdecode(path)) for path in found if path])
+
+
 def _lock(directory: CacheDirectory, *, exclusive: bool) -> int | None:
+    """The descriptor of the record, locked; None where that is not possible at this moment."""
     if sys.platform == "win32":
         return None
     import fcntl
@@ -194,14 +289,8 @@ def _lock(directory: CacheDirectory, *, exclusive: bool) -> int | None:
     except OSError:
         return None
     try:
-        mode = fcntl.LOCK_EX | fcntl.LOCK_NB if exclusive else fcntl.LOCK_SH
-        fcntl.flock(descriptor, mode)
+        fcntl.flock(descriptor, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
     except OSError:
         os.close(descriptor)
         return None
-    if not exclusive:
-        # Far from the low numbers, which shell scripts use.
-        high = fcntl.fcntl(descriptor, fcntl.F_DUPFD, MIN_DESCRIPTOR)
-        os.close(descriptor)
-        return high
     return descriptor

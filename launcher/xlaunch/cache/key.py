@@ -8,11 +8,14 @@ are packages that the cache's row does not name.
 from __future__ import annotations
 
 import os
+import re
+import sys
 import zlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from xlaunch.cache.table import CACHES, Cache, Part
+from xlaunch.machine.c_library import glibc_version
 from xlaunch.machine.cpuinfo import parse_cpuinfo
 from xlaunch.machine.files import Tree
 from xlaunch.machine.gpus import Gpu, read_driver_version, read_gpus
@@ -100,6 +103,15 @@ class Hardware(NamedTuple):
     gpus: tuple[Gpu, ...]
     gpu_drivers: tuple[str, ...]
     """One for each vendor of `gpus`. **Ex.:** ``("NVIDIA 550.54.15",)``."""
+    c_library: str = UNKNOWN
+    """**Ex.:** ``"glibc 2.36"``; libraries that were linked with another one may not load."""
+
+    @property
+    def why_unknown(self) -> str | None:
+        """Why compiled code cannot be kept for this machine; None if it can be."""
+        if self.instruction_set or sys.platform != "linux":
+            return None
+        return "/proc/cpuinfo does not say which instructions this processor has; is /proc mounted?"
 
 
 class Packages(NamedTuple):
@@ -139,6 +151,11 @@ class Key(NamedTuple):
         return [name for name, _ in self.parts if name not in facts]
 
 
+def is_key_name(name: str) -> bool:
+    """Whether a directory has a name that only `Key.name` gives."""
+    return re.fullmatch(r".+-[0-9a-f]{8}", name) is not None
+
+
 def read_hardware(root: str = "/") -> Hardware:
     """Read what keys are made of from /proc and /sys."""
     tree = Tree(root)
@@ -146,12 +163,14 @@ def read_hardware(root: str = "/") -> Hardware:
     fields = parse_cpuinfo(tree.read_start("/proc/cpuinfo").split("\n\n", 1)[0])
     gpus = read_gpus(tree)
     vendors = dict.fromkeys(gpu.vendor for gpu in gpus)
+    glibc = glibc_version()
     return Hardware(
         architecture,
         _instruction_set(architecture, fields, tree),
         " ".join([fields[name] for name in _MODEL if name in fields]) or UNKNOWN,
         gpus,
         tuple([f"{v.value} {read_driver_version(v, tree) or UNKNOWN}" for v in vendors]),
+        "glibc {}.{}".format(*glibc) if glibc is not None else "not glibc",
     )
 
 
@@ -175,8 +194,9 @@ def key_of(cache: Cache, hardware: Hardware, packages: Packages) -> Key:
     """The key of one cache for a machine and a program's environment."""
     facts = {
         Part.ARCHITECTURE: hardware.architecture,
-        Part.INSTRUCTION_SET: " ".join(hardware.instruction_set),
+        Part.INSTRUCTION_SET: " ".join(hardware.instruction_set) or UNKNOWN,
         Part.CPU_MODEL: hardware.cpu_model,
+        Part.C_LIBRARY: hardware.c_library,
         Part.PYTHON: packages.python or UNKNOWN,
         Part.GPUS: ", ".join([f"{g.vendor.value} {g.model}" for g in hardware.gpus]) or ABSENT,
         Part.GPU_DRIVER: ", ".join(hardware.gpu_drivers) or ABSENT,
@@ -198,12 +218,6 @@ def applies(cache: Cache, hardware: Hardware, *, everything: bool = False) -> bo
     )
 
 
-def is_used(cache: Cache, packages: Packages) -> bool:
-    """Whether what fills the cache is installed, or may be."""
-    versions = packages.versions
-    return versions is None or not cache.packages or not versions.keys().isdisjoint(cache.packages)
-
-
 def fingerprint(hardware: Hardware, packages: Packages) -> dict[str, Any]:
     """The keys of all caches with their parts, as plain values: ``xlaunch cache fingerprint``."""
     keys = [key_of(cache, hardware, packages) for cache in CACHES]
@@ -216,14 +230,17 @@ def fingerprint(hardware: Hardware, packages: Packages) -> dict[str, Any]:
 def differences(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
     """Why two sets of parts are not the same key, a line for each part.
 
-    **Ex.:** ``instruction_set: only the first has amx_bf16 amx_int8``.
+    **Ex.:** ``instruction_set: only the first has amx_bf16 amx_int8``. Two unknown instruction sets
+    may be different ones.
     """
     lines = []
     for name in dict.fromkeys([*one, *other]):
         left, right = one.get(name, ABSENT), other.get(name, ABSENT)
-        if left == right:
+        instructions = name == Part.INSTRUCTION_SET.value
+        unknown = instructions and {left, right} & {UNKNOWN, ""}
+        if left == right and not unknown:
             continue
-        if name != Part.INSTRUCTION_SET.value:
+        if unknown or not instructions:
             lines.append(f"{name}: {left}; {right}")
             continue
         words, others = set(left.split()), set(right.split())

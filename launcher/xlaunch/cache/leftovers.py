@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 
 from xlaunch.cache.daily import DAY_S
+from xlaunch.cache.directories import open_below
 from xlaunch.cache.table import BY_NAME
 
 # Prefixes of their names:
@@ -24,24 +25,31 @@ def staging_directory(base: str) -> Iterator[str]:
 
     Raises OSError.
     """
-    import shutil
-
     with _only_import(base, wait=True) as alone:
-        for left in _leftovers(base, alone=alone):
-            shutil.rmtree(left, ignore_errors=True)
-        path = os.path.join(base, IMPORTING + os.urandom(8).hex())
+        for names in _leftovers(base, alone=alone):
+            _remove(base, names)
+        name = IMPORTING + os.urandom(8).hex()
+        path = os.path.join(base, name)
         os.mkdir(path, 0o700)
         try:
             yield path
         finally:
-            shutil.rmtree(path, ignore_errors=True)
+            _remove(base, [name])
 
 
 def leftovers(base: str) -> list[str]:
     """What nobody works in any more."""
     with contextlib.suppress(OSError), _only_import(base, wait=False) as alone:
-        return _leftovers(base, alone=alone)
+        return [os.path.join(base, *names) for names in _leftovers(base, alone=alone)]
     return []
+
+
+def remove_leftovers(base: str) -> None:
+    """Remove what nobody works in any more, and records of earlier versions."""
+    with contextlib.suppress(OSError), _only_import(base, wait=False) as alone:
+        _remove_command_lines(base)
+        for names in _leftovers(base, alone=alone):
+            _remove(base, names)
 
 
 def is_work(path: str) -> bool:
@@ -49,15 +57,43 @@ def is_work(path: str) -> bool:
     return os.path.basename(path).startswith((IMPORTING, SEEDING, REMOVING, COUNTERS))
 
 
-def _leftovers(base: str, *, alone: bool) -> list[str]:
+def _leftovers(base: str, *, alone: bool) -> list[list[str]]:
+    """Their paths from `base`, as lists of names."""
     found = []
-    for place in (base, *[os.path.join(base, name) for name in BY_NAME]):
-        with contextlib.suppress(OSError), os.scandir(place) as entries:
+    for above in ([], *[[name] for name in BY_NAME]):
+        with (
+            contextlib.suppress(OSError),
+            open_below(base, *above) as descriptor,
+            os.scandir(descriptor) as entries,
+        ):
             for it in entries:
-                over = (alone and it.name.startswith(IMPORTING)) or _is_abandoned(it)
-                if is_work(it.path) and it.is_dir(follow_symlinks=False) and over:
-                    found.append(it.path)
+                ours = is_work(it.name) and it.is_dir(follow_symlinks=False)
+                if ours and ((alone and it.name.startswith(IMPORTING)) or _is_abandoned(it)):
+                    found.append([*above, it.name])
     return found
+
+
+def _remove(base: str, names: list[str]) -> None:
+    import shutil
+
+    with contextlib.suppress(OSError), open_below(base, *names[:-1]) as above:
+        shutil.rmtree(names[-1], ignore_errors=True, dir_fd=above)
+
+
+def _remove_command_lines(base: str) -> None:
+    """Remove the records of `xlaunch cache warm` in 0.1: they hold programs with their arguments."""
+    import json
+
+    with contextlib.suppress(OSError), open_below(base, "warm") as directory:
+        for name in os.listdir(directory):
+            with contextlib.suppress(OSError, ValueError, RecursionError):
+                flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+                with open(os.open(name, flags, dir_fd=directory), "rb") as stream:
+                    record = json.load(stream)
+                if isinstance(record, dict) and record.keys() == {"program", "caches"}:
+                    os.unlink(name, dir_fd=directory)
+        with open_below(base) as above:
+            os.rmdir("warm", dir_fd=above)  # fails if there is anything else
 
 
 @contextlib.contextmanager
@@ -65,16 +101,13 @@ def _only_import(base: str, *, wait: bool) -> Iterator[bool]:
     """Lock `base` against imports; whether that succeeded. Without `wait`, give up if there is one."""
     import fcntl
 
-    descriptor = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        alone = True
-    except OSError:  # there is an import, or the file system has no locks
-        alone = False
-    try:
+    with open_below(base) as descriptor:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            alone = True
+        except OSError:  # there is an import, or the file system has no locks
+            alone = False
         yield alone
-    finally:
-        os.close(descriptor)
 
 
 def _is_abandoned(entry: os.DirEntry[str]) -> bool:

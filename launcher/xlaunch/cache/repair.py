@@ -25,17 +25,20 @@ def remove_cut_libraries(directory: CacheDirectory, since_s: float) -> list[str]
     """
     if not any(entries.format is Format.ELF for entries in BY_NAME[directory.cache].entries):
         return []
+    changed = _changed_directories(directory.path, since_s - CLOCK_STEP_S)
+    if not changed:
+        return []
     removed: list[str] = []
-    for path in _changed_directories(directory.path, since_s - CLOCK_STEP_S):
-        with not_in_use(directory) as free, os.scandir(path) as entries:
-            if not free:
-                return removed
-            for entry in entries:
-                if entry.name.endswith(".so") and entry.is_file(follow_symlinks=False):
-                    with contextlib.suppress(FileNotFoundError):
-                        if entry.stat().st_mtime >= since_s - CLOCK_STEP_S and _is_cut(entry.path):
-                            os.unlink(entry.path)
-                            removed.append(entry.path)
+    with not_in_use(directory) as free:
+        for path in changed if free else ():
+            with os.scandir(path) as entries:
+                for entry in entries:
+                    if entry.name.endswith(".so") and entry.is_file(follow_symlinks=False):
+                        with contextlib.suppress(FileNotFoundError):
+                            written_s = entry.stat(follow_symlinks=False).st_mtime
+                            if written_s >= since_s - CLOCK_STEP_S and _is_cut(entry.path):
+                                os.unlink(entry.path)
+                                removed.append(entry.path)
     return removed
 
 
@@ -44,12 +47,13 @@ def _changed_directories(path: str, since_s: float) -> list[str]:
         return [
             entry.path
             for entry in entries
-            if entry.is_dir(follow_symlinks=False) and entry.stat().st_mtime >= since_s
+            if entry.is_dir(follow_symlinks=False)
+            and entry.stat(follow_symlinks=False).st_mtime >= since_s
         ]
 
 
 def _is_cut(path: str) -> bool:
     from xlaunch.cache.formats import damage
 
-    with open(path, "rb") as stream:
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as stream:
         return damage(stream, Format.ELF) is not None

@@ -41,6 +41,8 @@ class Part(enum.Enum):
     """The extensions that code generators use."""
     CPU_MODEL = "cpu_model"
     """Vendor, family and model, for code generators that tune for them and check."""
+    C_LIBRARY = "c_library"
+    """For libraries that the system's linker made."""
     PYTHON = "python"
     """Major and minor version: extension modules and marshalled code."""
     GPUS = "gpus"
@@ -80,13 +82,14 @@ class Cache(NamedTuple):
 
 
 _CODE = (Part.ARCHITECTURE, Part.INSTRUCTION_SET)
+_LINKED = (*_CODE, Part.C_LIBRARY)
 
 CACHES = (
     Cache(
         "inductor",
         "TORCHINDUCTOR_CACHE_DIR",
         "https://docs.pytorch.org/tutorials/recipes/torch_compile_caching_configuration_tutorial.html",
-        (*_CODE, Part.PYTHON),
+        (*_LINKED, Part.PYTHON),
         ("torch", "triton"),
         (
             Entries("locks", "*.lock"),
@@ -103,7 +106,7 @@ CACHES = (
         "triton",
         "TRITON_CACHE_DIR",
         "https://triton-lang.org/main/python-api/triton.html, triton/knobs.py",
-        (Part.ARCHITECTURE, Part.PYTHON, Part.GPUS),
+        (Part.ARCHITECTURE, Part.C_LIBRARY, Part.PYTHON, Part.GPUS),
         ("triton", "pytorch-triton", "triton-xpu"),
         (
             Entries("libraries", "*.so", Format.ELF),
@@ -116,7 +119,7 @@ CACHES = (
         "torch_extensions",
         "TORCH_EXTENSIONS_DIR",
         "https://docs.pytorch.org/docs/stable/cpp_extension.html",
-        (*_CODE, Part.PYTHON),
+        (*_LINKED, Part.PYTHON),
         ("torch",),
         (
             Entries("libraries", "*.so", Format.ELF),

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from typing import NamedTuple
@@ -37,21 +39,13 @@ class Usage(NamedTuple):
 
 
 def files_of(path: str) -> Iterator[CachedFile]:
-    """Every regular file below a directory. Links are not followed."""
-    try:
-        entries = os.scandir(path)
-    except OSError:  # it is being removed
-        return
-    with entries:
-        for entry in entries:
-            try:
-                if entry.is_dir(follow_symlinks=False):
-                    yield from files_of(entry.path)
-                elif entry.is_file(follow_symlinks=False):
-                    status = entry.stat(follow_symlinks=False)
-                    yield CachedFile(entry.path, _on_disk(status), status.st_mtime)
-            except FileNotFoundError:
-                continue
+    """Every regular file below a directory. Links are not followed, nor is `path` if it is one."""
+    for here, _, names, descriptor in os.fwalk(path):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+                if stat.S_ISREG(status.st_mode):
+                    yield CachedFile(os.path.join(here, name), _on_disk(status), status.st_mtime)
 
 
 def _on_disk(status: os.stat_result) -> int:

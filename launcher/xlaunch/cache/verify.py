@@ -23,13 +23,14 @@ from xlaunch.cache.directories import (
     RECORD,
     CacheDirectory,
     not_in_use,
+    open_below,
     why_shared,
 )
 from xlaunch.cache.imported import IMPORTED, ImportedFile, read_imported
+from xlaunch.cache.key import is_key_name
 from xlaunch.cache.leftovers import is_work, leftovers
 from xlaunch.cache.table import BY_NAME, Format
 from xlaunch.cache.usage import entries_of
-from xlaunch.cache.warm import DIRECTORY as WARM
 
 MIN_LOCK_AGE_S = 600
 """A younger lock may belong to a compiler that a launch without `hold` has started."""
@@ -63,10 +64,12 @@ class Problem(NamedTuple):
 
 
 def verify(base: str, *, fix: bool = False) -> list[Problem]:
-    """Check everything below `base`. Without it there are no problems.
+    """Check the caches below `base`. Without it there are no problems.
 
-    `fix`: remove damaged files, links, what belongs to another user, stale locks and leftovers, and take
-    the right to write from others. What vanishes meanwhile is no problem, nor is what is being written.
+    `fix`: within caches remove damaged files, links, what belongs to another user, stale locks and
+    leftovers, and take the right to write from others. `base` itself, and what is not named by a key
+    of xlaunch, are left as they are. What vanishes meanwhile is no problem, nor is what is being
+    written.
     """
     return _Verification(os.path.abspath(base), fix).run()
 
@@ -80,28 +83,40 @@ class _Verification:
         self._imported = functools.cache(read_imported)
 
     def run(self) -> list[Problem]:
-        if not os.path.lexists(self._base):
-            return []
         above = os.path.dirname(self._base)
-        shared = why_shared(above)
+        shared = why_shared(above) if os.path.lexists(above) else None
         if shared is not None:
             self._report(above, Check.OWNER, shared, fix=False)
+        if not os.path.lexists(self._base):
+            return self._problems
         status = os.lstat(self._base)
         if stat.S_ISREG(status.st_mode):
             self._report(self._base, Check.LINK, "it is no directory", fix=False)
         elif self._is_ours(self._base, status, fix=False):
             for path in leftovers(self._base):
                 self._report(path, Check.LEFTOVER, "a killed command has left it")
-            for path, status in self._files(self._base):
-                first, *rest = os.path.relpath(path, self._base).split(os.sep)
-                if first in BY_NAME and len(rest) == 1:
-                    self._record(CacheDirectory(first, rest[0], path), status)
-                elif first in BY_NAME and rest:
-                    place = os.path.join(self._base, first, rest[0])
-                    self._entry(CacheDirectory(first, rest[0], place), path, status)
-                elif first == WARM and path.endswith(".json"):
-                    self._content(path, status, Format.JSON)
+            for cache in BY_NAME:
+                self._cache(cache, os.path.join(self._base, cache))
         return self._problems
+
+    def _cache(self, cache: str, place: str) -> None:
+        """Check the directories of a cache, and the files beside them that are named by their keys."""
+        if not os.path.lexists(place) or not self._is_ours(place, os.lstat(place), fix=False):
+            return
+        for name in os.listdir(place):
+            directory = CacheDirectory(cache, name, os.path.join(place, name))
+            with contextlib.suppress(FileNotFoundError):
+                status = os.lstat(directory.path)
+                if is_work(name) or not self._is_ours(directory.path, status, fix=False):
+                    continue
+                if stat.S_ISREG(status.st_mode):
+                    self._record(directory, status)
+                elif not is_key_name(name):
+                    what = "it is not named by a key of xlaunch"
+                    self._report(directory.path, Check.OWNER, what, fix=False)
+                else:
+                    for path, status in self._files(directory.path):
+                        self._entry(directory, path, status)
 
     def _record(self, file: CacheDirectory, status: os.stat_result) -> None:
         """Check a file beside the directories of a cache, named by its key and a suffix."""
@@ -182,11 +197,14 @@ class _Verification:
                     continue
                 if stat.S_ISREG(status.st_mode):
                     yield entry, status
-                elif not is_work(entry):
+                else:
                     yield from self._files(entry)
 
     def _is_ours(self, path: str, status: os.stat_result, *, fix: bool = True) -> bool:
-        """Check owner, mode and kind of a file; whether its content is to be checked."""
+        """Check owner, mode and kind of a file; whether its content is to be checked.
+
+        `fix`: it was made by a program within its cache, or by xlaunch, and may be removed.
+        """
         mode = status.st_mode
         if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
             what = "it is a link or a special file, which programs would follow"
@@ -199,7 +217,7 @@ class _Verification:
         needed = stat.S_IRWXU if stat.S_ISDIR(mode) else stat.S_IRUSR
         wanted = stat.S_IMODE((mode | needed) & ~OTHERS_WRITE)
         if wanted != stat.S_IMODE(mode):
-            if self._fix:
+            if self._fix and path != self._base:
                 with contextlib.suppress(OSError):
                     os.chmod(path, wanted)
             fixed = stat.S_IMODE(os.lstat(path).st_mode) == wanted
@@ -211,14 +229,14 @@ class _Verification:
 
     def _report(self, path: str, check: Check, what: str, *, fix: bool = True) -> None:
         """Note a problem; `fix`: removing the file is what `--fix` does about it."""
-        self._problems.append(Problem(path, check, what, fix and self._fix and _remove(path)))
+        self._problems.append(Problem(path, check, what, fix and self._fix and self._remove(path)))
 
-
-def _remove(path: str) -> bool:
-    """Remove a file, or a directory with all that is in it; whether it is gone."""
-    with contextlib.suppress(OSError):
-        if stat.S_ISDIR(os.lstat(path).st_mode):
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            os.unlink(path)
-    return not os.path.lexists(path)
+    def _remove(self, path: str) -> bool:
+        """Remove a file, or a directory with all that is in it; whether it is gone."""
+        *parents, name = os.path.relpath(path, self._base).split(os.sep)
+        with contextlib.suppress(OSError), open_below(self._base, *parents) as above:
+            if stat.S_ISDIR(os.lstat(name, dir_fd=above).st_mode):
+                shutil.rmtree(name, ignore_errors=True, dir_fd=above)
+            else:
+                os.unlink(name, dir_fd=above)
+        return not os.path.lexists(path)

@@ -11,7 +11,16 @@ from typing import Any
 
 import click
 
-from xlaunch.cache.directories import CacheDirectory, check_base, is_empty, not_in_use, stored
+from xlaunch.cache.directories import (
+    CacheDirectory,
+    check_base,
+    foreign,
+    is_empty,
+    named_by_processes,
+    not_in_use,
+    private_base,
+    stored,
+)
 from xlaunch.cache.key import Hardware, Packages, differences, fingerprint, read_hardware
 from xlaunch.cache.prune import DEFAULT_MAX_BYTES, Removal, clear, prune
 from xlaunch.cache.table import BY_NAME
@@ -49,7 +58,8 @@ Options = Sequence[Callable[[Callable[..., Any]], Callable[..., Any]]]
 def command(context: click.Context) -> None:
     """Manage the compile caches that launches keep.
 
-    They are below ~/.cache/xlaunch/compiled, or --cache-dir. Each lies under a key: the hardware and
+    They are below ~/.cache/xlaunch/compiled, or --cache-dir (in one that others may write, such as
+    /tmp: below xlaunch-UID in it). Each lies under a key: the hardware and
     the versions that its files are valid for. Once a day a launch starts to prune them to 20 GiB
     (XLAUNCH_CACHE_MAX_SIZE), what was not used for longest first.
     """
@@ -70,10 +80,10 @@ def _subcommand(*options: Options) -> Callable[[Callable[..., Any]], click.Comma
 def _ls(*, cache_dir: str | None, as_json: bool) -> None:
     """List the caches, with their size and last use."""
     base = _base(cache_dir)
-    rows = []
+    rows, named = [], named_by_processes()
     for directory in sorted(stored(base), key=lambda it: -it.last_use_s):
         usage = usage_of(directory)
-        with not_in_use(directory) as free:
+        with not_in_use(directory, named) as free:
             rows.append((directory, usage, not free))
     if as_json:
         _print_json(
@@ -298,7 +308,18 @@ def _import(
     from xlaunch.cache.bundle_import import import_bundle
 
     base = _base(cache_dir)
-    done = import_bundle(base, file, *_here(python), allowed_signers=allowed_signers, force=force)
+    max_bytes = _max_bytes()
+    done = import_bundle(
+        base,
+        file,
+        *_here(python),
+        allowed_signers=allowed_signers,
+        force=force,
+        max_bytes=max_bytes,
+    )
+    for removal in prune(base, max_bytes=max_bytes):
+        what = f"{counted(removal.files, 'file')}, {size(removal.size_bytes)}"
+        say(f"pruned to {size(max_bytes)}: {removal.directory.path}: {what}")
     if as_json:
         _print_json(base=base, **done._asdict())
         return
@@ -315,7 +336,7 @@ def _asked_base(cache_dir: str | None) -> str:
     base = asked or default_directory(os.environ)
     if base is None:
         raise UsageError("there is no home directory for caches: name one with --cache-dir")
-    return os.path.abspath(base)
+    return private_base(base)
 
 
 def _base(cache_dir: str | None) -> str:
@@ -369,6 +390,8 @@ def _read_fingerprint(path: str) -> dict[str, dict[str, dict[str, str]]]:
 
 def _show_removals(base: str, found: Sequence[Removal], *, dry_run: bool, as_json: bool) -> None:
     total = sum([removal.size_bytes for removal in found])
+    for line in foreign(base):
+        say(f"warning: left alone: {line}")
     if as_json:
         removed = [
             {

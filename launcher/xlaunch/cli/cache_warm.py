@@ -6,11 +6,10 @@ from __future__ import annotations
 import os
 
 from xlaunch.cache.usage import LOCKS, entries_of, files_of
-from xlaunch.cache.warm import write_record
 from xlaunch.cli import say
 from xlaunch.cli.options import launch_command
 from xlaunch.environment import Environment, prepare_environment
-from xlaunch.errors import UsageError, XLaunchError
+from xlaunch.errors import UsageError
 from xlaunch.machine import read_machine
 from xlaunch.options.layers import Resolved, request_from
 from xlaunch.planning.planner import plan
@@ -28,7 +27,7 @@ TIMED_OUT = 124
 def warm_command(asked: Resolved) -> int:
     """Run PROGRAM until a run compiles nothing new.
 
-    It runs as a launch with these options would, and later launches report that they are warm.
+    It runs as a launch with these options would, so that later launches find all that they need.
     Programs that never end need --timeout. The exit code is 1 if the third run still compiles
     something, and the program's if it fails.
     """
@@ -50,7 +49,9 @@ def warm_command(asked: Resolved) -> int:
         after = _compiled(environment)
         new = {name: kind for name, kind in after.items() if name not in before}
         if not new:
-            return _finish(environment, run, after)
+            done = f"warm after {counted(run, 'run')}: {_counts(list(after.values()))}"
+            say(done if after else "nothing was compiled: the program uses none of the caches")
+            return 0
         say(f"run {run} compiled {_counts(list(new.values()))}")
         before = after
     say(
@@ -58,22 +59,6 @@ def warm_command(asked: Resolved) -> int:
         "names that change from run to run are the usual reason"
     )
     return 1
-
-
-def _finish(environment: Environment, run: int, compiled: dict[str, tuple[str, str]]) -> int:
-    caches = environment.caches
-    assert caches.record is not None
-    if not compiled:
-        say("nothing was compiled: the program uses none of the caches")
-        return 0
-    directories = [used.directory for used in caches.used]
-    program = environment.program.argv
-    try:
-        write_record(caches.record, program, directories)
-    except OSError as error:
-        raise XLaunchError(f"{error.filename}: {error.strerror}") from None
-    say(f"warm after {counted(run, 'run')}: {_counts(list(compiled.values()))}")
-    return 0
 
 
 def _compiled(environment: Environment) -> dict[str, tuple[str, str]]:

@@ -107,11 +107,10 @@ def prepare_environment(
         given,
         packages=installed.for_keys(),
         program=program.argv,
-        threads=threads_each,
         make=make_directories,
     )
     proposals += caches.proposals
-    warnings += [caches.warning] if caches.warning is not None else []
+    warnings += caches.warnings
     piped = (plan.relayed and not request.pty) or request.log_dir is not None
     # An instance that is not relayed writes to this process's own output.
     piped |= "PYTHONUNBUFFERED" in outside.chosen and not request.pty

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Mapping
@@ -67,7 +68,10 @@ def base_of(prefix: str) -> str | None:
 
 
 def site_directories(prefix: str, interpreter: str | None = None) -> tuple[str, ...]:
-    """The existing site-packages directories of `prefix`."""
+    """The existing site-packages directories of `prefix`, each followed by those that it names.
+
+    Their ``.pth`` files name directories in lines of their own, see site.py; code in them is not run.
+    """
     settings = _venv_settings(prefix)
     version = settings.get("version_info") or settings.get("version")
     if version:
@@ -78,7 +82,27 @@ def site_directories(prefix: str, interpreter: str | None = None) -> tuple[str, 
     if settings.get("include-system-site-packages", "").lower() == "true":
         base = base_of(prefix)
         directories += _packages_below(base, pythons) if base is not None else []
-    return _existing(directories)
+    return _existing([path for site in directories for path in (site, *_named_by(site))])
+
+
+def _named_by(site: str) -> list[str]:
+    """The paths in the ``.pth`` files of a site-packages directory."""
+    try:
+        names = sorted(os.listdir(site))
+    except OSError:
+        return []
+    found = []
+    for name in names:
+        if name.endswith(".pth") and not name.startswith("."):
+            with contextlib.suppress(OSError):
+                with open(os.path.join(site, name), "rb") as stream:
+                    lines = os.fsdecode(stream.read(1 << 20)).splitlines()
+                found += [
+                    os.path.join(site, line.rstrip())
+                    for line in lines
+                    if line.strip() and not line.startswith(("#", "import ", "import\t"))
+                ]
+    return [path for path in found if os.path.isdir(path)]
 
 
 class Installed(NamedTuple):
@@ -110,7 +134,8 @@ def find_installed(
     python = python_version(prefix, interpreter)
     home = environment.get("HOME")
     if home and python is not None and "include-system-site-packages" not in _venv_settings(prefix):
-        sites.append(f"{home}/.local/lib/python{python[0]}.{python[1]}/site-packages")
+        own = f"{home}/.local/lib/python{python[0]}.{python[1]}/site-packages"
+        sites += [own, *_named_by(own)]
     found: dict[str, str] = {}
     for site in [*filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)), *sites]:
         try:

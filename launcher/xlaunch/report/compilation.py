@@ -22,7 +22,7 @@ class CacheReport(NamedTuple):
     cache: str
     directory: str
     warmth: str
-    """At the start: ``cold`` (empty), ``used``, or ``warm`` (by `xlaunch cache warm`)."""
+    """At the start: ``cold`` (empty) or ``used``."""
     new_files: int
     """Files written during the run, locks left out; also by other launches with the same cache."""
     new_bytes: int
@@ -68,9 +68,7 @@ class CompilationWatch:
             usage = usage_by_kind(directory, self._since_s)
             new = [it for kind, it in usage.items() if kind != LOCKS]
             files, size_bytes = sum([it.files for it in new]), sum([it.size_bytes for it in new])
-            reports.append(
-                CacheReport(directory.cache, directory.path, warmth.value, files, size_bytes)
-            )
+            reports.append(CacheReport(directory.cache, directory.path, warmth, files, size_bytes))
         return tuple(reports), self._counters()
 
     def _counters(self) -> TorchCompilation | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xlaunch.cache.directories import Warmth
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.report import Report
 from xlaunch.wording import align, counted, size
@@ -61,12 +60,12 @@ def render_report(report: Report, *, explain: bool = False) -> str:
 
 
 def _caches(report: Report) -> list[str]:
-    """A line for each cache that was warm or that the run wrote to, and one for torch's counters."""
+    """A line for each cache that the run wrote to, and one for torch's counters."""
     lines = [
         f"cache {it.cache}: {it.warmth} at the start; {counted(it.new_files, 'new file')}, "
         f"{size(it.new_bytes)}"
         for it in report.caches
-        if it.new_files or it.warmth == Warmth.WARM.value
+        if it.new_files
     ]
     counters = report.compilation
     if counters is not None:

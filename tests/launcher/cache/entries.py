@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import struct
@@ -60,7 +59,7 @@ SHIPPED = {"inductor": 6, "numba": 2, "triton": 3}
 
 
 def fill(base: Path, *caches: str) -> list[CacheDirectory]:
-    """Make caches, and the record of a run that used them all."""
+    """Make caches."""
     base.mkdir(mode=0o700, exist_ok=True)
     directories = []
     for name in caches or CONTENT:
@@ -68,8 +67,6 @@ def fill(base: Path, *caches: str) -> list[CacheDirectory]:
         for path, data in CONTENT[name].items():
             put(Path(directory.path, path), data)
         directories.append(directory)
-    names = [f"{it.cache}/{it.key}" for it in directories]
-    put(base / "warm" / "0123abcd.json", json.dumps({"program": ["p"], "caches": names}).encode())
     return directories
 
 

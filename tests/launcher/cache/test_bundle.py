@@ -28,6 +28,7 @@ from tests.launcher.cache.entries import (
     put,
 )
 
+from xlaunch.cache import bundle as bundle_module
 from xlaunch.cache.bundle import export
 from xlaunch.cache.bundle_import import Imported, import_bundle
 from xlaunch.cache.directories import CacheDirectory, begin_use, directory_of
@@ -203,18 +204,21 @@ def test_half_imported_function_of_numba_is_completed(bundle: Path, target: Path
 
 def test_long_and_unusual_names(base: Path, target: Path, tmp_path: Path):
     home = Path(place(base, "numba").path)
-    names = ["a" * 250, "d" * 120, "ü \udcff\n.nbx"]
+    names = ["a" * 250, "d" * 120, "ü \udcff.nbx"]
     for name in names:
         put(home / name / ("e" * 120) / "f", b"x")
     add(target, pack(base, tmp_path / "caches.tar"))
     assert {*names} <= {*os.listdir(place(target, "numba").path)}
 
 
-def test_warm_records_go_with_their_caches_only(base: Path, tmp_path: Path):
-    for caches, found in (("inductor", "numba", "triton"), True), (("inductor", "numba"), False):
-        target = tmp_path / "-".join(caches)
-        add(target, pack(base, tmp_path / "caches.tar", *caches))
-        assert (target / "warm" / "0123abcd.json").exists() is found
+def test_bundles_hold_no_command_line_and_those_of_version_0_1_are_accepted(
+    bundle: Path, target: Path
+):
+    manifest, members = members_of(bundle)
+    assert manifest["warm"] == {}
+    manifest["warm"] = {"0123abcd.json": {"program": ["p", "--password=x"], "caches": []}}
+    assert add(target, write(bundle, manifest, members)).added == NEW
+    assert not list(target.rglob("warm"))
 
 
 # What export reads
@@ -225,7 +229,13 @@ def test_damaged_files_are_left_out(base: Path, tmp_path: Path):
     library = put(home / "24/c24.so", elf()[:-1])
     result = export(str(base), [place(base, "inductor")], str(tmp_path / "x.tar"))
     assert result.left_out == (str(library),)
-    assert result.files == SHIPPED["inductor"] - 1  # and no record that this cache is warm
+    assert result.files == SHIPPED["inductor"] - 1
+
+
+def test_names_that_end_a_line_are_left_out(base: Path, tmp_path: Path):
+    path = put(Path(place(base, "inductor").path) / "24/a\nb.cpp", b"x")
+    result = export(str(base), [place(base, "inductor")], str(tmp_path / "x.tar"))
+    assert result.left_out == (str(path),)
 
 
 def test_files_that_are_replaced_while_they_are_read(base: Path, tmp_path: Path):
@@ -383,10 +393,6 @@ def long_name(manifest: dict[str, Any], members: Members) -> None:
     members.insert(0, (member("x" * 100_000, b"x"), b"x"))
 
 
-def set_warm(name: str, record: object) -> Callable[[dict[str, Any], Members], None]:
-    return lambda manifest, members: manifest["warm"].update({name: record})
-
-
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
@@ -399,16 +405,19 @@ def set_warm(name: str, record: object) -> Callable[[dict[str, Any], Members], N
         (absolute_link, "'/etc/evil', which is no regular file"),
         (above, "contains '../../evil' where"),
         (long_name, "@LongLink"),
-        (rename("/etc/evil"), "no path below a directory"),
-        (rename("../../evil"), "no path below a directory"),
-        (rename("a/../../evil"), "no path below a directory"),
-        (rename("a//b"), "no path below a directory"),
-        (rename("./a"), "no path below a directory"),
-        (rename(""), "no path below a directory"),
-        (rename("x" * 256), "too long a one"),
+        (rename("/etc/evil"), "no path that a bundle"),
+        (rename("../../evil"), "no path that a bundle"),
+        (rename("a/../../evil"), "no path that a bundle"),
+        (rename("a//b"), "no path that a bundle"),
+        (rename("./a"), "no path that a bundle"),
+        (rename(""), "no path that a bundle"),
+        (rename("x" * 256), "no path that a bundle"),
         (rename("x/" * 600 + "x"), "@LongLink"),
-        (set_file("path", "x/" * 600 + "x"), "too long a one"),
-        (set_file("path", "a\0b"), "no path below a directory"),
+        (set_file("path", "x/" * 600 + "x"), "no path that a bundle"),
+        *[
+            (set_file("path", f"a{char}b"), "no path that a bundle")
+            for char in "\0\n\r\x1b\x7f\x85\u2028"
+        ],
         (set_file("path", "\ud800"), "surrogates"),
         (twice, "a file twice"),
         (clash, "a file as a directory"),
@@ -437,9 +446,6 @@ def set_warm(name: str, record: object) -> Callable[[dict[str, Any], Members], N
         (set_cache("parts", {"torch": 2}), "is no text"),
         (lambda manifest, members: manifest.pop("caches"), "not valid: KeyError 'caches'"),
         (lambda manifest, members: manifest.update(schema_version=2), "schema version 2 is not 1"),
-        (set_warm("../pruned", {"caches": []}), "is no record of a run"),
-        (set_warm("a.json", {"caches": [1]}), "is no record of a run"),
-        (set_warm("a.json", []), "not valid"),
     ],
 )
 def test_hostile_bundles(
@@ -456,11 +462,14 @@ def test_unchanged_members_are_accepted(bundle: Path, target: Path):
     assert add(target, write(bundle, *members_of(bundle))).added == NEW
 
 
-def test_warm_record_of_another_cache_is_not_used(bundle: Path, target: Path):
-    manifest, members = members_of(bundle)
-    manifest["warm"]["0123abcd.json"]["caches"].append("cuda/x")
-    assert add(target, write(bundle, manifest, members)).added == NEW
-    assert not (target / "warm").exists()
+def test_a_small_file_that_becomes_gigabytes_of_lists_is_refused(target: Path, tmp_path: Path):
+    path = tmp_path / "x.tar.gz"
+    data = b"[" + b"[]," * (bundle_module.MAX_MANIFEST_BYTES // 3) + b"[]]"
+    with tarfile.open(path, "w:gz", compresslevel=1) as tar:
+        tar.addfile(member("manifest.json", data), io.BytesIO(data))
+    assert f"bytes of 'manifest.json', not {bundle_module.MAX_MANIFEST_BYTES}" in refusal(
+        target, path
+    )
 
 
 def test_extended_headers_are_refused_unread(bundle: Path, target: Path):
@@ -590,11 +599,11 @@ def test_link_that_appears_while_files_are_put_in_place(
     assert list(elsewhere.iterdir()) == []
 
 
-def test_target_that_all_may_write_is_repaired(bundle: Path, target: Path):
+def test_target_that_all_may_write(bundle: Path, target: Path):
     target.mkdir(parents=True)
     target.chmod(0o777)
-    add(target, bundle)
-    assert target.stat().st_mode & 0o777 == 0o755
+    assert "may be written by others" in refusal(target, bundle)
+    assert target.stat().st_mode & 0o777 == 0o777
 
 
 @pytest.mark.machine
@@ -626,8 +635,21 @@ def test_force_imports_under_this_machine_s_key(bundle: Path, target: Path):
     key = key_of(BY_NAME["inductor"], HARDWARE, packages)
     assert result.added == NEW
     assert Path(directory_of(str(target), key).path, "24/c24.so").exists()
-    assert not (target / "warm").exists()  # it says that the other key is warm
     assert verify(str(target)) == []
+
+
+def test_unknown_instruction_sets_are_never_the_same(base: Path, target: Path, tmp_path: Path):
+    unknown = HARDWARE._replace(instruction_set=())
+    key = key_of(BY_NAME["inductor"], unknown, PACKAGES)
+    put(Path(begin_use(str(base), key).path) / "24/c24.cpp", b"x")
+    export(str(base), [directory_of(str(base), key)], str(tmp_path / "x.tar"))
+    with pytest.raises(UsageError, match="instruction_set: unknown; unknown"):
+        import_bundle(str(target), str(tmp_path / "x.tar"), unknown, PACKAGES)
+
+
+def test_a_bundle_larger_than_the_caches_may_be_is_refused(bundle: Path, target: Path):
+    told = refusal(target, bundle, max_bytes=1000)
+    assert "caches are kept within 1000; XLAUNCH_CACHE_MAX_SIZE allows more" in told
 
 
 def test_newer_c_library_is_refused(bundle: Path, target: Path):

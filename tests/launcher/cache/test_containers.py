@@ -192,11 +192,11 @@ def test_a_start_finds_the_caches_under_another_path(user: User):
     assert (code, printed.rpartition(", ")[2]) == (0, "whole\n"), printed
 
 
-def test_under_its_own_path_the_image_is_warm(user: User, image: Image):
+def test_under_its_own_path_the_image_is_used(user: User, image: Image):
     user.image = image
     code, plan = user.run("--dry-run", "--explain")
     assert code == 0
-    assert "; warm: xlaunch cache warm ran this program" in plan
+    assert "; used: it has code of earlier launches" in plan
     assert not user.base.exists()
 
 

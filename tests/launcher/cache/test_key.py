@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,6 @@ from xlaunch.cache.key import (
     applies,
     differences,
     fingerprint,
-    is_used,
     key_of,
     read_hardware,
 )
@@ -100,9 +100,6 @@ def test_which_caches_apply():
     assert here == {"inductor", "triton", "torch_extensions", "numba"}
     everything = {cache.name for cache in CACHES if applies(cache, HARDWARE, everything=True)}
     assert everything - here == {"jax"}
-    used = {cache.name for cache in CACHES if cache.name in here and is_used(cache, PACKAGES)}
-    assert used == here - {"triton"}
-    assert all(is_used(cache, Packages()) for cache in CACHES)
 
 
 def test_every_row_of_the_table_is_complete():
@@ -125,6 +122,23 @@ def test_differences_name_the_part():
         "instruction_set: only the second has avx512f",
         "torch: 2.13.0; 2.12.0",
     ]
+
+
+def test_unknown_instruction_sets_are_never_the_same(tmp_path: Path):
+    (tmp_path / "proc").mkdir()
+    here = read_hardware(str(tmp_path))
+    assert here.instruction_set == ()
+    assert "/proc" in (here.why_unknown or "")
+    assert HARDWARE.why_unknown is None
+    parts = fingerprint(here, PACKAGES)["caches"]["inductor"]["parts"]
+    assert differences(parts, parts) == ["instruction_set: unknown; unknown"]
+
+
+def test_the_c_library_is_part_of_the_keys_of_what_a_linker_made():
+    other = HARDWARE._replace(c_library="glibc 2.31")
+    assert changed(names(), names(other)) == {"inductor", "triton", "torch_extensions"}
+    version = os.confstr("CS_GNU_LIBC_VERSION") if "CS_GNU_LIBC_VERSION" in os.confstr_names else ""
+    assert read_hardware().c_library == (version or "not glibc")
 
 
 def test_widths_of_sve_vectors_are_told_apart(tmp_path: Path, monkeypatch):

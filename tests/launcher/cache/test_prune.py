@@ -17,7 +17,6 @@ from xlaunch.cache.key import Hardware, Packages, key_of
 from xlaunch.cache.prune import clear, prune
 from xlaunch.cache.table import BY_NAME
 from xlaunch.cache.usage import usage_of
-from xlaunch.cache.warm import record_of, write_record
 
 HARDWARE = Hardware("x86_64", ("avx2",), "GenuineIntel 6 143", (), ())
 PAGE = 4096
@@ -116,12 +115,15 @@ def test_what_a_killed_process_left_behind_goes_after_a_day(tmp_path, caches):
     assert [it for it in (*old, *new, *running) if it.exists()] == [*new, *running]
 
 
-def test_what_was_warm_is_forgotten_with_its_cache(tmp_path, caches):
-    records = [record_of(str(tmp_path), ("net.py",), 1, [it]) for it in caches]
-    for record, cache in zip(records, caches, strict=True):
-        write_record(record, ("net.py",), [cache])
-    prune(str(tmp_path), max_bytes=6 * PAGE)
-    assert [os.path.exists(record) for record in records] == [True, False, True]
+def test_command_lines_that_version_0_1_kept_are_removed(tmp_path, caches):
+    for name, content in (("0123abcd.json", '{"program": ["p"], "caches": []}'), ("mine", "{}")):
+        (tmp_path / "warm").mkdir(exist_ok=True)
+        (tmp_path / "warm" / name).write_text(content)
+    prune(str(tmp_path))
+    assert os.listdir(tmp_path / "warm") == ["mine"]
+    (tmp_path / "warm" / "mine").unlink()
+    prune(str(tmp_path))
+    assert not (tmp_path / "warm").exists()
 
 
 def test_a_launch_starts_a_pruner_once_a_day(tmp_path, caches):

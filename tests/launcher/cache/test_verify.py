@@ -229,10 +229,6 @@ def test_temporary_files_of_killed_programs(base: Path):
     assert found(base) == {}
 
 
-def test_damaged_warm_record(base: Path):
-    check_and_fix(base, put(base / "warm" / "ffffffff.json", b'{"caches": ['), Check.FORMAT)
-
-
 def test_damaged_record_of_a_key(base: Path):
     path = Path(f"{home(base)}.json")
     check_and_fix(base, put(path, b'{"parts": 1}'), Check.FORMAT)
@@ -312,9 +308,7 @@ def test_damaged_record_of_an_import(imported: Path):
 # Owner, mode and links
 
 
-@pytest.mark.parametrize(
-    "name", ["", "inductor", "warm", "{}", "{}/24", "{}/24/c24.so", "{}.json", "warm/0123abcd.json"]
-)
+@pytest.mark.parametrize("name", ["inductor", "{}", "{}/24", "{}/24/c24.so", "{}.json"])
 @pytest.mark.parametrize("added", [0o002, 0o020])
 def test_modes_are_repaired(base: Path, name: str, added: int):
     path = base / name.format(f"inductor/{home(base).name}")
@@ -333,7 +327,7 @@ def test_files_that_others_can_read_are_no_problem(base: Path):
     assert found(base) == {}
 
 
-@pytest.mark.parametrize("name", ["x", "inductor/x", "inductor/{}/x", "warm/x", "inductor/x.json"])
+@pytest.mark.parametrize("name", ["inductor/{}/x", "inductor/{}/24/x"])
 @pytest.mark.parametrize("target", ["directory", "file", "nothing"])
 def test_links_are_removed(base: Path, tmp_path: Path, name: str, target: str):
     (tmp_path / "directory").mkdir()
@@ -344,6 +338,29 @@ def test_links_are_removed(base: Path, tmp_path: Path, name: str, target: str):
     check_and_fix(base, path, Check.LINK)
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o666
     assert (tmp_path / "directory" / "inside").stat().st_mode & 0o777 == 0o666
+
+
+def test_the_base_is_not_repaired(base: Path):
+    base.chmod(0o770)
+    [problem] = verify(str(base), fix=True)
+    assert (problem.path, problem.check, problem.fixed) == (str(base), Check.MODE, False)
+    assert base.stat().st_mode & 0o777 == 0o770
+
+
+@pytest.mark.parametrize("name", ["inductor/x", "inductor/x.json", "triton/{}"])
+def test_what_xlaunch_did_not_make_stays(base: Path, tmp_path: Path, name: str):
+    """A user may name a directory for caches that holds other things."""
+    for place in ("mine", "inductor/mine"):
+        put(base / place / "file", b"x").chmod(0o666)
+        (base / place / "link").symlink_to(tmp_path)
+    link = base / name.format(home(base).name)
+    link.symlink_to(base / "mine")
+    problems = {it.path: it.fixed for it in verify(str(base), fix=True)}
+    assert problems == {str(base / "inductor" / "mine"): False, str(link): False}
+    assert link.is_symlink()
+    for place in ("mine", "inductor/mine"):
+        assert (base / place / "link").is_symlink()
+        assert (base / place / "file").stat().st_mode & 0o777 == 0o666
 
 
 def test_special_files_are_removed(base: Path):
