@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -12,7 +13,14 @@ from pathlib import Path
 import pytest
 
 from xlaunch.cache.daily import DAY_S, start_pruner
-from xlaunch.cache.directories import CacheDirectory, begin_use, hold, stored
+from xlaunch.cache.directories import (
+    CacheDirectory,
+    begin_use,
+    foreign,
+    hold,
+    not_in_use,
+    stored,
+)
 from xlaunch.cache.key import Hardware, Packages, key_of
 from xlaunch.cache.prune import clear, prune
 from xlaunch.cache.table import BY_NAME
@@ -113,6 +121,89 @@ def test_what_a_killed_process_left_behind_goes_after_a_day(tmp_path, caches):
         os.utime(path, (0, time.time() - 2 * DAY_S))
     prune(str(tmp_path))
     assert [it for it in (*old, *new, *running) if it.exists()] == [*new, *running]
+
+
+def test_links_are_not_followed_and_what_is_foreign_is_left(tmp_path: Path):
+    base, precious = tmp_path / "base", tmp_path / "precious"
+    made = [directory(base, "2.13", unused_days=1, ages=[1])]
+    precious.mkdir()
+    (precious / "photo").write_bytes(b"x" * PAGE)
+    (base / "inductor" / "mine").mkdir()
+    (base / "inductor" / "mine" / "file").write_text("x")
+    (base / "inductor" / f"x-{'0' * 8}").symlink_to(precious)
+    (base / "triton").symlink_to(precious)
+    (Path(made[0].path) / "link").symlink_to(precious)
+    os.mkdir(precious / f"y-{'0' * 8}")
+    (precious / ".removing-0").mkdir()
+    os.utime(precious / ".removing-0", (0, 0))
+    before = sorted(precious.rglob("*"))
+    for remove in (
+        lambda: prune(str(base), max_bytes=0, older_than_s=0),
+        lambda: clear(str(base), stored(str(base)), dry_run=False),
+    ):
+        assert stored(str(base)) == made
+        assert [it.directory for it in remove()] == made
+        assert sorted(precious.rglob("*")) == before
+        assert [line.split(" ", 1) for line in foreign(str(base))] == [
+            [str(base / "inductor" / "mine"), "is not named by a key of xlaunch"],
+            [
+                str(base / "inductor" / f"x-{'0' * 8}"),
+                "is a symbolic link; name the directory that it leads to",
+            ],
+            [str(base / "triton"), "is a symbolic link; name the directory that it leads to"],
+        ]
+        made = [directory(base, "2.13", unused_days=1, ages=[1])]
+
+
+@pytest.mark.parametrize("daemon", [False, True])
+def test_a_program_that_closes_its_descriptors_holds_its_caches(tmp_path, caches, daemon):
+    """Its variables name them; as root, it may be any user's."""
+    code = "import os; os.closerange(3, 4096); print(flush=True); os.read(0, 1)"
+    if daemon:
+        code = f"import os; os.setsid(); os.fork() and os._exit(0); {code}"
+    held = hold(caches[1])
+    assert held is not None
+    program = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": caches[1].path},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        close_fds=False,
+    )
+    os.close(held)
+    with program:
+        assert program.stdout is not None
+        program.stdout.readline()
+        assert clear(str(tmp_path), [caches[1]], dry_run=True) == []
+        assert program.stdin is not None
+        program.stdin.close()
+        program.stdout.read()
+    deadline = time.monotonic() + 60
+    while not clear(str(tmp_path), [caches[1]], dry_run=True):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_locked_record_is_not_waited_for_without_limit(caches, monkeypatch):
+    monkeypatch.setattr("xlaunch.cache.directories.HOLD_TIMEOUT_S", 0.05)
+    with not_in_use(caches[0], frozenset()) as free:
+        assert free
+        assert hold(caches[0]) is None
+    held = hold(caches[0])
+    assert held is not None
+    os.close(held)
+
+
+def test_descriptors_fit_below_a_low_limit(caches):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+    try:
+        held = hold(caches[0])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert held is not None
+    assert os.get_inheritable(held)
+    os.close(held)
 
 
 def test_command_lines_that_version_0_1_kept_are_removed(tmp_path, caches):

@@ -16,7 +16,7 @@ from xlaunch.cache.directories import hold
 from xlaunch.cache.key import Hardware, Packages, key_of
 from xlaunch.cache.seed import VARIABLE as SEED
 from xlaunch.cache.table import BY_NAME, CACHES, PROFILE_VARIABLE
-from xlaunch.environment.caches import CacheSettings, cache_settings
+from xlaunch.environment.caches import HEADERS_VARIABLE, CacheSettings, cache_settings
 from xlaunch.errors import UsageError
 from xlaunch.machine.gpus import Gpu, Vendor
 from xlaunch.planning.request import Caches, Request
@@ -36,6 +36,7 @@ def settings(
     packages: Packages = TORCH,
     **variables: str,
 ) -> CacheSettings:
+    variables = {HEADERS_VARIABLE: "0", **variables}
     return cache_settings(
         request, variables, packages=packages, make=make, hardware=hardware, program=("net.py",)
     )
@@ -229,6 +230,54 @@ def test_a_library_whose_linker_was_killed_is_removed_by_the_next_launch(tmp_pat
     os.utime(files["cut"].parent)
     settings(request)
     assert [name for name, path in files.items() if path.exists()] == ["whole"]
+
+
+class TestPrecompiledHeaders:
+    """torch takes them from a directory for temporary files, wherever its cache is."""
+
+    @staticmethod
+    def settings(tmp_path: Path, *, make: bool = True, **variables: str) -> CacheSettings:
+        own = {"TMPDIR": str(tmp_path), "LOGNAME": "a/b", HEADERS_VARIABLE: "", **variables}
+        return settings(Request(cache_dir=str(tmp_path / "caches")), make=make, **own)
+
+    def test_the_directory_is_made_before_others_can(self, tmp_path: Path):
+        assert HEADERS_VARIABLE not in values(self.settings(tmp_path, make=False))
+        assert not list(tmp_path.iterdir())
+        for _ in range(2):
+            found = self.settings(tmp_path)
+            assert found.warnings == ()
+            assert HEADERS_VARIABLE not in values(found)
+            assert (tmp_path / "torchinductor_a_b").stat().st_mode & 0o777 == 0o700
+
+    @pytest.mark.parametrize("below", ["", "precompiled_headers"])
+    @pytest.mark.parametrize("theirs", ["mode", "owner", "link"])
+    def test_without_a_private_one_torch_compiles_without_headers(
+        self, tmp_path: Path, below: str, theirs: str, needs
+    ):
+        place = tmp_path / "torchinductor_a_b" / below
+        place.mkdir(parents=True)
+        if theirs == "mode":
+            place.chmod(0o777)
+        else:
+            needs(os.geteuid() == 0, "root, who can give files away")
+            if theirs == "link":
+                place.rmdir()
+                place.symlink_to("/usr")
+            os.chown(place, 65534, 65534, follow_symlinks=False)
+        before = place.lstat()
+        found = self.settings(tmp_path)
+        assert values(found)[HEADERS_VARIABLE] == "0"
+        (warning,) = found.warnings
+        assert str(place) in warning
+        assert "it compiles without them" in warning
+        assert place.lstat() == before
+
+    def test_the_user_s_own_value_is_kept(self, tmp_path: Path):
+        (tmp_path / "torchinductor_a_b").mkdir()
+        (tmp_path / "torchinductor_a_b").chmod(0o777)
+        found = self.settings(tmp_path, **{HEADERS_VARIABLE: "1"})
+        assert f"{HEADERS_VARIABLE}=0 prevents it" in "".join(found.warnings)
+        assert HEADERS_VARIABLE not in values(found)
 
 
 class TestSeed:

@@ -90,6 +90,20 @@ def test_packages_are_told_by_their_directories_names(tmp_path: Path, directory:
     assert (found.packages["polars"], found.packages["tensorflow-cpu"]) == ("1.2", "2.0")
 
 
+def test_directories_that_pth_files_name(tmp_path: Path):
+    """As an editable install, or a directory of packages that several environments share."""
+    site = environment(tmp_path / "prefix")
+    for name, package in (("shared", "torch-2.13.0"), ("below", "polars-1"), ("hidden", "x-1")):
+        (tmp_path / name / f"{package}.dist-info").mkdir(parents=True)
+    (site / "a.pth").write_text(f"# a comment\n\nimport sys; 1 / 0\n{tmp_path}/shared\n/absent\n")
+    (site / "b.pth").write_text("../../../../below \r\n")
+    (site / ".c.pth").write_text(f"{tmp_path}/hidden\n")
+    (site / "d.pth").mkdir()
+    (site / "e.pth").write_bytes(b"\xff\xfe\0\n")
+    found = find_installed(str(tmp_path / "prefix"), f"{tmp_path}/prefix/bin/python").packages
+    assert found == {"torch": "2.13.0", "polars": "1"}
+
+
 def test_environment_that_lets_the_system_s_packages_in(tmp_path: Path):
     base = tmp_path / "prefix-base"
     (base / "lib/python3.13/site-packages/polars-1.dist-info").mkdir(parents=True)
