@@ -8,9 +8,10 @@ instance takes its place when nothing needs a supervisor, otherwise it becomes t
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from xlaunch.environment import Environment
@@ -37,7 +38,9 @@ def launch(
     _require_linux("xlaunch.launch")
     from xlaunch.supervision.background import KeeperProcess
 
-    keeper = KeeperProcess(plan, _prepare(plan, environment), table=table)
+    prepared = _prepare(plan, environment)
+    with _enough_descriptors(plan):
+        keeper = KeeperProcess(plan, prepared, table=table)
     try:
         return keeper.report()
     except KeyboardInterrupt:
@@ -75,7 +78,8 @@ def start(
     from xlaunch.supervision.background import start_in_background
 
     prepared = _prepare(plan, environment)
-    return start_in_background(plan, prepared, stdout=stdout, stderr=stderr, mark=mark)
+    with _enough_descriptors(plan):
+        return start_in_background(plan, prepared, stdout=stdout, stderr=stderr, mark=mark)
 
 
 def run_plan(
@@ -111,7 +115,8 @@ def run_plan(
     from xlaunch.supervision.keeper import keep
     from xlaunch.supervision.supervised import Task
 
-    return keep(Task(plan, environment, table, explain=explain))
+    with _enough_descriptors(plan):
+        return keep(Task(plan, environment, table, explain=explain))
 
 
 def check_startable(plan: Plan) -> None:
@@ -121,6 +126,8 @@ def check_startable(plan: Plan) -> None:
     """
     if sys.platform != "linux" and len(plan.instances) != 1:
         raise UsageError(f"several instances need Linux, this is {sys.platform}: use --instances 1")
+    with _enough_descriptors(plan):
+        pass
     if plan.request.report is not None:
         from xlaunch.report.json_file import check_report_path
 
@@ -129,6 +136,39 @@ def check_startable(plan: Plan) -> None:
         from xlaunch.output.logs import prepare_log_directory
 
         prepare_log_directory(plan.request.log_dir)
+
+
+@contextlib.contextmanager
+def _enough_descriptors(plan: Plan) -> Iterator[None]:
+    """During the block, let child processes open as many files as supervising `plan` takes.
+
+    The soft limit (RLIMIT_NOFILE) is raised no further than that. Raises `UsageError` where the hard
+    limit forbids it.
+    """
+    if sys.platform != "linux" or not plan.supervised:
+        yield
+        return
+    import resource
+
+    count = len(plan.instances)
+    # A supervisor has two pipes and a process descriptor for each instance, or somewhat more.
+    fewest, needed = 3 * count + 16, 5 * count + 32
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY:
+        if hard < fewest:
+            raise UsageError(
+                f"{count} instances need {needed} open files, and the hard limit is {hard}: raise it "
+                "(see ulimit -Hn, or LimitNOFILE= of systemd), or start fewer instances"
+            )
+        needed = min(needed, hard)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        yield
+        return
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def _prepare(plan: Plan, environment: Mapping[str, str] | Environment | None) -> Environment:

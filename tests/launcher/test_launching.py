@@ -334,6 +334,41 @@ while os.dup(0) < 1100: pass
 """
 
 
+@pytest.mark.parametrize("call", ["command", "launch", "start"])
+def test_more_instances_than_the_soft_limit_on_open_files_allows(call: str):
+    code = {
+        "command": "main(words)",
+        "launch": "assert xlaunch.launch(plan).exit_code == 0",
+        "start": "with xlaunch.start(plan) as run: assert run.report().exit_code == 0",
+    }[call]
+    assert run_with_open_files("soft", code) == (0, "")
+
+
+def test_more_instances_than_the_hard_limit_on_open_files_allows_is_refused():
+    code, told = run_with_open_files("hard", "main(words)")
+    assert code == 2
+    assert "20 instances need 132 open files, and the hard limit is 50" in told
+    assert told.count("\n") == 1
+
+
+def run_with_open_files(which: str, code: str) -> tuple[int, str]:
+    """Exit code and standard error of 20 instances of `true` where 50 files may be open."""
+    program = f"""
+import resource, xlaunch
+from xlaunch.cli import main
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (50, 50 if {which!r} == "hard" else hard))
+words = "--instances 20 --ncores 1 --oversubscribe -q true".split()
+request = xlaunch.Request(program=("true",), instances=20, ncores=1, oversubscribe=True)
+plan = xlaunch.plan(request, xlaunch.read_machine())
+{code}
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], stderr=subprocess.PIPE, text=True, check=False
+    )
+    return done.returncode, done.stderr
+
+
 @pytest.fixture
 def high_limit(needs: Callable[[object, str], None]) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
