@@ -9,6 +9,7 @@ inherits, so that the pruner sees which directories are in use.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 import sys
@@ -192,6 +193,8 @@ def begin_use(base: str, key: Key) -> CacheDirectory:
     """Make a cache's directory, with its record, and stamp it as used now. Raises OSError."""
     directory = directory_of(base, key)
     make_private(directory.path)
+    if os.path.islink(directory.record):
+        raise OSError(errno.ELOOP, "is a symbolic link", directory.record)
     if not os.path.exists(directory.record):
         import json
 

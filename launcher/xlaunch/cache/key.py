@@ -186,7 +186,7 @@ def _instruction_set(architecture: str, fields: Mapping[str, str], tree: Tree) -
             width = tree.read("/proc/sys/abi/sve_default_vector_length")
             found.add(f"sve-{width or UNKNOWN}-bytes")
         return tuple(sorted(found))
-    names = ("isa", "features", "cpu", "machine")
+    names = ("isa", "features", "Features", "cpu", "machine")
     return tuple([fields[name] for name in names if name in fields])
 
 

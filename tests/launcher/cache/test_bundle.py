@@ -718,6 +718,16 @@ def test_wrong_signer(base: Path, target: Path, tmp_path: Path, keys: Path):
     assert "its key is not in that file" in refusal(target, path, allowed_signers=allowed)
 
 
+def test_a_list_of_signers_that_others_may_write_is_refused(
+    base: Path, target: Path, tmp_path: Path, keys: Path
+):
+    path = pack(base, tmp_path / "x.tar", sign=str(keys / "ours"))
+    allowed = allow(keys, tmp_path / "allowed", "ours", "ops@example.com")
+    Path(allowed).chmod(0o666)
+    told = refusal(target, path, allowed_signers=allowed)
+    assert f"others could add a key to it: every user may write {allowed}" in told
+
+
 @pytest.mark.parametrize(
     "options", ['namespaces="file"', 'valid-before="20200101"', 'valid-after="29990101"']
 )

@@ -153,6 +153,61 @@ def test_size_of_the_variable(base):
     )
 
 
+def test_a_listing_changes_nothing(tmp_path):
+    for mode in (0o1777, 0o2755, 0o777):
+        tmp_path.chmod(mode)
+        for words in (("ls",), ("du",), ("verify",), ("prune", "--dry-run")):
+            xlaunch("cache", *words, "--cache-dir", tmp_path)
+        xlaunch("--dry-run", "--cache-dir", tmp_path, "true")
+        assert tmp_path.stat().st_mode & 0o7777 == mode
+        assert not list(tmp_path.iterdir())
+
+
+def test_a_shared_directory_has_one_for_each_user(tmp_path, compiler):
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    base = ("--cache-dir", shared)
+    assert xlaunch(*base, compiler).code == 0
+    assert shared.stat().st_mode & 0o7777 == 0o1777
+    assert [it.name for it in shared.iterdir()] == [f"xlaunch-{os.geteuid()}"]
+    assert listed(*base)["inductor"]["files"] == 2
+    assert xlaunch("cache", "clear", *base).code == 0
+    assert listed(*base) == {}
+
+
+def test_what_is_not_a_cache_is_left_and_named(base, compiler, tmp_path):
+    xlaunch(*base, compiler)
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "file").write_text("x" * 1000)
+    link = os.path.join(base[1], "inductor", "mylink")
+    os.symlink(tmp_path / "precious", link)
+    for words in (("prune", "--max-size", "0"), ("clear",)):
+        done = xlaunch("cache", *words, *base)
+        assert done.code == 0
+        assert f"warning: left alone: {link} is a symbolic link" in done.err
+    assert (tmp_path / "precious" / "file").exists()
+    assert os.path.islink(link)
+
+
+def test_an_import_keeps_to_the_size_of_the_variable(base, compiler, tmp_path):
+    xlaunch(*base, compiler)
+    bundle = tmp_path / "x.tar"
+    assert xlaunch("cache", "export", bundle, *base).code == 0
+    old = tmp_path / "there" / "inductor" / f"old-{'0' * 8}"
+    old.mkdir(parents=True)
+    (old / "code").write_bytes(b"x" * 100_000)
+    os.utime(old, (0, 0))
+    there = ("--cache-dir", tmp_path / "there")
+    env = clean_environment(XLAUNCH_CACHE_MAX_SIZE="50KiB")
+    done = xlaunch("cache", "import", bundle, *there, env=env)
+    assert f"pruned to 50 KiB: {old}" in done.err
+    assert not old.exists()
+    assert listed(*there)["inductor"]["files"] == 1
+    small = clean_environment(XLAUNCH_CACHE_MAX_SIZE="1")
+    assert "are kept within 1;" in xlaunch("cache", "import", bundle, *there, env=small).refused()
+
+
 def test_fingerprints_of_two_machines_are_compared(tmp_path):
     here = json.loads(xlaunch("cache", "fingerprint", "--json").out)
     there = json.loads(json.dumps(here))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from xlaunch.cache.directories import hold
+from xlaunch.cache.directories import hold, not_in_use
 from xlaunch.cache.key import Hardware, Packages, key_of
 from xlaunch.cache.seed import VARIABLE as SEED
 from xlaunch.cache.table import BY_NAME, CACHES, PROFILE_VARIABLE
@@ -207,6 +207,26 @@ def test_cold_and_used(tmp_path: Path):
         "torch_extensions": "cold",
         "numba": "cold",
     }
+
+
+def test_a_launch_goes_on_without_a_lock_and_says_so(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("xlaunch.cache.directories.HOLD_TIMEOUT_S", 0.05)
+    found = settings(Request(cache_dir=str(tmp_path)))
+    with not_in_use(found.used[0].directory, frozenset()):
+        (line,) = found.hold()
+    assert line.endswith(f"its record cannot be locked: {found.used[0].directory.path}")
+    assert found.hold() == []
+    for number in os.listdir("/proc/self/fd"):
+        if os.path.realpath(f"/proc/self/fd/{number}").startswith(f"{tmp_path}/"):
+            os.close(int(number))
+
+
+def test_a_record_that_is_a_link_is_refused(tmp_path: Path):
+    record = Path(settings(Request(cache_dir=str(tmp_path))).used[0].directory.record)
+    record.rename(tmp_path / "elsewhere")
+    record.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UsageError, match=f"{record}: is a symbolic link"):
+        settings(Request(cache_dir=str(tmp_path)))
 
 
 def test_a_library_whose_linker_was_killed_is_removed_by_the_next_launch(tmp_path: Path):
