@@ -103,20 +103,29 @@ class _Verification:
         """Check the directories of a cache, and the files beside them that are named by their keys."""
         if not os.path.lexists(place) or not self._is_ours(place, os.lstat(place), fix=False):
             return
-        for name in os.listdir(place):
-            directory = CacheDirectory(cache, name, os.path.join(place, name))
-            with contextlib.suppress(FileNotFoundError):
-                status = os.lstat(directory.path)
-                if is_work(name) or not self._is_ours(directory.path, status, fix=False):
-                    continue
-                if stat.S_ISREG(status.st_mode):
-                    self._record(directory, status)
-                elif not is_key_name(name):
-                    what = "it is not named by a key of xlaunch"
-                    self._report(directory.path, Check.OWNER, what, fix=False)
-                else:
-                    for path, status in self._files(directory.path):
-                        self._entry(directory, path, status)
+        with contextlib.suppress(OSError):  # its mode was reported
+            for name in os.listdir(place):
+                self._beside(CacheDirectory(cache, name, os.path.join(place, name)))
+
+    def _beside(self, found: CacheDirectory) -> None:
+        """Check a file or directory of a cache; what is not named by a key is somebody's own."""
+        suffix = next((it for it in (RECORD, IMPORTED) if found.key.endswith(it)), "")
+        ours = is_key_name(found.key.removesuffix(suffix))
+        if is_work(found.key):
+            return
+        with contextlib.suppress(FileNotFoundError):
+            status = os.lstat(found.path)
+            if stat.S_ISREG(status.st_mode):
+                if ours and self._is_ours(found.path, status):
+                    self._record(found, status)
+            elif not stat.S_ISDIR(status.st_mode):
+                self._is_ours(found.path, status, fix=False)
+            elif not ours:
+                what = "it is not named by a key of xlaunch"
+                self._report(found.path, Check.OWNER, what, fix=False)
+            elif self._is_ours(found.path, status):
+                for path, inside in self._files(found.path):
+                    self._entry(found, path, inside)
 
     def _record(self, file: CacheDirectory, status: os.stat_result) -> None:
         """Check a file beside the directories of a cache, named by its key and a suffix."""
@@ -217,7 +226,7 @@ class _Verification:
         needed = stat.S_IRWXU if stat.S_ISDIR(mode) else stat.S_IRUSR
         wanted = stat.S_IMODE((mode | needed) & ~OTHERS_WRITE)
         if wanted != stat.S_IMODE(mode):
-            if self._fix and path != self._base:
+            if self._fix and fix:
                 with contextlib.suppress(OSError):
                     os.chmod(path, wanted)
             fixed = stat.S_IMODE(os.lstat(path).st_mode) == wanted
