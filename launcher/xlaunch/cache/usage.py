@@ -40,12 +40,14 @@ class Usage(NamedTuple):
 
 def files_of(path: str) -> Iterator[CachedFile]:
     """Every regular file below a directory. Links are not followed, nor is `path` if it is one."""
-    for here, _, names, descriptor in os.fwalk(path):
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
-                if stat.S_ISREG(status.st_mode):
-                    yield CachedFile(os.path.join(here, name), _on_disk(status), status.st_mtime)
+    with contextlib.suppress(OSError):  # of `path` itself, which may be being removed
+        for here, _, names, descriptor in os.fwalk(path):
+            for name in names:
+                with contextlib.suppress(FileNotFoundError):
+                    status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+                    if stat.S_ISREG(status.st_mode):
+                        place = os.path.join(here, name)
+                        yield CachedFile(place, _on_disk(status), status.st_mtime)
 
 
 def _on_disk(status: os.stat_result) -> int:

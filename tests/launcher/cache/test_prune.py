@@ -24,7 +24,7 @@ from xlaunch.cache.directories import (
 from xlaunch.cache.key import Hardware, Packages, key_of
 from xlaunch.cache.prune import clear, prune
 from xlaunch.cache.table import BY_NAME
-from xlaunch.cache.usage import usage_of
+from xlaunch.cache.usage import files_of, usage_of
 
 HARDWARE = Hardware("x86_64", ("avx2",), "GenuineIntel 6 143", (), ())
 PAGE = 4096
@@ -153,6 +153,12 @@ def test_links_are_not_followed_and_what_is_foreign_is_left(tmp_path: Path):
             [str(base / "triton"), "is a symbolic link; name the directory that it leads to"],
         ]
         made = [directory(base, "2.13", unused_days=1, ages=[1])]
+
+
+def test_a_cache_that_vanishes_has_no_files(tmp_path: Path, caches):
+    (tmp_path / "link").symlink_to(caches[0].path)
+    for path in (str(tmp_path / "gone"), str(tmp_path / "link"), caches[0].record):
+        assert list(files_of(path)) == []
 
 
 @pytest.mark.parametrize("daemon", [False, True])
