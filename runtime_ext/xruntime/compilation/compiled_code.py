@@ -33,10 +33,12 @@ from xruntime.compilation.inductor import (
     eager_module,
     explaining,
     find_error,
+    first_line,
     inductor_options,
     may_compile,
     permitted,
 )
+from xruntime.compilation.samples import Sample
 from xruntime.errors import CompilationError
 from xruntime.threads.modes import Autocast
 
@@ -61,6 +63,10 @@ class CompiledCode:
     tolerance
         The largest difference from the eager module, relative to an output's largest value; None: what
         the precision in use explains, see `xruntime.compilation.accuracy`.
+    forward
+        What is compiled, called with the model first; None: the model's call, with its hooks.
+    advice
+        What to do where a call of a known shape would be compiled again, for the error.
     """
 
     def __init__(
@@ -73,6 +79,8 @@ class CompiledCode:
         autocast: Autocast | None = None,
         tolerance: float | None = None,
         cpp_wrapper: bool = True,
+        forward: Callable[..., Any] | None = None,
+        advice: str = "",
     ) -> None:
         self.model = eager_module(model)
         self.name = type(self.model).__name__
@@ -87,7 +95,9 @@ class CompiledCode:
         self.graphs = 0
         """Graphs compiled so far, for all shapes."""
 
-        self._entry = Entry(self.model, self._compile_graph)
+        self._forward = forward
+        self._advice = advice
+        self._entry = Entry(self.model, self._compile_graph, forward)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the outputs; compile first for a call of a new shape.
@@ -95,15 +105,60 @@ class CompiledCode:
         Raises CompilationError where torch would compile again for another reason than a new shape, such
         as a changed setting of torch's, or would run the eager module.
         """
-        return self._call(args, kwargs, again=False)
+        entry, shape, key, plain_call = self._prepared(args, kwargs)
+        return self._call(entry, shape, key, *plain_call)
+
+    def call_or(
+        self,
+        otherwise: Callable[[], Any],
+        report: Callable[[Exception], None],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Return the outputs, or those of `otherwise()` where a call fails, for good for its shape.
+
+        `report` is told the reason, the first time. What `otherwise` raises passes, and the shape is tried
+        again: the module itself refuses such arguments. Raises CompilationError where a call fails after it
+        has changed its arguments, so that it cannot be repeated.
+        """
+        entry, shape, key, plain_call = self._prepared(args, kwargs)
+        known = form_of(key) if shape.opaque else key
+        if known in entry.without_code:
+            return otherwise()
+        versions = shape.versions()
+        try:
+            outputs = self._call(entry, shape, key, *plain_call)
+        except Exception as error:  # noqa: BLE001 - torch raises errors of any class
+            failure = error
+        else:
+            if entry.ran > 1 and (shape.opaque or versions != shape.versions()):
+                entry.give_up(known)
+                report(
+                    CompilationError(
+                        f"Python runs between the {entry.ran} graphs of {self.name}, and the call may change"
+                        " its arguments: if one of the graphs failed, the call could not be repeated"
+                    )
+                )
+            return outputs
+        if versions != shape.versions() or (shape.opaque and entry.ran > 1):
+            raise CompilationError(
+                f"{self.name} failed after it may have changed its arguments: {first_line(failure)}"
+            ) from failure
+        outputs = otherwise()
+        entry.give_up(known)
+        report(failure)
+        return outputs
 
     def recompile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the outputs; discard all code first if there is some for calls of this shape."""
-        return self._call(args, kwargs, again=True)
+        entry, shape, key, plain_call = self._prepared(args, kwargs)
+        if key in entry.seen:
+            self.discard()
+        return self._call(self._entry, shape, key, *plain_call)
 
     def discard(self) -> None:
         """Discard all code: the next call of each shape compiles. Calls that run are not disturbed."""
-        self._entry = Entry(self.model, self._compile_graph)
+        self._entry = Entry(self.model, self._compile_graph, self._forward)
 
     def eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the eager module's outputs, in the same modes."""
@@ -126,16 +181,25 @@ class CompiledCode:
             )
         return found
 
-    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, again: bool) -> Any:
+    def _prepared(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Entry, CallShape, tuple[Any, ...], Sample]:
+        """Return the present entry, the call's shape and key, and the call with plain arguments."""
         shape = CallShape()
         args = tuple([shape.plain(value) for value in args])
         if kwargs:
             shape.parts.extend(kwargs)
             kwargs = {key: shape.plain(value) for key, value in kwargs.items()}
-        key = shape.key()
-        if again and key in self._entry.seen:
-            self.discard()
-        entry = self._entry
+        return self._entry, shape, shape.key(), Sample(args, kwargs)
+
+    def _call(
+        self,
+        entry: Entry,
+        shape: CallShape,
+        key: tuple[Any, ...],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
         with torch.inference_mode(), self._under_autocast():
             if key in entry.seen:
                 return self._run(entry, args, kwargs)
@@ -171,10 +235,10 @@ class CompiledCode:
             if find_error(error, NotPermittedError) is None:
                 raise
             raise CompilationError(
-                f"{self.name} would have to be compiled again, though the call's shape is not new."
-                " Something else that the code depends on has changed: a setting of torch's such as"
-                " torch.set_default_dtype, or torch._dynamo.reset() was called. Change it back, or call"
-                " prepare(), which compiles for it. TORCH_LOGS=recompiles shows what it was"
+                f"{self.name} would have to be compiled again, though the call's shape is not new. Either"
+                " the call takes a branch of the module's Python code that no call of its shape has taken"
+                " before, or a setting of torch's has changed, such as torch.set_default_dtype, or"
+                f" torch._dynamo.reset() was called{self._advice}. TORCH_LOGS=recompiles shows what it was"
             ) from error
 
     def _settings(self) -> contextlib.AbstractContextManager[Any]:

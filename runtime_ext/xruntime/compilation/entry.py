@@ -37,15 +37,30 @@ class _Ran(threading.local):
 class Entry:
     """Calls torch's compiled code of `model`, or has torch compile it. Many threads may call at once.
 
-    `compile_graph` is a backend, as torch.compile takes it.
+    `compile_graph` is a backend, as torch.compile takes it. `forward` is what is compiled, called with the
+    model first; None: the model's call, with its hooks.
     """
 
-    def __init__(self, model: torch.nn.Module, compile_graph: Callable[..., Any]) -> None:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return model(*args, **kwargs)
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        compile_graph: Callable[..., Any],
+        forward: Callable[..., Any] | None = None,
+    ) -> None:
+        if forward is None:
+
+            def call(*args: Any, **kwargs: Any) -> Any:
+                return model(*args, **kwargs)
+        else:
+
+            def call(*args: Any, **kwargs: Any) -> Any:
+                return forward(model, *args, **kwargs)
 
         self.seen: set[tuple[Any, ...]] = set()
         """Keys of calls for which there is code."""
+
+        self.without_code: set[tuple[Any, ...]] = set()
+        """Keys of calls that failed; forms of such with arguments of unknown classes."""
 
         self.settled: set[tuple[Any, ...]] = set()
         """Forms of calls of which some ran code that was compiled for others."""
@@ -79,11 +94,18 @@ class Entry:
             )
         return outputs
 
+    @property
+    def ran(self) -> int:
+        """The number of graphs that the calling thread has run, or begun to, in its latest call."""
+        return self._ran.graphs
+
     def remember(self, key: tuple[Any, ...]) -> None:
         """Note that there is code for calls of this key."""
-        if len(self.seen) >= MAX_SHAPES:
-            self.seen.clear()
-        self.seen.add(key)
+        _add(self.seen, key)
+
+    def give_up(self, key: tuple[Any, ...]) -> None:
+        """Note that calls of this key, or form, are not tried again."""
+        _add(self.without_code, key)
 
     def _compile(self, graph: torch.fx.GraphModule, inputs: list[Any], **how: Any) -> Any:
         compiled, ran = self._compile_graph(graph, inputs, **how), self._ran
@@ -93,3 +115,9 @@ class Entry:
             return compiled(*values)
 
         return run
+
+
+def _add(known: set[tuple[Any, ...]], key: tuple[Any, ...]) -> None:
+    if len(known) >= MAX_SHAPES:
+        known.clear()
+    known.add(key)

@@ -7,14 +7,13 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from xruntime.compilation.accuracy import Difference, difference, tolerance_for
 from xruntime.compilation.inductor import first_line
 from xruntime.errors import CompilationError, OptimizationError
 from xruntime.optimization.outputs import comparable
 from xruntime.optimization.request import sample_problem
-from xruntime.optimization.work import Modes, Work
+from xruntime.optimization.watched_state import WatchedState
+from xruntime.optimization.work import Work
 
 
 class Check:
@@ -32,26 +31,26 @@ class Check:
         self.tolerance = tolerance
         self.latest: Difference | None = None
         """Of the latest comparison."""
+        self.side_effect: str | None = None
+        """What a call changes in the model, after a first call that may have filled caches."""
+
         name = type(model).__name__
         assert work.call is not None
-        if work.dtype is not None:
-            # The caller's autocast does not count then, and the input computes in its own precision.
-            work.modes = work.modes._replace(dtype=torch.float32)
         try:
-            self._expected = comparable(work.run())
+            self._expected = comparable(work.run_input())
         except Exception as error:
             raise OptimizationError(
                 f"{name} cannot be called with the sample"
                 f" ({first_line(error)}){sample_problem(model, work.call)}"
             ) from error
-        if math.isfinite(tolerance):
-            again = self.problem(work.run)
-            if again is not None:
-                raise OptimizationError(
-                    f"{name} computes something else in each call, so that nothing can be checked: {again}."
-                    " Remove what is random, or allow any difference by tolerance=float('inf')"
-                )
-        work.modes = Modes()
+        state = WatchedState(model)
+        again = self.problem(work.run_input)
+        self.side_effect = state.change()
+        if again is not None and math.isfinite(tolerance):
+            raise OptimizationError(
+                f"{name} computes something else in each call, so that nothing can be checked: {again}."
+                " Remove what is random, or allow any difference by tolerance=float('inf')"
+            )
 
     def problem(self, run: Callable[[], Any]) -> str | None:
         """Why the outputs of `run` cannot be used; None if they agree with the input's."""

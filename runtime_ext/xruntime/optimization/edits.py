@@ -42,6 +42,11 @@ class Edits:
                     setattr(parent, name, new)
                     self._undo.append(functools.partial(setattr, parent, name, old))
 
+    def set_class(self, module: nn.Module, kind: type[nn.Module]) -> None:
+        """Give a module another class, with the same attributes."""
+        self._undo.append(functools.partial(setattr, module, "__class__", type(module)))
+        module.__class__ = kind
+
     def replace_parameter(self, old: nn.Parameter, value: torch.Tensor) -> nn.Parameter:
         """Put a new Parameter of this value wherever `old` is, so that tied weights stay tied."""
         new = nn.Parameter(value, requires_grad=old.requires_grad)

@@ -10,14 +10,17 @@ from typing import Any, Final
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from xruntime.compilation.call_shapes import of_its_own
 from xruntime.compilation.compiled_code import CompiledCode
+from xruntime.compilation.inductor import first_line
 from xruntime.compilation.samples import Sample
 from xruntime.errors import CompilationError
 from xruntime.optimization.outputs import with_tensors
-from xruntime.optimization.sequences import has_hooks
-from xruntime.optimization.work import Modes
+from xruntime.optimization.runner import Runner
+from xruntime.optimization.sequences import hooks_of
+from xruntime.optimization.watched_state import WatchedState
 from xruntime.packages.compiling import compile_package
 from xruntime.packages.package import load_package
 from xruntime.threads.modes import Autocast
@@ -40,24 +43,30 @@ class CompiledGraph:
     """Calls compiled code; compiles for each number of threads and autocast that callers have.
 
     fallback
-        Call the modules, and warn once, where torch cannot compile a call of a new shape.
+        Call the modules where compiled code does not fit, and warn once. Otherwise CompilationError.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        modes: Modes,
+        runner: Runner,
         *,
         cpp_wrapper: bool,
         join_linears: bool,
         fallback: bool,
     ) -> None:
         self._model = model
-        self._modes = modes
+        self._runner = runner
         self._cpp_wrapper = cpp_wrapper
         self._options = {"cpp.enable_concat_linear": True} if join_linears else {}
         self._fallback = fallback
         self._warned = False
+        self._change: str | None = None
+        """What was changed in the model, so that compiled code is not called any more."""
+
+        self._own: WatchedState | None = None
+        self._all: WatchedState | None = None
+        self._hooks = 0
         self._codes: dict[tuple[int, Autocast | None], CompiledCode] = {}
 
     @property
@@ -66,24 +75,67 @@ class CompiledGraph:
         return sum(code.graphs for code in self._codes.values())
 
     def compile_and_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the outputs. Raises CompilationError where torch cannot compile the call."""
-        outputs = self._modes.result(self._code()(args, kwargs))
-        return outputs if torch.is_inference_mode_enabled() else _usual(outputs)
+        """Return the outputs. Raises what torch raises where it cannot compile or run the call."""
+        return self._finished(self._code()(args, kwargs))
+
+    def watch(self) -> None:
+        """From now on look for changes of the model, which compiled code does not see.
+
+        Each call looks at the attributes of the model itself, and whether hooks were registered anywhere;
+        a call that compiles looks at all of its modules. The model's own hooks run around compiled code.
+        """
+        self._own = WatchedState(self._model, parts=False, own_hooks=False)
+        self._all = WatchedState(self._model, own_hooks=False)
+        self._hooks = RemovableHandle.next_id
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the outputs. Raises CompilationError, unless it falls back."""
-        try:
+        if self._change is None:
+            self._look()
+        if not self._fallback:
+            if self._change is not None:
+                raise CompilationError(self._change)
             return self.compile_and_call(args, kwargs)
-        except CompilationError as error:
-            if not self._fallback:
-                raise
-            self._warn(error)
-            with torch.no_grad(), self._modes.entered():
-                return self._modes.result(self._model(*args, **kwargs))
+
+        def plain() -> Any:
+            with torch.no_grad():
+                return self._runner.plain(self._model, args, kwargs)
+
+        if self._change is not None:
+            self._warn("calls", self._change)
+            return plain()
+        before = self.graphs
+        outputs = self._code().call_or(plain, self._report, args, kwargs)
+        if self.graphs > before and self._all is not None:
+            # It was compiled from the module as it is, so these outputs are right.
+            self._note(self._all.change())
+        return self._finished(outputs)
+
+    def _look(self) -> None:
+        """Look for a change of the model, as far as that is quick."""
+        if self._own is None or self._all is None:
+            return
+        if self._hooks != RemovableHandle.next_id:
+            # Someone registered a hook, perhaps on another model.
+            self._hooks = RemovableHandle.next_id
+            self._note(self._all.change())
+        else:
+            self._note(self._own.change())
+
+    def _note(self, change: str | None) -> None:
+        if change is not None:
+            self._change = (
+                f"{change} after optimize(), and compiled code does not see that: change the original module,"
+                " then optimize it again"
+            )
+
+    def _finished(self, outputs: Any) -> Any:
+        outputs = self._runner.modes.result(outputs)
+        return outputs if torch.is_inference_mode_enabled() else _usual(outputs)
 
     def _code(self) -> CompiledCode:
         """Return the code for the calling thread's number of threads and autocast."""
-        threads, autocast = key = (torch.get_num_threads(), self._modes.autocast())
+        threads, autocast = key = (torch.get_num_threads(), self._runner.modes.autocast())
         code = self._codes.get(key)
         if code is None:
             made = CompiledCode(
@@ -92,17 +144,24 @@ class CompiledGraph:
                 autocast=autocast,
                 options=self._options,
                 cpp_wrapper=self._cpp_wrapper,
+                # Without the class's own __call__ and without hooks, which run around it.
+                forward=self._runner.kind.forward,
             )
             code = self._codes.setdefault(key, made)
         return code
 
-    def _warn(self, error: CompilationError) -> None:
+    def _report(self, error: Exception) -> None:
+        reason = str(error) if isinstance(error, CompilationError) else first_line(error)
+        self._warn("calls of this shape, and others that compiled code does not fit,", reason)
+
+    def _warn(self, which: str, reason: str) -> None:
         if not self._warned:
             self._warned = True
             warnings.warn(
-                f"a call is computed without compiled code, and so may others be: {error}",
+                f"{type(self._model).__name__}: {which} are computed without compiled code from now on:"
+                f" {reason}",
                 SlowCallWarning,
-                stacklevel=5,
+                stacklevel=8,
             )
 
 
@@ -120,40 +179,52 @@ def _usual(outputs: Any) -> Any:
     return with_tensors(usual, outputs)
 
 
-class _UnderAutocast(nn.Module):
-    """Calls a module under autocast, which becomes a part of the exported program."""
+class _Forward(nn.Module):
+    """Calls a module's forward under autocast, which becomes a part of the exported program."""
 
-    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+    def __init__(self, model: nn.Module, runner: Runner) -> None:
         super().__init__()
         self.model = model
-        self.dtype = dtype
+        self._forward = runner.kind.forward
+        self._autocast = runner.modes.autocast()
         self.eval()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        with torch.autocast("cpu", dtype=self.dtype):
-            return self.model(*args, **kwargs)
+        if self._autocast is None:
+            return self._forward(self.model, *args, **kwargs)
+        with torch.autocast("cpu", dtype=self._autocast.dtype):
+            return self._forward(self.model, *args, **kwargs)
 
 
 class Package:
     """Calls an AOTInductor package of the model."""
 
-    def __init__(self, model: nn.Module, modes: Modes, call: Sample) -> None:
-        autocast = modes.autocast()
-        module = model if autocast is None else _UnderAutocast(model, autocast.dtype)
-        self._modes = modes
+    def __init__(self, model: nn.Module, runner: Runner, call: Sample) -> None:
+        self._runner = runner
         with tempfile.TemporaryDirectory(prefix="xruntime-optimize-") as directory:
-            path = Path(directory, f"{type(model).__name__}.pt2")
-            compile_package(module, call, path, threads=torch.get_num_threads())
+            name = type(model).__name__
+            path = Path(directory, f"{name}.pt2")
+            named: type[_Forward] = type(name, (_Forward,), {})  # errors have the model's name
+            compile_package(named(model, runner), call, path, threads=torch.get_num_threads())
             self._package = load_package(path, runners=1)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the outputs. Raises what `StreamPackage` raises, for example for other shapes."""
-        return self._modes.result(self._package(*args, **kwargs))
+        return self._runner.modes.result(self._package(*args, **kwargs))
 
 
 def graph_obstacle(model: nn.Module) -> str | None:
     """Why a model's modules cannot be compiled into one graph; None if they can be."""
     for name, module in model.named_modules():
-        if module is not model and has_hooks(module):
+        if module is not model and not all(map(_is_traceable, hooks_of(module))):
             return f"{name} has hooks, which compiled code would not run as they are"
     return None
+
+
+def _is_traceable(hook: Any) -> bool:
+    """Whether torch's compiler may trace a hook.
+
+    transformers installs hooks that collect hidden states, and leaves them behind when a call has asked for
+    some. It makes them for torch.compile, too: they do nothing in other calls.
+    """
+    return getattr(hook, "__module__", None) == "transformers.utils.output_capturing"

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -13,11 +15,15 @@ from torch import nn
 from xlaunch.errors import XLaunchError
 from xruntime.compilation.inductor import first_line
 from xruntime.errors import OptimizationError
-from xruntime.optimization.checking import Check
 from xruntime.optimization.folding import fold_convolutions, fold_linears, remove_dropouts
-from xruntime.optimization.graph import GRAPHS, CompiledGraph, Package, graph_obstacle
+from xruntime.optimization.graph import (
+    GRAPHS,
+    CompiledGraph,
+    Package,
+    SlowCallWarning,
+    graph_obstacle,
+)
 from xruntime.optimization.measuring import median_times
-from xruntime.optimization.module import Call, Held, make_optimized
 from xruntime.optimization.outputs import copied
 from xruntime.optimization.passes import (
     join_linears,
@@ -28,16 +34,10 @@ from xruntime.optimization.passes import (
 )
 from xruntime.optimization.plain_weights import PlainWeights
 from xruntime.optimization.request import Request
-from xruntime.optimization.steps import (
-    Explanation,
-    Outcome,
-    SkipPassError,
-    Step,
-    Timing,
-    remember,
-    weight_bytes,
-)
-from xruntime.optimization.work import Modes, Work
+from xruntime.optimization.run import Run
+from xruntime.optimization.runner import Call, Modes
+from xruntime.optimization.steps import Outcome, Step, Timing, remember
+from xruntime.optimization.work import Work
 
 PASSES: Final[Mapping[str, Callable[[Work], str]]] = {
     "no_grad": without_gradients,
@@ -51,15 +51,19 @@ PASSES: Final[Mapping[str, Callable[[Work], str]]] = {
 }
 """Each changes the work's model and modes, and returns what it did, or raises SkipPassError."""
 
+MIN_GAIN: Final = 1.05
+"""A model that is not compiled is returned as it was if its calls take so many times as long otherwise."""
+
 
 def optimize_for_inference(request: Request) -> nn.Module:
     """Return the optimized module. If anything is raised, the model is as before."""
     counterparts: dict[int, Any] = {}
     subject = request.model if request.inplace else copy_of(request.model, counterparts)
     run = _Run(request, subject, counterparts)
+    gradients = torch.is_grad_enabled()
     try:
         # Weights that are made here must work outside of a caller's inference mode, too.
-        with torch.inference_mode(False):
+        with torch.inference_mode(False), torch.set_grad_enabled(gradients):
             return run.optimized()
     except BaseException:
         run.work.edits.undo()
@@ -77,36 +81,29 @@ def copy_of(model: nn.Module, counterparts: dict[int, Any]) -> nn.Module:
         ) from error
 
 
-class _Run:
+class _Run(Run):
     """One call of `optimize` for inference."""
 
     def __init__(self, request: Request, model: nn.Module, counterparts: dict[int, Any]) -> None:
-        self.request = request
-        self.work = Work(model, request.call, request.dtype)
+        super().__init__(request, Work(model, request.call, request.dtype))
         self.plain = PlainWeights(request.model, counterparts)
-        self.before = weight_bytes(model)
-        self.steps: list[Step] = []
-        self.check: Check | None = None
 
     def optimized(self) -> nn.Module:
         request, work = self.request, self.work
-        kind = type(work.model)
-        if work.call is not None:
-            self.check = Check(work, request.tolerance)
-            work.watch()
-        original = self._untouched() if request.measure else None
-        for name in PASSES:
+        self.prepare()
+        original = self._untouched() if self._may_measure() else None
+        for name, change in PASSES.items():
             if name != "join_linears":
-                self._run_pass(name)
+                self.run_pass(name, partial(change, work))
         compiled: dict[str, Call] = self._compiled()
         mark = work.edits.mark()
         if compiled and not request.measure:
             self._note_joining_in_graph()
         else:
-            self._run_pass("join_linears")
+            self.run_pass("join_linears", partial(join_linears, work))
         timings: tuple[Timing, ...] = ()
         chosen = next(iter(compiled), "none")
-        if original is not None:
+        if original is not None and (request.measure or not compiled):
             chosen, timings = self._fastest(original, compiled)
         if chosen == "input":
             work.edits.undo()
@@ -116,29 +113,19 @@ class _Run:
             work.edits.undo(mark)
             self.steps = [step for step in self.steps if step.name != "join_linears"]
             self._note_joining_in_graph()
-        return self._finish(kind, compiled.get(chosen), timings)
+        work.runner.compiled = compiled.get(chosen)
+        return self._finish(timings)
 
-    def _run_pass(self, name: str) -> None:
-        """Run one pass; undo it if the outputs differ then."""
-        work = self.work
-        obstacle = self.request.obstacle(name)
-        if obstacle is not None:
-            self.steps.append(Step(name, Outcome.SKIPPED, obstacle))
-            return
-        mark, modes = work.edits.mark(), work.modes
-        outcome, reason = Outcome.APPLIED, ""
-        try:
-            reason = PASSES[name](work)
-        except SkipPassError as skip:
-            outcome, reason = Outcome.SKIPPED, str(skip)
-        else:
-            problem = None if self.check is None else self.check.problem(work.run)
-            if problem is not None:
-                outcome, reason = Outcome.UNDONE, f"{reason}, but {problem}"
-        if outcome is not Outcome.APPLIED:
-            work.edits.undo(mark)
-            work.modes = modes
-        self.steps.append(Step(name, outcome, reason))
+    def _may_measure(self) -> bool:
+        """Whether the forms may have to be timed: if asked, or if the model turns out not to compile."""
+        request = self.request
+        return request.measure or (
+            request.graph == "auto"
+            and request.level != "O0"
+            and self.check is not None
+            and self.check.side_effect is None
+            and not request.inplace  # it may be a model that cannot be copied
+        )
 
     def _compiled(self) -> dict[str, Call]:
         """Return compiled forms of the model by their names in `GRAPHS`, each checked."""
@@ -150,12 +137,12 @@ class _Run:
             elif self.check is None:
                 reason = "without sample_input compiled code cannot be checked"
             else:
-                reason = graph_obstacle(self.work.model)
+                reason = self._obstacle()
         elif asked != "none":
-            obstacle = graph_obstacle(self.work.model)
+            obstacle = self._obstacle()
             if obstacle is not None:
                 raise OptimizationError(
-                    f"graph={asked!r}: {obstacle}: remove them, or graph='none'"
+                    f"graph={asked!r}: {obstacle}: remove that, or graph='none'"
                 )
         if reason is not None:
             self._skip_graph(reason)
@@ -171,17 +158,26 @@ class _Run:
             self._no_prepacking()
         return compiled
 
+    def _obstacle(self) -> str | None:
+        """Why compiled code would compute something else; None if it need not."""
+        assert self.check is not None
+        changed = self.check.side_effect
+        if changed is not None:
+            return f"a call changes the module ({changed}), which compiled code would not"
+        return graph_obstacle(self.work.model)
+
     def _compile(self, name: str, compiled: dict[str, Call]) -> None:
         assert self.check is not None
         try:
             call = self._graph(name)
             outputs = self._call_compiled(call)
-        except XLaunchError as error:
+        except Exception as error:
+            reason = str(error) if isinstance(error, XLaunchError) else first_line(error)
             if self.request.graph != "auto":
                 raise OptimizationError(
-                    f"graph={name!r}: {error}. graph='auto' does without, graph='none' does not try"
+                    f"graph={name!r}: {reason}. graph='auto' does without, graph='none' does not try"
                 ) from error
-            self.steps.append(Step("graph", Outcome.SKIPPED, f"{name}: {error}"))
+            self.steps.append(Step("graph", Outcome.SKIPPED, f"{name}: {reason}"))
             return
         problem = self.check.outputs_problem(outputs)
         if problem is not None:
@@ -197,25 +193,27 @@ class _Run:
             self.steps.append(Step("prepack", Outcome.APPLIED, reason))
         compiled[name] = call
 
-    def _graph(self, name: str) -> Call:
-        model, modes = self.work.bare, self.work.modes
+    def _graph(self, name: str) -> Package | CompiledGraph:
+        model, runner = self.work.model, self.work.runner
         if name == "package":
             assert self.work.call is not None
-            return Package(model, modes, copied(self.work.call))
+            return Package(model, runner, copied(self.work.call))
         return CompiledGraph(
             model,
-            modes,
+            runner,
             cpp_wrapper=name == "compile_cpp",
             join_linears=self.request.obstacle("join_linears") is None,
             fallback=self.request.graph == "auto",
         )
 
-    def _call_compiled(self, call: Call) -> Any:
-        assert self.work.call is not None
-        sample = copied(self.work.call)
-        if isinstance(call, CompiledGraph):
-            return call.compile_and_call(sample.args, sample.kwargs)
-        return call(sample.args, sample.kwargs)
+    def _call_compiled(self, call: Package | CompiledGraph) -> Any:
+        """Return the outputs on the sample. Raises where `call` cannot compute them."""
+        runner = self.work.runner
+        runner.compiled = call.compile_and_call if isinstance(call, CompiledGraph) else call
+        try:
+            return self.work.run()
+        finally:
+            runner.compiled = None
 
     def _skip_graph(self, reason: str) -> None:
         self.steps.append(Step("graph", Outcome.SKIPPED, reason))
@@ -236,34 +234,37 @@ class _Run:
         assert call is not None
         tensors = (*self.work.model.parameters(), *self.work.model.buffers())
         shared: dict[int, Any] = {id(tensor): tensor for tensor in tensors}
-        twin = copy.deepcopy(self.work.bare, shared)
+        twin = copy.deepcopy(self.work.model, shared)
         sample = copied(call)
-
-        def run() -> Any:
-            with torch.no_grad():
-                return twin(*sample.args, **sample.kwargs)
-
-        return run
+        return lambda: twin(*sample.args, **sample.kwargs)
 
     def _fastest(
         self, original: Callable[[], Any], compiled: Mapping[str, Call]
     ) -> tuple[str, tuple[Timing, ...]]:
-        """Time the input, the changed modules and the compiled forms; return the fastest's name."""
+        """Time the input, the changed modules and the compiled forms; return the fastest's name.
+
+        In the caller's grad mode, as the calls will probably be.
+        """
         work = self.work
         assert work.call is not None
         sample = copied(work.call)
 
-        def modules() -> Any:
-            with torch.no_grad():
-                return work.call_model(sample)
+        def called(compiled: Call | None) -> Callable[[], Any]:
+            def call() -> Any:
+                work.runner.compiled = compiled
+                return work.model(*sample.args, **sample.kwargs)
+
+            return call
 
         candidates: dict[str, Callable[[], Any]] = {"input": original}
         if self.request.graph in ("auto", "none"):
-            candidates["none"] = modules
-        for name, call in compiled.items():
-            candidates[name] = lambda call=call: call(sample.args, sample.kwargs)  # type: ignore[misc]
-        times = median_times(candidates)
+            candidates["none"] = called(None)
+        candidates |= {name: called(call) for name, call in compiled.items()}
+        with work.as_returned():
+            times = median_times(candidates)
         chosen = min(times, key=lambda name: times[name])
+        if not self.request.measure and times[chosen] * MIN_GAIN > times["none"]:
+            chosen = "none"
         timings = tuple(Timing(name, times[name], name == chosen) for name in times)
         self.steps = [
             step._replace(outcome=Outcome.UNDONE, reason=f"{step.reason}; slower than {chosen!r}")
@@ -286,43 +287,35 @@ class _Run:
             for step in self.steps
         ]
 
-    def _finish(
-        self, kind: type[nn.Module], compiled: Call | None, timings: tuple[Timing, ...]
-    ) -> nn.Module:
+    def _finish(self, timings: tuple[Timing, ...]) -> nn.Module:
         work, request = self.work, self.request
         model = work.model
-        self._final_check(compiled)
+        self._final_check()
         self.plain.settle(model, work.edits.same_values, keep=request.keep_weights)
-        applied = any(step.outcome is Outcome.APPLIED for step in self.steps)
-        if applied:
-            try:
-                make_optimized(model, Held(kind, work.modes, compiled, self.plain))
-            except Exception as error:
-                raise OptimizationError(
-                    f"{kind.__name__} allows no subclass to be made of it ({first_line(error)}), which"
-                    " optimize() needs"
-                ) from error
-        explanation = Explanation(
-            kind.__name__,
-            request.level,
-            tuple(self.steps),
-            self.before,
-            weight_bytes(model),
-            self.plain.kept_bytes(model),
-            None if self.check is None else self.check.latest,
-            timings,
-        )
-        remember(model, explanation)
+        if any(step.outcome is Outcome.APPLIED for step in self.steps):
+            model.__dict__["_xruntime_plain"] = self.plain
+            work.become_optimized()
+        if isinstance(work.runner.compiled, CompiledGraph):
+            work.runner.compiled.watch()
+        remember(model, self.explanation(self.plain.kept_bytes(model), timings))
+        self._warn()
         return model
 
-    def _final_check(self, compiled: Call | None) -> None:
+    def _warn(self) -> None:
+        """Say so if the model was to be compiled and is not."""
+        step = next((step for step in self.steps if step.name == "graph"), None)
+        request = self.request
+        tried = request.graph == "auto" and request.level != "O0" and self.check is not None
+        if tried and step is not None and step.outcome is not Outcome.APPLIED:
+            warnings.warn(
+                f"{self.work.runner.kind.__name__} is not compiled: {step.reason}",
+                SlowCallWarning,
+                stacklevel=6,
+            )
+
+    def _final_check(self) -> None:
         """Compare what is returned with the input: all passes together."""
-        if self.check is None:
-            return
-        if compiled is None:
-            problem = self.check.problem(self.work.run)
-        else:
-            problem = self.check.problem(lambda: self._call_compiled(compiled))
+        problem = None if self.check is None else self.check.problem(self.work.run)
         if problem is not None:
             raise OptimizationError(
                 f"{type(self.work.model).__name__}: each pass alone agrees with the model, and all together"

@@ -1,32 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The module that `optimize` returns: of the input's class, called in other modes or compiled."""
+"""The module that `optimize` returns: of the input's class, with calls that a `Runner` computes."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import types
 from collections.abc import Callable
-from typing import Any, NamedTuple, NoReturn, Self
+from typing import Any, NoReturn, Self
 
 import torch
 from torch import nn
 
+from xruntime.compilation.inductor import first_line
 from xruntime.errors import OptimizationError
 from xruntime.optimization.plain_weights import PlainWeights
-from xruntime.optimization.work import Modes
-
-Call = Callable[[tuple[Any, ...], dict[str, Any]], Any]
-
-
-class Held(NamedTuple):
-    """What an optimized module has in addition to the input's attributes."""
-
-    kind: type[nn.Module]
-    """The input's class."""
-    modes: Modes
-    compiled: Call | None
-    """Compiled code, called with args and kwargs; None: the modules are called."""
-    plain: PlainWeights
+from xruntime.optimization.runner import Runner
 
 
 class OptimizedModule(nn.Module):
@@ -36,7 +25,8 @@ class OptimizedModule(nn.Module):
     weights or modes raises OptimizationError: it is done to the original, which is then optimized again.
     """
 
-    _xruntime_optimized: Held
+    _xruntime_optimized: Runner
+    _xruntime_plain: PlainWeights
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Return the weights of the module that was optimized, for any torch.
@@ -45,9 +35,8 @@ class OptimizedModule(nn.Module):
         """
         names = ("destination", "prefix", "keep_vars")
         given = {**dict(zip(names, args, strict=False)), **kwargs}
-        held = self._xruntime_optimized
-        own = held.kind.state_dict(self, keep_vars=True)
-        return held.plain.state_dict(
+        own = self._xruntime_optimized.kind.state_dict(self, keep_vars=True)
+        return self._xruntime_plain.state_dict(
             given.get("destination"),
             given.get("prefix", ""),
             own,
@@ -95,22 +84,35 @@ def _refuse(instead: str) -> NoReturn:
     raise OptimizationError(f"an optimized module is frozen: {instead}, then optimize it again")
 
 
-def make_optimized(model: nn.Module, held: Held) -> None:
-    """Turn `model` into an OptimizedModule, without changing its class for other objects."""
-    kind = held.kind
+def optimized_class(model: nn.Module) -> type[OptimizedModule]:
+    """Return a class for `model` alone, of the same name, whose calls `_xruntime_optimized` computes.
+
+    Other code saves the name, or looks it up: a configuration's `architectures`, tables by class name.
+    Raises OptimizationError if the model's class allows no subclass.
+    """
+    kind = type(model)
 
     @functools.wraps(kind.forward)
     def forward(self: OptimizedModule, *args: Any, **kwargs: Any) -> Any:
-        held = self._xruntime_optimized
-        if held.compiled is not None:
-            return held.compiled(args, kwargs)
-        with held.modes.entered():
-            outputs = kind.forward(self, *args, **kwargs)
-        return held.modes.result(outputs)
+        return self._xruntime_optimized(self, args, kwargs)
 
-    space = {"forward": forward, "__module__": kind.__module__, "__doc__": kind.__doc__}
-    made = types.new_class(
-        f"Optimized{kind.__name__}", (OptimizedModule, kind), {}, lambda found: found.update(space)
-    )
-    model._xruntime_optimized = held  # type: ignore[assignment] # noqa: SLF001 - it becomes our class
-    model.__class__ = made
+    space: dict[str, Any] = {
+        "forward": forward,
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+        "__doc__": kind.__doc__,
+    }
+    if isinstance(getattr(kind, "dtype", None), property):
+        # transformers' models have it: of the first weight, which may be stored in a lower precision.
+        with contextlib.suppress(Exception):
+            dtype = model.dtype
+            space["dtype"] = property(lambda _self: dtype)
+    try:
+        return types.new_class(
+            kind.__name__, (OptimizedModule, kind), {}, lambda found: found.update(space)
+        )
+    except Exception as error:
+        raise OptimizationError(
+            f"{kind.__name__} allows no subclass to be made of it ({first_line(error)}), which optimize()"
+            " needs"
+        ) from error

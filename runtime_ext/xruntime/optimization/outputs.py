@@ -51,6 +51,18 @@ def _with_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any, 
     return value
 
 
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """Return the tensors that `with_tensors` finds."""
+    found: list[torch.Tensor] = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        found.append(tensor)
+        return tensor
+
+    with_tensors(note, value)
+    return found
+
+
 def comparable(value: Any) -> Any:
     """Return `value` with dataclasses as dicts, so that the accuracy check looks into them."""
     inner = None if isinstance(value, torch.Tensor) else entries(value)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from xruntime.optimization.lowered import lowered_class, with_low_weights
 from xruntime.optimization.sequences import CONVOLUTIONS, has_hooks, shared_parameters
 from xruntime.optimization.steps import SkipPassError
 from xruntime.optimization.work import Work
@@ -76,6 +77,10 @@ def lower_weights(work: Work) -> str:
         raise SkipPassError("there is no convolution, linear or embedding with weights in float32")
     for parameter in found:
         work.edits.replace_parameter(parameter, parameter.detach().to(wanted))
+    classes: dict[type, type[nn.Module]] = {kind: lowered_class(kind) for kind in CONVERTED}
+    for module in work.inner_modules():
+        if type(module) in CONVERTED and module.weight.dtype == wanted:
+            work.edits.set_class(module, classes[type(module)])
     return f"stored {len(found)} in {_name(wanted)}; those of norms and other modules are as before"
 
 
@@ -101,11 +106,16 @@ class _Waiting(NamedTuple):
 
     value: torch.Tensor
     version: int | None
+    autocast: bool
     parts: dict[int, torch.Tensor]
 
     def fits(self, value: torch.Tensor, version: int | None) -> bool:
         """Whether they are outputs for this tensor with its present content."""
-        return self.value is value and self.version == version
+        return (
+            self.value is value
+            and self.version == version
+            and self.autocast == torch.is_autocast_enabled("cpu")
+        )
 
 
 class Joined(nn.Module):
@@ -139,10 +149,20 @@ class Joined(nn.Module):
                 self._waiting.call = None
             return output
         if at:
-            return functional.linear(value, *self.own(at))
-        outputs = torch.split(functional.linear(value, self.weight, self.bias), self.sizes, -1)
-        self._waiting.call = _Waiting(value, version, dict(enumerate(outputs[1:], 1)))
+            return self._linear(value, *self.own(at))
+        outputs = torch.split(self._linear(value, self.weight, self.bias), self.sizes, -1)
+        parts = dict(enumerate(outputs[1:], 1))
+        self._waiting.call = _Waiting(value, version, torch.is_autocast_enabled("cpu"), parts)
         return outputs[0]
+
+    def _linear(
+        self, value: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        if weight.dtype not in (torch.bfloat16, torch.float16):
+            return functional.linear(value, weight, bias)
+        return with_low_weights(
+            lambda value: functional.linear(value, weight, bias), value, weight.dtype
+        )
 
     def own(self, at: int) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the weight and bias of linear number `at`."""

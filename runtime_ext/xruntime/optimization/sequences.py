@@ -35,9 +35,14 @@ _HOOKS = (
 )
 
 
+def hooks_of(module: nn.Module) -> list[Any]:
+    """Return the hooks that someone has registered on calls of this module."""
+    return [hook for name in _HOOKS for hook in module.__dict__.get(name, {}).values()]
+
+
 def has_hooks(module: nn.Module) -> bool:
     """Whether someone has registered a hook on calls of this module."""
-    return any(module.__dict__.get(name) for name in _HOOKS)
+    return bool(hooks_of(module))
 
 
 def shared_parameters(model: nn.Module) -> set[int]:
@@ -90,8 +95,8 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def record(model: nn.Module, call: Sample, run: Callable[[Sample], Any]) -> Recording:
-    """Watch `run(call)`, which calls the model once."""
+def record(model: nn.Module, call: Sample) -> Recording:
+    """Watch one call of the model."""
     kinds = {*CONVOLUTIONS, *NORMS, nn.Linear}
     watched = [module for module in model.modules() if type(module) in kinds]
     owners = {
@@ -144,7 +149,7 @@ def record(model: nn.Module, call: Sample, run: Callable[[Sample], Any]) -> Reco
         hooks.append(module.register_forward_hook(after))
     try:
         with watch:
-            outputs = run(call)
+            outputs = model(*call.args, **call.kwargs)
     finally:
         for hook in hooks:
             hook.remove()

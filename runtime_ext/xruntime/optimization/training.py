@@ -17,21 +17,14 @@ from xruntime.compilation.inductor import first_line
 from xruntime.errors import KernelsUnavailableError, OptimizationError, OptimizerError
 from xruntime.optim.native_optimizer import NativeOptimizer
 from xruntime.optim.split import split
-from xruntime.optimization.checking import Check
 from xruntime.optimization.passes import (
     convertible_parameters,
     lower_precision,
     use_channels_last,
 )
 from xruntime.optimization.request import Request
-from xruntime.optimization.steps import (
-    Explanation,
-    Outcome,
-    SkipPassError,
-    Step,
-    remember,
-    weight_bytes,
-)
+from xruntime.optimization.run import Run
+from xruntime.optimization.steps import Outcome, SkipPassError, Step, remember
 from xruntime.optimization.training_module import make_trainable
 from xruntime.optimization.work import Work
 
@@ -57,7 +50,7 @@ def optimize_for_training(request: Request, optimizer: Optimizer) -> tuple[nn.Mo
                 " inplace=True"
             ) from error
     run = _Run(request, model, optimizer)
-    modes = [(module, module.training) for module in (*model.modules(), run.work.bare)]
+    modes = [(module, module.training) for module in model.modules()]
     try:
         # The sample's calls must not change the statistics of batch norms, and dropouts are random.
         for module, _ in modes:
@@ -92,53 +85,31 @@ def _check_optimizer(request: Request, optimizer: Any) -> None:
             )
 
 
-class _Run:
+class _Run(Run):
     """One call of `optimize` for training."""
 
     def __init__(self, request: Request, model: nn.Module, optimizer: Optimizer) -> None:
-        self.request = request
-        self.work = Work(model, request.call, request.dtype, keeps_parameters=True)
+        work = Work(model, request.call, request.dtype, keeps_parameters=True)
+        super().__init__(request, work)
         self.given = optimizer
         self.optimizer = optimizer
         self.split = False
-        self.before = weight_bytes(model)
-        self.steps: list[Step] = []
-        self.check: Check | None = None
 
     def run(self) -> None:
-        if self.work.call is not None:
-            self.check = Check(self.work, self.request.tolerance)
-            self.work.watch()
+        self.prepare()
         passes: dict[str, Callable[[], str]] = {
             "channels_last": lambda: use_channels_last(self.work),
             "precision": lambda: lower_precision(self.work),
             "fused_optimizer": self._fuse,
             "split_bf16": self._split,
         }
-        for name, run_pass in passes.items():
-            self._run_pass(name, run_pass)
-
-    def _run_pass(self, name: str, run_pass: Callable[[], str]) -> None:
-        obstacle = self.request.obstacle(name)
-        if obstacle is not None:
-            self.steps.append(Step(name, Outcome.SKIPPED, obstacle))
-            return
-        mark, modes, optimizer = self.work.edits.mark(), self.work.modes, self.optimizer
-        outcome, reason = Outcome.APPLIED, ""
-        try:
-            reason = run_pass()
-        except SkipPassError as skip:
-            outcome, reason = Outcome.SKIPPED, str(skip)
-        else:
-            problem = None if self.check is None else self.check.problem(self.work.run)
-            if problem is not None:
-                outcome, reason = Outcome.UNDONE, f"{reason}, but {problem}"
-        if outcome is not Outcome.APPLIED:
-            self.work.edits.undo(mark)
-            self.work.modes, self.optimizer = modes, optimizer
-        self.steps.append(Step(name, outcome, reason))
-        if name == "split_bf16":
-            self.split = outcome is Outcome.APPLIED
+        for name, change in passes.items():
+            optimizer = self.optimizer
+            applied = self.run_pass(name, change)
+            if not applied:
+                self.optimizer = optimizer
+            if name == "split_bf16":
+                self.split = applied
 
     def _fuse(self) -> str:
         """Replace torch's optimizer by ours, with its state."""
@@ -190,19 +161,9 @@ class _Run:
         model = self.work.model
         reason = "compiled code here is for inference: call torch.compile on the result"
         self.steps.append(Step("graph", Outcome.SKIPPED, reason))
-        name = type(model).__name__
         if self.work.modes.dtype is not None:
             make_trainable(model, self.work.modes, self.optimizer if self.split else None)
-        explanation = Explanation(
-            name,
-            self.request.level,
-            tuple(self.steps),
-            self.before,
-            weight_bytes(model),
-            0,
-            None if self.check is None else self.check.latest,
-        )
-        remember(model, explanation)
+        remember(model, self.explanation())
         return model, self.optimizer
 
 

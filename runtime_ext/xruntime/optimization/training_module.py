@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from xruntime.errors import OptimizationError
 from xruntime.optim.split import join, split
-from xruntime.optimization.work import Modes
+from xruntime.optimization.runner import Modes
 
 
 class HeldForTraining(NamedTuple):

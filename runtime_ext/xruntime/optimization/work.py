@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model that the passes work on, with what is known of it, and the modes that it is called in."""
+"""The model that the passes work on, with what is known of it."""
 
 from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,60 +14,10 @@ from torch import nn
 from xruntime.compilation.inductor import compiling, first_line
 from xruntime.compilation.samples import Sample
 from xruntime.optimization.edits import Edits
-from xruntime.optimization.outputs import copied, restored
+from xruntime.optimization.module import optimized_class
+from xruntime.optimization.outputs import copied
+from xruntime.optimization.runner import Modes, Runner
 from xruntime.optimization.sequences import Recording, Traced, record, trace
-from xruntime.threads.modes import Autocast, current_autocast
-
-
-class Modes(NamedTuple):
-    """How the model is called.
-
-    **Ex.:** ``Modes(no_grad=True, dtype=torch.bfloat16, outputs=torch.float32)``
-    """
-
-    no_grad: bool = False
-    dtype: torch.dtype | None = None
-    """Precision of autocast; torch.float32: without autocast; None: the caller's."""
-
-    outputs: torch.dtype | None = None
-    """Precision that outputs in `dtype` are converted to; None: they stay."""
-
-    def autocast(self) -> Autocast | None:
-        """Return the autocast to call under; None without any."""
-        if self.dtype is None:
-            return current_autocast() if torch.is_autocast_enabled("cpu") else None
-        return None if self.dtype is torch.float32 else Autocast(self.dtype, cache=True)
-
-    @contextlib.contextmanager
-    def entered(self) -> Any:
-        with contextlib.ExitStack() as stack:
-            if self.no_grad and torch.is_grad_enabled():
-                stack.enter_context(torch.no_grad())
-            if self.dtype is torch.float32:
-                if torch.is_autocast_enabled("cpu"):
-                    stack.enter_context(torch.autocast("cpu", enabled=False))
-            elif self.dtype is not None:
-                stack.enter_context(torch.autocast("cpu", dtype=self.dtype))
-            yield
-
-    def result(self, outputs: Any) -> Any:
-        """Return outputs in the dtype that the caller expects."""
-        if self.outputs is None or self.dtype is None:
-            return outputs
-        return restored(outputs, self.dtype, self.outputs)
-
-
-def without_hooks(model: nn.Module) -> nn.Module:
-    """Return another module object with the same parts and without the model's own hooks.
-
-    Calls of it are compared and compiled: hooks of the optimized module run around them.
-    """
-    twin = object.__new__(type(model))
-    twin.__dict__.update(model.__dict__)
-    for name, value in model.__dict__.items():
-        if name.endswith(("_hooks", "_hooks_with_kwargs", "_hooks_always_called")):
-            twin.__dict__[name] = type(value)()
-    return twin
 
 
 class Work:
@@ -88,10 +39,8 @@ class Work:
         self.dtype = dtype
         """The dtype that the user asked for."""
 
-        self.bare = without_hooks(model)
-        """What is called and compiled."""
-
-        self.modes = Modes()
+        self.runner = Runner(type(model))
+        self._class: type[nn.Module] | None = None
         self.edits = Edits(model)
         self.recording: Recording | None = None
         self._traced: tuple[Traced | None, str] | None = None
@@ -105,22 +54,54 @@ class Work:
         """How many names this module has in the model."""
         return self._counts[module]
 
-    def run(self) -> Any:
-        """Return the outputs on a copy of the sample, in the present modes, without gradients."""
-        assert self.call is not None
-        with torch.no_grad():
-            return self.call_model(copied(self.call))
+    @property
+    def modes(self) -> Modes:
+        """The modes of calls."""
+        return self.runner.modes
 
-    def call_model(self, call: Sample) -> Any:
-        with self.modes.entered():
-            outputs = self.bare(*call.args, **call.kwargs)
-        return self.modes.result(outputs)
+    @modes.setter
+    def modes(self, modes: Modes) -> None:
+        self.runner.modes = modes
+
+    @contextlib.contextmanager
+    def as_returned(self) -> Iterator[nn.Module]:
+        """Give the model the class of the module that is returned. Raises OptimizationError."""
+        model, kind = self.model, self.runner.kind
+        self.become_optimized()
+        try:
+            yield model
+        finally:
+            model.__class__ = kind
+            del model.__dict__["_xruntime_optimized"]
+
+    def become_optimized(self) -> None:
+        """Give the model that class for good. Raises OptimizationError."""
+        if self._class is None:
+            self._class = optimized_class(self.model)
+        self.model.__dict__["_xruntime_optimized"] = self.runner
+        self.model.__class__ = self._class
+
+    def run_input(self) -> Any:
+        """Return the outputs of the model as it was given, on a copy of the sample."""
+        assert self.call is not None
+        call = copied(self.call)
+        # The caller's autocast does not count with a dtype, and the input has its own precision.
+        modes = Modes(no_grad=True, dtype=None if self.dtype is None else torch.float32)
+        with modes.entered():
+            return self.model(*call.args, **call.kwargs)
+
+    def run(self) -> Any:
+        """Return the outputs of what is returned, on a copy of the sample, without gradients."""
+        assert self.call is not None
+        call = copied(self.call)
+        with self.as_returned() as model, torch.no_grad():
+            return model(*call.args, **call.kwargs)
 
     def watch(self) -> None:
         """Watch the sample's call, if there is a sample."""
         if self.call is not None:
             with torch.no_grad():
-                self.recording = record(self.model, copied(self.call), self.call_model)
+                self.recording = record(self.model, copied(self.call))
 
     def traced(self) -> tuple[Traced | None, str]:
         """Return what torch.fx found, or None and why it cannot trace the model."""

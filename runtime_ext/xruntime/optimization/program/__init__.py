@@ -3,5 +3,5 @@
 
 `startup` is found by Python when the program starts, and calls `interception.start` after torch was
 imported. `interception` sees each outermost call of a module. `refusals` says which calls are left alone,
-`watched_state` whether the program has changed a module since, `routed` calls the optimized form.
+`routed` calls the optimized form.
 """

@@ -32,9 +32,9 @@ from xruntime.optimization.program.refusals import (
     caller_refusal,
     mode_refusal,
     module_refusal,
-    transformed,
 )
 from xruntime.optimization.program.routed import Routed
+from xruntime.optimization.runner import transformed
 from xruntime.optimization.steps import Outcome, explain
 
 MAX_MODULES: Final = 8

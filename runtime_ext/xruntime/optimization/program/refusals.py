@@ -92,16 +92,6 @@ def module_refusal(module: torch.nn.Module) -> Refusal | None:
     return Refusal(f"it is on {elsewhere[0]}, not on the CPU", final=False) if elsewhere else None
 
 
-def transformed() -> bool:
-    """Whether torch traces or transforms the call: what is done with its tensors is recorded."""
-    return (
-        torch._C._is_tracing()  # noqa: SLF001 - nothing public tells
-        or torch._C._len_torch_dispatch_stack() > 0  # noqa: SLF001
-        or torch._C._len_torch_function_stack() > 0  # noqa: SLF001
-        or torch._C._functorch.peek_interpreter_stack() is not None  # noqa: SLF001
-    )
-
-
 def caller_refusal() -> Refusal | None:
     """Refuse calls by one of `COMPILERS`, from whatever depth."""
     frame = sys._getframe()  # noqa: SLF001 - quicker by far than module inspect

@@ -20,9 +20,9 @@ from xruntime.optimization.program.refusals import (
     form_of,
     mode_refusal,
     sizes_of,
-    transformed,
 )
-from xruntime.optimization.program.watched_state import WatchedState
+from xruntime.optimization.runner import transformed
+from xruntime.optimization.watched_state import WatchedState
 
 MAX_COMPARED_SIZES: Final = 8
 """Calls of so many sizes are compared with the program's module; a compiler may make new code for each."""

@@ -6,9 +6,9 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from operator import is_, itemgetter
+from operator import is_
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -23,27 +23,41 @@ _UNRELATED: Final = frozenset(vars(torch.nn.Module())) - _RELATED
 """Torch's own attributes of a module that no forward call depends on."""
 
 
+_BY_VALUE: Final = frozenset((bool, int, float, complex, str, bytes, torch.Size))
+_HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks")
+_ROOT: Final = "the module"
+_NOTHING: Final = object()
+
+
 class WatchedState:
     """Attributes, parameters, buffers and forward hooks of a module and its parts, at one time.
 
     A change inside a tensor is found if torch counts it (``_version``) or if it reaches one of the
     `SAMPLED` words; attributes are compared by identity, and so are the items of lists, dicts and plain objects
-    (a configuration) that they hold.
+    (a configuration) that they hold. An equal number or text is no change.
+
+    parts
+        False: look at the module's own attributes only.
+    own_hooks
+        False: hooks of the module itself do not matter, those of its parts do.
     """
 
-    def __init__(self, module: torch.nn.Module) -> None:
-        self._holders: list[tuple[str, Any, int, Callable[[], Iterable[Any]], tuple[Any, ...]]] = []
-        """Name, container, its size, a function that reads its values, and the values."""
-
+    def __init__(
+        self, module: torch.nn.Module, *, parts: bool = True, own_hooks: bool = True
+    ) -> None:
+        self._holders: list[_Holder] = []
         self._empty: list[Any] = []
         """Containers in which nothing was, such as the forward hooks of most layers."""
 
         tensors: dict[int, tuple[str, torch.Tensor]] = {}
-        for name, holder in _holders(module):
-            read = _reader(holder)
+        ignored = [] if own_hooks else [vars(module)[name] for name in _HOOKS]
+        for name, holder in _holders(module.named_modules() if parts else [("", module)]):
+            if any(holder is one for one in ignored):
+                continue
+            keys, read = _reader(holder)
             values = tuple(read()) if holder else ()
             if values:
-                self._holders.append((name, holder, len(holder), read, values))
+                self._holders.append(_Holder(name, holder, len(holder), keys, read, values))
             else:
                 self._empty.append(holder)
             for value in values:
@@ -59,9 +73,12 @@ class WatchedState:
         """Return what has changed since, for a message; None if nothing has."""
         if any(self._empty):
             return "a forward hook or an attribute was added"
-        for name, holder, size, read, values in self._holders:
-            if len(holder) != size or not all(map(is_, read(), values)):
-                return f"{name} was changed"
+        for holder in self._holders:
+            if len(holder.container) == holder.size and all(map(is_, holder.read(), holder.values)):
+                continue
+            changed = holder.changed()
+            if changed is not None:
+                return f"{changed} was changed"
         for name, tensor, address, version in self._tensors:
             if tensor.data_ptr() != address or _version(tensor) != version:
                 return f"a tensor of {name} was changed"
@@ -70,12 +87,42 @@ class WatchedState:
         return None
 
 
-def _holders(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+class _Holder(NamedTuple):
+    """A container, and what was in it."""
+
+    name: str
+    container: Any
+    size: int
+    keys: list[Any] | None
+    """Those that matter of a mapping; None for another container."""
+    read: Callable[[], Iterable[Any]]
+    """Returns the values that matter, as they are now."""
+    values: tuple[Any, ...]
+
+    def changed(self) -> str | None:
+        """Return the name of what has changed; None if only equal values were set."""
+        if self.keys is None:
+            now = tuple(self.read())
+            same = len(now) == len(self.values) and all(map(_is_same, now, self.values))
+            return None if same else self.name
+        before = dict(zip(self.keys, self.values, strict=True))
+        for key in [*self.container, *self.keys]:
+            now, old = self.container.get(key, _NOTHING), before.get(key, _NOTHING)
+            if key not in _UNRELATED and not _is_same(now, old):
+                return str(key) if self.name == _ROOT else f"{self.name}.{key}"
+        return None
+
+
+def _is_same(now: Any, old: Any) -> bool:
+    return now is old or (type(now) is type(old) and type(now) in _BY_VALUE and bool(now == old))
+
+
+def _holders(modules: Iterable[tuple[str, torch.nn.Module]]) -> Iterator[tuple[str, Any]]:
     """Yield each container of what a forward call may depend on, once, with its name."""
     met: set[int] = set()
-    for name, part in module.named_modules():
+    for name, part in modules:
         own = vars(part)
-        yield name or "the module", own
+        yield name or _ROOT, own
         for key, value in own.items():
             holder = None if key in _UNRELATED else _contents(value)
             if holder is not None and id(holder) not in met:
@@ -83,13 +130,12 @@ def _holders(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
                 yield f"{name}.{key}".lstrip("."), holder
 
 
-def _reader(holder: Any) -> Callable[[], Iterable[Any]]:
-    """A function that returns the values in a container that a forward call may depend on."""
+def _reader(holder: Any) -> tuple[list[Any] | None, Callable[[], Iterable[Any]]]:
+    """The keys that matter, and a function that returns their values, of a container."""
     if not isinstance(holder, Mapping):
-        read: Callable[[], Iterable[Any]] = holder.__iter__
-        return read
+        return None, holder.__iter__
     keys = [key for key in holder if key not in _UNRELATED]
-    return partial(itemgetter(*keys), holder) if len(keys) > 1 else holder.values
+    return keys, partial(map, holder.get, keys)
 
 
 def _contents(value: Any) -> Any:

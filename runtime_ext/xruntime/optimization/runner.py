@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a returned module computes its calls: the modes it enters, and compiled code where that fits."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.autograd import forward_ad
+
+from xruntime.optimization.outputs import restored, tensors_in
+from xruntime.threads.modes import Autocast, current_autocast
+
+Call = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+
+
+class Modes(NamedTuple):
+    """How the model is called.
+
+    **Ex.:** ``Modes(no_grad=True, dtype=torch.bfloat16, outputs=torch.float32)``
+    """
+
+    no_grad: bool = False
+    """Without gradients, unless an argument requires one."""
+
+    dtype: torch.dtype | None = None
+    """Precision of autocast; torch.float32: without autocast; None: the caller's."""
+
+    outputs: torch.dtype | None = None
+    """Precision that outputs in `dtype` are converted to; None: they stay."""
+
+    def autocast(self) -> Autocast | None:
+        """Return the autocast to call under; None without any."""
+        if self.dtype is None:
+            return current_autocast() if torch.is_autocast_enabled("cpu") else None
+        return None if self.dtype is torch.float32 else Autocast(self.dtype, cache=True)
+
+    @contextlib.contextmanager
+    def entered(self) -> Any:
+        with contextlib.ExitStack() as stack:
+            if self.no_grad and torch.is_grad_enabled():
+                stack.enter_context(torch.no_grad())
+            if self.dtype is torch.float32:
+                if torch.is_autocast_enabled("cpu"):
+                    stack.enter_context(torch.autocast("cpu", enabled=False))
+            elif self.dtype is not None:
+                stack.enter_context(torch.autocast("cpu", dtype=self.dtype))
+            yield
+
+    def result(self, outputs: Any) -> Any:
+        """Return outputs in the dtype that the caller expects."""
+        if self.outputs is None or self.dtype is None:
+            return outputs
+        return restored(outputs, self.dtype, self.outputs)
+
+
+def transformed() -> bool:
+    """Whether torch traces or transforms the call: what is done with its tensors is recorded."""
+    return (
+        torch._C._is_tracing()  # noqa: SLF001 - nothing public tells
+        or torch._C._len_torch_dispatch_stack() > 0  # noqa: SLF001
+        or torch._C._len_torch_function_stack() > 0  # noqa: SLF001
+        or torch._C._functorch.peek_interpreter_stack() is not None  # noqa: SLF001
+        or forward_ad._current_level >= 0  # noqa: SLF001
+    )
+
+
+def is_differentiated(args: Any, kwargs: Any) -> bool:
+    """Whether the caller wants gradients of this call: an argument requires one, or torch records it."""
+    if torch.is_grad_enabled() and any(one.requires_grad for one in tensors_in((args, kwargs))):
+        return True
+    # torch.compile cannot trace the questions, and none of it can be the case where it traces.
+    return not torch.compiler.is_compiling() and transformed()
+
+
+class Runner:
+    """Computes the calls of one module, whose class `kind` was before it was optimized.
+
+    Compiled code may be set and removed between any two calls.
+    """
+
+    def __init__(self, kind: type[nn.Module]) -> None:
+        self.kind = kind
+        self.modes = Modes()
+        self.compiled: Call | None = None
+        """Compiled code, called with args and kwargs; None: the modules are called."""
+
+    def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        compiled = self.compiled
+        if compiled is None and not self.modes.no_grad:
+            return self.plain(model, args, kwargs)
+        if is_differentiated(args, kwargs):
+            return self.plain(model, args, kwargs, gradients=True)
+        if compiled is not None:
+            return compiled(args, kwargs)
+        return self.plain(model, args, kwargs)
+
+    def plain(
+        self,
+        model: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        gradients: bool = False,
+    ) -> Any:
+        """Call the modules one by one."""
+        modes = self.modes._replace(no_grad=False) if gradients else self.modes
+        with modes.entered():
+            outputs = self.kind.forward(model, *args, **kwargs)
+        return modes.result(outputs)
