@@ -102,7 +102,7 @@ class CompiledGraph:
                 return self._runner.plain(self._model, args, kwargs)
 
         if self._change is not None:
-            self._warn("calls", self._change)
+            self._warn("calls", self._change, stacklevel=7)
             return plain()
         before = self.graphs
         outputs = self._code().call_or(plain, self._report, args, kwargs)
@@ -152,16 +152,18 @@ class CompiledGraph:
 
     def _report(self, error: Exception) -> None:
         reason = str(error) if isinstance(error, CompilationError) else first_line(error)
-        self._warn("calls of this shape, and others that compiled code does not fit,", reason)
+        which = "calls of this shape, and others that compiled code does not fit,"
+        self._warn(which, reason, stacklevel=8)
 
-    def _warn(self, which: str, reason: str) -> None:
+    def _warn(self, which: str, reason: str, *, stacklevel: int) -> None:
+        """`stacklevel` leads to the module's caller, which has no hooks."""
         if not self._warned:
             self._warned = True
             warnings.warn(
                 f"{type(self._model).__name__}: {which} are computed without compiled code from now on:"
                 f" {reason}",
                 SlowCallWarning,
-                stacklevel=8,
+                stacklevel=stacklevel,
             )
 
 

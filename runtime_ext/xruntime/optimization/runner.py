@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 from torch.autograd import forward_ad
+from torch.utils._device import DeviceContext
 
 from xruntime.optimization.outputs import restored, tensors_in
 from xruntime.threads.modes import Autocast, current_autocast
@@ -38,17 +39,18 @@ class Modes(NamedTuple):
             return current_autocast() if torch.is_autocast_enabled("cpu") else None
         return None if self.dtype is torch.float32 else Autocast(self.dtype, cache=True)
 
-    @contextlib.contextmanager
-    def entered(self) -> Any:
-        with contextlib.ExitStack() as stack:
-            if self.no_grad and torch.is_grad_enabled():
-                stack.enter_context(torch.no_grad())
-            if self.dtype is torch.float32:
-                if torch.is_autocast_enabled("cpu"):
-                    stack.enter_context(torch.autocast("cpu", enabled=False))
-            elif self.dtype is not None:
-                stack.enter_context(torch.autocast("cpu", dtype=self.dtype))
-            yield
+    def grad_mode(self) -> contextlib.AbstractContextManager[Any]:
+        """Return a context for calls, which torch.compile can trace."""
+        off = self.no_grad and torch.is_grad_enabled()
+        return torch.no_grad() if off else contextlib.nullcontext()
+
+    def precision(self) -> contextlib.AbstractContextManager[Any]:
+        """Return a context for calls, which torch.compile can trace."""
+        if self.dtype is not None and self.dtype is not torch.float32:
+            return torch.autocast("cpu", dtype=self.dtype)
+        if self.dtype is not None and torch.is_autocast_enabled("cpu"):
+            return torch.autocast("cpu", enabled=False)
+        return contextlib.nullcontext()
 
     def result(self, outputs: Any) -> Any:
         """Return outputs in the dtype that the caller expects."""
@@ -62,16 +64,26 @@ def transformed() -> bool:
     return (
         torch._C._is_tracing()  # noqa: SLF001 - nothing public tells
         or torch._C._len_torch_dispatch_stack() > 0  # noqa: SLF001
-        or torch._C._len_torch_function_stack() > 0  # noqa: SLF001
+        or _has_function_modes()
         or torch._C._functorch.peek_interpreter_stack() is not None  # noqa: SLF001
         or forward_ad._current_level >= 0  # noqa: SLF001
     )
 
 
+def _has_function_modes() -> bool:
+    """Whether something sees the calls of torch's functions, besides torch.set_default_device()."""
+    count = torch._C._len_torch_function_stack()  # noqa: SLF001
+    modes = [torch._C._get_function_stack_at(at) for at in range(count)]  # noqa: SLF001
+    return any(not isinstance(mode, DeviceContext) for mode in modes)
+
+
 def is_differentiated(args: Any, kwargs: Any) -> bool:
     """Whether the caller wants gradients of this call: an argument requires one, or torch records it."""
-    if torch.is_grad_enabled() and any(one.requires_grad for one in tensors_in((args, kwargs))):
-        return True
+    if torch.is_grad_enabled():
+        for value in (*args, *kwargs.values()):
+            tensors = (value,) if isinstance(value, torch.Tensor) else tensors_in(value)
+            if any(tensor.requires_grad for tensor in tensors):
+                return True
     # torch.compile cannot trace the questions, and none of it can be the case where it traces.
     return not torch.compiler.is_compiling() and transformed()
 
@@ -108,6 +120,6 @@ class Runner:
     ) -> Any:
         """Call the modules one by one."""
         modes = self.modes._replace(no_grad=False) if gradients else self.modes
-        with modes.entered():
+        with modes.grad_mode(), modes.precision():
             outputs = self.kind.forward(model, *args, **kwargs)
         return modes.result(outputs)

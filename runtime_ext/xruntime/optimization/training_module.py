@@ -78,7 +78,7 @@ def make_trainable(model: nn.Module, modes: Modes, optimizer: Optimizer | None) 
     @functools.wraps(kind.forward)
     def forward(self: TrainableModule, *args: Any, **kwargs: Any) -> Any:
         held = self._xruntime_optimized
-        with held.modes.entered():
+        with held.modes.precision():
             outputs = held.kind.forward(self, *args, **kwargs)
         return held.modes.result(outputs)
 

@@ -86,8 +86,8 @@ class Work:
         assert self.call is not None
         call = copied(self.call)
         # The caller's autocast does not count with a dtype, and the input has its own precision.
-        modes = Modes(no_grad=True, dtype=None if self.dtype is None else torch.float32)
-        with modes.entered():
+        modes = Modes(dtype=None if self.dtype is None else torch.float32)
+        with torch.no_grad(), modes.precision():
             return self.model(*call.args, **call.kwargs)
 
     def run(self) -> Any:
