@@ -8,9 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 from xruntime.compilation.accuracy import Difference, difference, tolerance_for
+from xruntime.compilation.call_shapes import CallShape
 from xruntime.compilation.inductor import first_line
 from xruntime.errors import CompilationError, OptimizationError
-from xruntime.optimization.outputs import comparable
+from xruntime.optimization.outputs import comparable, copied
 from xruntime.optimization.request import sample_problem
 from xruntime.optimization.watched_state import WatchedState
 from xruntime.optimization.work import Work
@@ -36,15 +37,23 @@ class Check:
 
         name = type(model).__name__
         assert work.call is not None
+        sample, shape = work.call, CallShape()
+        call = copied(sample)
+        for value in (*call.args, *call.kwargs.values()):
+            shape.plain(value)
+        versions = shape.versions()
         try:
-            self._expected = comparable(work.run_input())
+            self._expected = comparable(work.run_input(call))
         except Exception as error:
             raise OptimizationError(
                 f"{name} cannot be called with the sample"
-                f" ({first_line(error)}){sample_problem(model, work.call)}"
+                f" ({first_line(error)}){sample_problem(model, sample)}"
             ) from error
+        self.may_change_arguments = shape.opaque or versions != shape.versions()
+        """Whether a call writes into a tensor of the sample, or may do so."""
+
         state = WatchedState(model)
-        again = self.problem(work.run_input)
+        again = self.problem(lambda: work.run_input(copied(sample)))
         self.side_effect = state.change()
         if again is not None and math.isfinite(tolerance):
             raise OptimizationError(

@@ -187,6 +187,12 @@ class _Run(Run):
             return
         pieces = call.graphs if isinstance(call, CompiledGraph) else 1
         cut = "in one graph" if pieces == 1 else f"in {pieces} graphs, with Python between them"
+        if pieces > 1 and self.request.graph == "auto" and self.check.may_change_arguments:
+            reason = f"{name}: {cut}, and a call may change its arguments: it could not be repeated"
+            self.steps.append(
+                Step("graph", Outcome.SKIPPED, f"{reason} where one of the graphs fails")
+            )
+            return
         self.steps.append(Step("graph", Outcome.APPLIED, f"{name}: {GRAPHS[name]}, {cut}"))
         if not compiled:
             reason = "torch's compiler packs the frozen weights for the CPU's instructions"

@@ -81,10 +81,8 @@ class Work:
         self.model.__dict__["_xruntime_optimized"] = self.runner
         self.model.__class__ = self._class
 
-    def run_input(self) -> Any:
-        """Return the outputs of the model as it was given, on a copy of the sample."""
-        assert self.call is not None
-        call = copied(self.call)
+    def run_input(self, call: Sample) -> Any:
+        """Return the outputs of the model as it was given, without gradients."""
         # The caller's autocast does not count with a dtype, and the input has its own precision.
         modes = Modes(dtype=None if self.dtype is None else torch.float32)
         with torch.no_grad(), modes.precision():
