@@ -4,13 +4,11 @@
 from __future__ import annotations
 
 import tempfile
-import warnings
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from xruntime.compilation.call_shapes import of_its_own
 from xruntime.compilation.compiled_code import CompiledCode
@@ -20,7 +18,6 @@ from xruntime.errors import CompilationError
 from xruntime.optimization.outputs import with_tensors
 from xruntime.optimization.runner import Runner
 from xruntime.optimization.sequences import hooks_of
-from xruntime.optimization.watched_state import WatchedState
 from xruntime.packages.compiling import compile_package
 from xruntime.packages.package import load_package
 from xruntime.threads.modes import Autocast
@@ -35,38 +32,19 @@ GRAPHS: Final = {
 """The values of `graph`, and what each means."""
 
 
-class SlowCallWarning(UserWarning):
-    """A call of an optimized module was computed without compiled code."""
-
-
 class CompiledGraph:
     """Calls compiled code; compiles for each number of threads and autocast that callers have.
 
-    fallback
-        Call the modules where compiled code does not fit, and warn once. Otherwise CompilationError.
+    Unless the runner is strict, the modules are called where compiled code does not fit a call.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        runner: Runner,
-        *,
-        cpp_wrapper: bool,
-        join_linears: bool,
-        fallback: bool,
+        self, model: nn.Module, runner: Runner, *, cpp_wrapper: bool, join_linears: bool
     ) -> None:
         self._model = model
         self._runner = runner
         self._cpp_wrapper = cpp_wrapper
         self._options = {"cpp.enable_concat_linear": True} if join_linears else {}
-        self._fallback = fallback
-        self._warned = False
-        self._change: str | None = None
-        """What was changed in the model, so that compiled code is not called any more."""
-
-        self._own: WatchedState | None = None
-        self._all: WatchedState | None = None
-        self._hooks = 0
         self._codes: dict[tuple[int, Autocast | None], CompiledCode] = {}
 
     @property
@@ -78,56 +56,22 @@ class CompiledGraph:
         """Return the outputs. Raises what torch raises where it cannot compile or run the call."""
         return self._finished(self._code()(args, kwargs))
 
-    def watch(self) -> None:
-        """From now on look for changes of the model, which compiled code does not see.
-
-        Each call looks at the attributes of the model itself, and whether hooks were registered anywhere;
-        a call that compiles looks at all of its modules. The model's own hooks run around compiled code.
-        """
-        self._own = WatchedState(self._model, parts=False, own_hooks=False)
-        self._all = WatchedState(self._model, own_hooks=False)
-        self._hooks = RemovableHandle.next_id
-
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the outputs. Raises CompilationError, unless it falls back."""
-        if self._change is None:
-            self._look()
-        if not self._fallback:
-            if self._change is not None:
-                raise CompilationError(self._change)
-            return self.compile_and_call(args, kwargs)
+        """Return the outputs. Raises as `compile_and_call` if the runner is strict."""
 
         def plain() -> Any:
             with torch.no_grad():
                 return self._runner.plain(self._model, args, kwargs)
 
-        if self._change is not None:
-            self._warn("calls", self._change, stacklevel=7)
-            return plain()
         before = self.graphs
-        outputs = self._code().call_or(plain, self._report, args, kwargs)
-        if self.graphs > before and self._all is not None:
-            # It was compiled from the module as it is, so these outputs are right.
-            self._note(self._all.change())
-        return self._finished(outputs)
-
-    def _look(self) -> None:
-        """Look for a change of the model, as far as that is quick."""
-        if self._own is None or self._all is None:
-            return
-        if self._hooks != RemovableHandle.next_id:
-            # Someone registered a hook, perhaps on another model.
-            self._hooks = RemovableHandle.next_id
-            self._note(self._all.change())
+        if self._runner.strict:
+            outputs = self._code()(args, kwargs)
         else:
-            self._note(self._own.change())
-
-    def _note(self, change: str | None) -> None:
-        if change is not None:
-            self._change = (
-                f"{change} after optimize(), and compiled code does not see that: change the original module,"
-                " then optimize it again"
-            )
+            outputs = self._code().call_or(plain, self._report, args, kwargs)
+        if self.graphs > before:
+            # These outputs are of the module as it is; those of code for other shapes may not be.
+            self._runner.is_changed(thorough=True)
+        return self._finished(outputs)
 
     def _finished(self, outputs: Any) -> Any:
         outputs = self._runner.modes.result(outputs)
@@ -152,19 +96,9 @@ class CompiledGraph:
 
     def _report(self, error: Exception) -> None:
         reason = str(error) if isinstance(error, CompilationError) else first_line(error)
-        which = "calls of this shape, and others that compiled code does not fit,"
-        self._warn(which, reason, stacklevel=8)
-
-    def _warn(self, which: str, reason: str, *, stacklevel: int) -> None:
-        """`stacklevel` leads to the module's caller, which has no hooks."""
-        if not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"{type(self._model).__name__}: {which} are computed without compiled code from now on:"
-                f" {reason}",
-                SlowCallWarning,
-                stacklevel=stacklevel,
-            )
+        self._runner.warn(
+            "calls of this shape, and others that compiled code does not fit,", reason
+        )
 
 
 def _usual(outputs: Any) -> Any:

@@ -16,13 +16,7 @@ from xlaunch.errors import XLaunchError
 from xruntime.compilation.inductor import first_line
 from xruntime.errors import OptimizationError
 from xruntime.optimization.folding import fold_convolutions, fold_linears, remove_dropouts
-from xruntime.optimization.graph import (
-    GRAPHS,
-    CompiledGraph,
-    Package,
-    SlowCallWarning,
-    graph_obstacle,
-)
+from xruntime.optimization.graph import GRAPHS, CompiledGraph, Package, graph_obstacle
 from xruntime.optimization.measuring import median_times
 from xruntime.optimization.outputs import copied
 from xruntime.optimization.passes import (
@@ -35,8 +29,9 @@ from xruntime.optimization.passes import (
 from xruntime.optimization.plain_weights import PlainWeights
 from xruntime.optimization.request import Request
 from xruntime.optimization.run import Run
-from xruntime.optimization.runner import Call, Modes
+from xruntime.optimization.runner import Call, Modes, SlowCallWarning
 from xruntime.optimization.steps import Outcome, Step, Timing, remember
+from xruntime.optimization.watched_state import FrozenModel
 from xruntime.optimization.work import Work
 
 PASSES: Final[Mapping[str, Callable[[Work], str]]] = {
@@ -86,6 +81,7 @@ class _Run(Run):
 
     def __init__(self, request: Request, model: nn.Module, counterparts: dict[int, Any]) -> None:
         super().__init__(request, Work(model, request.call, request.dtype))
+        self.work.runner.strict = request.graph != "auto"
         self.plain = PlainWeights(request.model, counterparts)
 
     def optimized(self) -> nn.Module:
@@ -209,7 +205,6 @@ class _Run(Run):
             runner,
             cpp_wrapper=name == "compile_cpp",
             join_linears=self.request.obstacle("join_linears") is None,
-            fallback=self.request.graph == "auto",
         )
 
     def _call_compiled(self, call: Package | CompiledGraph) -> Any:
@@ -297,14 +292,14 @@ class _Run(Run):
         work, request = self.work, self.request
         model = work.model
         self._final_check()
+        self._warn()
         self.plain.settle(model, work.edits.same_values, keep=request.keep_weights)
         if any(step.outcome is Outcome.APPLIED for step in self.steps):
             model.__dict__["_xruntime_plain"] = self.plain
             work.become_optimized()
-        if isinstance(work.runner.compiled, CompiledGraph):
-            work.runner.compiled.watch()
+        if work.runner.compiled is not None:
+            work.runner.frozen = FrozenModel(model)
         remember(model, self.explanation(self.plain.kept_bytes(model), timings))
-        self._warn()
         return model
 
     def _warn(self) -> None:

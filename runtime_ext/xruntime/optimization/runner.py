@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,7 +13,9 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
+from xruntime.errors import CompilationError
 from xruntime.optimization.outputs import restored, tensors_in
+from xruntime.optimization.watched_state import FrozenModel
 from xruntime.threads.modes import Autocast, current_autocast
 
 Call = Callable[[tuple[Any, ...], dict[str, Any]], Any]
@@ -88,17 +91,30 @@ def is_differentiated(args: Any, kwargs: Any) -> bool:
     return not torch.compiler.is_compiling() and transformed()
 
 
+class SlowCallWarning(UserWarning):
+    """An optimized module, or one of its calls, is computed without compiled code."""
+
+
 class Runner:
     """Computes the calls of one module, whose class `kind` was before it was optimized.
 
-    Compiled code may be set and removed between any two calls.
+    Compiled code may take over between any two calls, and is left where the model was changed.
     """
 
     def __init__(self, kind: type[nn.Module]) -> None:
         self.kind = kind
+        self.strict = False
+        """Raise CompilationError where compiled code does not fit, rather than call the modules."""
+
         self.modes = Modes()
         self.compiled: Call | None = None
         """Compiled code, called with args and kwargs; None: the modules are called."""
+
+        self.frozen: FrozenModel | None = None
+        """The model that the code was compiled of, once it is finished."""
+
+        self._change: str | None = None
+        self._warned = False
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         compiled = self.compiled
@@ -106,7 +122,7 @@ class Runner:
             return self.plain(model, args, kwargs)
         if is_differentiated(args, kwargs):
             return self.plain(model, args, kwargs, gradients=True)
-        if compiled is not None:
+        if compiled is not None and not self.is_changed():
             return compiled(args, kwargs)
         return self.plain(model, args, kwargs)
 
@@ -123,3 +139,32 @@ class Runner:
         with modes.grad_mode(), modes.precision():
             outputs = self.kind.forward(model, *args, **kwargs)
         return modes.result(outputs)
+
+    def is_changed(self, *, thorough: bool = False) -> bool:
+        """Whether the model was changed since it was compiled; compiled code is left for good then.
+
+        Raises CompilationError if it was, and the runner is strict.
+        """
+        if self._change is None and self.frozen is not None:
+            self._change = self.frozen.change(thorough=thorough)
+        if self._change is None:
+            return False
+        reason = (
+            f"{self._change} after optimize(), and compiled code does not see that: change the original"
+            " module, then optimize it again"
+        )
+        if self.strict:
+            raise CompilationError(reason)
+        self.compiled = None
+        self.warn("calls", reason)
+        return True
+
+    def warn(self, which: str, reason: str) -> None:
+        """Warn once that some calls are slow, and why."""
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{self.kind.__name__}: {which} are computed without compiled code from now on: {reason}",
+                SlowCallWarning,
+                stacklevel=7,  # of a call of the module without hooks
+            )

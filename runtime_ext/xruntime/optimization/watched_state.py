@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any, Final, NamedTuple
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 SAMPLED: Final = 2
 """Words of each tensor's memory that are compared. Only changes that torch does not count need it: those
@@ -85,6 +86,29 @@ class WatchedState:
         if [word.value for word in self._words] != self._sampled:
             return "its weights were changed"
         return None
+
+
+class FrozenModel:
+    """Whether a model is as it was when compiled code was made of it, which does not see changes.
+
+    Its own hooks run around compiled code, and may change.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._own = WatchedState(model, parts=False, own_hooks=False)
+        self._all = WatchedState(model, own_hooks=False)
+        self._hooks = RemovableHandle.next_id
+
+    def change(self, *, thorough: bool) -> str | None:
+        """Return what has changed; None if nothing has.
+
+        Looks at the attributes of the model itself, which takes microseconds; at all modules if it is
+        `thorough`, or if any hook was registered since.
+        """
+        if self._hooks != RemovableHandle.next_id:
+            self._hooks = RemovableHandle.next_id
+            thorough = True
+        return (self._all if thorough else self._own).change()
 
 
 class _Holder(NamedTuple):

@@ -111,7 +111,7 @@ REPORTS = {
     "Traced": "torch traces or transforms its calls",
     "TopLevelTracedModule": "it is a TorchScript module already",
     "Random": "a call draws random numbers",
-    "Counting": "a call changes it (the module was changed)",
+    "Counting": "a call changes it (calls was changed)",
     "Writing": "a call changes its arguments",
     "WithCache": "kwargs['cache'] is a Cache, which a call may change",
     "Linear": "the program calls a single layer of torch's",
