@@ -84,33 +84,51 @@ def _refuse(instead: str) -> NoReturn:
     raise OptimizationError(f"an optimized module is frozen: {instead}, then optimize it again")
 
 
-def optimized_class(model: nn.Module) -> type[OptimizedModule]:
-    """Return a class for `model` alone, of the same name, whose calls `_xruntime_optimized` computes.
+def own_dtype(model: nn.Module) -> torch.dtype | None:
+    """Return the value of the property `dtype`, as transformers' models have it; None without one.
+
+    It is the dtype of the first weight, which may be stored in a lower precision later.
+    """
+    if isinstance(getattr(type(model), "dtype", None), property):
+        with contextlib.suppress(Exception):
+            dtype = model.dtype
+            return dtype if isinstance(dtype, torch.dtype) else None
+    return None
+
+
+def optimized_class(kind: type[nn.Module], dtype: torch.dtype | None) -> type[nn.Module]:
+    """Return a class for one model of class `kind`, whose calls `_xruntime_optimized` computes.
+
+    Raises OptimizationError if the model's class allows no subclass.
+    """
+
+    def forward(self: OptimizedModule, *args: Any, **kwargs: Any) -> Any:
+        return self._xruntime_optimized(self, args, kwargs)
+
+    return subclass(OptimizedModule, kind, forward, dtype)
+
+
+def subclass(
+    base: type[nn.Module],
+    kind: type[nn.Module],
+    forward: Callable[..., Any],
+    dtype: torch.dtype | None,
+) -> type[nn.Module]:
+    """Return a subclass of both, with that `forward`, the name of `kind`, and that property `dtype` if given.
 
     Other code saves the name, or looks it up: a configuration's `architectures`, tables by class name.
     Raises OptimizationError if the model's class allows no subclass.
     """
-    kind = type(model)
-
-    @functools.wraps(kind.forward)
-    def forward(self: OptimizedModule, *args: Any, **kwargs: Any) -> Any:
-        return self._xruntime_optimized(self, args, kwargs)
-
     space: dict[str, Any] = {
-        "forward": forward,
+        "forward": functools.wraps(kind.forward)(forward),
         "__module__": kind.__module__,
         "__qualname__": kind.__qualname__,
         "__doc__": kind.__doc__,
     }
-    if isinstance(getattr(kind, "dtype", None), property):
-        # transformers' models have it: of the first weight, which may be stored in a lower precision.
-        with contextlib.suppress(Exception):
-            dtype = model.dtype
-            space["dtype"] = property(lambda _self: dtype)
+    if dtype is not None:
+        space["dtype"] = property(lambda _self: dtype)
     try:
-        return types.new_class(
-            kind.__name__, (OptimizedModule, kind), {}, lambda found: found.update(space)
-        )
+        return types.new_class(kind.__name__, (base, kind), {}, lambda made: made.update(space))
     except Exception as error:
         raise OptimizationError(
             f"{kind.__name__} allows no subclass to be made of it ({first_line(error)}), which optimize()"

@@ -77,11 +77,16 @@ def lower_weights(work: Work) -> str:
         raise SkipPassError("there is no convolution, linear or embedding with weights in float32")
     for parameter in found:
         work.edits.replace_parameter(parameter, parameter.detach().to(wanted))
+    take_float32(work, wanted)
+    return f"stored {len(found)} in {_name(wanted)}; those of norms and other modules are as before"
+
+
+def take_float32(work: Work, low: torch.dtype) -> None:
+    """Have the layers whose weights are in `low` take and return float32 where autocast is off."""
     classes: dict[type, type[nn.Module]] = {kind: lowered_class(kind) for kind in CONVERTED}
     for module in work.inner_modules():
-        if type(module) in CONVERTED and module.weight.dtype == wanted:
+        if type(module) in CONVERTED and module.weight.dtype == low:
             work.edits.set_class(module, classes[type(module)])
-    return f"stored {len(found)} in {_name(wanted)}; those of norms and other modules are as before"
 
 
 def convertible_parameters(model: nn.Module) -> list[nn.Parameter]:

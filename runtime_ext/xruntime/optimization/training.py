@@ -20,6 +20,7 @@ from xruntime.optim.split import split
 from xruntime.optimization.passes import (
     convertible_parameters,
     lower_precision,
+    take_float32,
     use_channels_last,
 )
 from xruntime.optimization.request import Request
@@ -149,6 +150,7 @@ class _Run(Run):
                 new.grad = parameter.grad.to(torch.bfloat16)
             made[id(parameter)] = new
             remainders[new] = torch.empty_like(half, dtype=torch.int16).copy_(remainder)
+        take_float32(self.work, torch.bfloat16)
         optimizer = _converted(self.given, made)
         for parameter, remainder in remainders.items():
             optimizer.state[parameter]["remainder"] = remainder
@@ -162,7 +164,8 @@ class _Run(Run):
         reason = "compiled code here is for inference: call torch.compile on the result"
         self.steps.append(Step("graph", Outcome.SKIPPED, reason))
         if self.work.modes.dtype is not None:
-            make_trainable(model, self.work.modes, self.optimizer if self.split else None)
+            optimizer = self.optimizer if self.split else None
+            make_trainable(model, self.work.modes, optimizer, self.work.own_dtype)
         remember(model, self.explanation())
         return model, self.optimizer
 

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import functools
-import types
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -13,6 +11,7 @@ from torch.optim import Optimizer
 
 from xruntime.errors import OptimizationError
 from xruntime.optim.split import join, split
+from xruntime.optimization.module import subclass
 from xruntime.optimization.runner import Modes
 
 
@@ -71,22 +70,20 @@ def _remainder(optimizer: Optimizer | None, value: Any) -> torch.Tensor | None:
     return remainder
 
 
-def make_trainable(model: nn.Module, modes: Modes, optimizer: Optimizer | None) -> None:
+def make_trainable(
+    model: nn.Module, modes: Modes, optimizer: Optimizer | None, dtype: torch.dtype | None
+) -> None:
     """Turn `model` into a TrainableModule, without changing its class for other objects."""
     kind = type(model)
 
-    @functools.wraps(kind.forward)
     def forward(self: TrainableModule, *args: Any, **kwargs: Any) -> Any:
         held = self._xruntime_optimized
         with held.modes.precision():
             outputs = held.kind.forward(self, *args, **kwargs)
         return held.modes.result(outputs)
 
-    space = {"forward": forward, "__module__": kind.__module__, "__doc__": kind.__doc__}
     model._xruntime_optimized = HeldForTraining(kind, modes, optimizer)  # type: ignore[assignment] # noqa: SLF001 - it becomes our class
-    model.__class__ = types.new_class(
-        f"Trainable{kind.__name__}", (TrainableModule, kind), {}, lambda found: found.update(space)
-    )
+    model.__class__ = subclass(TrainableModule, kind, forward, dtype)
     if optimizer is not None:
         _split_when_loading(model, optimizer)
 

@@ -14,7 +14,7 @@ from torch import nn
 from xruntime.compilation.inductor import compiling, first_line
 from xruntime.compilation.samples import Sample
 from xruntime.optimization.edits import Edits
-from xruntime.optimization.module import optimized_class
+from xruntime.optimization.module import optimized_class, own_dtype
 from xruntime.optimization.outputs import copied
 from xruntime.optimization.runner import Modes, Runner
 from xruntime.optimization.sequences import Recording, Traced, record, trace
@@ -39,6 +39,7 @@ class Work:
         self.dtype = dtype
         """The dtype that the user asked for."""
 
+        self.own_dtype = own_dtype(model)
         self.runner = Runner(type(model))
         self._class: type[nn.Module] | None = None
         self.edits = Edits(model)
@@ -77,7 +78,7 @@ class Work:
     def become_optimized(self) -> None:
         """Give the model that class for good. Raises OptimizationError."""
         if self._class is None:
-            self._class = optimized_class(self.model)
+            self._class = optimized_class(self.runner.kind, self.own_dtype)
         self.model.__dict__["_xruntime_optimized"] = self.runner
         self.model.__class__ = self._class
 

@@ -192,11 +192,17 @@ def bert() -> Any:
 
 
 @pytest.mark.long
-def test_transformers_finds_the_models_own_name_and_dtype(tmp_path: Path) -> None:
+@pytest.mark.parametrize("use", ["inference", "without a sample", "training"])
+def test_transformers_finds_the_models_own_name_and_dtype(use: str, tmp_path: Path) -> None:
     from transformers import BertModel
 
     model, ids = bert(), torch.randint(0, 50, (2, 6))
-    optimized = optimize(model, sample_input=ids, dtype=torch.bfloat16, graph="none")
+    if use == "training":
+        optimizer = torch.optim.AdamW(model.parameters())
+        optimized, _ = optimize(model, optimizer=optimizer, dtype=torch.bfloat16)
+    else:
+        sample = ids if use == "inference" else None
+        optimized = optimize(model, sample_input=sample, dtype=torch.bfloat16, graph="none")
     optimized.save_pretrained(tmp_path)
     saved = json.loads((tmp_path / "config.json").read_text())
     assert saved["architectures"] == ["BertModel"]

@@ -140,6 +140,20 @@ def test_state_dicts_load_in_stock_torch_and_back() -> None:
             duplicate(faster)
 
 
+def test_methods_and_parts_of_a_trained_model_take_and_return_float32() -> None:
+    model, optimizer = made("adamw")
+    faster, _ = optimize(model, optimizer=optimizer, dtype=torch.bfloat16)
+    assert explain(faster).step("split_bf16").outcome is Outcome.APPLIED
+    assert type(faster).__name__ == "Classifier"
+    features = torch.randn(3, 8, requires_grad=True)
+    scores = faster.last(features)
+    assert scores.dtype == torch.float32
+    torch.testing.assert_close(scores, model.last(features), rtol=0.05, atol=0.05)
+    scores.sum().backward()
+    assert features.grad is not None
+    assert faster.last.weight.grad.dtype == torch.bfloat16
+
+
 class Unknown(torch.optim.SGD):
     """A third party's optimizer."""
 
