@@ -142,14 +142,13 @@ def test_optimized_form_runs_where_it_is_right(tmp_path: Path):
 @pytest.mark.full
 def test_threads_several_models_and_the_program_s_own_use(tmp_path: Path):
     reports = reports_of(tmp_path / "script.py", THREADS)
-    starts = ["Net: optimized in "] * 3 + ["Net: left as it is: the program changed it (the module"]
+    starts = ["Net: optimized in "] * 3 + ["Net: left as it is: the program changed it (training"]
     kinds = [next((s for s in starts if line.startswith(s)), line) for line in reports]
     assert kinds == [
         *starts[:2],
         starts[3],
         starts[2],
         "Net: left as it is: the program uses xruntime",
-        "OptimizedNet: left as it is: the program uses xruntime.optimize",
     ]
     assert " s: bfloat16; " in reports[3]
 
