@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-import threading
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 from torch import nn
-from torch.nn import functional
 
-from xruntime.optimization.lowered import lowered_class, with_low_weights
+from xruntime.optimization.layers import Joined, JoinedLinear, lowered_class
 from xruntime.optimization.sequences import CONVOLUTIONS, has_hooks, shared_parameters
 from xruntime.optimization.steps import SkipPassError
 from xruntime.optimization.work import Work
@@ -104,97 +102,6 @@ def convertible_parameters(model: nn.Module) -> list[nn.Parameter]:
         and parameter.dtype == torch.float32
         and all(type(owner) in CONVERTED and not has_hooks(owner) for owner in owners[number])
     ]
-
-
-class _Waiting(NamedTuple):
-    """Outputs that the first linear computed for the others."""
-
-    value: torch.Tensor
-    version: int | None
-    autocast: bool
-    parts: dict[int, torch.Tensor]
-
-    def fits(self, value: torch.Tensor, version: int | None) -> bool:
-        """Whether they are outputs for this tensor with its present content."""
-        return (
-            self.value is value
-            and self.version == version
-            and self.autocast == torch.is_autocast_enabled("cpu")
-        )
-
-
-class Joined(nn.Module):
-    """The weights of several linears with one input.
-
-    The first linear that is called computes the outputs of all, and the others take theirs, if they
-    are called with the same tensor in the same thread. Otherwise each computes its own part.
-    """
-
-    def __init__(self, linears: list[nn.Linear]) -> None:
-        super().__init__()
-        self.sizes = [linear.out_features for linear in linears]
-        self.weight = nn.Parameter(torch.cat([m.weight.detach() for m in linears]), False)
-        self.bias: nn.Parameter | None = None
-        given: list[torch.Tensor | None] = [linear.bias for linear in linears]
-        if any(bias is not None for bias in given):
-            biases = [
-                self.weight.new_zeros(size) if bias is None else bias.detach()
-                for bias, size in zip(given, self.sizes, strict=True)
-            ]
-            self.bias = nn.Parameter(torch.cat(biases), False)
-        self._waiting = threading.local()
-
-    def part(self, at: int, value: torch.Tensor) -> torch.Tensor:
-        """Return the output of linear number `at`."""
-        version = None if value.is_inference() else value._version  # noqa: SLF001 - no public one
-        waiting: _Waiting | None = getattr(self._waiting, "call", None)
-        if waiting is not None and waiting.fits(value, version) and at in waiting.parts:
-            output = waiting.parts.pop(at)
-            if not waiting.parts:
-                self._waiting.call = None
-            return output
-        if at:
-            return self._linear(value, *self.own(at))
-        outputs = torch.split(self._linear(value, self.weight, self.bias), self.sizes, -1)
-        parts = dict(enumerate(outputs[1:], 1))
-        self._waiting.call = _Waiting(value, version, torch.is_autocast_enabled("cpu"), parts)
-        return outputs[0]
-
-    def _linear(
-        self, value: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-    ) -> torch.Tensor:
-        if weight.dtype not in (torch.bfloat16, torch.float16):
-            return functional.linear(value, weight, bias)
-        return with_low_weights(
-            lambda value: functional.linear(value, weight, bias), value, weight.dtype
-        )
-
-    def own(self, at: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the weight and bias of linear number `at`."""
-        begin = sum(self.sizes[:at])
-        rows = slice(begin, begin + self.sizes[at])
-        return self.weight[rows], None if self.bias is None else self.bias[rows]
-
-
-class JoinedLinear(nn.Module):
-    """One of the linears of a `Joined`, with a linear's attributes."""
-
-    def __init__(self, joined: Joined, at: int, linear: nn.Linear) -> None:
-        super().__init__()
-        self.joined = joined
-        self.at = at
-        self.in_features, self.out_features = linear.in_features, linear.out_features
-
-    @property
-    def weight(self) -> torch.Tensor:
-        return self.joined.own(self.at)[0]
-
-    @property
-    def bias(self) -> torch.Tensor | None:
-        return self.joined.own(self.at)[1]
-
-    def forward(self, value: torch.Tensor) -> torch.Tensor:
-        return self.joined.part(self.at, value)
 
 
 def join_linears(work: Work) -> str:

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layers that passes put in the place of a model's own: with weights in a lower precision, and joined.
+
+Layers with weights in a lower precision take and return float32 wherever they are called. In calls of the
+model autocast converts their inputs. But a model's other methods, such as generate() and encode(), and callers
+of a part of it, run without autocast.
+"""
+
+from __future__ import annotations
+
+import threading
+import types
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+
+def with_low_weights(
+    function: Callable[[torch.Tensor], torch.Tensor], value: torch.Tensor, low: torch.dtype
+) -> torch.Tensor:
+    """Return `function(value)`, computed in `low` and returned in float32 where autocast is off.
+
+    Under autocast, and of a value in `low`, it is what `function` returns.
+    """
+    if value.dtype == low or torch.is_autocast_enabled("cpu"):
+        return function(value)
+    if value.dtype == torch.float32:
+        value = value.to(low)
+    output = function(value)
+    return output.to(torch.float32) if output.dtype == low else output
+
+
+class Lowered(nn.Module):
+    """Its class is also a subclass of the layer's class, of the same name."""
+
+    weight: torch.Tensor
+    _layer: type[nn.Module]
+
+    def forward(self, input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: A002 - torch's name
+        return with_low_weights(
+            lambda value: self._layer.forward(self, value, *args, **kwargs),
+            input,
+            self.weight.dtype,
+        )
+
+
+def lowered_class(kind: type[nn.Module]) -> type[Lowered]:
+    """Return the class for layers of torch's class `kind`, which has its weights in `weight`."""
+    space = {"__module__": kind.__module__, "__doc__": kind.__doc__, "_layer": kind}
+    return types.new_class(kind.__name__, (Lowered, kind), {}, lambda made: made.update(space))
+
+
+class _Waiting(NamedTuple):
+    """Outputs that the first linear computed for the others."""
+
+    value: torch.Tensor
+    version: int | None
+    autocast: bool
+    parts: dict[int, torch.Tensor]
+
+    def fits(self, value: torch.Tensor, version: int | None) -> bool:
+        """Whether they are outputs for this tensor with its present content."""
+        return (
+            self.value is value
+            and self.version == version
+            and self.autocast == torch.is_autocast_enabled("cpu")
+        )
+
+
+class Joined(nn.Module):
+    """The weights of several linears with one input.
+
+    The first linear that is called computes the outputs of all, and the others take theirs, if they
+    are called with the same tensor in the same thread. Otherwise each computes its own part.
+    """
+
+    def __init__(self, linears: list[nn.Linear]) -> None:
+        super().__init__()
+        self.sizes = [linear.out_features for linear in linears]
+        self.weight = nn.Parameter(torch.cat([m.weight.detach() for m in linears]), False)
+        self.bias: nn.Parameter | None = None
+        given: list[torch.Tensor | None] = [linear.bias for linear in linears]
+        if any(bias is not None for bias in given):
+            biases = [
+                self.weight.new_zeros(size) if bias is None else bias.detach()
+                for bias, size in zip(given, self.sizes, strict=True)
+            ]
+            self.bias = nn.Parameter(torch.cat(biases), False)
+        self._waiting = threading.local()
+
+    def part(self, at: int, value: torch.Tensor) -> torch.Tensor:
+        """Return the output of linear number `at`."""
+        version = None if value.is_inference() else value._version  # noqa: SLF001 - no public one
+        waiting: _Waiting | None = getattr(self._waiting, "call", None)
+        if waiting is not None and waiting.fits(value, version) and at in waiting.parts:
+            output = waiting.parts.pop(at)
+            if not waiting.parts:
+                self._waiting.call = None
+            return output
+        if at:
+            return self._linear(value, *self.own(at))
+        outputs = torch.split(self._linear(value, self.weight, self.bias), self.sizes, -1)
+        parts = dict(enumerate(outputs[1:], 1))
+        self._waiting.call = _Waiting(value, version, torch.is_autocast_enabled("cpu"), parts)
+        return outputs[0]
+
+    def _linear(
+        self, value: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        if weight.dtype not in (torch.bfloat16, torch.float16):
+            return functional.linear(value, weight, bias)
+        return with_low_weights(
+            lambda value: functional.linear(value, weight, bias), value, weight.dtype
+        )
+
+    def own(self, at: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the weight and bias of linear number `at`."""
+        begin = sum(self.sizes[:at])
+        rows = slice(begin, begin + self.sizes[at])
+        return self.weight[rows], None if self.bias is None else self.bias[rows]
+
+
+class JoinedLinear(nn.Module):
+    """One of the linears of a `Joined`, with a linear's attributes."""
+
+    def __init__(self, joined: Joined, at: int, linear: nn.Linear) -> None:
+        super().__init__()
+        self.joined = joined
+        self.at = at
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+
+    @property
+    def weight(self) -> torch.Tensor:
+        return self.joined.own(self.at)[0]
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        return self.joined.own(self.at)[1]
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        return self.joined.part(self.at, value)
