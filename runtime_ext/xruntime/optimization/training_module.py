@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -21,33 +22,18 @@ class HeldForTraining(NamedTuple):
     kind: type[nn.Module]
     """The input's class."""
     modes: Modes
-    optimizer: Optimizer | None
-    """Has the remainders of split weights in its state; None: no weights are split."""
 
 
 class TrainableModule(nn.Module):
-    """A module optimized for training. Its class is also a subclass of the input's class.
-
-    `state_dict` returns fp32 weights, joined with the optimizer's remainders, and `load_state_dict` splits
-    them.
-    """
+    """A module optimized for training. Its class is also a subclass of the input's class."""
 
     _xruntime_optimized: HeldForTraining
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the weights in fp32, for any torch."""
-        names = ("destination", "prefix", "keep_vars")
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
-        keep_vars = given.pop("keep_vars", False)
-        held = self._xruntime_optimized
-        own = held.kind.state_dict(self, keep_vars=True)
-        found = held.kind.state_dict(self, **given, keep_vars=keep_vars)
-        prefix = given.get("prefix", "")
-        for name, value in own.items():
-            remainder = _remainder(held.optimizer, value)
-            if remainder is not None:
-                found[prefix + name] = join(value, remainder)
-        return found
+    def __prepare_scriptable__(self) -> NoReturn:
+        raise OptimizationError(
+            "a module optimized for training cannot be scripted: load its state_dict() into a plain"
+            " module, and script that"
+        )
 
     def __deepcopy__(self, _: Any) -> NoReturn:
         _refuse_copy()
@@ -63,17 +49,14 @@ def _refuse_copy() -> NoReturn:
     )
 
 
-def _remainder(optimizer: Optimizer | None, value: Any) -> torch.Tensor | None:
-    if optimizer is None or not isinstance(value, nn.Parameter) or value not in optimizer.state:
-        return None
-    remainder: torch.Tensor | None = optimizer.state[value].get("remainder")
-    return remainder
-
-
 def make_trainable(
     model: nn.Module, modes: Modes, optimizer: Optimizer | None, dtype: torch.dtype | None
 ) -> None:
-    """Turn `model` into a TrainableModule, without changing its class for other objects."""
+    """Turn `model` into a TrainableModule, without changing its class for other objects.
+
+    optimizer
+        Has the remainders of split weights in its state; None: no weights are split.
+    """
     kind = type(model)
 
     def forward(self: TrainableModule, *args: Any, **kwargs: Any) -> Any:
@@ -82,36 +65,74 @@ def make_trainable(
             outputs = held.kind.forward(self, *args, **kwargs)
         return held.modes.result(outputs)
 
-    model._xruntime_optimized = HeldForTraining(kind, modes, optimizer)  # type: ignore[assignment] # noqa: SLF001 - it becomes our class
+    model._xruntime_optimized = HeldForTraining(kind, modes)  # type: ignore[assignment] # noqa: SLF001 - it becomes our class
     model.__class__ = subclass(TrainableModule, kind, forward, dtype)
     if optimizer is not None:
-        _split_when_loading(model, optimizer)
+        for module in model.modules():
+            _SplitWeights(optimizer).attach(module)
 
 
-def _split_when_loading(model: nn.Module, optimizer: Optimizer) -> None:
-    """Split weights that are loaded into the model, also as a part of another module.
+class _SplitWeights:
+    """Lets the state_dict of one module hold fp32 weights: joined when saved, split when loaded.
 
-    Loading copies rounded values; the hook after it sets both halves of each from the loaded tensor.
+    Each module of a model has one, so that parts of it, and modules that it is a part of, do the same.
     """
-    loaded: dict[nn.Parameter, torch.Tensor] = {}
 
-    def before(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-        loaded.clear()
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._loaded: dict[nn.Parameter, torch.Tensor] = {}
+
+    def attach(self, module: nn.Module) -> None:
+        untyped: Any = module
+        # torch sets an attribute of this hook, which a bound method does not allow.
+        untyped.register_state_dict_post_hook(functools.partial(self._after_saving))
+        untyped.register_load_state_dict_pre_hook(self._before_loading)
+        untyped.register_load_state_dict_post_hook(self._after_loading)
+
+    def _remainder(self, parameter: nn.Parameter) -> torch.Tensor | None:
+        # A look-up in the optimizer's state would make an entry.
+        if parameter not in self._optimizer.state:
+            return None
+        remainder: torch.Tensor | None = self._optimizer.state[parameter].get("remainder")
+        return remainder
+
+    def _after_saving(
+        self, module: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any
+    ) -> None:
+        """Put fp32 weights into `state`, of tied ones the same tensor, as a plain module does."""
+        joined: dict[nn.Parameter, torch.Tensor] = {}
         for name, parameter in module.named_parameters(remove_duplicate=False):
+            found, remainder = state.get(prefix + name), self._remainder(parameter)
+            if found is None or remainder is None:
+                continue
+            if parameter not in joined:
+                # Weights of inner modules were joined before.
+                inner = found.dtype == torch.float32
+                joined[parameter] = found if inner else join(parameter, remainder)
+            state[prefix + name] = joined[parameter]
+
+    def _before_loading(
+        self, module: nn.Module, state: dict[str, Any], prefix: str, *_: Any
+    ) -> None:
+        self._loaded.clear()
+        for name, parameter in module.named_parameters(recurse=False):
             value = state.get(prefix + name)
             if not isinstance(value, torch.Tensor) or value.shape != parameter.shape:
                 continue
-            if _remainder(optimizer, parameter) is not None:
-                loaded[parameter] = value
+            if self._remainder(parameter) is not None:
+                self._loaded[parameter] = value
 
-    def after(_module: nn.Module, _keys: Any) -> None:
-        for parameter, value in loaded.items():
+    def _after_loading(self, _module: nn.Module, _keys: Any) -> None:
+        # Loading has copied rounded values.
+        for parameter, value in self._loaded.items():
             half, remainder = split(value.to(torch.float32))
             with torch.no_grad():
                 parameter.copy_(half)
-            optimizer.state[parameter]["remainder"].copy_(remainder)
-        loaded.clear()
+            self._optimizer.state[parameter]["remainder"].copy_(remainder)
+        self._loaded.clear()
 
-    untyped: Any = model
-    untyped.register_load_state_dict_pre_hook(before)
-    untyped.register_load_state_dict_post_hook(after)
+    def __deepcopy__(self, _: Any) -> NoReturn:
+        _refuse_copy()
+
+    def __reduce_ex__(self, _: Any) -> NoReturn:
+        _refuse_copy()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -135,9 +136,47 @@ def test_state_dicts_load_in_stock_torch_and_back() -> None:
     torch.testing.assert_close(dict(faster.state_dict()), dict(exact), rtol=0, atol=0)
     with pytest.raises(RuntimeError, match="size mismatch"):
         faster.load_state_dict({**exact, "last.weight": torch.ones(2, 2)})
-    for duplicate in (copy.deepcopy, pickle.dumps):
+
+
+def test_a_part_saves_and_loads_weights_in_fp32() -> None:
+    model, optimizer = made("adamw")
+    faster, stepper = optimize(model, optimizer=optimizer, dtype=torch.bfloat16)
+    train(faster, stepper, 2)
+    whole, part = faster.state_dict(), faster.last.state_dict()
+    assert list(part) == ["weight", "bias"]
+    assert all(torch.equal(part[name], whole[f"last.{name}"]) for name in part)
+    assert not torch.equal(part["weight"], part["weight"].bfloat16().float())
+    drawn = {name: torch.randn(value.shape) for name, value in part.items()}
+    faster.last.load_state_dict(drawn)
+    torch.testing.assert_close(dict(faster.last.state_dict()), drawn, rtol=0, atol=0)
+    expected = dict(whole) | {f"last.{name}": value for name, value in drawn.items()}
+    torch.testing.assert_close(dict(faster.state_dict()), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, pickle.dumps])
+def test_a_trained_model_and_its_parts_are_not_copied(
+    duplicate: Callable[[object], object],
+) -> None:
+    model, optimizer = made("sgd")
+    faster, _ = optimize(model, optimizer=optimizer, dtype=torch.bfloat16)
+    for one in (faster, faster.last):
         with pytest.raises(OptimizationError, match=r"not copied or pickled: load its state_dict"):
-            duplicate(faster)
+            duplicate(one)
+
+
+def test_torch_compiles_a_trained_model_whole() -> None:
+    losses = []
+    for compiled in (False, True):
+        model, optimizer = made("sgd")
+        faster, stepper = optimize(
+            model, optimizer=optimizer, dtype=torch.bfloat16, sample_input=IMAGES
+        )
+        called = faster
+        if compiled:
+            called = torch.compile(faster, fullgraph=True, backend="aot_eager")
+        losses.append(train(called, stepper, 3))
+        assert called(IMAGES).dtype == torch.float32
+    torch.testing.assert_close(losses[1], losses[0], rtol=0.01, atol=0.01)
 
 
 def test_methods_and_parts_of_a_trained_model_take_and_return_float32() -> None:
@@ -229,7 +268,11 @@ def test_tied_and_frozen_weights() -> None:
     faster(torch.randint(0, 10, (2, 3))).square().mean().backward()
     stepper.step()
     saved = faster.state_dict()
-    assert torch.equal(saved["head.weight"], saved["tokens.weight"])
+    for prefix, state in (("", saved), ("0.", nn.Sequential(faster).state_dict())):
+        head, tokens = state[f"{prefix}head.weight"], state[f"{prefix}tokens.weight"]
+        # One storage, so that a file holds it once.
+        assert head.data_ptr() == tokens.data_ptr()
+        assert head.dtype == torch.float32
     fresh = Tied()
     fresh.load_state_dict(saved)
     assert torch.equal(fresh.frozen.weight, model.frozen.weight)
