@@ -204,14 +204,19 @@ class Observed(nn.Module):
     def _filled(
         self, conf: QuantConf, reads: Mapping[str, Sequence[str]], scales: Mapping[str, Scale]
     ) -> dict[str, Operator]:
-        """Return all operators with the precisions of `conf` and the scales of what they read."""
+        """Return all operators with the precisions of `conf` and the scales of what they read.
+
+        An operator also keeps those of tensors that it does not read as the recipe is now, because it, or
+        one before it, is float: with them the recipe can be changed back without a calibration.
+        """
         filled = {}
         for name, operator in self.operators.items():
             before = conf.operators.get(name, operator)
-            inputs = tuple([scales[value] for value in reads.get(name, ()) if value in scales])
-            # An operator in float keeps its scales, with which it can be quantized again.
-            kept = before.inputs if before.precision == "float" else ()
-            filled[name] = operator._replace(precision=before.precision, inputs=inputs or kept)
+            kept = {scale.value: scale for scale in before.inputs if scale.value}
+            known = kept | dict(scales)
+            values = dict.fromkeys((*reads.get(name, ()), *kept))
+            inputs = tuple([known[value] for value in values if value in known])
+            filled[name] = operator._replace(precision=before.precision, inputs=inputs)
         return filled
 
 

@@ -66,8 +66,8 @@ class Operator(NamedTuple):
     scale for each output channel (on Arm one for all)."""
 
     inputs: tuple[Scale, ...] = ()
-    """The scales of its quantized inputs; empty in mode dynamic and before calibration. Operators that
-    read the same tensor have the same scale."""
+    """The scales of its quantized inputs, then of those that it read before the recipe was changed; empty
+    in mode dynamic and before calibration. Operators that read the same tensor have the same scale."""
 
 
 class QuantConf:
