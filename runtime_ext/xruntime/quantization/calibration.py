@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -25,6 +27,8 @@ from xruntime.quantization.operators import (
 from xruntime.quantization.recipe import Operator, QuantConf, Scale
 from xruntime.quantization.signatures import Signature, export
 from xruntime.quantization.torchao_package import import_torchao
+
+_log = logging.getLogger("xruntime")
 
 
 class Observed(nn.Module):
@@ -58,6 +62,8 @@ class Observed(nn.Module):
         # Not a part of this module: it is replaced, and has no eval mode.
         self._prepared = [self.observing(conf)]
         self.training = False
+        if not operators(self._prepared[0]):
+            _log.warning("%s: nothing is quantized, so it stays float: %s", name, self._why_float())
 
     @property
     def finished(self) -> bool:
@@ -106,13 +112,25 @@ class Observed(nn.Module):
         self.conf.model = self.name
         self.conf.activation_range = self.conf.activation_range or machine_range()
         self.scales = scales
-        self._prepared.clear()
+        self._prepared = []
         self._finished = True
+
+    def finished_copy(self) -> Observed:
+        """Return this calibration as if it ended now; it goes on. One that has ended is returned itself.
+
+        Raises QuantizationError as `finish` does.
+        """
+        if self._finished:
+            return self
+        made = copy.copy(self)
+        made.conf = self.conf.copy()
+        made.finish()
+        return made
 
     def abandon(self) -> None:
         """End the calibration without a result; the recipe is not changed."""
         self._abandoned = not self._finished
-        self._prepared.clear()
+        self._prepared = []
 
     def observing(self, conf: QuantConf) -> torch.fx.GraphModule:
         """Return a new copy of the module with observers of what `conf` quantizes.
@@ -165,6 +183,14 @@ class Observed(nn.Module):
     def again(self, conf: QuantConf) -> Observed:
         """Return a new copy of the same module for another calibration, with a copy of `conf`."""
         return Observed(self.exported, conf.copy(), self.name)
+
+    def _why_float(self) -> str:
+        if self.operators:
+            kept = len(self.conf.names("float"))
+            return f"the recipe keeps {kept} of its {len(self.operators)} operators float"
+        if self.conf.mode == "dynamic":
+            return "mode dynamic quantizes linear layers, and it calls none; see mode static"
+        return "it calls no operator that can be quantized"
 
     def _missing(self, prepared: torch.fx.GraphModule, known: Mapping[str, Scale]) -> list[str]:
         """Name the tensors whose scale is not known, with the operators that read them."""

@@ -16,16 +16,16 @@ from xruntime.quantization.signatures import export_again
 def convert(observed: Observed) -> QuantizedModule:
     """Return the INT8 module that the recipe describes. It is compiled, with freezing, when first called.
 
-    `observed` and the model are not changed: after a change of the recipe convert again. Raises
-    QuantizationError, RecipeError.
+    `observed` and the model are not changed: after a change of the recipe, or more batches, convert again.
+    Raises QuantizationError, RecipeError.
     """
     if not isinstance(observed, Observed):
         raise QuantizationError(
             f"convert takes what calibrate() or prepare() returned, and this is a"
             f" {type(observed).__name__}"
         )
-    observed.finish()
-    return converted(observed, observed.conf)
+    ended = observed.finished_copy()
+    return converted(ended, ended.conf)
 
 
 def converted(observed: Observed, conf: QuantConf) -> QuantizedModule:

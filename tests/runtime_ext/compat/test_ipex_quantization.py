@@ -187,6 +187,14 @@ class TestWithTorchao:
         prepared(torch.rand(4, 8))
         assert ipex.quantization.convert(prepared).conf.names("int8")
 
+    def test_convert_leaves_the_prepared_model_as_it_is(self, prepared: Any) -> None:
+        prepared(torch.rand(4, 8))
+        narrow = ipex.quantization.convert(prepared)
+        prepared(torch.rand(4, 8) * 9)
+        wide = ipex.quantization.convert(prepared)
+        scales = [module.conf.scales()["input_1"].scale for module in (narrow, wide)]
+        assert scales[1] > scales[0]
+
     @pytest.mark.parametrize(
         ("edit", "said"),
         [

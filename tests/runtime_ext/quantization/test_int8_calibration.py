@@ -174,6 +174,70 @@ def test_a_changed_recipe_is_converted_as_it_is(module: QuantizedModule) -> None
     assert not torch.equal(convert(observed).eager(images(3)), everything.eager(images(3)))
 
 
+def test_changes_of_a_recipe_are_undone_without_a_calibration() -> None:
+    """The addition is quantized only after a convolution, so with both in float it reads nothing."""
+    model = Branches()
+    observed = calibrated(model)
+    before = observed.conf.plain()
+    observed.conf.keep_float("left", "right")
+    conf = convert(observed).conf
+    conf.use_int8("left", "right")
+    with calibrate(model, conf, images(2)) as again:
+        pass
+    assert convert(again).conf.plain() == before
+
+
+def test_scales_of_operators_in_float_are_those_of_the_last_calibration() -> None:
+    model = Branches()
+    conf = calibrated(model).conf.keep_float("left")
+    before = conf.scales()["values"]
+    with calibrate(model, conf, images(2)) as observed:
+        observed(images(16) * 3)
+    assert conf.scales()["values"] != before
+    conf.use_int8("left")
+    with calibrate(model, conf, images(2)) as observed:
+        pass
+    assert convert(observed).conf.names("int8") == ["left", "right", "add"]
+
+
+def test_a_conversion_does_not_end_the_calibration() -> None:
+    observed = prepare(residual(), QuantConf(observer="minmax"), images(2))
+    observed(images(16))
+    first = convert(observed)
+    assert observed.conf.plain() == QuantConf(observer="minmax").plain()
+    observed(images(16) * 3)
+    assert observed.batches == 2
+    second = convert(observed)
+    scales = [module.conf.scales()["images"].scale for module in (first, second)]
+    assert scales[1] > scales[0]
+    observed.finish()
+    assert observed.conf.plain() == second.conf.plain()
+
+
+@pytest.mark.parametrize(
+    ("model", "conf", "reason"),
+    [
+        (
+            Branches(),
+            QuantConf("dynamic"),
+            "mode dynamic quantizes linear layers, and it calls none",
+        ),
+        (nn.ReLU().eval(), QuantConf(), "it calls no operator that can be quantized"),
+        # The addition alone is not quantized.
+        (Branches(), QuantConf(keep_float=["left", "right"]), "keeps 2 of its 3 operators float"),
+    ],
+)
+def test_a_recipe_that_quantizes_nothing_is_reported(
+    model: nn.Module, conf: QuantConf, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    prepare(model, conf, images(2))
+    (record,) = [one for one in caplog.records if one.name == "xruntime"]
+    name = type(model).__name__
+    assert record.getMessage().startswith(f"{name}: nothing is quantized, so it stays float: ")
+    assert reason in record.getMessage()
+    assert record.levelname == "WARNING"
+
+
 def test_a_fusion_that_was_not_observed_needs_another_calibration() -> None:
     """The sum is fused with `right` and reads `left`; with `right` in float it would be the reverse."""
     model = Branches()
