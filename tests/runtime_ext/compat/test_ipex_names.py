@@ -60,6 +60,11 @@ def test_modules_can_be_imported(name: str) -> None:
         assert getattr(module, offered) is not None
 
 
+def test_channels_last_is_switched_on_and_off_by_what_is_said() -> None:
+    assert "memory_format=torch.channels_last" in REPLACEMENTS["enable_auto_channels_last"]
+    assert "passes={'channels_last': False}" in REPLACEMENTS["disable_auto_channels_last"]
+
+
 @pytest.mark.parametrize("path", REPLACEMENTS)
 def test_a_name_that_is_gone_says_what_to_use(path: str) -> None:
     with pytest.raises(AttributeError) as raised:

@@ -21,7 +21,6 @@ _LANGUAGE_MODELS: Final = (
     "use the model of transformers with torch.compile, and torchao for weights of low precision"
 )
 _AUTOCAST: Final = "use torch.autocast('cpu', dtype=torch.bfloat16)"
-_CHANNELS_LAST: Final = "use model.to(memory_format=torch.channels_last)"
 _OLD_PRECISION: Final = "use ipex.optimize(model, dtype=torch.bfloat16) and torch.autocast"
 
 REPLACEMENTS: Final = {
@@ -41,9 +40,11 @@ REPLACEMENTS: Final = {
         "use MultiStreamModule.map, which gives each stream whole requests"
     ),
     "cpu.tpp": "use ipex.optimize and torch.compile",
-    "disable_auto_channels_last": _CHANNELS_LAST,
+    "disable_auto_channels_last": (
+        "use xruntime.optimize(model, passes={'channels_last': False}); nothing else changes layouts"
+    ),
     "distributed": "use torch.distributed with the backend 'gloo'",
-    "enable_auto_channels_last": _CHANNELS_LAST,
+    "enable_auto_channels_last": "use model.to(memory_format=torch.channels_last)",
     "enable_auto_mixed_precision": _AUTOCAST,
     "enable_onednn_fusion": "use torch.compile, or torch.jit.enable_onednn_fusion for TorchScript",
     "fast_bert": "use ipex.optimize(model, dtype=torch.bfloat16) and torch.compile",

@@ -12,7 +12,7 @@ from xruntime.errors import CompatibilityError
 
 
 class FP32MathMode(enum.Enum):
-    """What fp32 multiplications of matrices, convolutions and RNNs are computed in; sums are in fp32."""
+    """What fp32 multiplications of matrices and convolutions are computed in; sums are in fp32."""
 
     FP32 = "ieee"
     TF32 = "tf32"
@@ -22,8 +22,10 @@ class FP32MathMode(enum.Enum):
 def set_fp32_math_mode(mode: FP32MathMode = FP32MathMode.FP32, device: str = "cpu") -> None:
     """Set torch.backends.mkldnn's precision of fp32 operators, for the whole process.
 
-    BF32 lets oneDNN round the operands of matmul, conv and rnn to bf16, which it does where that is
-    faster: on x86 with AMX. Raises CompatibilityError for another mode or device, and before torch 2.9.
+    BF32 lets oneDNN round the operands of matmul and conv to bf16, which it does where that is faster: on
+    x86 with AMX. The setting for RNNs is changed, too, but in torch 2.13 no RNN reads it: a GRU follows
+    that of matmul, and an LSTM stays in fp32. Raises CompatibilityError for another mode or device, and
+    before torch 2.9.
     """
     _check_device(device)
     precision = _precision(mode)
