@@ -88,8 +88,8 @@ class Entry:
         if not ran.graphs:
             raise CompilationError(
                 f"{self._name} ran without compiled code. Either there are more shapes than torch compiles"
-                " for (torch._dynamo.config.recompile_limit): compile it with dynamic=True, or pad the"
-                " inputs to fewer sizes. Or torch found nothing in it to compile: TORCH_LOGS=graph_breaks"
+                " for (torch._dynamo.config.recompile_limit): pad the inputs to fewer sizes, or give"
+                " compile_for_streams dynamic=True. Or torch found nothing in it to compile: TORCH_LOGS=graph_breaks"
                 " shows why (one reason is TORCH_COMPILE_DISABLE=1 in the environment)"
             )
         return outputs

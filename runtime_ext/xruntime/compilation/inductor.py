@@ -177,7 +177,7 @@ def _explanation(error: Exception) -> str | None:
     if find_error(error, "FailOnRecompileLimitHit") is not None:
         return (
             "there are more shapes than torch compiles for (torch._dynamo.config.recompile_limit):"
-            " compile it with dynamic=True, or pad the inputs to fewer sizes"
+            " pad the inputs to fewer sizes, or give compile_for_streams dynamic=True"
         )
     failed = find_error(error, "BackendCompilerFailed") or find_error(error, "TorchDynamoException")
     return None if failed is None else first_line(failed)
