@@ -69,6 +69,9 @@ class OptimizedModule(nn.Module):
         """Raises OptimizationError."""
         _refuse("share the original module's memory")
 
+    def __prepare_scriptable__(self) -> NoReturn:
+        _refuse("script the original module")
+
     def compile(self, *_: Any, **__: Any) -> NoReturn:
         """Raises OptimizationError."""
         _refuse("compile the original module, or choose `graph`")

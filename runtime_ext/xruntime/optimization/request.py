@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from xruntime.compilation.inductor import eager_module
+from xruntime.compilation.kinds import kind_of
 from xruntime.compilation.samples import Sample, sample_call
 from xruntime.errors import OptimizationError
 from xruntime.nests import leaves, place
@@ -60,9 +61,12 @@ def checked_request(
         raise OptimizationError(
             f"optimize() takes a torch.nn.Module, and this is a {type(model).__name__}"
         )
-    if is_explained(model):
+    original = getattr(model, "_orig_mod", None)
+    if not isinstance(original, nn.Module):
+        original = model
+    if is_explained(original):
         raise OptimizationError(
-            f"this {type(model).__name__} is optimized already: give optimize() the original module"
+            f"this {type(original).__name__} is optimized already: give optimize() the original module"
         )
     _check_choice("level", level, LEVELS)
     _check_choice("graph", graph, tuple(GRAPHS))
@@ -96,9 +100,13 @@ def checked_request(
     if training:
         if measure:
             raise OptimizationError("measure=True is for inference: leave it out with an optimizer")
+        if original is not model or isinstance(model, torch.jit.ScriptModule):
+            raise OptimizationError(
+                f"this {type(model).__name__} is {kind_of(model).value}: give optimize() the module that it"
+                " was made from, and call torch.compile on the model that optimize() returns"
+            )
     else:
-        original = getattr(model, "_orig_mod", None)
-        _check_modes(original if isinstance(original, nn.Module) else model)
+        _check_modes(original)
         model = eager_module(model)
     if "forward" in model.__dict__:
         raise OptimizationError(

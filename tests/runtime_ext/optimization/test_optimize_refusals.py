@@ -75,6 +75,11 @@ def test_modules_that_are_compiled_or_scripted() -> None:
     linear, sample = nn.Linear(2, 2).eval(), torch.ones(3, 2)
     with pytest.raises(CompilationError, match="is a TorchScript module"):
         optimize(torch.jit.trace(linear, sample))
+    optimized = optimize(linear, graph="none")
+    with pytest.raises(OptimizationError, match="frozen: script the original module"):
+        torch.jit.script(nn.Sequential(optimized))
+    with pytest.raises(OptimizationError, match="is optimized already"):
+        optimize(torch.compile(optimized))
     linear.compile()
     with pytest.raises(CompilationError, match=r"torch.compile wrapped in Python"):
         optimize(linear)

@@ -304,3 +304,19 @@ def test_refusals() -> None:
     scheduled = torch.optim.SGD(model.parameters(), lr=0.1)
     torch.optim.lr_scheduler.StepLR(scheduled, 10)
     refused(r"make the scheduler after optimize", optimizer=scheduled)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*")
+def test_what_was_compiled_or_scripted_is_refused() -> None:
+    model, optimizer = made("sgd")
+    for given, kind in (
+        (torch.compile(model), "a module that torch.compile wrapped in Python"),
+        (torch.jit.script(model), "a TorchScript module"),
+    ):
+        with pytest.raises(OptimizationError, match=f"is {kind}: give optimize.. the module that"):
+            optimize(given, optimizer=optimizer)
+    faster, stepper = optimize(model, optimizer=optimizer, dtype=torch.bfloat16)
+    with pytest.raises(OptimizationError, match="is optimized already"):
+        optimize(torch.compile(faster), optimizer=stepper)
+    with pytest.raises(OptimizationError, match="cannot be scripted: load its state_dict"):
+        torch.jit.script(nn.Sequential(faster))
