@@ -266,6 +266,30 @@ def test_state_of_other_options_is_refused() -> None:
         MergedEmbeddingBagWithSGD(TABLES).optimizer.load_state_dict(saved)
 
 
+def test_state_of_another_table_is_refused() -> None:
+    """A state of one row would be copied to every row."""
+    saved = MergedEmbeddingBagWithSGD([(1, 2)], momentum=0.9).optimizer
+    saved.state[saved.param_groups[0]["params"][0]]["momentum_buffer"].fill_(3)
+    module = MergedEmbeddingBagWithSGD([(4, 2)], momentum=0.9)
+    with pytest.raises(EmbeddingBagError, match="of other options or another table"):
+        module.optimizer.load_state_dict(saved.state_dict())
+    assert not module.optimizer.state[module.weights[0]]["momentum_buffer"].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_other_gradients_of_values_before_an_update_are_refused(dtype: torch.dtype) -> None:
+    """Their graphs have kept tensors that backward has changed since."""
+    module = MergedEmbeddingBagWithSGD(TABLES, momentum=0.9, dtype=dtype)
+    kept = [tensor for state in module.optimizer.state.values() for tensor in state.values()]
+    factor = torch.ones((), requires_grad=True)
+    losses = [(tensor.detach() * factor).sum() for tensor in (*module.weights, *kept)]
+    data = batch(dtype)
+    torch.autograd.backward(module(*data[:2]), data[2])
+    for loss in losses:
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
 def test_indices_that_changed_meanwhile_are_refused_before_any_update() -> None:
     module = MergedEmbeddingBagWithSGD([(5, 2)])
     before = module.weights[0].clone()
