@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.kernels.conftest import Compile
 from tests.runtime_ext.runtimes import intel_runtime
 
 from xruntime import native
@@ -219,6 +220,20 @@ def test_a_set_that_cannot_be_had_whole_changes_no_mask(case: Case, runtime: str
     size, masks = answer.pop("before")
     assert (size, masks) == (3, [[0, 1], [1], [0]])
     assert len(answer) == 4
+    for seen in answer.values():
+        assert seen == [*REFUSED_AS_INVALID, masks]
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_a_worker_that_is_refused_its_mask_changes_no_mask_of_the_team(
+    case: Case, needs: Needs, compile_program: Compile, runtime: str
+) -> None:
+    refusal = compile_program("refusal", "-shared", "-fPIC")
+    preload = f"{path_of(runtime, needs)} {refusal}"
+    answer = case(runtime, "refused_worker", LD_PRELOAD=preload)
+    size, masks = answer.pop("before")
+    assert (size, masks) == (3, [[0, 1]] * 3)
+    assert len(answer) == 2
     for seen in answer.values():
         assert seen == [*REFUSED_AS_INVALID, masks]
 

@@ -235,6 +235,17 @@ def refusing() -> dict:
     return answer
 
 
+def refused_worker() -> dict:
+    """The kernel refuses the mask of one worker, after the calling thread had its own."""
+    resize(3)
+    answer = {"before": [confine(0, 1), masks()]}
+    for act in (kernels.xk_team_confine, kernels.xk_team_pin):
+        ctypes.CDLL(None).refuse_a_worker()
+        ctypes.set_errno(0)
+        answer[act.__name__] = [act(*array([ALLOWED[1]])), ctypes.get_errno(), masks()]
+    return answer
+
+
 def with_torch() -> dict:
     """A thread's count, before and after torch has met the thread."""
     import torch
@@ -302,6 +313,7 @@ CASES: dict[str, Callable[..., Any]] = {
         ending,
         trap,
         refusing,
+        refused_worker,
         with_torch,
         streams,
     )
