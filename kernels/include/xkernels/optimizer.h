@@ -14,7 +14,10 @@ extern "C" {
  * XK_WEIGHTS_FLOAT32: as fp32.
  * XK_WEIGHTS_SPLIT: as bf16 with a signed 16-bit remainder each. Weight w has the fp32 bits
  *   (weights[i] << 16) + remainders[i], where weights[i] is w rounded to bf16, ties away from zero.
- *   Every fp32 value is represented exactly; a NaN stays a NaN without its payload.
+ *   Every fp32 value is represented exactly; a NaN stays a NaN without its payload. If a caller
+ *   changes weights[i] alone, the remainder is read as it is, except where it would make a NaN of a
+ *   number (a negative one of a zero, a positive one of an infinity): then it is read as 0. So w
+ *   always rounds to weights[i].
  * XK_WEIGHTS_STOCHASTIC: as bf16 without a remainder. A new weight is rounded up or down at random,
  *   with probabilities that make the expected result equal to the fp32 value. The random numbers
  *   depend on `seed`, the number of the entry and the position in it, nothing else. */

@@ -4,6 +4,10 @@
 The bf16 half is the fp32 weight rounded to nearest, ties away from zero, and the fp32 bits are
 (half << 16) + remainder. The native kernels use the same representation; these functions serve
 checkpoints.
+
+A half that was changed by other code may stand beside the remainder of another weight. Whatever both are,
+the joined weight rounds to the half: it differs by half a unit at most. Only beside a zero or an infinity
+may a remainder point beyond; it is ignored there.
 """
 
 from __future__ import annotations
@@ -15,8 +19,11 @@ _SIGN_AND_EXPONENT = -0x800000  # 0xff800000
 
 
 def join(half: torch.Tensor, remainder: torch.Tensor) -> torch.Tensor:
-    """Return the fp32 weights of bf16 halves and int16 remainders, exactly."""
-    bits = (half.detach().view(torch.int16).to(torch.int32) << 16) + remainder.to(torch.int32)
+    """Return the fp32 weights of bf16 halves and int16 remainders: those that were split, exactly."""
+    upper = half.detach().view(torch.int16).to(torch.int32) << 16
+    bits = upper + remainder.to(torch.int32)
+    # Only a remainder of another weight makes a NaN of a number.
+    bits = torch.where((bits & 0x7FFFFFFF) > _EXPONENT, upper, bits)
     return bits.view(torch.float32)
 
 

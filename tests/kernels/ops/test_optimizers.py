@@ -267,11 +267,32 @@ def test_the_upper_half_is_rounded_to_nearest_ties_away() -> None:
     assert torch.equal(split(values)[0].double(), nearest)
 
 
+def every_half_with_any_remainder() -> tuple[torch.Tensor, torch.Tensor]:
+    """As after a change of halves from outside: remainders at the edges, and some of other weights."""
+    halves = torch.arange(65_536).to(torch.int16)[:, None].expand(-1, 9)
+    edges = torch.tensor([0, 1, -1, 0x7FFF, -0x8000], dtype=torch.int16).expand(65_536, -1)
+    drawn = torch.randint(
+        -0x8000, 0x8000, (65_536, 4), generator=torch.Generator().manual_seed(2)
+    )
+    rest = torch.cat([edges, drawn.to(torch.int16)], 1).flatten()
+    return halves.flatten().view(torch.bfloat16), rest
+
+
+def test_a_weight_rounds_to_its_half_whatever_its_remainder_is() -> None:
+    half, rest = every_half_with_any_remainder()
+    rounded, _ = split(join(half, rest))
+    assert torch.equal(rounded.isnan(), half.isnan())
+    numbers = ~half.isnan()
+    assert torch.equal(rounded[numbers].view(torch.int16), half[numbers].view(torch.int16))
+
+
 @pytest.mark.parametrize("isa", ISAS)
-def test_the_kernels_split_as_torch_does_here(load: Load, isa: str) -> None:
+@pytest.mark.parametrize("pairs", ["of weights", "of any remainder"])
+def test_the_kernels_split_as_torch_does_here(load: Load, isa: str, pairs: str) -> None:
     """A step with a learning rate of 0 joins and splits each weight."""
-    half, rest = split(every_pattern())
-    new_half, new_rest = half.clone(), rest.clone()
+    given = split(every_pattern()) if pairs == "of weights" else every_half_with_any_remainder()
+    half, rest = split(join(*given))
+    new_half, new_rest = given[0].clone(), given[1].clone()
     case = Case(
         weights=[new_half],
         remainders=[new_rest],

@@ -84,6 +84,15 @@ def split(values: Array) -> tuple[Array, Array]:
     return ((bits + 0x8000) >> 16).astype("<u2"), (bits & 0xFFFF).astype("<u2").view("<i2")
 
 
+def join(halves: Array, remainders: Array) -> Array:
+    """The fp32 values. A remainder that makes a NaN of a number is of another value, and ignored."""
+    upper = halves.astype("<u4") << 16
+    bits = upper + remainders.astype("<i4").view("<u4")
+    nan = (bits & 0x7FFFFFFF) > 0x7F800000
+    joined: Array = np.where(nan, upper, bits).astype("<u4").view("<f4")
+    return joined
+
+
 def every_case() -> Iterator[Case]:
     """The cases of all operators that have a file in `ops`."""
     for path in sorted(OPERATORS.glob("*.py")):

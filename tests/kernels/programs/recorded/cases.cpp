@@ -215,7 +215,10 @@ void add_masters(Case& c) {
     memcpy(reinterpret_cast<unsigned char*>(&bits) + 4 - weights.width,
            weights.bytes() + i * weights.width, static_cast<size_t>(weights.width));
     if (c.has("remainders")) {
-      bits += static_cast<uint32_t>(static_cast<int32_t>(c.data<int16_t>("remainders")[i]));
+      const int32_t remainder = c.data<int16_t>("remainders")[i];
+      const uint32_t joined = bits + static_cast<uint32_t>(remainder);
+      // One that makes a NaN of a number is of another value, and ignored.
+      if ((joined & 0x7fffffff) <= 0x7f800000) bits = joined;
     }
     memcpy(masters.bytes() + 4 * i, &bits, 4);
   }

@@ -12,6 +12,7 @@ from tests.kernels.recorded.cases import (
     Array,
     Case,
     Expectation,
+    join,
     split,
     stored,
     values_of,
@@ -177,6 +178,8 @@ def _cases_of(
     arrays["weights"] = masters
     if value_type == "bf16":
         arrays["weights"], arrays["remainders"] = split(masters)
+        arrays["weights"][::5] = 0  # set from outside, beside the remainders of other weights
+        masters = join(arrays["weights"], arrays["remainders"])
     state = (0.1 + random.random(weights.size)).astype("<f4")
     touched = _joined(
         np.repeat(np.isin(np.arange(len(gradient)), rows), gradient.shape[1])

@@ -7,7 +7,16 @@ import itertools
 from collections.abc import Iterator
 
 import numpy as np
-from tests.kernels.recorded.cases import Array, Case, Expectation, split, stored, to_bf16, values_of
+from tests.kernels.recorded.cases import (
+    Array,
+    Case,
+    Expectation,
+    join,
+    split,
+    stored,
+    to_bf16,
+    values_of,
+)
 
 # Empty, odd, around the 256 elements of a block; one case of each optimizer is large enough for a
 # team, with tensors around the 8192 elements of a chunk.
@@ -64,6 +73,9 @@ def _case(
     }
     if weights == "split":
         arrays["weights"], arrays["remainders"] = split(masters)
+        # Halves that were changed from outside, beside the remainders of other weights.
+        arrays["weights"][3::5] = of.choice([0, 0x8000, 0x3F80, 0xBF80], len(masters[3::5]))
+        masters = join(arrays["weights"], arrays["remainders"])
     else:
         arrays["weights"] = masters if weights == "fp32" else to_bf16(masters)
         masters = values_of(arrays["weights"])
