@@ -56,10 +56,10 @@ class BagOptimizer(torch.optim.Optimizer):
         self._check()
         for table in tables:
             if self._has_state():
-                self.state[table][self.STATE] = torch.zeros(table.shape)
+                self.state[table][self.STATE] = torch.zeros_like(table, dtype=torch.float32)
             if table.dtype == torch.bfloat16:
                 # The lower halves of the fp32 weights; xruntime.optim.split has the format.
-                self.state[table]["remainder"] = torch.zeros(table.shape, dtype=torch.int16)
+                self.state[table]["remainder"] = torch.zeros_like(table, dtype=torch.int16)
 
     def _has_state(self) -> bool:
         """Whether an update with the present options needs state."""

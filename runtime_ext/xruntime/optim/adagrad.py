@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch.optim.optimizer import Optimizer, ParamsT
 
-from xruntime.optim.dense import StateNames
+from xruntime.optim.dense import StateNames, as_count
 from xruntime.optim.layout import empty_like, is_dense
 from xruntime.optim.native_optimizer import Group, NativeOptimizer, Rounding
 from xruntime.optim.step_call import Update
@@ -80,7 +80,7 @@ class Adagrad(NativeOptimizer):
             block = weights if is_dense(weights) else weights.contiguous()
             sums = empty_like(block, self._state_dtype(group, parameter))
             sums.fill_(group["initial_accumulator_value"])
-            self.state[parameter].update(step=torch.zeros(()), sum=sums)
+            self.state[parameter].update(step=as_count(0), sum=sums)
 
     def _names(self, group: Group) -> StateNames:
         return StateNames("sum", None, True, False, float(group["initial_accumulator_value"]))

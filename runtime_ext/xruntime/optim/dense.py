@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parameters with dense gradients: checked once, then updated by one native call a step.
 
-The arrays of addresses are kept. A step compares addresses, layouts and dtypes with the last step's; new
-gradient tensors of the same kind only change one array.
+The arrays of addresses are kept. A step compares addresses, layouts and dtypes of parameters and states with
+the last step's; new gradient tensors of the same kind only change one array.
 """
 
 from __future__ import annotations
@@ -64,6 +64,11 @@ def check_gradient(parameter: torch.Tensor, gradient: torch.Tensor, optimizer: s
             f"{optimizer}: a parameter is on {parameter.device} and its gradient on {gradient.device};"
             " xruntime.optim updates parameters on the CPU"
         )
+    if parameter.dtype not in (torch.float32, torch.bfloat16):
+        raise OptimizerError(
+            f"{optimizer}: a parameter became {parameter.dtype}; allowed are torch.bfloat16 and"
+            " torch.float32"
+        )
     if gradient.dtype not in (torch.float32, torch.bfloat16):
         raise OptimizerError(
             f"{optimizer}: a gradient has dtype {gradient.dtype}; allowed are torch.bfloat16 and"
@@ -85,7 +90,14 @@ def _as_block(parameter: torch.Tensor, optimizer: str) -> torch.Tensor:
             f"{optimizer}: elements of a parameter of shape {tuple(parameter.shape)} share memory"
             f" (strides {parameter.stride()}); make it contiguous"
         )
-    return weights.contiguous()
+    return weights.clone(memory_format=torch.contiguous_format)
+
+
+def _place(tensor: Any) -> tuple[object, ...] | None:
+    """Where a tensor lies in memory and how; None for what is no tensor."""
+    if not isinstance(tensor, torch.Tensor):
+        return None
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
 def _key(
@@ -94,14 +106,12 @@ def _key(
     """What must not change while the arrays are used, except for the gradient's address."""
     return (
         id(parameter),
-        parameter.data_ptr(),
-        parameter.shape,
-        parameter.stride(),
+        _place(parameter),
         gradient.dtype,
+        gradient.shape,
         gradient.stride(),
-        *[id(state.get(name)) for name in names.moments],
-        id(state.get("step")),
-        id(state.get("remainder")),
+        gradient.is_neg(),
+        *[_place(state.get(name)) for name in (*names.moments, "step", "remainder")],
     )
 
 
@@ -207,7 +217,7 @@ class DenseStep:
             new[name] = made
         if self._names.steps:
             found = state.get("step")
-            new["step"] = torch.zeros(()) if found is None else as_count(found)
+            new["step"] = as_count(0 if found is None else found)
         if self.formats.weight_format == native.WEIGHTS_SPLIT:
             found = state.get("remainder")
             new["remainder"] = (
@@ -255,6 +265,11 @@ class DenseStep:
 
 def as_count(step: Any) -> torch.Tensor:
     """Return a step count as the kernels have it: a tensor of one fp32 value."""
-    if isinstance(step, torch.Tensor) and step.dtype == torch.float32 and step.numel() == 1:
+    if (
+        isinstance(step, torch.Tensor)
+        and step.dtype == torch.float32
+        and step.device.type == "cpu"
+        and step.numel() == 1
+    ):
         return step
-    return torch.tensor(float(step))
+    return torch.tensor(float(step), dtype=torch.float32, device="cpu")

@@ -22,8 +22,11 @@ class Extent(NamedTuple):
 def is_dense(tensor: torch.Tensor) -> bool:
     """Return whether the elements fill one block of memory, each once, in any order of dimensions.
 
-    **Ex.:** True for a contiguous, a channels-last and a transposed tensor; False for x[:, ::2].
+    **Ex.:** True for a contiguous, a channels-last and a transposed tensor; False for x[:, ::2], and for
+    a view that negates what its memory holds.
     """
+    if tensor.is_neg():
+        return False
     if tensor.is_contiguous():
         return True
     expected = 1
@@ -64,6 +67,24 @@ def same_layout(one: torch.Tensor, other: torch.Tensor) -> bool:
     )
 
 
+def can_be_walked_together(tensors: Sequence[torch.Tensor]) -> bool:
+    """Return whether one loop over raw memory meets the elements of the same index of all tensors.
+
+    They are on the CPU and agree in dtype and shape, and each fills a block in the same order.
+    """
+    first, *others = tensors
+    if first.device.type != "cpu" or not is_dense(first):
+        return False
+    return all(
+        other.dtype == first.dtype
+        and other.shape == first.shape
+        and other.device == first.device
+        and same_layout(other, first)
+        and is_dense(other)
+        for other in others
+    )
+
+
 def empty_like(block: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Make an uninitialized tensor with the layout of a dense `block`."""
     return torch.empty_like(block, dtype=dtype, memory_format=torch.preserve_format)
@@ -71,7 +92,12 @@ def empty_like(block: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def with_layout_of(tensor: torch.Tensor, block: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return `tensor`, or a copy of it that has that dtype and the layout of a dense `block`."""
-    if tensor.dtype == dtype and same_layout(tensor, block) and is_dense(tensor):
+    if (
+        tensor.dtype == dtype
+        and tensor.device == block.device
+        and same_layout(tensor, block)
+        and is_dense(tensor)
+    ):
         return tensor
     return empty_like(block, dtype).copy_(tensor)
 

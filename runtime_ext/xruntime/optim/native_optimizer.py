@@ -13,8 +13,8 @@ from torch.optim.optimizer import ParamsT
 
 from xruntime import native
 from xruntime.errors import OptimizerError
-from xruntime.optim.dense import DenseStep, State, StateNames
-from xruntime.optim.layout import empty_like
+from xruntime.optim.dense import DenseStep, State, StateNames, as_count
+from xruntime.optim.layout import can_be_walked_together, empty_like
 from xruntime.optim.sparse import SparseStep
 from xruntime.optim.split import join, split
 from xruntime.optim.step_call import FORMATS, TYPES, Formats, Update
@@ -160,20 +160,37 @@ class NativeOptimizer(Optimizer):
         return int(torch.randint(2**63 - 1, (), generator=self._generator))
 
     def _run_delegate(self, parameters: list[list[torch.Tensor]]) -> None:
-        """Let torch's fused optimizer update these parameters of each group."""
-        groups = [
-            {**group, "params": ours, "fused": True, "foreach": False}
-            for group, ours in zip(self.param_groups, parameters, strict=True)
-            if ours
-        ]
+        """Let torch's optimizer update these parameters of each group, by its fused loops if they can."""
+        groups = []
+        for group, ours in zip(self.param_groups, parameters, strict=True):
+            names = self._names(group)
+            alike: dict[tuple[bool, bool], list[torch.Tensor]] = {}
+            for parameter in ours:
+                alike.setdefault(self._delegation(parameter, names), []).append(parameter)
+            groups += [
+                {**group, "params": members, "fused": fused, "foreach": False}
+                for (fused, _), members in alike.items()
+            ]
         if not groups or self.DELEGATE is None:
             return
         if self._delegate is None:
             kind: Any = self.DELEGATE
-            self._delegate = kind(groups[0]["params"], fused=True)
+            self._delegate = kind(groups[0]["params"])
         self._delegate.param_groups = groups
         self._delegate.state = self.state
         self._delegate.step()
+
+    def _delegation(self, parameter: torch.Tensor, names: StateNames) -> tuple[bool, bool]:
+        """Return whether torch's fused loop can update a parameter, and whether its momentum is to be set.
+
+        The loop walks raw memory, so all tensors must lie alike; torch's default path takes any. It sets
+        the momentum of all tensors of a call or of none.
+        """
+        assert parameter.grad is not None
+        state = self.state.get(parameter, {})
+        moments = [state[name] for name in names.moments if state.get(name) is not None]
+        fused = can_be_walked_together([parameter, parameter.grad, *moments])
+        return fused, names.fresh and not moments
 
     # Options.
 
@@ -288,7 +305,7 @@ class NativeOptimizer(Optimizer):
         state: State = {}
         for name, value in saved.items():
             if name == "step":
-                state[name] = torch.tensor(float(value))
+                state[name] = as_count(float(value))
             elif not isinstance(value, torch.Tensor):
                 state[name] = value
             elif name == "remainder":

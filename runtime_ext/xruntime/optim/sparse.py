@@ -44,7 +44,7 @@ class SparseStep:
             )
         if names.steps:
             found = state.get("step")
-            new["step"] = torch.zeros(()) if found is None else as_count(found)
+            new["step"] = as_count(0 if found is None else found)
         if formats.weight_format == native.WEIGHTS_SPLIT:
             found = state.get("remainder")
             new["remainder"] = (
@@ -57,7 +57,7 @@ class SparseStep:
         )
         coalesced = gradient.coalesce()
         rows = coalesced.indices()[0]
-        self._values = coalesced.values().contiguous()
+        self._values = coalesced.values().contiguous().resolve_neg()
         written.check_gradients([self._values])
         self._parameter, self._state, self._new = parameter, state, new
         count = rows.numel()

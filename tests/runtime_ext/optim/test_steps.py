@@ -150,17 +150,79 @@ def test_any_layout_gives_the_same_step(
         )
 
 
-def test_an_expanded_gradient_is_read_whole() -> None:
-    parameter = torch.nn.Parameter(torch.ones(4, 3, dtype=torch.bfloat16))
-    parameter.grad = torch.full((1, 1), 0.5).bfloat16().expand(4, 3)
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("layout", laid_out())
+def test_fp32_parameters_and_gradients_of_any_layout_take_torchs_step(
+    name: str, layout: str
+) -> None:
+    """Also beside others that torch's fused loop updates, and after a change of the layout."""
+    start = torch.randn(4, 3, 5, 2)
+    mine = [torch.nn.Parameter(laid_out()[layout](start)), torch.nn.Parameter(start.clone())]
+    exact = [torch.nn.Parameter(start.clone()) for _ in mine]
+    optimizer, reference = ours(name, mine), torchs(name, exact, foreach=False)
+    for gradient_layout in (*laid_out(), layout):
+        if gradient_layout == "offset":
+            mine[0].data = laid_out()["transposed"](mine[0].data)
+        gradient = torch.randn(4, 3, 5, 2)
+        for one, other in zip(mine, exact, strict=True):
+            one.grad, other.grad = laid_out()[gradient_layout](gradient), gradient.clone()
+        optimizer.step()
+        reference.step()
+    for one, wanted in zip(mine, exact, strict=True):
+        torch.testing.assert_close(one, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_parameter_that_is_part_of_a_tensor_leaves_the_rest_alone(name: str) -> None:
+    whole = torch.ones(6, 4)
+    parameter = torch.nn.Parameter(whole[:, ::2])
+    parameter.grad = torch.ones(6, 2)
+    ours(name, [parameter]).step()
+    assert (whole[:, ::2] < 1).all()
+    assert (whole[:, 1::2] == 1).all()
+
+
+DTYPES = (torch.bfloat16, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_expanded_gradient_is_read_whole(dtype: torch.dtype) -> None:
+    parameter = torch.nn.Parameter(torch.ones(1000, 300, dtype=dtype))
+    parameter.grad = torch.full((1, 1), 0.5, dtype=dtype).expand(1000, 300)
     ours("plain", [parameter]).step()
-    torch.testing.assert_close(parameter.float(), torch.full((4, 3), 0.95), rtol=0.01, atol=0)
+    wanted = torch.full((1000, 300), 0.95)
+    torch.testing.assert_close(parameter.float(), wanted, rtol=0.01, atol=0)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", EVERY)
-def test_parameters_without_a_gradient_are_left_alone(name: str) -> None:
-    """And their steps are counted from their own first one."""
-    parameters, alone = parameters_of(torch.bfloat16), parameters_of(torch.bfloat16)
+def test_a_view_that_negates_its_memory_is_read_as_it_is(name: str, dtype: torch.dtype) -> None:
+    """Such as the imaginary part of a conjugate."""
+    one, other = parameters_of(dtype), parameters_of(dtype)
+    optimizers = ours(name, one), ours(name, other)
+    for seed in range(3):
+        set_gradients(one, other, seed=seed)
+        if seed:
+            for parameter in one:
+                assert parameter.grad is not None
+                negated = torch.complex(
+                    torch.zeros_like(parameter.grad).float(), -parameter.grad.float()
+                ).conj()
+                parameter.grad = (
+                    negated.imag if dtype == torch.float32 else torch._neg_view(-parameter.grad)
+                )
+                assert parameter.grad.is_neg()
+        for optimizer in optimizers:
+            optimizer.step()
+    for parameter, wanted in zip(one, other, strict=True):
+        torch.testing.assert_close(parameter, wanted)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", EVERY)
+def test_parameters_without_a_gradient_are_left_alone(name: str, dtype: torch.dtype) -> None:
+    """And their steps are counted from their own first one, their momentum is set by it."""
+    parameters, alone = parameters_of(dtype), parameters_of(dtype)
     optimizer, reference = ours(name, parameters), ours(name, alone[:1])
     for seed in range(4):
         set_gradients(parameters, alone, seed=seed)
@@ -168,10 +230,12 @@ def test_parameters_without_a_gradient_are_left_alone(name: str) -> None:
             parameters[0].grad = None
         optimizer.step()
         if seed < 2:
-            assert torch.equal(parameters[0], parameters_of(torch.bfloat16)[0])
+            assert torch.equal(parameters[0], parameters_of(dtype)[0])
         else:
             reference.step()
-    assert torch.equal(masters(optimizer, parameters[:1])[0], masters(reference, alone[:1])[0])
+    assert torch.equal(parameters[0], alone[0])
+    if dtype == torch.bfloat16:
+        assert torch.equal(masters(optimizer, parameters[:1])[0], masters(reference, alone[:1])[0])
 
 
 def test_what_moves_between_steps_is_found() -> None:
@@ -193,6 +257,89 @@ def test_what_moves_between_steps_is_found() -> None:
         still.step()
     for one, other in zip(parameters, reference, strict=True):
         assert torch.equal(one, other)
+
+
+def cloned(tensor: torch.Tensor) -> None:
+    tensor.data = tensor.clone()
+
+
+def transposed(tensor: torch.Tensor) -> None:
+    tensor.data = tensor.t().contiguous().t() if tensor.dim() == 2 else tensor.clone()
+
+
+@pytest.mark.parametrize("move", [torch.Tensor.share_memory_, cloned, transposed])
+@pytest.mark.parametrize("name", EVERY)
+def test_a_state_whose_tensor_has_other_memory_is_found(
+    name: str, move: Callable[[torch.Tensor], object]
+) -> None:
+    """The old memory, which is free then, is neither read nor written: a large block is unmapped."""
+    shapes = ((2000, 300),)
+    parameters, reference = (parameters_of(torch.bfloat16, shapes) for _ in range(2))
+    optimizer, still = ours(name, parameters), ours(name, reference)
+    for seed in range(4):
+        set_gradients(parameters, reference, seed=seed)
+        optimizer.step()
+        still.step()
+        for value in optimizer.state[parameters[0]].values():
+            move(value)
+    assert torch.equal(masters(optimizer, parameters)[0], masters(still, reference)[0])
+    for key, value in still.state[reference[0]].items():
+        assert torch.equal(optimizer.state[parameters[0]][key], value)
+
+
+@pytest.mark.parametrize("name", ["adam", "adagrad", "lamb"])
+def test_steps_are_counted_in_fp32_whatever_the_default_dtype_is(name: str) -> None:
+    parameters, reference = parameters_of(torch.bfloat16), parameters_of(torch.bfloat16)
+    still = ours(name, reference)
+    torch.set_default_dtype(torch.float64)
+    try:
+        optimizer = ours(name, parameters)
+        for seed in range(4):
+            set_gradients(parameters, reference, seed=seed)
+            optimizer.step()
+            still.step()
+            optimizer.load_state_dict(optimizer.state_dict())
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for one, other in zip(parameters, reference, strict=True):
+        assert torch.equal(one, other)
+    assert float(optimizer.state[parameters[0]]["step"]) == 4
+
+
+def scale(parameter: torch.Tensor) -> None:
+    """What a pruning mask, a clamp, an initialization do."""
+    mask = torch.arange(parameter.numel()).view(parameter.shape) % 3
+    parameter.copy_(parameter * (mask - 1))
+    parameter.clamp_(-1, 1)
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("change", [torch.Tensor.zero_, scale])
+def test_a_weight_that_was_changed_from_outside_trains_from_its_new_value(
+    name: str, change: Callable[[torch.Tensor], object]
+) -> None:
+    """To half a unit of bf16 at most, which the remainder of the old weight may add."""
+    parameters = parameters_of(torch.bfloat16)
+    optimizer = ours(name, parameters)
+    for seed in range(3):
+        set_gradients(parameters, seed=seed)
+        optimizer.step()
+    with torch.no_grad():
+        for parameter in parameters:
+            change(parameter)
+    joined = masters(optimizer, parameters)
+    for parameter, master in zip(parameters, joined, strict=True):
+        _, exponent = torch.frexp(parameter.detach().float())
+        half_unit = torch.ldexp(torch.ones_like(master), exponent - 9).clamp_min(2.0**-134)
+        assert ((master - parameter.detach().float()).abs() <= half_unit).all()
+    full = [torch.nn.Parameter(master) for master in joined]
+    set_gradients(full, parameters, seed=4)
+    reference = ours(name, full)
+    reference.load_state_dict(optimizer.state_dict())
+    optimizer.step()
+    reference.step()
+    for master, wanted in zip(masters(optimizer, parameters), full, strict=True):
+        torch.testing.assert_close(master, wanted.detach(), rtol=1e-6, atol=1e-7)
 
 
 def test_no_parameter_with_a_gradient_is_no_step() -> None:
