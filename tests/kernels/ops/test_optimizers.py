@@ -271,9 +271,7 @@ def every_half_with_any_remainder() -> tuple[torch.Tensor, torch.Tensor]:
     """As after a change of halves from outside: remainders at the edges, and some of other weights."""
     halves = torch.arange(65_536).to(torch.int16)[:, None].expand(-1, 9)
     edges = torch.tensor([0, 1, -1, 0x7FFF, -0x8000], dtype=torch.int16).expand(65_536, -1)
-    drawn = torch.randint(
-        -0x8000, 0x8000, (65_536, 4), generator=torch.Generator().manual_seed(2)
-    )
+    drawn = torch.randint(-0x8000, 0x8000, (65_536, 4), generator=torch.Generator().manual_seed(2))
     rest = torch.cat([edges, drawn.to(torch.int16)], 1).flatten()
     return halves.flatten().view(torch.bfloat16), rest
 
