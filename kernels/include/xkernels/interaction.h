@@ -17,9 +17,9 @@ extern "C" {
  * summation, with or without fused multiply-add.
  *
  * They run on the calling thread's OpenMP team; small batches run on the calling thread alone. They
- * return 0; XK_INVALID_ARGUMENT if there is no input, a size is negative or too large, or a pointer
- * is NULL or not aligned; XK_NO_ISA; or XK_REFUSED without memory. After an error nothing has
- * changed. */
+ * return 0; XK_INVALID_ARGUMENT if there is no input, a size is negative or too large (features:
+ * above INT32_MAX), or a pointer is NULL or not aligned; XK_NO_ISA; or XK_REFUSED without memory.
+ * After an error nothing has changed. */
 
 /* Writes (batch, features + count (count - 1) / 2) values to `output`, dense: the row of the first
  * input, then x_i . x_j for all i > j, ordered by i, then j. */

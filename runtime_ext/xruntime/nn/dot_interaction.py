@@ -5,13 +5,22 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
 from xruntime import native
 from xruntime.errors import OperatorError
-from xruntime.nn.native_operators import TYPES, call, check, define, differentiate
+from xruntime.nn.native_operators import (
+    TYPES,
+    call,
+    check,
+    define,
+    differentiate,
+    refuse_second_derivative,
+)
+
+MAX_FEATURES = 2**31 - 1
 
 
 def interaction(*tensors: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:
@@ -20,8 +29,8 @@ def interaction(*tensors: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor
     `tensors` are N tensors of shape (B, D), or one sequence of them, in fp32, bf16 or fp16. The result
     has shape (B, D + N (N - 1) / 2) and their dtype: the values of the first tensor, then x_i . x_j for
     all i > j, ordered by i, then j. Sums are computed in fp32 and rounded once. Under autocast the
-    tensors are converted to its dtype, as those of torch.bmm are. The first derivative is defined, the
-    second is not. Raises OperatorError.
+    tensors are converted to its dtype, as those of torch.bmm are. The first derivative is defined, in
+    backward mode; the second is not. Raises OperatorError.
     """
     given: Sequence[Any] = tensors
     if len(tensors) == 1 and not isinstance(tensors[0], torch.Tensor):
@@ -40,6 +49,10 @@ def _check_tensors(tensors: Sequence[torch.Tensor]) -> None:
     if first.dim() != 2:
         raise OperatorError(
             f"interaction: tensor 0 has shape {tuple(first.shape)}; allowed is (B, D)"
+        )
+    if first.shape[1] > MAX_FEATURES:
+        raise OperatorError(
+            f"interaction: tensor 0 has shape {tuple(first.shape)}; allowed are {MAX_FEATURES} columns"
         )
     if first.dtype not in TYPES:
         raise OperatorError(
@@ -126,10 +139,6 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> list[torch.Tensor]:
     )
 
 
-def _refuse_second_derivative(ctx: Any, *gradients: Any) -> NoReturn:
-    raise OperatorError("interaction: its second derivative is not defined")
-
-
 define("interaction(Tensor[] tensors) -> Tensor", _run, _fake)
 define(
     "interaction_backward(Tensor gradient, Tensor[] tensors) -> Tensor[]",
@@ -137,4 +146,4 @@ define(
     _fake_backward,
 )
 differentiate("interaction", _backward, _keep_tensors)
-differentiate("interaction_backward", _refuse_second_derivative, lambda ctx, inputs, output: None)
+refuse_second_derivative("interaction_backward", "interaction")

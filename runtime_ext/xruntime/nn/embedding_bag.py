@@ -136,7 +136,9 @@ class MergedEmbeddingBag(nn.Module):
             For each table, a factor for each index, in the dtype of the tables. Only for "sum".
 
         Raises EmbeddingIndexError, which is an IndexError, for an index that is no row of its table;
-        EmbeddingBagError for wrong shapes, dtypes and offsets; both before a row is read.
+        EmbeddingBagError for wrong shapes, dtypes and offsets; OperatorError for tensors on different
+        devices and derivatives in forward mode; all before a row is read. The second derivative is not
+        defined: backward through a gradient is an OperatorError.
         """
         lookups = self._lookups(indices, offsets, per_sample_weights)
         return list(merged_embedding_bag(list(self.weights), self.sparse, lookups))

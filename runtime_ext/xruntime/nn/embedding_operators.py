@@ -15,7 +15,7 @@ import torch
 from xruntime import native
 from xruntime.errors import EmbeddingBagError
 from xruntime.nn.embedding_call import BagsCall, Lookups, Tensors, check_lookups
-from xruntime.nn.native_operators import call, define, differentiate
+from xruntime.nn.native_operators import call, define, differentiate, refuse_second_derivative
 
 # No argument is named `mode`, a name that torch's functionalization uses for itself.
 LOOKUPS = (
@@ -341,3 +341,5 @@ def factor_gradients(
 
 
 differentiate("merged_embedding_bag", _backward, _setup_context)
+for _gradients in ("dense_gradients", "sparse_gradients", "factor_gradients"):
+    refuse_second_derivative(f"merged_embedding_bag_{_gradients}", "merged_embedding_bag")

@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
+from torch.autograd import forward_ad
+from torch.utils._pytree import tree_leaves
 
 from xruntime import native, operator_library
+from xruntime.errors import OperatorError
 
 TYPES = {
     torch.float32: native.FLOAT32,
@@ -36,18 +39,48 @@ def define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> No
     _LIBRARY.define(schema)  # type: ignore[no-untyped-call]
     if name not in _PROVIDED:
         _LIBRARY.impl(name, run, "CPU")  # type: ignore[no-untyped-call]
-    torch.library.register_fake(f"xruntime::{name}", fake, lib=_LIBRARY)
+
+    # torch calls it for meta tensors too, even if only some are: the others' results would be made up.
+    def fake_on_one_device(*arguments: Any) -> Any:
+        tensors = [one for one in tree_leaves(arguments) if isinstance(one, torch.Tensor)]
+        devices = {str(tensor.device) for tensor in tensors}
+        if len(devices) > 1:
+            raise OperatorError(
+                f"{name}: tensors on {' and '.join(sorted(devices))}; all must be on one device"
+            )
+        return fake(*arguments)
+
+    torch.library.register_fake(f"xruntime::{name}", fake_on_one_device, lib=_LIBRARY)
 
 
-def call(operator: Callable[..., Any], run: Callable[..., Any], *arguments: Any) -> Any:
-    """Call an operator. If libxoperators.so refuses the arguments, `run` raises the full error."""
+def call(operator: Any, run: Callable[..., Any], *arguments: Any) -> Any:
+    """Call an operator. If libxoperators.so refuses the arguments, `run` raises the full error.
+
+    Raises OperatorError for a tensor with a derivative in forward mode.
+    """
     if torch.compiler.is_compiling():
         return operator(*arguments)
+    refuse_forward_mode(operator, arguments)
     try:
         return operator(*arguments)
-    except RuntimeError:
-        run(*arguments)
+    except RuntimeError as error:
+        name = operator.__name__
+        if name in _PROVIDED and str(error).startswith(f"{name}: "):
+            run(*arguments)
         raise
+
+
+def refuse_forward_mode(operator: Any, arguments: Any) -> None:
+    """Raise OperatorError for a tensor with a derivative in forward mode, which torch would drop."""
+    if forward_ad._current_level < 0:  # noqa: SLF001 - torch has no other way to ask
+        return
+    unpack: Any = forward_ad.unpack_dual
+    for one in tree_leaves(arguments):
+        if isinstance(one, torch.Tensor) and unpack(one).tangent is not None:
+            raise OperatorError(
+                f"{operator.__name__}: derivatives in forward mode (torch.func.jvp) are not defined, only"
+                " those of backward"
+            )
 
 
 def differentiate(
@@ -57,6 +90,15 @@ def differentiate(
     torch.library.register_autograd(
         f"xruntime::{name}", backward, setup_context=setup_context, lib=_LIBRARY
     )
+
+
+def refuse_second_derivative(name: str, of: str) -> None:
+    """Make the derivative of `name`, an operator that computes the first one of `of`, an OperatorError."""
+
+    def refuse(_ctx: Any, *_gradients: Any) -> NoReturn:
+        raise OperatorError(f"{of}: its second derivative is not defined")
+
+    differentiate(name, refuse, lambda ctx, inputs, output: None)
 
 
 def check(result: int) -> None:

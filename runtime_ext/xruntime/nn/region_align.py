@@ -13,7 +13,7 @@ from torch import nn
 
 from xruntime import native
 from xruntime.errors import OperatorError
-from xruntime.nn.native_operators import TYPES, check, define, differentiate
+from xruntime.nn.native_operators import TYPES, call, check, define, differentiate
 
 MAX_BINS = 2**16
 MAX_SIDE = 2**24
@@ -56,8 +56,16 @@ def roi_align(
             f"roi_align: output_size={output_size!r}; allowed is a number or a pair of numbers"
         )
     regions = boxes if isinstance(boxes, torch.Tensor) else _numbered(boxes)
-    return torch.ops.xruntime.roi_align(  # type: ignore[no-any-return]
-        input, regions, spatial_scale, height, width, sampling_ratio, aligned
+    return call(  # type: ignore[no-any-return]
+        torch.ops.xruntime.roi_align,
+        _run,
+        input,
+        regions,
+        spatial_scale,
+        height,
+        width,
+        sampling_ratio,
+        aligned,
     )
 
 

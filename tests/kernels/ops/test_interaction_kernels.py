@@ -139,7 +139,8 @@ WRONG: dict[str, tuple[int, Any]] = {
     "too many inputs": (2, 2**15),
     "a negative batch": (3, -1),
     "a negative size": (4, -1),
-    "a size that is too large": (4, 2**41),
+    "a batch that is too large": (3, 2**41),
+    "a size that is too large": (4, 2**31),
     "an unknown type": (5, 3),
     "no output": (6, None),
 }

@@ -3,9 +3,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from tests.runtime_ext.nn.vision_references import interaction_reference
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from xruntime.errors import OperatorError
 from xruntime.nn import interaction
@@ -153,6 +157,34 @@ def test_the_second_derivative_is_refused() -> None:
         first.sum().backward()
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*")  # torch's own imports
+def test_derivatives_in_forward_mode_are_refused_and_not_dropped() -> None:
+    inputs = [one.detach() for one in make()]
+    with (
+        forward_ad.dual_level(),
+        pytest.raises(OperatorError, match="interaction: derivatives in forward mode"),
+    ):
+        interaction(forward_ad.make_dual(inputs[0], inputs[1]), *inputs[1:])
+    with pytest.raises(OperatorError, match="not defined, only those of backward"):
+        torch.func.jvp(interaction, tuple(inputs), tuple(inputs))
+    with forward_ad.dual_level():
+        torch.testing.assert_close(interaction(inputs), interaction_reference(inputs))
+
+
+class Failing(TorchDispatchMode):
+    """Fails in the operator, for a reason that has nothing to do with its arguments."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is OPERATOR.default:
+            raise RuntimeError("the disk is full")
+        return func(*args, **(kwargs or {}))
+
+
+def test_an_error_with_another_cause_is_raised_as_it_is() -> None:
+    with Failing(), pytest.raises(RuntimeError, match="the disk is full"):
+        interaction(torch.ones(3, 2), torch.ones(3, 4))
+
+
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
@@ -164,6 +196,8 @@ def test_the_second_derivative_is_refused() -> None:
             r"tensor 1 has shape \(3, 4\) .* tensor 0 has \(3, 2\)",
         ),
         ([torch.ones(3, 2), torch.ones(3, 2).half()], "all must have the same"),
+        ([torch.ones(3, 2), torch.ones(3, 2, device="meta")], "tensors on cpu and meta"),
+        ([torch.ones(3, 1).expand(3, 2**31)] * 2, r"\(3, 2147483648\); allowed are 2147483647 col"),
     ],
 )
 def test_what_is_refused(tensors: list[torch.Tensor], message: str) -> None:

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from xruntime import native as native_library  # noqa: E402
-from xruntime.errors import EmbeddingBagError, EmbeddingIndexError  # noqa: E402
+from xruntime.errors import EmbeddingBagError, EmbeddingIndexError, OperatorError  # noqa: E402
 from xruntime.nn import MergedEmbeddingBag  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("native")
@@ -297,6 +297,41 @@ def test_autocast_keeps_the_tables_dtype() -> None:
     bags = draw(tables)
     with torch.autocast("cpu", torch.bfloat16):
         assert merged(bags.indices, bags.offsets)[0].dtype == torch.float32
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("of", ["tables", "per-sample weights"])
+def test_the_second_derivative_is_refused_and_not_dropped(of: str, sparse: bool) -> None:
+    merged = MergedEmbeddingBag([(7, 3)], sparse=sparse)
+    factors = torch.ones(1, 3, requires_grad=True)
+    (result,) = merged([torch.tensor([[1, 2, 2]])], None, [factors])
+    source = merged.weights[0] if of == "tables" else factors
+    (gradient,) = torch.autograd.grad(result.square().sum(), source, create_graph=True)
+    if gradient.is_sparse:
+        gradient = gradient.to_dense()
+    with pytest.raises(OperatorError, match="merged_embedding_bag: its second derivative is not"):
+        gradient.sum().backward()
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*")  # torch's own imports
+def test_derivatives_in_forward_mode_are_refused_and_not_dropped() -> None:
+    merged = MergedEmbeddingBag([(7, 3)]).requires_grad_(False)
+    factors = torch.ones(1, 3)
+    with pytest.raises(OperatorError, match="derivatives in forward mode"):
+        torch.func.jvp(
+            lambda x: merged([torch.tensor([[1, 2, 2]])], None, [x]), (factors,), (factors,)
+        )
+
+
+def test_devices() -> None:
+    """All are on the meta device, or none: results of tables with values have values."""
+    merged = MergedEmbeddingBag([(7, 3)])
+    indices = [torch.tensor([[1, 2]], device="meta")]
+    with pytest.raises(OperatorError, match="merged_embedding_bag: tensors on cpu and meta"):
+        merged(indices)
+    (result,) = merged.to("meta")(indices)
+    assert result.shape == (1, 3)
+    assert result.is_meta
 
 
 # Bad input.

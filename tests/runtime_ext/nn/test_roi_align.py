@@ -139,6 +139,13 @@ def test_second_derivatives(memory_format: torch.memory_format) -> None:
     torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*")  # torch's own imports
+def test_derivatives_in_forward_mode_are_refused_and_not_dropped() -> None:
+    images, boxes = torch.rand(1, 3, 8, 8), torch.tensor([[0.0, 0, 0, 4, 4]])
+    with pytest.raises(OperatorError, match="roi_align: derivatives in forward mode"):
+        torch.func.jvp(lambda x: roi_align(x, boxes, 2), (images,), (images,))
+
+
 def test_boxes_get_no_gradient() -> None:
     boxes = BOXES.clone().requires_grad_()
     roi_align(make_images(), boxes, 2).sum().backward()

@@ -19,7 +19,8 @@ using xkernels::InteractionScratch;
 constexpr int64_t kGrain = 1 << 18;
 
 constexpr int64_t kMaxCount = 1 << 14;
-constexpr int64_t kMaxSize = 1LL << 40;  // of the batch, the features and a stride
+constexpr int64_t kMaxFeatures = INT32_MAX;  // the loops over a row count in an int
+constexpr int64_t kMaxSize = 1LL << 40;      // of the batch and a stride
 
 #define XK_ENTRY(suffix, name) &xkernels::interaction_##suffix,
 constexpr const InteractionKernels* kImplementations[] = {XK_EACH_ISA(XK_ENTRY)};
@@ -46,7 +47,7 @@ bool all_usable(const void* const* pointers, int64_t count, int32_t type) {
 bool valid(const Interaction& of, int64_t batch) {
   if (of.type < XK_FLOAT32 || of.type > XK_FLOAT16) return false;
   if (of.count < 1 || of.count > kMaxCount || batch < 0 || batch > kMaxSize) return false;
-  if (of.features < 0 || of.features > kMaxSize || of.strides == nullptr) return false;
+  if (of.features < 0 || of.features > kMaxFeatures || of.strides == nullptr) return false;
   for (int64_t i = 0; i < of.count; ++i) {
     if (of.strides[i] < 0 || of.strides[i] > kMaxSize) return false;
   }
