@@ -25,6 +25,7 @@ from xruntime.nn.embedding_operators import (
     wanted_tables,
 )
 from xruntime.nn.native_operators import define, differentiate
+from xruntime.optim.native_optimizer import load_with_hooks
 
 _numbers = itertools.count()
 _optimizers: weakref.WeakValueDictionary[int, BagOptimizer] = weakref.WeakValueDictionary()
@@ -53,7 +54,7 @@ class BagOptimizer(torch.optim.Optimizer):
 
     def __init__(self, tables: Sequence[torch.Tensor], defaults: dict[str, float]) -> None:
         super().__init__(tables, defaults)
-        self._check()
+        self._check(self.param_groups[0])
         for table in tables:
             if self._has_state():
                 self.state[table][self.STATE] = torch.zeros_like(table, dtype=torch.float32)
@@ -76,7 +77,7 @@ class BagOptimizer(torch.optim.Optimizer):
 
     def options(self, with_state: bool) -> dict[str, float]:
         """Return the options as they are now. Raises EmbeddingBagError."""
-        self._check()
+        self._check(self.param_groups[0])
         if self._has_state() and not with_state:
             raise EmbeddingBagError(
                 f"{type(self).__name__}: momentum was 0 when the module was made, so there is no state"
@@ -84,9 +85,9 @@ class BagOptimizer(torch.optim.Optimizer):
             )
         return {name: float(self.param_groups[0][name]) for name in self.OPTIONS}
 
-    def _check(self) -> None:
+    def _check(self, group: dict[str, Any]) -> None:
         for name in self.OPTIONS:
-            value = float(self.param_groups[0][name])
+            value = float(group[name])
             if not 0 <= value < math.inf:
                 raise EmbeddingBagError(f"{name}={value}: allowed are finite numbers of at least 0")
 
@@ -104,22 +105,30 @@ class BagOptimizer(torch.optim.Optimizer):
         super().add_param_group(param_group)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load options, and copy the state to the tensors in use. Raises EmbeddingBagError."""
-        saved = state_dict["state"]
-        for number, table in enumerate(self.param_groups[0]["params"]):
-            found = saved.get(number, {})
-            if found.keys() != self.state[table].keys() or any(
-                value.shape != table.shape for value in found.values()
-            ):
-                raise EmbeddingBagError(
-                    f"table {number}: the saved state is of other options or another table:"
-                    f" {sorted(found)}, not {sorted(self.state[table])}"
-                )
-        for number, table in enumerate(self.param_groups[0]["params"]):
-            for name, value in saved.get(number, {}).items():
-                self.state[table][name].copy_(value)
-        for name in self.OPTIONS:
-            self.param_groups[0][name] = state_dict["param_groups"][0][name]
+        """Load the group, and copy the state to the tensors in use. Raises EmbeddingBagError."""
+        states = {table: self.state[table] for table in self.param_groups[0]["params"]}
+
+        def check(saved: dict[str, Any]) -> None:
+            self._check(self.defaults | saved["param_groups"][0])
+            for number, (table, state) in enumerate(states.items()):
+                found = saved["state"].get(number, {})
+                if found.keys() != state.keys() or any(
+                    value.shape != table.shape for value in found.values()
+                ):
+                    raise EmbeddingBagError(
+                        f"table {number}: the saved state is of other options or another table:"
+                        f" {sorted(found)}, not {sorted(state)}"
+                    )
+
+        def take(saved: dict[str, Any]) -> None:
+            for option, value in self.defaults.items():
+                self.param_groups[0].setdefault(option, value)
+            for number, (table, state) in enumerate(states.items()):
+                for name, value in saved["state"].get(number, {}).items():
+                    state[name].copy_(value)
+                self.state[table] = state
+
+        load_with_hooks(self, state_dict, check, take)
 
 
 class BagSGD(BagOptimizer):

@@ -36,11 +36,11 @@ class UpdatingEmbeddingBag(MergedEmbeddingBag):
         self.requires_grad_(False)
         _check_memory(list(self.weights))
         self.optimizer = kind(list(self.weights), defaults)
-        # An input that needs a gradient, so that autograd calls backward.
-        self._trigger = torch.zeros(0, requires_grad=True)
         self._prepare()
 
     def _prepare(self) -> None:
+        # An input that needs a gradient, so that autograd calls backward.
+        self._trigger = torch.zeros(0, requires_grad=True, device=self.weights[0].device)
         self._number = register(self.optimizer)
         self._states = self.optimizer.tensors(self.optimizer.STATE)
         self._remainders = self.optimizer.tensors("remainder")
@@ -55,12 +55,24 @@ class UpdatingEmbeddingBag(MergedEmbeddingBag):
         return {}
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
-        """Convert the tables as `to()` and the like ask; their exact fp32 values are kept."""
+        """Convert the tables as `to()` and the like ask; their exact fp32 values are kept.
+
+        The state goes where the tables go, in its own dtypes.
+        """
+        before = list(self.weights)
         dtype, tables = self.weights[0].dtype, [weight.data for weight in self.weights]
         masters = self.master_weights if dtype == torch.bfloat16 else lambda: tables
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        # torch makes new Parameters where it cannot change the data of the present ones.
+        states = [self.optimizer.state.pop(weight, {}) for weight in before]
+        self.optimizer.state.update(zip(self.weights, states, strict=True))
+        self.optimizer.param_groups[0]["params"] = list(self.weights)
         converted = self.weights[0].dtype
         if converted == dtype:
+            for state in states:
+                # Conversions to another dtype leave integers alone.
+                state.update({name: _as_integers(value, fn) for name, value in state.items()})
+            self._prepare()
             return self
         for weight, table in zip(self.weights, tables, strict=True):
             weight.data = table
@@ -155,6 +167,11 @@ class MergedEmbeddingBagWithAdaGrad(UpdatingEmbeddingBag):
         **options: Any,
     ) -> None:
         super().__init__(tables, BagAdagrad, {"lr": lr, "eps": eps}, **options)
+
+
+def _as_integers(tensor: torch.Tensor, fn: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """Apply `fn` to the bits of a tensor of two or four bytes an element."""
+    return fn(tensor.view({2: torch.int16, 4: torch.int32}[tensor.itemsize])).view(tensor.dtype)
 
 
 def _check_memory(weights: Sequence[torch.Tensor]) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Literal, overload
 
@@ -28,6 +27,36 @@ _OURS = ("rounding", "state_dtype")
 """Options that torch's optimizers do not have."""
 _GENERATOR = "generator"
 """The entry of a state_dict with the state of the generator for stochastic rounding."""
+
+
+def load_with_hooks(
+    optimizer: Optimizer,
+    state_dict: dict[str, Any],
+    check: Callable[[dict[str, Any]], None],
+    take: Callable[[dict[str, Any]], None],
+) -> None:
+    """Load a state_dict as torch does, its hooks included, and change what torch makes of the states.
+
+    check
+        Called with what the hooks before loading have made of `state_dict`; it may raise.
+    take
+        Called with the same when torch has loaded it, before the hooks after loading.
+    """
+    found: list[dict[str, Any]] = []
+
+    def before(_: Optimizer, saved: dict[str, Any]) -> None:
+        check(saved)
+        found.append(saved)
+
+    handles = [
+        optimizer.register_load_state_dict_pre_hook(before),
+        optimizer.register_load_state_dict_post_hook(lambda _: take(found[0]), prepend=True),
+    ]
+    try:
+        Optimizer.load_state_dict(optimizer, state_dict)
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 class NativeOptimizer(Optimizer):
@@ -267,29 +296,29 @@ class NativeOptimizer(Optimizer):
         the state begins with its present value: see `load_master_state_dict`.
         Raises OptimizerError for options that are not supported and for states of other shapes.
         """
-        parameters = [p for group in self.param_groups for p in group["params"]]
-        numbers = list(
-            itertools.chain.from_iterable(group["params"] for group in state_dict["param_groups"])
-        )
-        for parameter, number in zip(parameters, numbers, strict=False):
-            self._check_state(parameter, state_dict["state"].get(number, {}))
-        super().load_state_dict(state_dict)
-        # torch converts every state to the parameter's dtype: so they are copied again.
-        for group, parameter, number in self._numbered(numbers):
-            if number in state_dict["state"]:
-                saved = state_dict["state"][number]
-                self.state[parameter] = self._converted(group, parameter, saved)
-        if _GENERATOR in state_dict:
+        load_with_hooks(self, state_dict, self._check_saved, self._take_saved)
+
+    def _check_saved(self, saved: dict[str, Any]) -> None:
+        for _, parameter, number in self._numbered(saved):
+            self._check_state(parameter, saved["state"].get(number, {}))
+
+    def _take_saved(self, saved: dict[str, Any]) -> None:
+        """Copy the states again, which torch has converted to their parameters' dtype."""
+        for group, parameter, number in self._numbered(saved):
+            if number in saved["state"]:
+                self.state[parameter] = self._converted(group, parameter, saved["state"][number])
+        if _GENERATOR in saved:
             if self._generator is None:
                 self._generator = torch.Generator()
-            self._generator.set_state(state_dict[_GENERATOR])
+            self._generator.set_state(saved[_GENERATOR])
         self._forget()
 
-    def _numbered(self, numbers: list[int]) -> Iterator[tuple[Group, torch.Tensor, int]]:
-        left = iter(numbers)
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                yield group, parameter, next(left)
+    def _numbered(self, saved: dict[str, Any]) -> Iterator[tuple[Group, torch.Tensor, int]]:
+        """Yield each parameter with its group and its number in a state_dict."""
+        ours = [(group, parameter) for group in self.param_groups for parameter in group["params"]]
+        numbers = [number for group in saved["param_groups"] for number in group["params"]]
+        for (group, parameter), number in zip(ours, numbers, strict=False):
+            yield group, parameter, number
 
     def _check_state(self, parameter: torch.Tensor, saved: State) -> None:
         for name, value in saved.items():

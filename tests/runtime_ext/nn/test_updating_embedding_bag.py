@@ -207,6 +207,55 @@ def test_copies_and_checkpoints_go_on_alike() -> None:
     assert list(saved["model"]) == [f"weights.{number}" for number in range(len(TABLES))]
 
 
+def test_a_checkpoint_has_every_key_of_the_group_and_hooks_may_change_it() -> None:
+    made = {"lr": 0.1, "momentum": 0.9}
+    module = MergedEmbeddingBagWithSGD(TABLES, **made)
+    torch.optim.lr_scheduler.StepLR(module.optimizer, 1)
+    saved = module.optimizer.state_dict()
+    other = MergedEmbeddingBagWithSGD(TABLES, **made)
+    state = other.optimizer.state[other.weights[0]]["momentum_buffer"]
+
+    def ones(_: object, given: dict[str, Any]) -> dict[str, Any]:
+        states = {
+            number: {"momentum_buffer": torch.ones_like(one["momentum_buffer"])}
+            for number, one in given["state"].items()
+        }
+        return given | {"state": states}
+
+    other.optimizer.register_load_state_dict_pre_hook(ones)
+    other.optimizer.register_load_state_dict_post_hook(lambda of: state.add_(1))
+    other.optimizer.load_state_dict(saved)
+    assert other.optimizer.param_groups[0]["initial_lr"] == 0.1
+    assert other.optimizer.state[other.weights[0]]["momentum_buffer"] is state
+    assert (state == 2).all()
+    torch.optim.lr_scheduler.StepLR(other.optimizer, 1, last_epoch=3)  # it needs initial_lr
+
+
+def test_the_state_goes_where_the_tables_go() -> None:
+    data = batch(torch.bfloat16)
+    options = {"momentum": 0.9, "dtype": torch.bfloat16}
+    modules = [MergedEmbeddingBagWithSGD(TABLES, **options) for _ in range(2)]
+    modules[1].load_state_dict(modules[0].state_dict())
+    for number in range(3):
+        if number == 1:
+            modules[1].share_memory()
+        for module in modules:
+            torch.autograd.backward(module(*data[:2]), data[2])
+    for one, other in zip(*(module.master_weights() for module in modules), strict=True):
+        assert torch.equal(one, other)
+    for weight in modules[1].weights:
+        state = modules[1].optimizer.state[weight]
+        assert all(value.is_shared() for value in state.values())
+        modules[1].bfloat16()
+        assert modules[1].optimizer.state[weight]["momentum_buffer"].dtype == torch.float32
+    modules[1].to("meta")
+    assert len(modules[1].optimizer.state) == len(TABLES)
+    for weight in modules[1].weights:
+        assert all(value.is_meta for value in modules[1].optimizer.state[weight].values())
+    results = modules[1]([one.to("meta") for one in data[0]], [one.to("meta") for one in data[1]])
+    assert all(one.is_meta for one in results)
+
+
 def test_fp32_weights_are_loaded_exactly() -> None:
     values = [torch.randn(size) for size in TABLES]
     for dtype in (torch.float32, torch.bfloat16):

@@ -192,6 +192,41 @@ def test_a_state_of_another_model_is_refused_and_changes_nothing() -> None:
     assert_same_state(optimizer, before)
 
 
+def test_what_hooks_of_loading_change_is_kept() -> None:
+    parameters = parameters_of(torch.bfloat16)
+    optimizer = ours("adam", parameters)
+    train(optimizer, parameters, range(2))
+    saved = optimizer.state_dict()
+    exact = saved["state"][0]["exp_avg"] * 3
+    calls = []
+
+    def triple(_: torch.optim.Optimizer, given: dict[str, Any]) -> dict[str, Any]:
+        states = {
+            number: state | {"exp_avg": state["exp_avg"] * 3}
+            for number, state in given["state"].items()
+        }
+        return given | {"state": states}
+
+    def empty(loaded: torch.optim.Optimizer) -> None:
+        calls.append(loaded.state[parameters[0]]["exp_avg"].clone())
+        loaded.state[parameters[0]]["exp_avg_sq"].zero_()
+
+    hooks = [
+        optimizer.register_load_state_dict_pre_hook(triple),
+        optimizer.register_load_state_dict_post_hook(empty),
+    ]
+    optimizer.load_state_dict(saved)
+    assert torch.equal(calls[0], exact)  # in fp32: not by way of the parameter's dtype
+    state = optimizer.state[parameters[0]]
+    assert torch.equal(state["exp_avg"], exact)
+    assert (state["exp_avg_sq"] == 0).all()
+    for hook in hooks:
+        hook.remove()
+    optimizer.load_state_dict(saved)
+    assert len(calls) == 1
+    assert torch.equal(optimizer.state[parameters[0]]["exp_avg"] * 3, exact)
+
+
 def test_torch_has_no_lamb() -> None:
     with pytest.raises(OptimizerError, match=r"torch\.optim has no such optimizer"):
         ours("lamb", parameters_of(torch.bfloat16)).torch_state_dict()
