@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Literal, overload
 
 import torch
+from torch import distributed
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
@@ -59,6 +61,11 @@ def load_with_hooks(
             handle.remove()
 
 
+def _version(tensor: torch.Tensor) -> int:
+    """A number that grows whenever code writes to a tensor."""
+    return tensor._version  # noqa: SLF001 - autograd's, which torch's documentation names
+
+
 class NativeOptimizer(Optimizer):
     """The base of the optimizers of this package; it is not an optimizer itself."""
 
@@ -69,6 +76,8 @@ class NativeOptimizer(Optimizer):
 
     _dense: dict[tuple[int, StateNames, Formats], DenseStep]
     _delegate: Optimizer | None
+    _given: dict[torch.Tensor, int]
+    """Parameters whose fp32 weights were given since the last step, with their versions then."""
 
     def __init__(
         self, params: ParamsT, defaults: dict[str, Any], generator: torch.Generator | None
@@ -78,6 +87,7 @@ class NativeOptimizer(Optimizer):
                 f"{self._name}: the generator is on {generator.device}, not the CPU"
             )
         self._generator = generator
+        self._given = {}
         self._forget()
         super().__init__(params, defaults)
 
@@ -117,6 +127,8 @@ class NativeOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._drop_outdated()
+        self._given = {}
         with torch.no_grad():
             delegated: list[list[torch.Tensor]] = [[] for _ in self.param_groups]
             steps = [
@@ -183,9 +195,11 @@ class NativeOptimizer(Optimizer):
 
     def _seed(self) -> int:
         if self._generator is None:
-            # Its own generator can be saved, and still torch.manual_seed decides.
+            # Its own generator can be saved, and still torch.manual_seed decides; but processes that train
+            # a model together must draw alike, whatever their seeds are.
+            together = distributed.is_available() and distributed.is_initialized()
             self._generator = torch.Generator()
-            self._generator.manual_seed(int(torch.randint(2**63 - 1, ())))
+            self._generator.manual_seed(0 if together else int(torch.randint(2**63 - 1, ())))
         return int(torch.randint(2**63 - 1, (), generator=self._generator))
 
     def _run_delegate(self, parameters: list[list[torch.Tensor]]) -> None:
@@ -284,6 +298,7 @@ class NativeOptimizer(Optimizer):
         The state of a bf16 parameter includes the remainder of its weights. With stochastic rounding,
         the entry "generator" is the state of its generator.
         """
+        self._drop_outdated()
         saved: dict[str, Any] = super().state_dict()
         if self._generator is not None:
             saved[_GENERATOR] = self._generator.get_state()
@@ -379,12 +394,11 @@ class NativeOptimizer(Optimizer):
             if not isinstance(value, torch.Tensor):
                 values[name] = value
                 continue
-            remainder = self.state[value].get("remainder") if value in self.state else None
-            if remainder is not None and value.dtype == torch.bfloat16:
-                values[name] = join(value, remainder)
-            else:
+            master = self.master_weight(value)
+            if master is None:
                 dtype = torch.float32 if value.dtype == torch.bfloat16 else value.dtype
-                values[name] = value.detach().to(dtype, copy=True)
+                master = value.detach().to(dtype, copy=True)
+            values[name] = master
         return values
 
     def load_master_state_dict(
@@ -396,20 +410,54 @@ class NativeOptimizer(Optimizer):
         is that of `model.load_state_dict`. Parameters with stochastic rounding have no remainder.
         """
         model.load_state_dict(state_dict, strict=strict)
-        ours = {
-            id(parameter): group for group in self.param_groups for parameter in group["params"]
-        }
+        ours = self.split_parameters()
         for name, parameter in model.named_parameters(remove_duplicate=False):
-            group = ours.get(id(parameter))
-            if name not in state_dict or group is None or parameter.dtype != torch.bfloat16:
-                continue
-            if group["rounding"] == "split":
-                half, remainder = split(state_dict[name].to(torch.float32))
-                with torch.no_grad():
-                    parameter.copy_(half)
-                    kept = empty_like(parameter.detach(), torch.int16).copy_(remainder)
-                self.state[parameter]["remainder"] = kept
-        self._forget()
+            if name in state_dict and parameter in ours:
+                self.set_master_weight(parameter, state_dict[name])
+
+    def split_parameters(self) -> set[torch.Tensor]:
+        """Return the parameters whose state has a remainder from their first step on, or from before."""
+        return {
+            parameter
+            for group in self.param_groups
+            for parameter in group["params"]
+            if group["rounding"] == "split" and parameter.dtype == torch.bfloat16
+        }
+
+    def master_weight(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        """Return the fp32 weights of a bf16 parameter with a remainder; None for others."""
+        self._drop_outdated()
+        remainder = self.state.get(parameter, {}).get("remainder")
+        if remainder is None or parameter.dtype != torch.bfloat16:
+            return None
+        return join(parameter, remainder)
+
+    def set_master_weight(self, parameter: torch.Tensor, weight: torch.Tensor) -> None:
+        """Set a bf16 parameter and its remainder to fp32 weights of its shape.
+
+        If other code writes the parameter before the next step, as DistributedDataParallel does when it
+        is made, the remainder is dropped, with a warning: it is of other weights.
+        """
+        half, remainder = split(weight.to(torch.float32))
+        with torch.no_grad():
+            parameter.copy_(half)
+            kept = empty_like(parameter.detach(), torch.int16).copy_(remainder)
+        self.state[parameter]["remainder"] = kept
+        self._given[parameter] = _version(parameter)
+
+    def _drop_outdated(self) -> None:
+        outdated = [p for p, version in self._given.items() if _version(p) != version]
+        if not outdated:
+            return
+        for parameter in outdated:
+            del self._given[parameter]
+            self.state[parameter].pop("remainder", None)
+        warnings.warn(
+            f"{self._name}: other code, such as DistributedDataParallel, has written {len(outdated)}"
+            " parameters after their fp32 weights were given; they train from the bf16 values. To train"
+            " from the exact ones, give the fp32 weights afterwards",
+            stacklevel=3,
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         generator = None if self._generator is None else self._generator.get_state()
@@ -430,4 +478,5 @@ class NativeOptimizer(Optimizer):
                 self._generator = torch.Generator()
                 self._generator.set_state(saved)
         super().__setstate__(state)
+        self._given = {}
         self._forget()

@@ -16,7 +16,6 @@ from xruntime import native, optim
 from xruntime.compilation.inductor import first_line
 from xruntime.errors import KernelsUnavailableError, OptimizationError, OptimizerError
 from xruntime.optim.native_optimizer import NativeOptimizer
-from xruntime.optim.split import split
 from xruntime.optimization.passes import (
     convertible_parameters,
     lower_precision,
@@ -142,18 +141,15 @@ class _Run(Run):
                 "the optimizer updates no convolution, linear or embedding with weights in float32"
             )
         made: dict[int, nn.Parameter] = {}
-        remainders: dict[nn.Parameter, torch.Tensor] = {}
         for parameter in found:
-            half, remainder = split(parameter.detach())
-            new = self.work.edits.replace_parameter(parameter, half)
+            new = self.work.edits.replace_parameter(parameter, parameter.detach().bfloat16())
             if parameter.grad is not None:
                 new.grad = parameter.grad.to(torch.bfloat16)
             made[id(parameter)] = new
-            remainders[new] = torch.empty_like(half, dtype=torch.int16).copy_(remainder)
         take_float32(self.work, torch.bfloat16)
         optimizer = _converted(self.given, made)
-        for parameter, remainder in remainders.items():
-            optimizer.state[parameter]["remainder"] = remainder
+        for parameter in found:
+            optimizer.set_master_weight(made[id(parameter)], parameter.detach())
         self.optimizer = optimizer
         return (
             f"stored {len(found)} in bfloat16, and 16 bits of each value in the optimizer's state"
@@ -164,8 +160,9 @@ class _Run(Run):
         reason = "compiled code here is for inference: call torch.compile on the result"
         self.steps.append(Step("graph", Outcome.SKIPPED, reason))
         if self.work.modes.dtype is not None:
-            optimizer = self.optimizer if self.split else None
-            make_trainable(model, self.work.modes, optimizer, self.work.own_dtype)
+            splitting = self.optimizer if self.split else None
+            assert splitting is None or isinstance(splitting, NativeOptimizer)
+            make_trainable(model, self.work.modes, splitting, self.work.own_dtype)
         remember(model, self.explanation())
         return model, self.optimizer
 

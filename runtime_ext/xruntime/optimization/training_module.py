@@ -8,10 +8,9 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
 
 from xruntime.errors import OptimizationError
-from xruntime.optim.split import join, split
+from xruntime.optim.native_optimizer import NativeOptimizer
 from xruntime.optimization.module import subclass
 from xruntime.optimization.runner import Modes
 
@@ -50,7 +49,7 @@ def _refuse_copy() -> NoReturn:
 
 
 def make_trainable(
-    model: nn.Module, modes: Modes, optimizer: Optimizer | None, dtype: torch.dtype | None
+    model: nn.Module, modes: Modes, optimizer: NativeOptimizer | None, dtype: torch.dtype | None
 ) -> None:
     """Turn `model` into a TrainableModule, without changing its class for other objects.
 
@@ -78,7 +77,7 @@ class _SplitWeights:
     Each module of a model has one, so that parts of it, and modules that it is a part of, do the same.
     """
 
-    def __init__(self, optimizer: Optimizer) -> None:
+    def __init__(self, optimizer: NativeOptimizer) -> None:
         self._optimizer = optimizer
         self._loaded: dict[nn.Parameter, torch.Tensor] = {}
 
@@ -89,46 +88,40 @@ class _SplitWeights:
         untyped.register_load_state_dict_pre_hook(self._before_loading)
         untyped.register_load_state_dict_post_hook(self._after_loading)
 
-    def _remainder(self, parameter: nn.Parameter) -> torch.Tensor | None:
-        # A look-up in the optimizer's state would make an entry.
-        if parameter not in self._optimizer.state:
-            return None
-        remainder: torch.Tensor | None = self._optimizer.state[parameter].get("remainder")
-        return remainder
-
     def _after_saving(
         self, module: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any
     ) -> None:
         """Put fp32 weights into `state`, of tied ones the same tensor, as a plain module does."""
         joined: dict[nn.Parameter, torch.Tensor] = {}
         for name, parameter in module.named_parameters(remove_duplicate=False):
-            found, remainder = state.get(prefix + name), self._remainder(parameter)
-            if found is None or remainder is None:
+            found = state.get(prefix + name)
+            if found is None:
                 continue
             if parameter not in joined:
                 # Weights of inner modules were joined before.
                 inner = found.dtype == torch.float32
-                joined[parameter] = found if inner else join(parameter, remainder)
+                master = found if inner else self._optimizer.master_weight(parameter)
+                if master is None:
+                    continue
+                joined[parameter] = master
             state[prefix + name] = joined[parameter]
 
     def _before_loading(
         self, module: nn.Module, state: dict[str, Any], prefix: str, *_: Any
     ) -> None:
         self._loaded.clear()
+        split = self._optimizer.split_parameters()
         for name, parameter in module.named_parameters(recurse=False):
             value = state.get(prefix + name)
             if not isinstance(value, torch.Tensor) or value.shape != parameter.shape:
                 continue
-            if self._remainder(parameter) is not None:
+            if parameter in split:
                 self._loaded[parameter] = value
 
     def _after_loading(self, _module: nn.Module, _keys: Any) -> None:
         # Loading has copied rounded values.
         for parameter, value in self._loaded.items():
-            half, remainder = split(value.to(torch.float32))
-            with torch.no_grad():
-                parameter.copy_(half)
-            self._optimizer.state[parameter]["remainder"].copy_(remainder)
+            self._optimizer.set_master_weight(parameter, value)
         self._loaded.clear()
 
     def __deepcopy__(self, _: Any) -> NoReturn:

@@ -160,6 +160,28 @@ def test_a_master_state_dict_is_a_copy_in_fp32() -> None:
     )
 
 
+def test_given_weights_are_dropped_with_a_warning_if_other_code_writes_the_parameters() -> None:
+    model, full = Model(torch.bfloat16), Model(torch.float32)
+    weights = {name: value + 1e-3 for name, value in full.state_dict().items()}
+    optimizer = ours("adam", model.parameters())
+    optimizer.load_master_state_dict(model, weights)
+    with torch.no_grad():
+        model.first.weight.copy_(model.first.weight.clone())  # as a broadcast does
+    message = "Adam: other code, such as DistributedDataParallel, has written 1 parameters after"
+    with pytest.warns(UserWarning, match=message):
+        masters = optimizer.master_state_dict(model)
+    assert torch.equal(masters["first.weight"], model.first.weight.float())
+    assert torch.equal(masters["first.bias"], weights["first.bias"])
+    optimizer.load_master_state_dict(model, weights)
+    assert torch.equal(optimizer.master_state_dict(model)["first.weight"], weights["first.weight"])
+    fit(model, optimizer, range(1))
+    with torch.no_grad():
+        model.first.weight.mul_(1)  # a mask after a step: what steps have accumulated is kept
+    fit(model, optimizer, range(1, 2))
+    masters = optimizer.master_state_dict(model)
+    assert not torch.equal(masters["first.weight"], model.first.weight.float())
+
+
 def test_state_keeps_the_layout_of_its_parameter() -> None:
     start = torch.randn(4, 3, 5, 2).bfloat16()
     parameter = torch.nn.Parameter(start.contiguous(memory_format=torch.channels_last))

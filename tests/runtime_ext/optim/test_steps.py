@@ -400,6 +400,24 @@ def test_nan_and_infinity_are_where_torch_has_them(name: str) -> None:
     torch.testing.assert_close(master[finite], full.detach()[finite])
 
 
+def test_gradients_accumulate_in_fp32_if_torch_is_asked_to(
+    needs: Callable[[object, str], None],
+) -> None:
+    half = torch.nn.Parameter(torch.ones(100, dtype=torch.bfloat16))
+    needs(hasattr(half, "grad_dtype"), "torch 2.10 or newer, for gradients of another dtype")
+    half.grad_dtype = torch.float32
+    exact = torch.nn.Parameter(half.detach().double())
+    for factor in torch.rand(256).bfloat16():
+        (half * factor).sum().backward()
+        (exact * factor.double()).sum().backward()
+    assert half.grad is not None
+    torch.testing.assert_close(half.grad.double(), exact.grad, rtol=1e-6, atol=0)
+    optimizer = ours("plain", [half])
+    optimizer.step()
+    torchs("plain", [exact]).step()
+    torch.testing.assert_close(masters(optimizer, [half])[0].double(), exact.detach())
+
+
 def test_autograd_notices_that_a_saved_weight_has_changed() -> None:
     weight = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
     optimizer = ours("plain", [weight])
