@@ -12,6 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.kernels.recorded import cases, driver
+
+from xruntime import native
 
 KERNELS = Path(__file__).parents[2] / "kernels"
 NO_COMPILER = "-DCMAKE_CXX_COMPILER=/nowhere/g++"
@@ -122,3 +125,33 @@ def test_a_cxx_that_is_gcc_is_taken(configure: Configure, needs: Needs, tmp_path
     done = configure("-DXKERNELS=ON", CXX=str(other))
     assert done.returncode == 0, done.stderr
     assert Path(compiler_chosen(tmp_path / "build")).name == "my-g++"
+
+
+@pytest.mark.full
+def test_the_oldest_gcc_builds_it_and_its_library_computes_the_same_bits(
+    configure: Configure, needs: Needs, built_library: Path, tmp_path: Path
+) -> None:
+    compiler = shutil.which("g++-11")
+    needs(compiler, "g++-11 (Debian: g++-11)")
+    done = configure(
+        *("-DXKERNELS=ON", f"-DCMAKE_CXX_COMPILER={compiler}", "-DCMAKE_CXX_FLAGS=-Werror")
+    )
+    assert done.returncode == 0, done.stderr
+    build = tmp_path / "build"
+    driver.run_checked("cmake", "--build", build, "--parallel", "2")
+    cases.write_cases(tmp_path / "cases")
+    found = []
+    for library in (build / "libxkernels.so", built_library):
+        program = driver.compile_driver(str(compiler), library, build)
+        found.append(
+            [
+                driver.on_every_isa(
+                    driver.checksums(driver.run_driver(program, tmp_path / "cases", isa), isa)
+                )
+                for isa in native.supported_isas()
+            ]
+        )
+        assert driver.run_driver(program, Path("/dev/null"), "").stdout.endswith(
+            f" of {','.join(native.supported_isas())}\n"
+        )
+    assert found[0] == found[1]

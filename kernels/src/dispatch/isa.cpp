@@ -19,19 +19,39 @@ constexpr const char* kNames[] = {XK_EACH_ISA(XK_NAME)};
 #undef XK_NAME
 constexpr int kCount = sizeof(kNames) / sizeof(kNames[0]);
 
+#if defined(__x86_64__)
+// The levels of the x86-64 ABI, by their features: GCC knows the levels' names from 12 on only.
+// GCC's checks include XCR0, the registers that the operating system saves.
+#define XK_HAS(feature) __builtin_cpu_supports(feature)
+
+bool has_v2() {
+  return XK_HAS("cmpxchg16b") && XK_HAS("lahf_lm") && XK_HAS("popcnt") && XK_HAS("sse3") &&
+         XK_HAS("ssse3") && XK_HAS("sse4.1") && XK_HAS("sse4.2");
+}
+
+bool has_v3() {
+  return has_v2() && XK_HAS("avx") && XK_HAS("avx2") && XK_HAS("bmi") && XK_HAS("bmi2") &&
+         XK_HAS("f16c") && XK_HAS("fma") && XK_HAS("lzcnt") && XK_HAS("movbe");
+}
+
+bool has_v4() {
+  return has_v3() && XK_HAS("avx512f") && XK_HAS("avx512bw") && XK_HAS("avx512cd") &&
+         XK_HAS("avx512dq") && XK_HAS("avx512vl");
+}
+#endif
+
 // Whether the CPU has the instructions and the operating system saves their registers.
 bool supported(int isa) {
 #if defined(__x86_64__)
-  // GCC's checks include XCR0, the registers that the operating system saves.
   switch (isa) {
     case 0:
-      return __builtin_cpu_supports("x86-64-v2");
+      return has_v2();
     case 1:
-      return __builtin_cpu_supports("x86-64-v3");
+      return has_v3();
     case 2:
-      return __builtin_cpu_supports("x86-64-v4");
+      return has_v4();
     default:
-      return __builtin_cpu_supports("x86-64-v4") && __builtin_cpu_supports("avx512bf16");
+      return has_v4() && XK_HAS("avx512bf16");
   }
 #elif defined(__aarch64__)
   constexpr unsigned long kBf16 = 1UL << 14;  // HWCAP2_BF16, which old headers lack
