@@ -4,17 +4,18 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from tests.runtime_ext.optimization.test_optimized_modules import SAMPLE, Small, snapshot
-from tests.runtime_ext.tiny_models import Layer
+from tests.runtime_ext.tiny_models import Layer, Scaled
 from torch import Tensor, nn
 
 from xruntime import optimize
-from xruntime.errors import OptimizationError, PackageInputError
+from xruntime.errors import CompilationError, OptimizationError, PackageInputError
 from xruntime.optimization import Outcome, SlowCallWarning, explain
 from xruntime.threads.team import team_of
 
@@ -169,7 +170,8 @@ def test_inner_hooks_keep_the_modules() -> None:
     seen: list[Tensor] = []
     model[0].register_forward_hook(lambda _module, _args, output: seen.append(output))
     sample = torch.randn(2, 4)
-    optimized = optimize(model, sample_input=sample)
+    with pytest.warns(SlowCallWarning, match="Sequential is not compiled: 0 has hooks"):
+        optimized = optimize(model, sample_input=sample)
     assert explain(optimized).step("graph").reason.startswith("0 has hooks")
     seen.clear()
     optimized(sample)
@@ -204,6 +206,190 @@ def test_calls_that_cannot_be_compiled_later_are_reported() -> None:
         output = optimized(other)
     agree(output, model(other))
     agree(optimized(torch.ones(2, 4)), model(torch.ones(2, 4)))
+
+
+class Branching(nn.Module):
+    """Takes one of two branches, by the values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.eval()
+
+    def forward(self, values: Tensor) -> Tensor:
+        hidden = self.first(values)
+        if values.sum() > 0:
+            return self.second(hidden).relu()
+        return self.second(hidden).sigmoid()
+
+
+@pytest.mark.long
+def test_branch_that_the_sample_did_not_take_is_called_without_compiling_again() -> None:
+    import torch._dynamo.utils as counting
+
+    model, sample = Branching(), torch.ones(2, 4)
+    optimized = optimize(model, sample_input=sample)
+    assert "in 2 graphs" in explain(optimized).step("graph").reason
+    with pytest.warns(SlowCallWarning, match=r"Branching: calls of this shape.*takes a branch"):
+        agree(optimized(-sample), model(-sample))
+    counting.counters.clear()
+    for values in (-sample, sample, -2 * sample):
+        agree(optimized(values), model(values))
+    assert not counting.counters["frames"]
+
+
+def test_whatever_torch_raises_when_it_compiles_the_modules_are_called(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import torch._inductor as inductor
+
+    def fail(*_: Any, **__: Any) -> Any:
+        def run(_: Any) -> None:
+            raise RuntimeError("API call failed at main.cpp")
+
+        return run
+
+    monkeypatch.setattr(inductor, "compile", fail)
+    model, sample = nn.Sequential(nn.Linear(4, 4), nn.Dropout()).eval(), torch.randn(2, 4)
+    with pytest.warns(SlowCallWarning, match=r"Sequential is not compiled: .*API call failed"):
+        optimized = optimize(model, sample_input=sample)
+    agree(optimized(sample), model(sample))
+    with pytest.raises(OptimizationError, match=r"graph='compile': .*API call failed"):
+        optimize(model, sample_input=sample, graph="compile")
+
+
+@pytest.mark.long
+def test_transformer_of_torch_in_bf16() -> None:
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+    model, sample = nn.TransformerEncoder(layer, 2).eval(), torch.randn(2, 5, 32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SlowCallWarning)  # another torch may compile it
+        optimized = optimize(model, sample_input=sample, dtype=torch.bfloat16)
+    agree(optimized(sample), model(sample), 0.1)
+
+
+class Remembering(nn.Module):
+    """Its forward sets attributes, its own or a part's."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.part = nn.ReLU()
+        self.where = where
+        self.calls = self.part.calls = 0
+        self.size: Any = None
+        self.register_buffer("count", torch.zeros(()))
+        self.eval()
+
+    def forward(self, values: Tensor) -> Tensor:
+        hidden: Tensor = self.part(self.linear(values))
+        if self.where == "output":
+            self.last = hidden
+        elif self.where == "counter":
+            self.calls += 1
+        elif self.where == "part":
+            self.part.calls += 1
+        elif self.where == "buffer":
+            self.count += 1
+        else:
+            self.size = values.shape
+        return hidden
+
+
+@pytest.mark.parametrize(
+    ("where", "name"),
+    [
+        ("output", "last was changed"),
+        ("counter", "calls was changed"),
+        ("part", "part.calls was changed"),
+        ("buffer", "_buffers was changed"),
+    ],
+)
+def test_model_that_changes_itself_is_not_compiled(where: str, name: str) -> None:
+    model, sample = Remembering(where), torch.randn(2, 4)
+    with pytest.warns(SlowCallWarning, match=rf"a call changes the module \(.*{name}"):
+        optimized = optimize(model, sample_input=sample)
+    before = optimized.calls, optimized.part.calls, optimized.count.item()
+    optimized(sample)
+    after = optimized.calls, optimized.part.calls, optimized.count.item()
+    expected = [where == "counter", where == "part", where == "buffer"]
+    assert [new - old for new, old in zip(after, before, strict=True)] == expected
+    if where == "output":
+        with torch.no_grad():
+            torch.testing.assert_close(optimized.last, model(sample))
+    with pytest.raises(OptimizationError, match=rf"graph='compile': a call changes.*{name}"):
+        optimize(model, sample_input=sample, graph="compile")
+
+
+@pytest.mark.long
+def test_model_that_changes_itself_only_for_another_shape() -> None:
+    model = Remembering("size")
+    optimized = optimize(model, sample_input=torch.randn(2, 4))
+    assert explain(optimized).step("graph").outcome is Outcome.APPLIED
+    for rows in (3, 2, 3):
+        values = torch.randn(rows, 4)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SlowCallWarning)
+            agree(optimized(values), model(values))
+        assert optimized.size == (rows, 4)
+
+
+CHANGES: dict[str, Any] = {
+    "attribute": lambda it: setattr(it, "negate", True),
+    "hook of a part": lambda it: it.linear.register_forward_hook(lambda _m, _a, out: out * 2),
+    "part": lambda it: setattr(it, "linear", nn.Linear(4, 4)),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", CHANGES)
+def test_change_after_optimizing_is_seen(how: str) -> None:
+    torch.manual_seed(0)
+    model, call = Scaled(), (torch.randn(2, 4), 2.0)
+    optimized = optimize(model, sample_input=call)
+    strict = optimize(model, sample_input=call, graph="compile_cpp")
+    agree(optimized(*call), model(*call))
+    for changed in (model, optimized, strict):
+        torch.manual_seed(1)
+        CHANGES[how](changed)
+    with pytest.warns(SlowCallWarning, match=r"Scaled: calls are computed without.*optimize\(\)"):
+        agree(optimized(*call), model(*call))
+    agree(optimized(*call), model(*call))
+    with pytest.raises(CompilationError, match=r"after optimize\(\).*optimize it again"):
+        strict(*call)
+
+
+@pytest.mark.long
+def test_call_in_pieces_that_changes_its_arguments_is_not_repeated() -> None:
+    class Writing(Branching):
+        def forward(self, values: Tensor) -> Tensor:
+            return super().forward(values.add_(1))
+
+    model = Writing().eval()
+    with pytest.warns(SlowCallWarning, match=r"is not compiled: .*a call may change its arguments"):
+        optimized = optimize(model, sample_input=torch.ones(2, 4))
+    for start in (1.0, -3.0):
+        values, expected = torch.full((2, 4), start), torch.full((2, 4), start)
+        agree(optimized(values), model(expected))
+        assert torch.equal(values, expected)
+
+
+def test_model_that_is_not_compiled_is_returned_as_it_was_if_that_is_faster(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The clock is scripted: in the first run both take as long, in the second the model is faster."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Dropout()).eval()
+    model[0].register_forward_hook(lambda _module, _args, output: output)
+    sample = torch.randn(2, 4)
+    for input_s, outcome in ((0.98, Outcome.APPLIED), (0.9, Outcome.UNDONE)):
+        times = {"input": input_s, "none": 1.0}
+        monkeypatch.setattr("xruntime.optimization.inference.median_times", lambda _, it=times: it)
+        with pytest.warns(SlowCallWarning, match="is not compiled"):
+            optimized = optimize(model, sample_input=sample)
+        assert explain(optimized).step("no_grad").outcome is outcome
+        assert type(optimized[2]) is nn.Dropout or outcome is Outcome.APPLIED
+        assert (type(optimized) is nn.Sequential) == (outcome is Outcome.UNDONE)
+        agree(optimized(sample), model(sample))
 
 
 @pytest.mark.full
