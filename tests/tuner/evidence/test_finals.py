@@ -360,6 +360,29 @@ def test_a_stop_is_a_look_of_the_plan_that_goes_on() -> None:
     assert costly.decision().level < whole.decision().level
 
 
+def test_a_look_at_a_stop_drops_no_finalist_whose_launch_the_open_block_may_hold() -> None:
+    values = {BARE: 100.0, ONE: 104.0, TWO: 104.0, THREE: 60.0}
+    made = plan(ONE, TWO, THREE)._replace(looks=(6, 12))
+    stopped, _ = play(made, scripted(values, noise=0.03), blocks=5)
+    script = scripted(values, noise=0.03, seed=1)
+    for _ in range(3):
+        turn = stopped.next()
+        assert turn is not None
+        stopped.record(script(turn))
+    longer = extend_final(made, 5, 12)
+    assert (longer.looks, longer.stops) == ((4, 5, 6, 12), (5,))
+    again = Final(longer._replace(looks=(5, 6, 12)), RATE)
+    for one in stopped.launches:
+        again.record(one)
+    assert again.next() == stopped.next()
+    assert again.block_launches == 4
+    while again.blocks < 6:
+        turn = again.next()
+        assert turn is not None
+        again.record(script(turn))
+    assert again.block_launches == 3
+
+
 @pytest.mark.parametrize(
     ("blocks", "looks"),
     [(13, (4, 6, 9, 12, 13)), (30, (4, 6, 9, 12, 30)), (100, (4, 6, 9, 12, 24, 48, 100))],

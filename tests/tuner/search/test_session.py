@@ -20,10 +20,12 @@ from xtune.errors import (
     StorageError,
     TunerError,
 )
+from xtune.evidence.finals import Final, Finalist, plan_final
 from xtune.evidence.verdicts import Kind
 from xtune.measurement.launches import Launch, Outcome
 from xtune.search.budget import MIN_WITH_FINAL, Budget
 from xtune.search.events import Observer, Outline, Progress
+from xtune.search.final_turns import FinalTurns
 from xtune.search.records import Record, Stage, Step
 from xtune.search.session import KEEP_PAUSES_S, LIMIT_MORE_S, LIMIT_TIMES, Ended, Result, Search
 from xtune.search.strategy import Favourite, Resolution, Strategy
@@ -220,6 +222,62 @@ def test_an_interrupted_search_goes_on_where_it_was() -> None:
     assert again.decision is not None
     assert again.decision.blocks > first.decision.blocks
     assert len(again.records) == 45 + again.launches
+
+
+def speed_by_smt(configuration: Configuration) -> float:
+    """Gains that a final of a few blocks may settle or not."""
+    return 0.0 if configuration == BARE else 0.06 if configuration.get("smt") else 0.03
+
+
+@pytest.mark.parametrize("by_time", [False, True])
+@pytest.mark.parametrize(
+    ("finalists", "launches", "seed"),
+    quick_first([pytest.param(1, 60, 13), pytest.param(2, 63, 14), pytest.param(3, 120, 17)]),
+)
+def test_a_search_interrupted_at_any_launch_can_be_resumed(
+    finalists: int, launches: int, seed: int, by_time: bool
+) -> None:
+    def budget(number: int) -> Budget:
+        return Budget(time_s=10.0 * number) if by_time else Budget(launches=number)
+
+    whole = make(ScriptedMeasurer(speed_by_smt, noise=0.03, seed=seed), budget(launches)).run()
+    assert whole.decision is not None
+    assert len(whole.decision.verdict.standings) == finalists
+    for number in range(whole.launches + 1):
+        store = MemoryStore()
+        for record in whole.records[:number]:
+            claimed = store.claim(record.step)
+            assert claimed is not None
+            assert record.launch is not None
+            store.finish(claimed, record.launch)
+        measurer = ScriptedMeasurer(speed_by_smt, noise=0.03, seed=seed + number)
+        resumed = make(measurer, budget(3), store=store).run()
+        assert resumed.launches <= 3
+        assert len(resumed.records) == number + resumed.launches
+
+
+def test_a_verdict_that_is_clear_where_the_final_was_stopped_ends_it() -> None:
+    """Seven blocks and one launch of the eighth; there was to be a look after the eighth."""
+    store, measurer = MemoryStore(), ScriptedMeasurer(lambda one: 0.2 * (one != BARE), noise=0.01)
+    space = Space([SPACE.parameter("smt")])
+    plan = plan_final(BARE, [Finalist(space.complete({"smt": True}), 1)], blocks=15)
+    plan = plan._replace(looks=(8, 15))
+    final = Final(plan, RATE)
+    turns = FinalTurns(RATE, repr)
+    for number in range(15):
+        step = turns.turn(final, is_new=number == 0)
+        claimed = store.claim(step)
+        assert claimed is not None
+        launch = measurer.measure(step.configuration)
+        final.record(launch)
+        store.finish(claimed, launch)
+    stopped = final.decision()
+    assert (stopped.blocks, stopped.is_settled) == (7, False)
+    assert stopped.verdict.kind is Kind.GAIN
+    resumed = make(measurer, Budget(launches=4), space=space, store=store).run()
+    assert all(one.step.stage is not Stage.FINAL for one in resumed.records[15:])
+    assert resumed.launches > 0
+    assert resumed.verdict == stopped.verdict
 
 
 def test_an_interruption_while_something_is_told_is_one() -> None:

@@ -75,6 +75,9 @@ class FinalPlan(NamedTuple):
     """Blocks of the original plan, before extensions."""
     rule: Rule
     seed: int
+    stops: tuple[int, ...] = ()
+    """Looks that were not planned: the final stopped there. They may settle it, but drop no finalist,
+    because the next block may hold its launch already."""
     attempt: int = 0
     """0 for the first final of a study. A final after a clear verdict, in a resumed search, gets half
     of the error of the previous one, so that all finals of a study together claim a false gain in at
@@ -156,7 +159,12 @@ def extend_final(plan: FinalPlan, done: int, blocks: int) -> FinalPlan:
     """
     more = _draw_orders(len(plan.configurations), blocks, plan.seed)[len(plan.orders) :]
     blocks = max(blocks, len(plan.orders))
-    return plan._replace(orders=plan.orders + more, looks=_looks_until(plan.looks, done, blocks))
+    is_look = done in plan.looks or done < MIN_PAIRS
+    return plan._replace(
+        orders=plan.orders + more,
+        looks=_looks_until(plan.looks, done, blocks),
+        stops=plan.stops if is_look else (*plan.stops, done),
+    )
 
 
 def _looks_until(looks: Sequence[int], done: int, blocks: int) -> tuple[int, ...]:
@@ -304,10 +312,10 @@ class Final:
             self._look()
 
     def _look(self) -> None:
-        """Do a planned look: end the final if it is settled, else drop finalists that are behind."""
+        """End the final if it is settled, else drop finalists that are behind."""
         verdict = self._judge()
         self._is_settled = verdict.kind is not Kind.INCONCLUSIVE and self._leader_is_clear(verdict)
-        if self._is_settled:
+        if self._is_settled or self.blocks in self._plan.stops:
             return
         share = self._level() / len(self._plan.finalists)
         contenders = self._contenders()

@@ -98,6 +98,7 @@ def encode_final_plan(plan: FinalPlan) -> Plain:
         "finalists": [[dict(one.configuration), one.changes] for one in plan.finalists],
         "orders": [list(order) for order in plan.orders],
         "looks": list(plan.looks),
+        "stops": list(plan.stops),
         "rule": plan.rule._asdict(),
     }
 
@@ -111,8 +112,9 @@ def decode_final_plan(plain: Plain) -> FinalPlan:
         ),
         orders=tuple([tuple(order) for order in plain["orders"]]),
         looks=tuple(plain["looks"]),
-        # Studies of earlier versions have no extended finals.
+        # Studies of earlier versions have no extended finals, or no stops in them.
         planned=plain.get("planned", len(plain["orders"])),
+        stops=tuple(plain.get("stops", ())),
         rule=Rule(rule["confidence"], rule["min_effect"]),
         seed=plain["seed"],
         attempt=plain["attempt"],

@@ -50,6 +50,8 @@ class FinalTurns:
     def extended(self, final: Final, left: float, *, was_stopped: bool) -> Final:
         """The final with more blocks if its verdict is open, and a look at the point where it stopped.
 
+        If the verdict is clear there, the final is over, and the launches of its open block are unused.
+
         left
             Launches of the budget.
         was_stopped
@@ -66,11 +68,13 @@ class FinalTurns:
             return final
         extended = Final(plan, self._objective)
         for launch in final.launches:
+            if extended.next() is None:
+                break
             extended.record(launch)
         return extended
 
-    def turn(self, records: Sequence[Record], final: Final, *, is_new: bool = False) -> Step | None:
-        """The next launch; None if another worker makes it.
+    def turn(self, final: Final, *, is_new: bool = False) -> Step:
+        """The next launch of a final that has one.
 
         is_new
             Store the plan with the launch.
@@ -78,11 +82,6 @@ class FinalTurns:
         turn = final.next()
         attempt = final.plan.attempt
         assert turn is not None
-        if any(
-            row.launch is None and row.step.details["attempt"] == attempt
-            for row in final_records(records)
-        ):
-            return None
         details: dict[str, Any] = {
             "attempt": attempt,
             "block": turn.block,

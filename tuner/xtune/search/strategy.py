@@ -145,12 +145,15 @@ class Strategy:
             return None
         final = self.final(records)
         if final is not None:
-            is_of_this_search = final_records(records)[-1].number >= allowance.since
+            made = final_records(records)
+            if _is_under_way(made):
+                return None
+            is_of_this_search = made[-1].number >= allowance.since
             extended = self._finals.extended(
                 final, allowance.left, was_stopped=not is_of_this_search
             )
             if extended.next() is not None:
-                return self._finals.turn(records, extended, is_new=extended is not final)
+                return self._finals.turn(extended, is_new=extended is not final)
             if extended.can_continue or is_of_this_search:
                 return None
         first = self._baseline(records)
@@ -352,7 +355,7 @@ class Strategy:
             seed=self._seed + attempt,
             attempt=attempt,
         )
-        return self._finals.turn(records, Final(plan, self._objective), is_new=True)
+        return self._finals.turn(Final(plan, self._objective), is_new=True)
 
     def _finalists(
         self, records: Sequence[Record], scale: Scale, size: FinalSize, *, races: bool
