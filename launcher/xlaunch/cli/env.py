@@ -20,7 +20,7 @@ from xlaunch.environment import optimization, prepare_environment
 from xlaunch.environment.allocators import AUTO, choose_profile
 from xlaunch.environment.preload import VARIABLE as PRELOAD
 from xlaunch.environment.program import find_interpreter
-from xlaunch.environment.variables import OURS, Setting, without_names
+from xlaunch.environment.variables import OURS, Setting, split_inherited, without_names
 from xlaunch.errors import UsageError
 from xlaunch.machine.c_library import glibc_version
 from xlaunch.machine.cpu_list import format_cpu_list
@@ -53,7 +53,7 @@ class Surroundings(NamedTuple):
     instance: Instance
     settings: tuple[Setting, ...]
     changed: dict[str, str]
-    """Variables that differ from the inherited ones."""
+    """Variables that differ from the user's own, whatever an outer launcher or ``eval`` has set."""
     removed: tuple[str, ...]
     """Inherited variables that the instance does not get."""
 
@@ -121,11 +121,12 @@ def _surroundings(plan: Plan, inherited: Mapping[str, str]) -> Surroundings:
     if plan.request.thp is HugePages.NEVER:
         say(_left_out("--thp never"))
     variables = environment.variables[0]
+    users_own = split_inherited(inherited).users_own
     return Surroundings(
         plan=plan,
         instance=plan.instances[0],
         settings=environment.settings[0],
-        changed={n: value for n, value in variables.items() if inherited.get(n) != value},
+        changed={n: value for n, value in variables.items() if users_own.get(n) != value},
         removed=tuple([name for name in inherited if name not in variables]),
     )
 

@@ -25,7 +25,10 @@ OURS = "XLAUNCH_SET"
 jemalloc is ``LD_PRELOAD=/a/mine.so:/b/libjemalloc.so|/a/mine.so``. Entries are separated by ``;``;
 percent signs and the two separators are encoded as in a URL."""
 
-MEMORY = "XLAUNCH_INSTANCE_MEMORY_BYTES"
+INSTANCE_PREFIX = "XLAUNCH_INSTANCE_"
+"""Variables that tell an instance its place. A nested launcher sets its own."""
+
+MEMORY = f"{INSTANCE_PREFIX}MEMORY_BYTES"
 """An instance's equal share of the memory in bytes. A nested launcher divides it further."""
 
 _SEPARATOR = ";"
@@ -65,7 +68,7 @@ class Inherited(NamedTuple):
     """The environment that a launcher starts in, split by who set each variable."""
 
     users_own: dict[str, str]
-    """Without what an outer launcher set, unless it was changed since."""
+    """Without what an outer launcher set, unless it was changed since, and without the instance's place."""
     chosen: dict[str, str]
     """What an outer launcher set and nobody changed."""
     memory_share_bytes: int | None
@@ -78,8 +81,9 @@ def split_inherited(inherited: Mapping[str, str]) -> Inherited:
     A variable counts as set by the launcher while it has the value that `OURS` lists. If the
     launcher replaced or extended the user's value (LD_PRELOAD), that value is restored.
     """
-    users_own, chosen = dict(inherited), dict[str, str]()
-    digits = users_own.get(MEMORY, "") if OURS in users_own else ""
+    users_own = {n: value for n, value in inherited.items() if not n.startswith(INSTANCE_PREFIX)}
+    chosen = dict[str, str]()
+    digits = inherited.get(MEMORY, "") if OURS in inherited else ""
     known = digits.isascii() and digits.isdigit() and len(digits) <= MAX_BYTE_DIGITS
     for entry in users_own.pop(OURS, "").split(_SEPARATOR):
         name, equals, values = entry.partition("=")
@@ -190,10 +194,10 @@ def instance_variables(
     before = {**inherited, **asked}
     entries = [_entry(setting, before.get(setting.name)) for setting in chosen]
     variables[OURS] = _SEPARATOR.join(entries)
-    variables["XLAUNCH_INSTANCE_INDEX"] = str(instance.index)
-    variables["XLAUNCH_INSTANCE_COUNT"] = str(plan.count)
-    variables["XLAUNCH_INSTANCE_CPUS"] = format_cpu_list(instance.cpus)
-    variables["XLAUNCH_INSTANCE_NODES"] = format_cpu_list(instance.nodes)
+    variables[f"{INSTANCE_PREFIX}INDEX"] = str(instance.index)
+    variables[f"{INSTANCE_PREFIX}COUNT"] = str(plan.count)
+    variables[f"{INSTANCE_PREFIX}CPUS"] = format_cpu_list(instance.cpus)
+    variables[f"{INSTANCE_PREFIX}NODES"] = format_cpu_list(instance.nodes)
     if plan.memory_share_bytes is not None:
         variables[MEMORY] = str(plan.memory_share_bytes)
     # A chosen value that extends one of --env (LD_PRELOAD) contains it.

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -97,18 +99,59 @@ def test_launches_under_other_variables_or_on_other_cpus_do_not_count(
     program = ["rate.py", "{n}"]
     assert "count" not in desk.xtune(*words, *program).err
     monkeypatch.setenv("BATCH", "64")
-    told = "xtune: 3 launches of this study do not count: --cpus, --python, caches"
+    told = "xtune: 3 launches of this study do not count: "
     other = desk.xtune(*words, *program)
-    assert told in other.err
+    assert f"{told}the inherited BATCH has changed" in other.err
     assert "  3 launches, " in other.out
-    assert told in desk.xtune("report").err
     monkeypatch.delenv("BATCH")
+    assert f"{told}the inherited BATCH has changed" in desk.xtune("resume", "--budget", "2").err
     report = desk.xtune("report", "--json")
-    assert told in report.err
-    assert report.found["launches"] == 3
+    assert f"{told}they were started in another way" in report.err
+    assert report.found["launches"] == 5
     # Only the bare command is not bound to CPUs.
     words[1] = cpus[1]
-    assert "xtune: 5 launches of this study do not count" in desk.xtune(*words, *program).err
+    other = desk.xtune(*words, *program)
+    assert "do not count: --cpus, --python, caches, the inherited BATCH or libraries" in other.err
+
+
+@pytest.mark.long
+def test_a_study_looks_the_same_in_every_environment(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = desk.xtune(
+        "--metric", "items/s", "--only-params", "--param", "n=1,2", "--budget", "30", "rate.py",
+        "{n}",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    report = desk.xtune("report")
+    assert report.out.startswith("gain: 2 times as good")
+    assert report.err == ""
+    monkeypatch.setenv("BATCH", "64")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert desk.xtune("report") == report
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    try:
+        assert desk.xtune("report") == report
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@pytest.mark.long
+def test_launches_count_in_a_shell_with_evaluated_variables(desk: Desk) -> None:
+    words = [
+        "--metric", "items/s", "--only-params", "--param", "n=1,2", "--budget", "4", "rate.py",
+        "{n}",
+    ]  # fmt: skip
+    assert desk.xtune(*words).code == 0
+    evaluated = 'eval "$("$0" -m xlaunch env)"; exec "$0" -m xtune resume --budget 2'
+    done = subprocess.run(
+        ["sh", "-c", evaluated, sys.executable],
+        cwd=desk.directory, env=desk.environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "do not count" not in done.stderr
+    assert "4 launches of earlier searches count" in done.stderr
 
 
 @pytest.mark.long

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import optuna
@@ -18,6 +19,7 @@ from xtune.measurement.launches import Launch, Outcome, Series
 from xtune.measurement.objectives import Goal, Objective, Requirement
 from xtune.search.attributes import PIECE
 from xtune.search.budget import Budget
+from xtune.search.history import changed_variables, keep_beginning, shown_records
 from xtune.search.records import Record, Stage, Step
 from xtune.search.session import Result, Search
 from xtune.search.storage import Storage, open_storage
@@ -340,13 +342,56 @@ def test_launches_count_only_while_they_are_started_in_the_same_way(tmp_path: Pa
     _, first = search("one", 30)
     assert first.decision is not None
     again, second = search("other", 30)
-    assert again.left_out == len(first.records)
+    assert len(again.left_out) == len(first.records)
     assert {record.step.plan_hash.split()[0] for record in second.records} == {"other"}
     assert second.decision is not None
     store, third = search("one", 2)
     assert third.records[: len(first.records)] == first.records
-    assert store.left_out == len(second.records)
+    assert len(store.left_out) == len(second.records)
     assert len(StudyStore(study).records()) == sum(len(r.records) for r in (first, second)) + 2
+
+
+def test_who_looks_sees_what_counted_in_the_search_of_the_latest_launch(storage: Storage) -> None:
+    study = open_study(storage, SUBJECT)
+
+    def search(environment: str, values: Sequence[float]) -> None:
+        now = open_study(again(storage), SUBJECT)
+        store = StudyStore(now, plan_hash=lambda one: f"{environment} {one!r}")
+        store.records()
+        keep_beginning(now, store.left_out, {"FOO": environment, "BAR": "1"})
+        for value in values:
+            number = store.claim(step(int(value), plan_hash=f"{environment} {SPACE.default!r}"))
+            assert number is not None
+            assert store.finish(number, launch(value))
+
+    def shown() -> tuple[list[float | None], int]:
+        records, others = shown_records(open_study(again(storage), SUBJECT))
+        return [one.launch.value for one in records if one.launch is not None], others
+
+    assert shown() == ([], 0)
+    search("one", [1.0, 2.0])
+    assert shown() == ([1.0, 2.0], 0)
+    search("other", [])
+    assert shown() == ([1.0, 2.0], 0)
+    search("other", [3.0])
+    assert shown() == ([3.0], 2)
+    search("one", [4.0])
+    assert shown() == ([1.0, 2.0, 4.0], 1)
+    study = open_study(again(storage), SUBJECT)
+    one = {"FOO": "one", "BAR": "1"}
+    assert changed_variables(study, [2], one) == (["FOO"], True)
+    assert changed_variables(study, [0, 1], {"FOO": "one"}) == (["BAR"], True)
+    assert changed_variables(study, [2, 3], one) == (["FOO"], False)
+
+
+def test_studies_that_kept_no_beginnings_are_shown_whole(storage: Storage) -> None:
+    store = store_of(storage)
+    number = store.claim(step())
+    assert number is not None
+    store.finish(number, launch())
+    study = open_study(again(storage), SUBJECT)
+    assert shown_records(study) == (tuple(store.records()), 0)
+    assert changed_variables(study, [number], {"FOO": "1"}) == ([], False)
 
 
 def test_a_final_counts_as_a_whole(tmp_path: Path) -> None:
@@ -367,7 +412,7 @@ def test_a_final_counts_as_a_whole(tmp_path: Path) -> None:
     assert finals
     store, second = search("new")
     assert second.records[: len(others)] == tuple(others)
-    assert store.left_out == len(first.records) - len(others)
+    assert len(store.left_out) == len(first.records) - len(others)
     assert second.decision is not None
     _, again = search("old")
     assert [one for one in again.records if one in finals] == finals

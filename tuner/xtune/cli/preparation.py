@@ -88,6 +88,7 @@ def prepare(
     kept: Callable[[], Sequence[Subject]] = tuple,
     waiting: Callable[[str], None] = lambda _: None,
     show_output: bool = False,
+    launches: bool = True,
 ) -> Task:
     """The task that `asked` makes on this machine.
 
@@ -99,19 +100,22 @@ def prepare(
         Called with the name of another search that is using this host.
     show_output
         Copy the program's output to standard error.
+    launches
+        False: a study is only looked at, so the machine may be another one.
 
     If the program announces its objective and no stored study of it knows that, the bare command is
     launched once. Raises the errors of `xtune.errors` and of xlaunch.
     """
     request = asked.request
     machine = read_machine()
-    whole = plan(request, machine)  # raises if the program is missing or does not fit
+    # Raises if the program is missing or does not fit.
+    count = plan(request, machine).count if launches else 1
     requirements = tuple([parse_requirement(text) for text in asked.require])
     metric = asked.metrics[0] if asked.metrics else (MARK if asked.conf_file else WALL)
-    if metric == WALL and whole.count > 1 and not asked.work_shared:
+    if metric == WALL and count > 1 and not asked.work_shared:
         raise ObjectiveError(
-            f"wall time cannot compare {whole.count} instances with the bare command: they do "
-            f"{whole.count} times the work; give a --metric, or --work shared if they divide it"
+            f"wall time cannot compare {count} instances with the bare command: they do "
+            f"{count} times the work; give a --metric, or --work shared if they divide it"
         )
     made = (
         _Made(known.space, (), ())
@@ -151,7 +155,8 @@ def prepare(
     else:
         objective = Objective(metric, _goal(metric, asked.goals[:1]), requirements)
     subject = Subject(*identities, made.space, objective)
-    _require_same_machine(subject, known)
+    if launches and known is not None:
+        _require_same(subject, known)
     return Task(
         subject,
         request,
@@ -301,9 +306,7 @@ def _hypertune_space(asked: Asked, machine: Machine, own: Sequence[Parameter]) -
     return _Made(space, (), tuple(notes), settings)
 
 
-def _require_same_machine(subject: Subject, known: Subject | None) -> None:
-    if known is None:
-        return
+def _require_same(subject: Subject, known: Subject) -> None:
     difference = subject.difference(known)
     if difference is not None:
         raise StudyError(

@@ -52,7 +52,7 @@ def command(
     plotly = None if html is None else require_libraries()
     stored = find_stored(open_named(storage), study)
     enter(stored.directory)
-    task = prepare(stored.asked, known=stored.study.subject)
+    task = prepare(stored.asked, known=stored.study.subject, launches=html is not None)
     asked = stored.asked._replace(storage=storage)
     conclusion = recall(task, asked, stored.study)
     require_launched(conclusion.launches, stored.study.name)

@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -28,6 +28,7 @@ from xtune.screen.quantities import launches
 from xtune.screen.words import aim, describe_space, settings
 from xtune.search.budget import Budget, parse_budget
 from xtune.search.events import Observer
+from xtune.search.history import changed_variables, keep_beginning, shown_records
 from xtune.search.host_turn import HostTurn, runtime_directory
 from xtune.search.provenance import Provenance, keep_provenance, made_with, outdated
 from xtune.search.records import Record, Stage, Step
@@ -135,11 +136,12 @@ def run_search(
     """
     study.keep_note("ended", None)
     store = open_store(task, study, quiet=shown.quiet)
+    keep_beginning(study, store.left_out, task.resolver.inherited)
     made = _keep_provenance(task, study, store, quiet=shown.quiet)
     if task.probe is not None:
         _keep_probe(task, store, task.probe)
     first = [*tried, *seeds(task), *earlier_winners(study.storage, task.subject)]
-    strategy = _strategy(task, asked, store.host, first)
+    strategy = _strategy(task, asked, task.resolver.plan_hash, store.host, first)
     with _Signals() as signals, _screen(task, shown) as screen:
         host_turn = HostTurn(runtime_directory(os.environ), screen.waiting)
 
@@ -182,18 +184,23 @@ def run_search(
     return 0
 
 
-def open_store(
-    task: Task, study: Study, *, quiet: bool = False, read_only: bool = False
-) -> StudyStore:
+def open_store(task: Task, study: Study, *, quiet: bool) -> StudyStore:
     """The launches of a study that `task` would start in the same way; the others are reported."""
-    store = StudyStore(study, plan_hash=task.resolver.plan_hash, read_only=read_only)
+    store = StudyStore(study, plan_hash=task.resolver.plan_hash)
     store.records()
     if store.left_out and not quiet:
-        say(
-            f"{launches(store.left_out)} of this study {'does' if store.left_out == 1 else 'do'} not"
-            " count: --cpus, --python, caches, inherited variables or libraries have changed"
-        )
+        names, only_they = changed_variables(study, store.left_out, task.resolver.inherited)
+        inherited = f"the inherited {', '.join(names)}" if names else "inherited variables"
+        if only_they:
+            what = f"{inherited} {'has' if len(names) == 1 else 'have'} changed"
+        else:
+            what = f"--cpus, --python, caches, {inherited} or libraries have changed"
+        say(_left_out(len(store.left_out), what))
     return store
+
+
+def _left_out(count: int, why: str) -> str:
+    return f"{launches(count)} of this study {'does' if count == 1 else 'do'} not count: {why}"
 
 
 def _keep_probe(task: Task, store: StudyStore, probe: Launch) -> None:
@@ -224,10 +231,12 @@ def _keep_provenance(task: Task, study: Study, store: StudyStore, *, quiet: bool
 
 
 def recall(task: Task, asked: Asked, study: Study) -> Conclusion:
-    """The conclusion from the launches of a study."""
-    store = open_store(task, study, read_only=True)
-    records = tuple(store.records())
-    strategy = _strategy(task, asked, store.host, ())
+    """The conclusion from the launches of a study, whatever this process inherits."""
+    records, others = shown_records(study)
+    if others:
+        say(_left_out(others, "they were started in another way (xtune export has them)"))
+    plans = {record.step.configuration: record.step.plan_hash for record in records}
+    strategy = _strategy(task, asked, plans.get)
     final = strategy.final(records)
     if final is None:
         verdict = undecided(BARE, "there was no final yet")
@@ -236,7 +245,7 @@ def recall(task: Task, asked: Asked, study: Study) -> Conclusion:
     favourite = strategy.favourite(records)
     return Conclusion(
         study.name,
-        task.subject,
+        study.subject,
         task.resolver,
         verdict,
         favourite,
@@ -303,10 +312,16 @@ def _earlier(study: Study, verdict: Verdict) -> str:
     return f"an earlier search of this study found {kept['kind']}: {best} ({kept['reason']})"
 
 
-def _strategy(task: Task, asked: Asked, host: str, first: Sequence[Any]) -> Strategy:
+def _strategy(
+    task: Task,
+    asked: Asked,
+    plan_hash: Callable[[Configuration], str | None],
+    host: str = "",
+    first: Sequence[Seed] = (),
+) -> Strategy:
     return Strategy(
         task.space,
-        task.resolver.plan_hash,
+        plan_hash,
         task.objective,
         host=host,
         seeds=first,

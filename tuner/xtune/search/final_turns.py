@@ -16,10 +16,14 @@ from xtune.space.parameters import Configuration
 
 
 def final_records(records: Sequence[Record]) -> list[Record]:
-    """The launches of the last final."""
+    """The launches of the last final: those of its attempt, started in the same way."""
     found = [record for record in records if record.step.stage is Stage.FINAL]
-    last = max((record.step.details["attempt"] for record in found), default=0)
-    return [record for record in found if record.step.details["attempt"] == last]
+    last = max(found, key=lambda one: (one.step.details["attempt"], one.number), default=None)
+    return [] if last is None else [one for one in found if _final_of(one) == _final_of(last)]
+
+
+def _final_of(record: Record) -> tuple[object, ...]:
+    return record.step.details["attempt"], record.step.details.get("plans")
 
 
 class FinalTurns:

@@ -78,8 +78,8 @@ class StudyStore:
         self._dead: list[int] = []
         """Numbers of trials whose worker is dead."""
         self._plan_hash = None if plan_hash is None else functools.cache(plan_hash)
-        self.left_out = 0
-        """Number of launches that do not count because they were started in another way."""
+        self.left_out: tuple[int, ...] = ()
+        """Numbers of the launches that do not count because they were started in another way."""
 
     @property
     def host(self) -> str:
@@ -137,8 +137,9 @@ class StudyStore:
         trials = self._storage.backend.get_all_trials(self._study.id, deepcopy=False)
         records = [record for trial in trials if (record := self._record(trial)) is not None]
         current = self._started_as_now(records)
-        self.left_out = sum(one.launch is not None for one in records) - sum(
-            one.launch is not None for one in current
+        counted = {one.number for one in current}
+        self.left_out = tuple(
+            [o.number for o in records if o.launch is not None and o.number not in counted]
         )
         for record in current:
             place = _place(record.step)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from xlaunch.environment import Environment, prepare_environment
 from xlaunch.environment.program import Program, resolve_program
-from xlaunch.environment.variables import OPTION_PREFIX, OURS, split_inherited
+from xlaunch.environment.variables import MEMORY, OPTION_PREFIX, OURS, split_inherited
 from xlaunch.errors import XLaunchError
 from xlaunch.machine.files import is_live
 from xlaunch.machine.topology import Machine
@@ -57,8 +57,14 @@ class Resolver:
         self.space = space
         self._request = request
         self._environment = dict(environment)
-        inherited = inherited_by_program(split_inherited(self._environment).users_own)
-        self._inherited = _digest(inherited)
+        outside = split_inherited(environment)
+        if outside.memory_share_bytes is not None:
+            rounded = _leading(outside.memory_share_bytes, MEMORY_BITS)
+            self._environment[MEMORY] = str(rounded)
+        self._users_own = outside.users_own
+        self.inherited = inherited_by_program(self._users_own)
+        """The inherited variables that may change how the program computes."""
+        self._inherited = _digest(self.inherited)
         self.machine = machine
         self._policy_stays = _inherits_memory_policy(machine)
         self._known: dict[Configuration, Resolved | XLaunchError] = {}
@@ -187,7 +193,7 @@ class Resolver:
                 "removed": sorted(
                     [
                         name
-                        for name in self._environment.keys() - variables.keys() - {OURS}
+                        for name in self._users_own.keys() - variables.keys()
                         if not name.startswith(OPTION_PREFIX)
                     ]
                 ),
@@ -210,8 +216,8 @@ class Resolver:
         )
 
     def _changes(self, variables: Mapping[str, str], settings: Mapping[str, str]) -> dict[str, str]:
-        """Variables that differ from the inherited ones, and those that were examined and kept."""
-        changed = {n: v for n, v in variables.items() if self._environment.get(n) != v}
+        """Variables that differ from the user's own, and those that were examined and kept."""
+        changed = {n: v for n, v in variables.items() if self._users_own.get(n) != v}
         changed.pop(OURS, None)  # lists the others
         return {**settings, **changed}
 
@@ -228,7 +234,7 @@ class Resolver:
         return policy.value, nodes
 
     def _bare_program(self) -> Program:
-        return resolve_program(self.request(BARE), split_inherited(self._environment).users_own)
+        return resolve_program(self.request(BARE), self._users_own)
 
 
 def _program(program: Program) -> dict[str, Any]:
