@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -65,6 +66,17 @@ def test_second_time_in_the_same_shell_sets_what_has_changed():
     first, second = (f'"$@" --ncores 1 --env A={n}' for n in (1, 2))
     script = f'eval "$({first})"; eval "$({second})"; echo $A $OMP_NUM_THREADS'
     assert in_shell(script, "env") == b"2 1\n"
+
+
+@pytest.mark.parametrize("form", ["sh", "systemd", "docker", "json"])
+def test_environment_is_the_same_after_eval_and_inside_an_instance(form: str):
+    options = ("env", "--ncores", "1", "--format", form)
+    plain = xlaunch(*options).out
+    assert b"XLAUNCH_INSTANCE_INDEX" in plain
+    assert b"OMP_NUM_THREADS" in plain
+    evaluated = in_shell('eval "$("$@" env)"; exec "$@" ' + shlex.join(options))
+    assert evaluated == plain
+    assert xlaunch(*XLAUNCH, *options).out == plain
 
 
 @pytest.mark.parametrize("form", ["sh", "systemd"])
