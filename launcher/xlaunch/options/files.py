@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from xlaunch.errors import UsageError
 from xlaunch.options.kinds import FLAG, MAX_INTEGER, NUMBER_LIST, VARIABLE
-from xlaunch.options.layers import Layer
+from xlaunch.options.layers import Layer, nearest
 from xlaunch.options.table import BY_KEY, IN_FILES, INSIDE_INSTANCES, RENAMED, Option
 from xlaunch.ownership import inspect_ownership
 
@@ -95,7 +95,7 @@ def locate_preset(name: str) -> str:
     if "/" in name or store is None:
         raise UsageError(f"--preset {name!r}: there is no such file")
     stored = [entry.removesuffix(SUFFIX) for entry in _listed(store)]
-    near = _nearest(name.removesuffix(SUFFIX), stored)
+    near = nearest(name.removesuffix(SUFFIX), stored)
     raise UsageError(f"--preset {name!r} is neither here nor in {shorten(store)}{near}")
 
 
@@ -185,9 +185,7 @@ def _unknown(name: str) -> str:
     if new is not None:
         return f"{name} is now {new}"
     names = [option.name for option in IN_FILES]
-    near = (
-        _nearest(name.replace("_", "-"), names, count=1) or "; 'xlaunch --help' lists the options"
-    )
+    near = nearest(name.replace("_", "-"), names, count=1) or "; 'xlaunch --help' lists the options"
     return f"there is no option {name!r}{near}"
 
 
@@ -271,14 +269,6 @@ def _parse(data: bytes, shown: str) -> dict[str, Any]:
         raise UsageError(f"{shown}, line {line}: not UTF-8, so not TOML") from None
     except (ValueError, RecursionError) as error:  # also huge numbers and deep nesting
         raise UsageError(f"{shown} is not TOML: {error}") from None
-
-
-def _nearest(name: str, names: list[str], *, count: int = 3) -> str:
-    """The most similar names, as the end of a sentence."""
-    import difflib
-
-    near = difflib.get_close_matches(name, names, n=count)
-    return f"; did you mean {' or '.join(near)}?" if near else ""
 
 
 def _listed(directory: str) -> list[str]:

@@ -31,7 +31,7 @@ class Layer(NamedTuple):
 
     def origin_of(self, key: str) -> str:
         """Where an option's value comes from. **Ex.:** ``"XLAUNCH_OPT_NCORES"``."""
-        return f"{VARIABLES}{key.upper()}" if self.origin == VARIABLES else self.origin
+        return variable_of(key) if self.origin == VARIABLES else self.origin
 
 
 class Resolved(NamedTuple):
@@ -111,15 +111,13 @@ def variables_layer(environment: Mapping[str, str], typed: Collection[str] = ())
     """The layer of XLAUNCH_OPT_* variables; those of `typed` options and empty ones are not read.
 
     --env takes words separated by spaces, --metric one name per line. Raises `UsageError` for a
-    wrong value and for the former name of an option.
+    wrong value, and for the name of no option.
     """
-    for old, new in RENAMED.items():
-        name = f"{VARIABLES}{old.upper()}"
-        if environment.get(name):
-            raise UsageError(f"{name} is now {VARIABLES}{new.upper().replace('-', '_')}")
+    for name, text in environment.items():
+        if text and name.startswith(VARIABLES) and name not in _BY_VARIABLE:
+            raise UsageError(_unknown(name))
     values: dict[str, Any] = {}
-    for option in OPTIONS:
-        name = f"{VARIABLES}{option.key.upper()}"
+    for name, option in _BY_VARIABLE.items():
         text = environment.get(name, "")
         if not text or (option.key in typed and option.kind is not VARIABLE):
             continue
@@ -151,6 +149,31 @@ def shown(option: Option, value: Any) -> str:
     if option.multiple:
         return " ".join(map(str, value))
     return str(value).lower() if option.kind is FLAG else str(plain(value))
+
+
+def nearest(name: str, names: Collection[str], *, count: int = 3, prefix: str = "") -> str:
+    """The most similar names, each after `prefix`, as the end of a sentence."""
+    import difflib
+
+    near = [f"{prefix}{one}" for one in difflib.get_close_matches(name, names, n=count)]
+    return f"; did you mean {' or '.join(near)}?" if near else ""
+
+
+def variable_of(name: str) -> str:
+    """**Ex.:** ``"XLAUNCH_OPT_LOG_DIR"`` for ``"log-dir"``."""
+    return f"{VARIABLES}{name.upper().replace('-', '_')}"
+
+
+_BY_VARIABLE = {variable_of(option.name): option for option in OPTIONS}
+
+
+def _unknown(variable: str) -> str:
+    renamed = {variable_of(old): variable_of(new) for old, new in RENAMED.items()}
+    if variable in renamed:
+        return f"{variable} is now {renamed[variable]}"
+    names = [option.key.upper() for option in OPTIONS]
+    near = nearest(variable.removeprefix(VARIABLES).upper(), names, count=1, prefix=VARIABLES)
+    return f"{variable}: there is no such option{near or '; xlaunch --help lists the options'}"
 
 
 def _named(key: str, value: Any) -> str:

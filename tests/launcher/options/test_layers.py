@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -169,6 +170,22 @@ def test_former_name_in_a_variable_is_refused(old: str, new: str) -> None:
     with pytest.raises(UsageError, match=f"^XLAUNCH_OPT_{old} is now XLAUNCH_OPT_{new}$"):
         variables_layer({f"XLAUNCH_OPT_{old}": "0"})
     assert variables_layer({f"XLAUNCH_OPT_{old}": ""}).values == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("NCORE", "did you mean XLAUNCH_OPT_NCORES?"),
+        ("ncores", "did you mean XLAUNCH_OPT_NCORES?"),
+        ("LOG-DIR", "did you mean XLAUNCH_OPT_LOG_DIR?"),
+        ("FROBNICATE", "xlaunch --help lists the options"),
+    ],
+)
+def test_a_variable_of_no_option_is_refused(name: str, advice: str):
+    told = f"XLAUNCH_OPT_{name}: there is no such option; {advice}"
+    with pytest.raises(UsageError, match=f"^{re.escape(told)}$"):
+        variables_layer({f"XLAUNCH_OPT_{name}": "4"})
+    assert variables_layer({f"XLAUNCH_OPT_{name}": "", "XLAUNCH_OPTICS": "4"}).values == {}
 
 
 def test_request_takes_what_it_has_a_field_for() -> None:
