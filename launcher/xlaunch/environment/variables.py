@@ -23,7 +23,9 @@ OURS = "XLAUNCH_SET"
 
 **Ex.:** ``OMP_NUM_THREADS=4``. A replaced value follows a ``|``: an LD_PRELOAD of ``/a/mine.so`` and
 jemalloc is ``LD_PRELOAD=/a/mine.so:/b/libjemalloc.so|/a/mine.so``. Entries are separated by ``;``;
-percent signs and the two separators are encoded as in a URL."""
+percent signs and the two separators are encoded as in a URL. Linux limits a variable to 128 KiB, so
+instead of a long value there is its digest (``%#``), and instead of a long replaced value its place in
+the new one (``%@START+LENGTH``)."""
 
 INSTANCE_PREFIX = "XLAUNCH_INSTANCE_"
 """Variables that tell an instance its place. A nested launcher sets its own."""
@@ -34,6 +36,9 @@ MEMORY = f"{INSTANCE_PREFIX}MEMORY_BYTES"
 _SEPARATOR = ";"
 _BEFORE = "|"
 _ESCAPES = (("%", "%25"), (_SEPARATOR, "%3B"), (_BEFORE, "%7C"))
+MAX_LISTED = 1024
+"""Maximum length of a value that `OURS` contains."""
+_DIGEST, _PLACE = "%#", "%@"
 MAX_BYTE_DIGITS = 20
 """Longer values of `MEMORY` are ignored."""
 
@@ -88,12 +93,13 @@ def split_inherited(inherited: Mapping[str, str]) -> Inherited:
     for entry in users_own.pop(OURS, "").split(_SEPARATOR):
         name, equals, values = entry.partition("=")
         value, made_of_another, before = values.partition(_BEFORE)
-        name, value, before = _unescaped(name), _unescaped(value), _unescaped(before)
-        if not equals or users_own.get(name) != value:
+        name = _unescaped(name)
+        found = users_own.get(name)
+        if not equals or found is None or value not in (_listed(found), _escaped(found)):
             continue
-        chosen[name] = value
+        chosen[name] = found
         if made_of_another:
-            users_own[name] = before
+            users_own[name] = _replaced(before, found)
         else:
             del users_own[name]
     return Inherited(users_own, chosen, int(digits) if known else None)
@@ -215,8 +221,30 @@ def without_names(listed: str, names: Collection[str]) -> str:
 
 def _entry(setting: Setting, before: str | None) -> str:
     """`setting` as `OURS` lists it."""
-    entry = f"{_escaped(setting.name)}={_escaped(setting.value)}"
-    return entry if before is None else f"{entry}{_BEFORE}{_escaped(before)}"
+    value = setting.value
+    entry = f"{_escaped(setting.name)}={_listed(value)}"
+    if before is None:
+        return entry
+    if len(before) > MAX_LISTED and before in value:
+        return f"{entry}{_BEFORE}{_PLACE}{value.index(before)}+{len(before)}"
+    return f"{entry}{_BEFORE}{_escaped(before)}"
+
+
+def _listed(value: str) -> str:
+    """A value as `OURS` lists it."""
+    if len(value) <= MAX_LISTED:
+        return _escaped(value)
+    import hashlib
+
+    return _DIGEST + hashlib.sha256(value.encode(errors="surrogateescape")).hexdigest()[:32]
+
+
+def _replaced(listed: str, value: str) -> str:
+    """The value that `value` replaced, as `OURS` lists it."""
+    start, plus, length = listed.removeprefix(_PLACE).partition("+")
+    if listed.startswith(_PLACE) and plus and start.isdecimal() and length.isdecimal():
+        return value[int(start) : int(start) + int(length)]
+    return _unescaped(listed)
 
 
 def _escaped(text: str) -> str:

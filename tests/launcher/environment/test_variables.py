@@ -173,7 +173,22 @@ def test_value_that_was_made_of_the_user_s_gives_it_back(own: str | None, asked:
     assert "LIST" not in changed.chosen
 
 
-@pytest.mark.parametrize("own", ["a;b", "a|b", "100%", "%3B", "a=b", "|;%", "a\nb"])
+@pytest.mark.parametrize("own", ["/mine.so" * 9000, "%;|" * 25_000, "a\udcff" * 2000])
+def test_long_value_is_not_listed_again(own: str):
+    """Linux limits a variable to 128 KiB, and each of them would be that long."""
+    ours = Proposal("LIST", f"/first.so:{own}:/ours.so", "made of both", merged=True)
+    outer = variables({"LIST": own}, proposals=(ours,))
+    assert outer["LIST"] == ours.value
+    assert len(outer[OURS]) < 1000
+    split = split_inherited(outer)
+    assert split.users_own["LIST"] == own
+    assert split.chosen["LIST"] == ours.value
+    changed = split_inherited(outer | {"LIST": f"{ours.value}:/new.so"})
+    assert changed.users_own["LIST"] == f"{ours.value}:/new.so"
+    assert without_names(outer[OURS], ("LIST", OMP)) == "CACHE=ours"
+
+
+@pytest.mark.parametrize("own", ["%@0+3", "%#", "a;b", "a|b", "100%", "%3B", "a=b", "|;%", "a\nb"])
 def test_list_of_what_was_set_holds_any_value(own: str):
     ours = Proposal("LIST", f"{own}:/ours.so", "made of both", merged=True)
     outer = variables({"LIST": own}, proposals=(ours,))
