@@ -48,5 +48,8 @@ def is_special_file(path: str) -> bool:
     if os.path.exists(path) and not os.path.isfile(path):
         return True
     directory, name = os.path.split(path)
-    place = os.path.join(os.path.realpath(directory), name)
+    try:
+        place = os.path.join(os.path.realpath(directory), name)
+    except OSError:  # relative to a working directory that was removed
+        return False
     return re.fullmatch("/dev/std(out|err)|/proc/[0-9]+/fd/[0-9]+", place) is not None

@@ -149,6 +149,24 @@ except KeyboardInterrupt: sys.exit(9)
     assert (tmp_path / "told").exists()
 
 
+@pytest.mark.parametrize("call", ["launch", "start"])
+def test_killed_caller_ends_the_run_without_a_traceback(tmp_path: Path, call: str):
+    program = "import time; open('ready', 'w'); time.sleep(600)"
+    code = f"""
+import os, sys, xlaunch
+request = xlaunch.Request(program=(sys.executable, "-c", {program!r}), ncores=1)
+run = xlaunch.{call}(xlaunch.plan(request, xlaunch.read_machine()))
+run.report()
+"""
+    words = [sys.executable, "-c", code]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, start_new_session=True) as caller:
+        wait_until((tmp_path / "ready").exists, "the program")
+        caller.kill()
+        _, err = caller.communicate(timeout=PATIENCE_S)  # ends with the run's last process
+    assert b"Traceback" not in err
+    assert b"SIGTERM sent to 1 instance" in err
+
+
 def test_caller_interrupted_twice_kills(tmp_path: Path):
     program = """
 import signal, time

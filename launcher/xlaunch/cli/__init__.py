@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import signal
@@ -50,8 +51,20 @@ def report_errors(
         say(f"error: {error}", program)
         return error.exit_code
     except OSError as error:  # usually standard output on a full disk
+        if error.errno == errno.ENOENT and error.filename is None and _is_nowhere():
+            say("error: the working directory has been removed; change to another one", program)
+            return UsageError.exit_code
         say(f"error: {error}", program)
         return XLaunchError.exit_code
+
+
+def _is_nowhere() -> bool:
+    """Whether the working directory has been removed."""
+    try:
+        os.getcwd()
+    except OSError:
+        return True
+    return False
 
 
 def say(text: str, program: str = "xlaunch") -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -78,7 +79,8 @@ def supervise(
 def _send(report: Report, descriptor: int) -> None:
     import pickle
 
-    with open(descriptor, "wb", closefd=False) as stream:
+    # A caller that was killed reads no report.
+    with contextlib.suppress(BrokenPipeError), open(descriptor, "wb", closefd=False) as stream:
         stream.write(pickle.dumps(report))
 
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.launcher.cli.commands import program, run, xlaunch
+from tests.launcher.cli.commands import XLAUNCH, program, run, xlaunch
 from tests.tiers import quick_first
 
 SEVERAL = ("--instances", "2", "--ncores", "1", "--oversubscribe", "-q")
@@ -22,6 +22,20 @@ HOW = pytest.mark.parametrize(
 @pytest.mark.parametrize("code", quick_first([2, 0, 125]))
 def test_program_s_own(options: tuple[str, ...], code: int):
     assert xlaunch(*options, "sh", "-c", f"exit {code}").code == code
+
+
+def test_program_s_own_where_the_working_directory_was_removed(tmp_path: Path):
+    done = xlaunch("--report", "r.json", "-q", "sh", "-c", 'rmdir "$PWD"; exit 3', cwd=tmp_path)
+    assert (done.code, done.err) == (3, "xlaunch: --report: [Errno 2] No such file or directory\n")
+
+
+@pytest.mark.parametrize("options", [("--cache-dir", "d"), ("--allocator", "./l.so")])
+def test_paths_below_a_working_directory_that_was_removed(tmp_path: Path, options: tuple[str, str]):
+    here = tmp_path / "here"
+    here.mkdir()
+    done = run(("sh", "-c", 'rmdir "$PWD"; exec "$@"', "sh", *XLAUNCH, *options, "true"), cwd=here)
+    assert done.code == 2
+    assert "error: the working directory has been removed" in done.err
 
 
 @HOW

@@ -108,10 +108,11 @@ def begin_study(
 
     Raises `StudyError` if --study names a study of something else, and `StorageError`.
     """
+    directory = os.getcwd()
     study = open_study(storage, task.subject, asked.study)
     if study.notes and not quiet:
         say(f"continuing study {study.name!r}")
-    study.keep_note("options", {"arguments": list(arguments), "folder": os.getcwd()})
+    study.keep_note("options", {"arguments": list(arguments), "folder": directory})
     return study
 
 
