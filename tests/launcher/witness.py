@@ -13,9 +13,9 @@ import signal
 import subprocess
 import sys
 
-NAMES = (
-    "SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGWINCH", "SIGCONT",
-)  # fmt: skip
+LEFT_ALONE = {
+    signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU,
+}  # fmt: skip
 
 parser = argparse.ArgumentParser()
 parser.add_argument("directory")
@@ -50,8 +50,13 @@ if options.child or options.daemon:
         file.write(str(child.pid))
 
 
+def name_of(number):
+    beyond = signal.SIGRTMIN < number < signal.SIGRTMAX
+    return f"SIGRTMIN+{number - signal.SIGRTMIN}" if beyond else signal.Signals(number).name
+
+
 def handle(number, _):
-    name = signal.Signals(number).name
+    name = name_of(number)
     os.write(log, f"{name}\n".encode())
     if name in exits:
         os._exit(int(exits[name]))
@@ -60,8 +65,8 @@ def handle(number, _):
         os.kill(os.getpid(), number)
 
 
-for name in NAMES:
-    signal.signal(getattr(signal, name), handle)
+for number in signal.valid_signals() - LEFT_ALONE:
+    signal.signal(number, handle)
 os.write(log, b"ready\n")
 while True:
     signal.pause()

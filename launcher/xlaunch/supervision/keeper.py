@@ -16,21 +16,9 @@ import sys
 from xlaunch.errors import XLaunchError
 from xlaunch.machine.processes import children, descendants, has_job_control
 from xlaunch.report.occupancy import anything_runs
-from xlaunch.supervision.signalling import kill_all
+from xlaunch.supervision.signalling import PASSED_ON, kill_all, signal_name
 from xlaunch.supervision.supervised import Task, supervise
 from xlaunch.supervision.syscalls import SI_KERNEL, become_subreaper
-
-PASSED_ON = (
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-    signal.SIGWINCH,
-    signal.SIGTSTP,
-    signal.SIGCONT,
-)
 
 RESCAN_INTERVAL_S = 0.1
 """Polling interval while descendants are being killed."""
@@ -52,7 +40,7 @@ def keep(task: Task, *, caller: int | None = None) -> int:
     # Children of a shell that has become this process (`exec xlaunch`).
     preexisting = set(children(os.getpid()))
     become_subreaper()
-    mask = {signal.Signals(n) for n in signal.pthread_sigmask(signal.SIG_BLOCK, blocked)}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
     # An ignored SIGCHLD would make the kernel reap, and exit codes would be lost.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     commands_in, commands_out = os.pipe()
@@ -63,7 +51,7 @@ def keep(task: Task, *, caller: int | None = None) -> int:
         os.close(commands_out)
         _supervise_and_exit(task, commands_in, mask, fifo_directory, others_run=others_run)
     os.close(commands_in)
-    numbers = passed_on | {signal.SIGCHLD}
+    numbers: set[int] = {*passed_on, signal.SIGCHLD}
     status, interrupted = _pass_signals_on(supervisor, commands_out, numbers, caller)
     _end_all_descendants(preexisting)
     _remove_fifo_directory(fifo_directory)
@@ -73,7 +61,7 @@ def keep(task: Task, *, caller: int | None = None) -> int:
 def _supervise_and_exit(
     task: Task,
     commands: int,
-    mask: set[signal.Signals],
+    mask: set[int],
     fifo_directory: str | None,
     *,
     others_run: bool,
@@ -96,7 +84,7 @@ def _supervise_and_exit(
 
 
 def _pass_signals_on(
-    supervisor: int, commands: int, numbers: set[signal.Signals], caller: int | None
+    supervisor: int, commands: int, numbers: set[int], caller: int | None
 ) -> tuple[int, bool]:
     """Wait for the supervisor. Return its wait status, and whether the terminal sent SIGINT."""
     interrupted = False
@@ -160,9 +148,8 @@ def _exit_code(status: int, *, interrupted: bool) -> int:
         _die_of_interrupt(whole_group=True)
         return 128 + signal.SIGINT  # PID 1 of a container does not die of it
     if code < 0:
-        name = signal.Signals(-code).name
         print(
-            f"xlaunch: the supervisor was ended by {name}; every instance was killed",
+            f"xlaunch: the supervisor was ended by {signal_name(-code)}; every instance was killed",
             file=sys.stderr,
         )
         return XLaunchError.exit_code

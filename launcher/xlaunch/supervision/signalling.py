@@ -9,8 +9,13 @@ from collections.abc import Iterable
 
 from xlaunch.supervision.states import Action, Target
 
+KEPT = (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGTTIN, signal.SIGTTOU)
+PASSED_ON = signal.valid_signals().difference(KEPT)
+"""Signals for the instances: all that can be blocked, but for those of child processes and of the
+terminal's background jobs. A fault of the launcher itself ends it all the same."""
 
-def send(pid: int, number: signal.Signals, *, group: bool = False) -> bool:
+
+def send(pid: int, number: int, *, group: bool = False) -> bool:
     """Send a signal to a process or its whole group; False where the kernel does not permit it.
 
     A program may change its user (`sudo`). One that has ended needs no signal: True.
@@ -49,8 +54,8 @@ def kill_all(pids: Iterable[int]) -> None:
 
 
 def signal_name(number: int) -> str:
-    """**Ex.:** ``"SIGSEGV"``; real-time signals by number."""
+    """**Ex.:** ``"SIGSEGV"``, ``"SIGRTMIN+3"``."""
     try:
         return signal.Signals(number).name
     except ValueError:
-        return f"signal {number}"
+        return f"SIGRTMIN+{number - signal.SIGRTMIN}"

@@ -69,7 +69,7 @@ def fork_instance(
     program: Program,
     variables: dict[str, str],
     streams: Streams,
-    signal_mask: set[signal.Signals],
+    signal_mask: set[int],
 ) -> Child:
     """Fork a process in a group of its own that executes `program` once `Child.go` is closed.
 

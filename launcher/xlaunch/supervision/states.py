@@ -36,6 +36,7 @@ class Event(enum.Enum):
     WINDOW = "SIGWINCH"
     SUSPEND = "SIGTSTP"
     RESUME = "SIGCONT"
+    OTHER_SIGNAL = "any other signal"
     """The signals above reached the launcher's own PID."""
     SECOND_CTRL_C = "second Ctrl-C in the terminal of the instance"
     """The instance has the terminal, got both itself, and still runs."""
@@ -50,7 +51,7 @@ class Event(enum.Enum):
     KEEPER_GONE = "keeper gone"
 
 
-EVENT_OF_SIGNAL = {
+EVENT_OF_SIGNAL: dict[int, Event] = {
     signal.SIGINT: Event.INTERRUPT,
     signal.SIGTERM: Event.TERMINATE,
     signal.SIGHUP: Event.HANGUP,
@@ -77,7 +78,7 @@ class Action(NamedTuple):
     """What the supervisor does on an event, in this order."""
 
     target: Target
-    signal: signal.Signals | None
+    signal: int | None
     next: State
     start_grace: bool = False
     """Start the grace period, unless it is running."""
@@ -102,8 +103,8 @@ S = State
 E = Event
 
 TABLE: dict[tuple[State, Event], Action] = {
-    # What the terminal sends goes to whole process groups, as the terminal would send it. SIGTERM
-    # and SIGUSR1/2 go to the one process: a worker that a program has started does not expect them.
+    # What the terminal sends goes to whole process groups, as the terminal would send it. All others
+    # go to the one process: a worker that a program has started does not expect them.
     (S.RUNNING, E.HANGUP): _pass_on(_GROUPS, signal.SIGHUP, S.SIGNALLED),
     (S.RUNNING, E.QUIT): _pass_on(_GROUPS, signal.SIGQUIT, S.SIGNALLED),
     (S.RUNNING, E.SUSPEND): Action(_GROUPS, signal.SIGTSTP, S.STOPPED, stop_keeper=True),
@@ -162,12 +163,20 @@ for _state in (S.RUNNING, S.STOPPED, S.SIGNALLED):
 for _state in (S.RUNNING, S.STOPPED, S.SIGNALLED, S.ENDING):
     TABLE[_state, E.USER_1] = _pass_on(_PROCESSES, signal.SIGUSR1, _state)
     TABLE[_state, E.USER_2] = _pass_on(_PROCESSES, signal.SIGUSR2, _state)
+    # The signal that came: see `act`.
+    TABLE[_state, E.OTHER_SIGNAL] = Action(_PROCESSES, None, _state)
     TABLE[_state, E.WINDOW] = _pass_on(_GROUPS, signal.SIGWINCH, _state)
 
 for _state in (S.RUNNING, S.WAITING, S.STOPPED, S.SIGNALLED, S.ENDING):
     TABLE[_state, E.KEEPER_GONE] = _KILL
 
 
-def act(state: State, event: Event) -> Action:
-    """What to do on `event` in `state`. An event without a row changes nothing."""
-    return TABLE.get((state, event), Action(Target.NOBODY, None, state))
+def act(state: State, event: Event, number: int | None = None) -> Action:
+    """What to do on `event` in `state`. An event without a row changes nothing.
+
+    number
+        The signal of `Event.OTHER_SIGNAL`.
+    """
+    action = TABLE.get((state, event), Action(Target.NOBODY, None, state))
+    is_other = event is Event.OTHER_SIGNAL and action.target is not Target.NOBODY
+    return action._replace(signal=number) if is_other else action

@@ -40,7 +40,7 @@ class Task(NamedTuple):
 def supervise(
     task: Task,
     commands: int,
-    signal_mask: set[signal.Signals],
+    signal_mask: set[int],
     fifo_directory: str | None,
     *,
     others_run: bool,

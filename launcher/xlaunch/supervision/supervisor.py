@@ -26,7 +26,7 @@ from xlaunch.report.occupancy import Occupancy, StolenTime
 from xlaunch.supervision.leftovers import LEFTOVER_INTERVAL_S, Leftovers
 from xlaunch.supervision.restarts import Restarts
 from xlaunch.supervision.running import Running, describe_escape, reports_of
-from xlaunch.supervision.signalling import deliver, kill_all, send
+from xlaunch.supervision.signalling import PASSED_ON, deliver, kill_all, send, signal_name
 from xlaunch.supervision.start import exec_failure, fork_instance, place_of
 from xlaunch.supervision.states import (
     EVENT_OF_SIGNAL,
@@ -62,7 +62,7 @@ class Supervisor:
         environment: Environment,
         *,
         commands: int,
-        signal_mask: set[signal.Signals],
+        signal_mask: set[int],
         fifo_directory: str | None,
         live: LiveWriter | None,
         others_run: bool,
@@ -84,13 +84,13 @@ class Supervisor:
         self._state = State.RUNNING
         self._started = time.monotonic()
         self._poll = select.poll()
-        self._signals = SignalQueue({*EVENT_OF_SIGNAL, signal.SIGCHLD})
+        self._signals = SignalQueue({*PASSED_ON, signal.SIGCHLD})
         self._relay = Relay(plan, self._poll)
         self._running: dict[int, Running] = {}
         self._ended: list[Running] = []
         self._restarts = Restarts(plan.request.max_restarts)
         self._leftovers = Leftovers(plan.count, plan.request.grace_s)
-        self._last_signal = signal.SIGTERM
+        self._last_signal: int = signal.SIGTERM
         self._grace_at: float | None = None
         self._timeout_at: float | None = None
         self._flushing = False
@@ -294,10 +294,10 @@ class Supervisor:
             self._poll.unregister(self._commands)
             self._fail(128 + signal.SIGKILL, "the launcher was killed", Event.KEEPER_GONE)
         for number in numbers:
-            self._handle_outer_signal(signal.Signals(number))
+            self._handle_outer_signal(number)
 
     def _handle_signal(self, info: SignalInfo) -> None:
-        number = signal.Signals(info.number)
+        number = info.number
         if number == signal.SIGCHLD:
             self._reap()
         elif self._terminal is None:
@@ -309,20 +309,22 @@ class Supervisor:
             self._handle(Event.WINDOW)
         # Any other signal went to the whole process group of the instance, so the instance has it.
 
-    def _handle_outer_signal(self, number: signal.Signals) -> None:
+    def _handle_outer_signal(self, number: int) -> None:
         """Handle a signal that was sent to the launcher."""
         if number == signal.SIGCONT and self._terminal is not None:
             self._terminal.lend_again()
         before, self._last_signal = self._state, number
         if self._flushing and number in ENDING:
-            self._fail(128 + number, f"{number.name} came while output waited for its reader")
+            self._fail(
+                128 + number, f"{signal_name(number)} came while output waited for its reader"
+            )
             self._relay.drop_pending()
             return
-        self._handle(EVENT_OF_SIGNAL[number])
+        self._handle(EVENT_OF_SIGNAL.get(number, Event.OTHER_SIGNAL))
         if self._state is State.ENDING and before is not State.ENDING and self._running:
             again = "; Ctrl-C again: now" if number == signal.SIGINT else ""
             self.say(
-                f"{number.name} sent to {counted(len(self._running), 'instance')}; "
+                f"{signal_name(number)} sent to {counted(len(self._running), 'instance')}; "
                 f"SIGKILL in {self._request.grace_s:g} s (--grace){again}"
             )
 
@@ -333,7 +335,7 @@ class Supervisor:
 
     def _handle(self, event: Event, cause: Event | None = None) -> None:
         """Do what the table says. `cause`: the event that led to `event`."""
-        action = act(self._state, event)
+        action = act(self._state, event, self._last_signal)
         if event is Event.WINDOW:
             self._relay.resize_terminals()
         self._state = action.next
@@ -473,7 +475,9 @@ class Supervisor:
             index = self._plan.instances[dropped[0]].index
             number = SIGNAL_OF_EVENT.get(cause, self._last_signal)
             self.exit_code = 128 + number
-            self._reason = f"{number.name} came while instance {index} waited for its restart"
+            self._reason = (
+                f"{signal_name(number)} came while instance {index} waited for its restart"
+            )
 
     # The end.
 

@@ -147,7 +147,7 @@ class SignalInfo(NamedTuple):
 class SignalQueue:
     """Blocked signals as a file descriptor that is readable while one is pending: signalfd(2)."""
 
-    def __init__(self, numbers: Iterable[signal.Signals]) -> None:
+    def __init__(self, numbers: Iterable[int]) -> None:
         mask = ctypes.create_string_buffer(128)  # maximum size of sigset_t
         _libc.sigemptyset(mask)
         for number in numbers:

@@ -5,9 +5,14 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 
 import pytest
+from tests.launcher.cli.commands import XLAUNCH
+from tests.launcher.cli.commands import run as run_command
 from tests.launcher.launching import children_of, is_alive, wait_until
+
+from xlaunch.supervision.signalling import signal_name
 
 
 @pytest.mark.parametrize("name", ["SIGUSR1", "SIGUSR2", "SIGWINCH", "SIGCONT"])
@@ -19,6 +24,30 @@ def test_signal_reaches_every_instance_once_and_run_goes_on(start, name):
     run.send(signal.SIGTERM)
     run.end()
     assert run.log(0).count(name) == run.log(1).count(name) == 1
+
+
+def test_every_signal_that_a_process_can_get_is_passed_on(start):
+    kept = {"SIGKILL", "SIGSTOP", "SIGTSTP", "SIGCHLD", "SIGTTIN", "SIGTTOU"}
+    ending = {"SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT"}
+    ignored_by_python = {"SIGPIPE", "SIGXFSZ"}
+    numbers = {signal_name(number): number for number in signal.valid_signals()}
+    names = numbers.keys() - kept - ending - ignored_by_python
+    assert {"SIGALRM", "SIGPWR", "SIGIO", "SIGABRT", "SIGRTMIN", "SIGRTMIN+3", "SIGRTMAX"} <= names
+    run = start()
+    for name in sorted(names):
+        os.kill(run.process.pid, numbers[name])
+        run.wait_for(0, name)
+        run.wait_for(1, name)
+    run.send(signal.SIGTERM)
+    assert run.end()[0] == 143
+    assert sorted(run.log(0)) == sorted({"ready", "SIGTERM"} | names)
+
+
+def test_alarm_that_was_set_before_the_start_ends_the_program():
+    """A timer survives exec: the program is to get its signal."""
+    code = "import os, signal, sys; signal.setitimer(signal.ITIMER_REAL, 1); os.execv(sys.argv[1], sys.argv[1:])"
+    words = (sys.executable, "-c", code, *XLAUNCH, "--supervise", "-q", "sleep", "600")
+    assert run_command(words).code == 128 + signal.SIGALRM
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT"])

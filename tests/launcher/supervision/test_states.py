@@ -31,7 +31,8 @@ def test_every_row_is_sound():
         ends = action.next is State.ENDING and state is not State.ENDING
         assert action.start_grace == ends, row
         assert (action.target is Target.EVERYTHING) == (action.signal == signal.SIGKILL), row
-        assert (action.target is Target.NOBODY) == (action.signal is None), row
+        if event is not Event.OTHER_SIGNAL:
+            assert (action.target is Target.NOBODY) == (action.signal is None), row
         if state is State.STOPPED and action.next in (State.ENDING, State.SIGNALLED):
             assert action.continue_groups, row  # what must act is not left suspended
         if action.signal is not None and event in EVENT_OF_SIGNAL.values() and not ends:
@@ -44,6 +45,8 @@ def test_what_a_worker_does_not_expect_goes_to_the_one_process():
     for state in (State.RUNNING, State.STOPPED, State.SIGNALLED, State.ENDING):
         for event in (Event.USER_1, Event.USER_2, Event.TERMINATE):
             assert act(state, event).target is Target.PROCESSES, (state, event)
+        passed_on = Action(Target.PROCESSES, signal.SIGALRM, state)
+        assert act(state, Event.OTHER_SIGNAL, signal.SIGALRM) == passed_on
 
 
 def test_what_a_terminal_sends_goes_to_the_group():
@@ -89,8 +92,8 @@ def test_every_event_that_can_happen_has_a_row():
     assert without == {
         State.RUNNING: {Event.GRACE_OVER},
         State.WAITING: {
-            Event.USER_1, Event.USER_2, Event.WINDOW, Event.RESUME, Event.SECOND_CTRL_C,
-            Event.GRACE_OVER, Event.ALL_WAIT, Event.INSTANCE_SUSPENDED, Event.INSTANCE_DONE,
+            Event.USER_1, Event.USER_2, Event.WINDOW, Event.RESUME, Event.OTHER_SIGNAL,
+            Event.SECOND_CTRL_C, Event.GRACE_OVER, Event.ALL_WAIT, Event.INSTANCE_SUSPENDED, Event.INSTANCE_DONE,
             Event.INSTANCE_FAILED, Event.INSTANCE_RESTARTS,
         },
         State.STOPPED: {
