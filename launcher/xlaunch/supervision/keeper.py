@@ -14,9 +14,9 @@ import signal
 import sys
 
 from xlaunch.errors import XLaunchError
-from xlaunch.machine.processes import children, descendants, has_job_control
+from xlaunch.machine.processes import children, has_job_control
 from xlaunch.report.occupancy import anything_runs
-from xlaunch.supervision.signalling import PASSED_ON, kill_all, signal_name
+from xlaunch.supervision.signalling import PASSED_ON, kill_descendants, signal_name
 from xlaunch.supervision.supervised import Task, supervise
 from xlaunch.supervision.syscalls import SI_KERNEL, become_subreaper
 
@@ -126,12 +126,11 @@ def _reap(supervisor: int) -> int | None:
 def _end_all_descendants(preexisting: set[int]) -> None:
     """Kill and reap until no child is left but those in `preexisting`.
 
-    Orphans become children of this process, so that is the end. A scan may miss a process that is
-    being orphaned, and one that has changed its user may refuse to die: scan again whenever a child
-    has ended.
+    Orphans become children of this process, so that is the end. One that has changed its user may
+    refuse to die: look again whenever a child has ended.
     """
     while ours := [pid for pid in children(os.getpid()) if pid not in preexisting]:
-        kill_all([process for child in ours for process in (child, *descendants(child))])
+        kill_descendants(preexisting)
         signal.sigtimedwait({signal.SIGCHLD}, RESCAN_INTERVAL_S)
         for pid in ours:
             os.waitpid(pid, os.WNOHANG)

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.machine.processes import children, descendants, initial_environment, read_status
 from xlaunch.supervision.running import Running
+from xlaunch.supervision.signalling import kill as kill_processes
 from xlaunch.supervision.signalling import send
 
 LEFTOVER_INTERVAL_S = 0.05
@@ -23,7 +24,7 @@ LEFTOVER_INTERVAL_S = 0.05
 
 
 class Leftovers:
-    """The processes that were asked to end, each with its deadline.
+    """The processes that were asked to end, with a deadline for all of one run.
 
     `known`, below: all runs of all instances so far, those that still run first.
     """
@@ -32,23 +33,27 @@ class Leftovers:
         """`count`: instances of the plan. `grace_s`: between SIGTERM and SIGKILL."""
         self._count = count
         self._grace_s = grace_s
-        self._deadlines: dict[int, float] = {}
+        self._asked: set[int] = set()
+        self._deadlines: dict[Running | None, float] = {}
+        """By the run that they come from, because a process may fork another one forever."""
 
     @property
     def waiting(self) -> bool:
         """Whether a process that was asked to end still runs."""
-        return bool(self._deadlines)
+        return bool(self._asked)
 
     def waiting_of(self, runs: Iterable[Running]) -> bool:
         """Whether such a process of one of these runs still runs."""
-        return any(not run.leftovers.isdisjoint(self._deadlines) for run in runs)
+        return any(not run.leftovers.isdisjoint(self._asked) for run in runs)
 
     def end(self, known: Sequence[Running], *, kill: bool) -> None:
         """Ask new leftovers to end; kill those past their deadline, or with `kill` all."""
         now = time.monotonic()
+        overdue: list[int] = []
         instances = {run.pid for run in known if run.ended is None}
         for orphan in children(os.getpid()):
-            if orphan in instances:
+            status = read_status(f"/proc/{orphan}")
+            if orphan in instances or status is None or status.state == "Z":
                 continue
             owner = self._owner(orphan, known)
             if owner is None and instances and not kill:
@@ -58,22 +63,21 @@ class Leftovers:
             for pid in (orphan, *descendants(orphan)):
                 if owner is not None:
                     owner.leftovers.add(pid)
-                deadline = self._deadlines.get(pid)
-                if kill or (deadline is not None and now >= deadline):
-                    send(pid, signal.SIGKILL)
-                elif deadline is None:
-                    self._deadlines[pid] = now + self._grace_s
+                if kill or now >= self._deadlines.setdefault(owner, now + self._grace_s):
+                    overdue.append(pid)
+                elif pid not in self._asked:
                     send(pid, signal.SIGTERM)
                     send(pid, signal.SIGCONT)
-        self._deadlines = {
-            pid: at for pid, at in self._deadlines.items() if os.path.exists(f"/proc/{pid}")
-        }
+                self._asked.add(pid)
+        if overdue:
+            kill_processes(overdue)
+        self._asked = {pid for pid in self._asked if os.path.exists(f"/proc/{pid}")}
 
     def reap(self, pid: int, known: Sequence[Running]) -> None:
         """Reap an orphan that has ended, and count its usage for its instance."""
         owner = self._owner(pid, known)
         _, _, usage = os.wait4(pid, 0)
-        self._deadlines.pop(pid, None)
+        self._asked.discard(pid)
         if owner is not None:
             owner.add_usage(usage)
 
@@ -83,6 +87,8 @@ class Leftovers:
         for run in known:
             if pid in run.leftovers or (status is not None and status.group == run.pid):
                 return run
+        if status is None or status.state == "Z":
+            return None  # it has no environment any more
         # An xlaunch inside an instance sets an index of its own.
         variables = initial_environment(pid)
         place = [variables.get(f"XLAUNCH_INSTANCE_{name}") for name in ("INDEX", "COUNT", "CPUS")]

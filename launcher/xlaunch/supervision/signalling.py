@@ -5,14 +5,18 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
+from xlaunch.machine.processes import children, descendants, read_status
 from xlaunch.supervision.states import Action, Target
 
 KEPT = (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGTTIN, signal.SIGTTOU)
 PASSED_ON = signal.valid_signals().difference(KEPT)
 """Signals for the instances: all that can be blocked, but for those of child processes and of the
 terminal's background jobs. A fault of the launcher itself ends it all the same."""
+
+MAX_ROUNDS = 100
+"""Looks at the process tree in one call of `kill_descendants`: its caller has to reap in between."""
 
 
 def send(pid: int, number: int, *, group: bool = False) -> bool:
@@ -47,10 +51,68 @@ def deliver(action: Action, pids: Iterable[int]) -> list[int]:
     return refused
 
 
-def kill_all(pids: Iterable[int]) -> None:
-    """Kill every process that this one is permitted to kill."""
+def kill_descendants(spared: Collection[int] = ()) -> None:
+    """Kill the descendants of this process, and what they fork meanwhile.
+
+    spared
+        Children to leave alone, with what they have started.
+    """
+    signalled: set[int] = set()
+    for _ in range(MAX_ROUNDS):
+        found = [child for child in children(os.getpid()) if child not in spared]
+        found += [process for child in found for process in descendants(child)]
+        new = set(found) - signalled
+        if not new:
+            break
+        kill(new, spared)
+        signalled |= new
+
+
+def kill(pids: Iterable[int], spared: Collection[int] = ()) -> None:
+    """Kill descendants of this process with their process groups, as far as it is permitted to.
+
+    The kernel kills a group at once: no member can fork in between, as it can between a look at /proc
+    and a signal to a PID. A group with members that are no descendants is left alone.
+    """
+    pids = tuple(pids)
+    statuses = [status for pid in pids if (status := read_status(f"/proc/{pid}")) is not None]
+    # Whoever is in another session descends from its leader, and that from this process.
+    here = os.getsid(0)
+    shared = {status.group for status in statuses if status.session == here}
+    shared = _groups_of_others(shared, spared) if shared else set()
+    for group in {status.group for status in statuses} - shared:
+        send(group, signal.SIGKILL, group=True)
     for pid in pids:
         send(pid, signal.SIGKILL)
+
+
+def _groups_of_others(groups: set[int], spared: Collection[int]) -> set[int]:
+    """Those of `groups` that have a member that is not a descendant of this process."""
+    found = {os.getpgid(0)} & groups
+    for name in os.listdir("/proc"):
+        status = read_status(f"/proc/{name}") if name.isdigit() else None
+        if status is None or status.group not in groups - found:
+            continue
+        if not _is_descendant(int(name), spared):
+            found.add(status.group)
+    return found
+
+
+def _is_descendant(pid: int, spared: Collection[int]) -> bool:
+    """Whether a process descends from this one and not from a child in `spared`.
+
+    True for one that ends, or whose ancestors end, meanwhile.
+    """
+    child, status = pid, read_status(f"/proc/{pid}")
+    while status is not None and status.parent != os.getpid():
+        if status.parent == 0:
+            return False
+        above = read_status(f"/proc/{status.parent}")
+        if above is None:  # it has ended, or /proc hides it
+            again = read_status(f"/proc/{child}")
+            return again is None or again.parent != status.parent
+        child, status = status.parent, above
+    return child not in spared
 
 
 def signal_name(number: int) -> str:

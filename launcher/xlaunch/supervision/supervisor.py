@@ -26,7 +26,13 @@ from xlaunch.report.occupancy import Occupancy, StolenTime
 from xlaunch.supervision.leftovers import LEFTOVER_INTERVAL_S, Leftovers
 from xlaunch.supervision.restarts import Restarts
 from xlaunch.supervision.running import Running, describe_escape, reports_of
-from xlaunch.supervision.signalling import PASSED_ON, deliver, kill_all, send, signal_name
+from xlaunch.supervision.signalling import (
+    PASSED_ON,
+    deliver,
+    kill_descendants,
+    send,
+    signal_name,
+)
 from xlaunch.supervision.start import exec_failure, fork_instance, place_of
 from xlaunch.supervision.states import (
     EVENT_OF_SIGNAL,
@@ -94,6 +100,10 @@ class Supervisor:
         self._grace_at: float | None = None
         self._timeout_at: float | None = None
         self._flushing = False
+        self._is_reaping = False
+        """More children may have ended than `_reap` has handled."""
+        self._look_s = 0.0
+        """How long the last look at leftovers took: reaping gets as much time."""
         self.exit_code = 0
         """That of the first failure."""
         self._reason: str | None = None
@@ -234,6 +244,8 @@ class Supervisor:
 
     def _poll_timeout_ms(self) -> float:
         now = time.monotonic()
+        if self._is_reaping:
+            return 0.0
         timers = (self._timeout_at, self._grace_at, self._ctrl_c.second_at)
         deadlines = [at for at in timers if at is not None]
         if self._running:
@@ -260,6 +272,8 @@ class Supervisor:
             self._handle(Event.GRACE_OVER)
         if self._ctrl_c.is_second(now):
             self._handle(Event.SECOND_CTRL_C)
+        if self._is_reaping:
+            self._reap()
         if self._running and now >= self._observer.due:
             self._observer.look()
         if self._occupancy is not None and now >= self._occupancy.due:
@@ -353,13 +367,17 @@ class Supervisor:
 
     def _signal(self, action: Action) -> None:
         if action.target is Target.EVERYTHING:
-            kill_all(descendants(os.getpid()))
+            self._kill_everything()
             return
         for pid in deliver(action, self._running):
             self.warn(
                 f"instance {self._running[pid].instance.index} (PID {pid}) runs as another user: it "
                 "cannot be signalled, and xlaunch waits for its end"
             )
+
+    def _kill_everything(self) -> None:
+        os.setpgid(0, 0)  # out of the instance's group, see `Terminal`
+        kill_descendants()
 
     def _fail(self, code: int, reason: str, event: Event = Event.INSTANCE_FAILED) -> None:
         """Note the first failure, and handle its event."""
@@ -370,14 +388,18 @@ class Supervisor:
     # Ends of processes.
 
     def _reap(self) -> None:
+        """Handle children that have ended or stopped, for a limited time: more may end all the time."""
         options = os.WEXITED | os.WSTOPPED | os.WNOHANG | os.WNOWAIT
-        while True:
+        until = time.monotonic() + max(LEFTOVER_INTERVAL_S, self._look_s)
+        while not self._is_reaping or time.monotonic() < until:
+            self._is_reaping = False
             try:
                 found = os.waitid(os.P_ALL, 0, options)
             except ChildProcessError:
                 return
             if found is None:
                 return
+            self._is_reaping = True
             if found.si_code == os.CLD_STOPPED:
                 os.waitid(os.P_PID, found.si_pid, os.WSTOPPED | os.WNOHANG)
                 self._note_stop(found.si_pid, found.si_status)
@@ -439,7 +461,12 @@ class Supervisor:
         return [*self._running.values(), *self._ended]
 
     def _end_leftovers(self) -> None:
-        self._leftovers.end(self._runs(), kill=self._state is State.KILLING)
+        began = time.monotonic()
+        kill = self._state is State.KILLING
+        self._leftovers.end(self._runs(), kill=kill)
+        if kill:
+            self._kill_everything()
+        self._look_s = time.monotonic() - began
 
     # Restarts.
 
