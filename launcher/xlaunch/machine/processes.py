@@ -2,10 +2,12 @@
 """Running processes in /proc: descendants, state, CPU, usage.
 
 Processes can end at any moment: each reader returns None for one that has ended, or leaves it out.
+Without a /proc of this PID namespace no process is found: see `proc_is_ours`.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import NamedTuple
 
@@ -50,8 +52,28 @@ def read_status(path: str) -> TaskStatus | None:
     )
 
 
+@functools.cache
+def proc_is_ours() -> bool:
+    """Whether /proc shows this process under its own PID.
+
+    It may be missing, or that of another PID namespace, as after ``unshare --pid`` without
+    ``--mount-proc``: then /proc/42 is not the process with PID 42.
+    """
+    try:
+        return os.readlink("/proc/self") == str(os.getpid())
+    except OSError:
+        return False
+
+
+def read_process(pid: int) -> TaskStatus | None:
+    """The status of a process; None if it has ended, or is not visible."""
+    return read_status(f"/proc/{pid}") if proc_is_ours() else None
+
+
 def threads(pid: int) -> list[int]:
     """Kernel thread ids of a process; empty when it has ended."""
+    if not proc_is_ours():
+        return []
     try:
         return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
     except OSError:
@@ -81,6 +103,8 @@ def descendants(pid: int) -> list[int]:
 
 def initial_environment(pid: int) -> dict[str, str]:
     """The environment that a process was started with; empty if it cannot be read."""
+    if not proc_is_ours():
+        return {}
     entries = (read_file(f"/proc/{pid}/environ") or b"").split(b"\0")
     pairs = [os.fsdecode(entry).partition("=") for entry in entries]
     return {name: value for name, _, value in pairs if name}
@@ -92,9 +116,9 @@ def has_job_control(pid: int) -> bool:
     Otherwise its process group is *orphaned* (see setpgid(2)), as for PID 1 of a container or a
     command of `ssh -t`, and the kernel ignores Ctrl-Z for it.
     """
-    process = read_status(f"/proc/{pid}")
+    process = read_process(pid)
     while process is not None and process.parent:
-        parent = read_status(f"/proc/{process.parent}")
+        parent = read_process(process.parent)
         if parent is None:
             return True  # /proc hides it: it is another user's
         if parent.session != process.session:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 
-from xlaunch.machine.processes import descendants, migrations, read_status, threads
+from xlaunch.machine.processes import descendants, migrations, read_process, read_status, threads
 
 FIRST_INTERVAL_S = 0.02
 MAX_INTERVAL_S = 2.0
@@ -48,7 +48,7 @@ class Observation:
         """Sample every thread of every process once."""
         rss = ticks = 0
         for pid in [self.pid, *descendants(self.pid)]:
-            process = read_status(f"/proc/{pid}")
+            process = read_process(pid)
             if process is None:
                 continue
             rss += process.rss_bytes
@@ -64,7 +64,7 @@ class Observation:
 
         So even an instance that was too short for a sample has one CPU.
         """
-        process = read_status(f"/proc/{self.pid}")
+        process = read_process(self.pid)
         if process is not None:
             self.cpus.add(process.last_cpu)
 

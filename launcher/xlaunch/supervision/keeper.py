@@ -14,7 +14,7 @@ import signal
 import sys
 
 from xlaunch.errors import XLaunchError
-from xlaunch.machine.processes import children, has_job_control
+from xlaunch.machine.processes import children, has_job_control, proc_is_ours
 from xlaunch.report.occupancy import anything_runs
 from xlaunch.supervision.signalling import PASSED_ON, kill_descendants, signal_name
 from xlaunch.supervision.supervised import Task, supervise
@@ -31,7 +31,7 @@ def keep(task: Task, *, caller: int | None = None) -> int:
     `caller`: PID of a process that forwards its own SIGINTs. One that this process has had as well,
     from the terminal as a rule, counts once.
     """
-    others_run = anything_runs()
+    others_run = proc_is_ours() and anything_runs()
     fifo_directory = _choose_fifo_directory(task)
     passed_on = {number for number in PASSED_ON if signal.getsignal(number) != signal.SIG_IGN}
     # SIGTTIN, SIGTTOU: the supervisor joins a group that the terminal may stop, and sets the

@@ -14,7 +14,13 @@ import time
 from collections.abc import Iterable, Sequence
 
 from xlaunch.machine.cpu_list import format_cpu_list
-from xlaunch.machine.processes import children, descendants, initial_environment, read_status
+from xlaunch.machine.processes import (
+    children,
+    descendants,
+    initial_environment,
+    proc_is_ours,
+    read_process,
+)
 from xlaunch.supervision.running import Running
 from xlaunch.supervision.signalling import kill as kill_processes
 from xlaunch.supervision.signalling import send
@@ -48,11 +54,14 @@ class Leftovers:
 
     def end(self, known: Sequence[Running], *, kill: bool) -> None:
         """Ask new leftovers to end; kill those past their deadline, or with `kill` all."""
+        if not proc_is_ours():
+            self._end_groups(known, kill=kill)
+            return
         now = time.monotonic()
         overdue: list[int] = []
         instances = {run.pid for run in known if run.ended is None}
         for orphan in children(os.getpid()):
-            status = read_status(f"/proc/{orphan}")
+            status = read_process(orphan)
             if orphan in instances or status is None or status.state == "Z":
                 continue
             owner = self._owner(orphan, known)
@@ -73,17 +82,39 @@ class Leftovers:
             kill_processes(overdue)
         self._asked = {pid for pid in self._asked if os.path.exists(f"/proc/{pid}")}
 
+    def remain(self, known: Sequence[Running]) -> bool:
+        """Whether a process of the run is left, as far as it can be found, after the last instance."""
+        if proc_is_ours():
+            return bool(children(os.getpid()))
+        return any(run.group_remains for run in known)
+
+    def _end_groups(self, known: Sequence[Running], *, kill: bool) -> None:
+        """`end` without a /proc: only the process groups of the instances are known."""
+        now = time.monotonic()
+        for run in known:
+            if not kill and run.ended is None:
+                continue
+            if not run.group_remains:
+                self._asked.discard(run.pid)
+            elif kill or now >= self._deadlines.setdefault(run, now + self._grace_s):
+                send(run.pid, signal.SIGKILL, group=True)
+            elif run.pid not in self._asked:
+                self._asked.add(run.pid)
+                send(run.pid, signal.SIGTERM, group=True)
+                send(run.pid, signal.SIGCONT, group=True)
+
     def reap(self, pid: int, known: Sequence[Running]) -> None:
         """Reap an orphan that has ended, and count its usage for its instance."""
         owner = self._owner(pid, known)
         _, _, usage = os.wait4(pid, 0)
-        self._asked.discard(pid)
+        if proc_is_ours():
+            self._asked.discard(pid)
         if owner is not None:
             owner.add_usage(usage)
 
     def _owner(self, pid: int, known: Sequence[Running]) -> Running | None:
         """The run that an orphan comes from: by earlier calls, its group, its environment."""
-        status = read_status(f"/proc/{pid}")
+        status = read_process(pid)
         for run in known:
             if pid in run.leftovers or (status is not None and status.group == run.pid):
                 return run

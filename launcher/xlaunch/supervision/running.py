@@ -13,7 +13,7 @@ from xlaunch.machine.processes import TICKS_PER_SECOND
 from xlaunch.planning.plans import Instance
 from xlaunch.report import InstanceReport
 from xlaunch.report.observation import Observation
-from xlaunch.supervision.signalling import signal_name
+from xlaunch.supervision.signalling import group_exists, signal_name
 from xlaunch.supervision.start import Child
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ class Running:
         self.started = started
         self.observation = observation
         self.ended: float | None = None
+        self._group_remains = True
         self.status = 0
         self.cpu_s = 0.0
         self.context_switches = 0
@@ -64,6 +65,12 @@ class Running:
     def signal(self) -> int | None:
         """The signal that ended it."""
         return os.WTERMSIG(self.status) if os.WIFSIGNALED(self.status) else None
+
+    @property
+    def group_remains(self) -> bool:
+        """Whether its process group has a member. One that has none is never looked for again."""
+        self._group_remains = self._group_remains and group_exists(self.pid)
+        return self._group_remains
 
     def end(self, status: int, usage: struct_rusage, now: float) -> None:
         """Note its wait status and what it used."""

@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import Collection, Iterable
 
-from xlaunch.machine.processes import children, descendants, read_status
+from xlaunch.machine.processes import children, descendants, read_process
 from xlaunch.supervision.states import Action, Target
 
 KEPT = (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGTTIN, signal.SIGTTOU)
@@ -75,7 +75,7 @@ def kill(pids: Iterable[int], spared: Collection[int] = ()) -> None:
     and a signal to a PID. A group with members that are no descendants is left alone.
     """
     pids = tuple(pids)
-    statuses = [status for pid in pids if (status := read_status(f"/proc/{pid}")) is not None]
+    statuses = [status for pid in pids if (status := read_process(pid)) is not None]
     # Whoever is in another session descends from its leader, and that from this process.
     here = os.getsid(0)
     shared = {status.group for status in statuses if status.session == here}
@@ -86,11 +86,22 @@ def kill(pids: Iterable[int], spared: Collection[int] = ()) -> None:
         send(pid, signal.SIGKILL)
 
 
+def group_exists(group: int) -> bool:
+    """Whether a process group has a member, be it one that has ended and was not reaped."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
 def _groups_of_others(groups: set[int], spared: Collection[int]) -> set[int]:
     """Those of `groups` that have a member that is not a descendant of this process."""
     found = {os.getpgid(0)} & groups
     for name in os.listdir("/proc"):
-        status = read_status(f"/proc/{name}") if name.isdigit() else None
+        status = read_process(int(name)) if name.isdigit() else None
         if status is None or status.group not in groups - found:
             continue
         if not _is_descendant(int(name), spared):
@@ -103,13 +114,13 @@ def _is_descendant(pid: int, spared: Collection[int]) -> bool:
 
     True for one that ends, or whose ancestors end, meanwhile.
     """
-    child, status = pid, read_status(f"/proc/{pid}")
+    child, status = pid, read_process(pid)
     while status is not None and status.parent != os.getpid():
         if status.parent == 0:
             return False
-        above = read_status(f"/proc/{status.parent}")
+        above = read_process(status.parent)
         if above is None:  # it has ended, or /proc hides it
-            again = read_status(f"/proc/{child}")
+            again = read_process(child)
             return again is None or again.parent != status.parent
         child, status = status.parent, above
     return child not in spared

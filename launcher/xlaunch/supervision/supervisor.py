@@ -16,7 +16,12 @@ from typing import TYPE_CHECKING
 
 from xlaunch.environment import Environment
 from xlaunch.errors import XLaunchError
-from xlaunch.machine.processes import TICKS_PER_SECOND, children, descendants, has_job_control
+from xlaunch.machine.processes import (
+    TICKS_PER_SECOND,
+    descendants,
+    has_job_control,
+    proc_is_ours,
+)
 from xlaunch.output.relay import Chunk, Relay
 from xlaunch.planning.plans import Plan
 from xlaunch.planning.request import OnFailure
@@ -57,6 +62,12 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 TIMED_OUT = 124
 DRAIN_AFTER_KILL_S = 1.0
 """Maximum time for writing the remaining output once everything was killed."""
+
+
+UNSEEN = (
+    "/proc does not show the processes of this PID namespace (unshare has --mount-proc): nothing is "
+    "sampled, and processes that leave the process group of their instance may survive the run"
+)
 
 
 class Supervisor:
@@ -128,6 +139,8 @@ class Supervisor:
     def run(self) -> Report:
         """Start every instance, wait for the last process, and report."""
         become_subreaper()
+        if not proc_is_ours():
+            self.warn(UNSEEN)
         self._poll.register(self._commands, select.POLLIN)
         self._poll.register(self._signals.descriptor, select.POLLIN)
         if self._measuring is not None:
@@ -224,7 +237,7 @@ class Supervisor:
     def _finished(self) -> bool:
         if self._running or self._restarts.waiting:
             return False
-        if children(os.getpid()):
+        if self._leftovers.remain(self._ended):
             self._end_leftovers()
             return False
         return True
@@ -378,6 +391,11 @@ class Supervisor:
     def _kill_everything(self) -> None:
         os.setpgid(0, 0)  # out of the instance's group, see `Terminal`
         kill_descendants()
+        if proc_is_ours():
+            return
+        self._leftovers.end(self._runs(), kill=True)
+        if self._keeper == 1:  # every other process of the namespace descends from it
+            send(-1, signal.SIGKILL)
 
     def _fail(self, code: int, reason: str, event: Event = Event.INSTANCE_FAILED) -> None:
         """Note the first failure, and handle its event."""
