@@ -3,13 +3,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
+
+import pytest
+
+from xlaunch import cli
 
 SHOW = Path(__file__).with_name("show.py")
 XLAUNCH = (sys.executable, "-m", "xlaunch")
@@ -62,6 +69,49 @@ def clean_environment(**more: str) -> dict[str, str]:
 def xlaunch(*words: Word, env: dict[str, str] | None = None, **options: Any) -> Done:
     """Run the command to its end. `options` go to subprocess.run."""
     return run((*XLAUNCH, *words), env=env, **options)
+
+
+def ask(*words: Word, env: dict[str, str] | None = None, cwd: Path | str = ".") -> Done:
+    """Run a command that starts no program, in this process and otherwise as `xlaunch` does."""
+    out, err = (
+        io.TextIOWrapper(io.BytesIO(), "utf-8", "backslashreplace", write_through=True)
+        for _ in range(2)
+    )
+    inherited = clean_environment() if env is None else env
+    with (
+        mock.patch.dict(os.environ, inherited, clear=True),
+        contextlib.chdir(cwd),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        no_program_starts(),
+    ):
+        code = cli.run([os.fsdecode(word) for word in words])
+    told, complained = (stream.buffer.getvalue() for stream in (out, err))
+    return Done(code, told, complained.decode())
+
+
+@contextlib.contextmanager
+def no_program_starts() -> Iterator[None]:
+    """Whatever the command line, this process runs on alone.
+
+    Only an interpreter that tries whether a library can be preloaded is let through.
+    """
+
+    def refuse(*_: object, **__: object) -> None:
+        pytest.fail("something was started")
+
+    class Trial(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, *words: Any, **options: Any) -> None:
+            if "LD_PRELOAD" not in (options.get("env") or {}):
+                refuse()
+            super().__init__(*words, **options)
+
+    with (
+        mock.patch.object(os, "execve", refuse),
+        mock.patch.object(os, "fork", refuse),
+        mock.patch.object(subprocess, "Popen", Trial),
+    ):
+        yield
 
 
 def run(words: Sequence[Word], *, env: dict[str, str] | None = None, **options: Any) -> Done:

@@ -12,6 +12,7 @@ from tests.launcher.cli.commands import (
     AWKWARD,
     SHOW,
     arguments_of,
+    ask,
     clean_environment,
     program,
     show,
@@ -146,7 +147,7 @@ def test_program_is_looked_up_on_the_path(tmp_path: Path):
     program(tmp_path / "our-program", "#!/bin/sh\necho found\n")
     env = clean_environment(PATH=f"{tmp_path}:{os.environ['PATH']}")
     assert xlaunch("our-program", env=env).out == b"found\n"
-    assert xlaunch("our-program").refused(127)
+    assert ask("our-program").refused(127)
 
 
 # Names of commands
@@ -172,7 +173,7 @@ def test_program_with_a_command_s_name(directory_of_reserved_names: Path, name: 
         ("--smt", f"./{name}"),
     ):
         assert xlaunch(*words, env=env, cwd=directory).out == expected, words
-    after_options = xlaunch("--smt", name, env=env, cwd=directory).refused()
+    after_options = ask("--smt", name, env=env, cwd=directory).refused()
     assert f"'-- {name}'" in after_options
 
 
@@ -195,4 +196,4 @@ def test_argument_may_have_a_command_s_name():
 
 
 def test_command_that_is_not_there_yet_is_no_program():
-    assert "not in this version" in xlaunch("doctor").refused()
+    assert "not in this version" in ask("doctor").refused()

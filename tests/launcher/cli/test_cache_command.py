@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.launcher.cli.commands import clean_environment, xlaunch
+from tests.launcher.cli.commands import ask, clean_environment, xlaunch
 
 COMPILER = """
 import os, sys
@@ -40,15 +40,15 @@ def base(tmp_path: Path) -> tuple[str, str]:
 
 
 def listed(*options: str) -> dict[str, dict[str, object]]:
-    done = xlaunch("cache", "ls", *options, "--json")
+    done = ask("cache", "ls", *options, "--json")
     return {it["cache"]: it for it in json.loads(done.out)["caches"]}
 
 
 def test_without_a_command_it_shows_them():
-    out = xlaunch("cache").out.decode()
+    out = ask("cache").out.decode()
     for name in ("ls", "du", "prune", "verify", "clear", "warm", "export", "import", "diff"):
         assert f"\n  {name} " in out
-    assert "No such command 'frobnicate'" in xlaunch("cache", "frobnicate").refused()
+    assert "No such command 'frobnicate'" in ask("cache", "frobnicate").refused()
 
 
 def test_warm_runs_until_nothing_new_is_compiled(base, compiler):
@@ -57,7 +57,7 @@ def test_warm_runs_until_nothing_new_is_compiled(base, compiler):
     assert "run 1 compiled inductor (sources 1)" in done.err
     assert "warm after 2 runs: inductor (sources 1)" in done.err
     assert listed(*base)["inductor"]["files"] == 3  # two locks
-    explained = xlaunch("--dry-run", "--explain", *base, compiler).out.decode()
+    explained = ask("--dry-run", "--explain", *base, compiler).out.decode()
     assert "; used: it has code of earlier launches" in explained
     assert "; cold: it is empty" in explained
     assert "warm after 1 run:" in xlaunch("cache", "warm", *base, compiler).err
@@ -93,14 +93,14 @@ def test_warm_of_what_compiles_nothing(base):
 
 
 def test_list_and_sizes(base, compiler):
-    assert "nothing is kept here yet" in xlaunch("cache", "ls", *base).out.decode()
+    assert "nothing is kept here yet" in ask("cache", "ls", *base).out.decode()
     xlaunch(*base, compiler)
-    out = xlaunch("cache", "ls", *base).out.decode()
+    out = ask("cache", "ls", *base).out.decode()
     assert out.splitlines()[0] == base[1]
     assert "inductor" in out
-    kinds = json.loads(xlaunch("cache", "du", *base, "--json").out)["kinds"]
+    kinds = json.loads(ask("cache", "du", *base, "--json").out)["kinds"]
     assert ("inductor", "sources", 1) in [(it["cache"], it["kind"], it["files"]) for it in kinds]
-    assert "of 20 GiB" in xlaunch("cache", "du", *base).out.decode()
+    assert "of 20 GiB" in ask("cache", "du", *base).out.decode()
 
 
 def test_a_cache_is_in_use_while_a_program_runs(base):
@@ -114,16 +114,12 @@ def test_a_cache_is_in_use_while_a_program_runs(base):
 
 def test_clear_and_prune(base, compiler):
     xlaunch(*base, compiler)
-    assert (
-        "would be removed" in xlaunch("cache", "clear", "inductor", "--dry-run", *base).out.decode()
-    )
+    assert "would be removed" in ask("cache", "clear", "inductor", "--dry-run", *base).out.decode()
     assert "inductor" in listed(*base)
-    xlaunch("cache", "clear", "inductor", *base)
+    ask("cache", "clear", "inductor", *base)
     assert "inductor" not in listed(*base)
     xlaunch(*base, compiler)
-    removed = json.loads(xlaunch("cache", "prune", "--max-size", "0", *base, "--json").out)[
-        "removed"
-    ]
+    removed = json.loads(ask("cache", "prune", "--max-size", "0", *base, "--json").out)["removed"]
     assert "inductor" in [it["cache"] for it in removed]
     assert "inductor" not in listed(*base)
 
@@ -142,14 +138,14 @@ def test_clear_and_prune(base, compiler):
 )
 def test_bad_input_is_one_line(words: tuple[str, ...], told: str, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert told in xlaunch("cache", *words).refused()
+    assert told in ask("cache", *words).refused()
 
 
 def test_size_of_the_variable(base):
     wrong = clean_environment(XLAUNCH_CACHE_MAX_SIZE="3 parsecs")
     assert (
         "XLAUNCH_CACHE_MAX_SIZE: '3 parsecs' is not a size"
-        in xlaunch("cache", "prune", *base, env=wrong).refused()
+        in ask("cache", "prune", *base, env=wrong).refused()
     )
 
 
@@ -157,8 +153,8 @@ def test_a_listing_changes_nothing(tmp_path):
     for mode in (0o1777, 0o2755, 0o777):
         tmp_path.chmod(mode)
         for words in (("ls",), ("du",), ("verify",), ("prune", "--dry-run")):
-            xlaunch("cache", *words, "--cache-dir", tmp_path)
-        xlaunch("--dry-run", "--cache-dir", tmp_path, "true")
+            ask("cache", *words, "--cache-dir", tmp_path)
+        ask("--dry-run", "--cache-dir", tmp_path, "true")
         assert tmp_path.stat().st_mode & 0o7777 == mode
         assert not list(tmp_path.iterdir())
 
@@ -172,7 +168,7 @@ def test_a_shared_directory_has_one_for_each_user(tmp_path, compiler):
     assert shared.stat().st_mode & 0o7777 == 0o1777
     assert [it.name for it in shared.iterdir()] == [f"xlaunch-{os.geteuid()}"]
     assert listed(*base)["inductor"]["files"] == 2
-    assert xlaunch("cache", "clear", *base).code == 0
+    assert ask("cache", "clear", *base).code == 0
     assert listed(*base) == {}
 
 
@@ -183,7 +179,7 @@ def test_what_is_not_a_cache_is_left_and_named(base, compiler, tmp_path):
     link = os.path.join(base[1], "inductor", "mylink")
     os.symlink(tmp_path / "precious", link)
     for words in (("prune", "--max-size", "0"), ("clear",)):
-        done = xlaunch("cache", *words, *base)
+        done = ask("cache", *words, *base)
         assert done.code == 0
         assert f"warning: left alone: {link} is a symbolic link" in done.err
     assert (tmp_path / "precious" / "file").exists()
@@ -193,35 +189,35 @@ def test_what_is_not_a_cache_is_left_and_named(base, compiler, tmp_path):
 def test_an_import_keeps_to_the_size_of_the_variable(base, compiler, tmp_path):
     xlaunch(*base, compiler)
     bundle = tmp_path / "x.tar"
-    assert xlaunch("cache", "export", bundle, *base).code == 0
+    assert ask("cache", "export", bundle, *base).code == 0
     old = tmp_path / "there" / "inductor" / f"old-{'0' * 8}"
     old.mkdir(parents=True)
     (old / "code").write_bytes(b"x" * 100_000)
     os.utime(old, (0, 0))
     there = ("--cache-dir", tmp_path / "there")
     env = clean_environment(XLAUNCH_CACHE_MAX_SIZE="50KiB")
-    done = xlaunch("cache", "import", bundle, *there, env=env)
+    done = ask("cache", "import", bundle, *there, env=env)
     assert f"pruned to 50 KiB: {old}" in done.err
     assert not old.exists()
     assert listed(*there)["inductor"]["files"] == 1
     small = clean_environment(XLAUNCH_CACHE_MAX_SIZE="1")
-    assert "are kept within 1;" in xlaunch("cache", "import", bundle, *there, env=small).refused()
+    assert "are kept within 1;" in ask("cache", "import", bundle, *there, env=small).refused()
 
 
 def test_fingerprints_of_two_machines_are_compared(tmp_path):
-    here = json.loads(xlaunch("cache", "fingerprint", "--json").out)
+    here = json.loads(ask("cache", "fingerprint", "--json").out)
     there = json.loads(json.dumps(here))
     there["caches"]["inductor"]["parts"]["python"] = "3.99"
     files = [tmp_path / "here.json", tmp_path / "there.json"]
     for file, value in zip(files, (here, there), strict=True):
         file.write_text(json.dumps(value))
-    done = xlaunch("cache", "diff", *files)
+    done = ask("cache", "diff", *files)
     assert done.code == 1
     version = here["caches"]["inductor"]["parts"]["python"]
     assert done.out.decode() == f"inductor: python: {version}; 3.99\n"
-    assert xlaunch("cache", "diff", files[0], files[0]).code == 0
+    assert ask("cache", "diff", files[0], files[0]).code == 0
     files[1].write_text("{}")
-    assert "is no fingerprint" in xlaunch("cache", "diff", *files).refused()
+    assert "is no fingerprint" in ask("cache", "diff", *files).refused()
 
 
 def test_the_report_of_a_run_has_its_caches(base, compiler, tmp_path):

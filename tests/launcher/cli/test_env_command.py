@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.launcher.cli.commands import AWKWARD, SHOW, XLAUNCH, clean_environment, xlaunch
+from tests.launcher.cli.commands import AWKWARD, SHOW, XLAUNCH, ask, clean_environment, xlaunch
 
 VALUES = [value for value in AWKWARD if len(value) < 1000]
 WRITTEN_BY_SHELLS = {"_", "SHLVL", "PWD", "OLDPWD"}
@@ -81,32 +81,32 @@ def test_environment_is_the_same_after_eval_and_inside_an_instance(form: str):
 
 @pytest.mark.parametrize("form", ["sh", "systemd"])
 def test_name_that_cannot_be_had_is_refused(form: str):
-    message = xlaunch("env", "--format", form, "--env", "A-B=1").refused()
+    message = ask("env", "--format", form, "--env", "A-B=1").refused()
     assert "cannot have a variable of the name 'A-B'" in message
 
 
 def test_several_instances_need_a_choice():
     options = ("--synthetic", MACHINE, "--instances", "4")
-    message = xlaunch("env", *options).refused()
+    message = ask("env", *options).refused()
     assert message == (
         "each of 4 instances has an environment of its own; choose one: --instance-index 0 (of 0-3)"
     )
-    done = xlaunch("env", *options, "--instance-index", "2")
+    done = ask("env", *options, "--instance-index", "2")
     assert b"export XLAUNCH_INSTANCE_INDEX=2\n" in done.out
     assert "4 instances" not in done.err
-    assert "choose one" in xlaunch("env", *options, "--instance-index", "1,2").refused()
+    assert "choose one" in ask("env", *options, "--instance-index", "1,2").refused()
 
 
 def test_program_of_python_is_the_default(tmp_path: Path):
-    with_program = xlaunch("env", "--ncores", "1", sys.executable)
-    assert xlaunch("env", "--ncores", "1") == with_program
-    assert xlaunch("env", "--ncores", "1", "-m") == with_program
-    assert "is not on PATH" in xlaunch("env", "no-such-program").refused(127)
+    with_program = ask("env", "--ncores", "1", sys.executable)
+    assert ask("env", "--ncores", "1") == with_program
+    assert ask("env", "--ncores", "1", "-m") == with_program
+    assert "is not on PATH" in ask("env", "no-such-program").refused(127)
 
 
 def test_presets_hold_for_it(tmp_path: Path):
     (tmp_path / "best.toml").write_text("env = { A = 'b c' }")
-    done = xlaunch("env", "--preset", "best", cwd=tmp_path)
+    done = ask("env", "--preset", "best", cwd=tmp_path)
     assert b"export A='b c'\n" in done.out
 
 
@@ -114,7 +114,7 @@ def test_presets_hold_for_it(tmp_path: Path):
 
 
 def systemd_lines(*options: str | bytes) -> list[str]:
-    done = xlaunch("env", "--format", "systemd", *options)
+    done = ask("env", "--format", "systemd", *options)
     assert done.code == 0, done.err
     return done.out.decode().splitlines()
 
@@ -176,22 +176,22 @@ def test_systemd_gets_the_place():
 
 def test_systemd_has_no_preference_for_several_nodes():
     options = ("--synthetic", MACHINE, "--cpus", "0-31", "--mem-policy", "preferred")
-    done = xlaunch("env", "--format", "systemd", *options)
+    done = ask("env", "--format", "systemd", *options)
     assert b"NUMAPolicy" not in done.out
     assert "warning: systemd prefers one NUMA node at most" in done.err
 
 
 def test_systemd_takes_utf_8_only():
-    message = xlaunch("env", "--format", "systemd", "--env", b"A=\xff").refused()
+    message = ask("env", "--format", "systemd", "--env", b"A=\xff").refused()
     assert message == "the value of A cannot be in a unit: systemd takes UTF-8 only"
 
 
 def test_unit_gets_what_the_user_has_set_in_this_shell():
     """A unit inherits nothing of it."""
     env = clean_environment(OMP_NUM_THREADS="3")
-    done = xlaunch("env", "--format", "systemd", env=env)
+    done = ask("env", "--format", "systemd", env=env)
     assert b'Environment="OMP_NUM_THREADS=3"\n' in done.out
-    assert b"OMP_NUM_THREADS" not in xlaunch("env", env=env).out
+    assert b"OMP_NUM_THREADS" not in ask("env", env=env).out
 
 
 def test_what_no_variable_holds_is_said():
@@ -200,8 +200,8 @@ def test_what_no_variable_holds_is_said():
         ("docker", ("--thp", "never"), "warning: --thp never is no variable"),
         ("sh", ("--mem-policy", "bind"), "warning: --mem-policy bind is no variable"),
     ):
-        assert told in xlaunch("env", "--format", format_, *options).err
-    assert xlaunch("env", "--mem-policy", "auto", "--thp", "auto").err == ""
+        assert told in ask("env", "--format", format_, *options).err
+    assert ask("env", "--mem-policy", "auto", "--thp", "auto").err == ""
 
 
 # docker
@@ -227,7 +227,7 @@ def test_docker_gets_the_place():
     assert docker_words(*options)[-3:-1] == [b"--cpuset-cpus", b"16-31"]
     bound = docker_words(*options, "--mem-policy", "bind")[-5:-1]
     assert bound == [b"--cpuset-cpus", b"16-31", b"--cpuset-mems", b"1"]
-    done = xlaunch("env", "--format", "docker", *options, "--mem-policy", "interleave")
+    done = ask("env", "--format", "docker", *options, "--mem-policy", "interleave")
     assert "warning: docker has no flag for interleaved memory" in done.err
 
 
@@ -239,17 +239,17 @@ def test_docker_gets_no_paths_of_this_machine(tmp_path: Path):
     (listed,) = [word for word in told if word.startswith("XLAUNCH_SET=")]
     assert "CACHE" not in listed
     assert "OMP_NUM_THREADS=" in listed
-    done = xlaunch("env", "--format", "docker", "--cache-dir", tmp_path)
+    done = ask("env", "--format", "docker", "--cache-dir", tmp_path)
     assert str(tmp_path) not in done.out.decode()
     assert "TORCHINDUCTOR_CACHE_DIR" in done.err
     assert "left out: a container does not have this machine's files" in done.err
-    done = xlaunch("env", "--format", "docker", env=clean_environment(LD_PRELOAD="/lib/x.so"))
+    done = ask("env", "--format", "docker", env=clean_environment(LD_PRELOAD="/lib/x.so"))
     assert "/lib/x.so" not in done.out.decode()
 
 
 def test_every_format_is_printable_text():
     for form in ("sh", "systemd", "docker", "json"):
-        text = xlaunch("env", "--format", form).out.decode()
+        text = ask("env", "--format", form).out.decode()
         assert text.replace("\n", "").isprintable(), form
 
 
@@ -258,7 +258,7 @@ def test_every_format_is_printable_text():
 
 def test_json_tells_all():
     env = clean_environment(OMP_NUM_THREADS="3", XLAUNCH_OPT_GRACE="5")
-    done = xlaunch("env", "--format", "json", "--env", b"A=\xff", "--env", "A-B=1", env=env)
+    done = ask("env", "--format", "json", "--env", b"A=\xff", "--env", "A-B=1", env=env)
     facts: dict[str, Any] = json.loads(done.out)
     assert facts["schema_version"] == 1
     assert (facts["instance_index"], facts["instance_count"]) == (0, 1)

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.launcher.cli.commands import XLAUNCH, program, run, xlaunch
+from tests.launcher.cli.commands import XLAUNCH, ask, program, run, xlaunch
 from tests.tiers import quick_first
 
 SEVERAL = ("--instances", "2", "--ncores", "1", "--oversubscribe", "-q")
@@ -54,7 +54,7 @@ def test_signal(options: tuple[str, ...], name: str):
 def test_program_that_does_not_exist(tmp_path: Path, options: tuple[str, ...]):
     gone = str(tmp_path / "gone")
     for name in ("no-such-program", gone, f"{gone}.py", f"{gone}/below", "/bin/sh/below.py", ""):
-        xlaunch(*options, "--", name).refused(127)
+        ask(*options, "--", name).refused(127)
 
 
 @HOW
@@ -63,7 +63,7 @@ def test_program_that_cannot_be_run(tmp_path: Path, options: tuple[str, ...]):
     plain.write_text("#!/bin/sh\n")
     (tmp_path / "directory.py").mkdir()
     for name in (plain, tmp_path, f"{tmp_path}/", tmp_path / "directory.py", "."):
-        xlaunch(*options, name, cwd=tmp_path).refused(126)
+        ask(*options, name, cwd=tmp_path).refused(126)
 
 
 @HOW
@@ -75,13 +75,13 @@ def test_interpreter_that_a_script_names_is_gone(tmp_path: Path, options: tuple[
 
 
 def test_name_too_long_for_the_system():
-    xlaunch("x" * 5000).refused(127)
-    xlaunch(f"/{'x' * 5000}").refused(126)
+    ask("x" * 5000).refused(127)
+    ask(f"/{'x' * 5000}").refused(126)
 
 
 def test_usage_is_2():
-    xlaunch().refused(2)
-    xlaunch("--instances", "nought", "true").refused(2)
+    ask().refused(2)
+    ask("--instances", "nought", "true").refused(2)
 
 
 @pytest.mark.parametrize("options", [("-q",), SEVERAL])

@@ -9,14 +9,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.launcher.cli.commands import clean_environment, xlaunch
+from tests.launcher.cli.commands import ask, clean_environment
 from tests.launcher.environment.made_up import environment, library
 
 from xlaunch.environment.libraries import NAMES, find_library
 
 
 def listed(*options: str, **variables: str) -> dict[str, Any]:
-    done = xlaunch("libraries", "--json", *options, env=clean_environment(**variables))
+    done = ask("libraries", "--json", *options, env=clean_environment(**variables))
     assert (done.code, done.err) == (0, "")
     told: dict[str, Any] = json.loads(done.out)
     return told
@@ -47,7 +47,7 @@ def test_refused_libraries_are_listed_with_the_reason(tmp_path: Path):
     assert "preload" in verdicts[str(hollow)]
     assert verdicts[str(unsafe)] == f"refused: every user may write {unsafe}"
     env = clean_environment(LD_LIBRARY_PATH=path, XDG_CACHE_HOME=str(tmp_path))
-    table = xlaunch("libraries", env=env).out.decode()
+    table = ask("libraries", env=env).out.decode()
     rows = [" ".join(line.split()) for line in table.splitlines()]
     assert f"llvm - LD_LIBRARY_PATH {unsafe} refused: every user may write {unsafe}" in rows
 
@@ -66,7 +66,7 @@ def test_python_option_and_active_environment(tmp_path: Path):
 
 def test_table_begins_with_whose_libraries_they_are(tmp_path: Path):
     env = clean_environment(XDG_CACHE_HOME=str(tmp_path), LD_PRELOAD="")
-    first, heading, *rows = xlaunch("libraries", env=env).out.decode().splitlines()
+    first, heading, *rows = ask("libraries", env=env).out.decode().splitlines()
     assert first == f"for {sys.executable} (the interpreter that xlaunch runs on)"
     assert heading.split() == ["name", "version", "where", "file", "verdict"]
     assert {row.split()[0].rstrip(":") for row in rows} == set(NAMES)
@@ -87,18 +87,18 @@ def test_inherited_preload_is_shown(tmp_path: Path, needs):
     jemalloc = find_library("jemalloc", None, {})
     needs(jemalloc, "Debian's libjemalloc2")
     env = clean_environment(LD_PRELOAD=jemalloc.path, XDG_CACHE_HOME=str(tmp_path))
-    out = xlaunch("libraries", env=env).out.decode()
+    out = ask("libraries", env=env).out.decode()
     assert out.splitlines()[-1] == f"LD_PRELOAD: {jemalloc.path} (kept)"
 
 
 def test_note_when_proofs_cannot_be_kept(needs):
     needs(find_library("gnu", sys.prefix, {}), "libgomp.so.1")
-    done = xlaunch("libraries", env=clean_environment(XDG_CACHE_HOME="/dev/null"))
+    done = ask("libraries", env=clean_environment(XDG_CACHE_HOME="/dev/null"))
     assert done.code == 0
     (line,) = done.err.splitlines()
     assert line.startswith("note: whether a library can be preloaded is tried at every launch")
 
 
 def test_mistakes_are_one_line():
-    assert "--python" in xlaunch("libraries", "--python", "/absent").refused()
-    assert "unexpected" in xlaunch("libraries", "jemalloc").refused().lower()
+    assert "--python" in ask("libraries", "--python", "/absent").refused()
+    assert "unexpected" in ask("libraries", "jemalloc").refused().lower()

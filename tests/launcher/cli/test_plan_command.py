@@ -8,10 +8,10 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.launcher.cli.commands import program, xlaunch
+from tests.launcher.cli.commands import ask, program
 from tests.launcher.machine.trees import CPU, write_files
 
-import xlaunch as xlaunch_package
+import xlaunch
 from xlaunch.cache.table import CACHES
 from xlaunch.options.table import OPTIONS, Group
 
@@ -41,7 +41,7 @@ def test_dry_run_is_plan(other_machine: str):
         ("--timeout", "1h", "--tag", "--on-failure", "continue", "--supervise", "--env", "A=1"),
     ):
         words = (*options, "echo", "a b")
-        dry, planned = xlaunch("--dry-run", *words), xlaunch("plan", *words)
+        dry, planned = ask("--dry-run", *words), ask("plan", *words)
         assert dry == planned
         assert (dry.code, dry.err) == (0, "")
         assert "program: echo 'a b'" in dry.out.decode()
@@ -49,16 +49,16 @@ def test_dry_run_is_plan(other_machine: str):
 
 @pytest.mark.parametrize("words", [("-v",), ("--verbose",), ("-q",), ("--quiet", "--dry-run")])
 def test_a_plan_takes_the_flags_that_ask_for_one(words: tuple[str, ...]):
-    planned = xlaunch("plan", *TWO, "true")
+    planned = ask("plan", *TWO, "true")
     assert planned.code == 0
-    assert xlaunch("plan", *words, *TWO, "true") == planned
-    assert xlaunch("--dry-run", *words, *TWO, "true") == planned
+    assert ask("plan", *words, *TWO, "true") == planned
+    assert ask("--dry-run", *words, *TWO, "true") == planned
 
 
 def test_quiet_plan_has_no_notes(tmp_path: Path):
     (tmp_path / "lat.toml").write_text('mode = "latency"\n')
     words = ("--preset", "lat.toml", *TWO, "true")
-    told, quiet = (xlaunch("plan", *more, *words, cwd=tmp_path) for more in ((), ("-q",)))
+    told, quiet = (ask("plan", *more, *words, cwd=tmp_path) for more in ((), ("-q",)))
     assert "is ignored: " in told.err
     assert quiet == told._replace(err="")
 
@@ -67,26 +67,26 @@ def test_quiet_plan_has_no_notes(tmp_path: Path):
 def test_nothing_is_started_and_nothing_is_written(tmp_path: Path, words: tuple[str, ...]):
     script = program(tmp_path / "script", "#!/bin/sh\ntouch ran\n")
     outputs = ("--log-dir", "logs", "--report", "report.json")
-    done = xlaunch(*words, *TWO, *outputs, script, cwd=tmp_path)
+    done = ask(*words, *TWO, *outputs, script, cwd=tmp_path)
     assert (done.code, done.err) == (0, "")
     assert [path.name for path in tmp_path.iterdir()] == ["script"]
 
 
 def test_plan_needs_no_program():
-    out = xlaunch("plan", *TWO).out.decode()
+    out = ask("plan", *TWO).out.decode()
     assert instances_of(out) == [0, 1]
     assert "program" not in out
 
 
 def test_program_of_a_plan_must_be_there():
     for words in (("plan",), ("--dry-run",)):
-        xlaunch(*words, "no-such-program").refused(127)
-        xlaunch(*words, "/").refused(126)
-    xlaunch("--dry-run", "--python", "no-such-python", "x.py").refused(127)
+        ask(*words, "no-such-program").refused(127)
+        ask(*words, "/").refused(126)
+    ask("--dry-run", "--python", "no-such-python", "x.py").refused(127)
 
 
 def test_plan_as_values():
-    done = xlaunch("plan", "--json", *TWO, "echo", "a b")
+    done = ask("plan", "--json", *TWO, "echo", "a b")
     values = json.loads(done.out)
     assert [one["index"] for one in values["instances"]] == [0, 1]
     assert values["instance_count"] == 2
@@ -95,7 +95,7 @@ def test_plan_as_values():
 
 
 def test_explain_gives_variables_of_one_reason_together(tmp_path: Path):
-    out = xlaunch("plan", "--cache-dir", tmp_path, "--explain", "true").out.decode().splitlines()
+    out = ask("plan", "--cache-dir", tmp_path, "--explain", "true").out.decode().splitlines()
     reason = "  compiled code is kept in a private directory for this hardware and these versions; "
     start = out.index(f"{reason}cold: it is empty:")
     everywhere = [it for it in CACHES if it.vendor is None and not it.changes_behaviour]
@@ -105,44 +105,44 @@ def test_explain_gives_variables_of_one_reason_together(tmp_path: Path):
 
 
 def test_explain_gives_a_reason_for_every_decision():
-    brief, full = (xlaunch("plan", *more, "true").out.decode() for more in ((), ("--explain",)))
+    brief, full = (ask("plan", *more, "true").out.decode() for more in ((), ("--explain",)))
     assert len(full.splitlines()) > len(brief.splitlines())
-    values = json.loads(xlaunch("plan", "--json", "true").out)
+    values = json.loads(ask("plan", "--json", "true").out)
     for decision in values["decisions"]:
         assert decision["reason"] in " ".join(full.split())
 
 
 def test_other_machines_are_for_plans_only(other_machine: str):
-    out = xlaunch("plan", "--sysroot", other_machine, "--instances", "3").out.decode()
+    out = ask("plan", "--sysroot", other_machine, "--instances", "3").out.decode()
     assert instances_of(out) == [0, 1, 2]
-    assert "--dry-run" in xlaunch("--sysroot", other_machine, "true").refused()
+    assert "--dry-run" in ask("--sysroot", other_machine, "true").refused()
 
 
 def test_sysroot_that_holds_no_machine(tmp_path: Path):
     for root in (tmp_path, tmp_path / "gone", "", "/dev/null"):
-        assert "sysroot" in xlaunch("plan", "--sysroot", root).refused()
+        assert "sysroot" in ask("plan", "--sysroot", root).refused()
 
 
 def test_selected_instances_of_a_plan():
-    out = xlaunch("plan", *TWO, "--instance-index", "1").out.decode()
+    out = ask("plan", *TWO, "--instance-index", "1").out.decode()
     assert instances_of(out) == [1]
 
 
 def test_help_and_version():
     for words in (("--help",), ("-h",), ("help",)):
-        done = xlaunch(*words)
+        done = ask(*words)
         assert (done.code, done.err) == (0, "")
         assert done.out.startswith(b"Usage: xlaunch [OPTIONS]")
     for words in (("--version",), ("version",), ("--version", "no-such-program")):
-        assert xlaunch(*words) == (0, f"xlaunch {xlaunch_package.__version__}\n".encode(), "")
+        assert ask(*words) == (0, f"xlaunch {xlaunch.__version__}\n".encode(), "")
     for command in ("plan", "topology"):
-        done = xlaunch(command, "--help")
+        done = ask(command, "--help")
         assert (done.code, done.err) == (0, "")
         assert f"Usage: xlaunch {command}".encode() in done.out
 
 
 def test_help_shows_every_option_in_its_group_on_one_line_of_80_columns():
-    text = xlaunch("--help").out.decode()
+    text = ask("--help").out.decode()
     titles = [group.value for group in Group] + ["Other"]
     starts = [text.index(f"\n{title}:\n") for title in titles]
     assert starts == sorted(starts)
@@ -155,30 +155,30 @@ def test_help_shows_every_option_in_its_group_on_one_line_of_80_columns():
 
 
 def test_n_is_the_number_of_instances():
-    assert xlaunch("plan", "-n", "2", "--ncores", "1", *TWO[4:]) == xlaunch("plan", *TWO)
+    assert ask("plan", "-n", "2", "--ncores", "1", *TWO[4:]) == ask("plan", *TWO)
 
 
 def test_dry_run_prints_json_as_plan_does():
     options = ("--ncores", "1", "--json", "true")
-    assert xlaunch("--dry-run", *options) == xlaunch("plan", *options)
-    message = xlaunch("--json", "true").refused()
+    assert ask("--dry-run", *options) == ask("plan", *options)
+    message = ask("--json", "true").refused()
     assert message.startswith("--json prints a plan: it goes with --dry-run or xlaunch plan")
 
 
 def test_words_are_taken_in_any_case_and_shown_in_lower_case():
     for words in (("--mode", "THROUGHPUT"), ("--instances", "MAX"), ("--place", "Scatter")):
-        made = xlaunch("plan", "--json", *words)
+        made = ask("plan", "--json", *words)
         assert made.code == 0, made.err
-        assert made == xlaunch("plan", "--json", words[0], words[1].lower())
-    text = xlaunch("--help").out.decode()
+        assert made == ask("plan", "--json", words[0], words[1].lower())
+    text = ask("--help").out.decode()
     for shown in ("--mode latency|throughput", "--instances N|max", "--on-failure stop|continue"):
         assert shown in text
 
 
 @pytest.mark.parametrize("command", ["plan", "env"])
 def test_usage_shows_whether_a_program_is_needed(command: str):
-    assert b"[OPTIONS] [[--] PROGRAM [ARGS...]]\n" in xlaunch(command, "--help").out
-    assert b"[OPTIONS] [--] PROGRAM [ARGS...]\n" in xlaunch("--help").out
+    assert b"[OPTIONS] [[--] PROGRAM [ARGS...]]\n" in ask(command, "--help").out
+    assert b"[OPTIONS] [--] PROGRAM [ARGS...]\n" in ask("--help").out
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_usage_shows_whether_a_program_is_needed(command: str):
     [("--nproc-per-node", None), ("--ncore", "--ncores"), ("--no-smtt", "--no-smt")],
 )
 def test_opposite_of_a_flag_is_suggested_to_who_means_one(typed: str, meant: str | None):
-    message = xlaunch(typed, "true").refused()
+    message = ask(typed, "true").refused()
     assert ("did you mean" in message) == (meant is not None)
     assert (meant or "--help") in message
     assert ("--no-" in message) == typed.startswith("--no-")

@@ -13,6 +13,7 @@ from tests.launcher.cli.commands import (
     PATIENCE_S,
     SHOW,
     XLAUNCH,
+    ask,
     clean_environment,
     run,
     show,
@@ -109,8 +110,8 @@ def test_reader_that_has_enough_of_a_plan_gets_no_complaint():
 def test_any_name_can_be_printed_anywhere(encoding: str):
     env = {**os.environ, "PYTHONIOENCODING": encoding}
     name = b"\xff-\xc3\xbc-\xe2\x82\xac.py"
-    assert "does not exist" in xlaunch(name, env=env).refused(127)
-    done = xlaunch("plan", "--", "echo", name, env=env)
+    assert "does not exist" in ask(name, env=env).refused(127)
+    done = ask("plan", "--", "echo", name, env=env)
     assert (done.code, done.err) == (0, "")
 
 

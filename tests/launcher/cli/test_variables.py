@@ -15,6 +15,7 @@ from tests.launcher.cli.commands import (
     SHOW,
     XLAUNCH,
     allowed_cpus,
+    ask,
     clean_environment,
     program,
     run,
@@ -32,7 +33,7 @@ OURS = ("XLAUNCH_INSTANCE_INDEX", "XLAUNCH_INSTANCE_COUNT", "XLAUNCH_INSTANCE_CP
 
 def planned(*options: str, **env: str) -> dict[str, Any]:
     """The plan as values."""
-    return json.loads(xlaunch("plan", "--json", *options, env=clean_environment(**env)).out)
+    return json.loads(ask("plan", "--json", *options, env=clean_environment(**env)).out)
 
 
 def narrowed(cpus: list[int], *words: Any, **options: Any) -> Any:
@@ -77,7 +78,7 @@ def test_threads_are_those_of_the_plan():
 def test_user_s_own_threads_stay_and_the_plan_says_so():
     env = clean_environment(OMP_NUM_THREADS="7")
     assert show(env=env)["env"]["OMP_NUM_THREADS"] == "7"
-    out = xlaunch("plan", "true", env=env).out.decode()
+    out = ask("plan", "true", env=env).out.decode()
     assert "OMP_NUM_THREADS=7  (already set" in out
     assert out.count("warning: inherited variables are kept: OMP_NUM_THREADS=7 (not ") == 1
 
@@ -87,7 +88,7 @@ def test_flag_wins_over_the_inherited_number_of_threads_and_says_so():
     done = xlaunch("--ncores", "1", "sh", "-c", "echo $OMP_NUM_THREADS", env=env)
     line = "--ncores 1 replaces the inherited OMP_NUM_THREADS=7 (now 1)"
     assert (done.out, done.err) == (b"1\n", f"xlaunch: warning: {line}\n")
-    out = xlaunch("plan", "--ncores", "1", "true", env=env).out.decode()
+    out = ask("plan", "--ncores", "1", "true", env=env).out.decode()
     assert f"warning: {line}\n" in out
     told = xlaunch("-v", "--ncores", "1", "true", env=env).err
     assert told.count(line) == 1
@@ -104,7 +105,7 @@ def test_program_that_starts_ranks_gets_no_thread_count(tmp_path: Path):
     # A launcher around this one has set a number for one process.
     told = xlaunch("--ncores", "1", "--", *XLAUNCH, torchrun).only()["env"]
     assert "OMP_NUM_THREADS" not in told
-    out = xlaunch("plan", "--explain", torchrun).out.decode()
+    out = ask("plan", "--explain", torchrun).out.decode()
     assert "thread counts: left to the program, which starts ranks of its own" in out
 
 
@@ -186,7 +187,7 @@ def test_wrong_value_in_a_variable_is_refused():
         ("XLAUNCH_OPT_TIMEOUT", "soon"),
         ("XLAUNCH_OPT_CPUS", "1-"),
     ):
-        line = xlaunch("true", env=clean_environment(**{name: value})).refused()
+        line = ask("true", env=clean_environment(**{name: value})).refused()
         assert line.startswith(f"{name}: ")
 
 

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from tests.launcher.cli.commands import clean_environment, show, two_cpus, xlaunch
+from tests.launcher.cli.commands import ask, clean_environment, show, two_cpus, xlaunch
 from tests.launcher.environment.made_up import environment, library
 
 from xlaunch.environment.libraries import OPENMP, find_library
@@ -116,7 +116,7 @@ def test_waiting_may_spin_where_each_thread_has_a_cpu(plan: Plan, runtime):
 
 @pytest.mark.parametrize("name", ["", "Intel", "gomp", "libiomp5.so"])
 def test_name_that_is_no_profile(name: str):
-    message = xlaunch("--omp", name, "true").refused()
+    message = ask("--omp", name, "true").refused()
     assert message.startswith(
         f"--omp: {name!r} is not an OpenMP profile; there are auto, none, gnu,"
     )
@@ -183,7 +183,7 @@ def test_path_of_a_runtime_has_that_runtime_s_settings(runtime, tmp_path: Path):
 
 def test_path_of_something_else_is_refused(tmp_path: Path):
     paths = (sys.executable, f"{tmp_path}/absent.so", str(PROGRAM))
-    told = [xlaunch("--omp", path, "true").refused() for path in paths]
+    told = [ask("--omp", path, "true").refused() for path in paths]
     assert "is not an OpenMP runtime" in told[0]
     assert "No such file" in told[1]
     assert "is not an ELF file" in told[2]
@@ -281,8 +281,8 @@ def test_warning_reaches_the_user(runtime):
     warning = "LD_PRELOAD names"
     assert warning in xlaunch("--omp", "llvm", "true", env=env).err
     assert xlaunch("--omp", "llvm", "-q", "true", env=env).err == ""
-    assert warning in xlaunch("plan", "--omp", "llvm", "true", env=env).out.decode()
-    made = json.loads(xlaunch("plan", "--omp", "llvm", "--json", "true", env=env).out)
+    assert warning in ask("plan", "--omp", "llvm", "true", env=env).out.decode()
+    made = json.loads(ask("plan", "--omp", "llvm", "--json", "true", env=env).out)
     assert [warning in line for line in made["warnings"]] == [True]
 
 

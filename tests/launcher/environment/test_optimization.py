@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.launcher.cli.commands import clean_environment, program, xlaunch
+from tests.launcher.cli.commands import ask, clean_environment, program, xlaunch
 from tests.launcher.environment.made_up import environment
 
 import xruntime
@@ -81,14 +81,14 @@ def test_nested_launch_is_a_plain_one(tmp_path: Path):
 def test_plan_shows_both_variables_with_their_reasons():
     words = ("--explain", "--optimize", "auto", sys.executable, "-c", "0")
     for command in (("plan",), ("--dry-run",)):
-        out = xlaunch(*command, *words).out.decode()
+        out = ask(*command, *words).out.decode()
         assert "option optimize auto: command line\n" in out
         assert "  XLAUNCH_OPTIMIZE=auto  (xruntime.optimize is applied to models that the" in out
         assert f"  PYTHONPATH={HOOK_DIRECTORY}" in out
 
 
 def test_container_does_not_get_a_path_of_this_machine():
-    done = xlaunch("env", "--format", "docker", "--optimize", "auto", "--ncores", "1")
+    done = ask("env", "--format", "docker", "--optimize", "auto", "--ncores", "1")
     assert done.code == 0
     assert HOOK not in done.out.decode()
     assert "XLAUNCH_OPTIMIZE" not in done.out.decode()
@@ -97,9 +97,9 @@ def test_container_does_not_get_a_path_of_this_machine():
 
 def test_file_may_set_it_and_an_unknown_precision_is_refused(tmp_path: Path):
     (tmp_path / "best.toml").write_text('optimize = "fp32"')
-    out = xlaunch("plan", "--preset", "best.toml", sys.executable, cwd=tmp_path).out.decode()
+    out = ask("plan", "--preset", "best.toml", sys.executable, cwd=tmp_path).out.decode()
     assert "  XLAUNCH_OPTIMIZE=fp32" in out
-    assert "not one of auto, fp32, bf16" in xlaunch("--optimize", "int8", "x.py").refused()
+    assert "not one of auto, fp32, bf16" in ask("--optimize", "int8", "x.py").refused()
 
 
 # What it cannot reach
@@ -107,7 +107,7 @@ def test_file_may_set_it_and_an_unknown_precision_is_refused(tmp_path: Path):
 
 def test_program_that_is_not_python_is_refused(tmp_path: Path):
     shell = program(tmp_path / "run", "#!/bin/sh\ntouch ran\n")
-    message = xlaunch("--optimize", "auto", shell, cwd=tmp_path).refused()
+    message = ask("--optimize", "auto", shell, cwd=tmp_path).refused()
     assert message.startswith(f"--optimize auto: {shell} is not a Python program; give a script")
     assert not (tmp_path / "ran").exists()
 
@@ -117,7 +117,7 @@ def test_environment_without_xruntime_is_refused(tmp_path: Path):
     python = tmp_path / "bare" / "bin" / "python"
     (tmp_path / "x.py").write_text("")
     words = ("--optimize", "bf16", "--python", python, "x.py")
-    message = xlaunch(*words, cwd=tmp_path, env=_without_path()).refused()
+    message = ask(*words, cwd=tmp_path, env=_without_path()).refused()
     assert message.startswith(f"--optimize bf16: {python} has no package xruntime; install xlaunch")
 
 
@@ -126,7 +126,7 @@ def test_xruntime_without_the_hook_is_refused(tmp_path: Path):
     (site / "xruntime").mkdir()
     (site / "xruntime" / "__init__.py").write_text("raise SystemError('imported')")
     python = tmp_path / "old" / "bin" / "python"
-    message = xlaunch("--optimize", "auto", python, env=_without_path()).refused()
+    message = ask("--optimize", "auto", python, env=_without_path()).refused()
     assert f"the xruntime in {site / 'xruntime'} is too old for it" in message
 
 
@@ -135,7 +135,7 @@ def test_directory_xruntime_in_the_current_directory_is_not_the_program_s(tmp_pa
     (tmp_path / HOOK).mkdir(parents=True)
     (tmp_path / "xruntime.py").write_text("")
     words = ("--optimize", "auto", tmp_path / "bare" / "bin" / "python")
-    assert "no package xruntime" in xlaunch(*words, cwd=tmp_path, env=_without_path()).refused()
+    assert "no package xruntime" in ask(*words, cwd=tmp_path, env=_without_path()).refused()
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_directory_xruntime_in_the_current_directory_is_not_the_program_s(tmp_pa
     [(("-I",), "-I"), (("-uE",), "-E"), (("-W", "error", "-S"), "-S"), (("-Xdev", "-I"), "-I")],
 )
 def test_interpreter_that_ignores_the_hook_is_refused(flags: tuple[str, ...], named: str):
-    message = xlaunch("--optimize", "auto", sys.executable, *flags, "x.py").refused()
+    message = ask("--optimize", "auto", sys.executable, *flags, "x.py").refused()
     assert f"python {named} ignores" in message
 
 
@@ -156,20 +156,20 @@ def test_options_of_the_program_are_not_the_interpreter_s(words: tuple[str, ...]
 
 def test_first_line_of_a_script_counts(tmp_path: Path):
     isolated = program(tmp_path / "tool", f"#!{sys.executable} -I\n")
-    assert "python -I ignores" in xlaunch("--optimize", "auto", isolated).refused()
+    assert "python -I ignores" in ask("--optimize", "auto", isolated).refused()
     plain = program(tmp_path / "other", f"#!{sys.executable}\n")
     assert xlaunch("--optimize", "auto", plain).code == 0
 
 
 def test_program_that_starts_ranks_is_refused(tmp_path: Path):
     program(tmp_path / "torchrun", f"#!{sys.executable}\n")
-    message = xlaunch("--optimize", "auto", tmp_path / "torchrun", "x.py").refused()
+    message = ask("--optimize", "auto", tmp_path / "torchrun", "x.py").refused()
     assert "torchrun starts processes of its own" in message
 
 
 def test_interpreter_that_fails_is_refused(tmp_path: Path):
     broken = program(tmp_path / "python3", "#!/bin/sh\necho broken >&2\nexit 3\n")
-    assert "fails at start-up: broken" in xlaunch("--optimize", "auto", broken).refused()
+    assert "fails at start-up: broken" in ask("--optimize", "auto", broken).refused()
 
 
 def _without_path() -> dict[str, str]:

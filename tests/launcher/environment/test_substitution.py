@@ -8,7 +8,7 @@ import json
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tests.launcher.cli.commands import SHOW, arguments_of, xlaunch
+from tests.launcher.cli.commands import SHOW, arguments_of, ask, xlaunch
 
 from xlaunch.environment.substitution import substitute
 from xlaunch.errors import UsageError
@@ -141,20 +141,18 @@ def test_variable_that_is_added_to_keeps_the_replaced_part():
 
 
 def test_sum_with_a_list_starts_nothing():
-    message = xlaunch("--substitute", "echo", "{cpus*2}").refused()
+    message = ask("--substitute", "echo", "{cpus*2}").refused()
     assert message.startswith("--substitute: {cpus*2}: cpus is ")
-    assert (
-        xlaunch("--env", "A={cpus*2}", "echo").refused().startswith("--env A: {cpus*2}: cpus is ")
-    )
+    assert ask("--env", "A={cpus*2}", "echo").refused().startswith("--env A: {cpus*2}: cpus is ")
 
 
 def test_plan_shows_what_each_instance_gets():
     words = ("--instances", "2", "--ncores", "1", "--oversubscribe", "--substitute")
-    out = xlaunch("plan", *words, "echo", "{8000+index}").out.decode()
+    out = ask("plan", *words, "echo", "{8000+index}").out.decode()
     assert (
         "program: echo '{8000+index}'\n  of instance 0: echo 8000\n  of instance 1: echo 8001"
         in out
     )
-    values = json.loads(xlaunch("plan", "--json", *words, "echo", "{8000+index}").out)
+    values = json.loads(ask("plan", "--json", *words, "echo", "{8000+index}").out)
     assert values["program"] == ["echo", "{8000+index}"]
     assert [one["program"] for one in values["instances"]] == [["echo", "8000"], ["echo", "8001"]]

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from tests.launcher.cli.commands import clean_environment, show, two_cpus, xlaunch
+from tests.launcher.cli.commands import ask, clean_environment, show, two_cpus, xlaunch
 from tests.launcher.environment.made_up import environment
 
 from xlaunch.environment.prefix import Installed, find_installed
@@ -63,7 +63,7 @@ def test_value_that_contradicts_openmp_s_is_shown(value: str, needs):
     }
     assert settings("numpy", python=(3, 12), OPENBLAS_NUM_THREADS="4") == {}
     env = clean_environment(OPENBLAS_NUM_THREADS=value, OMP_NUM_THREADS="2")
-    text = xlaunch("plan", "--explain", Path(__file__), env=env).out.decode()
+    text = ask("plan", "--explain", Path(__file__), env=env).out.decode()
     assert f"OPENBLAS_NUM_THREADS={value}  (already set" in text
     assert show(env=env)["env"]["OPENBLAS_NUM_THREADS"] == value
 
@@ -118,7 +118,7 @@ def test_environment_that_lets_the_system_s_packages_in(tmp_path: Path):
 def test_prefix_of_the_program_counts_and_not_ours(tmp_path: Path):
     environment(tmp_path, "polars-1.0")
     env = clean_environment(VIRTUAL_ENV=str(tmp_path))
-    made = json.loads(xlaunch("plan", "--json", __file__, env=env).out)
+    made = json.loads(ask("plan", "--json", __file__, env=env).out)
     variables = made["instances"][0]["environment"]
     assert "POLARS_MAX_THREADS" in variables
     assert "PYTHON_CPU_COUNT" in variables  # its Python is a 3.13
@@ -130,13 +130,13 @@ def test_values_are_each_instance_s_own(tmp_path: Path, needs):
     environment(tmp_path, "polars-1.0")
     env = clean_environment(VIRTUAL_ENV=str(tmp_path))
     layout = ("--instances", "2", "--ncores", "1")
-    made = json.loads(xlaunch("plan", "--json", *layout, __file__, env=env).out)
+    made = json.loads(ask("plan", "--json", *layout, __file__, env=env).out)
     told = [one["environment"]["POLARS_MAX_THREADS"] for one in made["instances"]]
     assert told == ["1", "1"]
 
 
 def test_program_without_python_gets_what_is_harmless():
-    env = json.loads(xlaunch("plan", "--json", "true").out)["instances"][0]["environment"]
+    env = json.loads(ask("plan", "--json", "true").out)["instances"][0]["environment"]
     names = {row.name for row in VARIABLES} & set(env)
     assert names == {"PYTHON_CPU_COUNT"}
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.launcher.cli.commands import clean_environment, one_error_line, xlaunch
+from tests.launcher.cli.commands import ask, clean_environment, one_error_line, xlaunch
 from tests.launcher.options.settings import Home, home, typed
 
 from xlaunch.cli import run
@@ -88,7 +88,7 @@ def test_precedence_as_a_user_sees_it(home: Home):
     home.write("preset", "reserve-cores = 3\nplace = 'scatter'\nlog_dir = 'preset'")
     env = clean_environment(XLAUNCH_OPT_PLACE="compact", XLAUNCH_OPT_LOG_DIR="variable")
     options = ("--preset", "best.toml", "--log-dir", "flag", "--synthetic", "core:8", "--explain")
-    done = xlaunch("plan", *options, env=env, cwd=home.here)
+    done = ask("plan", *options, env=env, cwd=home.here)
     assert (done.code, done.err) == (0, "")
     lines = [line for line in done.out.decode().splitlines() if line.startswith("option ")]
     assert lines == [
@@ -166,17 +166,17 @@ def test_preset_of_the_user(home: Home, name: str):
 
 def test_preset_that_is_not_there_names_the_nearest(home: Home):
     (home.presets / "best.toml").write_text("")
-    done = xlaunch("--preset", "bset", "true", cwd=home.here)
+    done = ask("--preset", "bset", "true", cwd=home.here)
     assert done.refused().endswith("; did you mean best?")
-    assert "no such file" in xlaunch("--preset", "./bset", "true", cwd=home.here).refused()
-    assert "is a directory" in xlaunch("--preset", "..", "true", cwd=home.here).refused()
-    assert "empty" in xlaunch("--preset", "", "true", cwd=home.here).refused()
+    assert "no such file" in ask("--preset", "./bset", "true", cwd=home.here).refused()
+    assert "is a directory" in ask("--preset", "..", "true", cwd=home.here).refused()
+    assert "empty" in ask("--preset", "", "true", cwd=home.here).refused()
 
 
 def test_preset_may_be_named_by_a_variable_or_come_through_a_pipe(home: Home):
     home.write("preset", "ncores = 1")
     env = clean_environment(XLAUNCH_OPT_PRESET="best")
-    done = xlaunch("plan", "--explain", env=env, cwd=home.here)
+    done = ask("plan", "--explain", env=env, cwd=home.here)
     assert b"ncores 1: preset best.toml" in done.out
     done = xlaunch("plan", "--explain", "--preset", "/dev/stdin", input=b"ncores = 1")
     assert b"ncores 1: preset /dev/stdin" in done.out
@@ -188,7 +188,7 @@ def test_settings_are_in_the_home_where_no_variable_says_otherwise(home: Home, t
     (directory / "config.toml").write_text("ncores = 1")
     for base in ("", "relative/directory"):
         env = clean_environment(HOME=str(tmp_path), XDG_CONFIG_HOME=base)
-        done = xlaunch("plan", "--explain", env=env, cwd=home.here)
+        done = ask("plan", "--explain", env=env, cwd=home.here)
         assert b"ncores 1: user ~/.config/xlaunch/config.toml" in done.out
 
 
@@ -258,7 +258,7 @@ def test_preset_that_every_user_may_write_takes_its_path(home: Home):
 def test_help_and_version_work_whatever_files_say(home: Home):
     home.write("user", "this is no TOML")
     for option in ("--help", "--version"):
-        assert xlaunch(option, cwd=home.here, env=dict(os.environ)).code == 0
+        assert ask(option, cwd=home.here, env=dict(os.environ)).code == 0
 
 
 def test_directory_that_is_gone_has_no_project(tmp_path: Path):
@@ -349,14 +349,14 @@ def test_variable_gives_way_to_a_flag(monkeypatch: pytest.MonkeyPatch, home: Hom
 
 def test_contradiction_within_one_file_is_refused_and_the_file_named(home: Home):
     home.write("preset", "mode = 'latency'\ninstances = 2")
-    message = xlaunch("--preset", "best", "true", cwd=home.here).refused()
+    message = ask("--preset", "best", "true", cwd=home.here).refused()
     assert message.startswith("--mode contradicts --instances: a mode fixes the layout; drop one")
     assert message.endswith("(preset best.toml sets mode, instances)")
 
 
 def test_error_of_the_plan_says_which_file_is_to_blame(home: Home):
     home.write("preset", "cpus = '999999'")
-    message = xlaunch("--preset", "best", "true", cwd=home.here).refused()
+    message = ask("--preset", "best", "true", cwd=home.here).refused()
     assert message.endswith("(preset best.toml sets cpus)")
 
 
@@ -460,22 +460,22 @@ def test_bad_preset_is_one_line_that_names_file_and_key(
 
 def test_bad_standing_files_name_themselves(home: Home):
     home.write("user", "ncoers = 1")
-    message = xlaunch("true", cwd=home.here).refused()
+    message = ask("true", cwd=home.here).refused()
     assert message.startswith(f"{home.user}: there is no option 'ncoers'")
     home.write("project", "ncores = 0")
-    message = xlaunch("true", cwd=home.here).refused()
+    message = ask("true", cwd=home.here).refused()
     assert message.startswith(f"{home.project}, [tool.xlaunch]: ncores: '0' is not a count")
     home.project.write_text("[tool]\nxlaunch = 1")
-    message = xlaunch("true", cwd=home.here).refused()
+    message = ask("true", cwd=home.here).refused()
     assert message == f"{home.project}: tool.xlaunch must be a table: [tool.xlaunch]"
     home.project.write_text("[tool.xlaunch]\n[")
-    assert str(home.project) in xlaunch("true", cwd=home.here).refused()
+    assert str(home.project) in ask("true", cwd=home.here).refused()
 
 
 def test_file_that_cannot_be_read(home: Home):
     home.user.mkdir()
-    message = xlaunch("true", cwd=home.here).refused()
+    message = ask("true", cwd=home.here).refused()
     assert message == f"{home.user} cannot be read: Is a directory"
     (home.here / "best.toml").symlink_to("nowhere")
-    message = xlaunch("--isolated", "--preset", "best", "true", cwd=home.here).refused()
+    message = ask("--isolated", "--preset", "best", "true", cwd=home.here).refused()
     assert message == "best.toml cannot be read: No such file or directory"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
-from tests.launcher.cli.commands import xlaunch
+from tests.launcher.cli.commands import ask, xlaunch
 from tests.launcher.options.settings import (
     ALL_VALUES,
     Home,
@@ -120,7 +120,7 @@ def test_saved_preset_holds_what_came_from_elsewhere(home: Home):
     home.write("project", "smt = true\nreserve-cores = 1")
     home.write("preset", "mode = 'latency'")
     words = ("--preset", "best", "--no-smt", "--instances", "1", "--save-preset", "all.toml")
-    assert xlaunch(*words, cwd=home.here, env=dict(os.environ)).code == 0
+    assert ask(*words, cwd=home.here, env=dict(os.environ)).code == 0
     saved = tomllib.loads((home.here / "all.toml").read_text())
     # smt is at its default, but the project's file would set it again.
     assert saved == {"instances": 1, "reserve-cores": 1, "smt": False, "grace": 3}
@@ -128,34 +128,32 @@ def test_saved_preset_holds_what_came_from_elsewhere(home: Home):
 
 def test_nothing_is_replaced_that_is_no_preset(home: Home):
     (home.here / "train.py").write_text("print('work of a week')")
-    message = xlaunch("--save-preset", "train.py", cwd=home.here).refused()
+    message = ask("--save-preset", "train.py", cwd=home.here).refused()
     assert message == "--save-preset 'train.py': the name of a preset ends in .toml"
     (home.here / "other.toml").write_text("[tool.other]\nkey = 1")
-    message = xlaunch("--save-preset", "other.toml", cwd=home.here).refused()
+    message = ask("--save-preset", "other.toml", cwd=home.here).refused()
     assert "exists and is not a preset (other.toml: there is no option 'tool'" in message
     assert (home.here / "other.toml").read_text() == "[tool.other]\nkey = 1"
     (home.here / "directory.toml").mkdir()
-    assert (
-        "not a regular file" in xlaunch("--save-preset", "directory.toml", cwd=home.here).refused()
-    )
-    message = xlaunch("--save-preset", "gone/a.toml", cwd=home.here).refused()
+    assert "not a regular file" in ask("--save-preset", "directory.toml", cwd=home.here).refused()
+    message = ask("--save-preset", "gone/a.toml", cwd=home.here).refused()
     assert "not a directory that can be written" in message
 
 
 def test_preset_is_replaced_whole_and_a_link_stays_one(home: Home):
     home.write("preset", "ncores = 1")
     (home.here / "link.toml").symlink_to("best.toml")
-    assert xlaunch("--reserve-cores", "1", "--save-preset", "link.toml", cwd=home.here).code == 0
+    assert ask("--reserve-cores", "1", "--save-preset", "link.toml", cwd=home.here).code == 0
     assert (home.here / "link.toml").is_symlink()
     assert tomllib.loads((home.here / "best.toml").read_text()) == {"reserve-cores": 1}
     assert sorted(path.name for path in home.here.iterdir()) == ["best.toml", "link.toml"]
 
 
 def test_what_cannot_be_kept_is_not_saved(home: Home):
-    message = xlaunch("--env", b"A=\xff", "--save-preset", "a.toml", cwd=home.here).refused()
+    message = ask("--env", b"A=\xff", "--save-preset", "a.toml", cwd=home.here).refused()
     assert "not UTF-8" in message
     words = ("--mode", "latency", "--instances", "2")
-    message = xlaunch(*words, "--save-preset", "a.toml", cwd=home.here).refused()
+    message = ask(*words, "--save-preset", "a.toml", cwd=home.here).refused()
     assert message == "--mode contradicts --instances: a mode fixes the layout; drop one"
     assert list(home.here.iterdir()) == []
 
@@ -166,14 +164,14 @@ def test_what_cannot_be_kept_is_not_saved(home: Home):
 @pytest.mark.parametrize("machine", quick_first(MACHINES, 2))
 def test_written_preset_loads_and_plans_as_it_is(home: Home, machine: str | None):
     options = ("--synthetic", machine) if machine else ()
-    done = xlaunch("init", *options, cwd=home.here)
+    done = ask("init", *options, cwd=home.here)
     assert (done.code, done.out) == (0, b"")
     assert done.err.endswith("xlaunch --preset xlaunch PROGRAM\n")
     text = (home.here / "xlaunch.toml").read_text()
     assert tomllib.loads(text) == {}
     assert all(len(line) <= 100 for line in text.splitlines())
-    planned = xlaunch("plan", "--preset", "xlaunch", *options, cwd=home.here)
-    assert planned == xlaunch("plan", *options, cwd=home.here)
+    planned = ask("plan", "--preset", "xlaunch", *options, cwd=home.here)
+    assert planned == ask("plan", *options, cwd=home.here)
 
 
 def test_every_option_is_in_the_written_preset_and_valid(home: Home):
@@ -202,20 +200,20 @@ def test_every_layout_in_the_written_preset_is_what_it_says(home: Home, machine:
         (home.here / "one.toml").write_text("\n".join(
             line[1:] for line in layout.splitlines() if not line.startswith("# ")
         ))  # fmt: skip
-        done = xlaunch("plan", "--preset", "one", "--synthetic", machine, cwd=home.here)
+        done = ask("plan", "--preset", "one", "--synthetic", machine, cwd=home.here)
         assert done.out.split()[0] == layout.split()[1].encode()
 
 
 def test_written_preset_is_not_replaced_unless_forced(home: Home):
     (home.here / "xlaunch.toml").write_text("mine")
-    message = xlaunch("init", cwd=home.here).refused()
+    message = ask("init", cwd=home.here).refused()
     assert message == ("'xlaunch.toml' exists; --force replaces it, or name another file")
     assert (home.here / "xlaunch.toml").read_text() == "mine"
-    assert xlaunch("init", "--force", cwd=home.here).code == 0
-    assert "ends in .toml" in xlaunch("init", "train.py", "--force", cwd=home.here).refused()
-    done = xlaunch("init", "sub.toml", "--synthetic", "core:2", cwd=home.here)
+    assert ask("init", "--force", cwd=home.here).code == 0
+    assert "ends in .toml" in ask("init", "train.py", "--force", cwd=home.here).refused()
+    done = ask("init", "sub.toml", "--synthetic", "core:2", cwd=home.here)
     assert done.err.endswith("xlaunch --preset sub PROGRAM\n")
-    assert "gone" in xlaunch("init", "gone/a.toml", cwd=home.here).refused()
+    assert "gone" in ask("init", "gone/a.toml", cwd=home.here).refused()
 
 
 def test_written_preset_tells_of_the_machine(home: Home):
