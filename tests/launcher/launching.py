@@ -50,6 +50,8 @@ def children_of(pid: int) -> list[int]:
 class Launched:
     """A launch that has begun, with instances of one CPU each in a directory of its own."""
 
+    command: Sequence[str] = (sys.executable, "-m", "xlaunch")
+
     def __init__(
         self, directory: Path, words: Sequence[str], *, count: int, **variables: str
     ) -> None:
@@ -57,7 +59,7 @@ class Launched:
         self.directory = directory
         layout = ("--instances", str(count), "--ncores", "1", "--oversubscribe")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "xlaunch", *layout, *words],
+            [*self.command, *layout, *words],
             cwd=directory,
             env={**os.environ, **variables},
             stdin=subprocess.DEVNULL,

@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -88,8 +88,21 @@ def forever():
 """
 
 
+FOR_EVER_S = 1e6
+"""A delay that never ends in a test."""
+
+
 class Restarting(Launched):
     """A launch under --on-failure restart that has begun."""
+
+    def __init__(self, directory: Path, words: Sequence[str], *, count: int, delay_s: float):
+        """`delay_s`: instead of the second before the first restart."""
+        code = (
+            f"from xlaunch.supervision import restarts; restarts.FIRST_DELAY_S = {delay_s}\n"
+            "from xlaunch.cli import main; main()"
+        )
+        self.command = (sys.executable, "-c", code)
+        super().__init__(directory, words, count=count)
 
     def runs(self, index: int) -> list[str]:
         """A line for each time that an instance was started."""
@@ -116,10 +129,11 @@ def launch(tmp_path: Path) -> Iterator[Start]:
     """Start a program under --on-failure restart."""
     with contextlib.ExitStack() as begun:
 
-        def start(code: str, *options: str, count: int = 2) -> Restarting:
+        def start(code: str, *options: str, count: int = 2, delay_s: float = 0.05) -> Restarting:
             words = ["--on-failure", "restart", "--report", "report.json", *options, "--"]
             program = [sys.executable, "-c", BEGIN + code]
-            return begun.enter_context(Restarting(tmp_path, [*words, *program], count=count))
+            run = Restarting(tmp_path, [*words, *program], count=count, delay_s=delay_s)
+            return begun.enter_context(run)
 
         yield start
 
@@ -132,7 +146,7 @@ def test_only_the_failed_one_is_started_anew_in_its_place(launch: Start):
     (run.directory / "go").touch()
     code, _, err = run.end()
     assert code == 0, err
-    assert "instance 1 failed with exit code 3; restart 1 of 3 in 1 s" in err
+    assert "instance 1 failed with exit code 3; restart 1 of 3 in 0.05 s" in err
     assert "another user" not in err
     assert len(run.runs(0)) == 1
     (first_pid, first_mask), (second_pid, second_mask) = (
@@ -156,7 +170,7 @@ def test_failure_after_the_last_restart_stops_the_others(launch: Start):
     assert code == 7
     assert len(run.runs(1)) == 2
     assert run.report()["reason"] == "instance 1 failed with exit code 7 after 1 restart"
-    assert "restart 1 of 1 in 1 s" in err
+    assert "restart 1 of 1 in 0.05 s" in err
 
 
 def test_what_is_summed_is_of_all_runs(launch: Start):
@@ -223,7 +237,7 @@ def test_program_that_cannot_be_executed_is_not_tried_again(tmp_path: Path):
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT"])
 def test_signal_ends_the_waiting(launch: Start, name: str):
-    run = launch("sys.exit(3)", "--max-restarts", "max", count=1)
+    run = launch("sys.exit(3)", "--max-restarts", "max", count=1, delay_s=FOR_EVER_S)
     run.wait_for_failure()
     number = signal.Signals[name]
     os.kill(run.process.pid, number)
@@ -234,7 +248,7 @@ def test_signal_ends_the_waiting(launch: Start, name: str):
 
 def test_signal_ends_those_that_run_and_the_waiting(launch: Start):
     code = "if index: sys.exit(3)\nsignal.signal(15, lambda *_: os._exit(0))\nforever()"
-    run = launch(code)
+    run = launch(code, delay_s=FOR_EVER_S)
     run.wait_for_run(0, 1)
     run.wait_for_failure()
     os.kill(run.process.pid, signal.SIGTERM)
@@ -252,7 +266,7 @@ def test_instance_that_fails_of_the_signal_is_not_started_anew(launch: Start):
 
 
 def test_signals_that_end_nothing_leave_the_waiting_alone(launch: Start):
-    run = launch("sys.exit(run < 2)", count=1)
+    run = launch("sys.exit(run < 2)", count=1, delay_s=1)
     run.wait_for_failure()
     for name in ("SIGUSR1", "SIGUSR2", "SIGWINCH", "SIGCONT"):
         os.kill(run.process.pid, signal.Signals[name])
@@ -261,7 +275,7 @@ def test_signals_that_end_nothing_leave_the_waiting_alone(launch: Start):
 
 
 def test_suspended_launcher_starts_nothing(launch: Start):
-    run = launch("sys.exit(run < 2)", count=1)
+    run = launch("sys.exit(run < 2)", count=1, delay_s=1)
     run.wait_for_failure()
     os.kill(run.process.pid, signal.SIGTSTP)
     wait_until(lambda: state(run.process.pid) == "T", "the launcher to be stopped")
@@ -274,7 +288,7 @@ def test_suspended_launcher_starts_nothing(launch: Start):
 
 
 def test_timeout_ends_the_waiting(launch: Start):
-    run = launch("sys.exit(3)", "--timeout", "500ms", count=1)
+    run = launch("sys.exit(3)", "--timeout", "500ms", count=1, delay_s=FOR_EVER_S)
     code, _, _ = run.end()
     assert code == 124
     assert len(run.runs(0)) == 1
@@ -282,7 +296,7 @@ def test_timeout_ends_the_waiting(launch: Start):
 
 @pytest.mark.parametrize("victim", ["keeper", "supervisor"])
 def test_nobody_is_started_when_the_launcher_is_killed(launch: Start, victim: str):
-    run = launch("sys.exit(3)", count=1)
+    run = launch("sys.exit(3)", count=1, delay_s=FOR_EVER_S)
     run.wait_for_failure()
     (supervisor,) = children_of(run.process.pid)
     os.kill(run.process.pid if victim == "keeper" else supervisor, signal.SIGKILL)
