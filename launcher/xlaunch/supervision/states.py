@@ -63,8 +63,6 @@ EVENT_OF_SIGNAL: dict[int, Event] = {
     signal.SIGCONT: Event.RESUME,
 }
 
-SIGNAL_OF_EVENT = {event: number for number, event in EVENT_OF_SIGNAL.items()}
-
 
 class Target(enum.Enum):
     NOBODY = "nobody"

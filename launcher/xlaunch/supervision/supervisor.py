@@ -41,7 +41,6 @@ from xlaunch.supervision.signalling import (
 from xlaunch.supervision.start import exec_failure, fork_instance, place_of
 from xlaunch.supervision.states import (
     EVENT_OF_SIGNAL,
-    SIGNAL_OF_EVENT,
     TABLE,
     Action,
     Event,
@@ -108,6 +107,7 @@ class Supervisor:
         self._restarts = Restarts(plan.request.max_restarts)
         self._leftovers = Leftovers(plan.count, plan.request.grace_s)
         self._last_signal: int = signal.SIGTERM
+        self._ending_signal: int = signal.SIGTERM
         self._grace_at: float | None = None
         self._timeout_at: float | None = None
         self._flushing = False
@@ -341,6 +341,8 @@ class Supervisor:
         if number == signal.SIGCONT and self._terminal is not None:
             self._terminal.lend_again()
         before, self._last_signal = self._state, number
+        if number in ENDING:
+            self._ending_signal = number
         if self._flushing and number in ENDING:
             self._fail(
                 128 + number, f"{signal_name(number)} came while output waited for its reader"
@@ -360,8 +362,8 @@ class Supervisor:
     def _expects(self, event: Event) -> bool:
         return (self._state, event) in TABLE
 
-    def _handle(self, event: Event, cause: Event | None = None) -> None:
-        """Do what the table says. `cause`: the event that led to `event`."""
+    def _handle(self, event: Event) -> None:
+        """Do what the table says."""
         action = act(self._state, event, self._last_signal)
         if event is Event.WINDOW:
             self._relay.resize_terminals()
@@ -372,11 +374,11 @@ class Supervisor:
         if action.stop_keeper:
             os.kill(self._keeper, signal.SIGSTOP)
         if self._state in (State.ENDING, State.KILLING):
-            self._drop_restarts(cause or event)
+            self._drop_restarts()
             if self._measuring is not None:
                 self._measuring.release()  # after the signal, so that instances act on that first
         elif self._restarts.waiting and not self._running and event is not Event.ALL_WAIT:
-            self._handle(Event.ALL_WAIT, cause=event)
+            self._handle(Event.ALL_WAIT)
 
     def _signal(self, action: Action) -> None:
         if action.target is Target.EVERYTHING:
@@ -514,11 +516,11 @@ class Supervisor:
                 return
             self._handle(Event.RESTART_DUE)
 
-    def _drop_restarts(self, cause: Event) -> None:
+    def _drop_restarts(self) -> None:
         dropped = self._restarts.cancel()
         if dropped and self._reason is None:
             index = self._plan.instances[dropped[0]].index
-            number = SIGNAL_OF_EVENT.get(cause, self._last_signal)
+            number = self._ending_signal
             self.exit_code = 128 + number
             self._reason = (
                 f"{signal_name(number)} came while instance {index} waited for its restart"

@@ -247,13 +247,36 @@ def test_signal_ends_the_waiting(launch: Start, name: str):
 
 
 def test_signal_ends_those_that_run_and_the_waiting(launch: Start):
-    code = "if index: sys.exit(3)\nsignal.signal(15, lambda *_: os._exit(0))\nforever()"
+    code = (
+        "if index: sys.exit(3)\nsignal.signal(15, lambda *_: os._exit(0))\n"
+        "open('ready', 'w').close()\nforever()"
+    )
     run = launch(code, delay_s=FOR_EVER_S)
-    run.wait_for_run(0, 1)
+    wait_until((run.directory / "ready").exists, "instance 0")
     run.wait_for_failure()
     os.kill(run.process.pid, signal.SIGTERM)
     assert run.end()[0] == 143
     assert len(run.runs(1)) == 1
+
+
+def test_signal_that_forbids_restarts_is_named_whatever_follows(launch: Start):
+    code = """
+if index: sys.exit(3)
+for name in ("SIGHUP", "SIGUSR1"):
+    signal.signal(getattr(signal, name), lambda number, _: open(f"got.{number}", "w").close())
+signal.signal(signal.SIGUSR2, lambda *_: os._exit(0))
+open("ready", "w").close()
+forever()
+"""
+    run = launch(code, delay_s=FOR_EVER_S)
+    wait_until((run.directory / "ready").exists, "instance 0")
+    run.wait_for_failure()
+    for number in (signal.SIGHUP, signal.SIGUSR1):
+        os.kill(run.process.pid, number)
+        wait_until((run.directory / f"got.{number}").exists, number.name)
+    os.kill(run.process.pid, signal.SIGUSR2)
+    assert run.end()[0] == 129
+    assert run.report()["reason"] == "SIGHUP came while instance 1 waited for its restart"
 
 
 def test_instance_that_fails_of_the_signal_is_not_started_anew(launch: Start):
