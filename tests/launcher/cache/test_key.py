@@ -95,6 +95,14 @@ def test_the_name_of_a_key_shows_its_versions():
     assert " " not in odd
 
 
+def test_a_key_says_that_the_main_package_is_absent_and_omits_the_others():
+    parts = fingerprint(HARDWARE, Packages({}, "3.11"))["caches"]["inductor"]["parts"]
+    assert parts["torch"] == "absent"
+    assert "triton" not in parts
+    unknown = fingerprint(HARDWARE, Packages(None, "3.11"))["caches"]["inductor"]["parts"]
+    assert (unknown["torch"], unknown["triton"]) == ("unknown", "unknown")
+
+
 def test_which_caches_apply():
     here = {cache.name for cache in CACHES if applies(cache, HARDWARE)}
     assert here == {"inductor", "triton", "torch_extensions", "numba"}

@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -96,6 +99,23 @@ def test_what_is_in_use_loses_only_files_older_than_a_day(tmp_path, caches):
     assert clear(str(tmp_path), [oldest], dry_run=False) == []
     os.close(held)
     assert [it.directory for it in clear(str(tmp_path), [oldest], dry_run=False)] == [oldest]
+
+
+def test_what_a_launch_begins_to_use_meanwhile_is_not_removed_whole(tmp_path, caches, monkeypatch):
+    """It has noted its use, and is about to hold the cache."""
+
+    @contextlib.contextmanager
+    def noted_just_before(directory: CacheDirectory, *arguments: Any) -> Iterator[bool]:
+        os.utime(directory.record)
+        with not_in_use(directory, *arguments) as free:
+            yield free
+
+    os.utime(os.path.join(caches[0].path, "0.cpp"))
+    monkeypatch.setattr("xlaunch.cache.prune.not_in_use", noted_just_before)
+    assert [it.whole for it in prune(str(tmp_path), max_bytes=0)] == [False] * 3
+    assert clear(str(tmp_path), caches, dry_run=False) == []
+    assert [files(it) for it in caches] == [{"0.cpp"}, set(), set()]  # younger than a day
+    assert [os.path.exists(it.record) for it in caches] == [True] * 3
 
 
 def test_a_child_that_inherits_the_descriptor_holds_the_cache(tmp_path, caches):

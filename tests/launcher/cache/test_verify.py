@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.launcher.cache.entries import (
@@ -255,6 +256,25 @@ def test_file_that_is_being_written(base: Path):
     assert found(base) == {}
     os.close(descriptor)
     check_and_fix(base, path, Check.FORMAT)
+
+
+@pytest.mark.parametrize("how", ["renamed", "written"])
+def test_file_that_is_replaced_while_it_is_checked_stays(
+    base: Path, monkeypatch: pytest.MonkeyPatch, how: str
+):
+    path = put(home(base) / "24/c30.so", elf()[:70])
+
+    def replace_then_tell(*arguments: Any) -> str | None:
+        told = damage(*arguments)
+        if told is not None and how == "renamed":
+            os.replace(put(path.with_suffix(".new"), elf()), path)  # its time is the same
+        elif told is not None:
+            path.write_bytes(elf())
+        return told
+
+    monkeypatch.setattr("xlaunch.cache.formats.damage", replace_then_tell)
+    assert found(base, fix=True) == {}
+    assert path.read_bytes() == elf()
 
 
 def test_old_damage_in_a_directory_in_use(base: Path):
