@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -163,7 +164,8 @@ def _choose_allocator(
 
             if other_allocator(given) is not None:
                 return _Allocator(PROFILES["glibc"])
-        if interpreter is None or prefix is None or "glibc.malloc" in given.get(TUNABLES, ""):
+        chosen = "glibc.malloc" in given.get(TUNABLES, "")
+        if sys.platform != "linux" or interpreter is None or prefix is None or chosen:
             return _Allocator(choose_profile(AUTO, glibc=glibc))
         from xlaunch.environment.preload import find_preloadable
 

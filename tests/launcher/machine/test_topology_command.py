@@ -120,8 +120,8 @@ def test_capture_and_read_back_through_the_command(
     ("args", "message"),
     [
         (
-            ["--sysroot", "/nowhere"],
-            "/nowhere: not a directory; --sysroot takes a directory that holds",
+            ["--sysroot", "/proc/gone"],
+            "/proc/gone: not a directory; --sysroot takes a directory that holds",
         ),
         (["--sysroot", ""], "'': not a directory; --sysroot takes a directory that holds"),
         (["--sysroot", "/proc"], "/proc: holds no sys/devices/system/cpu; --sysroot takes"),
