@@ -78,8 +78,11 @@ class Block(NamedTuple):
 
 
 @pytest.fixture
-def shell(tmp_path: Path) -> Callable[[str], str]:
-    """Runs a script in bash in a directory of its own; returns what it printed."""
+def shell(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """Runs a script in bash in a directory of its own; returns what it printed.
+
+    All pages share Inductor's cache, which also keeps the vector instructions that it has tried.
+    """
     for name in ("infer.py", "serve.py"):
         (tmp_path / name).write_text(PROGRAM)
     # A search writes it where it finds a gain.
@@ -89,7 +92,7 @@ def shell(tmp_path: Path) -> Callable[[str], str]:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     # Precompiled headers take longer than the one compilation that uses them.
     compilation = {"TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}
-    compilation["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path / "inductor")
+    compilation["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path_factory.getbasetemp() / "inductor")
     environment = {**os.environ, **home, **compilation, "PATH": path}
 
     def run(script: str) -> str:
