@@ -257,6 +257,12 @@ def _directories(
     base = base_of(prefix) if prefix is not None else None
     if base is not None:
         candidates.append(("what the program's environment was made from", f"{base}/lib"))
+    # pip puts a wheel's libraries into PREFIX/lib; a .pth file may name the packages of another prefix.
+    candidates += [
+        ("the prefix of some of its packages", os.path.dirname(os.path.dirname(site)))
+        for site in sites
+        if re.search("/lib(64)?/python[^/]*/site-packages$", site)
+    ]
     for directory in re.split("[:;]", environment.get("LD_LIBRARY_PATH", "")):
         if os.path.isabs(directory):
             candidates.append(("LD_LIBRARY_PATH", directory))
