@@ -125,11 +125,10 @@ def test_prefix_of_the_program_counts_and_not_ours(tmp_path: Path):
     assert "LOKY_MAX_CPU_COUNT" not in variables
 
 
-def test_values_are_each_instance_s_own(tmp_path: Path, needs):
-    two_cpus(needs)
+def test_values_are_each_instance_s_own(tmp_path: Path):
     environment(tmp_path, "polars-1.0")
     env = clean_environment(VIRTUAL_ENV=str(tmp_path))
-    layout = ("--instances", "2", "--ncores", "1")
+    layout = ("--instances", "2", "--ncores", "1", "--oversubscribe")
     made = json.loads(ask("plan", "--json", *layout, __file__, env=env).out)
     told = [one["environment"]["POLARS_MAX_THREADS"] for one in made["instances"]]
     assert told == ["1", "1"]

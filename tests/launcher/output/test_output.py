@@ -21,6 +21,7 @@ from tests.launcher.launching import PATIENCE_S, children_of, wait_until
 from xlaunch.output.tagged_lines import LINE_CAP, LineTagger
 
 XLAUNCH = [sys.executable, "-m", "xlaunch"]
+TWO = [*XLAUNCH, "--instances", "2", "--ncores", "1", "--oversubscribe"]
 
 
 def tagged(chunks: list[bytes], *, terminal: bool = False) -> bytes:
@@ -117,7 +118,7 @@ def test_log_files_get_the_very_bytes_and_keep_the_earlier_run(tmp_path):
     program = (
         "import os; os.write(1, bytes(range(256)) * 300 + b'no newline'); os.write(2, bytes([255]))"
     )
-    command = [*XLAUNCH, "--instances", "2", "--log-dir", str(logs), "-q", "--", sys.executable]
+    command = [*TWO, "--log-dir", str(logs), "-q", "--", sys.executable]
     done = subprocess.run([*command, "-c", program], capture_output=True, check=True)
     assert (done.stdout, done.stderr) == (b"", b"")
     for index in (0, 1):
@@ -130,7 +131,7 @@ def test_log_files_get_the_very_bytes_and_keep_the_earlier_run(tmp_path):
 
 def test_reader_that_leaves_ends_the_instances_as_sigpipe_would():
     code = "import sys\nwhile True: sys.stdout.write('x' * 1000 + '\\n')"
-    command = [*XLAUNCH, "--instances", "2", "-q", "--", sys.executable, "-c", code]
+    command = [*TWO, "-q", "--", sys.executable, "-c", code]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
         run.stdout.readline()
         run.stdout.close()
@@ -149,7 +150,7 @@ def waits_for_pipe(pid: int) -> bool:
 def test_slow_reader_does_not_make_the_supervisor_deaf():
     """Nobody reads its output, and it still ends its instances when told to."""
     code = "while True: print('x' * 1000)"
-    command = [*XLAUNCH, "--instances", "2", "-q", "--", sys.executable, "-c", code]
+    command = [*TWO, "-q", "--", sys.executable, "-c", code]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as run:
         run.stdout.readline()  # nothing more, so that every buffer on the way fills up
         (supervisor,) = children_of(run.pid)
@@ -166,8 +167,16 @@ def test_slow_reader_does_not_make_the_supervisor_deaf():
 def test_signal_ends_the_wait_for_a_reader(tmp_path, name):
     """The instances have ended, and nobody takes what they wrote."""
     report = tmp_path / "report.json"
-    options = ["--instances", "2", "--oversubscribe", "--ncores", "1", "--report", str(report)]
-    command = [*XLAUNCH, *options, "-q", "--", sys.executable, "-c", "print('x' * 150_000)"]
+    command = [
+        *TWO,
+        "--report",
+        str(report),
+        "-q",
+        "--",
+        sys.executable,
+        "-c",
+        "print('x' * 150_000)",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as run:
         os.read(run.stdout.fileno(), 1)  # no more of it
         (supervisor,) = children_of(run.pid)
@@ -184,8 +193,7 @@ def test_nobody_waits_for_a_reader_after_a_kill():
         "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "while True: print('x' * 1000)"
     )
-    options = ["--instances", "2", "--oversubscribe", "--ncores", "1", "--grace", "100ms"]
-    command = [*XLAUNCH, *options, "-q", "--", sys.executable, "-c", code]
+    command = [*TWO, "--grace", "100ms", "-q", "--", sys.executable, "-c", code]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as run:
         os.read(run.stdout.fileno(), 1)
         run.terminate()
@@ -195,8 +203,8 @@ def test_nobody_waits_for_a_reader_after_a_kill():
 def test_report_goes_to_a_file_and_the_table_to_stderr(tmp_path):
     report = tmp_path / "report.json"
     code = "import os, time\nwhile time.process_time() < 0.4: pass\nx = bytearray(64 << 20)"
-    command = [*XLAUNCH, "--instances", "2", "--report", str(report), "--", sys.executable]
-    done = subprocess.run([*command, "-c", code], capture_output=True, check=True)
+    command = [*TWO, "--report", str(report), "--", sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, check=True)
     assert done.stdout == b""
     assert b"2 instances succeeded" in done.stderr
     values = json.loads(report.read_text())
@@ -208,8 +216,6 @@ def test_report_goes_to_a_file_and_the_table_to_stderr(tmp_path):
         assert instance["wall_s"] > 0
         assert 64 << 20 < instance["peak_rss_bytes"] < 200 << 20
         assert set(instance) - {"pid", "signal", "leftover_processes"} == set(values["columns"])
-    if os.cpu_count() and os.cpu_count() > 1:
-        assert len({tuple(instance["cpus_asked"]) for instance in values["instances"]}) == 2
 
 
 @pytest.mark.machine
