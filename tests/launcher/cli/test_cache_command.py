@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.launcher.cache.entries import fill
 from tests.launcher.cli.commands import ask, clean_environment, xlaunch
 
 COMPILER = """
@@ -92,9 +93,9 @@ def test_warm_of_what_compiles_nothing(base):
     assert (done.code, "nothing was compiled" in done.err) == (0, True)
 
 
-def test_list_and_sizes(base, compiler):
+def test_list_and_sizes(base):
     assert "nothing is kept here yet" in ask("cache", "ls", *base).out.decode()
-    xlaunch(*base, compiler)
+    fill(Path(base[1]), "inductor")
     out = ask("cache", "ls", *base).out.decode()
     assert out.splitlines()[0] == base[1]
     assert "inductor" in out
@@ -112,16 +113,15 @@ def test_a_cache_is_in_use_while_a_program_runs(base):
         assert not listed(*base)["inductor"]["in_use"]
 
 
-def test_clear_and_prune(base, compiler):
-    xlaunch(*base, compiler)
-    assert "would be removed" in ask("cache", "clear", "inductor", "--dry-run", *base).out.decode()
+@pytest.mark.parametrize("words", [("clear", "inductor"), ("prune", "--max-size", "0")])
+def test_clear_and_prune(base, words: tuple[str, ...]):
+    fill(Path(base[1]), "inductor")
+    would = ask("cache", *words, "--dry-run", *base)
+    assert "would be removed" in would.out.decode()
     assert "inductor" in listed(*base)
-    ask("cache", "clear", "inductor", *base)
-    assert "inductor" not in listed(*base)
-    xlaunch(*base, compiler)
-    removed = json.loads(ask("cache", "prune", "--max-size", "0", *base, "--json").out)["removed"]
-    assert "inductor" in [it["cache"] for it in removed]
-    assert "inductor" not in listed(*base)
+    removed = json.loads(ask("cache", *words, *base, "--json").out)["removed"]
+    assert [it["cache"] for it in removed] == ["inductor"]
+    assert all(it["size_bytes"] == 0 for it in listed(*base).values())
 
 
 @pytest.mark.parametrize(
@@ -129,6 +129,7 @@ def test_clear_and_prune(base, compiler):
     [
         (("prune", "--max-size", "big"), "'big' is not a size"),
         (("prune", "--older-than", "soon"), "'soon' is not a time"),
+        (("prune",), "XLAUNCH_CACHE_MAX_SIZE: '3 parsecs' is not a size"),
         (("clear", "frobnicate"), "the caches are inductor, triton"),
         (("diff", "a.json", "b.json"), "'a.json' cannot be read"),
         (("ls", "--cache-dir", "/etc/passwd"), "/etc/passwd is no directory"),
@@ -136,17 +137,9 @@ def test_clear_and_prune(base, compiler):
         (("warm", "--no-cache", "true"), "no option --no-cache"),
     ],
 )
-def test_bad_input_is_one_line(words: tuple[str, ...], told: str, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert told in ask("cache", *words).refused()
-
-
-def test_size_of_the_variable(base):
-    wrong = clean_environment(XLAUNCH_CACHE_MAX_SIZE="3 parsecs")
-    assert (
-        "XLAUNCH_CACHE_MAX_SIZE: '3 parsecs' is not a size"
-        in ask("cache", "prune", *base, env=wrong).refused()
-    )
+def test_bad_input_is_one_line(words: tuple[str, ...], told: str, tmp_path: Path):
+    env = clean_environment(XLAUNCH_CACHE_MAX_SIZE="3 parsecs")
+    assert told in ask("cache", *words, env=env, cwd=tmp_path).refused()
 
 
 def test_a_listing_changes_nothing(tmp_path):
@@ -172,18 +165,18 @@ def test_a_shared_directory_has_one_for_each_user(tmp_path, compiler):
     assert listed(*base) == {}
 
 
-def test_what_is_not_a_cache_is_left_and_named(base, compiler, tmp_path):
-    xlaunch(*base, compiler)
+def test_what_is_not_a_cache_is_left_and_named(base, tmp_path):
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "file").write_text("x" * 1000)
-    link = os.path.join(base[1], "inductor", "mylink")
-    os.symlink(tmp_path / "precious", link)
+    fill(Path(base[1]), "inductor")
+    link = Path(base[1], "inductor", "mylink")
+    link.symlink_to(tmp_path / "precious")
     for words in (("prune", "--max-size", "0"), ("clear",)):
         done = ask("cache", *words, *base)
         assert done.code == 0
         assert f"warning: left alone: {link} is a symbolic link" in done.err
     assert (tmp_path / "precious" / "file").exists()
-    assert os.path.islink(link)
+    assert link.is_symlink()
 
 
 def test_an_import_keeps_to_the_size_of_the_variable(base, compiler, tmp_path):
