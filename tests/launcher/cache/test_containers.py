@@ -78,8 +78,9 @@ def as_nobody(place: Path, needs: Needs) -> tuple[str, ...]:
 
 
 def closed_directories() -> set[Path]:
-    """The directories that keep other users from the interpreter and this checkout."""
+    """The directories that keep other users from the interpreter, packages and this checkout."""
     needed = [Path(sys.prefix), Path(sys.base_prefix), Path(__file__).parent]
+    needed += [Path(path) for path in sys.path if os.path.isabs(path) and os.path.isdir(path)]
     above = {directory for path in needed for directory in (path, *path.parents)}
     return {directory for directory in above if not directory.stat().st_mode & stat.S_IXOTH}
 
