@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,8 @@ from xtune.space.parameters import BARE, Configuration, Parameter, Where
 
 DEFAULT = Configuration({})
 TWO = Configuration({"layout": "2x1"})
+SOON = {"grace_s": 0.1}
+"""For programs that ignore SIGTERM."""
 
 FOREVER = """
 for number in (signal.SIGTERM, signal.SIGINT): signal.signal(number, signal.SIG_IGN)
@@ -33,6 +36,21 @@ while True: time.sleep(60)
 
 def pids() -> list[int]:
     return [int(path.stem) for path in Path.cwd().glob("*.pid")]
+
+
+def measured_by(make: Callable[[float], Launch], seen: Callable[[Launch], object]) -> Launch:
+    """A launch with the shortest time limit by which this machine has done what must be `seen`."""
+    for limit_s in (0.5, 2.0, 8.0):
+        launch = make(limit_s)
+        if seen(launch):
+            return launch
+        for path in Path.cwd().glob("*.pid"):
+            path.unlink()
+    return make(32.0)
+
+
+def is_measured(launch: Launch) -> bool:
+    return launch.outcome is Outcome.MEASURED
 
 
 def assert_unmeasured(launch: Launch, outcome: Outcome) -> None:
@@ -77,7 +95,7 @@ if os.environ["XLAUNCH_INSTANCE_INDEX"] == "1":
     while not os.listdir(): time.sleep(0.005)
     sys.exit("no room for me")
 {FOREVER}"""
-    launch = make_runner(code).measure(TWO)
+    launch = make_runner(code, asked=SOON).measure(TWO)
     assert_unmeasured(launch, Outcome.CRASHED)
     assert launch.notes[0] == "instance 1 failed with exit code 1"
     assert "[1] no room for me" in launch.stderr_tail
@@ -225,26 +243,28 @@ def test_layout_that_does_not_fit(make_runner: MakeRunner):
 
 
 def test_limit_ends_what_ignores_being_asked(make_runner: MakeRunner):
-    runner = make_runner(FOREVER, asked={"grace_s": 0.2})
-    launch = runner.measure(DEFAULT, limit_s=2.0)
+    runner = make_runner(FOREVER, asked=SOON)
+    launch = measured_by(
+        lambda limit_s: runner.measure(DEFAULT, limit_s=limit_s), lambda _: len(pids()) == 2
+    )
     assert_unmeasured(launch, Outcome.TIMED_OUT)
-    assert launch.notes[0] == "it took longer than the limit of 2 s"
+    assert launch.notes[0].startswith("it took longer than the limit of ")
     assert len(pids()) == 2
     assert not any(map(is_alive, pids()))
 
 
 def test_user_s_own_limit_counts_too(make_runner: MakeRunner):
-    runner = make_runner("time.sleep(60)", asked={"timeout_s": 1.0})
+    runner = make_runner("time.sleep(60)", asked={"timeout_s": 0.2})
     launch = runner.measure(DEFAULT, limit_s=50.0)
     assert_unmeasured(launch, Outcome.TIMED_OUT)
-    assert launch.notes[0] == "it took longer than the limit of 1 s"
+    assert launch.notes[0] == "it took longer than the limit of 0.2 s"
 
 
 SERVICE = """
 def stopped(*_): tell('999 x/s'); sys.exit(1)
 signal.signal(signal.SIGTERM, stopped)
 open(f"{os.getpid()}.pid", "w").close()
-for number in range(@COUNT@): tell('7 x/s'); tell('latency', 3, 'ms'); time.sleep(0.01)
+for number in range(@COUNT@): tell('7 x/s'); tell('latency', 3, 'ms'); time.sleep(0.002)
 while True: time.sleep(60)
 """
 
@@ -253,14 +273,20 @@ while True: time.sleep(60)
 def test_a_service_is_measured_until_its_timeout_and_stopped(
     make_runner: MakeRunner, configuration: Configuration
 ):
-    runner = make_runner(
-        SERVICE.replace("@COUNT@", "40"), timeout_s=1.5, requirements=["p50(latency)<=4ms"],
-        metrics=["latency"],
-    )  # fmt: skip
-    launch = runner.measure(configuration)
+    code = SERVICE.replace("@COUNT@", "40")
+
+    def serve(timeout_s: float) -> Launch:
+        runner = make_runner(
+            code, timeout_s=timeout_s, requirements=["p50(latency)<=4ms"], metrics=["latency"]
+        )
+        return runner.measure(configuration)
+
+    launch = measured_by(serve, is_measured)
     assert (launch.outcome, launch.value) == (Outcome.MEASURED, 7.0), launch
     assert launch.steadiness is Steadiness.FLAT
-    assert launch.notes[0] == "it was still running after 1.5 s: measured until then and stopped"
+    assert re.fullmatch(
+        r"it was still running after [\d.]+ s: measured until then and stopped", launch.notes[0]
+    )
     assert launch.requirements == (("p50(latency)<=4ms", 0.003),)
     (pid,) = pids()
     assert not is_alive(pid)
@@ -269,12 +295,12 @@ def test_a_service_is_measured_until_its_timeout_and_stopped(
 @pytest.mark.parametrize(
     ("metric", "timeout_s", "limit_s", "said"),
     [
-        ("x/s", 1.0, None, "it had too few steady values of 'x/s' by then: increase --timeout"),
+        ("x/s", 0.5, None, "it had too few steady values of 'x/s' by then: increase --timeout"),
         pytest.param(
-            *("wall", 1.0, None, "a program that does not end needs a --metric"),
+            *("wall", 0.5, None, "a program that does not end needs a --metric"),
             marks=pytest.mark.long,
         ),
-        pytest.param("x/s", 50.0, 1.0, "", marks=pytest.mark.long),
+        pytest.param("x/s", 50.0, 0.5, "", marks=pytest.mark.long),
     ],
 )
 def test_what_cannot_be_measured_until_its_timeout_timed_out(
@@ -284,7 +310,7 @@ def test_what_cannot_be_measured_until_its_timeout_timed_out(
     code = SERVICE.replace("@COUNT@", "40" if limit_s else "5")
     launch = make_runner(code, metric, goal, timeout_s=timeout_s).measure(DEFAULT, limit_s=limit_s)
     assert_unmeasured(launch, Outcome.TIMED_OUT)
-    first = "it took longer than the limit of 1 s"
+    first = "it took longer than the limit of 0.5 s"
     assert launch.notes[0].startswith(first)
     assert said in launch.notes[0]
     assert said or launch.notes[0] == first
@@ -297,9 +323,10 @@ def test_a_service_of_several_instances_needs_values_of_each(
     lazy = SERVICE.replace(
         "@COUNT@", "40 if os.environ['XLAUNCH_INSTANCE_INDEX'] == '0' else @COUNT@"
     )
-    enough = make_runner(lazy.replace("@COUNT@", "40"), timeout_s=1.5).measure(TWO)
+    code = lazy.replace("@COUNT@", "40")
+    enough = measured_by(lambda s: make_runner(code, timeout_s=s).measure(TWO), is_measured)
     assert (enough.outcome, enough.value) == (Outcome.MEASURED, 14.0), enough
-    few = make_runner(lazy.replace("@COUNT@", "0"), timeout_s=1.5).measure(TWO)
+    few = make_runner(lazy.replace("@COUNT@", "0"), timeout_s=0.5).measure(TWO)
     assert_unmeasured(few, Outcome.TIMED_OUT)
 
 
@@ -323,22 +350,22 @@ def test_wall_time_is_cut_once_it_is_over(make_runner: MakeRunner):
 STEADY = """
 for n in range({count}):
     tell(100 + n % 3, "{metric}")
-    time.sleep(0.02)
+    time.sleep(0.01)
 """
 
 
 def test_rate_that_cannot_win_is_cut(make_runner: MakeRunner):
-    runner = make_runner(STEADY.format(count=5000, metric="x/s"))
+    runner = make_runner(STEADY.format(count=50_000, metric="x/s"))
     launch = runner.measure(DEFAULT, cut_at=150.0)
     assert_unmeasured(launch, Outcome.CUT)
     assert launch.notes[0].startswith("steady at 10")
     assert launch.notes[0].endswith(" at most, and the value to beat is 150")
     (series,) = launch.series
-    assert 20 < len(series.values) < 5000
+    assert 20 < len(series.values) < 50_000
 
 
 def test_time_that_cannot_win_is_cut(make_runner: MakeRunner):
-    runner = make_runner(STEADY.format(count=5000, metric="ms"), "ms", Goal.MINIMIZE)
+    runner = make_runner(STEADY.format(count=50_000, metric="ms"), "ms", Goal.MINIMIZE)
     launch = runner.measure(DEFAULT, cut_at=50.0)
     assert_unmeasured(launch, Outcome.CUT)
     assert launch.notes[0].startswith("steady at 10")
@@ -362,8 +389,9 @@ def test_what_may_win_or_cannot_be_told_runs_to_its_end(
     )
     assert launch.outcome is Outcome.MEASURED
     if metric != "wall":
-        # A rate counts for as long as it lasted, and not every sleep lasts as long.
-        assert launch.value == pytest.approx(101, abs=0.5)
+        # A rate counts for as long as it lasted, and on a busy machine one may last long.
+        assert launch.value is not None
+        assert 100 < launch.value < 102
         assert launch.steadiness is Steadiness.FLAT
 
 
@@ -379,7 +407,7 @@ from xtune.space.parameters import Configuration
 from xtune.space.resolution import Resolver
 from xtune.space.spaces import Space
 machine = read_machine()
-request = Request(program=(sys.executable, "-c", sys.argv[1]))
+request = Request(program=(sys.executable, "-c", sys.argv[1]), grace_s=0.1)
 resolver = Resolver(Space([]), request, os.environ, machine)
 runner = Runner(resolver, Objective("x/s", Goal.MAXIMIZE), machine=machine)
 try:
