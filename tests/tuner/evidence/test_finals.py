@@ -147,12 +147,11 @@ def test_who_is_behind_stops_and_the_others_go_on() -> None:
     counts = Counter(turn.configuration for turn in turns)
     assert counts[THREE] == 4
     assert counts[BARE] == counts[ONE] == counts[TWO] > 4
-    standing = next(
-        row for row in final.decision().verdict.standings if row.contender.configuration == THREE
-    )
-    assert standing.contender.dropped == "behind another finalist"
-    assert standing.interval is not None
-    assert standing.interval.pairs == 4
+    standings = {row.contender.configuration: row for row in final.decision().verdict.standings}
+    assert standings[THREE].contender.dropped == "behind another finalist"
+    # What goes on is judged by all its pairs, what has stopped by those until then.
+    pairs = {one: row.interval and row.interval.pairs for one, row in standings.items()}
+    assert pairs == {ONE: final.blocks, TWO: final.blocks, THREE: 4}
 
 
 def test_a_finalist_that_surely_gains_nothing_stops_beside_a_noisy_leader() -> None:
