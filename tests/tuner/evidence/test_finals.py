@@ -143,7 +143,8 @@ def test_less_is_better_where_that_is_the_goal() -> None:
 
 def test_who_is_behind_stops_and_the_others_go_on() -> None:
     values = {BARE: 100.0, ONE: 104.0, TWO: 104.0, THREE: 70.0}
-    final, turns = play(plan(ONE, TWO, THREE), scripted(values, noise=0.03))
+    contest = plan(ONE, TWO, THREE)
+    final, turns = play(contest, scripted(values, noise=0.03))
     counts = Counter(turn.configuration for turn in turns)
     assert counts[THREE] == 4
     assert counts[BARE] == counts[ONE] == counts[TWO] > 4
@@ -152,14 +153,17 @@ def test_who_is_behind_stops_and_the_others_go_on() -> None:
     # What goes on is judged by all its pairs, what has stopped by those until then.
     pairs = {one: row.interval and row.interval.pairs for one, row in standings.items()}
     assert pairs == {ONE: final.blocks, TWO: final.blocks, THREE: 4}
+    until_then, _ = play(contest, scripted(values, noise=0.03), blocks=4)
+    (stopped,) = [row for row in until_then.decision().verdict.standings if row.contender.dropped]
+    assert stopped.interval == standings[THREE].interval
 
 
-def test_a_finalist_that_surely_gains_nothing_stops_beside_a_noisy_leader() -> None:
+def test_a_finalist_that_surely_gains_too_little_stops_beside_a_noisy_leader() -> None:
     """The leader is too noisy for anything to be surely behind it."""
     swings = itertools.cycle((0.80, 1.35))
 
     def execute(turn: Turn) -> Launch:
-        values = {BARE: 100.0, ONE: 95.0 + 0.1 * (turn.block % 2), TWO: 100.0}
+        values = {BARE: 100.0, ONE: 100.1 + 0.1 * (turn.block % 2), TWO: 100.0}
         swing = next(swings) if turn.configuration == TWO else 1.0
         return launch(turn.configuration, values[turn.configuration] * swing)
 
