@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is printed at the end of a search, for each way in which it may end."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from tests.captures import read_capture
+from tests.tuner.screen.made_up import FOUR, RATE, SPACE, TWO, launch, recorded
+
+from xlaunch.planning import Request
+from xtune.evidence.ratios import RatioInterval
+from xtune.evidence.verdicts import Kind, MoreBudget, Verdict, undecided
+from xtune.measurement.launches import Launch, Outcome
+from xtune.measurement.objectives import Objective
+from xtune.measurement.requirements import parse_requirement
+from xtune.screen.conclusion import Conclusion
+from xtune.search.strategy import Favourite, Resolution
+from xtune.search.study import Subject
+from xtune.space.identities import MachineIdentity, ProgramIdentity
+from xtune.space.parameters import BARE
+from xtune.space.resolution import Resolver
+
+PROGRAM = ("echo", "{n}")
+PATH = {"PATH": "/usr/bin:/bin"}
+RESOLVER = Resolver(SPACE, Request(program=PROGRAM), PATH, read_capture("1-cpu"))
+
+LAUNCHES = (launch(BARE, 100.0), launch(FOUR, 400.0), launch(BARE, 102.0), launch(FOUR, 404.0))
+
+
+def interval(estimate: float, low: float, high: float) -> RatioInterval:
+    return RatioInterval(estimate, low, high, plain=estimate, error=0.01, level=0.025, pairs=6)
+
+
+GAIN = Verdict(Kind.GAIN, FOUR, FOUR, interval(3.98, 3.9, 4.06), "it is ahead")
+NO_GAIN = Verdict(Kind.NO_GAIN, BARE, FOUR, interval(0.99, 0.98, 1.0), "n=4 gains nothing")
+OPEN = Verdict(Kind.INCONCLUSIVE, BARE, FOUR, interval(1.03, 0.98, 1.08), "6 pairs are too few")
+EARLY = undecided(BARE, "interrupted before the final")
+MEDIAN = "  n=4: median 402 items/s (2 launches)"
+DETAILS = "  4 launches, 8.0 s in all; details: xtune report rates"
+
+
+def concluded(
+    verdict: Verdict,
+    launches: tuple[Launch, ...] = LAUNCHES,
+    objective: Objective = RATE,
+    **more: object,
+) -> Conclusion:
+    program = ProgramIdentity("c0ffee", "/bin/echo", "abc", PROGRAM)
+    subject = Subject(MachineIdentity((("cores", "1"),)), program, SPACE, objective)
+    found = Conclusion("rates", subject, RESOLVER, verdict, None, recorded(launches))
+    return found._replace(**more)  # type: ignore[arg-type]
+
+
+def test_a_gain() -> None:
+    assert list(concluded(GAIN).lines()) == [
+        "gain: 3.98 times as good as the bare command (95 % confidence interval: 3.9 to 4.06,"
+        " 6 pairs)",
+        "  best: n=4",
+        "  median: 402 items/s (2 launches); bare command: 101 items/s (2 launches)",
+        MEDIAN,
+        "  run it: xlaunch echo 4",
+        DETAILS,
+    ]
+
+
+def test_a_preset_and_a_storage_are_part_of_the_commands() -> None:
+    found = concluded(GAIN, preset="best.toml", storage="my studies.db")
+    assert list(found.lines())[-3:] == [
+        "  run it: xlaunch --preset best.toml echo 4",
+        "  preset: best.toml",
+        "  4 launches, 8.0 s in all; details: xtune report --storage 'my studies.db' rates",
+    ]
+    assert found.resume_command == "xtune resume --storage 'my studies.db' rates"
+
+
+def test_no_gain() -> None:
+    # What is behind is neither promising nor to be gone on with.
+    assert list(concluded(NO_GAIN).lines()) == [
+        "no gain: keep the default",
+        "  n=4 gains nothing",
+        MEDIAN,
+        "  run it: echo 1",
+        DETAILS,
+    ]
+
+
+def test_inconclusive() -> None:
+    noise = Resolution(spread=0.031, degrees=9, gain=0.0642)
+    assert list(concluded(OPEN, resolution=noise).lines()) == [
+        "inconclusive: nothing is shown yet",
+        "  6 pairs are too few",
+        "  most promising, but not proven: n=4; to try it: xlaunch echo 4",
+        "  it could show gains from about 6.4 % at the noise seen (3.1 % from launch to launch)",
+        "  to continue: xtune resume rates",
+        MEDIAN,
+        "  run it: echo 1",
+        DETAILS,
+    ]
+
+
+def test_inconclusive_with_the_budget_that_should_settle_it() -> None:
+    verdict = OPEN._replace(more=MoreBudget(blocks=6, launches=12, seconds=130.0))
+    assert (
+        "  about 12 launches more (2 min 10 s) in its final should settle it (90 % power):"
+        " xtune resume --budget '12 launches' rates"
+    ) in concluded(verdict).lines()
+
+
+@pytest.mark.parametrize(
+    ("value", "ratio", "said"),
+    [
+        (
+            *(400.0, 4.0),
+            "most promising, but not proven: n=4: 400 items/s, 4 times the bare command;"
+            " to try it: xlaunch echo 4",
+        ),
+        (
+            *(400.0, None),
+            "most promising, but not proven: n=4: 400 items/s; to try it: xlaunch echo 4",
+        ),
+        (
+            *(99.0, 0.99),
+            "nothing is ahead of the bare command so far; the best is n=4: 99 items/s, 0.99 times"
+            " the bare command",
+        ),
+    ],
+)
+def test_without_a_final_the_favourite_is_named(
+    value: float, ratio: float | None, said: str
+) -> None:
+    favourite = Favourite(FOUR, value, value - 9, value + 9, ratio)
+    lines = list(concluded(EARLY, favourite=favourite).lines())
+    assert lines[1:3] == ["  interrupted before the final", f"  {said}"]
+    assert len([line for line in concluded(EARLY).lines() if "n=4" in line]) == 1  # its median
+
+
+def test_failed_launches_are_counted_by_how_they_failed() -> None:
+    launches = (
+        launch(BARE, 100.0),
+        launch(TWO, None),
+        launch(FOUR, None, outcome=Outcome.OUT_OF_MEMORY),
+        launch(TWO, None),
+        launch(TWO, None, outcome=Outcome.CUT),
+    )
+    lost = "the storage cannot be reached"
+    found = concluded(EARLY, launches, trouble=lost, earlier="an earlier search found a gain")
+    assert list(found.lines()) == [
+        "inconclusive: nothing is shown yet",
+        "  interrupted before the final",
+        "  to continue: xtune resume rates",
+        "  an earlier search found a gain",
+        "  failed launches: 2 crashed, 1 out of memory (xtune export has their standard error)",
+        f"  {lost}",
+        "  run it: echo 1",
+        "  5 launches, 10 s in all; details: xtune report rates",
+    ]
+
+
+def test_broken_requirements_are_counted() -> None:
+    bound = parse_requirement("rss<=1MiB")
+    launches = tuple(
+        one._replace(requirements=((bound.text, float(size)),))
+        for one, size in zip(LAUNCHES, (1, 1 << 21, 1, 1 << 22), strict=True)
+    )
+    objective = RATE._replace(requirements=(bound,))
+    told = "  2 of 4 launches broke requirements; the last: rss<=1MiB"
+    assert told in concluded(NO_GAIN, launches, objective).lines()
+
+
+def test_as_json() -> None:
+    noise = Resolution(spread=0.031, degrees=9, gain=0.0642)
+    assert concluded(GAIN, resolution=noise).to_plain() == {
+        "verdict": "gain",
+        "gain": 3.98,
+        "interval": [3.9, 4.06],
+        "best": {"n": 4},
+        "baseline": {
+            "command": "echo 1",
+            "settings": {"n": 1},
+            "metric": "items/s",
+            "value": 101.0,
+            "launches": 2,
+        },
+        "launches": 4,
+        "noise": 0.031,
+        "smallest_gain": 0.0642,
+        "command": "xlaunch echo 4",
+    }
+    few = OPEN._replace(interval=interval(1.03, 0.0, math.inf))  # JSON has no infinity
+    assert concluded(few).to_plain()["interval"] == [0.0, None]
+    nothing = concluded(EARLY, launches=()).to_plain()
+    assert (nothing["interval"], nothing["baseline"]["value"], nothing["launches"]) == (
+        *(None, None),
+        0,
+    )
