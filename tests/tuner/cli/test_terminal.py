@@ -14,8 +14,9 @@ import pytest
 from tests.tuner.cli.commands import XTUNE, Desk
 
 PATIENCE_S = 90
-LONG = ("--only-params", "--param", "t=0.3,0.1,0.2", "--budget", "2000", "nap.py", "{t}")
-"""A search that takes longer than any test."""
+NAPS = ",".join(["0.3", *[f"0.{number}" for number in range(10, 29, 2)]])
+LONG = ("--only-params", "--param", f"t={NAPS}", "--budget", "2000", "nap.py", "{t}")
+"""A search that takes longer than any test, and many launches until its final begins."""
 
 
 def spawn(desk: Desk) -> pexpect.spawn[str]:
@@ -32,12 +33,12 @@ def spawn(desk: Desk) -> pexpect.spawn[str]:
 
 def test_ctrl_c_in_a_terminal_gives_the_verdict_so_far(desk: Desk) -> None:
     child = spawn(desk)
-    child.expect("3 configurations")
+    child.expect("11 configurations")
     child.expect("of up to 2,000 launches, .* left")
     child.expect("running")
     child.expect("best")
     # A terminal's other lines may name the setting too, but no value of it.
-    child.expect(r"t=0\.[12]: [^\r\n]*times the bare command")
+    child.expect(r"t=0\.[12]\d?: [^\r\n]*times the bare command")
     child.sendintr()
     child.expect("inconclusive: nothing is shown yet")
     child.expect("interrupted before the final")
