@@ -214,8 +214,8 @@ def test_configuration_reaches_the_program(make_runner: MakeRunner):
     assert len(told["cpus"]) == len(plan(Request(ncores=1), read_machine()).instances[0].cpus)
 
 
-def test_bare_command_is_left_as_it_is(make_runner: MakeRunner):
-    own = {"PATH": os.environ["PATH"], "HOME": "/nowhere", "OMP_NUM_THREADS": "7"}
+def test_bare_command_is_left_as_it_is(make_runner: MakeRunner, tmp_path: Path):
+    own = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "OMP_NUM_THREADS": "7"}
     runner = make_runner(SHOW, environment=own)
     launch = runner.measure(BARE)
     assert (launch.outcome, launch.value) == (Outcome.MEASURED, 1), launch

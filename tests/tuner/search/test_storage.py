@@ -118,7 +118,8 @@ def test_the_runtime_directory_is_private(tmp_path: Path) -> None:
 
 
 def test_without_a_runtime_directory_one_in_memory_is_made(tmp_path: Path) -> None:
-    directory = runtime_directory({"XDG_RUNTIME_DIR": "/nowhere"}, str(tmp_path))
+    absent = str(tmp_path / "absent")
+    directory = runtime_directory({"XDG_RUNTIME_DIR": absent}, str(tmp_path))
     assert directory == tmp_path / f"xtune-{os.geteuid()}"
 
 
