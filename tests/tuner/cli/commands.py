@@ -3,12 +3,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
+
+from xtune.cli import main
 
 XTUNE = (sys.executable, "-m", "xtune")
 PATIENCE_S = 200.0
@@ -76,8 +81,21 @@ class Desk(NamedTuple):
         (self.directory / name).write_text(text)
 
     def xtune(self, *words: str) -> Done:
+        """Run the command in this process, which has imported what a search needs."""
+        out, err = io.StringIO(), io.StringIO()
+        with (
+            contextlib.chdir(self.directory),
+            mock.patch.dict(os.environ, self.environment, clear=True),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
+            code = main(words)
+        return Done(code, out.getvalue(), err.getvalue())
+
+    def run(self, *command: str) -> Done:
+        """Run any command, as a process."""
         done = subprocess.run(
-            [*XTUNE, *words],
+            command,
             cwd=self.directory,
             env=self.environment,
             capture_output=True,

@@ -6,14 +6,13 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from tests.tuner.cli.commands import PATIENCE_S, XTUNE, Desk, Done
+from tests.tuner.cli.commands import XTUNE, Desk, Done
 from tests.tuner.page.browser import Browser
 from tests.tuner.page.pages import SECTIONS, Element, read
 from tests.tuner.page.test_in_a_browser import see
@@ -119,15 +118,11 @@ def test_a_page_is_replaced_and_nothing_else_is(searched: Searched) -> None:
 
     # A file system that takes no more: the page that is there stays whole.
     kept = page.read_bytes()
-    limited = subprocess.run(
-        ["/bin/bash", "-c", 'ulimit -f 64; exec "$0" "$@"', *XTUNE, "report", "--html", "page.html"],
-        cwd=desk.directory, env=desk.environment, capture_output=True, text=True,
-        timeout=PATIENCE_S, check=False,
-    )  # fmt: skip
-    assert limited.returncode == 2
-    assert limited.stderr.count("\n") == 1, limited.stderr
-    assert "--html" in limited.stderr
-    assert "cannot be written: File too large" in limited.stderr
+    limit = 'ulimit -f 64; exec "$0" "$@"'
+    limited = desk.run("/bin/bash", "-c", limit, *XTUNE, "report", "--html", "page.html")
+    assert limited.code == 2
+    assert "--html" in limited.message
+    assert "cannot be written: File too large" in limited.message
     assert page.read_bytes() == kept
     assert list(desk.directory.glob(".page*")) == []
 
@@ -136,16 +131,11 @@ def test_a_page_is_replaced_and_nothing_else_is(searched: Searched) -> None:
     ("file", "said"),
     [
         ("-", "a page goes to a file, not to standard output; write --html report.html"),
-        *(
-            pytest.param(*case, marks=pytest.mark.long)
-            for case in [
-                ("nap.py", "the name of a page ends in .html; write --html report.html"),
-                ("nowhere/page.html", "there is no directory "),
-                ("directory.html", "exists and is not a regular file; choose another name"),
-                ("pipe.html", "exists and is not a regular file; choose another name"),
-                ("nap.py/page.html", "there is no directory "),
-            ]
-        ),
+        ("nap.py", "the name of a page ends in .html; write --html report.html"),
+        ("nowhere/page.html", "there is no directory "),
+        ("directory.html", "exists and is not a regular file; choose another name"),
+        ("pipe.html", "exists and is not a regular file; choose another name"),
+        ("nap.py/page.html", "there is no directory "),
     ],
 )
 def test_a_file_that_cannot_be_one_line(desk: Desk, file: str, said: str) -> None:
@@ -160,15 +150,9 @@ def test_a_file_that_cannot_be_one_line(desk: Desk, file: str, said: str) -> Non
 
 @pytest.mark.parametrize("missing", ["plotly", "jinja2"])
 def test_without_a_library_it_says_what_to_install(desk: Desk, missing: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT, missing, "report", "--html", "page.html"],
-        cwd=desk.directory, env=desk.environment, capture_output=True, text=True,
-        timeout=PATIENCE_S, check=False,
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1, done.stderr
-    assert done.stderr.startswith("xtune: error: ")
-    assert done.stderr.endswith(": pip install plotly Jinja2\n")
+    done = desk.run(sys.executable, "-c", WITHOUT, missing, "report", "--html", "page.html")
+    assert done.code == 2
+    assert done.message.endswith(": pip install plotly Jinja2")
     assert not (desk.directory / "page.html").exists()
 
 
