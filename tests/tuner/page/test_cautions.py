@@ -46,49 +46,6 @@ def test_drift() -> None:
     assert "Drift The machine drifted" in read_page(found).by_id("warnings").words
 
 
-BUSY = "CPU 0 is busy with other work (80%): make (PID 42); --cpus takes others"
-
-
-def test_launches_beside_others_work() -> None:
-    def shared(every: int) -> Conclusion:
-        def noted(launch: Launch) -> Launch:
-            made.append(launch)
-            beside = len(made) % every == 0
-            return launch._replace(shared_cpus=(BUSY,) if beside else ())
-
-        made: list[Launch] = []
-        return findings(60, change=noted)
-
-    found = shared(every=5)
-    count, made = len(found.launches) // 5, len(found.launches)
-    told = (
-        f"{count} launches of {made} ({', '.join(map(str, range(5, made + 1, 5)))}) shared their"
-        f" CPUs with other work; the last: {BUSY}"
-    )
-    assert told in [one.text for one in warnings_of(found) if one.about == "others"]
-    assert f"  warning: {told}" in found.lines()
-    seldom = shared(every=15)
-    assert "others" not in abouts(seldom)
-    assert not [line for line in seldom.lines() if "warning:" in line]
-
-
-def test_hosts_that_differ() -> None:
-    found = case("gain").found
-    records = tuple(
-        [
-            record._replace(
-                host="other",
-                launch=record.launch._replace(value=2.0 * record.launch.value),
-            )
-            if record.launch is not None and record.launch.value is not None and at % 2
-            else record
-            for at, record in enumerate(found.records)
-        ]
-    )
-    assert "hosts" in abouts(found._replace(records=records))
-    assert "hosts" not in abouts(found)
-
-
 def test_a_search_that_was_luckier_than_the_final() -> None:
     found = findings(60, noise=0.002)
     winner = found.verdict.best

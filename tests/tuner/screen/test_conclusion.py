@@ -169,6 +169,13 @@ def test_broken_requirements_are_counted() -> None:
     assert told in concluded(NO_GAIN, launches, objective).lines()
 
 
+def test_warnings_come_with_the_result() -> None:
+    busy = "CPU 0 is busy with other work (80%): make (PID 42)"
+    launches = (*LAUNCHES[:3], LAUNCHES[3]._replace(shared_cpus=(busy,)))
+    told = f"1 launch of 4 (4) shared their CPUs with other work; the last: {busy}"
+    assert list(concluded(NO_GAIN, launches).lines())[-3] == f"  warning: {told}"
+
+
 def test_as_json() -> None:
     noise = Resolution(spread=0.031, degrees=9, gain=0.0642)
     assert concluded(GAIN, resolution=noise).to_plain() == {
