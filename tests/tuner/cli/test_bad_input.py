@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from tests.tuner.cli.commands import Desk
 
@@ -64,13 +66,13 @@ def test_one_line(line: str, said: str, capsys: pytest.CaptureFixture[str]) -> N
 
 @pytest.mark.machine
 def test_wall_time_does_not_compare_layouts(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], needs: Callable[[object, str], None]
 ) -> None:
     from xlaunch.machine import read_machine
     from xlaunch.planning import Request, plan
 
-    if plan(Request(program=("true",), instances=1), read_machine()).instances[0].ncores < 2:
-        pytest.skip("needs two cores")
+    (alone,) = plan(Request(program=("true",), instances=1), read_machine()).instances
+    needs(alone.ncores > 1, "two cores")
     assert main(["--instances", "2", "nap.py", "1"]) == 2
     assert "wall time cannot compare 2 instances" in capsys.readouterr().err
 

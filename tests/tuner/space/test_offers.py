@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -217,11 +218,18 @@ def test_a_program_that_is_not_there_is_said_to_be_so() -> None:
 
 
 def test_the_runtime_that_torch_has_is_not_offered_in_its_own_place(
-    needs: Callable[[object, str], None],
+    tmp_path: Path, needs: Callable[[object, str], None]
 ) -> None:
-    runtime = program_runtime(sys.prefix, sys.executable)
-    needs(runtime, "torch")
-    request = Request(program=(sys.executable,))
+    torch = find_spec("torch")
+    needs(torch, "torch")
+    assert torch is not None
+    assert torch.origin is not None
+    python = made_up_prefix(tmp_path, "numpy")  # torch may lie outside of this Python's own
+    (site,) = tmp_path.glob("lib/*/site-packages")
+    (site / "torch").symlink_to(Path(torch.origin).parent)
+    runtime = program_runtime(str(tmp_path), str(python))
+    assert runtime is not None
+    request = Request(program=(str(python),))
     found = read_offers(request, clean_environment(), xlaunch.read_machine(), PLAIN)
     assert runtime not in found.runtimes
     assert "auto" in found.runtimes
