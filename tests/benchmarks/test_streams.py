@@ -62,12 +62,4 @@ def test_cells_hold_each_against_plain_and_the_best_processes() -> None:
 def test_goals_are_of_the_most_streams_of_a_core_each(rate: float, met: list[str]) -> None:
     lines = list(streams._goal_lines("resnet50 bfloat16", row(rate), SPLITS))
     assert [line.split(":")[0] for line in lines] == [f"goal {one}" for one in met]
-    assert all(" 32x1 compiled is " in line for line in lines)
-    assert "times the best processes, at least 2" in lines[0]
-    assert "times plain, at least 7" in lines[1]
-
-
-def test_without_streams_of_a_core_each_there_is_no_goal() -> None:
     assert list(streams._goal_lines("bert bfloat16", row(700.0), SPLITS[:1])) == []
-    # Of a model and precision for which plain's is not set, processes' is.
-    assert len(list(streams._goal_lines("bert float32", row(700.0), SPLITS))) == 1

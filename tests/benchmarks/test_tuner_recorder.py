@@ -150,11 +150,8 @@ def test_strategies_are_replayed_and_compared(tmp_path: Path) -> None:
     arguments = ["--synthetic", "small", "--seeds", "3", "--jobs", "1", "--json", "first.json"]
     chosen = ["--budgets", "5,20", "--strategies", "ours,random,grid,tpe,hypertune"]
     with start(tmp_path, "replay", *arguments, *chosen) as process:
-        out, errors = process.communicate(timeout=200)
+        errors = process.communicate(timeout=200)[1]
         assert process.returncode == 0, errors
-    assert "| ours (3 runs)" in out
-    assert "| hypertune (3 runs)" in out
-    assert "never surely behind another" in out
     content = json.loads((tmp_path / "first.json").read_text())
     curves = content["curves"]["small"]
     assert curves.keys() == {"ours", "random", "grid", "tpe", "hypertune"}
@@ -164,7 +161,7 @@ def test_strategies_are_replayed_and_compared(tmp_path: Path) -> None:
 
     reused = ["--strategies", "random", "--reuse", "first.json", "--json", "second.json"]
     with start(tmp_path, "replay", *arguments[:-2], "--budgets", "5,20", *reused) as process:
-        out, errors = process.communicate(timeout=200)
+        errors = process.communicate(timeout=200)[1]
         assert process.returncode == 0, errors
     again = json.loads((tmp_path / "second.json").read_text())["curves"]["small"]
     assert again == curves, "the same seeds, the same runs"
@@ -179,10 +176,3 @@ def test_claims_are_counted_where_nothing_differs(tmp_path: Path) -> None:
     assert "goal met: small: a gain claimed in 0 of 4 searches" in out
     verdicts = json.loads((tmp_path / "aa.json").read_text())["verdicts"]["small"]
     assert len(verdicts) == 4
-
-
-def test_a_made_up_space_of_another_name_is_refused(tmp_path: Path) -> None:
-    with start(tmp_path, "replay", "--synthetic", "smal") as process:
-        errors = process.communicate(timeout=60)[1]
-        assert process.returncode == 1
-    assert "no made-up space is called smal; there are" in errors

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of the tuner share: a home of their own, and for fleets a real database server."""
+"""What tests of the tuner share: a home of their own, a desk, and for fleets a real database server."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from tests.tuner.cli.commands import NAP, RATE, Desk
 from tests.tuner.postgresql import Server, binaries
 
 
@@ -21,6 +22,15 @@ def private_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         for name in ("CACHE", "CONFIG", "DATA", "STATE"):
             patch.setenv(f"XDG_{name}_HOME", str(tmp_path_factory.mktemp(name.lower())))
         yield
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    """An empty storage, and two programs whose truth is known."""
+    desk = Desk(tmp_path)
+    desk.write("nap.py", NAP)
+    desk.write("rate.py", RATE)
+    return desk
 
 
 @pytest.fixture(scope="module")

@@ -1,25 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of pages share: a desk, and a browser where there is one."""
+"""What tests of pages share: plotly's script, and a browser where there is one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
-from tests.tuner.cli.commands import NAP, RATE, Desk
 from tests.tuner.page.browser import Browser, find_chromium
 
 from xtune.page.document import require_libraries
-
-
-@pytest.fixture
-def desk(tmp_path: Path) -> Desk:
-    """An empty storage, and two programs whose truth is known."""
-    desk = Desk(tmp_path)
-    desk.write("nap.py", NAP)
-    desk.write("rate.py", RATE)
-    return desk
 
 
 @pytest.fixture(scope="session")
