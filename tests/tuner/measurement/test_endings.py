@@ -12,11 +12,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Self
 
 import pytest
 from tests.launcher.launching import is_alive, wait_until
 from tests.tuner.measurement.conftest import BEGIN, MakeRunner
 
+import xlaunch
+from xlaunch.report import Report
 from xtune.measurement.launches import Launch, Outcome, Steadiness
 from xtune.measurement.objectives import Goal
 from xtune.space.parameters import BARE, Configuration, Parameter, Where
@@ -230,6 +233,38 @@ def test_arguments_that_are_too_long(make_runner: MakeRunner, configuration: Con
     launch = make_runner("", program=program).measure(configuration)
     assert_unmeasured(launch, Outcome.NOT_STARTED)
     assert "arguments and environment are too long" in launch.notes[0]
+
+
+class Refused:
+    """A run for which the system had no process, as its keeper reports it; nobody can ask for that."""
+
+    def __init__(self, *_: object, stderr: int, **__: object) -> None:
+        os.write(stderr, b"xlaunch: error: instance 0: Resource temporarily unavailable\n")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def wait(self, timeout_s: float) -> bool:
+        return True
+
+    def live(self) -> list[object]:
+        return []
+
+    def report(self) -> Report:
+        return Report(125, "instance 0 could not be started", 0.1, 1, (), (), ())
+
+
+def test_instance_that_the_system_has_no_process_for(
+    make_runner: MakeRunner, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(xlaunch, "start", Refused)
+    launch = make_runner("").measure(DEFAULT)
+    assert_unmeasured(launch, Outcome.NOT_STARTED)
+    assert launch.notes[0] == (
+        "instance 0 could not be started: xlaunch: error: instance 0: Resource temporarily unavailable"
+    )
 
 
 def test_layout_that_does_not_fit(make_runner: MakeRunner):

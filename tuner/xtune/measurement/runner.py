@@ -430,7 +430,8 @@ def _failure(
     """The outcome of a failed launch, and why; None if it succeeded."""
     if watched.ended_as is not None:
         return watched.ended_as, watched.reason
-    if not all(one.started for one in report.instances):
+    # An instance that the system had no process for is not in the report.
+    if sum(one.started for one in report.instances) < report.count:
         return Outcome.NOT_STARTED, f"{report.reason}: {_last_line(said)}"
     if report.exit_code == 0:
         return None
