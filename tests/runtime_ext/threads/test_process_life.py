@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
+import json
 import os
-import signal
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -43,81 +46,114 @@ def in_child(act):
 """
 
 
-def run(script: str, *, code: int = 0) -> list[str]:
-    """Run a script after PREAMBLE; its lines of output."""
-    done = subprocess.run(
-        [sys.executable, "-c", PREAMBLE + textwrap.dedent(script)],
-        capture_output=True,
+INTERPRETER = """
+import json, tempfile
+signal.signal(signal.SIGINT, signal.default_int_handler)
+for line in sys.stdin:
+    script, whole = json.loads(line)
+    output, errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(LIMIT_S)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(output.fileno(), 1)
+        os.dup2(errors.fileno(), 2)
+        exec(script)
+        if not whole:
+            sys.stdout.flush()
+            os._exit(0)
+        break
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    texts = []
+    for file in (output, errors):
+        file.seek(0)
+        texts.append(file.read().decode())
+    print(json.dumps([code, *texts]), flush=True)
+"""
+
+
+@functools.cache
+def interpreter() -> subprocess.Popen[str]:
+    """A process that has run PREAMBLE, which takes a second; each script runs in a fork of it."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", PREAMBLE + INTERPRETER.replace("LIMIT_S", str(LIMIT_S))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         text=True,
-        timeout=LIMIT_S,
-        check=False,
     )
-    assert done.returncode == code, done.stderr
-    return done.stdout.splitlines()
+    atexit.register(process.communicate)
+    return process
+
+
+def run(script: str, *, code: int = 0, to_the_end: bool = False) -> list[str]:
+    """Run a script after PREAMBLE, in a process of its own; its lines of output.
+
+    The process ends as an interpreter does, which takes a while, or right after the script.
+    """
+    process = interpreter()
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(json.dumps([textwrap.dedent(script), to_the_end]) + "\n")
+    process.stdin.flush()
+    returned, output, errors = json.loads(process.stdout.readline())
+    assert returned == code, errors
+    return output.splitlines()
 
 
 def test_interpreter_ends_with_tasks_open_and_finishes_their_work() -> None:
-    lines = run("""
+    lines = run(
+        """
         task = Task(lambda x: (time.sleep(0.01), print("did", x, flush=True)), pool)
         for x in range(5):
             task(x)
         print("end of the script", flush=True)
-    """)
+    """,
+        to_the_end=True,
+    )
     assert sorted(lines) == sorted(["end of the script", *(f"did {x}" for x in range(5))])
     assert lines[-1] == "did 4"
 
 
 @pytest.mark.long
 def test_interpreter_ends_by_an_exception_with_tasks_open() -> None:
-    run("task = Task(torch.add, pool); task(torch.ones(1), 1); raise SystemExit(7)", code=7)
+    run(
+        "task = Task(torch.add, pool); task(torch.ones(1), 1); raise SystemExit(7)",
+        code=7,
+        to_the_end=True,
+    )
 
 
 @pytest.mark.long
 def test_interpreter_ends_with_an_idle_task() -> None:
-    run("task = Task(torch.add, pool)")
+    run("task = Task(torch.add, pool)", to_the_end=True)
 
 
 @pytest.mark.long
 def test_sys_exit_in_a_thread_that_waits() -> None:
-    lines = run("""
+    lines = run(
+        """
         task = Task(time.sleep, pool)
         waiter = threading.Thread(target=lambda: print(task.run_sync(0.2)))
         waiter.start()
-    """)
+    """,
+        to_the_end=True,
+    )
     assert lines == ["None"]
 
 
 def test_ctrl_c_interrupts_a_wait() -> None:
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            PREAMBLE
-            + textwrap.dedent("""
-            release = threading.Event()
-            task = Task(lambda: (print("runs", flush=True), release.wait(60)), pool)
-            try:
-                task.run_sync()
-            except KeyboardInterrupt:
-                print("interrupted", flush=True)
-                release.set()
-            """),
-        ],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "runs\n"
-        process.send_signal(signal.SIGINT)
-        assert process.communicate(timeout=LIMIT_S)[0] == "interrupted\n"
-        assert process.returncode == 0
-    finally:
-        process.kill()
-        process.wait()
+    lines = run("""
+        release = threading.Event()
+        task = Task(lambda: (os.kill(os.getpid(), signal.SIGINT), release.wait(60)), pool)
+        try:
+            task.run_sync()
+        except KeyboardInterrupt:
+            print("interrupted")
+            release.set()
+    """)
+    assert lines == ["interrupted"]
 
 
-@pytest.mark.long
 def test_forked_child_uses_a_task_of_its_parent() -> None:
     lines = run("""
         task = Task(lambda x: (x + 1, os.getpid(), mask()), pool)
@@ -133,7 +169,6 @@ def test_forked_child_uses_a_task_of_its_parent() -> None:
     assert lines == ["42"]
 
 
-@pytest.mark.long
 def test_forked_child_is_told_that_a_result_will_not_come() -> None:
     lines = run("""
         release = threading.Event()
@@ -152,7 +187,6 @@ def test_forked_child_is_told_that_a_result_will_not_come() -> None:
     assert "fork() does not copy threads. Submit the call again" in lines[0]
 
 
-@pytest.mark.long
 def test_forked_child_does_not_reopen_a_closed_task() -> None:
     lines = run("""
         task = Task(int, pool)
@@ -186,7 +220,6 @@ def test_fork_while_many_threads_submit() -> None:
     """)
 
 
-@pytest.mark.long
 def test_forked_child_cancels_though_a_thread_of_its_parent_makes_a_lock() -> None:
     lines = run("""
         from xruntime.threads import futures
@@ -213,25 +246,27 @@ def test_forked_child_cancels_though_a_thread_of_its_parent_makes_a_lock() -> No
 
 @pytest.mark.long
 def test_forked_child_may_end_by_exit_handlers() -> None:
-    lines = run("""
+    lines = run(
+        """
         task = Task(int, pool)
         task.run_sync()
         pid = os.fork()
         os.write(1, b"both\\n")  # in one piece, whoever comes first
         if pid:
             assert os.waitpid(pid, 0)[1] == 0
-    """)
+    """,
+        to_the_end=True,
+    )
     assert lines == ["both", "both"]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_data_loader_workers_have_all_cpus(method: str, tmp_path) -> None:
+def test_data_loader_workers_have_all_cpus(tmp_path: Path) -> None:
     """Workers started while pins and tasks are about run where the process may, not on a pool."""
     script = tmp_path / "loader.py"
     script.write_text(
         PREAMBLE
-        + textwrap.dedent(f"""
+        + textwrap.dedent("""
         class Masks(torch.utils.data.Dataset):
             def __len__(self):
                 return 4
@@ -243,12 +278,13 @@ def test_data_loader_workers_have_all_cpus(method: str, tmp_path) -> None:
             with Task(torch.add, CPUPool(cpus[1:])) as task, pin(CPUPool(cpus[1:])):
                 torch.ones(1 << 17).add_(1)
             task = Task(lambda x: x.sum().item(), pool)
-            loader = torch.utils.data.DataLoader(
-                Masks(), num_workers=2, multiprocessing_context={method!r}
-            )
-            for seen in loader:
-                assert seen[0].tolist() == before, seen
-                task.run_sync(torch.ones(1 << 17))
+            for method in ("fork", "spawn"):
+                loader = torch.utils.data.DataLoader(
+                    Masks(), num_workers=2, multiprocessing_context=method
+                )
+                for seen in loader:
+                    assert seen[0].tolist() == before, (method, seen)
+                    task.run_sync(torch.ones(1 << 17))
         """)
     )
     done = subprocess.run(
