@@ -73,7 +73,15 @@ def flags_by_isa() -> dict[str, list[str]]:
     return {name: value.split() for name, value in flags.items() if name in ours}
 
 
-@pytest.mark.parametrize("source", OPERATORS, ids=lambda path: path.parent.name)
+@pytest.mark.parametrize(
+    "source",
+    [
+        pytest.param(
+            path, id=path.parent.name, marks=() if path.parent.name == "nms" else pytest.mark.long
+        )
+        for path in OPERATORS
+    ],
+)
 def test_objects_share_no_function_with_each_other(
     built_library: Path, needs: Needs, source: Path, tmp_path: Path
 ) -> None:
