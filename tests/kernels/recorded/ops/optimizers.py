@@ -28,6 +28,7 @@ STEPS_BEFORE = 3
 
 NUMBERS: dict[str, dict[str, float]] = {
     "sgd": {"momentum": 0.8, "dampening": 0.25, "nesterov": 0},
+    "sgd/plain": {"momentum": 0, "dampening": 0, "nesterov": 0},
     "sgd/nesterov": {"momentum": 0.8, "dampening": 0, "nesterov": 1},
     "lars": {"momentum": 0.8, "dampening": 0.25, "nesterov": 0, "trust": 0.02, "eps": 1e-6},
     "adagrad": {"lr_decay": 0.01, "eps": 1e-6},
@@ -106,7 +107,7 @@ def _case(
         "first": Expectation(first, state_rtol, 3e-7),
         "second": Expectation(second, state_rtol, 3e-7),
         "steps": Expectation(arrays["steps"] + counts),
-        "fresh": Expectation(arrays["fresh"] * (0 if "momentum" in numbers else 1)),
+        "fresh": Expectation(arrays["fresh"] * (0 if numbers.get("momentum") else 1)),
     }
     return Case(f"{name}/{weights}/{gradient}/{state}", numbers, arrays, expectations)
 
@@ -129,6 +130,8 @@ def _step(
         if kind == "lars" and w.size:
             ratio = n["trust"] * _norm(w) / (_norm(g) + decay * _norm(w) + n["eps"])
         g = ratio * (g + decay * w)
+        if not n["momentum"]:
+            return w - lr * g, first, second
         first = g if fresh else n["momentum"] * first + (1 - n["dampening"]) * g
         return w - lr * (g + n["momentum"] * first if n["nesterov"] else first), first, second
     if kind == "adagrad":
