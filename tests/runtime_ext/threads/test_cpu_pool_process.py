@@ -6,18 +6,16 @@ Each case is a process of its own, since a process finds out once.
 
 from __future__ import annotations
 
-import ctypes.util
-import importlib.metadata
 import importlib.util
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.runtime_ext.runtimes import intel_runtime, llvm_runtime
 
 from xlaunch.environment.openmp import BINDING
 
@@ -195,20 +193,10 @@ tell(*json.loads(os.read(reader, 1000)), pickle.loads(pools[0]).core_ids, len(po
         assert size_bytes < 200, "this machine does not travel with its pools"
 
 
-def intel_runtime() -> str | None:
-    """libiomp5.so of PyPI's intel-openmp, where that is installed."""
-    try:
-        files = importlib.metadata.files("intel-openmp") or []
-    except importlib.metadata.PackageNotFoundError:
-        return None
-    found = [Path(file.locate()).resolve() for file in files if file.name == "libiomp5.so"]
-    return next((str(path) for path in found if path.is_file()), None)
-
-
 RUNTIMES = {
     "torch's libgomp": lambda: "",
     "libiomp5.so (PyPI's intel-openmp)": intel_runtime,
-    "libomp.so.5 (Debian's libomp5)": lambda: ctypes.util.find_library("omp"),
+    "libomp.so.5 (Debian's libomp5)": llvm_runtime,
 }
 """What to preload for each; nothing for the one that torch brings."""
 
