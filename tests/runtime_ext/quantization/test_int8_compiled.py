@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -81,11 +82,14 @@ def test_it_can_be_compiled_for_streams(module: QuantizedModule, first: CPUPool)
 
 
 @pytest.mark.full
-def test_each_shape_has_code_of_its_own(module: QuantizedModule, first: CPUPool) -> None:
+def test_each_shape_has_code_of_its_own(
+    module: QuantizedModule, first: CPUPool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="xruntime")
     with pin(first):
         before = module(images(4))
         other = module(images(6))
+        graphs = len(caplog.messages)
         assert torch.equal(module(images(4)), before)
+        assert len(caplog.messages) == graphs > 0
     assert distance(other, module.eager(images(6))) < TOLERANCE
-    sizes = {"graph": [code.graphs for code in module._codes.values()]}
-    assert sizes["graph"] == [2]

@@ -148,14 +148,13 @@ def test_every_callback_is_called_once() -> None:
         called.clear()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("way", "error"),
     [
-        ("result", None),
-        ("result", ValueError("seven")),
+        pytest.param("result", None, marks=pytest.mark.long),
+        pytest.param("result", ValueError("seven"), marks=pytest.mark.long),
+        pytest.param("as_completed", ValueError("seven"), marks=pytest.mark.long),
         pytest.param("wait", None, marks=pytest.mark.full),
-        ("as_completed", ValueError("seven")),
         pytest.param("exception", None, marks=pytest.mark.full),
         pytest.param("exception", ValueError("seven"), marks=pytest.mark.full),
     ],
