@@ -52,32 +52,21 @@ def test_bf16_inference(tmp_path: Path) -> None:
     assert all(0 < one < 0.02 * found["largest"] for one in found["traced"] + found["compiled"])
 
 
-def int8_steps(directory: Path) -> tuple[list[float], float]:
-    """Calibrate, edit the recipe, convert and save; return the differences, and the largest output."""
-    calibrated = run("int8.py", directory, "calibrate").found
+@pytest.mark.full
+@pytest.mark.usefixtures("compiler", "torchao")
+def test_int8_calibrated_converted_and_deployed_in_processes(tmp_path: Path) -> None:
+    calibrated = run("int8.py", tmp_path, "calibrate").found
     assert calibrated["differences"] == [pytest.approx(0, abs=1e-5)]
-    recipe = directory / "conf.json"
+    recipe = tmp_path / "conf.json"
     content = json.loads(recipe.read_text())
     assert {one["precision"] for one in content["operators"].values()} == {"int8"}
     # The last layer stays float.
     content["operators"]["4"]["precision"] = "float"
     recipe.write_text(json.dumps(content))
-    return run("int8.py", directory, "convert").found["differences"], calibrated["largest"]
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("compiler", "torchao")
-def test_int8(tmp_path: Path) -> None:
-    (called, *traced), largest = int8_steps(tmp_path)
-    assert 0 < called < 0.02 * largest
+    called, *traced = run("int8.py", tmp_path, "convert").found["differences"]
+    assert 0 < called < 0.02 * calibrated["largest"]
     assert traced == [called] * 2
-
-
-@pytest.mark.full
-@pytest.mark.usefixtures("compiler", "torchao")
-def test_int8_deployed_in_another_process(tmp_path: Path) -> None:
-    differences, _ = int8_steps(tmp_path)
-    assert run("int8.py", tmp_path, "deploy").found["differences"] == [differences[0]] * 2
+    assert run("int8.py", tmp_path, "deploy").found["differences"] == [called] * 2
 
 
 @pytest.mark.long

@@ -148,13 +148,13 @@ def test_no_call_passes_python(variables: dict[str, str], tmp_path: Path) -> Non
 
 
 @pytest.mark.long
-def test_the_operators_pass_their_tests_with_it(variables: dict[str, str]) -> None:
+def test_the_operators_pass_their_quick_tests_with_it(variables: dict[str, str]) -> None:
     names = (
         "test_merged_embedding_bag.py",
         "test_interaction.py",
         "test_compiled_embedding_bag.py",
     )
-    options = ("-q", "-n", "0", "-p", "no:cacheprovider", "-m", "not full")
+    options = ("-q", "-n", "0", "-p", "no:cacheprovider", "-m", "not long and not full")
     summary = child(
         "-m", "pytest", *options, *(DIRECTORY / name for name in names), variables=variables
     )

@@ -26,9 +26,9 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def quick_compilation() -> Iterator[None]:
-    """Precompiled headers take longer than these few compilations without them."""
+@pytest.fixture
+def no_precompiled_headers() -> Iterator[None]:
+    """They take longer than one compilation without them, and are worth it for several."""
     import torch._inductor.config as settings
 
     with settings.patch(cpp_cache_precompile_headers=False):
@@ -39,7 +39,7 @@ def agree(optimized: Any, expected: Any, tolerance: float = 1e-4) -> None:
     torch.testing.assert_close(optimized, expected, rtol=tolerance, atol=tolerance)
 
 
-def test_compiled_graph_is_used() -> None:
+def test_compiled_graph_is_used(no_precompiled_headers: None) -> None:
     model = nn.Sequential(nn.Linear(4, 3), nn.Dropout()).eval()
     model.register_forward_hook(lambda _module, _args, output: output - 5)
     before = snapshot(model)
