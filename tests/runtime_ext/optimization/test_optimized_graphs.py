@@ -254,8 +254,10 @@ def test_whatever_torch_raises_when_it_compiles_the_modules_are_called(
     with pytest.warns(SlowCallWarning, match=r"Sequential is not compiled: .*API call failed"):
         optimized = optimize(model, sample_input=sample)
     agree(optimized(sample), model(sample))
+    before = snapshot(model)
     with pytest.raises(OptimizationError, match=r"graph='compile': .*API call failed"):
-        optimize(model, sample_input=sample, graph="compile")
+        optimize(model, sample_input=sample, graph="compile", dtype=torch.bfloat16, inplace=True)
+    assert snapshot(model) == before
 
 
 @pytest.mark.long

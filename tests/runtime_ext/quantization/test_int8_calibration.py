@@ -271,6 +271,22 @@ def test_one_example_is_enough_for_any_batch() -> None:
     assert module.eager(images(1)).shape == (1, 5)
 
 
+def test_one_example_beside_a_number_is_enough_for_any_batch() -> None:
+    class Shifted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 3)
+            self.eval()
+
+        def forward(self, values: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+            return self.linear(values) + shift
+
+    shift = torch.tensor(2.0)
+    with calibrate(Shifted(), QuantConf(), (torch.ones(1, 4), shift)) as observed:
+        observed(torch.randn(5, 4), shift)
+    assert convert(observed).eager(torch.ones(7, 4), shift).shape == (7, 3)
+
+
 @pytest.mark.parametrize(
     ("call", "text"),
     [
@@ -462,21 +478,25 @@ def test_an_int8_module_cannot_be_changed(module: QuantizedModule) -> None:
             change()
 
 
-def test_without_torchao_the_error_says_what_to_install() -> None:
+def test_without_torchao_or_a_part_of_it_the_error_says_what_to_install() -> None:
     program = """
 import sys
 
 class Blocked:
+    name = "torchao"
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "torchao":
-            raise ModuleNotFoundError(f"No module named {name!r}", name="torchao")
+        if name.startswith(self.name):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=self.name)
 
 sys.meta_path.insert(0, Blocked())
 import torch
 from xruntime.quantization import QuantConf, calibrate, load
 
-for call in (lambda: calibrate(torch.nn.Linear(2, 2).eval(), QuantConf(), torch.ones(2, 2)).__enter__(),
-             lambda: load("model.pt2")):
+for Blocked.name, call in (
+    ("torchao", lambda: calibrate(torch.nn.Linear(2, 2).eval(), QuantConf(), torch.ones(2, 2)).__enter__()),
+    ("torchao", lambda: load("model.pt2")),
+    ("torchao.quantization.pt2e.quantizer", lambda: load("model.pt2")),
+):
     try:
         call()
     except Exception as error:
@@ -486,4 +506,8 @@ for call in (lambda: calibrate(torch.nn.Linear(2, 2).eval(), QuantConf(), torch.
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
     line = "QuantizationError INT8 needs torchao, which is not installed: pip install 'xlaunch[int8]'\n"
-    assert done.stdout == line * 2, done.stderr
+    absent = done.stdout.removeprefix(line * 2)
+    assert absent != done.stdout, done.stderr
+    assert absent.startswith("QuantizationError torchao ")
+    assert "cannot be imported with torch" in absent
+    assert "ModuleNotFoundError: No module named 'torchao.quantization.pt2e.quantizer" in absent
