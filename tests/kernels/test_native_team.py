@@ -16,6 +16,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -305,6 +306,8 @@ def test_the_mask_of_a_thread_elsewhere_is_refused(kernels: ctypes.CDLL) -> None
     ended.join()
     ended_id = ended.native_id
     assert ended_id
+    while os.path.exists(f"/proc/self/task/{ended_id}"):  # join() does not wait for the kernel
+        time.sleep(0.001)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
         for thread_id in (other.pid, ended_id):
             ctypes.set_errno(0)
