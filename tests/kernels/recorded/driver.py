@@ -23,13 +23,13 @@ def run_checked(*words: str | Path) -> str:
     return done.stdout
 
 
-def compile_driver(compiler: str, library: Path, directory: Path) -> Path:
+def compile_driver(compiler: str, library: Path, directory: Path, *options: str) -> Path:
     """Compile the program against a libxkernels.so; it looks for the library where it is now."""
     program = directory / "recorded"
     run_checked(
         *(compiler, "-std=c++17", "-O1", "-fopenmp", "-Wall", "-Wextra", "-Wpedantic", "-Wshadow"),
         *("-Werror", "-I", KERNELS / "include", *sorted(SOURCES.glob("*.cpp")), library),
-        *("-o", program, f"-Wl,-rpath,{library.parent}"),
+        *("-o", program, f"-Wl,-rpath,{library.parent}", *options),
     )
     return program
 

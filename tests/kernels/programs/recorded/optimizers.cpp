@@ -1,34 +1,60 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Optimizer steps. All tensors of a case are in one array, one after another, as `sizes` says.
+#include <string.h>
+
 #include "cases.h"
 #include "xkernels.h"
 
 namespace recorded {
 namespace {
 
-// Where the tensors begin in an array; nothing if the case has no such array.
+// The tensors of an array, each in memory that ends with it; copied back in the end.
 template <typename Pointer>
-std::vector<Pointer> pointers(Case& c, const std::string& name, const Array& sizes) {
-  std::vector<Pointer> found;
-  if (!c.has(name)) return found;
-  const Array& array = c.array(name);
-  unsigned char* at = array.bytes();
-  for (int64_t i = 0; i < sizes.count; ++i) {
-    found.push_back(reinterpret_cast<Pointer>(at));
-    at += static_cast<int64_t>(sizes.value(i)) * array.width;
+class Tensors {
+ public:
+  // Nothing if the case has no such array.
+  Tensors(Case& c, const std::string& name, const Array& sizes) {
+    if (!c.has(name)) return;
+    whole_ = &c.array(name);
+    for (int64_t i = 0; i < sizes.count; ++i) {
+      parts_.emplace_back(whole_->type, static_cast<int64_t>(sizes.value(i)));
+      pointers_.push_back(reinterpret_cast<Pointer>(parts_.back().bytes()));
+    }
+    each([](unsigned char* whole, unsigned char* part, size_t size) { memcpy(part, whole, size); });
   }
-  return found;
-}
+  ~Tensors() {
+    each([](unsigned char* whole, unsigned char* part, size_t size) { memcpy(whole, part, size); });
+  }
+  Tensors(const Tensors&) = delete;
+  Tensors& operator=(const Tensors&) = delete;
+
+  const Pointer* data() const { return pointers_.data(); }
+
+ private:
+  template <typename Copy>
+  void each(Copy copy) {
+    int64_t before = 0;  // bytes
+    for (Array& part : parts_) {
+      const int64_t size = part.count * part.width;
+      copy(whole_->bytes() + before, part.bytes(), static_cast<size_t>(size));
+      before += size;
+    }
+  }
+
+  Array* whole_ = nullptr;
+  std::vector<Array> parts_;
+  std::vector<Pointer> pointers_;
+};
 
 template <typename Step>
-int32_t step(Case& c, Step call) {
+int32_t run(Case& c, Step call) {
   const Array& sizes = c.array("sizes");
-  const auto weights = pointers<void*>(c, "weights", sizes);
-  const auto remainders = pointers<int16_t*>(c, "remainders", sizes);
-  const auto gradients = pointers<const void*>(c, "gradients", sizes);
-  const auto first = pointers<void*>(c, "first", sizes);
-  const auto second = pointers<void*>(c, "second", sizes);
+  const Tensors<void*> weights(c, "weights", sizes);
+  const Tensors<int16_t*> remainders(c, "remainders", sizes);
+  const Tensors<const void*> gradients(c, "gradients", sizes);
+  const Tensors<void*> first(c, "first", sizes);
+  const Tensors<void*> second(c, "second", sizes);
   std::vector<float*> steps;
   for (int64_t i = 0; i < sizes.count; ++i) steps.push_back(c.data<float>("steps") + i);
   xk_tensors t = {};
@@ -46,7 +72,12 @@ int32_t step(Case& c, Step call) {
   t.gradient_type = type_of(c.array("gradients"));
   t.state_type = type_of(c.array("first"));
   t.maximize = static_cast<int32_t>(c.number("maximize"));
-  const int32_t result = call(&t, [&c](const char* name) { return c.number(name); });
+  return call(&t, [&c](const char* name) { return c.number(name); });
+}
+
+template <typename Step>
+int32_t step(Case& c, Step call) {
+  const int32_t result = run(c, call);
   if (result == 0) add_masters(c);
   return result;
 }
