@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-pytestmark = pytest.mark.long
-
 # The recipe of torch's documentation: make the model, wrap it, train. Prints how many of all fp32
 # weights differ between the processes.
 PROGRAM = """
@@ -53,7 +51,15 @@ print(int((both[0] != both[1]).sum()), "of", found.numel())
 """
 
 
-@pytest.mark.parametrize("way", ["split", "stochastic", "given weights", "optimize"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param("split", marks=pytest.mark.long),
+        pytest.param("stochastic", marks=pytest.mark.full),
+        pytest.param("given weights", marks=pytest.mark.full),
+        pytest.param("optimize", marks=pytest.mark.long),
+    ],
+)
 def test_processes_of_different_seeds_train_the_same_weights(
     native: None, needs: Callable[[object, str], None], tmp_path: Path, way: str
 ) -> None:

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from tests.runtime_ext.optimization_program.scripts import run_optimized
 
-pytestmark = pytest.mark.usefixtures("compiler")
+# `test_programs_optimized` has small models.
+pytestmark = [pytest.mark.full, pytest.mark.usefixtures("compiler")]
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
@@ -43,7 +44,6 @@ def installed(needs: Any) -> None:
         needs(find_spec(module), f"pip install {package}")
 
 
-@pytest.mark.long
 def test_resnet50_is_optimized() -> None:
     ended = run_optimized(EXAMPLES / "resnet50.py", "--seconds", "0.2")
     assert "25,557,032 parameters, float32, batch 1, eager" in ended.out
@@ -53,7 +53,6 @@ def test_resnet50_is_optimized() -> None:
     )
 
 
-@pytest.mark.full
 def test_resnet50_by_two_instances() -> None:
     options = ("--instances", "2", "--ncores", "1", "--oversubscribe")
     ended = run_optimized(
@@ -64,7 +63,6 @@ def test_resnet50_by_two_instances() -> None:
     assert starts == ["[0] Sequential: optimized", "[1] Sequential: optimized"]
 
 
-@pytest.mark.full
 def test_infer_finds_meaning() -> None:
     ended = run_optimized(EXAMPLES / "infer.py", "--limit", "100", precision="auto")
     assert ended.out.endswith("retrieval check: 12 of 12\n")
@@ -72,14 +70,12 @@ def test_infer_finds_meaning() -> None:
     assert len(ended.reports) == 1
 
 
-@pytest.mark.full
 def test_train_is_left_alone() -> None:
     ended = run_optimized(EXAMPLES / "train.py", "--epochs", "1", "--goal", "0.1")
     assert "accuracy on 359 held-out images" in ended.out
     assert ended.reports == ["Sequential: left as it is: it runs in training mode"]
 
 
-@pytest.mark.full
 def test_generation_is_left_alone_and_right(tmp_path: Path) -> None:
     script = tmp_path / "generate.py"
     script.write_text(GENERATION)
