@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+import os
 import platform
 import warnings
 from typing import Any, Final
@@ -35,6 +36,9 @@ _log = logging.getLogger("xruntime")
 
 IS_ARM: Final = platform.machine() in ("aarch64", "arm64")
 
+_WITHOUT_VNNI: Final = frozenset(("SSE41", "AVX", "AVX2", "AVX512_CORE"))
+"""Values of oneDNN's variable that keep its kernels from VNNI, whatever the CPU has."""
+
 MIN_SCALE: Final = 2**-12
 """torchao's smallest scale of activations."""
 
@@ -44,7 +48,10 @@ def machine_range() -> tuple[int, int]:
     if IS_ARM:
         return -128, 127
     # Without VNNI, pairs of products of 8 bits are added in 16 bits, which 255 * 127 * 2 exceeds.
-    return (0, 255) if torch.cpu._is_vnni_supported() else (0, 127)  # noqa: SLF001 - no public one
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA", os.environ.get("DNNL_MAX_CPU_ISA", "")).upper()
+    if limit in _WITHOUT_VNNI or not torch.cpu._is_vnni_supported():  # noqa: SLF001 - no public one
+        return 0, 127
+    return 0, 255
 
 
 def check_range(conf: QuantConf) -> None:
@@ -59,7 +66,7 @@ def check_range(conf: QuantConf) -> None:
         )
     if chosen[1] > machine_range()[1]:
         _log.warning(
-            "the recipe's activations are in %s; this CPU has no VNNI, so sums may saturate: %s is exact",
+            "the recipe's activations are in %s; oneDNN has no VNNI here, so sums may saturate: %s is exact",
             list(chosen),
             list(machine_range()),
         )

@@ -11,5 +11,8 @@ from tests.runtime_ext.conftest import Needs
 
 @pytest.fixture(scope="session")
 def torchao(native: None, needs: Needs) -> None:
-    """torchao is here."""
+    """torchao is here, and imported without its warnings."""
+    from xruntime.quantization.torchao_package import import_torchao
+
     needs(importlib.util.find_spec("torchao"), "torchao (pip install 'xlaunch[int8]')")
+    import_torchao()

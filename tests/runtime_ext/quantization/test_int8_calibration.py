@@ -393,6 +393,22 @@ def test_a_range_of_another_machine_is_refused() -> None:
         prepare(residual(), conf, images(2))
 
 
+@pytest.mark.parametrize("isa", ["AVX2", "avx512_core"])
+def test_a_range_that_saturates_without_vnni_is_warned_of(
+    isa: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """oneDNN may be kept from VNNI, on a CPU that has it."""
+    from xruntime.quantization import quantizer
+
+    monkeypatch.setattr(quantizer, "IS_ARM", False)
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", isa)
+    assert quantizer.machine_range() == (0, 127)
+    quantizer.check_range(QuantConf(activation_range=(0, 127)))
+    assert not caplog.messages
+    quantizer.check_range(QuantConf(activation_range=(0, 255)))
+    assert "sums may saturate: [0, 127] is exact" in caplog.text
+
+
 @pytest.mark.long
 def test_a_file_needs_torch_and_torchao_alone(tmp_path: Path, module: QuantizedModule) -> None:
     save(module, tmp_path / "model.pt2")
