@@ -33,6 +33,7 @@ TESTS_OF = {
 }
 RENAMED = {"optimization/program": "optimization_program"}
 """Directories whose tests are in one of another name."""
+TIERS = ("not long and not full", "long")
 TIMEOUT_S = 600.0
 """Seconds for the tests of one tier; a mutant that makes them hang is noticed."""
 
@@ -110,7 +111,7 @@ def tests_of(path: Path) -> Path:
     return directory
 
 
-def is_noticed(mutant: Mutant) -> bool:
+def is_noticed(mutant: Mutant, tiers: tuple[str, ...]) -> bool:
     """Whether a test of the directory fails with the mutant in place."""
     source = mutant.path.read_bytes()
     changed = source[: mutant.begin] + mutant.replacement.encode() + source[mutant.end :]
@@ -159,6 +160,7 @@ def main() -> int:
     parser.add_argument("places", nargs="*", type=Path, help="files or directories of the product")
     parser.add_argument("--count", type=int, default=60, help="how many mutants; default 60")
     parser.add_argument("--seed", type=int, default=0, help="random seed; default 0")
+    parser.add_argument("--quick", action="store_true", help="run the quick tier only")
     parser.add_argument("--only", metavar="FILE:LINE", help="all mutants of one line")
     options = parser.parse_args()
     if options.only is not None:
@@ -180,7 +182,7 @@ def main() -> int:
     survivors = 0
     for number, mutant in enumerate(mutants, 1):
         began, text = time.monotonic(), str(mutant)
-        noticed = is_noticed(mutant)
+        noticed = is_noticed(mutant, TIERS[:1] if options.quick else TIERS)
         survivors += not noticed
         verdict = "noticed " if noticed else "SURVIVES"
         print(f"{number:3} {verdict} {time.monotonic() - began:4.0f} s  {text}", flush=True)
