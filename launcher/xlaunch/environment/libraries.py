@@ -227,13 +227,11 @@ def _files(
         if real in seen:
             continue
         seen.add(real)
+        found = [name for name in _listed(directory) if wanted.fullmatch(name)]
         # libtcmalloc_minimal before libtcmalloc, whose profiler needs libunwind; versioned names
         # first, because the others belong to development packages.
-        for name in sorted(
-            _listed(directory), key=lambda n: ("_minimal" not in n, n.endswith(".so"), n)
-        ):
-            if wanted.fullmatch(name):
-                yield origin, directory, name
+        for name in sorted(found, key=lambda n: ("_minimal" not in n, n.endswith(".so"), n)):
+            yield origin, directory, name
 
 
 def _directories(
