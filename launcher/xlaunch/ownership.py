@@ -86,7 +86,7 @@ def make_private(directory: str) -> None:
     with contextlib.suppress(FileExistsError):
         os.mkdir(directory, 0o700)
     if not os.path.isdir(directory):
-        raise NotADirectoryError(errno.ENOTDIR, "is no directory", directory)
+        raise NotADirectoryError(errno.ENOTDIR, "is not a directory", directory)
 
 
 def _steps(path: str, links_left: list[int]) -> Iterator[tuple[str, os.stat_result]]:
@@ -138,7 +138,7 @@ def _danger(path: str, status: os.stat_result, trusted: set[int]) -> str | None:
 
 
 def _writers(path: str, status: os.stat_result) -> tuple[set[int], set[int]]:
-    """Users and groups beside the owner that may write the file; groups of the user's own left out."""
+    """Users and groups beside the owner that may write the file, without the user's own groups."""
     if _has_no_mode(status) or not status.st_mode & stat.S_IWGRP:
         return set(), set()
     users: set[int] = set()

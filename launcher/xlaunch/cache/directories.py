@@ -179,7 +179,7 @@ def _why_not_own(path: str) -> str | None:
     if stat.S_ISLNK(status.st_mode):
         return "is a symbolic link; name the directory that it leads to"
     if not stat.S_ISDIR(status.st_mode):
-        return "is no directory"
+        return "is not a directory"
     if hasattr(os, "geteuid"):
         if status.st_uid != os.geteuid():
             return "belongs to another user"

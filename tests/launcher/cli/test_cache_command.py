@@ -132,7 +132,7 @@ def test_clear_and_prune(base, words: tuple[str, ...]):
         (("prune",), "XLAUNCH_CACHE_MAX_SIZE: '3 parsecs' is not a size"),
         (("clear", "frobnicate"), "the caches are inductor, triton"),
         (("diff", "a.json", "b.json"), "'a.json' cannot be read"),
-        (("ls", "--cache-dir", "/etc/passwd"), "/etc/passwd is no directory"),
+        (("ls", "--cache-dir", "/etc/passwd"), "/etc/passwd is not a directory"),
         (("warm",), "PROGRAM"),
         (("warm", "--no-cache", "true"), "no option --no-cache"),
     ],

@@ -189,7 +189,7 @@ def test_a_directory_without_a_name_is_refused():
 
 def test_a_file_in_place_of_the_directory(tmp_path: Path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match=r"--cache-dir .*file is no directory"):
+    with pytest.raises(UsageError, match=r"--cache-dir .*file is not a directory"):
         settings(Request(cache_dir=str(tmp_path / "file")))
 
 

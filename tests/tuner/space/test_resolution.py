@@ -45,7 +45,7 @@ TWO_NODES = make_machine(packages=(4, 4), nodes=(4, 4), l3=(2,) * 4, smt=2)
 def resolver_of(machine: Machine, offers: Offers = NOTHING_INSTALLED, **more: object) -> Resolver:
     own = parse_parameters(["batch=1,2", "mode=a,b"], WORK)
     space = make_space(WORK, machine, offers, own=own, **more).space  # type: ignore[arg-type]
-    # With tunables of the user's, auto is glibc-tuned, whatever is installed.
+    # If the user sets tunables, auto is glibc-tuned, whatever is installed.
     environment = clean_environment(GLIBC_TUNABLES="glibc.malloc.perturb=0")
     return Resolver(space, WORK, environment, machine)
 
