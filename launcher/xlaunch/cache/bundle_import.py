@@ -13,7 +13,6 @@ import hashlib
 import io
 import lzma
 import os
-import re
 import shutil
 import tarfile
 import time
@@ -35,7 +34,7 @@ from xlaunch.cache.key import Hardware, Key, Packages, differences, key_of
 from xlaunch.cache.leftovers import staging_directory
 from xlaunch.cache.relocation import relocate
 from xlaunch.cache.table import BY_NAME, Format, Part
-from xlaunch.cache.usage import entries_of
+from xlaunch.cache.usage import entries_of, unit_of
 from xlaunch.errors import UsageError
 from xlaunch.machine.c_library import glibc_version
 from xlaunch.ownership import make_private
@@ -295,21 +294,16 @@ def _place(directory: CacheDirectory, files: Mapping[str, ImportedFile], staging
 
 def _choose(directory: CacheDirectory, files: Mapping[str, ImportedFile]) -> list[str]:
     """The paths of the files to add, in the order in which to move them."""
-
-    def unit(path: str) -> str:
-        """What the files that make sense only together have in common."""
-        together = BY_NAME[directory.cache].together
-        found = None if together is None else re.match(together, path)
-        return path if found is None else found.group()
-
     existing = set(bundle.files_below(directory.path))
     same = set()
     for path in existing.intersection(files):
         with contextlib.suppress(FileNotFoundError):
             if _sha256(os.path.join(directory.path, path)) == files[path].sha256:
                 same.add(path)
-    different = {unit(path) for path in existing - same}
-    new = [it for it in files if it not in existing and unit(it) not in different]
+    different = {unit_of(directory.cache, path) for path in existing - same}
+    new = [
+        it for it in files if it not in existing and unit_of(directory.cache, it) not in different
+    ]
     return sorted(new, key=lambda it: (_ORDER.index(entries_of(directory.cache, it).format), it))
 
 

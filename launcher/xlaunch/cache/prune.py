@@ -2,8 +2,9 @@
 """Keep the caches within their size: what was not used for longest goes first.
 
 Directories go in the order of their last use, and their files in the order of their last change;
-access times are not reliable (noatime, relatime). What a launch uses at the moment loses only files
-that are older than a day: libraries compile again what they miss.
+access times are not reliable (noatime, relatime). Files that make sense only together go together. What
+a launch uses at the moment loses only files that are older than a day: libraries compile again what they
+miss.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from xlaunch.cache.directories import (
 )
 from xlaunch.cache.imported import IMPORTED
 from xlaunch.cache.leftovers import REMOVING, remove_leftovers
-from xlaunch.cache.usage import CachedFile, files_of
+from xlaunch.cache.usage import CachedFile, files_of, unit_of
 
 DEFAULT_MAX_BYTES = 20 << 30
 
@@ -57,19 +58,18 @@ def prune(
     if not dry_run:
         remove_leftovers(base)
     directories = sorted(stored(base), key=lambda it: it.last_use_s)
-    files = {it: sorted(files_of(it.path), key=lambda file: file.changed_s) for it in directories}
+    units = {it: _units(it) for it in directories}
     excess = 0
     if max_bytes is not None:
-        excess = sum([file.size_bytes for own in files.values() for file in own]) - max_bytes
+        excess = sum([_size(unit) for own in units.values() for unit in own]) - max_bytes
     found, named = [], named_by_processes()
     for directory in directories:
         expired = older_than_s is not None and now_s - directory.last_use_s > older_than_s
         if excess <= 0 and not expired:
             continue
-        wanted = files[directory] if expired else _oldest(files[directory], excess)
-        removal = _remove(
-            base, directory, wanted, len(files[directory]), now_s, named, dry_run=dry_run
-        )
+        wanted = units[directory] if expired else _oldest(units[directory], excess)
+        whole = len(wanted) == len(units[directory])
+        removal = _remove(base, directory, wanted, now_s, named, whole=whole, dry_run=dry_run)
         excess -= removal.size_bytes
         if removal.files or removal.whole:
             found.append(removal)
@@ -80,40 +80,57 @@ def clear(base: str, directories: Iterable[CacheDirectory], *, dry_run: bool) ->
     """Remove whole caches, but for those in use. Raises OSError."""
     found, named = [], named_by_processes()
     for directory in directories:
-        files = list(files_of(directory.path))
-        removal = _remove(base, directory, files, len(files), time.time(), named, dry_run=dry_run)
+        units, now_s = _units(directory), time.time()
+        removal = _remove(base, directory, units, now_s, named, whole=True, dry_run=dry_run)
         if removal.whole:
             found.append(removal)
     return found
 
 
-def _oldest(files: list[CachedFile], size_bytes: int) -> list[CachedFile]:
-    """The first files that are at least so large together."""
+def _units(directory: CacheDirectory) -> list[list[CachedFile]]:
+    """The files of a cache, in lists of those that make sense only together; the oldest first."""
+    found: dict[str, list[CachedFile]] = {}
+    for file in files_of(directory.path):
+        unit = unit_of(directory.cache, os.path.relpath(file.path, directory.path))
+        found.setdefault(unit, []).append(file)
+    return sorted(found.values(), key=_changed_s)
+
+
+def _changed_s(unit: list[CachedFile]) -> float:
+    return max([file.changed_s for file in unit])
+
+
+def _size(unit: list[CachedFile]) -> int:
+    return sum([file.size_bytes for file in unit])
+
+
+def _oldest(units: list[list[CachedFile]], size_bytes: int) -> list[list[CachedFile]]:
+    """The first units that are at least so large together."""
     total = 0
-    for count, file in enumerate(files):
+    for count, unit in enumerate(units):
         if total >= size_bytes:
-            return files[:count]
-        total += file.size_bytes
-    return files
+            return units[:count]
+        total += _size(unit)
+    return units
 
 
 def _remove(
     base: str,
     directory: CacheDirectory,
-    wanted: list[CachedFile],
-    count: int,
+    wanted: list[list[CachedFile]],
     now_s: float,
     named: frozenset[str],
     *,
+    whole: bool,
     dry_run: bool,
 ) -> Removal:
     used_s = directory.last_use_s
     doomed: str | None = None
     with not_in_use(directory, named) as unheld, open_below(base, directory.cache) as above:
         free = unheld and directory.last_use_s == used_s  # a launch may be about to hold it
-        whole = free and len(wanted) == count
+        whole &= free
         if not free:
-            wanted = [file for file in wanted if now_s - file.changed_s > DAY_S]
+            wanted = [unit for unit in wanted if now_s - _changed_s(unit) > DAY_S]
         if whole and not dry_run:
             doomed = REMOVING + os.urandom(4).hex()
             os.rename(directory.key, doomed, src_dir_fd=above, dst_dir_fd=above)
@@ -121,13 +138,13 @@ def _remove(
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(directory.key + suffix, dir_fd=above)
         elif not dry_run:
-            for file in wanted:
-                _unlink(base, file.path)
+            for unit in wanted:
+                for file in unit:
+                    _unlink(base, file.path)
     if doomed is not None:
         with open_below(base, directory.cache) as above:
             shutil.rmtree(doomed, dir_fd=above)
-    size_bytes = sum([file.size_bytes for file in wanted])
-    return Removal(directory, len(wanted), size_bytes, whole)
+    return Removal(directory, sum(map(len, wanted)), sum(map(_size, wanted)), whole)
 
 
 def _unlink(base: str, path: str) -> None:

@@ -77,8 +77,9 @@ class Cache(NamedTuple):
     changes_behaviour: bool = False
     """Using it changes what a program does: only with `--cache all`."""
     together: str | None = None
-    """A regular expression. Files in whose paths it matches the same text make sense only together,
-    so the files of two machines are never mixed there. None: each file stands alone."""
+    """A regular expression. Files in whose paths it matches the same text make sense only together:
+    the files of two machines are never mixed there, and pruning removes all of them. None: each file
+    stands alone."""
 
 
 _CODE = (Part.ARCHITECTURE, Part.INSTRUCTION_SET)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import stat
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
@@ -61,6 +62,13 @@ def entries_of(cache: str, relative: str) -> Entries:
         if fnmatchcase(relative, entries.pattern):
             return entries
     return OTHER
+
+
+def unit_of(cache: str, relative: str) -> str:
+    """What the files that make sense only together have in common, see `Cache.together`."""
+    together = BY_NAME[cache].together
+    found = None if together is None else re.match(together, relative)
+    return relative if found is None else found.group()
 
 
 def usage_of(directory: CacheDirectory) -> Usage:

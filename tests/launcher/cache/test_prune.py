@@ -118,6 +118,33 @@ def test_what_a_launch_begins_to_use_meanwhile_is_not_removed_whole(tmp_path, ca
     assert [os.path.exists(it.record) for it in caches] == [True] * 3
 
 
+def extension(cache: CacheDirectory, name: str, *, age_days: float) -> None:
+    """A source of that age, and a library that is half a day younger."""
+    path = Path(cache.path, name)
+    path.mkdir()
+    for file, age in (("main.cpp", age_days), ("ops.so", age_days - 0.5)):
+        (path / file).write_bytes(b"x" * PAGE)
+        os.utime(path / file, (0, time.time() - age * DAY_S))
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_files_that_make_sense_only_together_go_together(tmp_path: Path, used: bool):
+    key = key_of(BY_NAME["torch_extensions"], HARDWARE, Packages({"torch": "2.13"}, "3.11"))
+    cache = begin_use(str(tmp_path), key)
+    ages = {"a": 3.0, "b": 5.0, "c": 1.2, "d": 1.4}
+    for name, age in ages.items():
+        extension(cache, name, age_days=age)
+    held = hold(cache) if used else None
+    (removal,) = prune(str(tmp_path), max_bytes=0 if used else 5 * PAGE)
+    left = {name: sorted(os.listdir(Path(cache.path, name))) for name in ages}
+    whole = ["main.cpp", "ops.so"]
+    # Of a, half would be enough; in use, what has a file of the last day stays.
+    assert left == {"a": [], "b": [], "c": whole, "d": whole}
+    assert (removal.files, removal.whole) == (4, False)
+    if held is not None:
+        os.close(held)
+
+
 def test_a_child_that_inherits_the_descriptor_holds_the_cache(tmp_path, caches):
     held = hold(caches[1])
     assert held is not None
