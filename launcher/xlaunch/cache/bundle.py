@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 from xlaunch.cache import bundle_signature, formats
 from xlaunch.cache.directories import CacheDirectory, check_base, check_below, hold
 from xlaunch.cache.table import BY_NAME, Format
-from xlaunch.cache.usage import entries_of
+from xlaunch.cache.usage import LOCAL_KINDS, entries_of
 from xlaunch.errors import UsageError
 from xlaunch.machine.c_library import glibc_version
 from xlaunch.whole_files import is_special_file, write_whole
@@ -173,9 +173,11 @@ def _check(manifest: Manifest) -> None:
                 [type(value) for value in file] != [str, int, str, bool, int]
                 or file.size_bytes < 0
                 or not re.fullmatch("[0-9a-f]{64}", file.sha256)
-                or formats.is_lock(entries_of(it.cache, file.path))
+                or entries_of(it.cache, file.path).kind in LOCAL_KINDS
             ):
-                raise ValueError(f"{file.path!r:.300} is a lock, or is not described as a file")
+                raise ValueError(
+                    f"{file.path!r:.300} is a lock or unfinished, or is not described as a file"
+                )
     for name in names:
         encoded = os.fsencode(name)
         odd = [it for it in encoded.split(b"/") if it in (b"", b".", b"..") or len(it) > 255]
@@ -219,7 +221,7 @@ def _copy_cache(directory: CacheDirectory, copies: str, left_out: list[str]) -> 
     files = []
     for relative in files_below(directory.path):
         entries = entries_of(directory.cache, relative)
-        if formats.is_lock(entries) or formats.is_temporary(relative):
+        if entries.kind in LOCAL_KINDS:
             continue
         if _CONTROL.search(relative):
             left_out.append(os.path.join(directory.path, relative))

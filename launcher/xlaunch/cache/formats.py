@@ -6,7 +6,6 @@ Pickles are walked, never executed; libraries are not opened by the dynamic link
 
 from __future__ import annotations
 
-import fnmatch
 import io
 import json
 import os
@@ -14,23 +13,7 @@ import pickletools
 import struct
 from typing import IO
 
-from xlaunch.cache.table import Entries, Format
-from xlaunch.cache.usage import LOCKS
-
-TEMPORARY = (".*.tmp", "*.tmp.*", "tmp.pid_*")
-"""Names that Inductor, numba and Triton give to what they are writing. They never read such a file, and
-one is left where they are killed."""
-
-
-def is_lock(entries: Entries) -> bool:
-    """Whether files of a kind have no meaning elsewhere."""
-    return entries.format is Format.LOCK or entries.kind == LOCKS
-
-
-def is_temporary(relative: str) -> bool:
-    """Whether a file, or a directory that it is in, has the name of something not yet complete."""
-    names = relative.split("/")
-    return any(fnmatch.fnmatchcase(name, pattern) for name in names for pattern in TEMPORARY)
+from xlaunch.cache.table import Format
 
 
 def damage(stream: IO[bytes], form: Format) -> str | None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 
 from xlaunch.cache.daily import DAY_S
-from xlaunch.cache.directories import open_below
+from xlaunch.cache.directories import open_below, stored
 from xlaunch.cache.table import BY_NAME
 
 # Prefixes of their names:
@@ -17,6 +17,7 @@ IMPORTING = ".importing-"  # in the base: files of an import until all of them w
 SEEDING = ".seeding-"  # the copy of a seed, beside the directory that it becomes
 REMOVING = ".removing-"  # what is being pruned
 COUNTERS = ".counters-"  # followed by the number of the process that collects in it
+PARTIAL = ".partial-"  # in a cache: followed by the number of the process that compiles there
 
 
 @contextlib.contextmanager
@@ -54,20 +55,26 @@ def remove_leftovers(base: str) -> None:
 
 def is_work(path: str) -> bool:
     """Whether a directory has the name of one that somebody works in, or has left."""
-    return os.path.basename(path).startswith((IMPORTING, SEEDING, REMOVING, COUNTERS))
+    return os.path.basename(path).startswith(_BESIDE_CACHES)
+
+
+_BESIDE_CACHES = (IMPORTING, SEEDING, REMOVING, COUNTERS)
 
 
 def _leftovers(base: str, *, alone: bool) -> list[list[str]]:
     """Their paths from `base`, as lists of names."""
     found = []
-    for above in ([], *[[name] for name in BY_NAME]):
+    places: list[tuple[list[str], tuple[str, ...]]] = [([], _BESIDE_CACHES)]
+    places += [([name], _BESIDE_CACHES) for name in BY_NAME]
+    places += [([it.cache, it.key], (PARTIAL,)) for it in stored(base)]
+    for above, prefixes in places:
         with (
             contextlib.suppress(OSError),
             open_below(base, *above) as descriptor,
             os.scandir(descriptor) as entries,
         ):
             for it in entries:
-                ours = is_work(it.name) and it.is_dir(follow_symlinks=False)
+                ours = it.name.startswith(prefixes) and it.is_dir(follow_symlinks=False)
                 if ours and ((alone and it.name.startswith(IMPORTING)) or _is_abandoned(it)):
                     found.append([*above, it.name])
     return found
@@ -112,6 +119,6 @@ def _only_import(base: str, *, wait: bool) -> Iterator[bool]:
 
 def _is_abandoned(entry: os.DirEntry[str]) -> bool:
     """Whether nothing was added for a day, and no process here has its number in the name."""
-    number = entry.name.removeprefix(COUNTERS).partition("-")[0]
+    number = entry.name.removeprefix(COUNTERS).removeprefix(PARTIAL).partition("-")[0]
     old = time.time() - entry.stat(follow_symlinks=False).st_mtime > DAY_S
     return old and not (number.isdecimal() and os.path.exists(f"/proc/{number}"))

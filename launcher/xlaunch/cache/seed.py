@@ -63,10 +63,13 @@ def _copy(source: str, target: str, place: str) -> None:
     import shutil
 
     from xlaunch.cache.relocation import relocate
+    from xlaunch.cache.usage import is_temporary
 
     os.mkdir(target, 0o700)
     with os.scandir(source) as entries:
         for entry in entries:
+            if is_temporary(entry.name):
+                continue
             path = os.path.join(target, entry.name)
             status = entry.stat(follow_symlinks=False)
             if not stat.S_ISDIR(status.st_mode) and not stat.S_ISREG(status.st_mode):

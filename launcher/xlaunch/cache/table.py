@@ -80,6 +80,8 @@ class Cache(NamedTuple):
     """A regular expression. Files in whose paths it matches the same text make sense only together:
     the files of two machines are never mixed there, and pruning removes all of them. None: each file
     stands alone."""
+    weights: bool = False
+    """Its files contain the weights of models."""
 
 
 _CODE = (Part.ARCHITECTURE, Part.INSTRUCTION_SET)
@@ -102,6 +104,20 @@ CACHES = (
             Entries("sources", "*.cpp"),
             Entries("sources", "*.py"),
         ),
+    ),
+    Cache(
+        "optimized",
+        "XRUNTIME_CACHE_DIR",
+        "docs/optimize.md",
+        _LINKED,
+        ("torch", "xlaunch"),
+        (
+            Entries("locks", "*.lock"),
+            Entries("compiled models", "*.so", Format.ELF),
+            Entries("descriptions", "*.json", Format.JSON),
+        ),
+        together=r"[^/]*",  # the directory of a compiled form
+        weights=True,
     ),
     Cache(
         "triton",

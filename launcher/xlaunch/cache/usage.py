@@ -12,11 +12,17 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from xlaunch.cache.directories import CacheDirectory
+from xlaunch.cache.leftovers import PARTIAL
 from xlaunch.cache.table import BY_NAME, Entries
 
 OTHER = Entries("other files", "*")
-LOCKS = "locks"
-"""The kind of files that say nothing about what was compiled."""
+UNFINISHED = Entries("unfinished files", "*")
+LOCAL_KINDS = frozenset(("locks", UNFINISHED.kind))
+"""The kinds of files that say nothing about what was compiled, and have no meaning elsewhere."""
+
+_TEMPORARY = (".*.tmp", "*.tmp.*", "tmp.pid_*", f"{PARTIAL}*")
+"""Names that Inductor, numba, Triton and xruntime give to what they are writing. They never read such
+a file, and one is left where they are killed."""
 
 
 class CachedFile(NamedTuple):
@@ -58,10 +64,18 @@ def _on_disk(status: os.stat_result) -> int:
 
 def entries_of(cache: str, relative: str) -> Entries:
     """The kind of a file, by its path from the cache's directory."""
+    if is_temporary(relative):
+        return UNFINISHED
     for entries in BY_NAME[cache].entries:
         if fnmatchcase(relative, entries.pattern):
             return entries
     return OTHER
+
+
+def is_temporary(relative: str) -> bool:
+    """Whether a file, or a directory that it is in, has the name of something not yet complete."""
+    names = relative.split("/")
+    return any(fnmatchcase(name, pattern) for name in names for pattern in _TEMPORARY)
 
 
 def unit_of(cache: str, relative: str) -> str:

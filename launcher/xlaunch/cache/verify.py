@@ -30,7 +30,7 @@ from xlaunch.cache.imported import IMPORTED, ImportedFile, read_imported
 from xlaunch.cache.key import is_key_name
 from xlaunch.cache.leftovers import is_work, leftovers
 from xlaunch.cache.table import BY_NAME, Format
-from xlaunch.cache.usage import entries_of
+from xlaunch.cache.usage import UNFINISHED, entries_of
 
 MIN_LOCK_AGE_S = 600
 """A younger lock may belong to a compiler that a launch without `hold` has started."""
@@ -142,15 +142,15 @@ class _Verification:
     def _entry(self, directory: CacheDirectory, path: str, status: os.stat_result) -> None:
         """Check a file of a cache."""
         relative = os.path.relpath(path, directory.path)
-        form = entries_of(directory.cache, relative).format
-        if form is Format.LOCK:
+        entries = entries_of(directory.cache, relative)
+        if entries.format is Format.LOCK:
             with not_in_use(directory) as free:
                 if free and self._now_s - status.st_mtime > MIN_LOCK_AGE_S:
                     what = "the program that held it has ended, and others wait for it"
                     self._report(path, Check.LOCK, what)
-        elif not formats.is_temporary(relative):
+        elif entries is not UNFINISHED:
             imported = self._imported(directory).get(relative)
-            self._content(path, status, form, imported, directory)
+            self._content(path, status, entries.format, imported, directory)
 
     def _content(
         self,

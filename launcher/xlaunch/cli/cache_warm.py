@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 
-from xlaunch.cache.usage import LOCKS, entries_of, files_of
+from xlaunch.cache.usage import LOCAL_KINDS, entries_of, files_of
 from xlaunch.cli import say
 from xlaunch.cli.options import launch_command
 from xlaunch.environment import Environment, prepare_environment
@@ -62,13 +62,13 @@ def warm_command(asked: Resolved) -> int:
 
 
 def _compiled(environment: Environment) -> dict[str, tuple[str, str]]:
-    """Cache and kind of each file in the caches, by its path; locks are left out."""
+    """Cache and kind of each file in the caches, by its path; locks and unfinished files are left out."""
     found = {}
     for used in environment.caches.used:
         for file in files_of(used.directory.path):
             relative = os.path.relpath(file.path, used.directory.path)
             kind = entries_of(used.directory.cache, relative).kind
-            if kind != LOCKS:
+            if kind not in LOCAL_KINDS:
                 found[file.path] = used.directory.cache, kind
     return found
 

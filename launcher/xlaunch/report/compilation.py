@@ -9,7 +9,7 @@ import time
 from typing import NamedTuple
 
 from xlaunch.cache import leftovers
-from xlaunch.cache.usage import LOCKS, usage_by_kind
+from xlaunch.cache.usage import LOCAL_KINDS, usage_by_kind
 from xlaunch.environment import Environment
 
 COUNTERS = "XLAUNCH_COMPILE_COUNTERS"
@@ -24,7 +24,7 @@ class CacheReport(NamedTuple):
     warmth: str
     """At the start: ``cold`` (empty) or ``used``."""
     new_files: int
-    """Files written during the run, locks left out; also by other launches with the same cache."""
+    """Files written during the run, locks and unfinished ones left out; also by other launches with the same cache."""
     new_bytes: int
 
 
@@ -66,7 +66,7 @@ class CompilationWatch:
         reports = []
         for directory, warmth in self._used:
             usage = usage_by_kind(directory, self._since_s)
-            new = [it for kind, it in usage.items() if kind != LOCKS]
+            new = [it for kind, it in usage.items() if kind not in LOCAL_KINDS]
             files, size_bytes = sum([it.files for it in new]), sum([it.size_bytes for it in new])
             reports.append(CacheReport(directory.cache, directory.path, warmth, files, size_bytes))
         return tuple(reports), self._counters()

@@ -14,7 +14,9 @@ from xlaunch.cache.key import Hardware, Packages, key_of
 from xlaunch.cache.table import BY_NAME
 
 HARDWARE = Hardware("x86_64", ("avx2", "fma"), "GenuineIntel 6 143", (), ())
-PACKAGES = Packages({"torch": "2.13.0", "triton": "3.7.0", "numba": "0.68.1"}, "3.11")
+PACKAGES = Packages(
+    {"torch": "2.13.0", "triton": "3.7.0", "numba": "0.68.1", "xlaunch": "0.1.0"}, "3.11"
+)
 
 
 def elf(code: bytes = b"code") -> bytes:
@@ -51,10 +53,16 @@ CONTENT: dict[str, dict[str, bytes]] = {
         "QX/k.json": b'{"name": "k"}',
         "QX/__grp__k.json": b'{"child_paths": {"k.json": "/nowhere/QX/k.json"}}',
     },
+    "optimized": {
+        "0123abcd/model.so": elf(b"weights"),
+        "0123abcd/description.json": b'{"shapes": [[1, 3]]}',
+        "0123abcd.lock": b"",
+        ".partial-7-x/model.so": b"half",
+    },
 }
 """By cache and path."""
 
-SHIPPED = {"inductor": 6, "numba": 2, "triton": 3}
+SHIPPED = {"inductor": 6, "numba": 2, "triton": 3, "optimized": 2}
 """The number of files that go into a bundle: no locks, nothing half written."""
 
 

@@ -162,6 +162,12 @@ def test_second_import_adds_nothing(bundle: Path, target: Path):
         ("numba", "m_1/f-1.py311.nbi", numba_index("float64"), 2),
         # Half of an import: the index is added.
         ("numba", "m_1/f-1.py311.1.nbc", CONTENT["numba"]["m_1/f-1.py311.1.nbc"], 1),
+        # This machine's library never gets the description of another one's, nor the other way round.
+        ("optimized", "0123abcd/model.so", elf(b"mine"), 2),
+        ("optimized", "0123abcd/description.json", b"{}", 2),
+        # Half of an import: the library is added. A lock says nothing about what was compiled.
+        ("optimized", "0123abcd/description.json", b'{"shapes": [[1, 3]]}', 1),
+        ("optimized", "0123abcd.lock", b"", 0),
     ],
 )
 def test_existing_entries_win(
@@ -390,7 +396,7 @@ def changed(manifest: dict[str, Any], members: Members) -> None:
         (twice, "a file twice"),
         (clash, "a file as a directory"),
         (cache_twice, "describes a cache or a file twice"),
-        (lambda _, members: members.pop(), "contains None where 'triton/"),
+        (lambda _, members: members.pop(), "contains None where 'optimized/"),
         (lambda _, members: members.insert(0, members.pop()), "where 'inductor/"),
         (lambda _, members: members.append(members[0]), "goes on after the last file"),
         (lambda manifest, _: manifest["caches"][0]["files"].pop(), "where 'numba/"),
@@ -404,6 +410,7 @@ def changed(manifest: dict[str, Any], members: Members) -> None:
         (set_manifest(glibc="2.x"), "no version of glibc"),
         (set_file("size_bytes", 1 << 60), "has room for"),
         (rename("locks/x.lock"), "'locks/x.lock' is a lock"),
+        (rename(".partial-7-x/model.so"), "'.partial-7-x/model.so' is a lock or unfinished"),
         *[
             (set_cache(*it), "is no cache that this xlaunch knows")
             for it in (("cache", "../x"), ("cache", "ccache"), ("key", "../x"), ("key", ".."))
@@ -486,7 +493,7 @@ def test_bundle_with_a_wrong_byte(base: Path, target: Path, tmp_path: Path, endi
 
 def test_bundle_that_goes_on_after_its_end(bundle: Path, target: Path):
     data = bundle.read_bytes()
-    for rest in (b"x", bytes(20_000), data):
+    for rest in (b"x", bytes(2 * tarfile.RECORDSIZE), data):
         bundle.write_bytes(data + rest)
         assert "goes on after the last file" in refusal(target, bundle)
 

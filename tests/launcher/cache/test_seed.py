@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 from tests.launcher.cache.entries import CONTENT, HARDWARE, PACKAGES, fill
@@ -12,6 +13,13 @@ from xlaunch.cache.directories import directory_of
 from xlaunch.cache.key import key_of
 from xlaunch.cache.seed import plant
 from xlaunch.cache.table import BY_NAME
+
+
+def test_what_is_not_complete_stays_behind(tmp_path: Path):
+    fill(tmp_path / "seed")
+    base, key = tmp_path / "compiled", key_of(BY_NAME["optimized"], HARDWARE, PACKAGES)
+    assert plant(str(tmp_path / "seed"), str(base), key)
+    assert sorted(os.listdir(directory_of(str(base), key).path)) == ["0123abcd", "0123abcd.lock"]
 
 
 def test_triton_finds_the_files_of_a_kernel(tmp_path: Path):

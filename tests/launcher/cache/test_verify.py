@@ -207,6 +207,8 @@ def test_damaged_elf_headers(tmp_path: Path, start: bytes):
         ("numba", "m_1/f-1.py311.1.nbc"),
         ("triton", "QX/k.cubin"),
         ("triton", "QX/k.json"),
+        ("optimized", "0123abcd/model.so"),
+        ("optimized", "0123abcd/description.json"),
     ],
 )
 @pytest.mark.parametrize("length", ["half", "empty"])
@@ -391,9 +393,12 @@ def test_special_files_are_removed(base: Path):
 
 
 @pytest.mark.machine
-@pytest.mark.parametrize("name", ["inductor/{}/24/c24.so", "inductor/{}/24/c24.cpp"])
-def test_file_of_another_user(base: Path, name: str):
-    path = give_away(base / name.format(home(base).name))
+@pytest.mark.parametrize(
+    ("cache", "name"),
+    [("inductor", "24/c24.so"), ("inductor", "24/c24.cpp"), ("optimized", "0123abcd/model.so")],
+)
+def test_file_of_another_user(base: Path, cache: str, name: str):
+    path = give_away(home(base, cache) / name)
     check_and_fix(base, path, Check.OWNER)
 
 
@@ -522,6 +527,21 @@ def test_leftover_of_a_killed_copy_of_a_seed(base: Path, monkeypatch: pytest.Mon
     later = time.time() + DAY_S
     monkeypatch.setattr(time, "time", lambda: later + 60)
     check_and_fix(base, path, Check.LEFTOVER)
+
+
+def test_leftover_of_a_killed_compilation(base: Path):
+    """A young one may be going on, and so may one whose name has the number of a process."""
+    optimized = home(base, "optimized")
+    day = 1.1 * DAY_S
+    running = age(optimized / ".partial-7-x", 0.9 * DAY_S), optimized / f".partial-{os.getpid()}-x"
+    put(running[1] / "model.so", elf()[:9])
+    age(running[1], day)
+    assert found(base) == {}
+    path = optimized / f".partial-{2**22 + 1}-x"
+    put(path / "model.so", elf()[:9])
+    age(path, day)
+    check_and_fix(base, path, Check.LEFTOVER)
+    assert all(it.is_dir() for it in running)
 
 
 def test_files_that_vanish_are_no_problem(base: Path):

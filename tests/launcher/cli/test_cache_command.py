@@ -130,7 +130,7 @@ def test_clear_and_prune(base, words: tuple[str, ...]):
         (("prune", "--max-size", "big"), "'big' is not a size"),
         (("prune", "--older-than", "soon"), "'soon' is not a time"),
         (("prune",), "XLAUNCH_CACHE_MAX_SIZE: '3 parsecs' is not a size"),
-        (("clear", "frobnicate"), "the caches are inductor, triton"),
+        (("clear", "frobnicate"), "the caches are inductor, optimized, triton"),
         (("diff", "a.json", "b.json"), "'a.json' cannot be read"),
         (("ls", "--cache-dir", "/etc/passwd"), "/etc/passwd is not a directory"),
         (("warm",), "PROGRAM"),

@@ -203,6 +203,7 @@ def test_cold_and_used(tmp_path: Path):
     (Path(settings(request).used[0].directory.path) / "code.so").write_text("x")
     assert warmth() == {
         "inductor": "used",
+        "optimized": "cold",
         "triton": "cold",
         "torch_extensions": "cold",
         "numba": "cold",
@@ -250,6 +251,17 @@ def test_a_library_whose_linker_was_killed_is_removed_by_the_next_launch(tmp_pat
     os.utime(files["cut"].parent)
     settings(request)
     assert [name for name, path in files.items() if path.exists()] == ["whole"]
+
+
+def test_a_cut_library_of_a_compiled_model_is_removed_by_the_next_launch(tmp_path: Path):
+    request = Request(cache_dir=str(tmp_path))
+    used = {it.directory.cache: it.directory for it in settings(request).used}
+    model = Path(used["optimized"].path) / "0123abcd" / "model.so"
+    model.parent.mkdir()
+    model.write_bytes(Path(sys.executable).resolve().read_bytes()[:-100])
+    (model.parent / "description.json").write_text("{}")
+    settings(request)
+    assert os.listdir(model.parent) == ["description.json"]
 
 
 class TestPrecompiledHeaders:
