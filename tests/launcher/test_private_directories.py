@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.launcher.cli.commands import show, xlaunch
 
-from xlaunch.environment.caches import default_directory
+from xlaunch.cache.use import default_directory
 
 
 def test_launches_of_tests_have_a_cache_of_their_own():

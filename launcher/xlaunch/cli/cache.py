@@ -25,10 +25,10 @@ from xlaunch.cache.key import Hardware, Packages, differences, fingerprint, read
 from xlaunch.cache.prune import DEFAULT_MAX_BYTES, Removal, clear, prune
 from xlaunch.cache.table import BY_NAME
 from xlaunch.cache.usage import Usage, usage_by_kind, usage_of
+from xlaunch.cache.use import NO_HOME, default_directory
 from xlaunch.cli import say
 from xlaunch.cli.cache_warm import warm_command
 from xlaunch.cli.options import CONTEXT, Parsed, click_option, resolved_options, with_options
-from xlaunch.environment.caches import default_directory
 from xlaunch.environment.prefix import find_installed, prefix_of
 from xlaunch.environment.program import find_interpreter
 from xlaunch.errors import UsageError, XLaunchError
@@ -335,7 +335,7 @@ def _asked_base(cache_dir: str | None) -> str:
     asked = resolved_options({"cache_dir": cache_dir}).values.get("cache_dir")
     base = asked or default_directory(os.environ)
     if base is None:
-        raise UsageError("there is no home directory for caches: name one with --cache-dir")
+        raise UsageError(f"{NO_HOME} for caches: name one with --cache-dir")
     return private_base(base)
 
 

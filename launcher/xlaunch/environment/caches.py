@@ -16,19 +16,16 @@ from typing import NamedTuple
 
 from xlaunch.cache.directories import (
     CacheDirectory,
-    begin_use,
-    check_base,
-    check_below,
     directory_of,
     hold,
     is_empty,
     private_base,
     why_shared,
 )
-from xlaunch.cache.key import Hardware, Key, Packages, applies, key_of, read_hardware
-from xlaunch.cache.repair import remove_cut_libraries
-from xlaunch.cache.seed import plant, seed_directory
+from xlaunch.cache.key import Hardware, Packages, applies, key_of, read_hardware
+from xlaunch.cache.seed import seed_directory
 from xlaunch.cache.table import CACHES, PROFILE_VARIABLE
+from xlaunch.cache.use import NO_HOME, default_directory, prepare, why_unusable
 from xlaunch.environment.variables import Proposal
 from xlaunch.errors import UsageError
 from xlaunch.planning.request import Caches, Request
@@ -94,7 +91,7 @@ def cache_settings(
         raise UsageError(NAMELESS)
     base = asked or default_directory(inherited)
     if base is None:
-        return CacheSettings(headers, warnings=(f"{stay}: there is no home directory", *warnings))
+        return CacheSettings(headers, warnings=(f"{stay}: {NO_HOME}", *warnings))
     base = private_base(base)
     hardware = hardware or read_hardware()
     everything = request.cache is Caches.ALL
@@ -108,16 +105,14 @@ def cache_settings(
         and row.variable not in dict(request.env)
     ]
     try:
-        refusal = hardware.why_unknown or check_base(base)
-        for row in moved:
-            refusal = refusal or check_below(base, directories[row.name].path)
+        refusal = why_unusable(base, [directories[row.name] for row in moved], hardware)
         seed = seed_directory(inherited)
         empty = {n for n, it in directories.items() if is_empty(it.path)}
         if seed is not None:
             empty -= {n for n in empty if not is_empty(directory_of(seed, keys[n]).path)}
         if make and refusal is None:
             for row in moved:
-                _prepare(base, keys[row.name], seed)
+                prepare(base, keys[row.name], seed)
     except OSError as error:
         refusal = f"{error.filename or base}: {error.strerror}"
     if refusal is not None:
@@ -142,16 +137,6 @@ def cache_settings(
 _WHERE = "compiled code is kept in a private directory for this hardware and these versions"
 _COLD = "cold: it is empty"
 _USED = "used: it has code of earlier launches"
-
-
-def _prepare(base: str, key: Key, seed: str | None) -> None:
-    """Make the directory of a cache, from the seed if there is one, or repair it. Raises OSError."""
-    if seed is not None:
-        plant(seed, base, key)
-    directory = directory_of(base, key)
-    if os.path.exists(directory.record):
-        remove_cut_libraries(directory, directory.last_use_s)
-    begin_use(base, key)
 
 
 def _header_settings(
@@ -205,20 +190,3 @@ def _profile(program: Sequence[str]) -> Proposal:
     words = [os.path.abspath(word) if os.path.exists(word) else word for word in program]
     job = f"xlaunch-{zlib.crc32(repr(words).encode()):08x}"
     return Proposal(PROFILE_VARIABLE, job, "torch keeps which sizes changed in earlier runs (PGO)")
-
-
-def default_directory(inherited: Mapping[str, str]) -> str | None:
-    """**Ex.:** ``~/.cache/xlaunch/compiled``; None without a home."""
-    home = cache_home(inherited)
-    return None if home is None else os.path.join(home, "compiled")
-
-
-def cache_home(inherited: Mapping[str, str]) -> str | None:
-    """**Ex.:** ``~/.cache/xlaunch``; None without a home."""
-    base = inherited.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(base):  # the specification has relative ones ignored
-        home = inherited.get("HOME", "")
-        if not os.path.isabs(home):
-            return None
-        base = os.path.join(home, ".cache")
-    return os.path.join(base, "xlaunch")

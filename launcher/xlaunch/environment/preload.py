@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from xlaunch.environment.caches import cache_home
+from xlaunch.cache.use import cache_home
 from xlaunch.environment.variables import Proposal
 from xlaunch.errors import UsageError
 from xlaunch.ownership import inspect_ownership, make_private
