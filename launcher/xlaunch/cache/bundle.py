@@ -94,6 +94,8 @@ class Exported(NamedTuple):
     files: int
     size_bytes: int
     """Before compression."""
+    weights_bytes: int
+    """Of the caches that contain weights of models."""
     left_out: tuple[str, ...]
     """Files that are damaged, were written all the time, or have control characters in their name. Locks and temporary files do not count."""
 
@@ -134,7 +136,9 @@ def export(
     except OSError as error:
         what = error.filename or path
         raise UsageError(f"{what} cannot be read or written: {error.strerror}") from None
-    return Exported(path, len(manifest.members), manifest.size_bytes, tuple(left_out))
+    weights = manifest._replace(caches=tuple([it for it in caches if BY_NAME[it.cache].weights]))
+    files, size_bytes = len(manifest.members), manifest.size_bytes
+    return Exported(path, files, size_bytes, weights.size_bytes, tuple(left_out))
 
 
 def decode(data: bytes) -> Manifest:

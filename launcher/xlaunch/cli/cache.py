@@ -237,6 +237,9 @@ def _diff(*, one: str, other: str) -> int:
         click.argument("file"),
         click.option("--sign", metavar="KEY", help="Sign with this private SSH key (ssh-keygen)."),
         click.option("--only", metavar="CACHE", multiple=True, help="Only this cache; repeatable."),
+        click.option(
+            "--no-weights", is_flag=True, help="Leave out what contains the weights of models."
+        ),
     ],
     DIRECTORY,
     PYTHON,
@@ -247,13 +250,15 @@ def _export(
     file: str,
     sign: str | None,
     only: tuple[str, ...],
+    no_weights: bool,
     cache_dir: str | None,
     python: str | None,
     as_json: bool,
 ) -> None:
     """Write the caches for this machine and environment to FILE.
 
-    FILE is a .tar, .tar.gz or .tar.xz.
+    FILE is a .tar, .tar.gz or .tar.xz. What `xruntime.optimize` compiled contains the model's weights:
+    the last line says how much of FILE they are.
     """
     from xlaunch.cache.bundle import export
 
@@ -264,19 +269,25 @@ def _export(
     wanted = [
         it
         for it in stored(base)
-        if (it.cache, it.key) in keys and (not only or it.cache in only) and not is_empty(it.path)
+        if (it.cache, it.key) in keys
+        and (not only or it.cache in only)
+        and not (no_weights and BY_NAME[it.cache].weights)
+        and not is_empty(it.path)
     ]
     if not wanted:
         raise UsageError(
-            f"{base} has nothing for this hardware and these versions; see xlaunch cache ls, and "
-            "--python for another environment"
+            f"{base} has nothing{' without weights' * no_weights} for this hardware and these versions; "
+            "see xlaunch cache ls, and --python for another environment"
         )
     done = export(base, wanted, file, sign=sign)
     if as_json:
         _print_json(file=file, caches=[_named(it) for it in wanted], **done._asdict())
         return
     names = ", ".join([it.cache for it in wanted])
-    click.echo(f"{file}: {names}; {counted(done.files, 'file')}, {size(done.size_bytes)}")
+    weights = ""
+    if done.weights_bytes:
+        weights = f", of it {size(done.weights_bytes)} with a model's weights"
+    click.echo(f"{file}: {names}; {counted(done.files, 'file')}, {size(done.size_bytes)}{weights}")
 
 
 @_subcommand(

@@ -237,6 +237,15 @@ def test_what_is_left_out_of_a_bundle(base: Path, tmp_path: Path):
     assert result.files == SHIPPED["inductor"] - 1
 
 
+def test_how_much_of_a_bundle_are_weights(base: Path, tmp_path: Path):
+    directories = [place(base, name) for name in CONTENT]
+    result = export(str(base), directories, str(tmp_path / "x.tar"))
+    content = CONTENT["optimized"]
+    shipped = [content[f"0123abcd/{name}"] for name in ("model.so", "description.json")]
+    assert result.weights_bytes == sum(map(len, shipped))
+    assert export(str(base), directories[:1], str(tmp_path / "x.tar")).weights_bytes == 0
+
+
 def test_files_that_are_replaced_while_they_are_read(base: Path, tmp_path: Path):
     home = Path(place(base, "inductor").path)
     path = put(home / "aa/busy.so", elf(b"0"))

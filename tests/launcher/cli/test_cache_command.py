@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -24,6 +25,33 @@ if not os.path.exists(path):
         stream.write("int main() {}")
 sys.exit(3 if "fails" in sys.argv else 0)
 """
+
+
+MODEL = """
+import os, pathlib, shutil, sys
+words = pathlib.Path("/proc/self/environ").read_bytes().split(b"\\0")
+cache = pathlib.Path(os.environ["XRUNTIME_CACHE_DIR"])
+killed = cache / f".partial-{os.getpid()}-x"
+killed.mkdir()
+(killed / "model.cpp").write_bytes(b"half")
+if not (cache / "0123abcd").exists():
+    new = cache / f".partial-{os.getpid()}-y"
+    new.mkdir()
+    shutil.copyfile(sys.executable, new / "model.so")
+    asked = [it.decode() for it in words if it.startswith(b"XLAUNCH_OPTIMIZE=")]
+    (new / "description.json").write_text('{"asked": "%s"}' % "".join(asked))
+    (cache / "0123abcd.lock").touch()
+    new.rename(cache / "0123abcd")
+"""
+"""Writes what `xruntime.optimize` does: a form appears whole. A compilation is killed in each run."""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A program that compiles a model."""
+    path = tmp_path / "model.py"
+    path.write_text(MODEL)
+    return path
 
 
 @pytest.fixture
@@ -68,6 +96,25 @@ def test_warm_fails_where_each_run_compiles_something_else(base, compiler):
     done = xlaunch("cache", "warm", *base, compiler, "always")
     assert done.code == 1
     assert "still compiles after 3 runs: inductor (sources 1)" in done.err
+
+
+def test_bundles_with_and_without_weights(base, model, compiler, tmp_path):
+    for program in (model, compiler):
+        assert xlaunch("-q", *base, program).code == 0
+    file = tmp_path / "x.tar"
+    out = ask("cache", "export", file, *base).out.decode()
+    assert re.fullmatch(
+        rf"{file}: inductor, optimized; 3 files, .*, of it .* with a model's weights\n", out
+    )
+    there = ("--cache-dir", str(tmp_path / "there"))
+    assert "3 files added" in ask("cache", "import", file, *there).out.decode()
+    (moved,) = Path(there[1], "optimized").glob("*/0123abcd")
+    assert sorted(os.listdir(moved)) == ["description.json", "model.so"]
+    assert ask("cache", "verify", *there).code == 0
+    out = ask("cache", "export", file, *base, "--no-weights").out.decode()
+    assert re.fullmatch(rf"{file}: inductor; 1 file, [^,]*\n", out)
+    words = ("--only", "optimized", "--no-weights")
+    assert "has nothing without weights" in ask("cache", "export", file, *base, *words).refused()
 
 
 def test_warm_passes_a_failure_on(base, compiler):
