@@ -29,11 +29,13 @@ def warm_command(asked: Resolved) -> int:
 
     It runs as a launch with these options would, so that later launches find all that they need.
     Programs that never end need --timeout. The exit code is 1 if the third run still compiles
-    something, and the program's if it fails.
+    something, and the program's if it fails. --optimize implies --optimize-wait.
     """
     from xlaunch.launching import launch
 
     request, options = request_from(asked.values), asked.values
+    if request.optimize is not None:
+        request = request._replace(optimize_wait=True)  # a run ends with all of it compiled
     made = plan(request, read_machine())
     environment = prepare_environment(made, os.environ, make_directories=True)
     for warning in environment.warnings:

@@ -33,6 +33,7 @@ from xlaunch.environment.variables import (
     layout_option,
     split_inherited,
 )
+from xlaunch.errors import UsageError
 from xlaunch.machine.c_library import glibc_version
 from xlaunch.planning.plans import Plan
 
@@ -96,10 +97,16 @@ def prepare_environment(
         from xlaunch.environment.preload import with_preload
 
         proposals = with_preload(proposals, given, openmp.preload.path, openmp.reason)
+    if request.optimize_wait and request.optimize is None:
+        raise UsageError(
+            "--optimize-wait is about what --optimize compiles: add --optimize auto, or drop it"
+        )
     if request.optimize is not None:
         from xlaunch.environment.optimization import optimization_settings
 
-        proposals += optimization_settings(request.optimize, program, interpreter, given)
+        proposals += optimization_settings(
+            request.optimize, program, interpreter, given, wait=request.optimize_wait
+        )
     installed = Installed()
     if interpreter is not None and prefix is not None:
         installed = find_installed(prefix, interpreter, given)

@@ -18,7 +18,7 @@ from xlaunch.errors import UsageError
 from xlaunch.planning.request import Optimize
 
 VARIABLE = "XLAUNCH_OPTIMIZE"
-"""The precision, for the hook."""
+"""For the hook: the precision, and a second word ``wait`` with `--optimize-wait`."""
 
 PATH = "PYTHONPATH"
 HOOK = os.path.join("optimization", "program", "startup")
@@ -41,8 +41,12 @@ def optimization_settings(
     program: Program,
     interpreter: str | None,
     environment: Mapping[str, str],
+    *,
+    wait: bool,
 ) -> list[Proposal]:
     """The variables for `--optimize`. `environment`: what `program` inherits, with --env.
+
+    `wait`: compile before a model's first call.
 
     Starts the interpreter to find its xruntime, without importing it. Raises `UsageError` for a
     program that is not Python, that ignores the hook, or whose environment has no xruntime.
@@ -70,7 +74,7 @@ def optimization_settings(
     return [
         Proposal(
             VARIABLE,
-            precision.value,
+            f"{precision.value} wait" if wait else precision.value,
             "xruntime.optimize is applied to models that the program runs without gradients; only in "
             "this process",
             option=option,

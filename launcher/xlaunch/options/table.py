@@ -102,6 +102,7 @@ OPTIONS = (
     Option("env", VARIABLE, _E, "Set an environment variable for every instance.", multiple=True),
     Option("substitute", FLAG, _E, "Replace {index}, {cpus} and others in ARGS, as in --env."),
     Option("optimize", _PRECISION, _E, "Optimize the script's models: auto, fp32, bf16."),
+    Option("optimize-wait", FLAG, _E, "Compile before the first call, not aside."),
     Option("omp", NAME_OR_FILE, _E, "OpenMP runtime: auto, gnu, intel, llvm, none or a library."),
     Option("cache-dir", NAMED_DIRECTORY, _E, "Directory for compile caches."),
     Option("cache", one_of(Caches), _E, "Which caches; all: also JAX and PGO."),

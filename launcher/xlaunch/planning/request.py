@@ -158,6 +158,8 @@ class Request(NamedTuple):
     """Replace ``{index}`` etc. in the program's arguments, as in `env`."""
     optimize: Optimize | None = None
     """Apply `xruntime.optimize` to the models that the program calls."""
+    optimize_wait: bool = False
+    """With `optimize`: compile before a model's first call, instead of aside."""
     python: str | None = None
     """The Python interpreter for scripts and modules; None: the active environment's."""
     log_dir: str | None = None

@@ -98,6 +98,21 @@ def test_warm_fails_where_each_run_compiles_something_else(base, compiler):
     assert "still compiles after 3 runs: inductor (sources 1)" in done.err
 
 
+@pytest.mark.parametrize(
+    ("options", "asked"), [((), ""), (("--optimize", "auto"), "XLAUNCH_OPTIMIZE=auto wait")]
+)
+def test_warm_has_models_compiled_before_a_run_ends(base, model, options, asked: str):
+    done = xlaunch("cache", "warm", *options, *base, model)
+    assert done.code == 0, done.err
+    assert "run 1 compiled optimized (compiled models 1, descriptions 1)" in done.err
+    assert "warm after 2 runs: optimized (compiled models 1, descriptions 1)" in done.err
+    kinds = json.loads(ask("cache", "du", *base, "--json").out)["kinds"]
+    files = {it["kind"]: it["files"] for it in kinds if it["cache"] == "optimized"}
+    assert files == {"compiled models": 1, "descriptions": 1, "locks": 1, "unfinished files": 2}
+    (written,) = Path(base[1], "optimized").glob("*/*/description.json")
+    assert json.loads(written.read_text()) == {"asked": asked}
+
+
 def test_bundles_with_and_without_weights(base, model, compiler, tmp_path):
     for program in (model, compiler):
         assert xlaunch("-q", *base, program).code == 0

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,32 @@ def test_own_path_comes_after_the_hook(mine: str):
 def test_option_wins_over_an_inherited_precision():
     request = Request(program=(sys.executable, "-c", "0"), optimize=Optimize.FP32)
     assert variables_of(request, XLAUNCH_OPTIMIZE="bf16")["XLAUNCH_OPTIMIZE"] == "fp32"
+
+
+def test_a_second_word_has_the_program_wait(tmp_path: Path):
+    request = Request(program=(sys.executable,), optimize=Optimize.AUTO, optimize_wait=True)
+    assert variables_of(request)["XLAUNCH_OPTIMIZE"] == "auto wait"
+    (tmp_path / "best.toml").write_text("optimize-wait = true")
+    words = ("--preset", "best.toml", "--explain", sys.executable)
+    out = ask("plan", "--optimize", "bf16", *words, cwd=tmp_path).out.decode()
+    assert "option optimize-wait true: preset best.toml\n" in out
+    assert "  XLAUNCH_OPTIMIZE=bf16 wait  (" in out
+    refusal = ask("plan", *words, cwd=tmp_path).refused()
+    assert refusal.startswith("--optimize-wait is about what --optimize compiles: add --optimize")
+    assert "best.toml" in refusal
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("options", [(), ("--optimize-wait",)])
+def test_xruntime_is_told_whether_to_wait(options: tuple[str, ...], needs):
+    needs(find_spec("torch"), "torch")
+    show = (
+        "import gc, torch\n"
+        "found = [it for it in gc.get_objects() if type(it).__name__ == 'Interception']\n"
+        "print([it._wait for it in found])"
+    )
+    done = xlaunch("--optimize", "auto", *options, sys.executable, "-c", show)
+    assert done.out.decode() == f"[{bool(options)}]\n", done.err
 
 
 def test_program_and_its_processes_see_neither_variable(tmp_path: Path):

@@ -75,7 +75,8 @@ class _Known:
 class Interception:
     """The decisions of one process."""
 
-    def __init__(self, precision: str) -> None:
+    def __init__(self, precision: str, *, wait: bool) -> None:
+        self._wait = wait
         self.thread = _Thread()
         self.active = True
         self._auto = precision == "auto"
@@ -262,9 +263,12 @@ class Interception:
         self.active = False
 
 
-def start(precision: str) -> None:
-    """Begin, with the precision of ``xlaunch --optimize``: auto, fp32 or bf16."""
-    Interception(precision).install()
+def start(precision: str, *, wait: bool) -> None:
+    """Begin, with the precision of ``xlaunch --optimize``: auto, fp32 or bf16.
+
+    `wait`: compile before a model's first call (``--optimize-wait``).
+    """
+    Interception(precision, wait=wait).install()
 
 
 def _optimized_form(

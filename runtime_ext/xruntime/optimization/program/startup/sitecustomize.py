@@ -21,8 +21,9 @@ PATH = "PYTHONPATH"
 class _AfterTorch:
     """A finder that starts the hook once torch has been imported, and finds torch as others do."""
 
-    def __init__(self, precision: str) -> None:
+    def __init__(self, precision: str, *, wait: bool) -> None:
         self.precision = precision
+        self.wait = wait
         self.pid = os.getpid()
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
@@ -53,7 +54,7 @@ class _AfterTorch:
         try:
             from xruntime.optimization.program.interception import start
 
-            start(self.precision)
+            start(self.precision, wait=self.wait)
         except Exception as error:  # noqa: BLE001 - the program runs as it was
             _say(f"nothing is optimized: {type(error).__name__}: {error}")
 
@@ -73,7 +74,7 @@ def _say(text: str) -> None:
 
 
 def _remove_traces() -> str | None:
-    """Undo what xlaunch set; the precision that it set."""
+    """Undo what xlaunch set; the value of `VARIABLE`, a precision and perhaps ``wait``."""
     here = os.path.dirname(__file__)
     first, _, others = os.environ.get(PATH, "").partition(os.pathsep)
     if first == here:
@@ -86,10 +87,11 @@ def _remove_traces() -> str | None:
 
 
 def _prepare() -> None:
-    precision = _remove_traces()
-    if precision is None:
+    asked = _remove_traces()
+    if asked is None:
         return
-    finder = _AfterTorch(precision)
+    precision, _, word = asked.partition(" ")
+    finder = _AfterTorch(precision, wait=word == "wait")
     sys.meta_path.insert(0, finder)
     atexit.register(finder.report_idle)
     if hasattr(os, "register_at_fork"):
