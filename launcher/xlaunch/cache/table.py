@@ -226,6 +226,9 @@ CACHES = (
 BY_NAME = {cache.name: cache for cache in CACHES}
 VARIABLES = tuple([cache.variable for cache in CACHES])
 
+KEEP_NOTHING = "0"
+"""With this value of XRUNTIME_CACHE_DIR xruntime keeps nothing."""
+
 PROFILE_VARIABLE = "TORCH_COMPILE_JOB_ID"
 """With `--cache all` torch keeps which sizes changed (PGO), and later runs compile for changing sizes
 at once. See https://docs.pytorch.org/tutorials/recipes/torch_compile_caching_tutorial.html"""

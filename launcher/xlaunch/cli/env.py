@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import click
 
+from xlaunch.cache.table import KEEP_NOTHING
 from xlaunch.cache.table import VARIABLES as CACHE_VARIABLES
 from xlaunch.cli import say
 from xlaunch.cli.options import Parsed, launch_command
@@ -169,7 +170,11 @@ def _docker(found: Surroundings) -> str:
     """Flags of ``docker run`` and ``podman run``, in one line for ``eval``."""
     variables = found.alone
     asked = dict(found.plan.request.env)
-    host_only = [n for n in variables if n in HOST_PATHS and n not in asked]
+    host_only = [
+        name
+        for name, value in variables.items()
+        if name in HOST_PATHS and name not in asked and value != KEEP_NOTHING
+    ]
     if {PRELOAD, optimization.PATH} & {*host_only} or found.plan.request.cache_dir is not None:
         say(
             f"warning: {', '.join(host_only)} left out: a container does not have this machine's "

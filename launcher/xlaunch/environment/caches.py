@@ -24,7 +24,7 @@ from xlaunch.cache.directories import (
 )
 from xlaunch.cache.key import Hardware, Packages, applies, key_of, read_hardware
 from xlaunch.cache.seed import seed_directory
-from xlaunch.cache.table import CACHES, PROFILE_VARIABLE
+from xlaunch.cache.table import BY_NAME, CACHES, KEEP_NOTHING, PROFILE_VARIABLE
 from xlaunch.cache.use import NO_HOME, default_directory, prepare, why_unusable
 from xlaunch.environment.variables import Proposal
 from xlaunch.errors import UsageError
@@ -78,12 +78,13 @@ def cache_settings(
     """The variables that move every compile cache below one directory, and what lies there.
 
     The directory is that of `--cache-dir`, see `private_base`; a failure is then a `UsageError`. By
-    default it is below XDG_CACHE_HOME; a failure is then a warning, and no cache is moved.
+    default it is below XDG_CACHE_HOME; a failure is then a warning, and no cache is moved. With
+    `--no-cache` none is, and xruntime keeps nothing.
     `inherited`: the user's own variables; a cache that one of them moves is left there. `make`:
     create the directories, for this user only. `hardware`: None: this machine's.
     """
     if request.no_cache:
-        return CacheSettings()
+        return CacheSettings((_NOTHING_KEPT,))
     headers, warnings = _header_settings(inherited, make=make)
     stay = "compile caches stay where they are"
     asked = request.cache_dir
@@ -137,6 +138,9 @@ def cache_settings(
 _WHERE = "compiled code is kept in a private directory for this hardware and these versions"
 _COLD = "cold: it is empty"
 _USED = "used: it has code of earlier launches"
+_NOTHING_KEPT = Proposal(
+    BY_NAME["optimized"].variable, KEEP_NOTHING, "xruntime keeps no compiled models: --no-cache"
+)
 
 
 def _header_settings(

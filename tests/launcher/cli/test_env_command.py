@@ -231,6 +231,13 @@ def test_docker_gets_the_place():
     assert "warning: docker has no flag for interleaved memory" in done.err
 
 
+def test_xruntime_in_a_container_keeps_nothing_either():
+    assert b"XRUNTIME_CACHE_DIR=0" in docker_words("--no-cache")
+    told = docker_words("--no-cache", "--env", "XRUNTIME_CACHE_DIR=/inside")
+    assert b"XRUNTIME_CACHE_DIR=/inside" in told
+    assert b"XRUNTIME_CACHE_DIR=0" not in told
+
+
 def test_docker_gets_no_paths_of_this_machine(tmp_path: Path):
     options = ("--env", "TRITON_CACHE_DIR=/inside")
     told = [word.decode() for word in docker_words(*options)]

@@ -98,6 +98,10 @@ def test_without_a_home_caches_stay():
     assert "no home directory" in "".join(found.warnings)
 
 
+def test_without_caches_xruntime_is_told_to_keep_nothing():
+    assert values(settings(Request(no_cache=True))) == {"XRUNTIME_CACHE_DIR": "0"}
+
+
 def test_a_cache_that_the_user_has_moved_is_not_ours(tmp_path: Path):
     found = settings(HOME=str(tmp_path), TORCHINDUCTOR_CACHE_DIR="/mine")
     assert "inductor" not in [used.directory.cache for used in found.used]
