@@ -50,9 +50,12 @@ def inductor_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def inductor_variables(inductor_cache: Path) -> Iterator[None]:
-    """Set torch._inductor's variables in each module's tests and their children, not after them."""
+def cache_variables(
+    inductor_cache: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
+    """Set the variables of torch._inductor and of kept code in each module's tests and their children."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XRUNTIME_CACHE_DIR", str(tmp_path_factory.mktemp("optimized")))
         patch.setenv(CACHE, str(inductor_cache))
         patch.setenv(VECTORS, "0")
         yield

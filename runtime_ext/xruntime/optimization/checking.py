@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -42,6 +43,7 @@ class Check:
         for value in (*call.args, *call.kwargs.values()):
             shape.plain(value)
         versions = shape.versions()
+        began = time.perf_counter()
         try:
             self._expected = comparable(work.run_input(call))
         except Exception as error:
@@ -49,11 +51,13 @@ class Check:
                 f"{name} cannot be called with the sample"
                 f" ({first_line(error)}){sample_problem(model, sample)}"
             ) from error
+        self.input_s = time.perf_counter() - began
+        """Time of the input's first call, in seconds."""
         self.may_change_arguments = shape.opaque or versions != shape.versions()
         """Whether a call writes into a tensor of the sample, or may do so."""
 
         state = WatchedState(model)
-        again = self.problem(lambda: work.run_input(copied(sample)))
+        again = self.problem(work.watch)
         self.side_effect = state.change()
         if again is not None and math.isfinite(tolerance):
             raise OptimizationError(

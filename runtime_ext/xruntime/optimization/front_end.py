@@ -28,6 +28,7 @@ def optimize(
     inplace: bool = False,
     graph: str = "auto",
     measure: bool = False,
+    wait: bool = False,
     passes: Mapping[str, bool] | None = None,
     tolerance: float | None = None,
     keep_weights: bool = True,
@@ -45,6 +46,7 @@ def optimize(
     inplace: bool = False,
     graph: str = "auto",
     measure: bool = False,
+    wait: bool = False,
     passes: Mapping[str, bool] | None = None,
     tolerance: float | None = None,
     keep_weights: bool = True,
@@ -61,6 +63,7 @@ def optimize(
     inplace: bool = False,
     graph: str = "auto",
     measure: bool = False,
+    wait: bool = False,
     passes: Mapping[str, bool] | None = None,
     tolerance: float | None = None,
     keep_weights: bool = True,
@@ -83,10 +86,13 @@ def optimize(
         Change the model itself and return it. Its old weights are freed with keep_weights=False.
     graph
         "auto", "none", "compile", "compile_cpp" or "package", see `xruntime.optimization.GRAPHS`. "auto"
-        compiles if there is a sample and a C++ compiler, and calls the modules where that fails. Any
-        other value is an error where it is impossible.
+        needs a sample; it calls the modules until a child process has compiled them, which begins after
+        calls of half a second, and whose code is kept for the next start. Any other value compiles at
+        once, and is an error where it is impossible.
     measure
         Time the input and each form of it on the sample, and return the fastest.
+    wait
+        With graph="auto": compile now, and later at the first call of another size, and wait for it.
     passes
         Switches by the names of passes, for example {"join_linears": False}.
     tolerance
@@ -113,6 +119,7 @@ def optimize(
         inplace=inplace,
         graph=graph,
         measure=measure,
+        wait=wait,
         passes=passes,
         tolerance=tolerance,
         keep_weights=keep_weights,

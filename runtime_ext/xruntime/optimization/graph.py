@@ -23,7 +23,7 @@ from xruntime.packages.package import load_package
 from xruntime.threads.modes import Autocast
 
 GRAPHS: Final = {
-    "auto": "compile_cpp if the model can be compiled here, else none",
+    "auto": "a library that is compiled aside and kept for the next start; until then as with none",
     "none": "the modules are called one by one",
     "compile": "torch.compile with frozen weights",
     "compile_cpp": "torch.compile with frozen weights and a wrapper in C++",

@@ -15,6 +15,8 @@ from torch import nn
 from xlaunch.errors import XLaunchError
 from xruntime.compilation.inductor import first_line
 from xruntime.errors import OptimizationError
+from xruntime.kept.making import CAN_FORK
+from xruntime.optimization.aside import CompiledAside
 from xruntime.optimization.folding import fold_convolutions, fold_linears, remove_dropouts
 from xruntime.optimization.graph import GRAPHS, CompiledGraph, Package, graph_obstacle
 from xruntime.optimization.measuring import median_times
@@ -83,20 +85,29 @@ class _Run(Run):
         super().__init__(request, Work(model, request.call, request.dtype))
         self.work.runner.strict = request.graph != "auto"
         self.plain = PlainWeights(request.model, counterparts)
+        self._not_kept = ""
+        """Why code is compiled in this process, if that was not the first choice."""
 
     def optimized(self) -> nn.Module:
         request, work = self.request, self.work
         self.prepare()
         original = self._untouched() if self._may_measure() else None
-        for name, change in PASSES.items():
-            if name != "join_linears":
-                self.run_pass(name, partial(change, work))
+        passes = {name: partial(change, work) for name, change in PASSES.items()}
+        join = passes.pop("join_linears")
+        self.run_passes(passes)
+        mark = work.edits.mark()
+        if self._may_be_aside():
+            self.run_passes({"join_linears": join})
+            if self._compiled_aside():
+                return self._finish(())
+            work.edits.undo(mark)
+            self.steps = [step for step in self.steps if step.name != "join_linears"]
         compiled: dict[str, Call] = self._compiled()
         mark = work.edits.mark()
         if compiled and not request.measure:
             self._note_joining_in_graph()
         else:
-            self.run_pass("join_linears", partial(join_linears, work))
+            self.run_passes({"join_linears": join})
         timings: tuple[Timing, ...] = ()
         chosen = next(iter(compiled), "none")
         if original is not None and (request.measure or not compiled):
@@ -110,7 +121,41 @@ class _Run(Run):
             self.steps = [step for step in self.steps if step.name != "join_linears"]
             self._note_joining_in_graph()
         work.runner.compiled = compiled.get(chosen)
+        self._final_check()
         return self._finish(timings)
+
+    def _may_be_aside(self) -> bool:
+        """Whether code may take over from the modules later."""
+        return (
+            CAN_FORK
+            and self.request.graph == "auto"
+            and self.request.level != "O0"
+            and not self.request.measure
+            and self.check is not None
+            and not self.check.may_change_arguments
+            and self._obstacle() is None
+        )
+
+    def _compiled_aside(self) -> bool:
+        """Have the modules compiled aside; False if that is to be waited for and fails."""
+        assert self.check is not None
+        work, request = self.work, self.request
+        aside = CompiledAside(
+            work.model,
+            work.runner,
+            tolerance=self.check.tolerance,
+            input_s=self.check.input_s,
+            wait=request.wait,
+        )
+        if request.wait:
+            aside.report = lambda _line: None  # there is another way to compile, if this fails
+            self._call_compiled(aside)
+            aside.report = None
+            if not aside.compiled:
+                self._not_kept = f"; it is not kept: {aside.describe()}"
+                return False
+        work.runner.compiled = aside
+        return True
 
     def _may_measure(self) -> bool:
         """Whether the forms may have to be timed: if asked, or if the model turns out not to compile."""
@@ -189,7 +234,9 @@ class _Run(Run):
                 Step("graph", Outcome.SKIPPED, f"{reason} where one of the graphs fails")
             )
             return
-        self.steps.append(Step("graph", Outcome.APPLIED, f"{name}: {GRAPHS[name]}, {cut}"))
+        self.steps.append(
+            Step("graph", Outcome.APPLIED, f"{name}: {GRAPHS[name]}, {cut}{self._not_kept}")
+        )
         if not compiled:
             reason = "torch's compiler packs the frozen weights for the CPU's instructions"
             self.steps.append(Step("prepack", Outcome.APPLIED, reason))
@@ -207,7 +254,7 @@ class _Run(Run):
             join_linears=self.request.obstacle("join_linears") is None,
         )
 
-    def _call_compiled(self, call: Package | CompiledGraph) -> Any:
+    def _call_compiled(self, call: Package | CompiledGraph | CompiledAside) -> Any:
         """Return the outputs on the sample. Raises where `call` cannot compute them."""
         runner = self.work.runner
         runner.compiled = call.compile_and_call if isinstance(call, CompiledGraph) else call
@@ -291,7 +338,6 @@ class _Run(Run):
     def _finish(self, timings: tuple[Timing, ...]) -> nn.Module:
         work, request = self.work, self.request
         model = work.model
-        self._final_check()
         self._warn()
         self.plain.settle(model, work.edits.same_values, keep=request.keep_weights)
         if any(step.outcome is Outcome.APPLIED for step in self.steps):
@@ -299,7 +345,9 @@ class _Run(Run):
             work.become_optimized()
         if work.runner.compiled is not None:
             work.runner.frozen = FrozenModel(model)
-        remember(model, self.explanation(self.plain.kept_bytes(model), timings))
+        made = self.explanation(self.plain.kept_bytes(model), timings)
+        aside = work.runner.compiled
+        remember(model, made, aside if isinstance(aside, CompiledAside) else None)
         return model
 
     def _warn(self) -> None:

@@ -31,6 +31,7 @@ class Request(NamedTuple):
     inplace: bool
     graph: str
     measure: bool
+    wait: bool
     passes: Mapping[str, bool]
     tolerance: float | None
     keep_weights: bool
@@ -52,6 +53,7 @@ def checked_request(
     inplace: bool,
     graph: str,
     measure: bool,
+    wait: bool,
     passes: Mapping[str, bool] | None,
     tolerance: float | None,
     keep_weights: bool,
@@ -88,6 +90,10 @@ def checked_request(
             f"level='O0' changes no numerics, and dtype={dtype} would: use level='O1', with passes={{...}}"
             " to switch others off"
         )
+    if wait and (training or graph != "auto" or level == "O0" or sample_input is None):
+        raise OptimizationError(
+            "wait=True is for inference with graph='auto', level='O1' and sample_input: leave it out"
+        )
     if training and graph not in ("auto", "none"):
         raise OptimizationError(
             f"graph={graph!r} is for inference: leave it out, and call torch.compile on the model that"
@@ -121,6 +127,7 @@ def checked_request(
         inplace,
         graph,
         measure,
+        wait,
         dict(passes or {}),
         tolerance,
         keep_weights,

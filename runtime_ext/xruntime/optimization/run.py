@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from xruntime.optimization.checking import Check
 from xruntime.optimization.request import Request
@@ -29,12 +29,24 @@ class Run:
         self._bytes_before = weight_bytes(work.model)
 
     def prepare(self) -> None:
-        """Call the model with the sample, if there is one, to compare with and to watch it."""
+        """Call and watch the model with the sample, if there is one, to compare with."""
         if self.work.call is not None:
             self.check = Check(self.work, self.request.tolerance)
-            self.work.watch()
 
-    def run_pass(self, name: str, change: Callable[[], str]) -> bool:
+    def run_passes(self, passes: Mapping[str, Callable[[], str]]) -> None:
+        """Run passes and check all of them at once; only if that fails, one after the other."""
+        work, done = self.work, len(self.steps)
+        mark, modes = work.edits.mark(), work.modes
+        for name, change in passes.items():
+            self.run_pass(name, change, checked=False)
+        if self.check is not None and self.check.problem(work.run) is not None:
+            work.edits.undo(mark)
+            work.modes = modes
+            del self.steps[done:]
+            for name, change in passes.items():
+                self.run_pass(name, change)
+
+    def run_pass(self, name: str, change: Callable[[], str], *, checked: bool = True) -> bool:
         """Run one pass; undo it if the outputs differ then. Return whether it is applied."""
         work = self.work
         obstacle = self.request.obstacle(name)
@@ -48,7 +60,7 @@ class Run:
         except SkipPassError as skip:
             outcome, reason = Outcome.SKIPPED, str(skip)
         else:
-            problem = None if self.check is None else self.check.problem(work.run)
+            problem = self.check.problem(work.run) if self.check is not None and checked else None
             if problem is not None:
                 outcome, reason = Outcome.UNDONE, f"{reason}, but {problem}"
         if outcome is not Outcome.APPLIED:

@@ -95,8 +95,8 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def record(model: nn.Module, call: Sample) -> Recording:
-    """Watch one call of the model."""
+def record(model: nn.Module, call: Sample) -> tuple[Recording, Any]:
+    """Watch one call of the model; return its outputs, too."""
     kinds = {*CONVOLUTIONS, *NORMS, nn.Linear}
     watched = [module for module in model.modules() if type(module) in kinds]
     owners = {
@@ -157,7 +157,6 @@ def record(model: nn.Module, call: Sample) -> Recording:
     together.clear()
     # An output that still exists is among the model's outputs, or stored somewhere.
     kept = set(watch.made_by.values())
-    del outputs
     follows = {
         maker: norm
         for maker, norm in linked.items()
@@ -166,7 +165,7 @@ def record(model: nn.Module, call: Sample) -> Recording:
         and all(reader is norm for reader in watch.readers[maker])
     }
     share = work[True] / max(1, work[True] + work[False])
-    return Recording(calls, follows, dimensions, siblings, watch.read_elsewhere, share)
+    return Recording(calls, follows, dimensions, siblings, watch.read_elsewhere, share), outputs
 
 
 class Traced(NamedTuple):

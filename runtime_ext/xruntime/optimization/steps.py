@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 from torch import nn
@@ -115,7 +115,18 @@ class Explanation(NamedTuple):
         return "\n".join(lines)
 
 
-_explanations: WeakKeyDictionary[nn.Module, Explanation] = WeakKeyDictionary()
+class Aside(Protocol):
+    """What compiles a model while it is used."""
+
+    @property
+    def refusal(self) -> str | None:
+        """Why there is no compiled code, once that is known."""
+
+    def describe(self) -> str:
+        """Say what computes the calls."""
+
+
+_explanations: WeakKeyDictionary[nn.Module, tuple[Explanation, Aside | None]] = WeakKeyDictionary()
 
 
 def explain(model: nn.Module) -> Explanation:
@@ -123,13 +134,16 @@ def explain(model: nn.Module) -> Explanation:
 
     Raises OptimizationError for another module.
     """
-    found = _explanations.get(model)
+    found, aside = _explanations.get(model, (None, None))
     if found is None:
         raise OptimizationError(
             f"this {type(model).__name__} was not returned by xruntime.optimize: explain() the module that"
             " optimize() returned"
         )
-    return found
+    if aside is None:
+        return found
+    outcome = Outcome.APPLIED if aside.refusal is None else Outcome.SKIPPED
+    return found._replace(steps=(*found.steps, Step("graph", outcome, aside.describe())))
 
 
 def is_explained(model: object) -> bool:
@@ -137,8 +151,8 @@ def is_explained(model: object) -> bool:
     return isinstance(model, nn.Module) and model in _explanations
 
 
-def remember(model: nn.Module, explanation: Explanation) -> None:
-    _explanations[model] = explanation
+def remember(model: nn.Module, explanation: Explanation, aside: Aside | None = None) -> None:
+    _explanations[model] = explanation, aside
 
 
 def weight_bytes(model: nn.Module) -> int:

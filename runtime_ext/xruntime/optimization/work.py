@@ -84,10 +84,12 @@ class Work:
 
     def run_input(self, call: Sample) -> Any:
         """Return the outputs of the model as it was given, without gradients."""
-        # The caller's autocast does not count with a dtype, and the input has its own precision.
-        modes = Modes(dtype=None if self.dtype is None else torch.float32)
-        with torch.no_grad(), modes.precision():
+        with torch.no_grad(), self._own_precision():
             return self.model(*call.args, **call.kwargs)
+
+    def _own_precision(self) -> contextlib.AbstractContextManager[Any]:
+        # The caller's autocast does not count with a dtype, and the input has its own precision.
+        return Modes(dtype=None if self.dtype is None else torch.float32).precision()
 
     def run(self) -> Any:
         """Return the outputs of what is returned, on a copy of the sample, without gradients."""
@@ -96,11 +98,12 @@ class Work:
         with self.as_returned() as model, torch.no_grad():
             return model(*call.args, **call.kwargs)
 
-    def watch(self) -> None:
-        """Watch the sample's call, if there is a sample."""
-        if self.call is not None:
-            with torch.no_grad():
-                self.recording = record(self.model, copied(self.call))
+    def watch(self) -> Any:
+        """Return the outputs of the model as it was given on the sample, and watch this call."""
+        assert self.call is not None
+        with torch.no_grad(), self._own_precision():
+            self.recording, outputs = record(self.model, copied(self.call))
+        return outputs
 
     def traced(self) -> tuple[Traced | None, str]:
         """Return what torch.fx found, or None and why it cannot trace the model."""

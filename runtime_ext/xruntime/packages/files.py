@@ -111,7 +111,7 @@ def read_contents(archive: zipfile.ZipFile, path: str, model: str) -> PackageCon
         )
     library = libraries[0]
     description = _description(archive, f"{root}/{library.with_suffix('')}_metadata.json", path)
-    _check_machine(description, path)
+    check_machine(description, path)
     sources = tuple(
         archive.read(f"{root}/{name}").decode(errors="replace")
         for name in own
@@ -197,7 +197,7 @@ def _description(archive: zipfile.ZipFile, name: str, path: str) -> dict[str, st
     return {str(key): str(value) for key, value in dict(description).items()}
 
 
-def _check_machine(description: dict[str, str], path: str) -> None:
+def check_machine(description: dict[str, str], path: str) -> None:
     """Raise PackageError for another device, system or CPU, where it would not load or would crash."""
     wanted = (
         ("AOTI_DEVICE_KEY", "cpu", "device"),

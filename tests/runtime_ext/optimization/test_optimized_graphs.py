@@ -44,7 +44,7 @@ def test_compiled_graph_is_used(no_precompiled_headers: None) -> None:
     model.register_forward_hook(lambda _module, _args, output: output - 5)
     before = snapshot(model)
     sample = torch.randn(2, 4)
-    optimized = optimize(model, sample_input=sample)
+    optimized = optimize(model, sample_input=sample, graph="compile_cpp")
     found = explain(optimized)
     assert found.step("graph").outcome is Outcome.APPLIED
     assert "compile_cpp: " in found.step("graph").reason
@@ -93,7 +93,11 @@ def test_keyword_arguments_and_siblings() -> None:
         model = Attention(linears)
         counting.counters.clear()
         optimized = optimize(
-            model, sample_input=call, dtype=torch.bfloat16, passes={"join_linears": join}
+            model,
+            sample_input=call,
+            dtype=torch.bfloat16,
+            passes={"join_linears": join},
+            graph="compile_cpp",
         )
         assert explain(optimized).step("graph").outcome is Outcome.APPLIED
         agree(optimized(**call)["seen"], model(**call)["seen"], 0.05)
@@ -197,7 +201,9 @@ def test_what_torch_cannot_export() -> None:
 @pytest.mark.long
 def test_calls_that_cannot_be_compiled_later_are_reported() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Dropout()).eval()
-    optimized = optimize(model, sample_input=torch.randn(2, 4))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torch._inductor.aot_compile", None)
+        optimized = optimize(model, sample_input=torch.randn(2, 4), wait=True)
     other = torch.randn(3, 4)
     with (
         torch._dynamo.config.patch(recompile_limit=1),
@@ -228,7 +234,7 @@ def test_branch_that_the_sample_did_not_take_is_called_without_compiling_again()
     import torch._dynamo.utils as counting
 
     model, sample = Branching(), torch.ones(2, 4)
-    optimized = optimize(model, sample_input=sample)
+    optimized = optimize(model, sample_input=sample, wait=True)
     assert "in 2 graphs" in explain(optimized).step("graph").reason
     with pytest.warns(SlowCallWarning, match=r"Branching: calls of this shape.*takes a branch"):
         agree(optimized(-sample), model(-sample))
@@ -250,9 +256,10 @@ def test_whatever_torch_raises_when_it_compiles_the_modules_are_called(
         return run
 
     monkeypatch.setattr(inductor, "compile", fail)
+    monkeypatch.setattr(inductor, "aot_compile", fail)
     model, sample = nn.Sequential(nn.Linear(4, 4), nn.Dropout()).eval(), torch.randn(2, 4)
     with pytest.warns(SlowCallWarning, match=r"Sequential is not compiled: .*API call failed"):
-        optimized = optimize(model, sample_input=sample)
+        optimized = optimize(model, sample_input=sample, wait=True)
     agree(optimized(sample), model(sample))
     before = snapshot(model)
     with pytest.raises(OptimizationError, match=r"graph='compile': .*API call failed"):

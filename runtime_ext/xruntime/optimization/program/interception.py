@@ -22,6 +22,7 @@ import torch
 
 from xlaunch.machine.cpuinfo import parse_cpuinfo
 from xruntime.compilation.accuracy import TOLERANCES, tolerance_for
+from xruntime.optimization.aside import compiled_aside
 from xruntime.optimization.front_end import optimize
 from xruntime.optimization.program.refusals import (
     DifferentError,
@@ -166,7 +167,7 @@ class Interception:
             return self.run(module, *args, **kwargs)
         began = time.perf_counter()
         outputs, failure = routed.prepare(
-            module, args, kwargs, partial(_optimized_form, dtype=dtype)
+            module, args, kwargs, partial(_optimized_form, dtype=dtype, wait=self._wait)
         )
         if failure is None:
             self._keep(known, module, routed, time.perf_counter() - began)
@@ -208,15 +209,23 @@ class Interception:
         self._parts.update(part for part in module.modules() if part is not module)
         self._parts.update(routed.optimized.modules())
         steps = explain(routed.optimized).steps
+        aside = compiled_aside(routed.optimized)
+        if aside is not None:
+            aside.report = partial(self._report, type(module).__name__)
+            steps = tuple([step for step in steps if step.name != "graph"])
         applied = [step.name for step in steps if step.outcome is Outcome.APPLIED]
         others = [f"{it.name} ({it.reason})" for it in steps if it.outcome is not Outcome.APPLIED]
         used = {str(it.dtype).removeprefix("torch.") for it in module.parameters()}
         ours = "precision" in applied and not known.fp32
         chosen = self._why_precision if ours else ", ".join(sorted(used))
+        graph = "" if aside is None else f" graph: {aside.describe()};"
         self._say(
             f"{type(module).__name__}: optimized in {elapsed_s:.1f} s: {chosen}; {', '.join(applied)};"
-            f" {routed.difference}; not applied: {'; '.join(others) or 'nothing'}"
+            f"{graph} {routed.difference}; not applied: {'; '.join(others) or 'nothing'}"
         )
+
+    def _report(self, name: str, line: str) -> None:
+        self._say(f"{name}: {line}")
 
     def _dtype_for(self, known: _Known, module: torch.nn.Module) -> torch.dtype | None:
         """The precision to compute in; None: the module keeps its own."""
@@ -272,9 +281,9 @@ def start(precision: str, *, wait: bool) -> None:
 
 
 def _optimized_form(
-    module: torch.nn.Module, sample: tuple[Any, Any], dtype: torch.dtype | None
+    module: torch.nn.Module, sample: tuple[Any, Any], dtype: torch.dtype | None, *, wait: bool
 ) -> torch.nn.Module:
-    return optimize(module, dtype=dtype, sample_input=sample, keep_weights=False)
+    return optimize(module, dtype=dtype, sample_input=sample, wait=wait, keep_weights=False)
 
 
 def _precision(asked: str) -> tuple[bool, str]:

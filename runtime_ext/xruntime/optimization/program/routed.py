@@ -12,6 +12,7 @@ import torch
 
 from xruntime.compilation.accuracy import Difference, difference
 from xruntime.nests import entries, leaves, rebuilt
+from xruntime.optimization.aside import compiled_aside
 from xruntime.optimization.program.refusals import (
     DifferentError,
     NotYetError,
@@ -105,7 +106,9 @@ class Routed:
         if form != self._form:
             return self._run(module, *args, **kwargs)
         sizes = sizes_of(args, kwargs)
-        compare = sizes not in self._compared and len(self._compared) < MAX_COMPARED_SIZES
+        # Code that takes over later is compared with the modules by `CompiledAside`.
+        limit = 2 if compiled_aside(self.optimized) is not None else MAX_COMPARED_SIZES
+        compare = sizes not in self._compared and len(self._compared) < limit
         if not compare:
             return self._restored(self.optimized(*args, **kwargs), ())
         # First, because it may refuse the sizes: the program's error then, before anything is compiled.

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What calls compiled code serves: their form, and the sizes of their tensors.
+
+A call's *form* is all but sizes: its nest, the dtypes, numbers of dimensions and memory formats of tensors,
+and the values of everything else. *Sizes* are the sizes of all its tensors, one after the other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils import _pytree as pytree
+
+Sizes = tuple[tuple[int, ...], ...]
+
+
+class Form(NamedTuple):
+    """All of a call but the sizes of its tensors. Equal forms have equal hashes."""
+
+    nest: Any
+    """Torch's description of the nest (args, kwargs)."""
+
+    leaves: tuple[Any, ...]
+    """For each leaf: (dtype, dimensions, memory format) of a tensor, or its type and value."""
+
+    def described(self) -> str:
+        """Describe it in one line that is equal in each process."""
+        return f"{self.nest} {self.leaves}"
+
+
+class FlatCall(NamedTuple):
+    """A call by its form and its tensors."""
+
+    form: Form
+    tensors: list[torch.Tensor]
+    leaves: list[Any]
+
+    @property
+    def sizes(self) -> Sizes:
+        return tuple([tuple(tensor.shape) for tensor in self.tensors])
+
+
+_CONSTANTS = frozenset(
+    (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
+)
+_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def flat_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> FlatCall | None:
+    """Return the call in parts; None for one that no kept code serves.
+
+    That is one with tensors of another class, on another device or with gaps, or with values of other types
+    than numbers, texts and torch's own.
+    """
+    leaves, nest = pytree.tree_flatten((args, kwargs))
+    tensors: list[torch.Tensor] = []
+    facts: list[Any] = []
+    for leaf in leaves:
+        kind = type(leaf)
+        if kind is torch.Tensor or kind is torch.nn.Parameter:
+            layout = _memory_format(leaf)
+            if layout is None:
+                return None
+            tensors.append(leaf)
+            facts.append((leaf.dtype, leaf.dim(), layout))
+        elif kind in _CONSTANTS:
+            facts.append((kind, leaf))
+        else:
+            return None
+    return FlatCall(Form(nest, tuple(facts)), tensors, leaves)
+
+
+def _memory_format(tensor: torch.Tensor) -> str | None:
+    """How a dense tensor on the CPU lies in memory; None for any other."""
+    if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+        return None
+    if tensor.is_conj() or tensor.is_neg():
+        return None
+    if tensor.is_contiguous():
+        return "contiguous"
+    wanted = _FORMATS.get(tensor.dim())
+    if wanted is not None and tensor.is_contiguous(memory_format=wanted):
+        return "channels_last"
+    return None
+
+
+class Pattern(NamedTuple):
+    """For which sizes code is to be compiled: a number where it is fixed, None where it may vary."""
+
+    dims: tuple[tuple[int | None, ...], ...]
+
+    @staticmethod
+    def of(seen: Sequence[Sizes]) -> Pattern:
+        """Return the pattern of calls whose sizes were seen: what differs between them may vary."""
+        first = seen[0]
+        return Pattern(
+            tuple(
+                [
+                    tuple(
+                        [
+                            size if all(other[i][d] == size for other in seen) else None
+                            for d, size in enumerate(sizes)
+                        ]
+                    )
+                    for i, sizes in enumerate(first)
+                ]
+            )
+        )
+
+    def suits(self, sizes: Sizes) -> bool:
+        """Whether a call of these sizes may be the sample: torch treats sizes below 2 on their own."""
+        pairs = zip(self.dims, sizes, strict=True)
+        return all(
+            size >= 2 if wanted is None else size == wanted
+            for dims, own in pairs
+            for wanted, size in zip(dims, own, strict=True)
+        )
+
+    def described(self) -> str:
+        """**Ex.:** ``32x?, 32x?``"""
+        return ", ".join(
+            ["x".join(["?" if size is None else str(size) for size in dims]) for dims in self.dims]
+        )
+
+
+class Range(NamedTuple):
+    """The smallest and the largest value of a size that may vary; None: no limit."""
+
+    low: int
+    high: int | None
+
+
+class Served:
+    """Which sizes compiled code serves.
+
+    dims
+        For each tensor the sizes: numbers, or names of sizes that vary. The same name is the same size.
+    ranges
+        The range of each name.
+    conditions
+        Further ones, as Python expressions of the names, under which the compiler chose the code.
+
+    Raises ValueError for a condition that cannot be parsed.
+    """
+
+    def __init__(
+        self,
+        dims: Sequence[Sequence[int | str]],
+        ranges: Mapping[str, Sequence[int | None]],
+        conditions: Sequence[str],
+    ) -> None:
+        self.dims = tuple([tuple(one) for one in dims])
+        self.ranges = {name: Range(*limits) for name, limits in ranges.items()}  # type: ignore[arg-type]
+        self.conditions = tuple(conditions)
+        try:
+            self._conditions = [compile(text, "<condition>", "eval") for text in conditions]
+        except SyntaxError as error:
+            raise ValueError(f"{error.text!r} is no expression") from error
+
+    def fits(self, sizes: Sizes) -> bool:
+        """Whether the code computes calls of these sizes."""
+        if len(sizes) != len(self.dims):
+            return False
+        values: dict[str, int] = {}
+        for dims, own in zip(self.dims, sizes, strict=True):
+            if len(dims) != len(own):
+                return False
+            for wanted, size in zip(dims, own, strict=True):
+                if isinstance(wanted, int):
+                    if size != wanted:
+                        return False
+                elif values.setdefault(wanted, size) != size:
+                    return False
+        for name, size in values.items():
+            low, high = self.ranges[name]
+            if size < low or (high is not None and size > high):
+                return False
+        # They were written beside the code that they are about, which is trusted as much.
+        scope = {"__builtins__": {}, "math": math, **values}
+        return all(eval(condition, scope) for condition in self._conditions)  # noqa: S307
+
+    @property
+    def described(self) -> str:
+        """**Ex.:** ``32x?, 32x?``"""
+        return Pattern(
+            tuple(
+                [
+                    tuple([size if isinstance(size, int) else None for size in dims])
+                    for dims in self.dims
+                ]
+            )
+        ).described()
+
+
+class Outputs:
+    """Builds outputs from the tensors that compiled code returns, like those of an eager call.
+
+    `example`: the outputs of an eager call.
+    """
+
+    def __init__(self, example: Any) -> None:
+        leaves, self._nest = pytree.tree_flatten(example)
+        self._leaves = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        self._places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+
+        self.tensors = len(self._places)
+        kinds = [type(leaf) for leaf in self._leaves if type(leaf) not in _CONSTANTS]
+        self.refusal = f"it returns a {kinds[0].__qualname__}" if kinds else None
+        """Why compiled code cannot return such outputs; None if it can."""
+
+    def rebuilt(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """Return outputs of the same form with these tensors."""
+        leaves = list(self._leaves)
+        for at, tensor in zip(self._places, tensors, strict=True):
+            leaves[at] = tensor
+        return pytree.tree_unflatten(leaves, self._nest)

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names a model by its code, its attributes and its weights: equal for equal models in any process.
+
+Code that is installed counts by its package's version, any other by the bytecode of the functions that the
+model's classes have and call. What cannot be followed, such as a function that is looked up by a computed
+name, is not part of it; so kept code is compared with the model at its first call in each process, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import importlib.metadata
+import os
+import sys
+import threading
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Final
+
+import torch
+
+CHUNK_BYTES: Final = 16 << 20
+"""Weights are hashed in pieces of this size, by as many threads as torch has."""
+
+MAX_DEPTH: Final = 12
+"""Of plain objects that are looked into."""
+
+_PLAIN: Final = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+_OWN: Final = frozenset(vars(torch.nn.Module())) - {"training"}
+"""Torch's own attributes of a module."""
+
+
+def fingerprint(model: torch.nn.Module, forward: Any, *others: str) -> str:
+    """Return 32 hexadecimal digits for a model that is called by `forward`, and for other facts."""
+    digest = hashlib.sha256()
+    facts = _Facts()
+    facts.add_model(model)
+    facts.follow(forward)
+    for line in (*others, *facts.lines()):
+        digest.update(line.encode(errors="surrogatepass"))
+        digest.update(b"\0")
+    digest.update(weights_digest([*model.parameters(), *model.buffers()]))
+    return digest.hexdigest()[:32]
+
+
+def weights_digest(tensors: Iterable[torch.Tensor]) -> bytes:
+    """Return a hash of what the tensors hold. Equal memory is hashed once."""
+    pieces: dict[tuple[int, int], None] = {}
+    kept = []  # copies whose memory must live until it has been hashed
+    for given in tensors:
+        tensor = given
+        if given.layout is not torch.strided or not _is_dense(given):
+            tensor = given.to_dense().contiguous()
+            kept.append(tensor)
+        size = tensor.numel() * tensor.element_size()
+        start = tensor.data_ptr()
+        for offset in range(0, size, CHUNK_BYTES):
+            pieces[start + offset, min(CHUNK_BYTES, size - offset)] = None
+
+    def digest(piece: tuple[int, int]) -> bytes:
+        start, size = piece
+        # hashlib releases the GIL.
+        return hashlib.sha256((ctypes.c_char * size).from_address(start)).digest()
+
+    whole = hashlib.sha256()
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        for one in pool.map(digest, pieces):
+            whole.update(one)
+    return whole.digest()
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    return torch.ops.aten.is_non_overlapping_and_dense(tensor) or not tensor.numel()
+
+
+class _Facts:
+    """Lines about a model's modules and the functions that they may call."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+        self._code: dict[str, None] = {}
+        self._numbers: dict[int, int] = {}
+        """Of objects that were met."""
+
+        self._followed: set[int] = set()
+        self._waiting: list[Any] = []
+
+    def lines(self) -> list[str]:
+        """Return all lines: those of the modules in order, and those of code sorted."""
+        while self._waiting:
+            one = self._waiting.pop()
+            if id(one) not in self._followed:
+                self._followed.add(id(one))
+                (self._add_class if isinstance(one, type) else self._add_function)(one)
+        return [*self._lines, *sorted(self._code)]
+
+    def add_model(self, model: torch.nn.Module) -> None:
+        """Add attributes of each module, and each tensor but for what it holds."""
+        for name, part in model.named_modules(remove_duplicate=False):
+            self.follow(type(part))
+            new = self._is_new(part)
+            number = self._numbers[id(part)]
+            self._lines.append(f"{name}: {type(part).__qualname__} {number} {part.training}")
+            if new:
+                for kind in ("_parameters", "_buffers"):
+                    for key, tensor in vars(part)[kind].items():
+                        self._lines.append(f"{name}.{key}: {_tensor_facts(tensor)}")
+                for key, value in vars(part).items():
+                    if key not in _OWN and not key.startswith("_xruntime"):
+                        self._add_value(f"{name}.{key}", value, 0)
+
+    def follow(self, value: Any) -> None:
+        """Add the code of a function or a class."""
+        if isinstance(value, (staticmethod, classmethod, types.MethodType)):
+            value = value.__func__
+        if isinstance(value, property):
+            self._waiting += [it for it in (value.fget, value.fset) if it is not None]
+        elif isinstance(value, (type, types.FunctionType)):
+            self._waiting.append(value)
+
+    def _is_new(self, value: Any) -> bool:
+        count = len(self._numbers)
+        return self._numbers.setdefault(id(value), count) == count
+
+    def _add_value(self, name: str, value: Any, depth: int) -> None:
+        """Add what an attribute holds. An opaque object counts by its class."""
+        if isinstance(value, _PLAIN):
+            self._lines.append(f"{name}={_text(value)}")
+            return
+        if isinstance(value, torch.Tensor):
+            content = weights_digest([value]).hex()
+            self._lines.append(f"{name}={_tensor_facts(value)} {content}")
+            return
+        self.follow(value)
+        kind = value if callable(value) and hasattr(value, "__qualname__") else type(value)
+        self._lines.append(f"{name}: {kind.__module__}.{kind.__qualname__}")
+        if isinstance(value, torch.nn.Module) or depth == MAX_DEPTH or not self._is_new(value):
+            return
+        if isinstance(value, partial):
+            inner: list[tuple[Any, Any]] = list(enumerate((value.func, value.args, value.keywords)))
+        elif isinstance(value, Mapping):
+            inner = list(value.items())
+        elif isinstance(value, (tuple, list)):
+            inner = list(enumerate(value))
+        elif isinstance(value, (set, frozenset)):
+            inner = list(enumerate(sorted(map(repr, value))))
+        elif callable(value) or isinstance(value, threading.local):
+            inner = []
+        else:
+            inner = list(getattr(value, "__dict__", {}).items())
+        for key, item in inner:
+            self._add_value(f"{name}.{key}", item, depth + 1)
+
+    def _add_class(self, kind: type) -> None:
+        for base in kind.__mro__:
+            if not self._is_installed(base.__module__):
+                for name, value in vars(base).items():
+                    self._add_global(f"{base.__qualname__}.{name}", value)
+
+    def _add_function(self, function: types.FunctionType) -> None:
+        if self._is_installed(function.__module__ or ""):
+            return
+        name = function.__qualname__
+        self._code[f"{name}: {_code_text(function.__code__)}"] = None
+        given = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+        for at, value in enumerate(given):
+            self._add_global(f"{name} default {at}", value)
+        for at, cell in enumerate(function.__closure__ or ()):
+            with contextlib.suppress(ValueError):  # it is empty
+                self._add_global(f"{name} closure {at}", cell.cell_contents)
+        words = dict.fromkeys(_names(function.__code__))
+        for word in words:
+            value = function.__globals__.get(word)
+            self._add_global(word, value)
+            if isinstance(value, types.ModuleType) and not self._is_installed(value.__name__):
+                for attribute in words:
+                    self._add_global(f"{word}.{attribute}", vars(value).get(attribute))
+
+    def _add_global(self, name: str, value: Any) -> None:
+        """Add what a function may use beside its arguments."""
+        self.follow(value)
+        if isinstance(value, _PLAIN) and not name.endswith(_UNRELATED):
+            self._code[f"{name}={_text(value)}"] = None
+        elif isinstance(value, (tuple, frozenset)) and all(isinstance(it, _PLAIN) for it in value):
+            self._code[f"{name}={sorted(map(repr, value))}"] = None
+
+    def _is_installed(self, module: str) -> bool:
+        """Whether a module belongs to a package, whose version is noted then."""
+        top = module.partition(".")[0]
+        if top == "__main__":
+            return False
+        if top in sys.builtin_module_names or top in sys.stdlib_module_names:
+            return True
+        file = getattr(sys.modules.get(module), "__file__", None)
+        if file is None or not _INSTALLED.intersection(file.split(os.sep)):
+            return False
+        self._code[f"package {top} {_version(top)}"] = None
+        return True
+
+
+_INSTALLED: Final = frozenset(("site-packages", "dist-packages"))
+_UNRELATED: Final = ("__doc__", "__module__", "__qualname__", "__firstlineno__", "__file__")
+
+
+def _text(value: Any) -> str:
+    # Where a model was loaded from differs between machines.
+    return "a path" if isinstance(value, str) and os.path.isabs(value) else repr(value)
+
+
+def _tensor_facts(tensor: torch.Tensor | None) -> str:
+    return "none" if tensor is None else f"{tensor.dtype} {tuple(tensor.shape)} {tensor.stride()}"
+
+
+def _code_text(code: types.CodeType | None) -> str:
+    """What a function does, without where it stands."""
+    if code is None:
+        return ""
+    constants = [
+        _code_text(it) if isinstance(it, types.CodeType) else repr(it)
+        for it in code.co_consts
+        if not isinstance(it, frozenset)
+    ]
+    sets = [sorted(map(repr, it)) for it in code.co_consts if isinstance(it, frozenset)]
+    return f"{code.co_code.hex()} {constants} {sets} {code.co_names} {code.co_varnames}"
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names(constant)
+
+
+def _version(top: str) -> str:
+    version = getattr(sys.modules.get(top), "__version__", None)
+    if isinstance(version, str):
+        return version
+    try:
+        return importlib.metadata.version(top)
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiles a model in a child process of low priority, into a library that `store` keeps.
+
+The child is forked, so that it has the model without copying it, by a thread of its own: an OpenMP team that
+this process has does not exist in a child, but a thread that never had one can make its own there. The child
+ends when this process does, however that ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import logging
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, NamedTuple, NoReturn
+
+import torch
+from torch import nn
+
+from xruntime.compilation.inductor import (
+    compiling,
+    explaining,
+    first_line,
+    inductor_options,
+    keep_device_guard,
+)
+from xruntime.errors import CompilationError
+from xruntime.kept.calls import Pattern, Served
+from xruntime.kept.store import LIBRARY, write_description
+from xruntime.packages.files import own_description
+from xruntime.packages.inputs import input_specs
+from xruntime.packages.linking import linking_settings
+from xruntime.threads.team import team_of
+
+CAN_FORK: Final = hasattr(os, "fork") and sys.platform == "linux"
+
+MAX_SHARE: Final = 0.5
+"""Of a CPU that the child may take from the program; as much as a process of equal priority takes."""
+
+# A process that forks while it has threads is warned by Python 3.12: the child runs nothing that depends on
+# them, and the locks of what it runs are free.
+warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning, __name__)
+
+
+class Order(NamedTuple):
+    """What is to be compiled."""
+
+    name: str
+    """The model's, for errors."""
+
+    call: Callable[[list[torch.Tensor]], Any]
+    """Computes the outputs of a call with these tensors: a list of tensors and other values."""
+
+    tensors: list[torch.Tensor]
+    """A sample."""
+
+    pattern: Pattern
+    threads: int
+    options: dict[str, Any]
+    """More settings of Inductor."""
+
+
+WORK: Final = "work"
+"""The directory of the compiler's own files, beside what is kept."""
+
+
+class NoExportError(CompilationError):
+    """torch.export says that it cannot export a model. It would say so again."""
+
+
+class NotCompiledError(Exception):
+    """There is no library. `final`: nor will there be one if it is tried again."""
+
+    def __init__(self, reason: str, *, final: bool) -> None:
+        super().__init__(reason)
+        self.final = final
+
+
+def niceness(share: float) -> int:
+    """Return the niceness with which a process takes that share of a CPU from one of niceness 0.
+
+    Source: the weights in Linux's kernel/sched/core.c, of which each is 1.25 times the next one.
+    """
+    share = min(share, MAX_SHARE)
+    value = 0
+    while value < 19 and 1 / (1 + 1.25**value) > share:
+        value += 1
+    return value
+
+
+def compile_in_child(order: Order, directory: str, share: float) -> None:
+    """Write the library and its description into `directory`.
+
+    `share`: of a CPU that may be taken from the program where no CPU is idle. Called in a thread that has
+    run nothing parallel. Raises NotCompiledError.
+    """
+    reading, writing = os.pipe()
+    life, held = os.pipe()
+    try:
+        with compiling, _quiet_tokenizers():
+            child = os.fork()
+            if child == 0:
+                _run_child(order, directory, share, writing, life)
+        _children.add(child)
+    finally:
+        os.close(writing)
+        os.close(life)
+    try:
+        with open(reading, "rb") as stream:
+            said = stream.read()
+        with contextlib.suppress(ChildProcessError):  # the program waits for any child
+            os.waitpid(child, 0)
+    finally:
+        _children.discard(child)
+        os.close(held)
+    if not said:
+        raise NotCompiledError("the process that compiled ended early", final=False)
+    result = json.loads(said)
+    if result["reason"] is not None:
+        raise NotCompiledError(result["reason"], final=result["final"])
+
+
+_children: set[int] = set()
+
+
+def _end_children() -> None:
+    """When the program ends; what it waits for is whole, or of no use."""
+    for child in list(_children):
+        with contextlib.suppress(OSError):
+            os.killpg(child, signal.SIGKILL)
+
+
+atexit.register(_end_children)
+if CAN_FORK:
+    os.register_at_fork(after_in_child=_children.clear)
+
+
+@contextlib.contextmanager
+def _quiet_tokenizers() -> Any:
+    """The package tokenizers would print at a fork that its parallelism is off in the child."""
+    name = "TOKENIZERS_PARALLELISM"
+    speaks = "tokenizers" in sys.modules and name not in os.environ
+    if speaks:
+        os.environ[name] = "true"
+    try:
+        yield
+    finally:
+        if speaks:
+            del os.environ[name]
+
+
+def _run_child(order: Order, directory: str, share: float, writing: int, life: int) -> NoReturn:
+    reason, final = None, False
+    try:
+        _become_background(share, {writing, life})
+        threading.Thread(target=_end_with_parent, args=(life,), daemon=True).start()
+        compile_library(order, directory)
+    except CompilationError as error:
+        reason, final = str(error), isinstance(error, NoExportError)
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the program goes on
+        reason = first_line(error)
+    finally:
+        shutil.rmtree(os.path.join(directory, WORK), ignore_errors=True)
+        with contextlib.suppress(OSError):
+            os.write(writing, json.dumps({"reason": reason, "final": final}).encode())
+        os._exit(0)
+
+
+def _become_background(share: float, kept: set[int]) -> None:
+    """Leave the program's terminal, files and signals alone, and let it go first."""
+    os.setpgid(0, 0)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    signal.set_wakeup_fd(-1)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(nothing, descriptor)
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2 and int(name) not in kept:
+            with contextlib.suppress(OSError):
+                os.close(int(name))
+    warnings.resetwarnings()
+    warnings.simplefilter("ignore")
+    # Those of the program may write to what was closed.
+    sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
+    logging.disable()
+    os.nice(niceness(share))
+    # Where memory runs out, this process is what can be spared.
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as stream:
+        stream.write("1000")
+
+
+def _end_with_parent(life: int) -> None:
+    """Wait until no process holds the other end of the pipe any more; then end, with the compiler."""
+    os.read(life, 1)
+    os.killpg(0, signal.SIGKILL)
+
+
+class _Called(nn.Module):
+    """The call as a module, as torch.export wants it. It has the model's parameters through `model`."""
+
+    def __init__(self, call: Callable[[list[torch.Tensor]], Any]) -> None:
+        super().__init__()
+        self.model = getattr(call, "model", None)
+        self._call = call
+        self.eval()
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        return self._call(list(tensors))
+
+
+def compile_library(order: Order, directory: str) -> None:
+    """Compile into `directory`, in this process. Raises CompilationError."""
+    import torch._inductor as inductor
+    import torch._inductor.config as settings
+
+    began = time.perf_counter()
+    work = os.path.join(directory, WORK)
+    os.mkdir(work)
+    named: type[_Called] = type(order.name, (_Called,), {})  # errors have the model's name
+    module = named(order.call)
+    options = inductor_options(order.options, threads=order.threads, freezing=True)
+    del options["cpp_wrapper"]  # such a library always has one
+    machine = own_description(order.threads, torch.__version__)
+    options |= {
+        "aot_inductor.output_path": os.path.join(work, LIBRARY),
+        "aot_inductor.metadata": machine,
+    }
+    auto = torch.export.Dim.AUTO
+    varying = [{d: auto for d, n in enumerate(dims) if n is None} for dims in order.pattern.dims]
+    keep_device_guard()
+    with (
+        compiling,
+        team_of(order.threads),
+        explaining(module, only_compiles=True),
+        torch.no_grad(),
+        settings.patch(compile_threads=1),
+    ):
+        try:
+            exported = torch.export.export(
+                module,
+                tuple(order.tensors),
+                dynamic_shapes={"tensors": tuple(varying)} if any(varying) else None,
+                strict=False,
+            )
+        except Exception as error:
+            if type(error).__module__.startswith("torch."):
+                text = f"torch.export cannot export {order.name}: {first_line(error)}"
+                raise NoExportError(text) from error
+            raise
+        graph: Any = exported.module(check_guards=False)
+        written: Any = inductor.aot_compile(
+            graph, tuple(order.tensors), options=linking_settings() | options
+        )
+    served = served_by(exported)
+    if os.path.exists(os.path.join(work, f"{Path(LIBRARY).stem}.json")):
+        raise CompilationError(f"{order.name} uses operators that have no C interface")
+    sources = [path.read_text(errors="replace") for path in Path(work).glob("*.cpp")]
+    specs = input_specs(sources, len(order.tensors))
+    os.rename(written, os.path.join(directory, LIBRARY))
+    os.chmod(os.path.join(directory, LIBRARY), 0o600)
+    write_description(directory, served, specs, machine, time.perf_counter() - began)
+
+
+def served_by(exported: Any) -> Served:
+    """Return for which sizes a program was exported, once it has been compiled.
+
+    The compiler adds conditions to those of the export. Raises CompilationError where they cannot be
+    written down.
+    """
+    from torch.utils._sympy.printers import PythonPrinter
+
+    nodes = {node.name: node for node in exported.graph.nodes if node.op == "placeholder"}
+    inputs = [nodes[name].meta["val"] for name in exported.graph_signature.user_inputs]
+    environment = None
+    dims: list[list[int | str]] = []
+    for value in inputs:
+        own: list[int | str] = []
+        for size in value.shape:
+            if isinstance(size, torch.SymInt):
+                environment, expression = size.node.shape_env, size.node.expr
+                if expression.is_Integer:
+                    own.append(int(expression))
+                elif expression.is_Symbol:
+                    own.append(str(expression))
+                else:
+                    raise CompilationError(
+                        f"a size of its arguments depends on another: {expression}"
+                    )
+            else:
+                own.append(int(size))
+        dims.append(own)
+    if environment is None:
+        return Served(dims, {}, ())
+    used = {name for own in dims for name in own if isinstance(name, str)}
+    ranges: dict[str, tuple[int, int | None]] = {}
+    for symbol, limits in environment.var_to_range.items():
+        if str(symbol) in used:
+            high = int(limits.upper) if limits.upper.is_Integer else None
+            ranges[str(symbol)] = max(2, int(limits.lower)), high
+    conditions = []
+    for guard in environment.guards:
+        condition = environment.replace(guard.expr)
+        names = {str(symbol) for symbol in condition.free_symbols}
+        if not names:  # it held when the code was compiled
+            continue
+        if not names <= used:
+            raise CompilationError(f"it holds under a condition that no size tells: {condition}")
+        conditions.append(PythonPrinter().doprint(condition))
+    return Served(dims, ranges, sorted(set(conditions)))

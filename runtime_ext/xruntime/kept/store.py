@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cache directory of compiled code: one directory for each model, form of call and pattern of sizes.
+
+An entry is a directory ``<fingerprint><pattern>/`` with ``model.so`` and ``description.json``. It is made under
+another name and renamed, so it is whole or absent. Where code cannot be compiled, the entry has only the
+description, with the reason. ``<name>.lock`` is locked by the process that compiles.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import functools
+import hashlib
+import importlib.metadata
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from xlaunch.cache.leftovers import PARTIAL
+from xlaunch.cache.table import KEEP_NOTHING
+from xlaunch.cache.use import check_directory, own_directory
+from xlaunch.errors import UsageError
+from xruntime.errors import PackageError
+from xruntime.kept.calls import Pattern, Served
+from xruntime.packages.files import check_machine, check_trusted
+from xruntime.packages.inputs import Inputs, InputSpec
+from xruntime.packages.runners import CRunner
+
+VARIABLE: Final = "XRUNTIME_CACHE_DIR"
+"""Names the directory; 0: nothing is kept."""
+
+CACHE: Final = "optimized"
+"""The cache's name in ``xlaunch cache ls``."""
+
+LIBRARY: Final = "model.so"
+DESCRIPTION: Final = "description.json"
+MAX_RUNNERS: Final = 16
+
+
+class Description(NamedTuple):
+    """What is written beside a library."""
+
+    served: Served
+    specs: tuple[InputSpec | None, ...] | None
+    machine: dict[str, str]
+    seconds: float
+    """How long compiling took."""
+
+
+class Refused(NamedTuple):
+    """An entry that says why there is no code."""
+
+    reason: str
+
+
+class Code:
+    """Loaded code. Called with the tensors of a call; returns the tensors of its outputs."""
+
+    def __init__(self, directory: str, description: Description, runners: int) -> None:
+        self.directory = directory
+        self.served = description.served
+        self.seconds = description.seconds
+        self._runner = CRunner(os.path.join(directory, LIBRARY), runners, directory)
+        count = len(self.served.dims)
+        self._inputs = Inputs(((None,) * count, {}), description.specs)
+
+    def __call__(self, tensors: list[torch.Tensor]) -> Any:
+        """Raises PackageInputError for tensors of another layout; PackageError if the code fails."""
+        return self._runner.run(self._inputs.of_call(tuple(tensors), {}))
+
+
+class Store:
+    """Kept code below `path`; `temporary` says that nothing is kept, and why."""
+
+    def __init__(self, path: str, temporary: str | None = None) -> None:
+        self.path = path
+        self.temporary = temporary
+
+    def name_of(self, fingerprint: str, pattern: Pattern) -> str:
+        """Return the name of an entry."""
+        return fingerprint + hashlib.sha256(repr(pattern.dims).encode()).hexdigest()[:16]
+
+    def names(self, fingerprint: str) -> list[str]:
+        """Return the names of the model's entries, the latest first."""
+        with contextlib.suppress(OSError), os.scandir(self.path) as entries:
+            found = [
+                (entry.stat(follow_symlinks=False).st_mtime, entry.name)
+                for entry in entries
+                if entry.name.startswith(fingerprint) and entry.is_dir(follow_symlinks=False)
+            ]
+            return [name for _, name in sorted(found, reverse=True)]
+        return []
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no entry of any model."""
+        with contextlib.suppress(OSError), os.scandir(self.path) as entries:
+            return not any(not entry.name.startswith(".") for entry in entries)
+        return True
+
+    def load(self, name: str, *, runners: int) -> Code | Refused:
+        """Load an entry. Raises FileNotFoundError without one, and PackageError, OSError, ValueError, KeyError
+        or TypeError for one that cannot be used.
+        """
+        directory = os.path.join(self.path, name)
+        os.lstat(directory)
+        check_trusted(directory)
+        path = os.path.join(directory, DESCRIPTION)
+        check_trusted(path)
+        with open(path, encoding="utf-8") as stream:
+            written = json.load(stream)
+        if "refused" in written:
+            return Refused(str(written["refused"]))
+        description = _read(written)
+        check_machine(description.machine, directory)
+        library = os.path.join(directory, LIBRARY)
+        check_trusted(library)
+        if os.stat(library).st_size != written["bytes"]:  # loading half a library crashes
+            raise PackageError(f"{library} is not whole")
+        with contextlib.suppress(OSError):  # pruning removes what was not used for longest
+            os.utime(path)
+        return Code(directory, description, runners)
+
+    def remove(self, name: str) -> None:
+        """Remove an entry; what cannot be removed stays."""
+        shutil.rmtree(os.path.join(self.path, name), ignore_errors=True)
+
+    @contextlib.contextmanager
+    def locked(self, name: str) -> Iterator[None]:
+        """Hold the entry's lock during the block; other processes that would compile it wait.
+
+        Raises OSError.
+        """
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        path = os.path.join(self.path, f"{name}.lock")
+        descriptor = os.open(path, flags, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            with _unfinished(path):
+                yield
+        finally:
+            os.close(descriptor)
+
+    @contextlib.contextmanager
+    def partial(self) -> Iterator[str]:
+        """Make a private directory for unfinished work, and remove what is left there. Raises OSError."""
+        path = tempfile.mkdtemp(prefix=f"{PARTIAL}{os.getpid()}-", dir=self.path)
+        with _unfinished(path):
+            yield path
+
+    def add(self, partial: str, name: str) -> None:
+        """Give finished work its name. Raises OSError."""
+        with contextlib.suppress(OSError):
+            os.rename(partial, os.path.join(self.path, name))
+            return
+        self.remove(name)  # one that could not be used
+        os.rename(partial, os.path.join(self.path, name))
+
+
+_paths: Final[set[str]] = set()
+"""Of unfinished work, which a daemon thread does not remove when the program ends."""
+
+
+@contextlib.contextmanager
+def _unfinished(path: str) -> Iterator[None]:
+    """Remove a file or a directory after the block, or when the program ends in it."""
+    _paths.add(path)
+    try:
+        yield
+    finally:
+        _remove(path)
+        _paths.discard(path)
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(OSError):
+        if os.path.isdir(path):
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            os.unlink(path)
+
+
+def _remove_unfinished() -> None:
+    for path in list(_paths):
+        _remove(path)
+
+
+# After the processes that work there were ended by `making`, which registers later.
+atexit.register(_remove_unfinished)
+os.register_at_fork(after_in_child=_paths.clear)
+
+
+def write_description(
+    directory: str, served: Served, specs: Any, machine: dict[str, str], seconds: float
+) -> None:
+    """Write what `Store.load` reads. Raises OSError."""
+    inputs = None
+    if specs is not None:
+        inputs = [
+            None
+            if spec is None
+            else {
+                "dtype": str(spec.dtype).removeprefix("torch."),
+                "dims": spec.dims,
+                "sizes": sorted(spec.sizes.items()),
+                "strides": sorted(spec.strides.items()),
+            }
+            for spec in specs
+        ]
+    written = {
+        "dims": served.dims,
+        "ranges": served.ranges,
+        "conditions": served.conditions,
+        "inputs": inputs,
+        "machine": machine,
+        "bytes": os.stat(os.path.join(directory, LIBRARY)).st_size,
+        "seconds": round(seconds, 1),
+    }
+    _write(directory, written)
+
+
+def write_refusal(directory: str, reason: str) -> None:
+    """Write why there is no code. Raises OSError."""
+    _write(directory, {"refused": reason})
+
+
+def _write(directory: str, written: dict[str, Any]) -> None:
+    with open(os.path.join(directory, DESCRIPTION), "w", encoding="utf-8") as stream:
+        json.dump(written, stream, indent=1)
+
+
+def _read(written: dict[str, Any]) -> Description:
+    inputs = written["inputs"]
+    specs = None
+    if inputs is not None:
+        specs = tuple(
+            [
+                None
+                if it is None
+                else InputSpec(
+                    getattr(torch, it["dtype"]),
+                    it["dims"],
+                    dict(map(tuple, it["sizes"])),
+                    dict(map(tuple, it["strides"])),
+                )
+                for it in inputs
+            ]
+        )
+    served = Served(written["dims"], written["ranges"], written["conditions"])
+    return Description(served, specs, written["machine"], written["seconds"])
+
+
+def open_store(temporary: str | None = None) -> Store:
+    """Return the store of this process: in the cache directory, or temporary for the reason that is given."""
+    if temporary is not None:
+        return _temporary(temporary)
+    return _opened(os.environ.get(VARIABLE, ""))
+
+
+@functools.cache
+def _opened(given: str) -> Store:
+    if given == KEEP_NOTHING:
+        return _temporary(f"{VARIABLE}=0")
+    try:
+        if given:
+            check_directory(given)
+            os.makedirs(given, mode=0o700, exist_ok=True)
+            path = given
+        else:
+            path = own_directory(CACHE, os.environ, _versions()).path
+        with tempfile.TemporaryFile(dir=path):
+            pass  # it can be written
+    except OSError as error:
+        return _temporary(f"{error.filename or given}: {error.strerror}")
+    except UsageError as error:
+        return _temporary(str(error))
+    return Store(path)
+
+
+@functools.cache
+def _temporary(reason: str) -> Store:
+    path = tempfile.mkdtemp(prefix="xruntime-optimize-")
+    _paths.add(path)
+    return Store(path, temporary=reason)
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in ("torch", "xlaunch"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found

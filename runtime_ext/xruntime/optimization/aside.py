@@ -1,0 +1,524 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiled code that takes over from the modules once it is there: kept by an earlier process, or made aside.
+
+    aside = CompiledAside(model, runner, tolerance=0.01, input_s=0.1, wait=False)
+    outputs = aside(args, kwargs)      # of the modules, until there is code for calls like this one
+
+Calls are told apart by their form and the caller's number of threads, autocast and default dtype. For each
+such *lane* code is compiled after some calls, when it is known which sizes vary. It is compared with the
+modules on the first calls that it serves, and left if it computes something else or is not faster.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import logging
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from xruntime.compilation.accuracy import difference
+from xruntime.compilation.inductor import first_line
+from xruntime.errors import CompilationError, PackageError, PackageInputError
+from xruntime.kept.calls import FlatCall, Form, Outputs, Pattern, Sizes, flat_call
+from xruntime.kept.fingerprint import fingerprint
+from xruntime.kept.making import MAX_SHARE, NotCompiledError, Order, compile_in_child
+from xruntime.kept.store import MAX_RUNNERS, Code, Refused, Store, open_store, write_refusal
+from xruntime.optimization.outputs import comparable
+from xruntime.optimization.runner import Runner
+from xruntime.optimization.steps import weight_bytes
+from xruntime.threads.modes import Autocast
+
+START_AFTER_S: Final = 0.5
+"""Compiling begins when calls without code have taken so long, so that a short run is left alone."""
+
+SHARE: Final = 0.05
+"""Of a CPU that compiling may take from the program in any case."""
+
+MIN_CALLS: Final = 2
+MAX_CODES: Final = 4
+"""So much code is compiled for one lane; after that, calls of further sizes go to the modules."""
+
+MAX_COMPARED_SIZES: Final = 4
+"""Calls of so many sizes are compared with the modules."""
+
+MAX_SIZES: Final = 4096
+"""So many sizes are remembered."""
+
+ROOM_BYTES: Final = 64 << 20
+"""Must be free on a disk, beside twice the weights, for code to be kept there."""
+
+_log = logging.getLogger("xruntime")
+_making: Final = threading.Lock()
+"""Held by the thread that makes code: one child process at a time."""
+
+LaneKey = tuple[Form, int, Autocast | None, torch.dtype]
+
+
+class CompiledAside:
+    """The calls of one model.
+
+    tolerance
+        The largest difference from the modules' outputs, see `xruntime.compilation.accuracy`.
+    input_s
+        Time of a call of the input model, in seconds. The child process may take from the program what the
+        passes save of it, and `SHARE`.
+    wait
+        Compile at the first call of each kind, and wait.
+    """
+
+    def __init__(
+        self, model: nn.Module, runner: Runner, *, tolerance: float, input_s: float, wait: bool
+    ) -> None:
+        self.model = model
+        self.runner = runner
+        self.tolerance = tolerance
+        self.input_s = input_s
+        self.fastest_s = float("inf")
+        """The shortest time of a call of the modules with the first sizes."""
+
+        self.first: Sizes | None = None
+        self.wait = wait
+        self.report: Callable[[str], None] | None = None
+        """Told in one line what runs from now on, and why; None: torch's way, a log and warnings."""
+
+        self.notes: list[str] = []
+        """The lines so far."""
+
+        self.began = time.perf_counter()
+        self._lanes: dict[LaneKey, _Lane] = {}
+        self._kept_away: str | None = None
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the outputs."""
+        call = flat_call(args, kwargs)
+        if call is None:
+            return self.plain(args, kwargs)
+        modes = self.runner.modes
+        key = (call.form, torch.get_num_threads(), modes.autocast(), torch.get_default_dtype())
+        lane = self._lanes.get(key)
+        if lane is None:
+            lane = self._lanes.setdefault(key, _Lane(self, key))
+        return lane(call, args, kwargs)
+
+    @property
+    def share(self) -> float:
+        """Of a CPU that the child process may take from the program, which is no slower than the input then."""
+        return MAX_SHARE if self.wait else SHARE + max(0.0, 1 - self.fastest_s / self.input_s)
+
+    @property
+    def compiled(self) -> bool:
+        """Whether there is code for some calls."""
+        return any(lane.codes for lane in self._lanes.values())
+
+    @property
+    def refusal(self) -> str | None:
+        """Why there is no code, once that is known."""
+        reasons = [lane.over for lane in self._lanes.values() if lane.over is not None]
+        return reasons[0] if reasons and not self.compiled else None
+
+    def describe(self) -> str:
+        """Say what computes the calls."""
+        return "; ".join(self.notes) or "compiled aside; until then the modules are called"
+
+    def note(self, line: str) -> None:
+        """Report a line, and remember it for `describe`."""
+        self.notes.append(line)
+        (self.report or _log.info)(line)
+
+    def plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the modules."""
+        with torch.no_grad():
+            return self.runner.plain(self.model, args, kwargs)
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """The model's, with what decides how it is compiled."""
+        modes = f"{self.runner.modes}"
+        return fingerprint(self.model, self.runner.kind.forward, FORMAT, modes, _settings())
+
+    def store(self) -> Store:
+        """Return the store that has room for this model; say once if nothing is kept."""
+        store = open_store()
+        reason = store.temporary
+        if reason is None:
+            free = shutil.disk_usage(store.path).free
+            if free < 2 * weight_bytes(self.model) + ROOM_BYTES:
+                reason = f"{store.path} has only {free >> 20} MiB left"
+                store = open_store(temporary=reason)
+        if reason is not None and self._kept_away != reason:
+            self._kept_away = reason
+            self.note(f"compiled code is not kept: {reason}")
+        return store
+
+
+FORMAT: Final = "1"
+"""Of what is kept; entries of another one are not found."""
+
+
+def _settings() -> str:
+    """Torch's settings that decide what is computed."""
+    return f"{torch.get_float32_matmul_precision()} {torch.are_deterministic_algorithms_enabled()}"
+
+
+class _Served:
+    """Code in use, and the sizes on which it was compared with the modules."""
+
+    def __init__(self, code: Code, name: str, *, kept: bool) -> None:
+        self.code = code
+        self.name = name
+        self.kept = kept
+        """By an earlier process."""
+        self.outputs: Outputs | None = None
+        self.compared: set[Sizes] = set()
+
+
+class _Lane:
+    """Calls of one form, made by threads with one number of threads, one autocast and default dtype."""
+
+    def __init__(self, aside: CompiledAside, key: LaneKey) -> None:
+        self.aside = aside
+        self.form, self.threads, self.autocast, self.default_dtype = key
+        self.codes: list[_Served] = []
+        self.over: str | None = None
+        """Why nothing more is compiled."""
+
+        self._chosen: dict[Sizes, _Served | None] = {}
+        self._seen: dict[Sizes, None] = {}
+        """Sizes of calls without code, the latest last."""
+        self._spent_s = 0.0
+        self._calls = 0
+        self._making = False
+        self._patterns: dict[Pattern, Sizes] = {}
+        """Those that code was made for, and the sizes of the sample."""
+        self._changing = threading.RLock()
+        with contextlib.suppress(OSError):
+            if not open_store().is_empty:
+                self._find_kept()
+
+    @functools.cached_property
+    def prefix(self) -> str:
+        """What the names of this lane's entries begin with."""
+        facts = (self.aside.fingerprint, self.form.described(), self.threads, self.autocast)
+        text = repr((*facts, self.default_dtype)).encode(errors="surrogatepass")
+        return hashlib.sha256(text).hexdigest()[:32]
+
+    def __call__(self, call: FlatCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        sizes = call.sizes
+        served = self._code_for(sizes)
+        if served is None and self.aside.wait and self.over is None:
+            self._seen[sizes] = None
+            self._start(call)
+            served = self._code_for(sizes)
+        if served is None:
+            return self._modules(call, sizes, args, kwargs)
+        if sizes not in served.compared and len(served.compared) < MAX_COMPARED_SIZES:
+            return self._compared(served, call, sizes, args, kwargs)
+        assert served.outputs is not None
+        try:
+            tensors = served.code(call.tensors)
+        except PackageInputError:  # gaps of a kind that the form does not tell
+            self._chosen[sizes] = None
+        except PackageError as error:
+            self._drop(served, str(error))
+        else:
+            return self.aside.runner.modes.result(served.outputs.rebuilt(tensors))
+        return self.aside.plain(args, kwargs)
+
+    def _code_for(self, sizes: Sizes) -> _Served | None:
+        try:
+            return self._chosen[sizes]
+        except KeyError:
+            pass
+        with self._changing:
+            found = (it for it in self.codes if it.code.served.fits(sizes))
+            served = next(found, None)
+            if len(self._chosen) < MAX_SIZES:
+                self._chosen[sizes] = served
+        return served
+
+    def _modules(
+        self, call: FlatCall, sizes: Sizes, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call the modules; have code made if such calls take long."""
+        if self.over is not None:
+            if self.aside.report is None:
+                self.aside.runner.warn("some calls", self.over)
+            return self.aside.plain(args, kwargs)
+        began = time.perf_counter()
+        outputs = self.aside.plain(args, kwargs)
+        spent_s = time.perf_counter() - began
+        aside = self.aside
+        if aside.first is None:
+            aside.first = sizes
+        if sizes == aside.first:
+            aside.fastest_s = min(aside.fastest_s, spent_s)
+        with self._changing:
+            self._seen.pop(sizes, None)
+            self._seen[sizes] = None
+            if len(self._seen) > MAX_SIZES:
+                del self._seen[next(iter(self._seen))]
+            self._calls += 1
+            self._spent_s += spent_s
+            due = self._calls >= MIN_CALLS and self._spent_s >= START_AFTER_S
+            if due and not self._making and self.over is None:
+                self.over = Outputs(outputs).refusal
+                if self.over is not None:
+                    self.aside.note(f"not compiled: {self.over}")
+                else:
+                    self._start(call)
+        return outputs
+
+    def _start(self, call: FlatCall) -> None:
+        """Have code made in a thread, for calls of all sizes that were seen."""
+        sizes = call.sizes
+        pattern = Pattern.of([*self._patterns.values(), *self._seen])
+        if not pattern.suits(sizes):
+            pattern = Pattern.of([sizes])
+        if pattern in self._patterns or len(self._patterns) == MAX_CODES:
+            self.over = f"there is code for {len(self._patterns)} kinds of sizes already"
+            self.aside.note(f"calls of further sizes are not compiled: {self.over}")
+            return
+        self._patterns[pattern] = sizes
+        tensors = [tensor.detach().clone() for tensor in call.tensors]
+        self._making = True
+        # A thread of its own: see `xruntime.kept.making`.
+        thread = threading.Thread(
+            target=self._make,
+            args=(pattern, tensors, call.leaves),
+            name="xruntime-compile",
+            daemon=True,
+        )
+        thread.start()
+        if self.aside.wait:
+            thread.join()
+
+    def _make(self, pattern: Pattern, tensors: list[torch.Tensor], leaves: list[Any]) -> None:
+        """Find code in the store or compile it; runs in a thread."""
+        aside = self.aside
+        try:
+            with _making:
+                if aside.runner.is_changed(thorough=True):
+                    self.over = "the model was changed"
+                    return
+                model_call = _ModelCall(self, leaves)
+                order = Order(
+                    aside.runner.kind.__name__, model_call, tensors, pattern, self.threads, {}
+                )
+                self._offer(self._found_or_made(order))
+        except NotCompiledError as error:
+            self.over = str(error)
+            aside.note(f"not compiled: {error}")
+        except Exception as error:  # noqa: BLE001 - the modules go on
+            self.over = first_line(error)
+            aside.note(f"not compiled: {self.over}")
+        finally:
+            with self._changing:
+                self._making = False
+                self._spent_s = 0.0
+
+    def _found_or_made(self, order: Order) -> _Served:
+        store = self.aside.store()
+        name = store.name_of(self.prefix, order.pattern)
+        with store.locked(name):
+            found = self._loaded(store, name)
+            if isinstance(found, Refused):
+                raise NotCompiledError(found.reason, final=True)
+            if found is not None:
+                return _Served(found, name, kept=True)
+            with store.partial() as partial:
+                try:
+                    compile_in_child(order, partial, self.aside.share)
+                except NotCompiledError as error:
+                    if error.final:
+                        write_refusal(partial, str(error))
+                        store.add(partial, name)
+                    raise
+                store.add(partial, name)
+            found = store.load(name, runners=_runners(self.threads))
+        assert isinstance(found, Code)
+        self.aside.note(f"compiled aside in {found.seconds:.1f} s for {order.pattern.described()}")
+        return _Served(found, name, kept=False)
+
+    def _find_kept(self) -> None:
+        """Take over what earlier processes have kept for this lane."""
+        store = open_store()
+        for name in store.names(self.prefix):
+            found = self._loaded(store, name)
+            if isinstance(found, Code):
+                self._offer(_Served(found, name, kept=True))
+
+    def _loaded(self, store: Store, name: str) -> Code | Refused | None:
+        """Load an entry; remove one that cannot be used, and say why."""
+        try:
+            return store.load(name, runners=_runners(self.threads))
+        except FileNotFoundError:
+            return None
+        except (PackageError, OSError, ValueError, KeyError, TypeError) as error:
+            reason = str(error) if isinstance(error, PackageError) else first_line(error)
+            self.aside.note(f"kept code is removed: {reason}")
+            store.remove(name)
+            return None
+
+    def _offer(self, served: _Served) -> None:
+        with self._changing:
+            # Code for fixed sizes is faster than code for any.
+            self.codes = sorted([*self.codes, served], key=lambda it: len(it.code.served.ranges))
+            self._seen.clear()
+            self._chosen.clear()
+
+    def _drop(self, served: _Served, reason: str, *, remove: bool = True) -> None:
+        """Leave code for good; what computes something else is removed from the store, too."""
+        with self._changing:
+            if served not in self.codes:
+                return
+            self.codes.remove(served)
+            self._chosen.clear()
+            self.over = reason
+        if remove:
+            open_store().remove(served.name)
+        self.aside.note(f"the modules are called again: {reason}")
+
+    def _compared(
+        self,
+        served: _Served,
+        call: FlatCall,
+        sizes: Sizes,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Return the modules' outputs, and find out whether the code computes the same, and faster."""
+        aside = self.aside
+        with self._changing:
+            first = served.outputs is None
+            times: dict[str, float] = {}
+            with _timed(times, "modules"):
+                expected = aside.plain(args, kwargs)
+            if sizes in served.compared or served not in self.codes:
+                return expected  # another thread has compared it, or left it
+            if first and aside.runner.is_changed(thorough=True):
+                return expected
+            outputs = Outputs(expected)
+            try:
+                tensors = served.code(call.tensors)
+                problem = outputs.refusal or self._problem(outputs, expected, tensors)
+                if problem is None and first:
+                    with _timed(times, "code"):
+                        again = served.code(call.tensors)
+                    problem = _constant(tensors, again)
+            except PackageInputError:
+                self._chosen[sizes] = None
+                return expected
+            except Exception as error:  # noqa: BLE001 - the modules go on
+                problem = first_line(error)
+            if problem is not None:
+                self._drop(served, problem)
+                return expected
+            if first and not self._is_faster(served, call, args, kwargs, times):
+                speed = f"{times['modules'] / times['code']:.2f}"
+                self._drop(served, f"the code is {speed} times as fast as they are", remove=False)
+                return expected
+            served.outputs = outputs
+            served.compared.add(sizes)
+        if first:
+            after = "" if served.kept else f" after {time.perf_counter() - aside.began:.1f} s"
+            whose = "code that was kept" if served.kept else "the code"
+            aside.note(
+                f"{whose} for {served.code.served.described} takes over{after},"
+                f" {times['modules'] / times['code']:.2f} times as fast as the modules"
+            )
+        return expected
+
+    def _problem(self, outputs: Outputs, expected: Any, tensors: Any) -> str | None:
+        if len(tensors) != outputs.tensors:
+            return f"the code returns {len(tensors)} tensors, and the modules {outputs.tensors}"
+        made = self.aside.runner.modes.result(outputs.rebuilt(tensors))
+        try:
+            found = difference(comparable(expected), comparable(made), self.aside.tolerance)
+        except CompilationError as error:
+            return str(error)
+        return None if found.allowed else f"the code computes something else: {found}"
+
+    def _is_faster(
+        self,
+        served: _Served,
+        call: FlatCall,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        times: dict[str, float],
+    ) -> bool:
+        """Whether the code is faster; in doubt both are timed again."""
+        for _ in range(3):
+            if times["code"] < 0.95 * times["modules"]:
+                return True
+            with _timed(times, "modules"):
+                self.aside.plain(args, kwargs)
+            with _timed(times, "code"):
+                served.code(call.tensors)
+        return times["code"] < times["modules"]
+
+
+class _ModelCall:
+    """Computes a lane's call from its tensors; returns the tensors of the outputs."""
+
+    def __init__(self, lane: _Lane, leaves: list[Any]) -> None:
+        self.model = lane.aside.model
+        self._kind = lane.aside.runner.kind
+        self._nest = lane.form.nest
+        self._autocast = lane.autocast
+        self._leaves = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        self._places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+
+    def __call__(self, tensors: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        leaves = list(self._leaves)
+        for at, tensor in zip(self._places, tensors, strict=True):
+            leaves[at] = tensor
+        args, kwargs = pytree.tree_unflatten(leaves, self._nest)
+        wanted = self._autocast
+        # In a thread of its own, where nothing has switched autocast on.
+        precision: contextlib.AbstractContextManager[Any] = (
+            contextlib.nullcontext()
+            if wanted is None
+            else torch.autocast("cpu", dtype=wanted.dtype)
+        )
+        with precision:
+            outputs = self._kind.forward(self.model, *args, **kwargs)
+        found = pytree.tree_flatten(outputs)[0]
+        return tuple([leaf for leaf in found if isinstance(leaf, torch.Tensor)])
+
+
+def compiled_aside(model: nn.Module) -> CompiledAside | None:
+    """Return what compiles a model that `optimize` returned; None if nothing does meanwhile."""
+    runner = model.__dict__.get("_xruntime_optimized")
+    compiled = None if runner is None else runner.compiled
+    return compiled if isinstance(compiled, CompiledAside) else None
+
+
+def _constant(one: Any, other: Any) -> str | None:
+    """Why outputs of two calls must not be given away: they are the code's own memory."""
+    addresses = {tensor.data_ptr() for tensor in one if tensor.numel()}
+    if any(tensor.data_ptr() in addresses for tensor in other if tensor.numel()):
+        return "it returns a tensor that it keeps, which the program could change"
+    return None
+
+
+@contextlib.contextmanager
+def _timed(times: dict[str, float], name: str) -> Iterator[None]:
+    """Note the time of the block, if it is the shortest so far."""
+    began = time.perf_counter()
+    yield
+    times[name] = min(times.get(name, float("inf")), time.perf_counter() - began)
+
+
+def _runners(threads: int) -> int:
+    """How many calls may run at a time."""
+    return max(1, min(MAX_RUNNERS, len(os.sched_getaffinity(0)) // threads))

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Equal models have one fingerprint in any process; whatever changes what a model computes changes it."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from xruntime.kept.fingerprint import fingerprint, weights_digest
+
+SOURCE = """
+import functools
+import torch
+from torch import nn
+
+FACTOR = 2.0
+
+def helper(values):
+    return values * FACTOR
+
+class Model(nn.Module):
+    def __init__(self, activation=torch.relu):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.activation = activation
+        self.rate = 0.5
+        self.place = PLACE
+        self.settings = {"sizes": [1, 2]}
+        self.eval()
+
+    def forward(self, values):
+        return self.activation(helper(self.norm(self.linear(values)))) * self.rate
+
+def model():
+    torch.manual_seed(0)
+    return Model()
+"""
+
+
+def module_of(source: str, place: str = "/a") -> dict[str, Any]:
+    space: dict[str, Any] = {"PLACE": place, "__name__": "__main__"}
+    exec(compile(source, f"{place}.py", "exec"), space)
+    return space
+
+
+def name_of(model: nn.Module, *others: str) -> str:
+    return fingerprint(model, type(model).forward, *others)
+
+
+def usual() -> Any:
+    return module_of(SOURCE)["model"]()
+
+
+def test_equal_models_have_one_fingerprint() -> None:
+    expected = name_of(usual())
+    assert len(expected) == 32
+    assert name_of(copy.deepcopy(usual())) == expected
+    # Where the source stands, and where the model was loaded from, do not matter.
+    assert name_of(module_of("\n\n" + SOURCE, "/b")["model"]()) == expected
+
+
+@pytest.mark.parametrize("where", ["one", "other"])
+def test_the_fingerprint_is_the_same_in_another_process(tmp_path: Path, where: str) -> None:
+    path = tmp_path / where / "program.py"
+    path.parent.mkdir()
+    end = (
+        "from xruntime.kept.fingerprint import fingerprint\n"
+        "print(fingerprint(model(), Model.forward), end='')\n"
+    )
+    path.write_text(f"PLACE = {str(path)!r}\n{SOURCE}{end}")
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, check=True)
+    assert done.stdout == name_of(usual())
+
+
+def _flip_one_bit(model: Any) -> None:
+    with torch.no_grad():
+        model.linear.weight.view(torch.int32)[3, 3] ^= 1
+
+
+def _set(name: str, value: Any) -> Callable[[Any], None]:
+    return lambda model: setattr(model, name, value)
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "one bit of a weight": _flip_one_bit,
+    "a buffer": lambda model: model.norm.running_mean.add_(1),
+    "an attribute": _set("rate", 0.25),
+    "an attribute of a part": lambda model: setattr(model.norm, "eps", 1e-4),
+    "a value in a dict": lambda model: model.settings["sizes"].append(3),
+    "a function of torch": _set("activation", torch.sigmoid),
+    "another one of torch": _set("activation", functional.silu),
+    "a layout": lambda model: setattr(
+        model.linear.weight, "data", model.linear.weight.data.t().contiguous().t()
+    ),
+    "a dtype": lambda model: model.linear.bfloat16(),
+    "a part": _set("linear", nn.Identity()),
+    "training": lambda model: model.norm.train(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_changed_models_have_another(change: str) -> None:
+    model = usual()
+    CHANGES[change](model)
+    assert name_of(model) != name_of(usual())
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("FACTOR = 2.0", "FACTOR = 2.5"),
+        ("values * FACTOR", "values + FACTOR"),
+        ("* self.rate", "- self.rate"),
+        ("return values * FACTOR", "inner = lambda x: x * FACTOR\n    return inner(values)"),
+    ],
+)
+def test_changed_code_has_another(old: str, new: str) -> None:
+    assert SOURCE.count(old) == 1
+    changed = module_of(SOURCE.replace(old, new))["model"]()
+    assert name_of(changed) != name_of(usual())
+
+
+def test_functions_that_an_attribute_or_a_closure_holds_count() -> None:
+    def made(factor: float) -> Callable[[Any], Any]:
+        return lambda values: values * factor
+
+    names = set()
+    for activation in (made(2.0), made(3.0), lambda values: values, None):
+        model = usual()
+        model.activation = activation
+        names.add(name_of(model))
+    assert len(names) == 4
+
+
+def test_other_facts_and_tied_weights_count() -> None:
+    assert name_of(usual(), "4 threads") != name_of(usual(), "8 threads")
+    tied, untied = (nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(2))
+    untied.load_state_dict({name: torch.ones_like(it) for name, it in tied.state_dict().items()})
+    tied.load_state_dict(untied.state_dict())
+    assert name_of(tied) == name_of(untied)
+    tied[1].weight = tied[0].weight
+    assert name_of(tied) != name_of(untied)
+
+
+def test_large_weights_are_hashed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.randn(1000)
+    monkeypatch.setattr("xruntime.kept.fingerprint.CHUNK_BYTES", 128)
+    before = weights_digest([weight])
+    for at in (0, 31, 32, 999):
+        changed = weight.clone()
+        changed[at] += 1
+        assert weights_digest([changed]) != before
+    assert weights_digest([weight.clone()]) == before
+    # Elements between gaps are no part of a view.
+    wide = torch.randn(10, 2)
+    view = weights_digest([wide[:, 0]])
+    wide[:, 1] += 1
+    assert weights_digest([wide[:, 0]]) == view

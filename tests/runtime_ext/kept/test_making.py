@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The child process that compiles: its priority, what it says, and its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from xruntime.kept.calls import Pattern
+from xruntime.kept.making import NotCompiledError, Order, compile_in_child, niceness
+
+pytestmark = pytest.mark.usefixtures("native")
+
+
+@pytest.mark.parametrize("share", [0.02, 0.05, 0.1, 0.2, 0.5, 1.0])
+def test_niceness_takes_no_more_than_the_share(share: float) -> None:
+    """The weights are those of the kernel's table sched_prio_to_weight, from niceness 0 on."""
+    weights = (
+        *(1024, 820, 655, 526, 423, 335, 272, 215, 172, 137),
+        *(110, 87, 70, 56, 45, 36, 29, 23, 18, 15),
+    )
+    chosen = niceness(share)
+    assert weights[chosen] / (1024 + weights[chosen]) <= max(share, 0.015) * 1.02
+    if 0 < chosen < 19:
+        assert weights[chosen - 1] / (1024 + weights[chosen - 1]) > share * 0.98
+
+
+def order(call: Callable[[list[torch.Tensor]], Any], *tensors: torch.Tensor) -> Order:
+    sizes = tuple([tuple(it.shape) for it in tensors])
+    return Order("Model", call, list(tensors), Pattern(sizes), 1, {})
+
+
+def compiled(one: Order, directory: Path) -> NotCompiledError | None:
+    """Compile as `xruntime.optimization.aside` does: in a thread of its own."""
+    errors: list[NotCompiledError] = []
+
+    def run() -> None:
+        try:
+            compile_in_child(one, str(directory), 0.5)
+        except NotCompiledError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(300)
+    assert not thread.is_alive()
+    return errors[0] if errors else None
+
+
+def test_what_cannot_be_exported_is_refused_for_good(tmp_path: Path) -> None:
+    def branch(tensors: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        (values,) = tensors
+        return (values + 1 if values.sum() > 0 else values - 1,)
+
+    error = compiled(order(branch, torch.ones(3)), tmp_path)
+    assert error is not None
+    assert error.final
+    assert str(error).startswith("torch.export cannot export Model: ")
+
+
+def test_errors_of_the_model_and_ends_of_the_process_are_not_for_good(tmp_path: Path) -> None:
+    def fail(_: list[torch.Tensor]) -> Any:
+        raise OSError("no room")
+
+    def die(_: list[torch.Tensor]) -> Any:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    error = compiled(order(fail, torch.ones(3)), tmp_path)
+    assert error is not None
+    assert not error.final
+    assert "no room" in str(error)
+    for entry in tmp_path.iterdir():
+        entry.rmdir()
+    error = compiled(order(die, torch.ones(3)), tmp_path)
+    assert error is not None
+    assert not error.final
+    assert "ended early" in str(error)
+
+
+PROGRAM = """
+import os, pathlib, sys, threading, time
+import torch
+from xruntime.kept.calls import Pattern
+from xruntime.kept.making import Order, compile_in_child
+
+def call(tensors):
+    name = str(os.getpid())
+    pathlib.Path(sys.argv[1], "told").write_text(name)
+    pathlib.Path(sys.argv[1], "told").rename(pathlib.Path(sys.argv[1], "child"))
+    os.system("sleep 600")
+
+order = Order("Model", call, [torch.ones(2)], Pattern(((2,),)), 1, {})
+target = lambda: compile_in_child(order, sys.argv[1], 0.5)
+threading.Thread(target=target, daemon=True).start()
+while not os.path.exists(os.path.join(sys.argv[1], "child")):
+    time.sleep(0.01)
+if sys.argv[2] == "ends":
+    sys.exit(0)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("how", ["ends", "killed"])
+def test_the_child_ends_with_the_program(tmp_path: Path, how: str) -> None:
+    program = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, tmp_path, how], stdout=subprocess.PIPE, text=True
+    )
+    assert program.stdout is not None
+    if how == "killed":
+        assert program.stdout.readline() == "ready\n"
+        program.kill()
+    program.wait(120)
+    # Neither the child nor what it started keeps the output open.
+    assert program.stdout.read() == ""
+    program.stdout.close()
+    group = int((tmp_path / "child").read_text())
+    deadline = time.monotonic() + 30
+    while _is_there(group):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def _is_there(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    states = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[2]) == group:
+            states.append(fields[0])
+    return any(state != "Z" for state in states)

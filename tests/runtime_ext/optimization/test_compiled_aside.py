@@ -1,0 +1,351 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Code that takes over while a model is used, and is found again by the next process."""
+
+from __future__ import annotations
+
+import copy
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from xruntime.errors import OptimizationError
+from xruntime.kept import store as stores
+from xruntime.optimization import Outcome, SlowCallWarning, explain, optimize
+from xruntime.threads.team import team_of
+
+WAIT_S = 300.0
+
+
+class Model(nn.Module):
+    """Two matrix products of one input, large enough to be worth compiling."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(64, 64), nn.Linear(64, 64)
+        self.factor = 2.0
+        self.eval()
+
+    def forward(self, values: Tensor, scale: int = 1) -> dict[str, Any]:
+        hidden = self.one(values).relu() + self.other(values).tanh() * self.factor
+        for _ in range(8):
+            hidden = (hidden * 1.01 + 0.01).sigmoid()
+        return {"hidden": hidden * scale, "count": 3, "none": None}
+
+
+SAMPLE = torch.randn(8, 64)
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache directory of the test's own; compiling begins at the second call."""
+    path = tmp_path / "optimized"
+    path.mkdir(mode=0o700)
+    monkeypatch.setenv(stores.VARIABLE, str(path))
+    monkeypatch.setattr("xruntime.optimization.aside.START_AFTER_S", 0.0)
+    # What is measured here is no reason to leave the code that a test is about.
+    monkeypatch.setattr("xruntime.optimization.aside._Lane._is_faster", lambda *_: True)
+    return path
+
+
+def graph(model: nn.Module) -> str:
+    return explain(model).step("graph").reason
+
+
+def call_until(model: nn.Module, done: Callable[[str], bool], *sizes: int) -> str:
+    """Call the model, with each of the sizes in turn, until `done` of what explain() says."""
+    deadline = time.monotonic() + WAIT_S
+    while not done(graph(model)):
+        assert time.monotonic() < deadline, graph(model)
+        for size in sizes or (8,):
+            model(torch.randn(size, 64))
+        time.sleep(0.02)
+    return graph(model)
+
+
+def takes_over(model: nn.Module, *sizes: int) -> str:
+    return call_until(model, lambda text: "takes over second" in text, *sizes)
+
+
+def agree(model: nn.Module, original: nn.Module, *sizes: int) -> None:
+    for size in sizes:
+        values = torch.randn(size, 64)
+        found, expected = model(values), original(values)
+        assert list(found) == list(expected)
+        assert torch.allclose(found["hidden"], expected["hidden"], atol=1e-5)
+        assert (found["count"], found["none"]) == (3, None)
+
+
+def entries(store: Path) -> list[Path]:
+    return [it for it in store.iterdir() if it.is_dir()]
+
+
+def test_code_takes_over_and_is_kept_for_the_next_process(store: Path) -> None:
+    original = Model()
+    model = optimize(original, sample_input=SAMPLE)
+    assert graph(model) == "compiled aside; until then the modules are called"
+    said = takes_over(model)
+    assert said.startswith("compiled aside in ")
+    agree(model, original, 8, 8, 5, 1)
+    (entry,) = entries(store)
+    assert {it.name for it in entry.iterdir()} == {"model.so", "description.json"}
+    assert stat.S_IMODE(entry.stat().st_mode) == 0o700
+    assert [it for it in store.iterdir() if it != entry] == []  # neither locks nor unfinished work
+
+    again = optimize(copy.deepcopy(original), sample_input=SAMPLE)
+    again(SAMPLE)
+    assert graph(again).startswith("code that was kept for 8x64 takes over")
+    agree(again, original, 8, 5)
+
+    # Another weight, even by one bit, is another model.
+    with torch.no_grad():
+        original.one.weight.view(torch.int32)[0, 0] ^= 1
+    other = optimize(original, sample_input=SAMPLE)
+    other(SAMPLE)
+    assert graph(other) == "compiled aside; until then the modules are called"
+
+
+@pytest.mark.long
+def test_sizes_that_vary_are_compiled_once(store: Path) -> None:
+    original = Model()
+    model = optimize(original, sample_input=SAMPLE)
+    said = takes_over(model, 8, 5, 13)
+    assert "for ?x64" in said
+    assert len(entries(store)) == 1
+    agree(model, original, 8, 2, 100, 1)
+    assert "compiled aside" in graph(model)
+    # One row is computed by the modules, until it is compiled on its own.
+    call_until(model, lambda text: text.count("compiled aside") == 2, 1)
+    agree(model, original, 1, 2, 8)
+
+
+@pytest.mark.long
+def test_a_second_size_makes_code_for_all(store: Path) -> None:
+    original = Model()
+    model = optimize(original, sample_input=SAMPLE)
+    takes_over(model, 8)
+    said = call_until(model, lambda text: text.count("takes over second") == 2, 5)
+    assert "for 8x64" in said
+    assert "for ?x64" in said
+    agree(model, original, 8, 5, 6, 7)
+    assert len(entries(store)) == 2
+
+
+@pytest.mark.long
+def test_waiting_compiles_at_once(store: Path) -> None:
+    original = Model()
+    model = optimize(original, sample_input=SAMPLE, wait=True)
+    assert graph(model).startswith("compiled aside in ")
+    agree(model, original, 8)
+    model(torch.randn(5, 64))
+    assert graph(model).count("compiled aside in ") == 2
+    agree(model, original, 5, 6)
+
+
+@pytest.mark.long
+def test_other_arguments_and_modes_have_code_of_their_own(store: Path) -> None:
+    original = Model()
+    model = optimize(original, sample_input=SAMPLE)
+    takes_over(model)
+    assert torch.equal(model(SAMPLE, 0)["hidden"], torch.zeros(8, 64))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert model(SAMPLE)["hidden"].dtype == original(SAMPLE)["hidden"].dtype
+    values = SAMPLE.clone().requires_grad_()
+    model(values)["hidden"].sum().backward()
+    assert values.grad is not None
+    with torch.inference_mode():
+        agree(model, original, 8)
+
+
+def damage_library(entry: Path) -> None:
+    path = entry / "model.so"
+    path.write_bytes(path.read_bytes()[:5000])
+
+
+def damage_description(entry: Path) -> None:
+    (entry / "description.json").write_text('{"dims": [[8')
+
+
+def open_to_others(entry: Path) -> None:
+    entry.chmod(0o777)
+
+
+def lose_library(entry: Path) -> None:
+    (entry / "model.so").unlink()
+
+
+def other_instructions(entry: Path) -> None:
+    path = entry / "description.json"
+    text = path.read_text()
+    assert '"XLAUNCH_CPU_FLAGS": "' in text
+    path.write_text(text.replace('"XLAUNCH_CPU_FLAGS": "', '"XLAUNCH_CPU_FLAGS": "avx9999 '))
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory, native: None) -> tuple[nn.Module, Path]:
+    """A model, and a directory with its code."""
+    path = tmp_path_factory.mktemp("kept")
+    torch.manual_seed(1)
+    original = Model()
+    with pytest.MonkeyPatch.context() as patch, team_of(1):
+        patch.setenv(stores.VARIABLE, str(path))
+        patch.setattr("xruntime.optimization.aside._Lane._is_faster", lambda *_: True)
+        optimize(original, sample_input=SAMPLE, wait=True)
+    return original, path
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "damage",
+    [damage_library, damage_description, open_to_others, lose_library, other_instructions],
+)
+def test_damaged_entries_are_removed_with_a_reason(
+    store: Path, kept: tuple[nn.Module, Path], damage: Callable[[Path], None]
+) -> None:
+    original, source = kept
+    shutil.copytree(source, store, dirs_exist_ok=True)
+    (entry,) = entries(store)
+    damage(entry)
+    model = optimize(original, sample_input=SAMPLE)
+    model(SAMPLE)
+    assert graph(model).startswith("kept code is removed: ")
+    assert not entry.exists()
+    agree(model, original, 8)
+    if damage is damage_library:
+        assert "compiled aside in" in takes_over(model)
+        agree(model, original, 8)
+        assert len(entries(store)) == 1
+
+
+@pytest.mark.long
+def test_code_that_computes_something_else_is_removed(
+    store: Path, kept: tuple[nn.Module, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, source = kept
+    shutil.copytree(source, store, dirs_exist_ok=True)
+    other = copy.deepcopy(original)
+    other.factor = -50.0
+    # As if the attribute had no part in the key.
+    monkeypatch.setattr(
+        "xruntime.optimization.aside.fingerprint",
+        lambda model, *others: fingerprint_of(original, *others),
+    )
+    model = optimize(other, sample_input=SAMPLE)
+    agree(model, other, 8)
+    assert "the modules are called again: the code computes something else" in graph(model)
+    assert entries(store) == []
+    agree(model, other, 8)
+
+
+def fingerprint_of(original: nn.Module, *others: Any) -> str:
+    from xruntime.kept.fingerprint import fingerprint
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return fingerprint(optimize(original, sample_input=SAMPLE), *others)
+
+
+@pytest.mark.long
+def test_without_a_directory_nothing_is_kept(
+    tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(stores.VARIABLE, "0")
+    original = Model()
+    model = optimize(original, sample_input=SAMPLE)
+    said = takes_over(model)
+    assert said.startswith("compiled code is not kept: XRUNTIME_CACHE_DIR=0; compiled aside in ")
+    agree(model, original, 8)
+    assert entries(store) == []
+
+
+@pytest.mark.long
+def test_a_full_disk_is_said(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(store)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1 << 20))
+    model = optimize(Model(), sample_input=SAMPLE)
+    said = takes_over(model)
+    assert f"compiled code is not kept: {store} has only 1 MiB left" in said
+    assert entries(store) == []
+
+
+def test_what_cannot_be_exported_is_said_once_and_remembered(store: Path) -> None:
+    class Branching(nn.Module):
+        def forward(self, values: Tensor) -> Tensor:
+            return values + 1 if values.sum() > 0 else values - 1
+
+    original = Branching().eval()
+    model = optimize(original, sample_input=SAMPLE)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SlowCallWarning)
+        call_until(model, lambda text: "not compiled: torch.export cannot export" in text)
+    again = optimize(original, sample_input=SAMPLE)
+
+    def refused() -> None:
+        call_until(again, lambda text: "not compiled" in text)
+        again(SAMPLE)
+
+    with pytest.warns(SlowCallWarning, match="torch.export cannot export Branching"):
+        refused()
+    assert explain(model).step("graph").outcome is Outcome.SKIPPED
+    assert torch.equal(model(SAMPLE), original(SAMPLE))
+    (entry,) = entries(store)
+    assert [it.name for it in entry.iterdir()] == ["description.json"]
+
+
+def test_wait_is_for_inference_with_a_sample() -> None:
+    for given in ({}, {"sample_input": SAMPLE, "graph": "none"}):
+        with pytest.raises(OptimizationError, match="wait=True is for inference"):
+            optimize(Model(), wait=True, **given)
+
+
+PROGRAM = """
+import sys, time
+import torch
+sys.path.insert(0, sys.argv[1])
+from program_model import Model
+import xruntime.optimization.aside as aside
+from xruntime import optimize
+from xruntime.optimization import explain
+
+aside.START_AFTER_S = 0.0
+aside._Lane._is_faster = lambda *_: True
+torch.set_num_threads(1)
+torch.manual_seed(0)
+model = optimize(Model(), sample_input=torch.ones(8, 64))
+while "takes over" not in explain(model).step("graph").reason:
+    model(torch.ones(8, 64))
+    time.sleep(0.02)
+print(explain(model).step("graph").reason)
+"""
+
+
+@pytest.mark.long
+def test_two_processes_compile_once(store: Path, tmp_path: Path) -> None:
+    source = Path(__file__).read_text()
+    begin, end = source.index("class Model"), source.index("SAMPLE =")
+    head = (
+        "from __future__ import annotations\nfrom typing import Any\nfrom torch import Tensor, nn\n"
+    )
+    (tmp_path / "program_model.py").write_text(head + source[begin:end])
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    texts = sorted(process.communicate(timeout=WAIT_S)[0] for process in both)
+    assert [text.partition(" for")[0].split(" in ")[0] for text in texts] == [
+        "code that was kept",
+        "compiled aside",
+    ]
+    # And a third one, in another directory, finds it at its first call.
+    third = subprocess.run(
+        command, cwd="/", env=dict(os.environ), capture_output=True, text=True, check=True
+    )
+    assert third.stdout.startswith("code that was kept for 8x64")
