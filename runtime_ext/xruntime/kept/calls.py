@@ -120,10 +120,9 @@ class Pattern(NamedTuple):
         )
 
     def described(self) -> str:
-        """**Ex.:** ``32x?, 32x?``"""
-        return ", ".join(
-            ["x".join(["?" if size is None else str(size) for size in dims]) for dims in self.dims]
-        )
+        """**Ex.:** ``32x?, 8``: those of all tensors, without repetition."""
+        texts = ["x".join(["?" if it is None else str(it) for it in dims]) for dims in self.dims]
+        return ", ".join(dict.fromkeys(texts))
 
 
 class Range(NamedTuple):
@@ -183,16 +182,12 @@ class Served:
         return all(eval(condition, scope) for condition in self._conditions)  # noqa: S307
 
     @property
-    def described(self) -> str:
-        """**Ex.:** ``32x?, 32x?``"""
-        return Pattern(
-            tuple(
-                [
-                    tuple([size if isinstance(size, int) else None for size in dims])
-                    for dims in self.dims
-                ]
-            )
-        ).described()
+    def pattern(self) -> Pattern:
+        """The sizes without names."""
+        dims = [
+            tuple([size if isinstance(size, int) else None for size in own]) for own in self.dims
+        ]
+        return Pattern(tuple(dims))
 
 
 class Outputs:

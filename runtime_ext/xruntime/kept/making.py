@@ -43,8 +43,9 @@ from xruntime.threads.team import team_of
 
 CAN_FORK: Final = hasattr(os, "fork") and sys.platform == "linux"
 
-MAX_SHARE: Final = 0.5
-"""Of a CPU that the child may take from the program; as much as a process of equal priority takes."""
+MAX_SHARE: Final = 0.25
+"""Of a CPU that the child may take from the program. Threads that wait for one another lose more: on two CPUs
+a program loses a third of its speed to a process with this share, and two thirds to one with twice as much."""
 
 # A process that forks while it has threads is warned by Python 3.12: the child runs nothing that depends on
 # them, and the locks of what it runs are free.
@@ -240,7 +241,7 @@ def compile_library(order: Order, directory: str) -> None:
     keep_device_guard()
     with (
         compiling,
-        team_of(order.threads),
+        team_of(1),  # threads that wait for work would take more from the program
         explaining(module, only_compiles=True),
         torch.no_grad(),
         settings.patch(compile_threads=1),

@@ -67,7 +67,7 @@ def test_sizes_that_code_serves() -> None:
     assert not served.fits(((4, 3),))
     assert not served.fits(((4, 3, 1), (4,)))
     assert Served([["a"]], {"a": (2, None)}, ()).fits(((10**9,),))
-    assert served.described == "?x3, ?"
+    assert served.pattern.described() == "?x3, ?"
     with pytest.raises(ValueError, match="no expression"):
         Served([["a"]], {"a": (2, None)}, ["a <"])
 
