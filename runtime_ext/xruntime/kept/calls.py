@@ -94,17 +94,20 @@ class Pattern(NamedTuple):
 
     @staticmethod
     def of(seen: Sequence[Sizes]) -> Pattern:
-        """Return the pattern of calls whose sizes were seen: what differs between them may vary."""
-        first = seen[0]
+        """Return the pattern of calls whose sizes were seen: what differs between them may vary.
+
+        Then the first size of each tensor may vary, too: the last batch is usually a smaller one.
+        """
+        first, alike = seen[0], len(set(seen)) == 1
+
+        def varies(tensor: int, dim: int, size: int) -> bool:
+            differs = any(other[tensor][dim] != size for other in seen)
+            return differs or (dim == 0 and size > 1 and not alike)
+
         return Pattern(
             tuple(
                 [
-                    tuple(
-                        [
-                            size if all(other[i][d] == size for other in seen) else None
-                            for d, size in enumerate(sizes)
-                        ]
-                    )
+                    tuple([None if varies(i, d, size) else size for d, size in enumerate(sizes)])
                     for i, sizes in enumerate(first)
                 ]
             )

@@ -47,12 +47,14 @@ def test_calls_that_no_kept_code_serves() -> None:
 def test_what_differed_may_vary() -> None:
     one = Pattern.of([((32, 7), (32,))])
     assert one.dims == ((32, 7), (32,))
-    some = Pattern.of([((32, 7), (32,)), ((32, 9), (32,)), ((5, 9), (32,))])
-    assert some.dims == ((None, None), (32,))
-    assert some.described() == "?x?, 32"
-    assert some.suits(((2, 3), (32,)))
-    assert not some.suits(((1, 3), (32,)))  # torch treats 1 on its own
-    assert not some.suits(((2, 3), (31,)))
+    # The last batch may be a smaller one.
+    assert Pattern.of([((32, 7), (1,)), ((32, 9), (1,))]).dims == ((None, None), (1,))
+    some = Pattern.of([((32, 7, 4), (1,)), ((32, 9, 4), (1,))])
+    assert some.dims == ((None, None, 4), (1,))
+    assert some.described() == "?x?x4, 1"
+    assert some.suits(((2, 3, 4), (1,)))
+    assert not some.suits(((1, 3, 4), (1,)))  # torch treats 1 on its own
+    assert not some.suits(((2, 3, 5), (1,)))
     assert one.suits(((32, 7), (32,)))
 
 
