@@ -18,7 +18,7 @@ import tarfile
 import time
 import zlib
 from collections.abc import Iterator, Mapping
-from typing import IO, Any, NamedTuple, Self, cast
+from typing import IO, Any, NamedTuple, cast
 
 from xlaunch.cache import bundle, bundle_signature
 from xlaunch.cache.directories import (
@@ -119,15 +119,17 @@ def import_bundle(
 
 
 class _Header(tarfile.TarInfo):
-    """Lets nothing through but regular files and their names: tarfile reads others into memory whole."""
+    """Lets nothing through but regular files and their names: tarfile reads others into memory whole.
 
-    @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        header = super().frombuf(buf, encoding, errors)
-        name = header.type == tarfile.GNUTYPE_LONGNAME and header.size <= bundle.MAX_PATH_BYTES + 1
-        if header.size < 0 or not (name or header.type in (tarfile.REGTYPE, tarfile.AREGTYPE)):
-            raise ValueError(f"it contains {header.name!r:.300}, which is no regular file")
-        return header
+    Every Python's tarfile calls this method for each header. It is private, but some, such as 3.12.3 of
+    Ubuntu 24.04, no longer call the public `frombuf`.
+    """
+
+    def _proc_member(self, tar: tarfile.TarFile) -> Any:
+        name = self.type == tarfile.GNUTYPE_LONGNAME and self.size <= bundle.MAX_PATH_BYTES + 1
+        if self.size < 0 or not (name or self.type in (tarfile.REGTYPE, tarfile.AREGTYPE)):
+            raise ValueError(f"it contains {self.name!r:.300}, which is no regular file")
+        return super()._proc_member(tar)  # type: ignore[misc]
 
 
 @contextlib.contextmanager

@@ -47,11 +47,6 @@ MAX_SHARE: Final = 0.25
 """Of a CPU that the child may take from the program. Threads that wait for one another lose more: on two CPUs
 a program loses a third of its speed to a process with this share, and two thirds to one with twice as much."""
 
-# A process that forks while it has threads is warned by Python 3.12: the child runs nothing that depends on
-# them, and the locks of what it runs are free.
-warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning, __name__)
-
-
 class Order(NamedTuple):
     """What is to be compiled."""
 
@@ -107,7 +102,10 @@ def compile_in_child(order: Order, directory: str, share: float) -> None:
     reading, writing = os.pipe()
     life, held = os.pipe()
     try:
-        with compiling, _quiet_tokenizers():
+        with compiling, _quiet_tokenizers(), warnings.catch_warnings():
+            # Python 3.12 warns of a fork beside other threads. The child runs nothing that depends on
+            # them, and the locks of what it runs are free.
+            warnings.simplefilter("ignore", DeprecationWarning)
             child = os.fork()
             if child == 0:
                 _run_child(order, directory, share, writing, life)
@@ -189,6 +187,9 @@ def _become_background(share: float, kept: set[int]) -> None:
         if int(name) > 2 and int(name) not in kept:
             with contextlib.suppress(OSError):
                 os.close(int(name))
+    # A GPU's context cannot be used in a forked process; torch's compiler looks at its random numbers.
+    torch.cuda.is_available = lambda: False
+    torch.cuda.device_count = lambda: 0
     warnings.resetwarnings()
     warnings.simplefilter("ignore")
     # Those of the program may write to what was closed.
