@@ -87,7 +87,7 @@ def agree(model: nn.Module, original: nn.Module, *sizes: int) -> None:
 
 
 def entries(store: Path) -> list[Path]:
-    return [it for it in store.iterdir() if it.is_dir()]
+    return [it for it in store.iterdir() if it.is_dir() and not it.name.startswith(".")]
 
 
 def test_code_takes_over_and_is_kept_for_the_next_process(store: Path) -> None:
@@ -96,7 +96,7 @@ def test_code_takes_over_and_is_kept_for_the_next_process(store: Path) -> None:
     assert graph(model) == "compiled aside; until then the modules are called"
     said = takes_over(model)
     assert said.startswith("compiled aside in ")
-    agree(model, original, 8, 8, 5, 1)
+    agree(model, original, 8, 8)
     (entry,) = entries(store)
     assert {it.name for it in entry.iterdir()} == {"model.so", "description.json"}
     assert stat.S_IMODE(entry.stat().st_mode) == 0o700
