@@ -196,9 +196,10 @@ def _become_background(share: float, kept: set[int]) -> None:
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
     logging.disable()
     os.nice(niceness(share))
-    # Where memory runs out, this process is what can be spared.
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as stream:
-        stream.write("1000")
+    # Where memory runs out, this process is what can be spared. And `ps` shows what it is.
+    for name, value in (("oom_score_adj", "1000"), ("comm", "xruntime-compil")):
+        with contextlib.suppress(OSError), open(f"/proc/self/{name}", "w") as stream:
+            stream.write(value)
 
 
 def _end_with_parent(life: int) -> None:
