@@ -47,6 +47,7 @@ MAX_SHARE: Final = 0.25
 """Of a CPU that the child may take from the program. Threads that wait for one another lose more: on two CPUs
 a program loses a third of its speed to a process with this share, and two thirds to one with twice as much."""
 
+
 class Order(NamedTuple):
     """What is to be compiled."""
 

@@ -351,7 +351,8 @@ class _Lane:
                 store.add(partial, name)
             found = store.load(name, runners=_runners(self.threads))
         assert isinstance(found, Code)
-        self.aside.note(f"compiled aside in {found.seconds:.1f} s for {order.pattern.described()}")
+        how = "compiled" if self.aside.wait else "compiled aside"
+        self.aside.note(f"{how} in {found.seconds:.1f} s for {order.pattern.described()}")
         return _Served(found, name, kept=False)
 
     def _find_kept(self) -> None:

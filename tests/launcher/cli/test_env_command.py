@@ -241,7 +241,9 @@ def test_xruntime_in_a_container_keeps_nothing_either():
 def test_docker_gets_no_paths_of_this_machine(tmp_path: Path):
     options = ("--env", "TRITON_CACHE_DIR=/inside")
     told = [word.decode() for word in docker_words(*options)]
-    assert not any(re.search("(INDUCTOR|CUDA|NUMBA|SYCL).*_CACHE_(DIR|PATH)", word) for word in told)
+    assert not any(
+        re.search("(INDUCTOR|CUDA|NUMBA|SYCL).*_CACHE_(DIR|PATH)", word) for word in told
+    )
     assert "TRITON_CACHE_DIR=/inside" in told
     (listed,) = [word for word in told if word.startswith("XLAUNCH_SET=")]
     assert "CACHE" not in listed
