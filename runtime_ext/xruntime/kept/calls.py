@@ -46,14 +46,15 @@ class FlatCall(NamedTuple):
 _CONSTANTS = frozenset(
     (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 )
+CONTIGUOUS = "contiguous"
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def flat_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> FlatCall | None:
-    """Return the call in parts; None for one that no kept code serves.
+    """Return the call in parts, with tensors without gaps; None for one that no kept code serves.
 
-    That is one with tensors of another class, on another device or with gaps, or with values of other types
-    than numbers, texts and torch's own.
+    That is one with tensors of another class or on another device, or with values of other types than numbers,
+    texts and torch's own.
     """
     leaves, nest = pytree.tree_flatten((args, kwargs))
     tensors: list[torch.Tensor] = []
@@ -61,11 +62,12 @@ def flat_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> FlatCall | None:
     for leaf in leaves:
         kind = type(leaf)
         if kind is torch.Tensor or kind is torch.nn.Parameter:
-            layout = _memory_format(leaf)
-            if layout is None:
+            if leaf.device.type != "cpu" or leaf.layout is not torch.strided:
                 return None
-            tensors.append(leaf)
-            facts.append((leaf.dtype, leaf.dim(), layout))
+            tensor = leaf.resolve_conj().resolve_neg()
+            layout = _memory_format(tensor)
+            tensors.append(tensor if layout is not None else tensor.contiguous())
+            facts.append((leaf.dtype, leaf.dim(), layout or CONTIGUOUS))
         elif kind in _CONSTANTS:
             facts.append((kind, leaf))
         else:
@@ -74,13 +76,9 @@ def flat_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> FlatCall | None:
 
 
 def _memory_format(tensor: torch.Tensor) -> str | None:
-    """How a dense tensor on the CPU lies in memory; None for any other."""
-    if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
-        return None
-    if tensor.is_conj() or tensor.is_neg():
-        return None
+    """How a tensor lies in memory; None if it has gaps or another order."""
     if tensor.is_contiguous():
-        return "contiguous"
+        return CONTIGUOUS
     wanted = _FORMATS.get(tensor.dim())
     if wanted is not None and tensor.is_contiguous(memory_format=wanted):
         return "channels_last"

@@ -19,7 +19,7 @@ import types
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -34,8 +34,30 @@ _OWN: Final = frozenset(vars(torch.nn.Module())) - {"training"}
 """Torch's own attributes of a module."""
 
 
-def fingerprint(model: torch.nn.Module, forward: Any, *others: str) -> str:
-    """Return 32 hexadecimal digits for a model that is called by `forward`, and for other facts."""
+class Fingerprint(NamedTuple):
+    """A model's name, and what its code reads outside of it."""
+
+    digits: str
+    """32 hexadecimal digits."""
+
+    read: tuple[tuple[dict[str, Any], str, Any], ...]
+    """The global variables: namespace, name, and value."""
+
+    def changed(self) -> str | None:
+        """Return the name of a global variable that has another value now; None if none has."""
+        for space, name, value in self.read:
+            now = space.get(name)
+            if now is not value and not (isinstance(value, _PLAIN) and _same(now, value)):
+                return name
+        return None
+
+
+def _same(now: Any, value: Any) -> bool:
+    return type(now) is type(value) and bool(now == value)
+
+
+def fingerprint(model: torch.nn.Module, forward: Any, *others: str) -> Fingerprint:
+    """Return the fingerprint of a model that is called by `forward`, and of other facts."""
     digest = hashlib.sha256()
     facts = _Facts()
     facts.add_model(model)
@@ -44,7 +66,7 @@ def fingerprint(model: torch.nn.Module, forward: Any, *others: str) -> str:
         digest.update(line.encode(errors="surrogatepass"))
         digest.update(b"\0")
     digest.update(weights_digest([*model.parameters(), *model.buffers()]))
-    return digest.hexdigest()[:32]
+    return Fingerprint(digest.hexdigest()[:32], tuple(facts.read))
 
 
 def weights_digest(tensors: Iterable[torch.Tensor]) -> bytes:
@@ -88,6 +110,7 @@ class _Facts:
 
         self._followed: set[int] = set()
         self._waiting: list[Any] = []
+        self.read: list[tuple[dict[str, Any], str, Any]] = []
 
     def lines(self) -> list[str]:
         """Return all lines: those of the modules in order, and those of code sorted."""
@@ -174,7 +197,10 @@ class _Facts:
                 self._add_global(f"{name} closure {at}", cell.cell_contents)
         words = dict.fromkeys(_names(function.__code__))
         for word in words:
-            value = function.__globals__.get(word)
+            if word not in function.__globals__:
+                continue
+            value = function.__globals__[word]
+            self.read.append((function.__globals__, word, value))
             self._add_global(word, value)
             if isinstance(value, types.ModuleType) and not self._is_installed(value.__name__):
                 for attribute in words:

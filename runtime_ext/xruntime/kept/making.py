@@ -43,9 +43,12 @@ from xruntime.threads.team import team_of
 
 CAN_FORK: Final = hasattr(os, "fork") and sys.platform == "linux"
 
-MAX_SHARE: Final = 0.25
-"""Of a CPU that the child may take from the program. Threads that wait for one another lose more: on two CPUs
-a program loses a third of its speed to a process with this share, and two thirds to one with twice as much."""
+KEPT_SPEED: Final = {5: 0.67, 10: 0.90, 19: 0.97}
+"""What a program keeps of its speed beside a process of that niceness, measured with two OpenMP threads on two
+CPUs: one thread that waits holds up the other."""
+
+ALLOWED_LOSS: Final = 1.05
+"""A program may take so many times the time of one in which nothing was optimized."""
 
 
 class Order(NamedTuple):
@@ -82,23 +85,17 @@ class NotCompiledError(Exception):
         self.final = final
 
 
-def niceness(share: float) -> int:
-    """Return the niceness with which a process takes that share of a CPU from one of niceness 0.
-
-    Source: the weights in Linux's kernel/sched/core.c, of which each is 1.25 times the next one.
-    """
-    share = min(share, MAX_SHARE)
-    value = 0
-    while value < 19 and 1 / (1 + 1.25**value) > share:
-        value += 1
-    return value
+def niceness(speedup: float) -> int:
+    """Return the niceness for compiling beside a program that is `speedup` times as fast as it was."""
+    fits = [it for it, kept in KEPT_SPEED.items() if ALLOWED_LOSS * speedup * kept >= 1]
+    return min(fits, default=max(KEPT_SPEED))
 
 
-def compile_in_child(order: Order, directory: str, share: float) -> None:
+def compile_in_child(order: Order, directory: str, nice: int) -> None:
     """Write the library and its description into `directory`.
 
-    `share`: of a CPU that may be taken from the program where no CPU is idle. Called in a thread that has
-    run nothing parallel. Raises NotCompiledError.
+    `nice`: the child's niceness. Called in a thread that has run nothing parallel. Raises NotCompiledError,
+    and OSError where there can be no other process.
     """
     reading, writing = os.pipe()
     life, held = os.pipe()
@@ -109,8 +106,12 @@ def compile_in_child(order: Order, directory: str, share: float) -> None:
             warnings.simplefilter("ignore", DeprecationWarning)
             child = os.fork()
             if child == 0:
-                _run_child(order, directory, share, writing, life)
+                _run_child(order, directory, nice, writing, life)
         _children.add(child)
+    except BaseException:
+        os.close(reading)
+        os.close(held)
+        raise
     finally:
         os.close(writing)
         os.close(life)
@@ -158,10 +159,10 @@ def _quiet_tokenizers() -> Any:
             del os.environ[name]
 
 
-def _run_child(order: Order, directory: str, share: float, writing: int, life: int) -> NoReturn:
+def _run_child(order: Order, directory: str, nice: int, writing: int, life: int) -> NoReturn:
     reason, final = None, False
     try:
-        _become_background(share, {writing, life})
+        _become_background(nice, {writing, life})
         threading.Thread(target=_end_with_parent, args=(life,), daemon=True).start()
         compile_library(order, directory)
     except CompilationError as error:
@@ -175,7 +176,7 @@ def _run_child(order: Order, directory: str, share: float, writing: int, life: i
         os._exit(0)
 
 
-def _become_background(share: float, kept: set[int]) -> None:
+def _become_background(nice: int, kept: set[int]) -> None:
     """Leave the program's terminal, files and signals alone, and let it go first."""
     os.setpgid(0, 0)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
@@ -196,7 +197,7 @@ def _become_background(share: float, kept: set[int]) -> None:
     # Those of the program may write to what was closed.
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
     logging.disable()
-    os.nice(niceness(share))
+    os.nice(nice)
     # Where memory runs out, this process is what can be spared. And `ps` shows what it is.
     for name, value in (("oom_score_adj", "1000"), ("comm", "xruntime-compil")):
         with contextlib.suppress(OSError), open(f"/proc/self/{name}", "w") as stream:

@@ -19,6 +19,7 @@ import os
 import shutil
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -30,8 +31,8 @@ from xruntime.compilation.accuracy import difference
 from xruntime.compilation.inductor import first_line
 from xruntime.errors import CompilationError, PackageError, PackageInputError
 from xruntime.kept.calls import FlatCall, Form, Outputs, Pattern, Sizes, flat_call
-from xruntime.kept.fingerprint import fingerprint
-from xruntime.kept.making import MAX_SHARE, NotCompiledError, Order, compile_in_child
+from xruntime.kept.fingerprint import Fingerprint, fingerprint
+from xruntime.kept.making import CAN_FORK, NotCompiledError, Order, compile_in_child, niceness
 from xruntime.kept.store import MAX_RUNNERS, Code, Refused, Store, open_store, write_refusal
 from xruntime.optimization.outputs import comparable
 from xruntime.optimization.runner import Runner
@@ -41,8 +42,8 @@ from xruntime.threads.modes import Autocast
 START_AFTER_S: Final = 0.5
 """Compiling begins when calls without code have taken so long, so that a short run is left alone."""
 
-SHARE: Final = 0.05
-"""Of a CPU that compiling may take from the program in any case."""
+MAX_LANES: Final = 64
+"""A value that differs from call to call, such as a time step, would make a lane for each."""
 
 MIN_CALLS: Final = 2
 MAX_CODES: Final = 4
@@ -63,7 +64,7 @@ ROOM_BYTES: Final = 64 << 20
 """Must be free on a disk, beside twice the weights, for code to be kept there."""
 
 _log = logging.getLogger("xruntime")
-_making: Final = threading.Lock()
+_making = threading.Lock()
 """Held by the thread that makes code: one child process at a time."""
 
 LaneKey = tuple[Form, int, Autocast | None, torch.dtype]
@@ -76,7 +77,7 @@ class CompiledAside:
         The largest difference from the modules' outputs, see `xruntime.compilation.accuracy`.
     input_s
         Time of a call of the input model, in seconds. The child process may take from the program what the
-        passes save of it, and `SHARE`.
+        passes save of it.
     wait
         Compile at the first call of each kind, and wait.
     """
@@ -102,6 +103,8 @@ class CompiledAside:
         self.began = time.perf_counter()
         self._lanes: dict[LaneKey, _Lane] = {}
         self._kept_away: str | None = None
+        self._full = False
+        _all.add(self)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the outputs."""
@@ -112,13 +115,34 @@ class CompiledAside:
         key = (call.form, torch.get_num_threads(), modes.autocast(), torch.get_default_dtype())
         lane = self._lanes.get(key)
         if lane is None:
+            if len(self._lanes) == MAX_LANES:
+                return self._further(args, kwargs)
             lane = self._lanes.setdefault(key, _Lane(self, key))
+        if lane.codes:
+            changed = self.fingerprint.changed()
+            if changed is not None:
+                return self._outdated(changed, args, kwargs)
         return lane(call, args, kwargs)
 
+    def _further(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not self._full:
+            self._full = True
+            self.note(f"calls of further forms are not compiled: there are {MAX_LANES} already")
+        return self.plain(args, kwargs)
+
+    def _outdated(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A global variable has changed, which compiled code does not see."""
+        self.runner.compiled = None
+        reason = f"the global variable {name} was changed"
+        self.note(f"the modules are called again: {reason}")
+        if self.report is None:
+            self.runner.warn("calls", reason)
+        return self.plain(args, kwargs)
+
     @property
-    def share(self) -> float:
-        """Of a CPU that the child process may take from the program, which is no slower than the input then."""
-        return MAX_SHARE if self.wait else SHARE + max(0.0, 1 - self.fastest_s / self.input_s)
+    def niceness(self) -> int:
+        """Of the process that compiles: what the passes save is what it may take."""
+        return 0 if self.wait else niceness(self.input_s / self.fastest_s)
 
     @property
     def compiled(self) -> bool:
@@ -135,6 +159,11 @@ class CompiledAside:
         """Say what computes the calls."""
         return "; ".join(self.notes) or "compiled aside; until then the modules are called"
 
+    def renew_locks(self) -> None:
+        """In a forked child, which has none of the parent's threads."""
+        for lane in self._lanes.values():
+            lane.renew_locks()
+
     def note(self, line: str) -> None:
         """Report a line, and remember it for `describe`."""
         self.notes.append(line)
@@ -146,7 +175,7 @@ class CompiledAside:
             return self.runner.plain(self.model, args, kwargs)
 
     @functools.cached_property
-    def fingerprint(self) -> str:
+    def fingerprint(self) -> Fingerprint:
         """The model's, with what decides how it is compiled."""
         modes = f"{self.runner.modes}"
         return fingerprint(self.model, self.runner.kind.forward, FORMAT, modes, _settings())
@@ -173,6 +202,20 @@ FORMAT: Final = "1"
 def _settings() -> str:
     """Torch's settings that decide what is computed."""
     return f"{torch.get_float32_matmul_precision()} {torch.are_deterministic_algorithms_enabled()}"
+
+
+_all: weakref.WeakSet[CompiledAside] = weakref.WeakSet()
+
+
+def _renew_locks() -> None:
+    global _making  # noqa: PLW0603 - it may be held by a thread that is not here
+    _making = threading.Lock()
+    for aside in _all:
+        aside.renew_locks()
+
+
+if CAN_FORK:
+    os.register_at_fork(after_in_child=_renew_locks)
 
 
 class _Served:
@@ -202,18 +245,23 @@ class _Lane:
         """Sizes of calls without code, the latest last."""
         self._spent_s = 0.0
         self._calls = 0
-        self._making = False
         self._patterns: dict[Pattern, Sizes] = {}
         """Those that code was made for, and the sizes of the sample."""
-        self._changing = threading.RLock()
+        self.renew_locks()
         with contextlib.suppress(OSError):
             if not open_store().is_empty:
                 self._find_kept()
 
+    def renew_locks(self) -> None:
+        self._changing = threading.RLock()
+        self._waiting = threading.Lock()
+        """Held by the thread that waits for code."""
+        self._making = False
+
     @functools.cached_property
     def prefix(self) -> str:
         """What the names of this lane's entries begin with."""
-        facts = (self.aside.fingerprint, self.form.described(), self.threads, self.autocast)
+        facts = (self.aside.fingerprint.digits, self.form.described(), self.threads, self.autocast)
         text = repr((*facts, self.default_dtype)).encode(errors="surrogatepass")
         return hashlib.sha256(text).hexdigest()[:32]
 
@@ -221,8 +269,9 @@ class _Lane:
         sizes = call.sizes
         served = self._code_for(sizes)
         if served is None and self.aside.wait and self.over is None:
-            self._seen[sizes] = None
-            self._start(call)
+            with self._waiting:
+                self._seen[sizes] = None
+                self._start(call)
             served = self._code_for(sizes)
         if served is None:
             return self._modules(call, sizes, args, kwargs)
@@ -286,6 +335,8 @@ class _Lane:
     def _start(self, call: FlatCall) -> None:
         """Have code made in a thread, for calls of all sizes that were seen."""
         sizes = call.sizes
+        if any(it.code.served.fits(sizes) for it in self.codes):
+            return  # it came meanwhile
         pattern = Pattern.of([*self._patterns.values(), *self._seen])
         if not pattern.suits(sizes):
             pattern = Pattern.of([sizes])
@@ -342,7 +393,7 @@ class _Lane:
                 return _Served(found, name, kept=True)
             with store.partial() as partial:
                 try:
-                    compile_in_child(order, partial, self.aside.share)
+                    compile_in_child(order, partial, self.aside.niceness)
                 except NotCompiledError as error:
                     if error.final:
                         write_refusal(partial, str(error))

@@ -91,12 +91,14 @@ class _Run(Run):
     def optimized(self) -> nn.Module:
         request, work = self.request, self.work
         self.prepare()
-        original = self._untouched() if self._may_measure() else None
+        may_be_aside = self._may_be_aside()
+        measures = self._may_measure() and (request.wait or not may_be_aside)
+        original = self._untouched() if measures else None
         passes = {name: partial(change, work) for name, change in PASSES.items()}
         join = passes.pop("join_linears")
         self.run_passes(passes)
         mark = work.edits.mark()
-        if self._may_be_aside():
+        if may_be_aside:
             self.run_passes({"join_linears": join})
             if self._compiled_aside():
                 return self._finish(())

@@ -54,7 +54,7 @@ def module_of(source: str, place: str = "/a") -> dict[str, Any]:
 
 
 def name_of(model: nn.Module, *others: str) -> str:
-    return fingerprint(model, type(model).forward, *others)
+    return fingerprint(model, type(model).forward, *others).digits
 
 
 def usual() -> Any:
@@ -75,7 +75,7 @@ def test_the_fingerprint_is_the_same_in_another_process(tmp_path: Path, where: s
     path.parent.mkdir()
     end = (
         "from xruntime.kept.fingerprint import fingerprint\n"
-        "print(fingerprint(model(), Model.forward), end='')\n"
+        "print(fingerprint(model(), Model.forward).digits, end='')\n"
     )
     path.write_text(f"PLACE = {str(path)!r}\n{SOURCE}{end}")
     done = subprocess.run([sys.executable, path], capture_output=True, text=True, check=True)
@@ -140,6 +140,20 @@ def test_functions_that_an_attribute_or_a_closure_holds_count() -> None:
         model.activation = activation
         names.add(name_of(model))
     assert len(names) == 4
+
+
+def test_global_variables_are_watched() -> None:
+    space = module_of(SOURCE)
+    model = space["model"]()
+    found = fingerprint(model, type(model).forward)
+    assert found.changed() is None
+    space["FACTOR"] = float("2.0")  # an equal value
+    assert found.changed() is None
+    space["FACTOR"] = 3.0
+    assert found.changed() == "FACTOR"
+    space["FACTOR"] = 2.0
+    space["helper"] = lambda values: values
+    assert found.changed() == "helper"
 
 
 def test_other_facts_and_tied_weights_count() -> None:

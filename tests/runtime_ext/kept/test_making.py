@@ -17,22 +17,19 @@ import pytest
 import torch
 
 from xruntime.kept.calls import Pattern
-from xruntime.kept.making import NotCompiledError, Order, compile_in_child, niceness
+from xruntime.kept.making import KEPT_SPEED, NotCompiledError, Order, compile_in_child, niceness
 
 pytestmark = pytest.mark.usefixtures("native")
 
 
-@pytest.mark.parametrize("share", [0.02, 0.05, 0.1, 0.2, 0.25, 1.0])
-def test_niceness_takes_no_more_than_the_share(share: float) -> None:
-    """The weights are those of the kernel's table sched_prio_to_weight, from niceness 0 on."""
-    weights = (
-        *(1024, 820, 655, 526, 423, 335, 272, 215, 172, 137),
-        *(110, 87, 70, 56, 45, 36, 29, 23, 18, 15),
-    )
-    chosen = niceness(share)
-    assert weights[chosen] / (1024 + weights[chosen]) <= max(min(share, 0.25), 0.015) * 1.02
-    if 0 < chosen < 19:
-        assert weights[chosen - 1] / (1024 + weights[chosen - 1]) > min(share, 0.25) * 0.98
+@pytest.mark.parametrize(
+    ("speedup", "chosen"),
+    [(0.5, 19), (1.0, 19), (1.05, 19), (1.07, 10), (1.4, 10), (1.5, 5), (9, 5)],
+)
+def test_what_the_passes_save_decides_the_priority(speedup: float, chosen: int) -> None:
+    assert niceness(speedup) == chosen
+    loss = 1 / (speedup * KEPT_SPEED[chosen])
+    assert loss <= 1.05 or chosen == 19
 
 
 def order(call: Callable[[list[torch.Tensor]], Any], *tensors: torch.Tensor) -> Order:
@@ -46,7 +43,7 @@ def compiled(one: Order, directory: Path) -> NotCompiledError | None:
 
     def run() -> None:
         try:
-            compile_in_child(one, str(directory), 0.5)
+            compile_in_child(one, str(directory), 0)
         except NotCompiledError as error:
             errors.append(error)
 
@@ -100,7 +97,7 @@ def call(tensors):
     os.system("sleep 600")
 
 order = Order("Model", call, [torch.ones(2)], Pattern(((2,),)), 1, {})
-target = lambda: compile_in_child(order, sys.argv[1], 0.5)
+target = lambda: compile_in_child(order, sys.argv[1], 0)
 threading.Thread(target=target, daemon=True).start()
 while not os.path.exists(os.path.join(sys.argv[1], "child")):
     time.sleep(0.01)

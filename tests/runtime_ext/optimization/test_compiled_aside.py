@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from xruntime.errors import OptimizationError
 from xruntime.kept import store as stores
+from xruntime.kept.fingerprint import Fingerprint, fingerprint
 from xruntime.optimization import Outcome, SlowCallWarning, explain, optimize
 from xruntime.threads.team import team_of
 
@@ -248,12 +249,11 @@ def test_code_that_computes_something_else_is_removed(
         agree(model, other, 8)
 
 
-def fingerprint_of(original: nn.Module, *others: Any) -> str:
-    from xruntime.kept.fingerprint import fingerprint
-
+def fingerprint_of(original: nn.Module, *others: Any) -> Fingerprint:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return fingerprint(optimize(original, sample_input=SAMPLE), *others)
+        found: Fingerprint = fingerprint(optimize(original, sample_input=SAMPLE), *others)
+        return found
 
 
 @pytest.mark.long
@@ -307,6 +307,41 @@ def test_wait_is_for_inference_with_a_sample() -> None:
     for given in ({}, {"sample_input": SAMPLE, "graph": "none"}):
         with pytest.raises(OptimizationError, match="wait=True is for inference"):
             optimize(Model(), wait=True, **given)
+
+
+OFFSET = 0.0
+
+
+class Reading(nn.Module):
+    """Reads a global variable."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+        self.eval()
+
+    def forward(self, values: Tensor) -> Tensor:
+        return self.linear(values).relu() + OFFSET
+
+
+@pytest.mark.long
+def test_a_changed_global_variable_is_seen(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Reading()
+    model = optimize(original, sample_input=SAMPLE, wait=True)
+    assert torch.allclose(model(SAMPLE), original(SAMPLE), atol=1e-5)
+    monkeypatch.setitem(globals(), "OFFSET", 5.0)
+    with pytest.warns(SlowCallWarning, match="the global variable OFFSET was changed"):
+        assert torch.allclose(model(SAMPLE), original(SAMPLE), atol=1e-5)
+
+
+def test_further_forms_are_not_compiled(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("xruntime.optimization.aside.MAX_LANES", 2)
+    original = Model()
+    model = optimize(original, sample_input=SAMPLE)
+    for scale in range(4):
+        found, expected = model(SAMPLE, scale), original(SAMPLE, scale)
+        assert torch.allclose(found["hidden"], expected["hidden"], atol=1e-5)
+    assert "calls of further forms are not compiled: there are 2 already" in graph(model)
 
 
 PROGRAM = """
