@@ -43,7 +43,7 @@ from xruntime.threads.team import team_of
 
 CAN_FORK: Final = hasattr(os, "fork") and sys.platform == "linux"
 
-KEPT_SPEED: Final = {5: 0.67, 10: 0.90, 19: 0.97}
+KEPT_SPEED: Final = {5: 0.67, 10: 0.90, 19: 0.98}
 """What a program keeps of its speed beside a process of that niceness, measured with two OpenMP threads on two
 CPUs: one thread that waits holds up the other."""
 
@@ -198,6 +198,8 @@ def _become_background(nice: int, kept: set[int]) -> None:
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
     logging.disable()
     os.nice(nice)
+    if nice == max(KEPT_SPEED):  # it got as much of the CPUs, and the program lost less
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     # Where memory runs out, this process is what can be spared. And `ps` shows what it is.
     for name, value in (("oom_score_adj", "1000"), ("comm", "xruntime-compil")):
         with contextlib.suppress(OSError), open(f"/proc/self/{name}", "w") as stream:

@@ -11,7 +11,6 @@ from torch import nn
 
 from xruntime.optimization.inference import optimize_for_inference
 from xruntime.optimization.request import checked_request
-from xruntime.optimization.training import optimize_for_training
 
 Model = TypeVar("Model", bound=nn.Module)
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
@@ -126,4 +125,7 @@ def optimize(
     )
     if optimizer is None:
         return optimize_for_inference(request)
+    # The optimizers import torch's compiler, which takes most of a second.
+    from xruntime.optimization.training import optimize_for_training
+
     return optimize_for_training(request, optimizer)
