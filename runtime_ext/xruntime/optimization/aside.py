@@ -248,9 +248,12 @@ class _Lane:
         self._patterns: dict[Pattern, Sizes] = {}
         """Those that code was made for, and the sizes of the sample."""
         self.renew_locks()
-        with contextlib.suppress(OSError):
+        try:
             if not open_store().is_empty:
                 self._find_kept()
+        except Exception as error:  # noqa: BLE001 - the modules are called
+            self.over = first_line(error)
+            aside.note(f"not compiled: {self.over}")
 
     def renew_locks(self) -> None:
         self._changing = threading.RLock()

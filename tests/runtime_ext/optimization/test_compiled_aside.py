@@ -334,6 +334,21 @@ def test_a_changed_global_variable_is_seen(store: Path, monkeypatch: pytest.Monk
         assert torch.allclose(model(SAMPLE), original(SAMPLE), atol=1e-5)
 
 
+def test_a_model_without_a_fingerprint_is_called(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("no memory to hash")
+
+    (store / "another").mkdir()
+    monkeypatch.setattr("xruntime.optimization.aside.fingerprint", fail)
+    original = Model()
+    model = optimize(original, sample_input=SAMPLE)
+    with pytest.warns(SlowCallWarning, match="no memory to hash"):
+        agree(model, original, 8)
+    assert graph(model) == "not compiled: RuntimeError: no memory to hash"
+
+
 def test_further_forms_are_not_compiled(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("xruntime.optimization.aside.MAX_LANES", 2)
     original = Model()
