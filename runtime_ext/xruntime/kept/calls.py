@@ -191,25 +191,26 @@ class Served:
         return Pattern(tuple(dims))
 
 
-class Outputs:
-    """Builds outputs from the tensors that compiled code returns, like those of an eager call.
+class Nest:
+    """Builds a nest again with other tensors: the arguments of a call, or outputs like an eager call's."""
 
-    `example`: the outputs of an eager call.
-    """
-
-    def __init__(self, example: Any) -> None:
-        leaves, self._nest = pytree.tree_flatten(example)
+    def __init__(self, leaves: Sequence[Any], spec: Any) -> None:
+        self._spec = spec
         self._leaves = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         self._places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-
         self.tensors = len(self._places)
         kinds = [type(leaf) for leaf in self._leaves if type(leaf) not in _CONSTANTS]
         self.refusal = f"it returns a {kinds[0].__qualname__}" if kinds else None
-        """Why compiled code cannot return such outputs; None if it can."""
+        """Why compiled code cannot return it; None if it can."""
+
+    @staticmethod
+    def like(example: Any) -> Nest:
+        """Return the nest of an eager call's outputs."""
+        return Nest(*pytree.tree_flatten(example))
 
     def rebuilt(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """Return outputs of the same form with these tensors."""
+        """Return a nest of the same form with these tensors."""
         leaves = list(self._leaves)
         for at, tensor in zip(self._places, tensors, strict=True):
             leaves[at] = tensor
-        return pytree.tree_unflatten(leaves, self._nest)
+        return pytree.tree_unflatten(leaves, self._spec)

@@ -43,9 +43,10 @@ from xruntime.threads.team import team_of
 
 CAN_FORK: Final = hasattr(os, "fork") and sys.platform == "linux"
 
-KEPT_SPEED: Final = {5: 0.67, 10: 0.90, 19: 0.98}
-"""What a program keeps of its speed beside a process of that niceness, measured with two OpenMP threads on two
-CPUs: one thread that waits holds up the other."""
+KEPT_SPEED: Final = {5: 0.64, 10: 0.81, 19: 0.98}
+"""What a program keeps of its speed beside a process of that niceness, measured by ``benchmarks/priority`` with
+two OpenMP threads on two CPUs: one thread that waits holds up the other. The last one runs under SCHED_IDLE, and
+only while a CPU is idle."""
 
 ALLOWED_LOSS: Final = 1.05
 """A program may take so many times the time of one in which nothing was optimized."""
@@ -65,8 +66,6 @@ class Order(NamedTuple):
 
     pattern: Pattern
     threads: int
-    options: dict[str, Any]
-    """More settings of Inductor."""
 
 
 WORK: Final = "work"
@@ -198,7 +197,7 @@ def _become_background(nice: int, kept: set[int]) -> None:
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
     logging.disable()
     os.nice(nice)
-    if nice == max(KEPT_SPEED):  # it got as much of the CPUs, and the program lost less
+    if nice == max(KEPT_SPEED):  # niceness alone takes a tenth from a program that saves nothing
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     # Where memory runs out, this process is what can be spared. And `ps` shows what it is.
     for name, value in (("oom_score_adj", "1000"), ("comm", "xruntime-compil")):
@@ -235,7 +234,7 @@ def compile_library(order: Order, directory: str) -> None:
     os.mkdir(work)
     named: type[_Called] = type(order.name, (_Called,), {})  # errors have the model's name
     module = named(order.call)
-    options = inductor_options(order.options, threads=order.threads, freezing=True)
+    options = inductor_options(None, threads=order.threads, freezing=True)
     del options["cpp_wrapper"]  # such a library always has one
     machine = own_description(order.threads, torch.__version__)
     options |= {

@@ -41,7 +41,6 @@ CACHE: Final = "optimized"
 
 LIBRARY: Final = "model.so"
 DESCRIPTION: Final = "description.json"
-MAX_RUNNERS: Final = 16
 
 
 class Description(NamedTuple):
@@ -124,7 +123,7 @@ class Store:
         check_trusted(library)
         if os.stat(library).st_size != written["bytes"]:  # loading half a library crashes
             raise PackageError(f"{library} is not whole")
-        with contextlib.suppress(OSError):  # pruning removes what was not used for longest
+        with contextlib.suppress(OSError):  # for the pruner: this entry was used now
             os.utime(path)
         return Code(directory, description, runners)
 

@@ -30,10 +30,10 @@ from torch.utils import _pytree as pytree
 from xruntime.compilation.accuracy import difference
 from xruntime.compilation.inductor import first_line
 from xruntime.errors import CompilationError, PackageError, PackageInputError
-from xruntime.kept.calls import FlatCall, Form, Outputs, Pattern, Sizes, flat_call
+from xruntime.kept.calls import FlatCall, Form, Nest, Pattern, Sizes, flat_call
 from xruntime.kept.fingerprint import Fingerprint, fingerprint
 from xruntime.kept.making import CAN_FORK, NotCompiledError, Order, compile_in_child, niceness
-from xruntime.kept.store import MAX_RUNNERS, Code, Refused, Store, open_store, write_refusal
+from xruntime.kept.store import Code, Refused, Store, open_store, write_refusal
 from xruntime.optimization.outputs import comparable
 from xruntime.optimization.runner import Runner
 from xruntime.optimization.steps import weight_bytes
@@ -49,13 +49,15 @@ MIN_CALLS: Final = 2
 MAX_CODES: Final = 4
 """So much code is compiled for one lane; after that, calls of further sizes go to the modules."""
 
+MAX_RUNNERS: Final = 16
+"""Calls of one model that may run code at a time."""
+
 MAX_COMPARED_SIZES: Final = 4
 """Calls of so many sizes are compared with the modules."""
 
 MODULES_TOLERANCE: Final = 4.0
-"""Factor on the tolerance: the modules, which the code is compared with, have an error of their own. In bf16
-outputs for padding, which depend on rounding, differed by up to 0.1 of MiniLM's largest value, and by 0.07
-from fp32, whichever computed them."""
+"""Factor on the tolerance: the modules, which the code is compared with, have an error of their own. It is
+largest in what a model computes for padding and nobody reads."""
 
 MAX_SIZES: Final = 4096
 """So many sizes are remembered."""
@@ -226,7 +228,7 @@ class _Served:
         self.name = name
         self.kept = kept
         """By an earlier process."""
-        self.outputs: Outputs | None = None
+        self.outputs: Nest | None = None
         self.compared: set[Sizes] = set()
 
 
@@ -328,7 +330,7 @@ class _Lane:
             self._spent_s += spent_s
             due = self._calls >= MIN_CALLS and self._spent_s >= START_AFTER_S
             if due and not self._making and self.over is None:
-                self.over = Outputs(outputs).refusal
+                self.over = Nest.like(outputs).refusal
                 if self.over is not None:
                     self.aside.note(f"not compiled: {self.over}")
                 else:
@@ -371,7 +373,7 @@ class _Lane:
                     return
                 model_call = _ModelCall(self, leaves)
                 order = Order(
-                    aside.runner.kind.__name__, model_call, tensors, pattern, self.threads, {}
+                    aside.runner.kind.__name__, model_call, tensors, pattern, self.threads
                 )
                 self._offer(self._found_or_made(order))
         except NotCompiledError as error:
@@ -471,7 +473,7 @@ class _Lane:
                 return expected  # another thread has compared it, or left it
             if first and aside.runner.is_changed(thorough=True):
                 return expected
-            outputs = Outputs(expected)
+            outputs = Nest.like(expected)
             try:
                 tensors = served.code(call.tensors)
                 problem = outputs.refusal or self._problem(outputs, expected, tensors)
@@ -502,7 +504,7 @@ class _Lane:
             )
         return expected
 
-    def _problem(self, outputs: Outputs, expected: Any, tensors: Any) -> str | None:
+    def _problem(self, outputs: Nest, expected: Any, tensors: Any) -> str | None:
         if len(tensors) != outputs.tensors:
             return f"the code returns {len(tensors)} tensors, and the modules {outputs.tensors}"
         made = self.aside.runner.modes.result(outputs.rebuilt(tensors))
@@ -538,16 +540,11 @@ class _ModelCall:
     def __init__(self, lane: _Lane, leaves: list[Any]) -> None:
         self.model = lane.aside.model
         self._kind = lane.aside.runner.kind
-        self._nest = lane.form.nest
         self._autocast = lane.autocast
-        self._leaves = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        self._places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        self._arguments = Nest(leaves, lane.form.nest)
 
     def __call__(self, tensors: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        leaves = list(self._leaves)
-        for at, tensor in zip(self._places, tensors, strict=True):
-            leaves[at] = tensor
-        args, kwargs = pytree.tree_unflatten(leaves, self._nest)
+        args, kwargs = self._arguments.rebuilt(tensors)
         wanted = self._autocast
         # In a thread of its own, where nothing has switched autocast on.
         precision: contextlib.AbstractContextManager[Any] = (

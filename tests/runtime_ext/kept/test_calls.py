@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from xruntime.kept.calls import Outputs, Pattern, Served, flat_call
+from xruntime.kept.calls import Nest, Pattern, Served, flat_call
 
 
 def form(*args: Any, **kwargs: Any) -> Any:
@@ -89,7 +89,7 @@ class Pair(NamedTuple):
 
 def test_outputs_are_built_like_the_example() -> None:
     example = {"a": Pair(torch.zeros(2), 7), "b": [None, torch.zeros(3)]}
-    outputs = Outputs(example)
+    outputs = Nest.like(example)
     assert outputs.refusal is None
     assert outputs.tensors == 2
     one, other = torch.ones(2), torch.ones(3)
@@ -106,4 +106,4 @@ def test_outputs_of_another_class_are_refused() -> None:
         def __init__(self) -> None:
             self.values = torch.zeros(2)
 
-    assert "Found" in (Outputs((torch.zeros(2), Found())).refusal or "")
+    assert "Found" in (Nest.like((torch.zeros(2), Found())).refusal or "")

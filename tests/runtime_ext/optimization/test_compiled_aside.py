@@ -249,6 +249,21 @@ def test_code_that_computes_something_else_is_removed(
         agree(model, other, 8)
 
 
+@pytest.mark.long
+def test_code_that_is_slower_is_left_and_stays_kept(
+    store: Path, kept: tuple[nn.Module, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, source = kept
+    shutil.copytree(source, store, dirs_exist_ok=True)
+    monkeypatch.setattr("xruntime.optimization.aside._Lane._is_faster", lambda *_: False)
+    model = optimize(original, sample_input=SAMPLE)
+    agree(model, original, 8)
+    assert "times as fast as they are" in graph(model)
+    with pytest.warns(SlowCallWarning, match="times as fast as they are"):
+        agree(model, original, 8)
+    assert len(entries(store)) == 1
+
+
 def fingerprint_of(original: nn.Module, *others: Any) -> Fingerprint:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
