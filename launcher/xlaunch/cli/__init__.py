@@ -17,10 +17,10 @@ from xlaunch.errors import UsageError, XLaunchError
 if TYPE_CHECKING:
     import click
 
-COMMANDS = frozenset(("cache", "env", "init", "libraries", "plan", "topology"))
+COMMANDS = frozenset(("cache", "doctor", "env", "init", "libraries", "plan", "topology"))
 """Each is the object `command` in the module of the same name."""
 
-RESERVED = COMMANDS | {"doctor", "explain", "help", "report", "run", "version"}
+RESERVED = COMMANDS | {"explain", "help", "report", "run", "version"}
 """A program with one of these names needs ``--`` before it, or a path."""
 
 

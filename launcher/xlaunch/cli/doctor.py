@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`xlaunch doctor`: is this machine ready, is this script right, does the device really work?"""
+
+from __future__ import annotations
+
+import click
+
+from xlaunch.errors import UsageError
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+@click.option("-v", "--verbose", is_flag=True, help="Machine: show what is in order, too.")
+@click.option("--sysroot", metavar="DIR|FILE", help="Machine: check a captured tree of another.")
+@click.option(
+    "--import",
+    "imports",
+    metavar="MODULE",
+    multiple=True,
+    help="Machine: also import MODULE, in a child, to find second OpenMP runtimes; repeatable.",
+)
+@click.option("--python", metavar="FILE", help="Machine: the interpreter that is checked.")
+@click.option("--hints", is_flag=True, help="Scripts: also advise on performance.")
+@click.option("--select", metavar="CODES", help="Scripts: only these rules, e.g. XL001,XL03.")
+@click.option("--ignore", metavar="CODES", help="Scripts: not these rules.")
+@click.option(
+    "--output-format",
+    metavar="text|json|github",
+    help="Scripts: lines for people, one JSON document, or annotations of GitHub Actions.",
+)
+@click.option("--rule", metavar="CODE", help="Explain a rule, with a failing and a passing example.")
+@click.option("--device", is_flag=True, help="Run PROGRAM and say which devices worked.")
+@click.option(
+    "--compare",
+    metavar="DEVICES",
+    help="With --device: run PROGRAM once on each, e.g. cpu,cuda, and compare throughput.",
+)
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[FILE_OR_DIRECTORY]...")
+def command(
+    *,
+    as_json: bool,
+    verbose: bool,
+    sysroot: str | None,
+    imports: tuple[str, ...],
+    python: str | None,
+    hints: bool,
+    select: str | None,
+    ignore: str | None,
+    output_format: str | None,
+    rule: str | None,
+    device: bool,
+    compare: str | None,
+    words: tuple[str, ...],
+) -> int:
+    """Check this machine, scripts, or the devices that a program uses; nothing is changed.
+
+    \b
+    xlaunch doctor                            the machine: settings, limits, libraries, GPUs
+    xlaunch doctor train.py src/              scripts: faults in their source; nothing is run
+    xlaunch doctor --device -- train.py ARGS  run a program and say where it worked
+
+    The exit code is 1 if something serious was found, and the program's own with --device.
+    """
+    of_machine = {"--sysroot": sysroot, "--import": imports, "--python": python, "-v": verbose}
+    of_scripts = {
+        "--hints": hints,
+        "--select": select,
+        "--ignore": ignore,
+        "--output-format": output_format,
+    }
+    if rule is not None:
+        _refuse("--rule explains a rule", of_machine, of_scripts, {"a file": words})
+        from xlaunch.cli.doctor_script import explain_rule
+
+        return explain_rule(rule)
+    if device or compare is not None:
+        _refuse("--device runs a program", of_machine, of_scripts)
+        from xlaunch.cli.doctor_device import watch_program
+
+        return watch_program(words, compare=compare, as_json=as_json)
+    if words:
+        _refuse("files are checked by their source", of_machine)
+        from xlaunch.cli.doctor_script import check_scripts
+
+        return check_scripts(
+            words,
+            hints=hints,
+            select=select,
+            ignore=ignore,
+            output_format=output_format or ("json" if as_json else "text"),
+        )
+    _refuse("without files the machine is checked", of_scripts)
+    from xlaunch.cli.doctor_machine import check_machine
+
+    return check_machine(
+        sysroot=sysroot, imports=imports, python=python, as_json=as_json, verbose=verbose
+    )
+
+
+def _refuse(what: str, *groups: dict[str, object]) -> None:
+    """Raise `UsageError` if an option of another instrument was given."""
+    given = [name for group in groups for name, value in group.items() if value]
+    if given:
+        raise UsageError(f"{what}; {given[0]} does not go with that")

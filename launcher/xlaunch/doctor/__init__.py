@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The doctor: checks of the machine, faults in scripts, and where a program really works."""
