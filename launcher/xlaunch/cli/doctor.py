@@ -28,7 +28,9 @@ from xlaunch.errors import UsageError
     metavar="text|json|github",
     help="Scripts: lines for people, one JSON document, or annotations of GitHub Actions.",
 )
-@click.option("--rule", metavar="CODE", help="Explain a rule, with a failing and a passing example.")
+@click.option(
+    "--rule", metavar="CODE", help="Explain a rule, with a failing and a passing example."
+)
 @click.option("--device", is_flag=True, help="Run PROGRAM and say which devices worked.")
 @click.option(
     "--compare",
