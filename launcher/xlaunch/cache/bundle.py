@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bundles: caches in one file, to start warm on another machine of the same kind.
 
-A bundle is a tar, plain or compressed by gzip or xz, whose first member lists all the others:
+A bundle is a tar, plain or compressed by gzip, whose first member lists all the others:
 
     manifest.json                       schema_version, created, glibc, caches
     manifest.json.sig                   if it was signed
@@ -40,7 +40,7 @@ MAX_PATH_BYTES = 1024
 MAX_MANIFEST_BYTES = 32 << 20
 """Enough for a hundred thousand files. Parsing what is no manifest takes twenty times as much memory."""
 
-_MODES: dict[str, Any] = {".gz": "w:gz", ".tgz": "w:gz", ".xz": "w:xz", ".txz": "w:xz"}
+_MODES: dict[str, Any] = {".gz": "w:gz", ".tgz": "w:gz"}
 _READ_ATTEMPTS = 3
 _CONTROL = re.compile("[\0-\x1f\x7f-\x9f\u2028\u2029]")
 """Characters that end a line or move a terminal's cursor."""
@@ -105,7 +105,7 @@ def export(
 ) -> Exported:
     """Write caches below `base`, at most one directory of each, to the file `path`, whole or not at all.
 
-    It is compressed if its name ends in ``.gz``, ``.tgz``, ``.xz`` or ``.txz``. `sign`: the file of a
+    It is compressed if its name ends in ``.gz`` or ``.tgz``. `sign`: the file of a
     private SSH key. Raises `UsageError`.
     """
     if len({it.cache for it in directories}) < len(directories):

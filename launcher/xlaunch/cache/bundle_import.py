@@ -11,7 +11,6 @@ import contextlib
 import gzip
 import hashlib
 import io
-import lzma
 import os
 import shutil
 import tarfile
@@ -50,7 +49,6 @@ _DAMAGE = (
     EOFError,
     RecursionError,
     tarfile.TarError,
-    lzma.LZMAError,
     zlib.error,
     gzip.BadGzipFile,
 )
@@ -152,12 +150,10 @@ class _Reader:
     """The members of a bundle, one after the other. Its methods raise what is in `_DAMAGE`."""
 
     def __init__(self, file: io.BufferedReader) -> None:
-        start = file.peek(6)
+        start = file.peek(2)
         self._stream: IO[bytes] = file
         if start.startswith(b"\x1f\x8b"):
             self._stream = cast("IO[bytes]", gzip.GzipFile(fileobj=file))
-        elif start.startswith(b"\xfd7zXZ\0"):
-            self._stream = lzma.LZMAFile(file)  # noqa: SIM115
         options: dict[str, Any] = {"tarinfo": _Header, "encoding": "utf-8"}
         self._tar = tarfile.open(fileobj=self._stream, mode="r|", **options)  # noqa: SIM115
         self._member = self._tar.next()

@@ -17,7 +17,7 @@ from xlaunch.errors import UsageError, XLaunchError
 if TYPE_CHECKING:
     import click
 
-COMMANDS = frozenset(("cache", "doctor", "env", "init", "libraries", "plan", "topology"))
+COMMANDS = frozenset(("cache", "doctor", "env", "libraries", "plan", "topology"))
 """Each is the object `command` in the module of the same name."""
 
 RESERVED = COMMANDS | {"explain", "help", "report", "run", "version"}
@@ -153,13 +153,8 @@ def _explain(error: click.ClickException) -> str:
     """What is wrong with a command line, without a full stop."""
     import click
 
-    from xlaunch.options.table import RENAMED
-
     if not isinstance(error, click.NoSuchOption):
         return error.format_message().rstrip(".")
-    new = RENAMED.get(error.option_name.removeprefix("--"))
-    if new is not None:
-        return f"{error.option_name} is now --{new}"
     # --no-smt and the like are near to every option that begins with n.
     opposite = error.option_name.startswith("--no-")
     near = [it for it in error.possibilities or () if opposite or not it.startswith("--no-")]

@@ -21,7 +21,7 @@ from xlaunch.cache.directories import (
     private_base,
     stored,
 )
-from xlaunch.cache.key import Hardware, Packages, differences, fingerprint, read_hardware
+from xlaunch.cache.key import Hardware, Packages, fingerprint, read_hardware
 from xlaunch.cache.prune import DEFAULT_MAX_BYTES, Removal, clear, prune
 from xlaunch.cache.table import BY_NAME
 from xlaunch.cache.usage import Usage, usage_by_kind, usage_of
@@ -203,10 +203,7 @@ def _verify(*, fix: bool, cache_dir: str | None, as_json: bool) -> int:
 
 @_subcommand(PYTHON, JSON)
 def _fingerprint(*, python: str | None, as_json: bool) -> None:
-    """Print the keys of the caches here, and what each is made of.
-
-    --json writes what `xlaunch cache diff` compares.
-    """
+    """Print the keys of the caches here, and what each is made of."""
     found = fingerprint(*_here(python))
     if as_json:
         click.echo(json.dumps(found, indent=1))
@@ -215,21 +212,6 @@ def _fingerprint(*, python: str | None, as_json: bool) -> None:
         click.echo(f"{name}: {value['key']}")
         for part, text in value["parts"].items():
             click.echo(f"  {part}: {text}")
-
-
-@_subcommand([click.argument("one", metavar="A.json"), click.argument("other", metavar="B.json")])
-def _diff(*, one: str, other: str) -> int:
-    """Show why two machines do not share caches.
-
-    A and B are what `xlaunch cache fingerprint --json` printed on each of them. The exit code is 1 if some key differs.
-    """
-    left, right = _read_fingerprint(one), _read_fingerprint(other)
-    lines = []
-    for name in dict.fromkeys([*left, *right]):
-        parts = [side.get(name, {}).get("parts", {}) for side in (left, right)]
-        lines += [f"{name}: {line}" for line in differences(*parts)]
-    click.echo("\n".join(lines or ["the keys of all caches are the same"]))
-    return int(bool(lines))
 
 
 @_subcommand(
@@ -257,7 +239,7 @@ def _export(
 ) -> None:
     """Write the caches for this machine and environment to FILE.
 
-    FILE is a .tar, .tar.gz or .tar.xz. What `xruntime.optimize` compiled contains the model's weights:
+    FILE is a .tar or a .tar.gz. What `xruntime.optimize` compiled contains the model's weights:
     the last line says how much of FILE they are.
     """
     from xlaunch.cache.bundle import export
@@ -381,22 +363,6 @@ def _max_bytes() -> int:
 def _check_name(name: str) -> None:
     if name not in BY_NAME:
         raise UsageError(f"there is no cache {name!r}; the caches are {', '.join(BY_NAME)}")
-
-
-def _read_fingerprint(path: str) -> dict[str, dict[str, dict[str, str]]]:
-    try:
-        with open(path, encoding="utf-8") as stream:
-            caches = json.load(stream)["caches"]
-        for value in caches.values():
-            assert all(isinstance(text, str) for text in value["parts"].values())
-    except OSError as error:
-        raise UsageError(f"{path!r} cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError, AssertionError):
-        raise UsageError(
-            f"{path!r} is no fingerprint; make one with 'xlaunch cache fingerprint --json > {path}'"
-        ) from None
-    found: dict[str, dict[str, dict[str, str]]] = caches
-    return found
 
 
 def _show_removals(base: str, found: Sequence[Removal], *, dry_run: bool, as_json: bool) -> None:

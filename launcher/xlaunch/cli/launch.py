@@ -33,7 +33,7 @@ def command(asked: Resolved) -> int:
     xlaunch plan --instances max --ncores 4       only show what would run where
 
     PROGRAM is a Python script, run by the active environment's interpreter, or any executable.
-    Other commands: xlaunch plan, topology, libraries, env, init, cache. To run a program with the name of
+    Other commands: xlaunch plan, topology, libraries, env, cache. To run a program with the name of
     a command put -- before it, or write a path. Options can also be set by variables,
     XLAUNCH_OPT_NCORES=4, and by files (--preset).
     """

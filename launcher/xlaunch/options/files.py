@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from xlaunch.errors import UsageError
 from xlaunch.options.kinds import FLAG, MAX_INTEGER, NUMBER_LIST, VARIABLE
 from xlaunch.options.layers import Layer, nearest
-from xlaunch.options.table import BY_KEY, IN_FILES, INSIDE_INSTANCES, RENAMED, Option
+from xlaunch.options.table import BY_KEY, IN_FILES, INSIDE_INSTANCES, Option
 from xlaunch.ownership import inspect_ownership
 
 SUFFIX = ".toml"
@@ -181,9 +181,6 @@ def _values(table: dict[str, Any], place: str) -> dict[str, Any]:
 
 
 def _unknown(name: str) -> str:
-    new = RENAMED.get(name)
-    if new is not None:
-        return f"{name} is now {new}"
     names = [option.name for option in IN_FILES]
     near = nearest(name.replace("_", "-"), names, count=1) or "; 'xlaunch --help' lists the options"
     return f"there is no option {name!r}{near}"

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from xlaunch.environment.variables import OPTION_PREFIX
 from xlaunch.errors import UsageError
 from xlaunch.options.kinds import FLAG, VARIABLE, plain
-from xlaunch.options.table import BY_KEY, FIELDS, IN_FILES, OPTIONS, RENAMED, Option
+from xlaunch.options.table import BY_KEY, FIELDS, IN_FILES, OPTIONS, Option
 from xlaunch.planning.contradictions import find_contradiction
 from xlaunch.planning.request import Request
 
@@ -168,9 +168,6 @@ _BY_VARIABLE = {variable_of(option.name): option for option in OPTIONS}
 
 
 def _unknown(variable: str) -> str:
-    renamed = {variable_of(old): variable_of(new) for old, new in RENAMED.items()}
-    if variable in renamed:
-        return f"{variable} is now {renamed[variable]}"
     names = [option.key.upper() for option in OPTIONS]
     near = nearest(variable.removeprefix(VARIABLES).upper(), names, count=1, prefix=VARIABLES)
     return f"{variable}: there is no such option{near or '; xlaunch --help lists the options'}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Presets as text: the options of a launch, or all there are, each with what it does."""
+"""Presets as text: the options of a launch, each with what it does."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from typing import Any
 from xlaunch.errors import UsageError
 from xlaunch.options.files import SUFFIX, read_preset
 from xlaunch.options.kinds import VARIABLE, plain
-from xlaunch.options.layers import field_of
 from xlaunch.options.table import IN_FILES, Option
-from xlaunch.planning.request import Request
 from xlaunch.whole_files import write_output
 
 WIDTH = 98
@@ -40,26 +38,6 @@ def preset_text(values: Mapping[str, Any], *, use: str) -> str:
         if value not in (None, ()):
             blocks.append([*comment(option.help), *_assignment(option, _file_value(option, value))])
     return "\n\n".join("\n".join(block) for block in blocks) + "\n"
-
-
-def all_options_text() -> str:
-    """Every option that a preset may hold, commented out, with its meaning and its default.
-
-    The line of an option has no space after its ``#``: with the ``#`` taken away it is valid.
-    """
-    blocks = []
-    for option in _TABLES_LAST:
-        lines = comment(option.help)
-        field = field_of(option)
-        default = False if field is None else getattr(Request(), field)
-        if default in (None, ()):
-            lines += comment("Not set by default; for example:")
-            example = {"NAME": "value"} if option.kind is VARIABLE else option.kind.example
-            written = [example] if option.multiple and option.kind is not VARIABLE else example
-        else:
-            written = _file_value(option, default)
-        blocks.append("\n".join([*lines, *(f"#{line}" for line in _assignment(option, written))]))
-    return "\n\n".join(blocks)
 
 
 def comment(text: str) -> list[str]:

@@ -72,9 +72,6 @@ class Option(NamedTuple):
 FIELDS = {"timeout": "timeout_s", "grace": "grace_s"}
 """Options whose field in `Request` has another name."""
 
-RENAMED = {"nodes": "numa-nodes", "memory": "mem-policy", "reserve": "reserve-cores"}
-"""Former names of options. They are refused, and the error names the new one."""
-
 _L, _M, _E, _S, _O, _P = Group
 _PRECISION = one_of(Optimize, metavar="DTYPE")
 _POLICY = one_of(MemoryPolicy, metavar="POLICY")

@@ -86,7 +86,7 @@ def refusal(target: Path, bundle: Path, **options: Any) -> str:
     return text
 
 
-@pytest.mark.parametrize("ending", [".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz"])
+@pytest.mark.parametrize("ending", [".tar", ".tar.gz", ".tgz"])
 def test_round_trip(base: Path, target: Path, tmp_path: Path, ending: str):
     path = pack(base, tmp_path / f"caches{ending}")
     result = add(target, path)
@@ -108,9 +108,9 @@ def test_round_trip(base: Path, target: Path, tmp_path: Path, ending: str):
 def test_endings_say_how_a_bundle_is_compressed(base: Path, tmp_path: Path):
     starts = {
         ending: pack(base, tmp_path / f"x{ending}").read_bytes()[:3]
-        for ending in (".tar", ".tgz", ".xz", "")
+        for ending in (".tar", ".tgz", "")
     }
-    assert starts == {".tar": b"man", ".tgz": b"\x1f\x8b\x08", ".xz": b"\xfd7z", "": b"man"}
+    assert starts == {".tar": b"man", ".tgz": b"\x1f\x8b\x08", "": b"man"}
 
 
 def test_other_programs_can_list_a_bundle(bundle: Path):
@@ -471,7 +471,7 @@ def test_names_of_names(bundle: Path, target: Path):
     assert "is no bundle of xlaunch, or is damaged" in refusal(target, bundle)
 
 
-@pytest.mark.parametrize("ending", [".tar", ".tgz", ".txz"])
+@pytest.mark.parametrize("ending", [".tar", ".tgz"])
 def test_bundle_that_ends_early(base: Path, target: Path, tmp_path: Path, ending: str):
     path = pack(base, tmp_path / f"x{ending}")
     data = path.read_bytes()
@@ -484,7 +484,7 @@ def test_bundle_that_ends_early(base: Path, target: Path, tmp_path: Path, ending
         refusal(target, path)
 
 
-@pytest.mark.parametrize("ending", [".tar", ".tgz", ".txz"])
+@pytest.mark.parametrize("ending", [".tar", ".tgz"])
 def test_bundle_with_a_wrong_byte(base: Path, target: Path, tmp_path: Path, ending: str):
     path = pack(base, tmp_path / f"x{ending}")
     data = path.read_bytes()
@@ -865,7 +865,7 @@ def test_inductor_compiles_nothing_after_import(tmp_path: Path, target: Path):
     first, libraries = run(directory.path)
     assert int(first[2]) > 0
     assert verify(str(base)) == []
-    add(target, pack(base, tmp_path / "x.tar.xz", "inductor"))
+    add(target, pack(base, tmp_path / "x.tar.gz", "inductor"))
     shutil.rmtree(base)
     second, same = run(place(target, "inductor").path)
     assert (second[0], second[1:]) == (first[0], ["1", "0"])
@@ -891,7 +891,7 @@ def test_numba_compiles_nothing_after_import(tmp_path: Path, target: Path):
         return subprocess.check_output(command, env=environment, text=True).split()
 
     assert run(directory.path) == ["2", "2.5", "0", "2"]
-    add(target, pack(tmp_path / "here", tmp_path / "x.tar.xz", "numba"))
+    add(target, pack(tmp_path / "here", tmp_path / "x.tar.gz", "numba"))
     shutil.rmtree(tmp_path / "here")
     assert run(place(target, "numba").path) == ["2", "2.5", "2", "0"]
     assert verify(str(target)) == []

@@ -156,21 +156,6 @@ def test_unknown_option_gets_the_nearest_name(refused, wrong: str, right: str):
         assert right in line.partition("did you mean")[2]
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [("nodes", "numa-nodes"), ("memory", "mem-policy"), ("reserve", "reserve-cores")],
-)
-def test_former_name_of_an_option_is_refused_with_the_new_one(
-    refused, monkeypatch: pytest.MonkeyPatch, old: str, new: str
-):
-    for words in ((f"--{old}", "0", "true"), (f"--{old}=0", "true"), ("plan", f"--{old}", "0")):
-        assert refused(words).startswith(f"--{old} is now --{new}")
-    former = f"XLAUNCH_OPT_{old.upper()}"
-    monkeypatch.setenv(former, "0")
-    current = f"XLAUNCH_OPT_{new.upper().replace('-', '_')}"
-    assert refused(("true",)) == f"{former} is now {current}"
-
-
 def test_unknown_option_of_a_launch_alone(refused):
     assert "--dry-run" in refused(("--dryrun", "true"))
 

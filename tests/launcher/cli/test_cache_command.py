@@ -75,7 +75,7 @@ def listed(*options: str) -> dict[str, dict[str, object]]:
 
 def test_without_a_command_it_shows_them():
     out = ask("cache").out.decode()
-    for name in ("ls", "du", "prune", "verify", "clear", "warm", "export", "import", "diff"):
+    for name in ("ls", "du", "prune", "verify", "clear", "warm", "export", "import"):
         assert f"\n  {name} " in out
     assert "No such command 'frobnicate'" in ask("cache", "frobnicate").refused()
 
@@ -193,7 +193,6 @@ def test_clear_and_prune(base, words: tuple[str, ...]):
         (("prune", "--older-than", "soon"), "'soon' is not a time"),
         (("prune",), "XLAUNCH_CACHE_MAX_SIZE: '3 parsecs' is not a size"),
         (("clear", "frobnicate"), "the caches are inductor, optimized, triton"),
-        (("diff", "a.json", "b.json"), "'a.json' cannot be read"),
         (("ls", "--cache-dir", "/etc/passwd"), "/etc/passwd is not a directory"),
         (("warm",), "PROGRAM"),
         (("warm", "--no-cache", "true"), "no option --no-cache"),
@@ -257,22 +256,6 @@ def test_an_import_keeps_to_the_size_of_the_variable(base, compiler, tmp_path):
     assert listed(*there)["inductor"]["files"] == 1
     small = clean_environment(XLAUNCH_CACHE_MAX_SIZE="1")
     assert "are kept within 1;" in ask("cache", "import", bundle, *there, env=small).refused()
-
-
-def test_fingerprints_of_two_machines_are_compared(tmp_path):
-    here = json.loads(ask("cache", "fingerprint", "--json").out)
-    there = json.loads(json.dumps(here))
-    there["caches"]["inductor"]["parts"]["python"] = "3.99"
-    files = [tmp_path / "here.json", tmp_path / "there.json"]
-    for file, value in zip(files, (here, there), strict=True):
-        file.write_text(json.dumps(value))
-    done = ask("cache", "diff", *files)
-    assert done.code == 1
-    version = here["caches"]["inductor"]["parts"]["python"]
-    assert done.out.decode() == f"inductor: python: {version}; 3.99\n"
-    assert ask("cache", "diff", files[0], files[0]).code == 0
-    files[1].write_text("{}")
-    assert "is no fingerprint" in ask("cache", "diff", *files).refused()
 
 
 def test_the_report_of_a_run_has_its_caches(base, compiler, tmp_path):

@@ -321,7 +321,7 @@ def test_libraries_with_a_copy_of_their_own_share_the_runtime(profile: str, runt
     two_cpus(needs)
     path = runtime(profile)
     env = clean_environment(OPENBLAS_NUM_THREADS="1")
-    done = xlaunch("--omp", profile, "-q", PROGRAM, "sklearn first", env=env)
+    done = xlaunch("--cpus", "0-1", "--omp", profile, "-q", PROGRAM, "sklearn first", env=env)
     assert done.code == 0, done.err
     told = json.loads(done.out)
     # With two runtimes there would be two teams.

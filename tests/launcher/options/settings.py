@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -107,9 +106,3 @@ ALL_VALUES = st.fixed_dictionaries(
     {}, optional={option.key: values_of(option) for option in IN_FILES}
 )
 """What a command line can set, by option."""
-
-
-def uncommented(text: str) -> dict[str, Any]:
-    """The TOML of lines that begin with ``#`` and no space."""
-    lines = [line[1:] for line in text.splitlines() if line.startswith("#") and line[1:2].strip()]
-    return tomllib.loads("\n".join(lines))

@@ -163,16 +163,6 @@ def test_variables() -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new"),
-    [("NODES", "NUMA_NODES"), ("MEMORY", "MEM_POLICY"), ("RESERVE", "RESERVE_CORES")],
-)
-def test_former_name_in_a_variable_is_refused(old: str, new: str) -> None:
-    with pytest.raises(UsageError, match=f"^XLAUNCH_OPT_{old} is now XLAUNCH_OPT_{new}$"):
-        variables_layer({f"XLAUNCH_OPT_{old}": "0"})
-    assert variables_layer({f"XLAUNCH_OPT_{old}": ""}).values == {}
-
-
-@pytest.mark.parametrize(
     ("name", "advice"),
     [
         ("NCORE", "did you mean XLAUNCH_OPT_NCORES?"),

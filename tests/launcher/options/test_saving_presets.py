@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is saved is what is read again: every option, any value; and `xlaunch init`."""
+"""What is saved is what is read again: every option, any value."""
 
 from __future__ import annotations
 
@@ -15,18 +15,15 @@ from tests.launcher.options.settings import (
     Home,
     home,
     typed,
-    uncommented,
     values_of,
 )
-from tests.tiers import quick_first
 
 from xlaunch.cli import run
 from xlaunch.options.kinds import FLAG
-from xlaunch.options.layers import field_of, request_from
+from xlaunch.options.layers import request_from
 from xlaunch.options.presets import preset_text
 from xlaunch.options.table import IN_FILES, Option
 from xlaunch.planning.contradictions import find_contradiction
-from xlaunch.planning.request import Request
 
 __all__ = ["home"]
 
@@ -156,75 +153,3 @@ def test_what_cannot_be_kept_is_not_saved(home: Home):
     message = ask(*words, "--save-preset", "a.toml", cwd=home.here).refused()
     assert message == "--mode contradicts --instances: a mode fixes the layout; drop one"
     assert list(home.here.iterdir()) == []
-
-
-# xlaunch init
-
-
-@pytest.mark.parametrize("machine", quick_first(MACHINES, 2))
-def test_written_preset_loads_and_plans_as_it_is(home: Home, machine: str | None):
-    options = ("--synthetic", machine) if machine else ()
-    done = ask("init", *options, cwd=home.here)
-    assert (done.code, done.out) == (0, b"")
-    assert done.err.endswith("xlaunch --preset xlaunch PROGRAM\n")
-    text = (home.here / "xlaunch.toml").read_text()
-    assert tomllib.loads(text) == {}
-    assert all(len(line) <= 100 for line in text.splitlines())
-    planned = ask("plan", "--preset", "xlaunch", *options, cwd=home.here)
-    assert planned == ask("plan", *options, cwd=home.here)
-
-
-def test_every_option_is_in_the_written_preset_and_valid(home: Home):
-    assert run(["init", "--synthetic", "core:4"]) == 0
-    text = (home.here / "xlaunch.toml").read_text()
-    every = uncommented(text[text.index("# Every option") :])
-    assert list(every) == sorted(every, key=lambda name: name == "env")
-    assert set(every) == {option.name for option in IN_FILES}
-    for option in IN_FILES:
-        (home.here / "one.toml").write_text(f"{option.name} = {_inline(every[option.name])}")
-        found = typed("--preset", "one", "program").values[option.key]
-        field = field_of(option)
-        default = False if field is None else getattr(Request(), field)
-        if default not in (None, ()):
-            assert found == default, option.name
-        assert f"# {option.help}" in text
-
-
-@pytest.mark.parametrize("machine", quick_first(machine for machine in MACHINES if machine))
-def test_every_layout_in_the_written_preset_is_what_it_says(home: Home, machine: str):
-    assert run(["init", "--synthetic", machine]) == 0
-    text = (home.here / "xlaunch.toml").read_text()
-    layouts = text[text.index("# Layouts") : text.index("# Every option")].split("\n\n")[1:-1]
-    assert layouts
-    for layout in layouts:
-        (home.here / "one.toml").write_text("\n".join(
-            line[1:] for line in layout.splitlines() if not line.startswith("# ")
-        ))  # fmt: skip
-        done = ask("plan", "--preset", "one", "--synthetic", machine, cwd=home.here)
-        assert done.out.split()[0] == layout.split()[1].encode()
-
-
-def test_written_preset_is_not_replaced_unless_forced(home: Home):
-    (home.here / "xlaunch.toml").write_text("mine")
-    message = ask("init", cwd=home.here).refused()
-    assert message == ("'xlaunch.toml' exists; --force replaces it, or name another file")
-    assert (home.here / "xlaunch.toml").read_text() == "mine"
-    assert ask("init", "--force", cwd=home.here).code == 0
-    assert "ends in .toml" in ask("init", "train.py", "--force", cwd=home.here).refused()
-    done = ask("init", "sub.toml", "--synthetic", "core:2", cwd=home.here)
-    assert done.err.endswith("xlaunch --preset sub PROGRAM\n")
-    assert "gone" in ask("init", "gone/a.toml", cwd=home.here).refused()
-
-
-def test_written_preset_tells_of_the_machine(home: Home):
-    assert run(["init", "--synthetic", "package:2 node:2 l3:4 core:4 pu:2"]) == 0
-    text = (home.here / "xlaunch.toml").read_text()
-    assert "2 packages, 4 NUMA nodes, 16 L3 caches, 64 cores, 128 CPUs" in text
-    assert "4 instances x 16 cores" in text
-    assert '#mode = "throughput"' in text
-
-
-def _inline(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f'{name} = "{text}"' for name, text in value.items()) + " }"
-    return str(value).lower() if isinstance(value, bool) else repr(value)

@@ -13,7 +13,7 @@ from xlaunch.cli.options import CONTEXT, Command, ParamType, Parsed, click_optio
 from xlaunch.errors import UsageError
 from xlaunch.options.kinds import POSITIVE_DURATION, WHOLE_NUMBER
 from xlaunch.options.layers import request_from
-from xlaunch.options.table import RENAMED, Group
+from xlaunch.options.table import Group
 from xlaunch.planning.request import Request
 
 DEFAULT_BUDGET = "40 launches"
@@ -259,25 +259,12 @@ def with_search_options(command: Command) -> Command:
 
 
 def parse_search(arguments: Sequence[str]) -> Asked:
-    """The request in the arguments of `xtune` that a study keeps. Raises as click does.
-
-    A study may be older than the present names of options.
-    """
+    """The request in the arguments of `xtune` that a study keeps. Raises as click does."""
 
     @click.command()
     @with_search_options
     def ignore(**_: Any) -> None: ...
 
-    words = list(arguments)
-    while True:
-        context = click.Context(ignore, **CONTEXT)  # type: ignore[arg-type]
-        try:
-            ignore.parse_args(context, list(words))
-            return asked_from(context.params)
-        except click.NoSuchOption as error:
-            former = error.option_name
-            new = RENAMED.get(former.removeprefix("--"))
-            if new is None:
-                raise
-        at = next(n for n, word in enumerate(words) if word.partition("=")[0] == former)
-        words[at] = f"--{new}{words[at].removeprefix(former)}"
+    context = click.Context(ignore, **CONTEXT)  # type: ignore[arg-type]
+    ignore.parse_args(context, list(arguments))
+    return asked_from(context.params)
