@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -75,3 +77,31 @@ def test_long_run_keeps_its_means_in_few_samples():
         0.25 * (2 * MAX_SAMPLES - 1)
     )
     assert report.samples[-1].at_s == pytest.approx(0.25 * (2 * MAX_SAMPLES - 1))
+
+
+def on_terminal(*words: str) -> bytes:
+    """What a launch writes to a terminal that is its standard error."""
+    master, slave = os.openpty()
+    code = "import sys, time; time.sleep(0.8); print('printed', file=sys.stderr)"
+    with open(master, "rb", buffering=0) as terminal:
+        xlaunch(*words, "--ncores", "1", sys.executable, "-c", code, stderr=slave)
+        os.close(slave)
+        data = b""
+        with contextlib.suppress(OSError):  # the end of a terminal
+            while more := terminal.read(1 << 16):
+                data += more
+    return data
+
+
+def test_live_line_is_erased_before_other_output():
+    data = on_terminal("--verify-device")
+    assert b"of 1 CPUs" in data
+    before, _, after = data.partition(b"printed\r\n")
+    assert before.endswith(b"\r\x1b[K")
+    # What is shown at the end is no live line.
+    assert b"of 1 CPUs" not in after.rpartition(b"\x1b[K")[2].partition(b"device:")[0]
+
+
+@pytest.mark.parametrize("words", [("--verify-device", "-q"), ("--supervise",)])
+def test_live_line_is_for_those_who_want_it(words: tuple[str, ...]):
+    assert b"\x1b[K" not in on_terminal(*words)
