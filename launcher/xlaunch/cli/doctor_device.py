@@ -82,17 +82,35 @@ def _run(request: Request, machine: Machine) -> Report:
     problem = NvidiaCounters({}).problem
     if problem is not None:
         say(f"warning: {problem}", NAME)
-    # A Ctrl-C is for the program; what it did until then is reported.
-    before = signal.signal(signal.SIGINT, lambda *_: None)
-    try:
+    with _as_one_job():
         report = launch(plan(request, machine), live_line=True)
-    finally:
-        signal.signal(signal.SIGINT, before)
     for warning in report.warnings:
         say(f"warning: {warning}", NAME)
     if report.exit_code:
         say(report.reason, NAME)
     return report
+
+
+@contextlib.contextmanager
+def _as_one_job() -> Iterator[None]:
+    """Leave Ctrl-C and Ctrl-Z to the launch, which is a child of this process.
+
+    What a program did until Ctrl-C is reported. When Ctrl-Z has stopped the launch, this process stops
+    as well, so that the shell sees a stopped job; its `fg` continues both.
+    """
+
+    def stop_along(*_: object) -> None:
+        with contextlib.suppress(ChildProcessError):
+            if os.waitid(os.P_ALL, 0, os.WSTOPPED | os.WNOHANG) is not None:
+                os.kill(os.getpid(), signal.SIGSTOP)
+
+    handlers = {signal.SIGINT: lambda *_: None, signal.SIGCHLD: stop_along}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _compare(request: Request, machine: Machine, text: str, *, as_json: bool) -> int:

@@ -59,6 +59,11 @@ class DeviceWatch:
         cost_s = time.thread_time() - spent
         self.due = now + max(INTERVAL_S, cost_s / SHARE_OF_ONE_CPU)
 
+    def skip(self, now: float) -> None:
+        """Leave out the time since the last sample."""
+        self._last = now
+        self.due = now + INTERVAL_S
+
     def _cpu_s(self, own: Iterable[int]) -> float:
         """CPU time of the processes, and of children that they waited for, since the last call."""
         before, self._ticks = self._ticks, {}

@@ -305,9 +305,7 @@ class Supervisor:
         if self._occupancy is not None and now >= self._occupancy.due:
             self._look_for_others(self._occupancy)
         if self._running and self._devices is not None and now >= self._devices.due:
-            self._devices.look(now, descendants(os.getpid()))
-            if self._live_line:
-                self._relay.show_live(f"xlaunch: {self._devices.live_line()}")
+            self._look_at_devices(self._devices, now)
         if self._leftovers.waiting:
             self._end_leftovers()
         if self._running and self._measuring is not None:
@@ -324,6 +322,15 @@ class Supervisor:
         own = {cpu: supervisor + sum(run.ticks_on(cpu) for run in runs) for cpu in occupancy.cpus}
         pids = {self._keeper, os.getpid(), *descendants(os.getpid())}
         self.warn(occupancy.look(time.monotonic(), own, pids, at_end=at_end))
+
+    def _look_at_devices(self, devices: DeviceWatch, now: float) -> None:
+        """Sample the devices. While the run is suspended nothing counts, and the shell has the terminal."""
+        if self._state is State.STOPPED:
+            devices.skip(now)
+            return
+        devices.look(now, descendants(os.getpid()))
+        if self._live_line:
+            self._relay.show_live(f"xlaunch: {devices.live_line()}")
 
     def _measure(self, chunks: Sequence[Chunk]) -> None:
         for chunk in chunks:
