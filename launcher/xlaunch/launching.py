@@ -217,5 +217,6 @@ def _require_linux(what: str) -> None:
 
 def _has_terminal(plan: Plan) -> bool:
     """Whether the plan's only instance writes to the real terminal itself, untouched by us."""
-    alone = len(plan.instances) == 1 and not plan.tagged and not plan.request.metric
+    reads_along = plan.request.metric or plan.request.verify_device
+    alone = len(plan.instances) == 1 and not plan.tagged and not reads_along
     return alone and os.isatty(1) and os.isatty(2)

@@ -163,9 +163,9 @@ def run_all(
     for place in range(ROUNDS):
         for device in devices[:: -1 if place % 2 else 1]:
             report = run(device, place)
+            reports[device].append(report)
             if report.exit_code:
                 return reports, report
-            reports[device].append(report)
         if sum([runs[0].wall_s for runs in reports.values()]) > MAX_ROUND_S:
             break
     return reports, None

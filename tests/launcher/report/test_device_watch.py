@@ -105,3 +105,12 @@ def test_live_line_is_erased_before_other_output():
 @pytest.mark.parametrize("words", [("--verify-device", "-q"), ("--supervise",)])
 def test_live_line_is_for_those_who_want_it(words: tuple[str, ...]):
     assert b"\x1b[K" not in on_terminal(*words)
+
+
+def test_program_on_a_pseudo_terminal_still_has_one():
+    master, slave = os.openpty()
+    words = ("--pty", "--verify-device", "-q", "--ncores", "1", "sh", "-c", "test -t 1 && exit 7")
+    with open(master, "rb", buffering=0):
+        done = xlaunch(*words, stdout=slave, stderr=slave)
+        os.close(slave)
+    assert done.code == 7
