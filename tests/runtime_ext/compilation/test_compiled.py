@@ -30,13 +30,13 @@ from tests.runtime_ext.tiny_models import (
 from torch import nn
 
 from xruntime.compilation.call_shapes import CallShape
-from xruntime.compilation.for_streams import CompiledForStreams, compile_for_streams
 from xruntime.compilation.kinds import Kind, kind_of
 from xruntime.errors import (
     CompilationError,
     StreamCountError,
     ThreadCountError,
 )
+from xruntime.streams.compiling import CompiledForStreams, compile_for_streams
 from xruntime.streams.module import MultiStreamModule
 from xruntime.threads.cpu_pool import CPUPool
 

@@ -12,8 +12,8 @@ from tests.runtime_ext.stream_threads import call_in_thread
 from tests.runtime_ext.tiny_models import Chance, Holding
 from torch import nn
 
-from xruntime.compilation.for_streams import compile_for_streams
 from xruntime.errors import CompilationError, GILWarning, SampleError, ThreadCountError
+from xruntime.streams.compiling import compile_for_streams
 
 pytestmark = [
     pytest.mark.long,
