@@ -85,25 +85,19 @@ class ModelCall:
 
 
 class Libraries:
-    """The libraries of one model. `note` is told in one line what is not kept, or removed, and why."""
+    """The libraries of one model. `note` is told in one line what is removed, and why."""
 
     def __init__(self, model: nn.Module, note: Callable[[str], None]) -> None:
         self._model = model
         self._note = note
-        self._kept_away: str | None = None
 
     def store(self) -> Store:
-        """Return the store that has room for this model; say once if nothing is kept."""
+        """Return the store that has room for this model."""
         store = open_store()
-        reason = store.temporary
-        if reason is None:
+        if store.temporary is None:
             free = shutil.disk_usage(store.path).free
             if free < 2 * weight_bytes(self._model) + ROOM_BYTES:
-                reason = f"{store.path} has only {free >> 20} MiB left"
-                store = open_store(temporary=reason)
-        if reason is not None and self._kept_away != reason:
-            self._kept_away = reason
-            self._note(f"compiled code is not kept: {reason}")
+                return open_store(temporary=f"{store.path} has only {free >> 20} MiB left")
         return store
 
     def find(self, prefix: str, runners: int) -> Iterator[tuple[str, Code]]:

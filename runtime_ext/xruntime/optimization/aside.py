@@ -40,7 +40,7 @@ from xruntime.kept.libraries import (
     settings,
 )
 from xruntime.kept.making import CAN_FORK, NotCompiledError, Order, niceness
-from xruntime.kept.store import Code, open_store
+from xruntime.kept.store import Code, Store, open_store
 from xruntime.optimization.outputs import comparable
 from xruntime.optimization.runner import Runner
 
@@ -101,6 +101,7 @@ class CompiledAside:
         self.began = time.perf_counter()
         self._lanes: dict[CallKey, _Lane] = {}
         self.libraries = Libraries(model, self.note)
+        self._kept_away: str | None = None
         self._full = False
         _all.add(self)
 
@@ -178,6 +179,14 @@ class CompiledAside:
         """The model's, with what decides how it is compiled."""
         modes = f"{self.runner.modes}"
         return fingerprint(self.model, self.runner.kind.forward, FORMAT, modes, settings())
+
+    def store(self) -> Store:
+        """Return the store that has room for this model; say once if nothing is kept."""
+        store = self.libraries.store()
+        if store.temporary is not None and self._kept_away != store.temporary:
+            self._kept_away = store.temporary
+            self.note(f"compiled code is not kept: {store.temporary}")
+        return store
 
 
 _all: weakref.WeakSet[CompiledAside] = weakref.WeakSet()
@@ -358,7 +367,7 @@ class _Lane:
 
     def _found_or_made(self, order: Order) -> _Served:
         aside, runners = self.aside, _runners(order.threads)
-        store = aside.libraries.store()
+        store = aside.store()
         name, code, kept = aside.libraries.find_or_make(
             store, self.prefix, order, runners=runners, nice=aside.niceness
         )

@@ -22,7 +22,6 @@ from typing import Any, Final, NamedTuple, NoReturn, Self
 import torch
 
 from xruntime.compilation.accuracy import Difference
-from xruntime.compilation.compiled_code import CompiledCode
 from xruntime.compilation.inductor import first_line
 from xruntime.compilation.kinds import Kind
 from xruntime.compilation.samples import (
@@ -33,6 +32,7 @@ from xruntime.compilation.samples import (
     wrong_thread_error,
 )
 from xruntime.errors import CompilationError, GILWarning
+from xruntime.kept.kept_code import KeptCode
 from xruntime.threads.modes import Autocast, current_autocast
 from xruntime.threads.team import resize_team, team_of
 
@@ -75,7 +75,7 @@ class CompiledForStreams(torch.nn.Module):
 
     stream_kind: Final = Kind.COMPILED_FOR_STREAMS
 
-    def __init__(self, code: CompiledCode, call: Sample, *, threads: int, dynamic: bool) -> None:
+    def __init__(self, code: KeptCode, call: Sample, *, threads: int, dynamic: bool) -> None:
         super().__init__()
         self.model = code.model
         self.threads = threads
@@ -140,7 +140,8 @@ class CompiledForStreams(torch.nn.Module):
         return "\n".join(
             (
                 f"{code.name}, compiled for streams of {_threads(self.threads)} ({', '.join(notes)})",
-                f"  compiled {_cut(graphs)} in {compile_s:.1f} s; a call takes {call_s * 1e3:.2f} ms",
+                f"  {_cut(graphs)}, ready after {compile_s:.1f} s; a call takes {call_s * 1e3:.2f} ms",
+                *(f"  {note}" for note in code.notes),
                 f"  compared with the eager module: {different}",
                 f"  graphs compiled so far, for all shapes: {code.graphs}",
             )
@@ -251,10 +252,11 @@ def compile_for_streams(
     GILWarning if torch cut the module into several graphs.
     """
     call = sample_call(sample)
-    code = CompiledCode(
+    code = KeptCode(
         model,
         threads=check_threads(threads),
         freezing=freezing,
+        dynamic=dynamic,
         options=options,
         autocast=_chosen_autocast(dtype),
         tolerance=tolerance,
