@@ -230,11 +230,10 @@ def test_other_reasons_to_compile_are_errors(images: Made, nothing_compiled: Non
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        with pytest.raises(CompilationError, match="would have to be compiled again") as caught:
+        with pytest.raises(CompilationError, match="would have to be compiled again"):
             call_in_thread(lambda: images.compiled(images.sample), team=1)
     finally:
         torch.set_default_dtype(before)
-    assert caught.value.__cause__ is not None
     call_in_thread(lambda: images.compiled(images.sample), team=1)
 
 
