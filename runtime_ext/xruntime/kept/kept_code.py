@@ -31,6 +31,7 @@ from xruntime.kept.libraries import (
     making,
     own_memory_problem,
     settings,
+    tensors_of,
 )
 from xruntime.kept.making import CAN_FORK, NotCompiledError, Order
 from xruntime.kept.store import Code, open_store
@@ -204,7 +205,7 @@ class KeptCode(CompiledCode):
         return lane
 
     def _expected(self, call: FlatCall) -> tuple[str | None, Any]:
-        """Return the eager module's outputs, after what a call changes, which a library would not."""
+        """Return why no library can do what a call of the eager module does, or None; and its outputs."""
         with torch.inference_mode(False):
             copies = [tensor.detach().clone() for tensor in call.tensors]
         args, kwargs = Nest(call.leaves, call.form.nest).rebuilt(copies)
@@ -214,7 +215,12 @@ class KeptCode(CompiledCode):
         if versions != [it._version for it in copies]:  # noqa: SLF001
             return "a call changes its arguments", expected
         change = state.change()
-        return (None if change is None else f"in a call {change}"), expected
+        if change is not None:
+            return f"in a call {change}", expected
+        own = {it.data_ptr() for it in (*self.model.parameters(), *self.model.buffers())}
+        if any(it.data_ptr() in own for it in tensors_of(expected) if it.numel()):
+            return "it returns a tensor of its own", expected
+        return Nest.like(expected).refusal, expected
 
     def _made(self, lane: _Lane, call: FlatCall) -> _Library:
         """Have a library found or made, for the sizes of this call and of those before. Raises NotCompiledError."""
@@ -261,17 +267,17 @@ class KeptCode(CompiledCode):
         return _Library(code, name, kept=kept)
 
     def _take_over(self, library: _Library, call: FlatCall, expected: Any) -> None:
-        """Compare a library with the module. Raises CompilationError, NotCompiledError, PackageError."""
+        """Compare a library with the module. Raises CompilationError, PackageError."""
         outputs = Nest.like(expected)
         tensors = _run(library.code, call.tensors)
-        problem = outputs.refusal
-        if problem is None and len(tensors) != outputs.tensors:
-            problem = f"the code returns {len(tensors)} tensors, and the module {outputs.tensors}"
-        if problem is None:
-            self.compare_outputs(expected, outputs.rebuilt(tensors))
-            problem = own_memory_problem(tensors, _run(library.code, call.tensors))
+        if len(tensors) != outputs.tensors:
+            raise CompilationError(
+                f"the code returns {len(tensors)} tensors, and the module {outputs.tensors}"
+            )
+        self.compare_outputs(expected, outputs.rebuilt(tensors))
+        problem = own_memory_problem(tensors, _run(library.code, call.tensors))
         if problem is not None:
-            raise NotCompiledError(problem, final=False)
+            raise CompilationError(problem)
         library.outputs = outputs
         self.graphs += 1
         origin = "found" if library.kept else "compiled"

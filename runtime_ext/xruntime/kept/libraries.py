@@ -80,8 +80,7 @@ class ModelCall:
         )
         with precision:
             outputs = self._forward(self.model, *args, **kwargs)
-        found = pytree.tree_flatten(outputs)[0]
-        return tuple([leaf for leaf in found if isinstance(leaf, torch.Tensor)])
+        return tuple(tensors_of(outputs))
 
 
 class Libraries:
@@ -146,6 +145,12 @@ class Libraries:
             self._note(f"kept code is removed: {reason}")
             store.remove(name)
             return None
+
+
+def tensors_of(outputs: Any) -> list[torch.Tensor]:
+    """Return the tensors of a nest, in the order in which `Nest` takes them."""
+    found = pytree.tree_flatten(outputs)[0]
+    return [leaf for leaf in found if isinstance(leaf, torch.Tensor)]
 
 
 def settings() -> str:

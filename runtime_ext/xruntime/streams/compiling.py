@@ -7,7 +7,8 @@
 torch.compile by itself makes code that holds the GIL while it computes, that is compiled again in
 every thread with another number of threads or another grad mode, and that must not be compiled in
 two threads at once (pytorch issues 118260, 136833, 168042). `compile_for_streams` compiles in one
-thread at a time, for one number of threads, and refuses any other.
+thread at a time, for one number of threads, and refuses any other. The code is kept for the next process,
+see `xruntime.kept.kept_code`.
 """
 
 from __future__ import annotations
@@ -243,9 +244,10 @@ def compile_for_streams(
         output. None: what the precision in use explains, see `xruntime.compilation.accuracy`.
         Infinity: any.
 
-    Compiling takes place in the calling thread, whose thread counts are `threads` meanwhile; the
-    process's do not change. It calls the module once and the compiled form several times, once from
-    another thread. It needs a C++ compiler. Large models take a minute or more; the logger `xruntime`
+    The calling thread waits, and its thread counts are `threads` meanwhile; the process's do not change.
+    A child process compiles, which needs a C++ compiler and a minute or more for large models. Later processes
+    load what is kept. Where nothing can be kept, this process compiles; `describe()` says why. The module is
+    called twice or more, and the compiled form several times, once from another thread. The logger `xruntime`
     reports progress at level INFO.
 
     Raises CompilationError, SampleError, ThreadCountError, KernelsUnavailableError. Warns with

@@ -70,7 +70,7 @@ def test_code_is_kept_for_equal_weights_only(store: Path) -> None:
     again = compile_for_streams(copy.deepcopy(model), sample, threads=1)
     assert notes(again).startswith("found graph 1, a library for 2x4, compiled in ")
     agrees(again, model, sample)
-    # The other number of threads is written into the code.
+    # One bit of one weight makes another model.
     with torch.no_grad():
         model.weight.view(torch.int32)[0, 0] ^= 1
     found = kept_code.fingerprint(model, type(model).forward)
@@ -107,7 +107,6 @@ with MultiStreamModule(compiled, 2, CPUPool(sys.argv[1])) as streams:
         batch = torch.randn(items, 3, 24, 24)
         torch.testing.assert_close(streams(batch), eager(model, batch), rtol=1e-4, atol=1e-5)
 print(compiled.describe())
-assert "torch._inductor" not in sys.modules, "the compiler was imported"
 """
 
 
@@ -198,9 +197,9 @@ class Hooked(nn.Linear):
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        (Counting, "in a call a tensor of calls was changed"),
+        (Counting, "in a call a tensor of _buffers was changed"),
         (lambda: Overwriting(4, 3), "a call changes its arguments"),
-        (lambda: Giving(4, 3), "it returns a tensor that it keeps"),
+        (lambda: Giving(4, 3), "it returns a tensor of its own"),
         (Hooked, "the module itself has hooks"),
     ],
 )
