@@ -27,6 +27,7 @@ from xruntime.kept.libraries import (
     MAX_CODES,
     CallKey,
     Libraries,
+    Library,
     ModelCall,
     making,
     own_memory_problem,
@@ -117,7 +118,7 @@ class KeptCode(CompiledCode):
         known = call is not None and self._found.chosen.get((call.form, call.sizes)) is not None
         return known or super().has_code(args, kwargs)
 
-    def _served(self, found: _Found, call: FlatCall) -> _Library | None:
+    def _served(self, found: _Found, call: FlatCall) -> Library | None:
         """Return what serves a call; None if torch compiles it in this process."""
         key = (call.form, call.sizes)
         try:
@@ -142,7 +143,7 @@ class KeptCode(CompiledCode):
                 f" see{self._advice}"
             )
 
-    def _chosen(self, found: _Found, call: FlatCall) -> _Library | None:
+    def _chosen(self, found: _Found, call: FlatCall) -> Library | None:
         if call.form not in found.lanes and len(found.lanes) < MAX_FORMS:
             found.lanes[call.form] = self._new_lane(found, call.form)
         lane = found.lanes.get(call.form)
@@ -201,7 +202,7 @@ class KeptCode(CompiledCode):
         for name, code in self._libraries.find(lane.prefix, self._runners):
             if (sizes := code.served.fixed) is not None:
                 lane.samples[code.served.pattern] = sizes
-            lane.add(_Library(code, name, kept=True))
+            lane.add(Library(code, name, kept=True))
         return lane
 
     def _expected(self, call: FlatCall) -> tuple[str | None, Any]:
@@ -222,7 +223,7 @@ class KeptCode(CompiledCode):
             return "it returns a tensor of its own", expected
         return Nest.like(expected).refusal, expected
 
-    def _made(self, lane: _Lane, call: FlatCall) -> _Library:
+    def _made(self, lane: _Lane, call: FlatCall) -> Library:
         """Have a library found or made, for the sizes of this call and of those before. Raises NotCompiledError."""
         pattern = lane.pattern_for(call.sizes, dynamic=self._dynamic)
         if pattern in lane.samples or len(lane.samples) == MAX_CODES:
@@ -230,7 +231,7 @@ class KeptCode(CompiledCode):
                 f"there are libraries for {len(lane.samples)} kinds of sizes already", final=False
             )
         lane.samples[pattern] = call.sizes
-        made: list[_Library | Exception] = []
+        made: list[Library | Exception] = []
 
         def make() -> None:
             try:
@@ -248,7 +249,7 @@ class KeptCode(CompiledCode):
         lane.add(made[0])
         return made[0]
 
-    def _library(self, lane: _Lane, call: FlatCall, pattern: Pattern) -> _Library:
+    def _library(self, lane: _Lane, call: FlatCall, pattern: Pattern) -> Library:
         store = self._libraries.store()
         if store.temporary is not None:
             raise NotCompiledError(store.temporary, final=False)
@@ -264,9 +265,9 @@ class KeptCode(CompiledCode):
         name, code, kept = self._libraries.find_or_make(
             store, lane.prefix, order, runners=self._runners, nice=0
         )
-        return _Library(code, name, kept=kept)
+        return Library(code, name, kept=kept)
 
-    def _take_over(self, library: _Library, call: FlatCall, expected: Any) -> None:
+    def _take_over(self, library: Library, call: FlatCall, expected: Any) -> None:
         """Compare a library with the module. Raises CompilationError, PackageError."""
         outputs = Nest.like(expected)
         tensors = _run(library.code, call.tensors)
@@ -293,36 +294,22 @@ class KeptCode(CompiledCode):
         _log.info("%s: %s", self.name, line)
 
 
-class _Library:
-    """A library, and the nest of its outputs once they were compared with the module's."""
-
-    def __init__(self, code: Code, name: str, *, kept: bool) -> None:
-        self.code = code
-        self.name = name
-        self.kept = kept
-        """By an earlier process."""
-        self.outputs: Nest | None = None
-
-
 class _Lane:
     """Libraries for calls of one form."""
 
     def __init__(self, key: CallKey, prefix: str) -> None:
         self.key = key
         self.prefix = prefix
-        self.libraries: list[_Library] = []
+        self.libraries: list[Library] = []
         self.samples: dict[Pattern, Sizes] = {}
         """The patterns that there are libraries for, and the sizes of their samples."""
         self.over = False
         """Whether nothing more is made."""
 
-    def add(self, library: _Library) -> None:
-        # Code for fixed sizes is faster than code for any.
-        self.libraries = sorted(
-            [*self.libraries, library], key=lambda it: len(it.code.served.ranges)
-        )
+    def add(self, library: Library) -> None:
+        self.libraries = sorted([*self.libraries, library], key=lambda it: it.varying)
 
-    def fitting(self, sizes: Sizes) -> _Library | None:
+    def fitting(self, sizes: Sizes) -> Library | None:
         return next((it for it in self.libraries if it.code.served.fits(sizes)), None)
 
     def pattern_for(self, sizes: Sizes, *, dynamic: bool) -> Pattern:
@@ -337,7 +324,7 @@ class _Found:
     """What was found and made for the model as it is at the first call."""
 
     def __init__(self) -> None:
-        self.chosen: dict[tuple[Form, Sizes], _Library | None] = {}
+        self.chosen: dict[tuple[Form, Sizes], Library | None] = {}
         self.lanes: dict[Form, _Lane | None] = {}
         self.firsts: dict[Form, Form] = {}
         """Forms without numbers, and the first form with numbers of each."""

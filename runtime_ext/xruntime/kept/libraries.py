@@ -83,6 +83,23 @@ class ModelCall:
         return tuple(tensors_of(outputs))
 
 
+class Library:
+    """Loaded code, the name of its entry, and the nest of its outputs once they were compared."""
+
+    def __init__(self, code: Code, name: str, *, kept: bool) -> None:
+        self.code = code
+        self.name = name
+        self.kept = kept
+        """By an earlier process."""
+
+        self.outputs: Nest | None = None
+
+    @property
+    def varying(self) -> int:
+        """The number of sizes that may vary. The fewer, the faster is the code."""
+        return len(self.code.served.ranges)
+
+
 class Libraries:
     """The libraries of one model. `note` is told in one line what is removed, and why."""
 

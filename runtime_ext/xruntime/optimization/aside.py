@@ -34,6 +34,7 @@ from xruntime.kept.libraries import (
     MAX_CODES,
     CallKey,
     Libraries,
+    Library,
     ModelCall,
     making,
     own_memory_problem,
@@ -201,15 +202,11 @@ if CAN_FORK:
     os.register_at_fork(after_in_child=_renew_locks)
 
 
-class _Served:
+class _Served(Library):
     """Code in use, and the sizes on which it was compared with the modules."""
 
     def __init__(self, code: Code, name: str, *, kept: bool) -> None:
-        self.code = code
-        self.name = name
-        self.kept = kept
-        """By an earlier process."""
-        self.outputs: Nest | None = None
+        super().__init__(code, name, kept=kept)
         self.compared: set[Sizes] = set()
 
 
@@ -385,8 +382,7 @@ class _Lane:
 
     def _offer(self, served: _Served) -> None:
         with self._changing:
-            # Code for fixed sizes is faster than code for any.
-            self.codes = sorted([*self.codes, served], key=lambda it: len(it.code.served.ranges))
+            self.codes = sorted([*self.codes, served], key=lambda it: it.varying)
             self._seen.clear()
             self._chosen.clear()
 
