@@ -24,11 +24,11 @@ from xruntime.errors import KernelsUnavailableError
 
 if TYPE_CHECKING:
     from xruntime import allocator, nn, optim, optimization, quantization
-    from xruntime.compilation.for_streams import CompiledForStreams, compile_for_streams
     from xruntime.optimization.front_end import optimize
     from xruntime.packages.compiling import compile_package
     from xruntime.packages.package import StreamPackage, load_package
     from xruntime.reporting import report
+    from xruntime.streams.compiling import CompiledForStreams, compile_for_streams
     from xruntime.streams.hints import MultiStreamModuleHint
     from xruntime.streams.module import MultiStreamModule
     from xruntime.threads.cpu_pool import (
@@ -83,8 +83,8 @@ _MODULES = {
     "openmp_team": "threads.openmp",
     "pin": "threads.pinning",
     "report": "reporting",
-    "CompiledForStreams": "compilation.for_streams",
-    "compile_for_streams": "compilation.for_streams",
+    "CompiledForStreams": "streams.compiling",
+    "compile_for_streams": "streams.compiling",
     "optimize": "optimization.front_end",
     "MultiStreamModuleHint": "streams.hints",
     "MultiStreamModule": "streams.module",

@@ -151,10 +151,14 @@ class CompiledCode:
 
     def recompile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the outputs; discard all code first if there is some for calls of this shape."""
-        entry, shape, key, plain_call = self._prepared(args, kwargs)
-        if key in entry.seen:
+        if self.has_code(args, kwargs):
             self.discard()
-        return self._call(self._entry, shape, key, *plain_call)
+        return self(args, kwargs)
+
+    def has_code(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether there is code for calls of this shape."""
+        entry, _, key, _ = self._prepared(args, kwargs)
+        return key in entry.seen
 
     def discard(self) -> None:
         """Discard all code: the next call of each shape compiles. Calls that run are not disturbed."""

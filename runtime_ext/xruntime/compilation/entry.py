@@ -12,6 +12,7 @@ that code object must not be shared, as a class's methods are by all its objects
 from __future__ import annotations
 
 import builtins
+import functools
 import itertools
 import threading
 from collections.abc import Callable
@@ -72,13 +73,19 @@ class Entry:
         code = call.__code__.replace(co_name=f"{self._name}_{next(_numbers)}")
         # torch stores what its code calls among the function's global variables.
         space = {"__builtins__": builtins, "__name__": __name__}
+        self._function = FunctionType(code, space, code.co_name, None, call.__closure__)
+
+    @functools.cached_property
+    def _call(self) -> Callable[..., Any]:
+        """The function for torch, whose compiler takes a second to import, at the first call."""
         # A torch without this filter evaluates all guards, which is only slower.
         leave_out = getattr(torch.compiler, "skip_guard_on_all_nn_modules_unsafe", None)
-        self._call = torch.compile(
-            FunctionType(code, space, code.co_name, None, call.__closure__),
+        compiled: Callable[..., Any] = torch.compile(
+            self._function,
             backend=self._compile,
             options=None if leave_out is None else {"guard_filter_fn": leave_out},
         )
+        return compiled
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the outputs. Raises CompilationError if torch fell back to the eager module."""

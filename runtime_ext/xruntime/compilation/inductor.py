@@ -84,15 +84,19 @@ def inductor_options(
             raise CompilationError(
                 f"options: {name} has to be {ours[name]}, not {asked[name]!r}; leave it out"
             )
-    import torch._inductor as inductor
-
-    unknown = sorted(set(asked) - set(inductor.list_options()))
+    unknown = sorted(asked.keys() - _known_options()) if asked else []
     if unknown:
         raise CompilationError(
             f"options: torch {torch.__version__} has no {', '.join(unknown)}; torch._inductor."
             "list_options() lists all"
         )
     return ours | asked
+
+
+def _known_options() -> set[str]:
+    import torch._inductor as inductor  # takes a second
+
+    return set(inductor.list_options())
 
 
 @functools.cache

@@ -183,6 +183,13 @@ class Served:
         return all(eval(condition, scope) for condition in self._conditions)  # noqa: S307
 
     @property
+    def fixed(self) -> Sizes | None:
+        """The sizes, if none may vary."""
+        if self.ranges:
+            return None
+        return tuple([tuple([int(size) for size in own]) for own in self.dims])
+
+    @property
     def pattern(self) -> Pattern:
         """The sizes without names."""
         dims = [

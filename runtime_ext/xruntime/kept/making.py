@@ -19,8 +19,9 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple, NoReturn
 
 import torch
@@ -66,14 +67,19 @@ class Order(NamedTuple):
 
     pattern: Pattern
     threads: int
+    options: Mapping[str, Any] = MappingProxyType({})
+    """More settings of Inductor."""
+
+    strict: bool = False
+    """Refuse a model in which Python would have to run between graphs, rather than leave it out."""
 
 
 WORK: Final = "work"
 """The directory of the compiler's own files, beside what is kept."""
 
 
-class NoExportError(CompilationError):
-    """torch.export says that it cannot export a model. It would say so again."""
+class NoLibraryError(CompilationError):
+    """There can be no library of a model: another attempt would end in the same way."""
 
 
 class NotCompiledError(Exception):
@@ -165,7 +171,7 @@ def _run_child(order: Order, directory: str, nice: int, writing: int, life: int)
         threading.Thread(target=_end_with_parent, args=(life,), daemon=True).start()
         compile_library(order, directory)
     except CompilationError as error:
-        reason, final = str(error), isinstance(error, NoExportError)
+        reason, final = str(error), isinstance(error, NoLibraryError)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the program goes on
         reason = first_line(error)
     finally:
@@ -234,7 +240,7 @@ def compile_library(order: Order, directory: str) -> None:
     os.mkdir(work)
     named: type[_Called] = type(order.name, (_Called,), {})  # errors have the model's name
     module = named(order.call)
-    options = inductor_options(None, threads=order.threads, freezing=True)
+    options = inductor_options(order.options, threads=order.threads, freezing=True)
     del options["cpp_wrapper"]  # such a library always has one
     machine = own_description(order.threads, torch.__version__)
     options |= {
@@ -256,12 +262,12 @@ def compile_library(order: Order, directory: str) -> None:
                 module,
                 tuple(order.tensors),
                 dynamic_shapes={"tensors": tuple(varying)} if any(varying) else None,
-                strict=False,
+                strict=order.strict,
             )
         except Exception as error:
             if type(error).__module__.startswith("torch."):
                 text = f"torch.export cannot export {order.name}: {first_line(error)}"
-                raise NoExportError(text) from error
+                raise NoLibraryError(text) from error
             raise
         graph: Any = exported.module(check_guards=False)
         written: Any = inductor.aot_compile(
@@ -269,7 +275,7 @@ def compile_library(order: Order, directory: str) -> None:
         )
     served = served_by(exported)
     if os.path.exists(os.path.join(work, f"{Path(LIBRARY).stem}.json")):
-        raise CompilationError(f"{order.name} uses operators that have no C interface")
+        raise NoLibraryError(f"{order.name} uses operators that have no C interface")
     sources = [path.read_text(errors="replace") for path in Path(work).glob("*.cpp")]
     specs = input_specs(sources, len(order.tensors))
     os.rename(written, os.path.join(directory, LIBRARY))

@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import logging
 import os
-import shutil
 import threading
 import time
 import weakref
@@ -25,19 +23,27 @@ from typing import Any, Final
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from xruntime.compilation.accuracy import difference
 from xruntime.compilation.inductor import first_line
 from xruntime.errors import CompilationError, PackageError, PackageInputError
-from xruntime.kept.calls import FlatCall, Form, Nest, Pattern, Sizes, flat_call
+from xruntime.kept.calls import FlatCall, Nest, Pattern, Sizes, flat_call
 from xruntime.kept.fingerprint import Fingerprint, fingerprint
-from xruntime.kept.making import CAN_FORK, NotCompiledError, Order, compile_in_child, niceness
-from xruntime.kept.store import Code, Refused, Store, open_store, write_refusal
+from xruntime.kept.libraries import (
+    FORMAT,
+    MAX_CODES,
+    CallKey,
+    Libraries,
+    Library,
+    ModelCall,
+    making,
+    own_memory_problem,
+    settings,
+)
+from xruntime.kept.making import CAN_FORK, NotCompiledError, Order, niceness
+from xruntime.kept.store import Code, Store, open_store
 from xruntime.optimization.outputs import comparable
 from xruntime.optimization.runner import Runner
-from xruntime.optimization.steps import weight_bytes
-from xruntime.threads.modes import Autocast
 
 START_AFTER_S: Final = 0.5
 """Compiling begins when calls without code have taken so long, so that a short run is left alone."""
@@ -46,8 +52,6 @@ MAX_LANES: Final = 64
 """A value that differs from call to call, such as a time step, would make a lane for each."""
 
 MIN_CALLS: Final = 2
-MAX_CODES: Final = 4
-"""So much code is compiled for one lane; after that, calls of further sizes go to the modules."""
 
 MAX_RUNNERS: Final = 16
 """Calls of one model that may run code at a time."""
@@ -62,14 +66,7 @@ largest in what a model computes for padding and nobody reads."""
 MAX_SIZES: Final = 4096
 """So many sizes are remembered."""
 
-ROOM_BYTES: Final = 64 << 20
-"""Must be free on a disk, beside twice the weights, for code to be kept there."""
-
 _log = logging.getLogger("xruntime")
-_making = threading.Lock()
-"""Held by the thread that makes code: one child process at a time."""
-
-LaneKey = tuple[Form, int, Autocast | None, torch.dtype]
 
 
 class CompiledAside:
@@ -103,7 +100,8 @@ class CompiledAside:
         """The lines so far."""
 
         self.began = time.perf_counter()
-        self._lanes: dict[LaneKey, _Lane] = {}
+        self._lanes: dict[CallKey, _Lane] = {}
+        self.libraries = Libraries(model, self.note)
         self._kept_away: str | None = None
         self._full = False
         _all.add(self)
@@ -114,7 +112,8 @@ class CompiledAside:
         if call is None:
             return self.plain(args, kwargs)
         modes = self.runner.modes
-        key = (call.form, torch.get_num_threads(), modes.autocast(), torch.get_default_dtype())
+        threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
+        key = CallKey(call.form, threads, modes.autocast(), dtype)
         lane = self._lanes.get(key)
         if lane is None:
             if len(self._lanes) == MAX_LANES:
@@ -180,38 +179,21 @@ class CompiledAside:
     def fingerprint(self) -> Fingerprint:
         """The model's, with what decides how it is compiled."""
         modes = f"{self.runner.modes}"
-        return fingerprint(self.model, self.runner.kind.forward, FORMAT, modes, _settings())
+        return fingerprint(self.model, self.runner.kind.forward, FORMAT, modes, settings())
 
     def store(self) -> Store:
         """Return the store that has room for this model; say once if nothing is kept."""
-        store = open_store()
-        reason = store.temporary
-        if reason is None:
-            free = shutil.disk_usage(store.path).free
-            if free < 2 * weight_bytes(self.model) + ROOM_BYTES:
-                reason = f"{store.path} has only {free >> 20} MiB left"
-                store = open_store(temporary=reason)
-        if reason is not None and self._kept_away != reason:
-            self._kept_away = reason
-            self.note(f"compiled code is not kept: {reason}")
+        store = self.libraries.store()
+        if store.temporary is not None and self._kept_away != store.temporary:
+            self._kept_away = store.temporary
+            self.note(f"compiled code is not kept: {store.temporary}")
         return store
-
-
-FORMAT: Final = "1"
-"""Of what is kept; entries of another one are not found."""
-
-
-def _settings() -> str:
-    """Torch's settings that decide what is computed."""
-    return f"{torch.get_float32_matmul_precision()} {torch.are_deterministic_algorithms_enabled()}"
 
 
 _all: weakref.WeakSet[CompiledAside] = weakref.WeakSet()
 
 
 def _renew_locks() -> None:
-    global _making  # noqa: PLW0603 - it may be held by a thread that is not here
-    _making = threading.Lock()
     for aside in _all:
         aside.renew_locks()
 
@@ -220,24 +202,20 @@ if CAN_FORK:
     os.register_at_fork(after_in_child=_renew_locks)
 
 
-class _Served:
+class _Served(Library):
     """Code in use, and the sizes on which it was compared with the modules."""
 
     def __init__(self, code: Code, name: str, *, kept: bool) -> None:
-        self.code = code
-        self.name = name
-        self.kept = kept
-        """By an earlier process."""
-        self.outputs: Nest | None = None
+        super().__init__(code, name, kept=kept)
         self.compared: set[Sizes] = set()
 
 
 class _Lane:
     """Calls of one form, made by threads with one number of threads, one autocast and default dtype."""
 
-    def __init__(self, aside: CompiledAside, key: LaneKey) -> None:
+    def __init__(self, aside: CompiledAside, key: CallKey) -> None:
         self.aside = aside
-        self.form, self.threads, self.autocast, self.default_dtype = key
+        self.key = key
         self.codes: list[_Served] = []
         self.over: str | None = None
         """Why nothing more is compiled."""
@@ -266,9 +244,7 @@ class _Lane:
     @functools.cached_property
     def prefix(self) -> str:
         """What the names of this lane's entries begin with."""
-        facts = (self.aside.fingerprint.digits, self.form.described(), self.threads, self.autocast)
-        text = repr((*facts, self.default_dtype)).encode(errors="surrogatepass")
-        return hashlib.sha256(text).hexdigest()[:32]
+        return self.key.prefix(self.aside.fingerprint.digits)
 
     def __call__(self, call: FlatCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         sizes = call.sizes
@@ -367,14 +343,13 @@ class _Lane:
         """Find code in the store or compile it; runs in a thread."""
         aside = self.aside
         try:
-            with _making:
+            with making.taken():
                 if aside.runner.is_changed(thorough=True):
                     self.over = "the model was changed"
                     return
-                model_call = _ModelCall(self, leaves)
-                order = Order(
-                    aside.runner.kind.__name__, model_call, tensors, pattern, self.threads
-                )
+                forward, name = aside.runner.kind.forward, aside.runner.kind.__name__
+                model_call = ModelCall(forward, aside.model, self.key, leaves)
+                order = Order(name, model_call, tensors, pattern, self.key.threads)
                 self._offer(self._found_or_made(order))
         except NotCompiledError as error:
             self.over = str(error)
@@ -388,57 +363,26 @@ class _Lane:
                 self._spent_s = 0.0
 
     def _found_or_made(self, order: Order) -> _Served:
-        store = self.aside.store()
-        name = store.name_of(self.prefix, order.pattern)
-        with store.locked(name):
-            found = self._loaded(store, name)
-            if isinstance(found, Refused):
-                raise NotCompiledError(found.reason, final=True)
-            if found is not None:
-                return _Served(found, name, kept=True)
-            with store.partial() as partial:
-                try:
-                    compile_in_child(order, partial, self.aside.niceness)
-                except NotCompiledError as error:
-                    if error.final:
-                        write_refusal(partial, str(error))
-                        store.add(partial, name)
-                    raise
-                store.add(partial, name)
-            found = store.load(name, runners=_runners(self.threads))
-        assert isinstance(found, Code)
-        how = "compiled" if self.aside.wait else "compiled aside"
-        self.aside.note(f"{how} in {found.seconds:.1f} s for {order.pattern.described()}")
-        return _Served(found, name, kept=False)
+        aside, runners = self.aside, _runners(order.threads)
+        store = aside.store()
+        name, code, kept = aside.libraries.find_or_make(
+            store, self.prefix, order, runners=runners, nice=aside.niceness
+        )
+        if not kept:
+            how = "compiled" if aside.wait else "compiled aside"
+            aside.note(f"{how} in {code.seconds:.1f} s for {order.pattern.described()}")
+        return _Served(code, name, kept=kept)
 
     def _find_kept(self) -> None:
         """Take over what earlier processes have kept for this lane."""
-        store = open_store()
-        for name in store.names(self.prefix):
-            found = self._loaded(store, name)
-            if isinstance(found, Code):
-                dims = found.served.dims
-                if not found.served.ranges:
-                    sizes = tuple([tuple([int(size) for size in own]) for own in dims])
-                    self._patterns[found.served.pattern] = sizes
-                self._offer(_Served(found, name, kept=True))
-
-    def _loaded(self, store: Store, name: str) -> Code | Refused | None:
-        """Load an entry; remove one that cannot be used, and say why."""
-        try:
-            return store.load(name, runners=_runners(self.threads))
-        except FileNotFoundError:
-            return None
-        except (PackageError, OSError, ValueError, KeyError, TypeError) as error:
-            reason = str(error) if isinstance(error, PackageError) else first_line(error)
-            self.aside.note(f"kept code is removed: {reason}")
-            store.remove(name)
-            return None
+        for name, code in self.aside.libraries.find(self.prefix, _runners(self.key.threads)):
+            if (sizes := code.served.fixed) is not None:
+                self._patterns[code.served.pattern] = sizes
+            self._offer(_Served(code, name, kept=True))
 
     def _offer(self, served: _Served) -> None:
         with self._changing:
-            # Code for fixed sizes is faster than code for any.
-            self.codes = sorted([*self.codes, served], key=lambda it: len(it.code.served.ranges))
+            self.codes = sorted([*self.codes, served], key=lambda it: it.varying)
             self._seen.clear()
             self._chosen.clear()
 
@@ -480,7 +424,7 @@ class _Lane:
                 if problem is None and first:
                     with _timed(times, "code"):
                         again = served.code(call.tensors)
-                    problem = _constant(tensors, again)
+                    problem = own_memory_problem(tensors, again)
             except PackageInputError:
                 self._chosen[sizes] = None
                 return expected
@@ -534,43 +478,11 @@ class _Lane:
         return times["code"] < times["modules"]
 
 
-class _ModelCall:
-    """Computes a lane's call from its tensors; returns the tensors of the outputs."""
-
-    def __init__(self, lane: _Lane, leaves: list[Any]) -> None:
-        self.model = lane.aside.model
-        self._kind = lane.aside.runner.kind
-        self._autocast = lane.autocast
-        self._arguments = Nest(leaves, lane.form.nest)
-
-    def __call__(self, tensors: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        args, kwargs = self._arguments.rebuilt(tensors)
-        wanted = self._autocast
-        # In a thread of its own, where nothing has switched autocast on.
-        precision: contextlib.AbstractContextManager[Any] = (
-            contextlib.nullcontext()
-            if wanted is None
-            else torch.autocast("cpu", dtype=wanted.dtype)
-        )
-        with precision:
-            outputs = self._kind.forward(self.model, *args, **kwargs)
-        found = pytree.tree_flatten(outputs)[0]
-        return tuple([leaf for leaf in found if isinstance(leaf, torch.Tensor)])
-
-
 def compiled_aside(model: nn.Module) -> CompiledAside | None:
     """Return what compiles a model that `optimize` returned; None if nothing does meanwhile."""
     runner = model.__dict__.get("_xruntime_optimized")
     compiled = None if runner is None else runner.compiled
     return compiled if isinstance(compiled, CompiledAside) else None
-
-
-def _constant(one: Any, other: Any) -> str | None:
-    """Why outputs of two calls must not be given away: they are the code's own memory."""
-    addresses = {tensor.data_ptr() for tensor in one if tensor.numel()}
-    if any(tensor.data_ptr() in addresses for tensor in other if tensor.numel()):
-        return "it returns a tensor that it keeps, which the program could change"
-    return None
 
 
 @contextlib.contextmanager

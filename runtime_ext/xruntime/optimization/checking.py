@@ -12,9 +12,9 @@ from xruntime.compilation.accuracy import Difference, difference, tolerance_for
 from xruntime.compilation.call_shapes import CallShape
 from xruntime.compilation.inductor import first_line
 from xruntime.errors import CompilationError, OptimizationError
+from xruntime.kept.watched_state import WatchedState
 from xruntime.optimization.outputs import comparable, copied
 from xruntime.optimization.request import sample_problem
-from xruntime.optimization.watched_state import WatchedState
 from xruntime.optimization.work import Work
 
 

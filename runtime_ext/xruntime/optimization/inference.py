@@ -16,6 +16,7 @@ from xlaunch.errors import XLaunchError
 from xruntime.compilation.inductor import first_line
 from xruntime.errors import OptimizationError
 from xruntime.kept.making import CAN_FORK
+from xruntime.kept.watched_state import FrozenModel
 from xruntime.optimization.aside import CompiledAside
 from xruntime.optimization.folding import fold_convolutions, fold_linears, remove_dropouts
 from xruntime.optimization.graph import GRAPHS, CompiledGraph, Package, graph_obstacle
@@ -33,7 +34,6 @@ from xruntime.optimization.request import Request
 from xruntime.optimization.run import Run
 from xruntime.optimization.runner import Call, Modes, SlowCallWarning
 from xruntime.optimization.steps import Outcome, Step, Timing, remember
-from xruntime.optimization.watched_state import FrozenModel
 from xruntime.optimization.work import Work
 
 PASSES: Final[Mapping[str, Callable[[Work], str]]] = {

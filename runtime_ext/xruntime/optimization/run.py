@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from xruntime.kept.libraries import weight_bytes
 from xruntime.optimization.checking import Check
 from xruntime.optimization.request import Request
 from xruntime.optimization.steps import (
@@ -13,7 +14,6 @@ from xruntime.optimization.steps import (
     SkipPassError,
     Step,
     Timing,
-    weight_bytes,
 )
 from xruntime.optimization.work import Work
 

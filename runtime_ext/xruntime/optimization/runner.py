@@ -14,8 +14,8 @@ from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
 from xruntime.errors import CompilationError
+from xruntime.kept.watched_state import FrozenModel
 from xruntime.optimization.outputs import restored, tensors_in
-from xruntime.optimization.watched_state import FrozenModel
 from xruntime.threads.modes import Autocast, current_autocast
 
 Call = Callable[[tuple[Any, ...], dict[str, Any]], Any]

@@ -155,15 +155,5 @@ def remember(model: nn.Module, explanation: Explanation, aside: Aside | None = N
     _explanations[model] = explanation, aside
 
 
-def weight_bytes(model: nn.Module) -> int:
-    """Return the memory of parameters and buffers; memory that several share counts once."""
-    storages = {}
-    for tensor in (*model.parameters(), *model.buffers()):
-        if tensor.device.type == "cpu" and tensor.layout.__str__() == "torch.strided":
-            storage = tensor.untyped_storage()
-            storages[storage.data_ptr()] = storage.nbytes()
-    return sum(storages.values())
-
-
 def _mib(size_bytes: int) -> str:
     return f"{size_bytes / 2**20:.1f} MiB"

@@ -16,10 +16,10 @@ from typing import Any, Final, Self
 
 import torch
 
-from xruntime.compilation.for_streams import CompiledForStreams
 from xruntime.compilation.kinds import gil_enabled, kind_of
 from xruntime.errors import ClosedError, GILWarning, StreamCountError
 from xruntime.packages.package import StreamPackage
+from xruntime.streams.compiling import CompiledForStreams
 from xruntime.streams.counts import Measured, StreamCountSearch, counts_to_try
 from xruntime.streams.hints import MultiStreamModuleHint
 from xruntime.streams.joining import join

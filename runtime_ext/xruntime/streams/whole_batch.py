@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from xruntime.compilation.accuracy import difference, tolerance_for
-from xruntime.compilation.for_streams import CompiledForStreams
 from xruntime.compilation.kinds import Kind, kind_of
 from xruntime.errors import BatchError, CompilationError
 from xruntime.nests import entries, rebuilt
+from xruntime.streams.compiling import CompiledForStreams
 from xruntime.streams.splitting import Call
 from xruntime.threads.modes import current_autocast
 

@@ -30,13 +30,13 @@ from tests.runtime_ext.tiny_models import (
 from torch import nn
 
 from xruntime.compilation.call_shapes import CallShape
-from xruntime.compilation.for_streams import CompiledForStreams, compile_for_streams
 from xruntime.compilation.kinds import Kind, kind_of
 from xruntime.errors import (
     CompilationError,
     StreamCountError,
     ThreadCountError,
 )
+from xruntime.streams.compiling import CompiledForStreams, compile_for_streams
 from xruntime.streams.module import MultiStreamModule
 from xruntime.threads.cpu_pool import CPUPool
 
@@ -230,11 +230,10 @@ def test_other_reasons_to_compile_are_errors(images: Made, nothing_compiled: Non
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        with pytest.raises(CompilationError, match="would have to be compiled again") as caught:
+        with pytest.raises(CompilationError, match="would have to be compiled again"):
             call_in_thread(lambda: images.compiled(images.sample), team=1)
     finally:
         torch.set_default_dtype(before)
-    assert caught.value.__cause__ is not None
     call_in_thread(lambda: images.compiled(images.sample), team=1)
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.runtime_ext.tiny_models import eager
 
-from xruntime.compilation.for_streams import compile_for_streams
+from xruntime.streams.compiling import compile_for_streams
 from xruntime.streams.module import MultiStreamModule
 from xruntime.threads.cpu_pool import CPUPool
 

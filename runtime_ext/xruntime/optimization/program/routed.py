@@ -11,6 +11,7 @@ from typing import Any, Final
 import torch
 
 from xruntime.compilation.accuracy import Difference, difference
+from xruntime.kept.watched_state import WatchedState
 from xruntime.nests import entries, leaves, rebuilt
 from xruntime.optimization.aside import compiled_aside
 from xruntime.optimization.program.refusals import (
@@ -23,7 +24,6 @@ from xruntime.optimization.program.refusals import (
     sizes_of,
 )
 from xruntime.optimization.runner import transformed
-from xruntime.optimization.watched_state import WatchedState
 
 MAX_COMPARED_SIZES: Final = 8
 """Calls of so many sizes are compared with the program's module; a compiler may make new code for each."""

@@ -7,7 +7,8 @@
 torch.compile by itself makes code that holds the GIL while it computes, that is compiled again in
 every thread with another number of threads or another grad mode, and that must not be compiled in
 two threads at once (pytorch issues 118260, 136833, 168042). `compile_for_streams` compiles in one
-thread at a time, for one number of threads, and refuses any other.
+thread at a time, for one number of threads, and refuses any other. The code is kept for the next process,
+see `xruntime.kept.kept_code`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from typing import Any, Final, NamedTuple, NoReturn, Self
 import torch
 
 from xruntime.compilation.accuracy import Difference
-from xruntime.compilation.compiled_code import CompiledCode
 from xruntime.compilation.inductor import first_line
 from xruntime.compilation.kinds import Kind
 from xruntime.compilation.samples import (
@@ -33,6 +33,7 @@ from xruntime.compilation.samples import (
     wrong_thread_error,
 )
 from xruntime.errors import CompilationError, GILWarning
+from xruntime.kept.kept_code import KeptCode
 from xruntime.threads.modes import Autocast, current_autocast
 from xruntime.threads.team import resize_team, team_of
 
@@ -75,7 +76,7 @@ class CompiledForStreams(torch.nn.Module):
 
     stream_kind: Final = Kind.COMPILED_FOR_STREAMS
 
-    def __init__(self, code: CompiledCode, call: Sample, *, threads: int, dynamic: bool) -> None:
+    def __init__(self, code: KeptCode, call: Sample, *, threads: int, dynamic: bool) -> None:
         super().__init__()
         self.model = code.model
         self.threads = threads
@@ -140,7 +141,8 @@ class CompiledForStreams(torch.nn.Module):
         return "\n".join(
             (
                 f"{code.name}, compiled for streams of {_threads(self.threads)} ({', '.join(notes)})",
-                f"  compiled {_cut(graphs)} in {compile_s:.1f} s; a call takes {call_s * 1e3:.2f} ms",
+                f"  {_cut(graphs)}, ready after {compile_s:.1f} s; a call takes {call_s * 1e3:.2f} ms",
+                *(f"  {note}" for note in code.notes),
                 f"  compared with the eager module: {different}",
                 f"  graphs compiled so far, for all shapes: {code.graphs}",
             )
@@ -242,19 +244,21 @@ def compile_for_streams(
         output. None: what the precision in use explains, see `xruntime.compilation.accuracy`.
         Infinity: any.
 
-    Compiling takes place in the calling thread, whose thread counts are `threads` meanwhile; the
-    process's do not change. It calls the module once and the compiled form several times, once from
-    another thread. It needs a C++ compiler. Large models take a minute or more; the logger `xruntime`
+    The calling thread waits, and its thread counts are `threads` meanwhile; the process's do not change.
+    A child process compiles, which needs a C++ compiler and a minute or more for large models. Later processes
+    load what is kept. Where nothing can be kept, this process compiles; `describe()` says why. The module is
+    called twice or more, and the compiled form several times, once from another thread. The logger `xruntime`
     reports progress at level INFO.
 
     Raises CompilationError, SampleError, ThreadCountError, KernelsUnavailableError. Warns with
     GILWarning if torch cut the module into several graphs.
     """
     call = sample_call(sample)
-    code = CompiledCode(
+    code = KeptCode(
         model,
         threads=check_threads(threads),
         freezing=freezing,
+        dynamic=dynamic,
         options=options,
         autocast=_chosen_autocast(dtype),
         tolerance=tolerance,

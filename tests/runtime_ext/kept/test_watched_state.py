@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from xruntime.optimization.watched_state import WatchedState
+from xruntime.kept.watched_state import WatchedState
 
 
 class Net(nn.Module):

@@ -1,0 +1,377 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiled code that a call waits for, and that the next process finds again.
+
+code = KeptCode(model, threads=4)
+outputs = code(args, kwargs)     # loads or makes a library for calls of this shape first
+code.notes                       # where the code is from, and why some of it is not kept
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+
+from xruntime.compilation.compiled_code import CompiledCode
+from xruntime.compilation.inductor import first_line
+from xruntime.errors import CompilationError, PackageInputError
+from xruntime.kept.calls import FlatCall, Form, Nest, Pattern, Sizes, flat_call
+from xruntime.kept.fingerprint import Fingerprint, fingerprint
+from xruntime.kept.libraries import (
+    FORMAT,
+    MAX_CODES,
+    CallKey,
+    Libraries,
+    Library,
+    ModelCall,
+    making,
+    own_memory_problem,
+    settings,
+    tensors_of,
+)
+from xruntime.kept.making import CAN_FORK, NotCompiledError, Order
+from xruntime.kept.store import Code, open_store
+from xruntime.kept.watched_state import WatchedState
+from xruntime.threads.modes import Autocast
+
+MAX_FORMS: Final = 64
+"""Calls of further forms are compiled by torch."""
+
+MAX_SIZES: Final = 4096
+"""So many calls are remembered; at this number all are forgotten."""
+
+_log = logging.getLogger("xruntime")
+
+
+class KeptCode(CompiledCode):
+    """A `CompiledCode` of AOTInductor libraries, which hold the packed weights and are kept in the store.
+
+    A child process compiles them, while the call that needs one waits. Each is compared with the eager
+    module when it is loaded. What no library serves, torch compiles in this process, as in `CompiledCode`:
+    calls that differ in numbers, arguments or outputs of classes of their own, models that torch.export does
+    not take in one graph or that have side effects, and all of them where nothing can be kept.
+
+    dynamic
+        Let the first size of every tensor vary from the start.
+
+    Other parameters are those of `CompiledCode`.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        *,
+        threads: int,
+        freezing: bool = True,
+        dynamic: bool = False,
+        options: Mapping[str, Any] | None = None,
+        autocast: Autocast | None = None,
+        tolerance: float | None = None,
+        advice: str = "",
+    ) -> None:
+        super().__init__(
+            model,
+            threads=threads,
+            freezing=freezing,
+            options=options,
+            autocast=autocast,
+            tolerance=tolerance,
+            advice=advice,
+        )
+        self.notes: list[str] = []
+        """A line for each library, and for each reason why there is none."""
+
+        self._threads = threads
+        self._dynamic = dynamic
+        self._asked = dict(options or {})
+        # Enough for streams on all CPUs; they share the weights.
+        self._runners = max(1, (os.cpu_count() or 1) // threads)
+        self._libraries = Libraries(self.model, self._note)
+        self._choosing = threading.RLock()
+        self._found = _Found()
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the outputs; load or compile first for a call of a new shape. Raises CompilationError."""
+        found = self._found
+        call = flat_call(args, kwargs)
+        served = None if call is None else self._served(found, call)
+        if call is not None and served is not None:
+            assert served.outputs is not None
+            with contextlib.suppress(
+                PackageInputError
+            ):  # gaps of a kind that the form does not tell
+                return served.outputs.rebuilt(_run(served.code, call.tensors))
+        return super().__call__(args, kwargs)
+
+    def discard(self) -> None:
+        """Leave all code: the next call of each shape looks for it, or compiles it, for the model as it is."""
+        super().discard()
+        self._found = _Found()
+
+    def has_code(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        call = flat_call(args, kwargs)
+        known = call is not None and self._found.chosen.get((call.form, call.sizes)) is not None
+        return known or super().has_code(args, kwargs)
+
+    def _served(self, found: _Found, call: FlatCall) -> Library | None:
+        """Return what serves a call; None if torch compiles it in this process."""
+        key = (call.form, call.sizes)
+        try:
+            served = found.chosen[key]
+        except KeyError:
+            with self._choosing:  # other streams wait, and then find it
+                if key not in found.chosen:
+                    served = self._chosen(found, call)
+                    if len(found.chosen) == MAX_SIZES:
+                        found.chosen.clear()
+                    found.chosen[key] = served
+                served = found.chosen[key]
+        if served is not None:
+            self._refuse_changes(found)
+        return served
+
+    def _refuse_changes(self, found: _Found) -> None:
+        change = found.change()
+        if change is not None:
+            raise CompilationError(
+                f"{self.name} would have to be compiled again: {change}, which compiled code does not"
+                f" see{self._advice}"
+            )
+
+    def _chosen(self, found: _Found, call: FlatCall) -> Library | None:
+        if call.form not in found.lanes and len(found.lanes) < MAX_FORMS:
+            found.lanes[call.form] = self._new_lane(found, call.form)
+        lane = found.lanes.get(call.form)
+        if lane is None:
+            return None
+        served = lane.fitting(call.sizes)
+        if lane.over or (served is not None and served.outputs is not None):
+            return served
+        self._refuse_changes(found)
+        problem, expected = self._expected(call)
+        if problem is None:
+            try:
+                if served is None:
+                    served = self._made(lane, call)
+                self._take_over(served, call, expected)
+            except (CompilationError, NotCompiledError) as error:
+                problem = str(error)
+            except Exception as error:  # noqa: BLE001 - torch compiles it in this process
+                problem = first_line(error)
+            else:
+                return served
+        lane.over = True
+        if served is not None:  # it computes something else, in any process
+            lane.libraries.remove(served)
+            open_store().remove(served.name)
+        self._note(f"not kept: {problem}")
+        return None
+
+    def _new_lane(self, found: _Found, form: Form) -> _Lane | None:
+        """Return a lane with what is kept for it; None if torch compiles such calls."""
+        try:
+            problem = self._obstacle(found, form)
+            if problem is None:
+                return self._lane_with_kept(found, form)
+        except Exception as error:  # noqa: BLE001 - torch compiles it in this process
+            problem = first_line(error)
+        line = f"not kept: {problem}"
+        if line not in self.notes:
+            self._note(line)
+        return None
+
+    def _obstacle(self, found: _Found, form: Form) -> str | None:
+        if not self.options["freezing"]:
+            return "its weights are not constants (freezing)"
+        if found.firsts.setdefault(_without_numbers(form), form) != form:
+            return "numbers in its arguments differ from call to call"
+        return _obstacle(self.model) if found.fingerprint is None else None
+
+    def _lane_with_kept(self, found: _Found, form: Form) -> _Lane:
+        if found.fingerprint is None:
+            facts = (FORMAT, settings(), f"{sorted(self.options.items())} {self._dynamic}")
+            found.settings = _settings()
+            found.fingerprint = fingerprint(self.model, type(self.model).forward, *facts)
+        key = CallKey(form, self._threads, self.autocast, torch.get_default_dtype())
+        lane = _Lane(key, key.prefix(found.fingerprint.digits))
+        for name, code in self._libraries.find(lane.prefix, self._runners):
+            if (sizes := code.served.fixed) is not None:
+                lane.samples[code.served.pattern] = sizes
+            lane.add(Library(code, name, kept=True))
+        return lane
+
+    def _expected(self, call: FlatCall) -> tuple[str | None, Any]:
+        """Return why no library can do what a call of the eager module does, or None; and its outputs."""
+        with torch.inference_mode(False):
+            copies = [tensor.detach().clone() for tensor in call.tensors]
+        args, kwargs = Nest(call.leaves, call.form.nest).rebuilt(copies)
+        state = WatchedState(self.model)
+        versions = [it._version for it in copies]  # noqa: SLF001 - nothing public tells
+        expected = self.eager(args, kwargs)
+        if versions != [it._version for it in copies]:  # noqa: SLF001
+            return "a call changes its arguments", expected
+        change = state.change()
+        if change is not None:
+            return f"in a call {change}", expected
+        own = {it.data_ptr() for it in (*self.model.parameters(), *self.model.buffers())}
+        if any(it.data_ptr() in own for it in tensors_of(expected) if it.numel()):
+            return "it returns a tensor of its own", expected
+        return Nest.like(expected).refusal, expected
+
+    def _made(self, lane: _Lane, call: FlatCall) -> Library:
+        """Have a library found or made, for the sizes of this call and of those before. Raises NotCompiledError."""
+        pattern = lane.pattern_for(call.sizes, dynamic=self._dynamic)
+        if pattern in lane.samples or len(lane.samples) == MAX_CODES:
+            raise NotCompiledError(
+                f"there are libraries for {len(lane.samples)} kinds of sizes already", final=False
+            )
+        lane.samples[pattern] = call.sizes
+        made: list[Library | Exception] = []
+
+        def make() -> None:
+            try:
+                with making.taken():
+                    made.append(self._library(lane, call, pattern))
+            except Exception as error:  # noqa: BLE001 - it is raised in the thread that waits
+                made.append(error)
+
+        # A thread of its own: see `making`.
+        thread = threading.Thread(target=make, name="xruntime-compile", daemon=True)
+        thread.start()
+        thread.join()
+        if isinstance(made[0], Exception):
+            raise made[0]
+        lane.add(made[0])
+        return made[0]
+
+    def _library(self, lane: _Lane, call: FlatCall, pattern: Pattern) -> Library:
+        store = self._libraries.store()
+        if store.temporary is not None:
+            raise NotCompiledError(store.temporary, final=False)
+        order = Order(
+            self.name,
+            ModelCall(_call, self.model, lane.key, call.leaves),
+            [tensor.detach().clone() for tensor in call.tensors],
+            pattern,
+            self._threads,
+            options=self._asked,
+            strict=True,
+        )
+        name, code, kept = self._libraries.find_or_make(
+            store, lane.prefix, order, runners=self._runners, nice=0
+        )
+        return Library(code, name, kept=kept)
+
+    def _take_over(self, library: Library, call: FlatCall, expected: Any) -> None:
+        """Compare a library with the module. Raises CompilationError, PackageError."""
+        outputs = Nest.like(expected)
+        tensors = _run(library.code, call.tensors)
+        if len(tensors) != outputs.tensors:
+            raise CompilationError(
+                f"the code returns {len(tensors)} tensors, and the module {outputs.tensors}"
+            )
+        self.compare_outputs(expected, outputs.rebuilt(tensors))
+        problem = own_memory_problem(tensors, _run(library.code, call.tensors))
+        if problem is not None:
+            raise CompilationError(problem)
+        library.outputs = outputs
+        self.graphs += 1
+        origin = "found" if library.kept else "compiled"
+        what = (
+            f"graph {self.graphs}, a library for {library.code.served.pattern.described()},"
+            f" compiled in {library.code.seconds:.1f} s"
+        )
+        self.notes.append(f"{origin} {what}")
+        _log.info("%s %s: %s", origin, self.name, what)
+
+    def _note(self, line: str) -> None:
+        self.notes.append(line)
+        _log.info("%s: %s", self.name, line)
+
+
+class _Lane:
+    """Libraries for calls of one form."""
+
+    def __init__(self, key: CallKey, prefix: str) -> None:
+        self.key = key
+        self.prefix = prefix
+        self.libraries: list[Library] = []
+        self.samples: dict[Pattern, Sizes] = {}
+        """The patterns that there are libraries for, and the sizes of their samples."""
+        self.over = False
+        """Whether nothing more is made."""
+
+    def add(self, library: Library) -> None:
+        self.libraries = sorted([*self.libraries, library], key=lambda it: it.varying)
+
+    def fitting(self, sizes: Sizes) -> Library | None:
+        return next((it for it in self.libraries if it.code.served.fits(sizes)), None)
+
+    def pattern_for(self, sizes: Sizes, *, dynamic: bool) -> Pattern:
+        pattern = Pattern.of([*self.samples.values(), sizes])
+        if dynamic:
+            free = [(None, *dims[1:]) if dims else dims for dims in pattern.dims]
+            pattern = Pattern(tuple(free))
+        return pattern if pattern.suits(sizes) else Pattern.of([sizes])
+
+
+class _Found:
+    """What was found and made for the model as it is at the first call."""
+
+    def __init__(self) -> None:
+        self.chosen: dict[tuple[Form, Sizes], Library | None] = {}
+        self.lanes: dict[Form, _Lane | None] = {}
+        self.firsts: dict[Form, Form] = {}
+        """Forms without numbers, and the first form with numbers of each."""
+
+        self.fingerprint: Fingerprint | None = None
+        self.settings = ""
+
+    def change(self) -> str | None:
+        """Return what has changed outside of the model since; None if nothing has."""
+        assert self.fingerprint is not None
+        if self.settings != _settings():
+            return "a setting of torch's was changed, such as torch.set_default_dtype"
+        name = self.fingerprint.changed()
+        return None if name is None else f"the global variable {name} was changed"
+
+
+def _settings() -> str:
+    return f"{torch.get_default_dtype()} {settings()}"
+
+
+def _without_numbers(form: Form) -> Form:
+    """Return the form with numbers by their type alone."""
+    leaves = [it[:1] if it[0] in (int, float, complex) else it for it in form.leaves]
+    return form._replace(leaves=tuple(leaves))
+
+
+def _call(model: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    return model(*args, **kwargs)
+
+
+def _run(code: Code, tensors: list[torch.Tensor]) -> Any:
+    """Run a library as its own precision says: its operators are not to be cast once more."""
+    precision: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+    if torch.is_autocast_enabled("cpu"):
+        precision = torch.autocast("cpu", enabled=False)
+    with torch.inference_mode(), precision:
+        return code(tensors)
+
+
+def _obstacle(model: torch.nn.Module) -> str | None:
+    """Why there can be no library of a model, or none that is found again; None if there can be one."""
+    if not CAN_FORK:
+        return "only on Linux"
+    for name, part in model.named_modules():
+        if part._forward_hooks or part._forward_pre_hooks:  # noqa: SLF001 - nothing public tells
+            return f"{name or 'the module itself'} has hooks"
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+            return f"{name} is a {type(tensor).__name__}"
+    return open_store().temporary

@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is compiled for streams is found again by the next process, and what is not says why."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.runtime_ext.stream_threads import call_in_thread, call_in_threads
+from tests.runtime_ext.tiny_models import Holding, Images, Layer, Scaled, eager
+from torch import Tensor, nn
+
+from xruntime.errors import CompilationError
+from xruntime.kept import kept_code
+from xruntime.kept import store as stores
+from xruntime.streams.compiling import CompiledForStreams, compile_for_streams
+from xruntime.threads.cpu_pool import CPUPool
+from xruntime.threads.team import team_of
+
+Needs = Callable[[object, str], None]
+
+pytestmark = [
+    # torch warns of what it imports itself.
+    pytest.mark.filterwarnings("ignore:.*torch.jit.*"),
+    pytest.mark.usefixtures("compiler"),
+]
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache directory of the test's own."""
+    path = tmp_path / "optimized"
+    path.mkdir(mode=0o700)
+    monkeypatch.setenv(stores.VARIABLE, str(path))
+    return path
+
+
+def entries(store: Path) -> list[Path]:
+    return [it for it in store.iterdir() if it.is_dir() and not it.name.startswith(".")]
+
+
+def linear() -> nn.Module:
+    return nn.Linear(4, 3).eval()
+
+
+def notes(compiled: CompiledForStreams) -> str:
+    return compiled.describe().split("ms\n", 1)[1].split("  compared with")[0].strip()
+
+
+def agrees(compiled: CompiledForStreams, model: nn.Module, *args: Any) -> None:
+    found = call_in_thread(lambda: compiled(*args), team=compiled.threads)
+    torch.testing.assert_close(found, eager(model, *args), rtol=1e-4, atol=1e-5)
+
+
+def test_code_is_kept_for_equal_weights_only(store: Path) -> None:
+    model, sample = linear(), torch.randn(2, 4)
+    assert notes(compile_for_streams(model, sample, threads=1)).startswith("compiled graph 1, ")
+    (entry,) = entries(store)
+    assert {it.name for it in entry.iterdir()} == {"model.so", "description.json"}
+    assert list(store.iterdir()) == [entry]  # neither locks nor unfinished work
+
+    again = compile_for_streams(copy.deepcopy(model), sample, threads=1)
+    assert notes(again).startswith("found graph 1, a library for 2x4, compiled in ")
+    agrees(again, model, sample)
+    # One bit of one weight makes another model.
+    with torch.no_grad():
+        model.weight.view(torch.int32)[0, 0] ^= 1
+    found = kept_code.fingerprint(model, type(model).forward)
+    with torch.no_grad():
+        model.weight.view(torch.int32)[0, 0] ^= 1
+    assert found.digits != kept_code.fingerprint(model, type(model).forward).digits
+
+
+@pytest.mark.long
+def test_other_weights_threads_and_precision_have_code_of_their_own(store: Path) -> None:
+    model, sample = linear(), torch.randn(2, 4)
+    compile_for_streams(model, sample, threads=1)
+    with torch.no_grad():
+        model.weight.view(torch.int32)[0, 0] ^= 1
+    for number, settings in enumerate(
+        [{"threads": 1}, {"threads": 2}, {"threads": 1, "dtype": torch.bfloat16}], start=2
+    ):
+        made = compile_for_streams(model, sample, **settings)
+        assert notes(made).startswith("compiled graph 1, ")
+        assert len(entries(store)) == number
+
+
+PROGRAM = """
+import sys, torch
+from tests.runtime_ext.tiny_models import Images, eager
+from xruntime import CPUPool, MultiStreamModule, compile_for_streams
+
+torch.manual_seed(0)
+model, sample = Images(), torch.randn(2, 3, 24, 24)
+compiled = compile_for_streams(model, sample, threads=1)
+print(compiled.describe())
+with MultiStreamModule(compiled, 2, CPUPool(sys.argv[1])) as streams:
+    for items in (4, 6):  # the second size is one that the streams ask for
+        batch = torch.randn(items, 3, 24, 24)
+        torch.testing.assert_close(streams(batch), eager(model, batch), rtol=1e-4, atol=1e-5)
+print(compiled.describe())
+"""
+
+
+@pytest.mark.long
+def test_the_next_process_needs_no_compiler(store: Path, two: CPUPool) -> None:
+    def run(**variables: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM, str(two)],
+            env=os.environ | variables,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    first, second = run(), run(CXX="/absent/g++")
+    assert first.count("compiled graph") == 3  # one, and then it and another
+    assert "compiled graph 2, a library for ?x3x24x24" in first
+    assert "compiled graph" not in second
+    assert second.count("found graph 1") == 2
+    assert "found graph 2" in second
+    assert len(entries(store)) == 2
+
+
+@pytest.mark.long
+def test_two_streams_ask_for_the_same_new_size(store: Path) -> None:
+    model, sample = Images(), torch.randn(2, 3, 24, 24)
+    compiled = compile_for_streams(model, sample, threads=1)
+    batch = torch.randn(3, 3, 24, 24)
+    for result in call_in_threads(lambda: compiled(batch), 2, team=1):
+        torch.testing.assert_close(result, eager(model, batch), rtol=1e-4, atol=1e-5)
+    assert notes(compiled).count("compiled graph") == 2
+    assert len(entries(store)) == 2
+
+
+@pytest.mark.long
+def test_keywords_nests_and_sizes_that_vary_are_kept(store: Path) -> None:
+    model, mask = Layer(), torch.ones(4, 12) > 0
+    sample = {"ids": torch.randint(0, 50, (4, 12)), "mask": mask}
+    for origin in ("compiled", "found"):
+        compiled = compile_for_streams(model, sample, threads=1, dynamic=True)
+        assert notes(compiled).startswith(f"{origin} graph 1, a library for ?x12")
+        for items in (2, 3, 7):
+            batch = {name: torch.cat((it, it))[:items] for name, it in sample.items()}
+            with team_of(1):
+                found = compiled(**batch)
+            expected = eager(model, **batch)
+            assert found["pooled"][1] is None
+            for one, other in (
+                (found["hidden"], expected["hidden"]),
+                (found["pooled"][0], expected["pooled"][0]),
+            ):
+                torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+        assert len(entries(store)) == 1
+
+
+class Counting(nn.Linear):
+    """Counts its calls in a buffer, which code with constants would not."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+        self.register_buffer("calls", torch.zeros(()))
+        self.eval()
+
+    def forward(self, values: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(values)
+
+
+class Overwriting(nn.Linear):
+    def forward(self, values: Tensor) -> Tensor:
+        return super().forward(values.clamp_(min=0))
+
+
+class Giving(nn.Linear):
+    def forward(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        return super().forward(values), self.weight
+
+
+class Hooked(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+        self.register_forward_hook(lambda _module, _args, output: output + 1)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (Counting, "in a call a tensor of _buffers was changed"),
+        (lambda: Overwriting(4, 3), "a call changes its arguments"),
+        (lambda: Giving(4, 3), "it returns a tensor of its own"),
+        (Hooked, "the module itself has hooks"),
+    ],
+)
+def test_models_that_no_library_can_be(
+    store: Path, kind: Callable[[], nn.Module], reason: str
+) -> None:
+    model, sample = kind().eval(), torch.rand(2, 4)
+    compiled = compile_for_streams(model, sample, threads=1)
+    assert f"not kept: {reason}" in notes(compiled)
+    assert entries(store) == []
+    found = call_in_thread(lambda: compiled(sample), team=1)
+    expected = eager(model, sample)
+    pairs = zip(found, expected, strict=True) if isinstance(found, tuple) else [(found, expected)]
+    for one, other in pairs:
+        torch.testing.assert_close(one, other)
+    if isinstance(model, Counting):
+        before = float(model.calls)
+        call_in_thread(lambda: compiled(sample), team=1)
+        assert float(model.calls) == before + 1
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:Holding was compiled in 2 graphs")
+def test_a_module_in_several_graphs_is_not_tried_again(store: Path) -> None:
+    for _ in range(2):
+        compiled = compile_for_streams(Holding(), torch.ones(2, 4), threads=1)
+        assert "not kept: torch.export cannot export Holding" in notes(compiled)
+        torch.manual_seed(0)
+    compile_for_streams(Holding(), torch.ones(2, 4), threads=1)
+    refusals = [json.loads((it / "description.json").read_text()) for it in entries(store)]
+    assert all("cannot export" in it["refused"] for it in refusals)
+    assert not list(store.rglob("model.so"))
+
+
+@pytest.mark.long
+def test_where_nothing_can_be_kept(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, sample = linear(), torch.randn(2, 4)
+
+    def reason(**settings: Any) -> str:
+        compiled = compile_for_streams(model, sample, threads=1, **settings)
+        agrees(compiled, model, sample)
+        assert entries(store) == []
+        return notes(compiled)
+
+    assert reason(freezing=False) == "not kept: its weights are not constants (freezing)"
+    monkeypatch.setattr("xruntime.kept.libraries.ROOM_BYTES", 1 << 62)
+    assert " MiB left" in reason()
+    monkeypatch.setenv(stores.VARIABLE, "0")
+    assert reason() == "not kept: XRUNTIME_CACHE_DIR=0"
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(stores.VARIABLE, str(tmp_path / "file"))
+    assert reason().startswith("not kept: ")
+
+
+@pytest.mark.long
+def test_numbers_that_differ_are_left_to_torch(store: Path) -> None:
+    model, values = Scaled(), torch.randn(3, 4)
+    compiled = compile_for_streams(model, (values, 1.5), threads=1)
+    for scale in (2.5, 3.5, 1.5):
+        agrees(compiled, model, values, scale)
+    assert notes(compiled).count("not kept: numbers in its arguments differ") == 1
+    assert len(entries(store)) == 1
+
+
+@pytest.mark.long
+def test_code_that_cannot_be_used_is_removed_and_made_again(store: Path) -> None:
+    model, sample = linear(), torch.randn(2, 4)
+    compile_for_streams(model, sample, threads=1)
+    library = entries(store)[0] / "model.so"
+    half = library.read_bytes()[:5000]
+    library.unlink()  # the old file is still mapped
+    library.write_bytes(half)
+    compiled = compile_for_streams(model, sample, threads=1)
+    assert "kept code is removed: " in notes(compiled)
+    assert "compiled graph 1, " in notes(compiled)
+    agrees(compiled, model, sample)
+
+
+@pytest.mark.long
+def test_code_that_computes_something_else_is_removed(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, values = Scaled(), torch.randn(3, 4)
+    compile_for_streams(model, (values, 2.0), threads=1)
+    before = kept_code.fingerprint
+    other = copy.deepcopy(model)
+    other.negate = True
+    # As if the attribute had no part in the key.
+    monkeypatch.setattr(kept_code, "fingerprint", lambda _, *facts: before(model, *facts))
+    compiled = compile_for_streams(other, (values, 2.0), threads=1)
+    assert "not kept: Scaled computes something else" in notes(compiled)
+    assert entries(store) == []
+    agrees(compiled, other, values, 2.0)
+
+
+FACTOR = 2.0
+
+
+class Factored(nn.Linear):
+    def forward(self, values: Tensor) -> Tensor:
+        return super().forward(values) * FACTOR
+
+
+@pytest.mark.long
+def test_a_global_variable_that_changes_is_seen(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, sample = Factored(4, 3).eval(), torch.randn(2, 4)
+    compiled = compile_for_streams(model, sample, threads=1)
+    monkeypatch.setattr(sys.modules[__name__], "FACTOR", 3.0)
+    for size in (2, 5):
+        with pytest.raises(CompilationError, match=r"variable FACTOR was changed.*call prepare"):
+            call_in_thread(lambda size=size: compiled(torch.randn(size, 4)), team=1)
+    agrees(compiled.prepare(), model, sample)
+    assert len(entries(store)) == 2
