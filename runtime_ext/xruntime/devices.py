@@ -93,7 +93,7 @@ def device(name: str | torch.device = "auto") -> torch.device:
         first that works is taken, beginning with the current one. ``auto`` is what the variable
         XLAUNCH_DEVICE says; without it the first that works of cuda, xpu, mps and cpu.
 
-    A line on standard error says which was taken and why others were not. The process has initialized
+    A line on standard error says which was taken and why others were not, once for each. The process has initialized
     the device then, so it has to choose after it has forked. Raises `DeviceError` if the name is
     unknown or the named device does not work.
     """
@@ -104,7 +104,7 @@ def device(name: str | torch.device = "auto") -> torch.device:
     for candidate in _candidates(asked, prefix):
         problem = _problem(candidate)
         if problem is None:
-            _say(f"device {candidate} ({_name_of(candidate)})", prefix, refused)
+            _say(candidate, f"device {candidate} ({_name_of(candidate)})", prefix, refused)
             return candidate
         refused.setdefault(problem, []).append(str(candidate))
     reasons = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in refused.items())
@@ -302,15 +302,17 @@ def _built_for() -> str:
     )
 
 
-_said: set[str] = set()
+_said: set[torch.device] = set()
 
 
-def _say(taken: str, prefix: str, refused: dict[str, list[str]]) -> None:
-    """One line on standard error, once in a process."""
-    parts = [f"xruntime: {prefix}{taken}"]
+def _say(
+    taken: torch.device, text: str, prefix: str, refused: dict[str, list[str]]
+) -> None:
+    """One line on standard error for each device that a process takes."""
+    if taken in _said or sys.stderr is None:
+        return
+    _said.add(taken)
+    parts = [f"xruntime: {prefix}{text}"]
     parts += [f"not {', '.join(names)}: {reason}" for reason, names in refused.items()]
-    line = "; ".join(parts)
-    if line not in _said and sys.stderr is not None:
-        _said.add(line)
-        with contextlib.suppress(OSError, ValueError):  # it is closed
-            print(line, file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError, ValueError):  # it is closed
+        print("; ".join(parts), file=sys.stderr, flush=True)
