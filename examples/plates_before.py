@@ -60,9 +60,8 @@ def evaluate(model, loader, photographs):
     for images, _, _ in loader:
         images.to(device)
         best = model(images).argmax(dim=2)
-        for column in range(len(images)):
-            texts.append(read_plate(best[:, column].tolist()))
-    return sum(text == one.text for text, one in zip(texts, photographs)) / len(texts)
+        texts += [read_plate(best[:, column].tolist()) for column in range(len(images))]
+    return sum(texts[i] == photographs[i].text for i in range(len(texts))) / len(texts)
 
 
 torch.manual_seed(0)
