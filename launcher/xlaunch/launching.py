@@ -26,12 +26,17 @@ __all__ = ["check_startable", "launch", "run_plan", "start"]
 
 
 def launch(
-    plan: Plan, *, environment: Mapping[str, str] | None = None, table: bool = False
+    plan: Plan,
+    *,
+    environment: Mapping[str, str] | None = None,
+    table: bool = False,
+    live_line: bool = False,
 ) -> Report:
     """Run the instances of `plan`, supervised, and wait for the last process.
 
     `environment`: what the instances inherit; None: `os.environ`. `table`: print the report to
-    standard error as the command line does. A failed instance is not an error here: see
+    standard error as the command line does. `live_line`: with `Request.verify_device`, show on a
+    terminal what the devices do while the program runs. A failed instance is not an error here: see
     `Report.exit_code`. Raises `XLaunchError` when the run could not be started or was killed, and
     where the system is not Linux.
     """
@@ -40,7 +45,7 @@ def launch(
 
     prepared = _prepare(plan, environment)
     with _enough_descriptors(plan):
-        keeper = KeeperProcess(plan, prepared, table=table)
+        keeper = KeeperProcess(plan, prepared, table=table, live_line=live_line)
     try:
         return keeper.report()
     except KeyboardInterrupt:
@@ -116,7 +121,7 @@ def run_plan(
     from xlaunch.supervision.supervised import Task
 
     with _enough_descriptors(plan):
-        return keep(Task(plan, environment, table, explain=explain))
+        return keep(Task(plan, environment, table, explain=explain, live_line=table))
 
 
 def check_startable(plan: Plan) -> None:
@@ -185,7 +190,8 @@ def _run_on_other_system(plan: Plan, environment: Environment, note: Callable[[s
     """Start the one program of `plan` with its variables, and nothing else; its exit code."""
     note(
         f"on {sys.platform} only thread counts and variables are set: instances are not bound to CPUs "
-        "or NUMA nodes, nor supervised (no --timeout, --report, --log-dir, --metric, --tag, --pty)"
+        "or NUMA nodes, nor supervised (no --timeout, --report, --log-dir, --metric, --verify-device, --tag, "
+        "--pty)"
     )
     program, variables = environment.programs[0], environment.variables[0]
     from xlaunch.supervision.start import exec_error, execute

@@ -3,12 +3,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import click
 
 from xlaunch.errors import UsageError
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+class DoctorCommand(click.Command):
+    """Says where `--` is missing when an option of the program was taken for one of this command."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the words."""
+        typed = tuple(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if "--device" not in typed or "--" in typed:
+                raise
+            raise UsageError(
+                f"there is no option {error.option_name}; put -- before the program and its "
+                "arguments: xlaunch doctor --device -- PROGRAM ARGS"
+            ) from None
+
+
+@click.command(
+    cls=DoctorCommand,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.option("-v", "--verbose", is_flag=True, help="Machine: show what is in order, too.")
 @click.option("--sysroot", metavar="DIR|FILE", help="Machine: check a captured tree of another.")
@@ -99,7 +121,7 @@ def command(
     )
 
 
-def _refuse(what: str, *groups: dict[str, object]) -> None:
+def _refuse(what: str, *groups: Mapping[str, object]) -> None:
     """Raise `UsageError` if an option of another instrument was given."""
     given = [name for group in groups for name, value in group.items() if value]
     if given:

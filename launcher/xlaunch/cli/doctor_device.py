@@ -3,7 +3,150 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from xlaunch.cli import say
+from xlaunch.cli.options import launch_command
+from xlaunch.doctor.device import document, render
+from xlaunch.errors import UsageError
+from xlaunch.machine import read_machine
+from xlaunch.machine.topology import Machine
+from xlaunch.options.layers import Resolved, request_from
+from xlaunch.planning.planner import plan
+from xlaunch.planning.request import Request
+from xlaunch.report import Report
+
+NAME = "xlaunch doctor"
+USAGE = f"{NAME} --device -- PROGRAM ARGS"
+OTHERS = ("sysroot", "synthetic", "dry-run", "json", "explain", "save-preset", "verify-device")
+"""Options of a launch that run nothing, or that this command is."""
+
 
 def watch_program(words: tuple[str, ...], *, compare: str | None, as_json: bool) -> int:
-    """Run the program and print where it worked; its exit code."""
-    raise NotImplementedError
+    """Run the program and print where it worked; its exit code.
+
+    What follows `--` is a launch, as after `xlaunch`: options, then the program. The verdict goes to
+    standard error, because standard output is the program's. With `as_json` the document goes to
+    standard output, as of every command with --json, and the program's output to standard error.
+    """
+    if not words:
+        raise UsageError(f"--device runs a program and there is none: {USAGE}")
+    typed = click.get_current_context().obj or words
+    if typed[-len(words) :] != words:
+        raise UsageError(f"put -- before the program and its arguments: {USAGE}")
+    if sys.platform != "linux":
+        raise UsageError(f"--device needs Linux, this is {sys.platform}")
+    request = _parse(words)._replace(verify_device=True)
+    machine = read_machine()
+    if compare is None:
+        with _output(as_json=as_json):
+            report = _run(request, machine)
+        for line in render(report, request):
+            say_line(line)
+        if as_json:
+            _print_json(document(report, request))
+        return report.exit_code
+    return _compare(request, machine, compare, as_json=as_json)
+
+
+def _parse(words: tuple[str, ...]) -> Request:
+    """The request that the words of a launch make, with what variables and files set."""
+    found: list[Resolved] = []
+
+    @launch_command(program_required=True, without=OTHERS)
+    def launch(asked: Resolved) -> None:
+        """Run PROGRAM, and say which devices worked."""
+        found.append(asked)
+
+    launch.main(args=list(words), prog_name=f"{NAME} --device --", standalone_mode=False)
+    if not found:  # --help
+        raise click.exceptions.Exit(0)
+    request = request_from(found[0].values)
+    if not request.program:
+        raise UsageError(f"--device runs a program and there is none: {USAGE}")
+    return request
+
+
+def _run(request: Request, machine: Machine) -> Report:
+    from xlaunch.launching import launch
+    from xlaunch.report.nvidia_counters import NvidiaCounters
+
+    problem = NvidiaCounters({}).problem
+    if problem is not None:
+        say(f"warning: {problem}", NAME)
+    # A Ctrl-C is for the program; what it did until then is reported.
+    before = signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        report = launch(plan(request, machine), live_line=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    for warning in report.warnings:
+        say(f"warning: {warning}", NAME)
+    if report.exit_code:
+        say(report.reason, NAME)
+    return report
+
+
+def _compare(request: Request, machine: Machine, text: str, *, as_json: bool) -> int:
+    from xlaunch.doctor.device_compare import ROUNDS, compare, parse_devices, request_for, run_all
+
+    devices = parse_devices(text)
+
+    def run(device: str, place: int) -> Report:
+        say(f"{device}, run {place + 1} of {ROUNDS}", NAME)
+        report = _run(request_for(request, device), machine)
+        if report.devices is not None:
+            say(f"{device}: {report.devices.verdict}", NAME)
+        return report
+
+    with _output(as_json=as_json):
+        reports, failed = run_all(devices, run)
+    if failed is not None:
+        say("nothing is compared, because a run failed", NAME)
+    comparison = None if failed else compare(reports)
+    for line in comparison.lines() if comparison else ():
+        say_line(line)
+    if as_json:
+        runs = [
+            {"device": device, **document(report, request_for(request, device))}
+            for device, found in reports.items()
+            for report in found
+        ]
+        result = None if comparison is None else comparison.as_dict()
+        _print_json({"schema_version": 1, "comparison": result, "runs": runs})
+    return failed.exit_code if failed else 0
+
+
+def say_line(text: str) -> None:
+    """Print a line of the verdict, its indentation kept, on standard error."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"{NAME}: {text}\n")
+        sys.stderr.flush()
+
+
+@contextlib.contextmanager
+def _output(*, as_json: bool) -> Iterator[None]:
+    """With `as_json`, let what is started write to standard error instead of standard output."""
+    if not as_json:
+        yield
+        return
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def _print_json(value: dict[str, Any]) -> None:
+    print(json.dumps(value, indent=1), flush=True)

@@ -64,6 +64,13 @@ class Tree:
         """The number that a file holds, decimal or with 0x; None for anything else."""
         return number(self.read(path))
 
+    def target(self, path: str) -> str | None:
+        """Where a symbolic link leads, as it says; None when there is none to read."""
+        try:
+            return os.readlink(self._prefix + path)
+        except OSError:
+            return None
+
     def names(self, path: str) -> list[str]:
         """The names in a directory, in no order."""
         try:

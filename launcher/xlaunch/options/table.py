@@ -112,6 +112,7 @@ OPTIONS = (
     Option("timeout", POSITIVE_DURATION, _S, "Stop the run after this time: 90, 10m."),
     Option("grace", DURATION, _S, "SIGTERM to SIGKILL; default 10s."),
     Option("supervise", FLAG, _S, "Keep a supervisor in any case."),
+    Option("verify-device", FLAG, _S, "Sample GPUs and report which of them worked."),
     Option("log-dir", DIRECTORY, _O, "Write each instance's output to files in DIR."),
     Option("tag", FLAG, _O, "Put the instance's number before each line.", opposite=True),
     Option("pty", FLAG, _O, "Run instances on a pseudo-terminal, for progress bars."),

@@ -14,7 +14,14 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from xlaunch.output.logs import STREAMS, open_logs
-from xlaunch.output.tagged_lines import LineTagger, Sink, Verbatim, read_available, same_file
+from xlaunch.output.tagged_lines import (
+    ERASE_TO_END,
+    LineTagger,
+    Sink,
+    Verbatim,
+    read_available,
+    same_file,
+)
 from xlaunch.planning.plans import Instance, Plan
 
 PIPE_BYTES = 1 << 20
@@ -59,6 +66,9 @@ class Relay:
         self._stdout = Sink(1, shared=shared)
         self._stderr = self._stdout if same_file(1, 2) else Sink(2, shared=shared)
         self._sources: dict[int, _Source] = {}
+        self._live_shown = False
+        self._line_begun = False
+        """An instance has written part of a line to standard error."""
 
     @contextlib.contextmanager
     def open_streams(self, instance: Instance, *, first: bool) -> Iterator[Streams]:
@@ -115,6 +125,24 @@ class Relay:
     def say(self, text: str) -> None:
         """Print lines of the launcher's own on standard error that no other output separates."""
         self._put(self._stderr, f"{text}\n".encode(errors="backslashreplace"))
+
+    def show_live(self, line: str) -> None:
+        """Show a line on the terminal of standard error that goes with the next output.
+
+        Nothing is shown within another line, such as a prompt or a progress bar, and elsewhere.
+        """
+        if not self._stderr.terminal or self._stderr.pending or self._line_begun:
+            return
+        columns = os.get_terminal_size(self._stderr.descriptor).columns or 80
+        self._put(self._stderr, b"\r" + line[: columns - 1].encode() + ERASE_TO_END)
+        self._live_shown, self._line_begun = True, False
+
+    def hide_live(self) -> None:
+        """Erase what `show_live` shows."""
+        if self._live_shown:
+            self._live_shown = False
+            self._put(self._stderr, b"\r" + ERASE_TO_END)
+            self._line_begun = False
 
     def handle(self, descriptor: int) -> list[Chunk]:
         """Read from or write to a descriptor that poll() has reported; what an instance wrote."""
@@ -175,6 +203,9 @@ class Relay:
         return [Chunk(source.index, source.stream, data)] if data else []
 
     def _put(self, sink: Sink, lines: bytes) -> None:
+        if sink is self._stderr and lines:
+            self.hide_live()
+            self._line_begun = not lines.endswith(b"\n")
         sink.add(lines)
         if sink.pending:
             self._poll.register(sink.descriptor, select.POLLOUT)

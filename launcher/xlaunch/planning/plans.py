@@ -72,10 +72,11 @@ class Plan(NamedTuple):
 
     @property
     def relayed(self) -> bool:
-        """Whether output passes through the supervisor, which keeps lines apart and reads metrics."""
+        """Whether output passes through the supervisor, which keeps lines apart and reads along."""
         if self.request.log_dir is not None:
             return False
-        reads_along = self.request.pty or bool(self.request.metric)
+        request = self.request
+        reads_along = request.pty or bool(request.metric) or request.verify_device
         return self.tagged or len(self.instances) > 1 or reads_along
 
     @property
@@ -90,6 +91,7 @@ class Plan(NamedTuple):
             or request.timeout_s is not None
             or request.report is not None
             or bool(request.metric)
+            or request.verify_device
             or request.pty
             or request.on_failure is OnFailure.RESTART
         )

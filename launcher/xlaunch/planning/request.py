@@ -173,6 +173,8 @@ class Request(NamedTuple):
     """Time between SIGTERM and SIGKILL."""
     supervise: bool = False
     """Keep a supervisor even if one instance could replace the launcher."""
+    verify_device: bool = False
+    """Sample the GPUs, and report where the program worked."""
     pty: bool = False
     """Run instances on pseudo-terminals."""
     metric: tuple[str, ...] = ()

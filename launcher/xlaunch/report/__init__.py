@@ -10,6 +10,7 @@ from xlaunch.machine.topology import CPUs
 if TYPE_CHECKING:
     from xlaunch.measurement.metrics import InstanceMetric, MetricSeries, MetricTotal
     from xlaunch.report.compilation import CacheReport, TorchCompilation
+    from xlaunch.report.devices import DevicesReport
 
 
 class InstanceReport(NamedTuple):
@@ -59,3 +60,5 @@ class Report(NamedTuple):
     """None unless a process of the program imported xruntime and compiled something."""
     lines_seen: tuple[str, ...] = ()
     """If some metric was never seen: the last lines of output with numbers."""
+    devices: DevicesReport | None = None
+    """Where the program worked; None without `--verify-device`."""

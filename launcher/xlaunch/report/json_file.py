@@ -55,6 +55,7 @@ def report_to_dict(report: Report) -> dict[str, Any]:
         "warnings": list(report.warnings),
         "caches": [cache._asdict() for cache in report.caches],
         "compilation": None if report.compilation is None else report.compilation._asdict(),
+        "devices": None if report.devices is None else report.devices.as_dict(),
         "columns": COLUMNS,
     }
 

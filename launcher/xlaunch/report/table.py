@@ -54,6 +54,8 @@ def render_report(report: Report, *, explain: bool = False) -> str:
         lines += align([headings, *rows], right=right)
         lines += EXPLANATION if explain else ()
     lines += _caches(report)
+    if report.devices is not None:
+        lines += report.devices.lines()
     if report.metrics:
         lines += ["", *render_metrics(report)]
     return "\n".join(lines)

@@ -121,12 +121,13 @@ class KeeperProcess:
         environment: Environment,
         *,
         table: bool = False,
+        live_line: bool = False,
         live: tuple[LiveReader, str | None] | None = None,
         streams: tuple[int | None, int | None, int | None] | None = None,
     ) -> None:
         """`streams`: its standard streams, in a process group of its own; None: the caller's."""
         watched = None if live is None else (live[0].descriptor, live[1])
-        task = pickle.dumps((plan, environment, table, watched))
+        task = pickle.dumps((plan, environment, table, live_line, watched))
         self.descriptor, report_out = os.pipe()
         task_in, task_out = os.pipe()
         numbers = [str(number) for number in (os.getpid(), task_in, report_out)]
@@ -215,7 +216,7 @@ def serve(caller: int, task_descriptor: int, report_descriptor: int) -> int:
     if os.getppid() != caller:
         return 128 + signal.SIGTERM  # it ended before the request above
     with open(task_descriptor, "rb") as stream:
-        plan, environment, table, watched = pickle.loads(stream.read())  # noqa: S301 - our parent's
+        plan, environment, table, live_line, watched = pickle.loads(stream.read())  # noqa: S301 - our parent's
     os.set_inheritable(report_descriptor, False)
     live = None
     if watched is not None:
@@ -224,5 +225,12 @@ def serve(caller: int, task_descriptor: int, report_descriptor: int) -> int:
         live = LiveWriter(*watched)
         os.set_inheritable(watched[0], False)
     environment.caches.hold()
-    task = Task(plan, environment, table, live=live, report_descriptor=report_descriptor)
+    task = Task(
+        plan,
+        environment,
+        table,
+        live_line=live_line,
+        live=live,
+        report_descriptor=report_descriptor,
+    )
     return keep(task, caller=caller)

@@ -31,6 +31,8 @@ class Task(NamedTuple):
     """Print warnings, and the report as a table."""
     explain: bool = False
     """Explain the columns of the table."""
+    live_line: bool = False
+    """Show on a terminal what sampled devices do."""
     live: LiveWriter | None = None
     """Receives metric values as they come in."""
     report_descriptor: int | None = None
@@ -58,6 +60,7 @@ def supervise(
         live=task.live,
         others_run=others_run,
         quiet=not task.table,
+        live_line=task.live_line,
     )
     report = supervisor.run()
     caches, compilation = watch.finish()

@@ -55,6 +55,7 @@ from xlaunch.wording import counted
 if TYPE_CHECKING:
     from xlaunch.measurement.live import LiveWriter
     from xlaunch.measurement.measuring import Measuring
+    from xlaunch.report.device_watch import DeviceWatch
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
@@ -83,12 +84,14 @@ class Supervisor:
         live: LiveWriter | None,
         others_run: bool,
         quiet: bool,
+        live_line: bool,
     ) -> None:
         """Prepare the run; `run` starts it.
 
         commands: descriptor of the keeper's pipe. signal_mask: blocked in instances. fifo_directory:
         where to make FIFOs for metrics. live: receives metric values. others_run: other processes
-        were runnable before the start. quiet: print no warnings, only report them.
+        were runnable before the start. quiet: print no warnings, only report them. live_line: show
+        what devices do, if they are sampled.
         """
         self._plan = plan
         self._request = plan.request
@@ -131,6 +134,13 @@ class Supervisor:
             from xlaunch.measurement.measuring import Measuring
 
             self._measuring = Measuring(plan, fifo_directory, live, self._poll)
+        self._live_line = live_line
+        self._devices: DeviceWatch | None = None
+        if plan.request.verify_device:
+            from xlaunch.report.device_watch import DeviceWatch
+
+            variables = environment.variables[0] if environment.variables else {}
+            self._devices = DeviceWatch(self._started, len(cpus), variables)
         self.ended_by_ctrl_c = False
         """Ctrl-C ended the instance, which had the terminal."""
 
@@ -162,6 +172,7 @@ class Supervisor:
         if self._terminal is not None:
             self._terminal.take_back()
         self._timeout_at = self._grace_at = None  # they were for the instances
+        self._relay.hide_live()
         self.flush()
         return self._make_report()
 
@@ -267,6 +278,8 @@ class Supervisor:
                 deadlines.append(self._measuring.due)
             if self._occupancy is not None:
                 deadlines.append(self._occupancy.due)
+            if self._devices is not None:
+                deadlines.append(self._devices.due)
         if self._expects(Event.RESTART_DUE):
             deadlines.append(self._restarts.next_at)
         at_end = not self._running and not self._restarts.waiting
@@ -291,6 +304,10 @@ class Supervisor:
             self._observer.look()
         if self._occupancy is not None and now >= self._occupancy.due:
             self._look_for_others(self._occupancy)
+        if self._running and self._devices is not None and now >= self._devices.due:
+            self._devices.look(now, descendants(os.getpid()))
+            if self._live_line:
+                self._relay.show_live(f"xlaunch: {self._devices.live_line()}")
         if self._leftovers.waiting:
             self._end_leftovers()
         if self._running and self._measuring is not None:
@@ -309,9 +326,11 @@ class Supervisor:
         self.warn(occupancy.look(time.monotonic(), own, pids, at_end=at_end))
 
     def _measure(self, chunks: Sequence[Chunk]) -> None:
-        if self._measuring is not None:
-            for chunk in chunks:
+        for chunk in chunks:
+            if self._measuring is not None:
                 self._measuring.feed(*chunk)
+            if self._devices is not None and chunk.stream == "err":
+                self._devices.messages.feed(chunk.index, chunk.data)
 
     # Signals.
 
@@ -435,8 +454,9 @@ class Supervisor:
         _, status, usage = os.wait4(pid, 0)
         run.end(status, usage, time.monotonic())
         self._ended.append(run)
-        if self._measuring is not None:
+        if self._measuring is not None or self._devices is not None:
             self._measure(self._relay.drain(run.instance.index))
+        if self._measuring is not None:
             self._measuring.ended(run.instance.index)
         self._end_leftovers()
         problem = exec_failure(self._environment.program, run.exec_result)
@@ -543,6 +563,8 @@ class Supervisor:
             warnings=tuple(self._warnings),
             argv=self._environment.program.argv,
         )
+        if self._devices is not None:
+            report = report._replace(devices=self._devices.report())
         if measured is None:
             return report
         return report._replace(

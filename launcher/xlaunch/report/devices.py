@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is known of the GPUs during a run: samples, and the verdict on each device."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, NamedTuple
+
+
+class Device(NamedTuple):
+    """One GPU that can be sampled."""
+
+    name: str
+    """As the program's torch calls it. **Ex.:** ``"cuda:0"``, ``"xpu:0"``."""
+    model: str
+    """**Ex.:** ``"NVIDIA H100 80GB HBM3"``."""
+    source: str
+    """Where its counters are read: ``NVML`` or ``sysfs and fdinfo``."""
+    memory_total_bytes: int | None = None
+    memory_before_bytes: int = 0
+    """Memory in use before the program was started."""
+    hidden: bool = False
+    """A variable such as CUDA_VISIBLE_DEVICES hides it from the program."""
+
+
+class Reading(NamedTuple):
+    """The state of one device, over the time since the last reading. None: the driver does not say."""
+
+    busy: float | None = None
+    """Share of the time in which its engines worked for any process, 0 to 1."""
+    own_busy: float | None = None
+    """The same, for the program alone."""
+    memory_bytes: int | None = None
+    own_memory_bytes: int | None = None
+    power_w: float | None = None
+
+
+class Sample(NamedTuple):
+    """What was seen of the program and of every device at one time."""
+
+    at_s: float
+    """Seconds since the run began."""
+    length_s: float
+    """Time since the last sample."""
+    cpus_used: float
+    """CPU time of the program's processes / `length_s`."""
+    readings: tuple[Reading, ...]
+    """One for each device."""
+
+
+class Verdict(enum.Enum):
+    """What a device did during a run."""
+
+    WORKED = "worked"
+    WAITED = "waited"
+    """It computed in bursts, with pauses in which it waited for the program."""
+    IDLE = "allocated but idle"
+    """The program has memory on it, and its engines do not work."""
+    UNUSED = "unused"
+    HIDDEN = "hidden"
+    UNKNOWN = "unknown"
+    """Its driver does not count, or the run was too short."""
+
+
+class DeviceUse(NamedTuple):
+    """The verdict on one device."""
+
+    name: str
+    model: str
+    source: str
+    verdict: str
+    """The value of a `Verdict`."""
+    text: str
+    """One sentence. **Ex.:** ``worked on cuda:0 (NVIDIA H100), 87 % busy``."""
+    busy: float | None = None
+    """Mean share of `window_s` in which its engines worked: for the program if `per_process`."""
+    per_process: bool = False
+    """False: the driver's figures are of the whole device, whoever used it."""
+    window_s: float = 0.0
+    """From the program's first use of the device to the last."""
+    cpus_used: float = 0.0
+    """Mean number of CPUs that the program used in this time."""
+    others_busy: float | None = None
+    """Mean share of the run in which it worked for other processes; None: not known."""
+    others: tuple[str, ...] = ()
+    """**Ex.:** ``("python (PID 4711)",)``."""
+    memory_peak_bytes: int | None = None
+    """Peak of the program's memory; if not `per_process`, of the growth since the start."""
+    memory_total_bytes: int | None = None
+    power_w: float | None = None
+    """Mean over `window_s`."""
+
+
+class DevicesReport(NamedTuple):
+    """Where a program worked: `--verify-device`."""
+
+    verdict: str
+    """One line for the whole run."""
+    cpus: int
+    """CPUs of the program."""
+    cpus_used: float
+    """Mean number of CPUs that it used."""
+    devices: tuple[DeviceUse, ...] = ()
+    caveats: tuple[str, ...] = ()
+    """What could not be seen, and why."""
+    messages: tuple[str, ...] = ()
+    """Explanations of messages known as harmless that the program printed on standard error."""
+    samples: tuple[Sample, ...] = ()
+    """Not written to `--report`."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, without the samples."""
+        values = self._asdict()
+        del values["samples"]
+        values["devices"] = [{**use._asdict(), "others": list(use.others)} for use in self.devices]
+        return values | {"caveats": list(self.caveats), "messages": list(self.messages)}
+
+    def lines(self) -> list[str]:
+        """For the terminal."""
+        texts = [use.text for use in self.devices if use.text != self.verdict]
+        return [f"device: {self.verdict}", *texts, *self.caveats, *self.messages]

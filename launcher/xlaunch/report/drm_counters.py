@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counters of Intel's and AMD's GPUs: sysfs, and /proc/PID/fdinfo as Linux documents it.
+
+The formats: Documentation/gpu/drm-usage-stats.rst of the kernel for fdinfo, and
+Documentation/gpu/amdgpu/thermal.rst and driver-misc.rst for amdgpu's files in sysfs. Drivers: i915,
+xe, amdgpu.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
+
+from xlaunch.machine.files import Tree
+from xlaunch.report.devices import Device, Reading
+
+TORCH_NAMES = {"i915": "xpu", "xe": "xpu", "amdgpu": "cuda"}
+"""What torch calls the devices of each driver; of amdgpu under ROCm."""
+MAKERS = {"i915": "Intel", "xe": "Intel", "amdgpu": "AMD"}
+
+UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20}
+"""Units of sizes in fdinfo."""
+
+_OWN_MEMORY = re.compile(r"vram|local|lmem")
+"""Regions of memory on the device; the others are in the machine's."""
+_KEY = re.compile(r"drm-(engine-capacity|engine|total-cycles|cycles|resident|total|memory)-(.+)")
+
+
+class Client(NamedTuple):
+    """One user of a device: an open file of a process, or several that share it."""
+
+    address: str
+    """**Ex.:** ``"0000:03:00.0"``."""
+    id: str
+    work: dict[str, int]
+    """By engine: nanoseconds, or cycles where `total` has the engine."""
+    total: dict[str, int]
+    """By engine: cycles that have passed."""
+    capacity: dict[str, int]
+    """By engine: how many there are, if not one."""
+    memory_bytes: int
+
+
+class DrmCounters:
+    """Reads every GPU of three drivers under one root."""
+
+    def __init__(self, *, root: str = "/") -> None:
+        self._tree = Tree(root)
+        self._addresses: list[str] = []
+        self._paths: list[str] = []
+        found: list[Device] = []
+        counts: dict[str, int] = {}
+        for driver, name in TORCH_NAMES.items():
+            directory = f"/sys/bus/pci/drivers/{driver}"
+            for address in sorted(self._tree.names(directory)):
+                path = f"{directory}/{address}"
+                if ":" not in address or not self._tree.has_directory(path):
+                    continue
+                index = counts.get(name, 0)
+                counts[name] = index + 1
+                self._addresses.append(address)
+                self._paths.append(path)
+                device = str(self._tree.read(f"{path}/device")).removeprefix("0x")
+                model = self._tree.read(f"{path}/product_name")
+                found.append(
+                    Device(
+                        name=f"{name}:{index}",
+                        model=model or f"{MAKERS[driver]} GPU {device}, {driver}",
+                        source="sysfs and fdinfo",
+                        memory_total_bytes=self._tree.read_int(f"{path}/mem_info_vram_total"),
+                        memory_before_bytes=self._tree.read_int(f"{path}/mem_info_vram_used") or 0,
+                    )
+                )
+        self.devices = tuple(found)
+        self.others: list[set[int]] = [set() for _ in found]
+        """PIDs of other processes seen on each device."""
+        self._before: dict[tuple[str, str], Client] = {}
+        self._energy: list[int | None] = [None] * len(found)
+
+    def read(self, own: Collection[int], passed_s: float) -> list[Reading]:
+        """A reading of each device. `own`: PIDs of the program; `passed_s`: since the last call."""
+        if not self.devices:
+            return []
+        users: dict[tuple[str, str], tuple[Client, bool]] = {}
+        for pid in self._tree.numbered("/proc", ""):
+            for client in self._clients_of(pid):
+                # A file that several processes share is one client: the program's if any of them is.
+                key = client.address, client.id
+                users[key] = (client, pid in own or (key in users and users[key][1]))
+                if pid not in own and client.address in self._addresses:
+                    self.others[self._addresses.index(client.address)].add(pid)
+        readings = [
+            self._read_one(i, [user for user in users.values() if user[0].address == address], passed_s)
+            for i, address in enumerate(self._addresses)
+        ]  # fmt: skip
+        self._before = {key: client for key, (client, _) in users.items()}
+        return readings
+
+    def _read_one(self, i: int, users: list[tuple[Client, bool]], passed_s: float) -> Reading:
+        path = self._paths[i]
+        shares = [(self._shares(client, passed_s), is_own) for client, is_own in users]
+        own_busy = _busiest([share for share, is_own in shares if is_own])
+        percent = self._tree.read_int(f"{path}/gpu_busy_percent")
+        seen = _busiest([share for share, _ in shares])
+        busy = seen if percent is None else max(own_busy, min(1.0, percent / 100))
+        own_memory = sum([client.memory_bytes for client, is_own in users if is_own])
+        used = self._tree.read_int(f"{path}/mem_info_vram_used")
+        if used is None:
+            used = sum([client.memory_bytes for client, _ in users])
+        return Reading(busy, own_busy, used, own_memory, self._power_w(i, passed_s))
+
+    def _shares(self, client: Client, passed_s: float) -> dict[str, float]:
+        """The share of each engine that a client used since the last call."""
+        before = self._before.get((client.address, client.id))
+        if before is None:
+            return {}
+        shares = {}
+        for engine, work in client.work.items():
+            done = work - before.work.get(engine, work)
+            if engine in client.total:
+                passed = float(client.total[engine] - before.total.get(engine, 0))
+            else:
+                passed = passed_s * 1e9
+            if passed > 0:
+                shares[engine] = max(0.0, done / passed / client.capacity.get(engine, 1))
+        return shares
+
+    def _power_w(self, i: int, passed_s: float) -> float | None:
+        """From hwmon: micro-watts of amdgpu, micro-joules of i915 and xe."""
+        for name in self._tree.names(f"{self._paths[i]}/hwmon"):
+            path = f"{self._paths[i]}/hwmon/{name}"
+            for file in ("power1_average", "power1_input"):
+                power_uw = self._tree.read_int(f"{path}/{file}")
+                if power_uw is not None:
+                    return power_uw / 1e6
+            energy_uj = self._tree.read_int(f"{path}/energy1_input")
+            before, self._energy[i] = self._energy[i], energy_uj
+            if energy_uj is not None and before is not None and passed_s > 0:
+                return max(0, energy_uj - before) / 1e6 / passed_s
+        return None
+
+    def _clients_of(self, pid: int) -> Iterable[Client]:
+        for name in self._tree.names(f"/proc/{pid}/fdinfo"):
+            if (self._tree.target(f"/proc/{pid}/fd/{name}") or "").startswith("/dev/dri/"):
+                client = parse_client(self._tree.read(f"/proc/{pid}/fdinfo/{name}") or "")
+                if client is not None:
+                    yield client
+
+
+def parse_client(text: str) -> Client | None:
+    """One file of /proc/PID/fdinfo; None if it is not of a GPU's driver, or names no client."""
+    values = {key: value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}  # fmt: skip
+    if "drm-pdev" not in values or "drm-client-id" not in values:
+        return None
+    numbers: dict[str, dict[str, int]] = {}
+    for key, value in values.items():
+        found = _KEY.fullmatch(key)
+        number, _, unit = value.partition(" ")
+        if found and number.isdecimal():
+            scale = UNITS.get(unit, 1)
+            numbers.setdefault(found[1], {})[found[2]] = int(number) * scale
+    return Client(
+        address=values["drm-pdev"],
+        id=values["drm-client-id"],
+        work={**numbers.get("engine", {}), **numbers.get("cycles", {})},
+        total=numbers.get("total-cycles", {}),
+        capacity=numbers.get("engine-capacity", {}),
+        # The newest key that the driver has: drm-memory- is the old name of drm-resident-.
+        memory_bytes=_memory(
+            numbers.get("resident") or numbers.get("memory") or numbers.get("total", {})
+        ),
+    )
+
+
+def _memory(regions: dict[str, int]) -> int:
+    """Memory on the device; of one that has none of its own, all that it uses."""
+    on_device = [size for region, size in regions.items() if _OWN_MEMORY.search(region)]
+    return sum(on_device or regions.values())
+
+
+def _busiest(shares: list[dict[str, float]]) -> float:
+    """The share of the busiest engine, over all clients."""
+    sums: dict[str, float] = {}
+    for share in shares:
+        for engine, value in share.items():
+            sums[engine] = sums.get(engine, 0.0) + value
+    return min(1.0, max(sums.values(), default=0.0))
