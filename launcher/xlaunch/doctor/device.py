@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from xlaunch.planning.request import Request
 from xlaunch.report import Report
 from xlaunch.report.devices import DevicesReport, DeviceUse, Verdict
+from xlaunch.report.table import describe_total
 from xlaunch.wording import size
 
 SCHEMA_VERSION = 1
@@ -76,7 +77,7 @@ def _advise_one(
             cause,
             "small batches, or a wait at every step (.item(), .cpu(), print of a tensor)",
         )
-        tune = f"xtune --param workers=... --param batch=... finds both: see {_TUNING}"
+        tune = "xtune --param workers=... --param batch=... finds both (docs/tuning.md)"
         return Advice(use.name, causes, (*steps, *larger, tune))
     if use.verdict == Verdict.IDLE.value:
         causes = (
@@ -102,9 +103,6 @@ def _advise_one(
         ]
         return Advice(use.name, causes, tuple(steps))
     return Advice(use.name, (), ())
-
-
-_TUNING = "docs/tuning.md"
 
 
 def _larger_batch(use: DeviceUse) -> tuple[str, ...]:
@@ -133,6 +131,7 @@ def render(report: Report, request: Request) -> list[str]:
         if advice is not None:
             lines += [f"    likely cause: {cause}" for cause in advice.causes]
             lines += [f"    next step: {step}" for step in advice.next_steps]
+    lines += [f"  {describe_total(total)}" for total in report.metrics]
     lines += [f"  note: {text}" for text in (*devices.caveats, *devices.messages)]
     return lines
 
@@ -163,6 +162,7 @@ def document(report: Report, request: Request) -> dict[str, Any]:
         "reason": report.reason,
         "wall_s": report.wall_s,
         **devices.as_dict(),
+        "metrics": [{**total._asdict(), "notes": list(total.notes)} for total in report.metrics],
         "advice": [
             {**one._asdict(), "causes": list(one.causes), "next_steps": list(one.next_steps)}
             for one in advise(devices, request)

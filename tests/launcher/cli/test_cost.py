@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.launcher.cli.commands import clean_environment, run
 
-HEAVY = frozenset(("cpuinfo", "numpy", "optuna", "psutil", "rich", "torch"))
+HEAVY = frozenset(("cpuinfo", "numpy", "optuna", "psutil", "pynvml", "rich", "torch"))
 SEVERAL = ("--instances", "2", "--ncores", "1", "--oversubscribe", "-q")
 
 # `python -X importtime` names each module as it is imported, in the forked supervisor too.
@@ -45,6 +45,19 @@ def imported(*words: str, command: tuple[str, ...] = ("-m", "xlaunch")) -> froze
 )
 def test_command_imports_nothing_heavy(words: tuple[str, ...]):
     assert not imported(*words) & HEAVY
+
+
+@pytest.mark.parametrize(
+    "words", [("--supervise", "-q", "true"), ("--supervise", "true")], ids=" ".join
+)
+def test_only_a_launch_that_samples_devices_imports_what_that_takes(words: tuple[str, ...]):
+    def of_devices(*more: str) -> list[str]:
+        done = run((*IMPORTS, "-m", "xlaunch", *more, *words))
+        names = [line.rpartition("|")[2].strip() for line in done.err.splitlines()]
+        return [name for name in names if "device" in name or name == "pynvml"]
+
+    assert of_devices() == []
+    assert "xlaunch.report.device_watch" in of_devices("--verify-device")
 
 
 def test_log_files_and_report_cost_no_heavy_import(tmp_path: Path):

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`--compare cpu,cuda`: what each run is told, their order, and the intervals."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import xlaunch
+from xlaunch.doctor.device_compare import (
+    HIDDEN,
+    compare,
+    parse_devices,
+    request_for,
+    run_all,
+)
+from xlaunch.measurement.metrics import MetricSeries, MetricTotal
+from xlaunch.planning.request import Request
+from xlaunch.report import Report
+
+
+def report(rate: float | None, *, wall_s: float = 2.0, kind: str = "rate", code: int = 0) -> Report:
+    """A run that printed values around `rate`, one each tenth of a second; None: none."""
+    total = MetricTotal("images/s", kind, None, None, 0, None, None, None, None, None, ())
+    series = MetricSeries("images/s", 0, (), (), 1)
+    if rate is not None:
+        field = "sum" if kind == "rate" else "mean"
+        total = total._replace(count=18, window_from_s=0.1, **{field: rate})
+        times = [0.1 * tick for tick in range(1, 20)]
+        series = series._replace(times_s=times, values=[rate + i % 3 - 1 for i in range(19)])
+    return Report(code, "", wall_s, 1, (), (), (), metrics=(total,), series=(series,))
+
+
+def gpu(root: Path, driver: str, vendor: str) -> str:
+    directory = root / "sys/bus/pci/drivers" / driver / "0000:03:00.0"
+    directory.mkdir(parents=True)
+    (directory / "vendor").write_text(f"0x{vendor}\n")
+    (directory / "device").write_text("0x2335\n")
+    return str(root)
+
+
+@pytest.mark.parametrize(("driver", "vendor"), [("nvidia", "10de"), ("amdgpu", "1002")])
+def test_devices_that_exist(tmp_path: Path, driver: str, vendor: str):
+    root = gpu(tmp_path, driver, vendor)
+    assert parse_devices("cpu, cuda:0", root) == ("cpu", "cuda:0")
+    with pytest.raises(xlaunch.UsageError, match="there is no device xpu here: no driver"):
+        parse_devices("cpu,xpu", root)
+
+
+def test_container_that_hides_the_pci_bus(tmp_path: Path):
+    with pytest.raises(xlaunch.UsageError, match="there is no device cuda here"):
+        parse_devices("cpu,cuda", str(tmp_path))
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidiactl").touch()
+    assert parse_devices("cuda,cpu", str(tmp_path)) == ("cuda", "cpu")
+
+
+def test_program_is_told_its_device_and_gpus_are_hidden_only_if_it_cannot_know(tmp_path: Path):
+    plain, reads = tmp_path / "plain.py", tmp_path / "reads.py"
+    plain.write_text("import torch\n")
+    reads.write_text("import os; os.environ['XLAUNCH_DEVICE']\n")
+    for words, hides in (
+        ((str(plain),), True),
+        (("no-such-file.py",), True),
+        (("sh", "-c", "true"), True),
+        ((str(reads),), False),
+        ((str(plain), "--device={device}"), False),
+    ):
+        on_cpu = request_for(Request(program=words), "cpu")
+        on_gpu = request_for(Request(program=words), "cuda:1")
+        assert dict(on_cpu.env) == {"XLAUNCH_DEVICE": "cpu", **(dict(HIDDEN) if hides else {})}
+        assert dict(on_gpu.env) == {"XLAUNCH_DEVICE": "cuda:1"}
+        assert on_gpu.verify_device
+    assert on_gpu.program == (str(plain), "--device=cuda:1")
+
+
+def test_runs_are_interleaved_and_a_long_program_runs_once_on_each():
+    order: list[str] = []
+
+    def run(device: str, place: int, wall_s: float = 1.0) -> Report:
+        order.append(f"{device}{place}")
+        return report(None, wall_s=wall_s)
+
+    run_all(("cpu", "cuda"), run)
+    assert order == ["cpu0", "cuda0", "cuda1", "cpu1", "cpu2", "cuda2"]
+    order.clear()
+    run_all(("cpu", "cuda"), lambda device, place: run(device, place, 200.0))
+    assert order == ["cpu0", "cuda0"]
+
+
+def test_failed_run_is_the_last():
+    failed = report(None, code=3)
+    reports, found = run_all(("cpu", "cuda"), lambda device, _: failed if device == "cuda" else report(1))  # fmt: skip
+    assert found is failed
+    assert (len(reports["cpu"]), len(reports["cuda"])) == (1, 0)
+
+
+def test_rates_with_intervals_over_runs():
+    found = compare({"cpu": [report(210), report(213), report(216)], "cuda": [report(1590), report(1600), report(1610)]})  # fmt: skip
+    assert (found.what, found.larger_is_better) == ("images/s", True)
+    cpu, cuda = found.estimates
+    assert cpu.mean == pytest.approx(213, rel=1e-3)
+    # Of the logarithms of three values: t is 4.303, the standard error 0.01409 / sqrt(3).
+    assert (cpu.low, cpu.high) == (pytest.approx(205.7, abs=0.1), pytest.approx(220.6, abs=0.1))
+    (speedup,) = found.speedups
+    assert speedup.mean == pytest.approx(1600 / 213, rel=1e-3)
+    assert speedup.low is not None
+    assert speedup.low < 1600 / 213 < (speedup.high or 0)
+    assert found.lines()[-1] == "over 3 interleaved runs of each"
+    assert cuda.mean == pytest.approx(1600, rel=1e-3)
+
+
+def test_times_are_compared_the_other_way_round():
+    found = compare({"cpu": [report(0.60, kind="latency")] * 2, "cuda": [report(0.08, kind="latency")] * 2})  # fmt: skip
+    assert not found.larger_is_better
+    assert found.speedups[0].mean == pytest.approx(7.5)
+
+
+def test_one_run_of_each_has_the_interval_of_its_parts():
+    found = compare({"cpu": [report(213)], "cuda": [report(1600)]})
+    assert found.basis == "over 6 parts of one run of each: another run may differ by more"
+    assert found.estimates[0].low is not None
+    assert found.estimates[0].low < 213 < (found.estimates[0].high or 0)
+
+
+def test_without_a_metric_the_whole_time_is_compared():
+    found = compare({"cpu": [report(None, wall_s=8)], "cuda": [report(213, wall_s=2)]})
+    assert found.what == "time of the whole program, s"
+    assert found.speedups[0] == (pytest.approx(4.0), None, None)
+    assert found.basis == "one run of each; not every run printed images/s, so times are compared"
+    assert "[one run: no interval]" in found.lines()[1]
+
+
+def test_real_runs_under_two_names(tmp_path: Path):
+    """What is compared here is a program that prints what it was told."""
+    code = (
+        "import sys, time\n"
+        "rate = {'cpu': 213, 'cuda': 1600}[sys.argv[1]]\n"
+        "for i in range(5): print(rate + i, 'images/s', flush=True); time.sleep(0.02)\n"
+    )
+    request = Request(
+        program=(sys.executable, "-c", code, "{device}"), ncores=1, metric=("images/s",)
+    )
+    machine = xlaunch.read_machine()
+
+    def run(device: str, place: int) -> Report:
+        del place
+        return xlaunch.launch(xlaunch.plan(request_for(request, device), machine))
+
+    reports, failed = run_all(("cpu", "cuda"), run)
+    assert failed is None
+    found = compare(reports)
+    assert found.speedups[0].mean == pytest.approx(1602 / 215, rel=0.02)
+    assert found.as_dict()["devices"][0]["device"] == "cpu"
