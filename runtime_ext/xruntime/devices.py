@@ -305,9 +305,7 @@ def _built_for() -> str:
 _said: set[torch.device] = set()
 
 
-def _say(
-    taken: torch.device, text: str, prefix: str, refused: dict[str, list[str]]
-) -> None:
+def _say(taken: torch.device, text: str, prefix: str, refused: dict[str, list[str]]) -> None:
     """One line on standard error for each device that a process takes."""
     if taken in _said or sys.stderr is None:
         return
