@@ -10,6 +10,7 @@
     fast = compile_for_streams(model, sample, threads=1)
     streams = MultiStreamModule(fast, num_streams=8)  # splits batches; one copy of the weights
     model = optimize(model, sample_input=batch)       # folds, compiles and checks, in one call
+    model.to(device("auto"))           # a GPU if one works, and a line that says so
 
 Nothing needs to be preloaded. torch is imported when a name that needs it is first used.
 """
@@ -20,10 +21,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from xruntime.compilation.counters import report_counters_at_exit
-from xruntime.errors import KernelsUnavailableError
+from xruntime.errors import DeviceError, KernelsUnavailableError
 
 if TYPE_CHECKING:
     from xruntime import allocator, nn, optim, optimization, quantization
+    from xruntime.devices import DeviceProperties, describe_device, device, device_option
     from xruntime.optimization.front_end import optimize
     from xruntime.packages.compiling import compile_package
     from xruntime.packages.package import StreamPackage, load_package
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
 __all__ = [
     "CPUPool",
     "CompiledForStreams",
+    "DeviceError",
+    "DeviceProperties",
     "KernelsUnavailableError",
     "MultiStreamModule",
     "MultiStreamModuleHint",
@@ -56,6 +60,9 @@ __all__ = [
     "allocator",
     "compile_for_streams",
     "compile_package",
+    "describe_device",
+    "device",
+    "device_option",
     "get_core_list_of_node_id",
     "get_default_num_streams",
     "is_runtime_ext_enabled",
@@ -78,6 +85,10 @@ _MODULES = {
     "get_core_list_of_node_id": "threads.cpu_pool",
     "get_default_num_streams": "threads.cpu_pool",
     "is_runtime_ext_enabled": "threads.cpu_pool",
+    "DeviceProperties": "devices",
+    "describe_device": "devices",
+    "device": "devices",
+    "device_option": "devices",
     "OpenMPTeam": "threads.openmp",
     "TeamMember": "threads.openmp",
     "openmp_team": "threads.openmp",

@@ -59,6 +59,24 @@ def show_allocator(*, as_json: bool) -> None:
         click.echo("\n".join(_lines(heap, stats, settings)))
 
 
+@commands.command("device")
+@click.argument("name", metavar="[auto|cpu|cuda[:N]|xpu[:N]|mps]", default="auto")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object, in bytes.")
+def show_device(name: str, *, as_json: bool) -> None:
+    """Show the device that computes here, or the named one: memory, driver and precision.
+
+    A small result is computed on it first. A line on standard error says why others were not taken.
+    """
+    from xruntime.devices import describe_device
+
+    properties = describe_device(name)
+    if as_json:
+        answer = {"schema_version": SCHEMA_VERSION, **properties._asdict()}
+        click.echo(json.dumps(answer, indent=1))
+    else:
+        click.echo(str(properties))
+
+
 @commands.command("kernels")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 @click.option("--build", is_flag=True, help="Compile the operators of DLRM for torch's dispatcher.")

@@ -66,6 +66,10 @@ class CompilationError(XLaunchError, RuntimeError):
     """A module cannot be compiled, or computes something else when it is compiled."""
 
 
+class DeviceError(UsageError, RuntimeError):
+    """A device that is unknown or does not work."""
+
+
 class ThreadCountError(XLaunchError, ValueError):
     """An impossible number of threads, or another than the compiled code's."""
 

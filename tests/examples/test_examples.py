@@ -127,6 +127,92 @@ def test_train_fails_below_its_goal(
     assert "(goal 101%)" in capsys.readouterr().out
 
 
+RATE = re.compile(r"^loss (\d+\.\d{3}), (\d+\.\d) images/s$", re.MULTILINE)
+
+
+@pytest.mark.long
+def test_plates_are_read_after_five_epochs() -> None:
+    done = run_example("plates.py", "--epochs", "5", "--goal", "0.9", "--device", "cpu")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr.startswith("xruntime: device cpu (")
+    losses = [float(loss) for loss, _ in RATE.findall(done.stdout)]
+    assert losses[-1] < 0.5 < losses[0]
+    found = re.search(r"^epoch 5: (\d+\.\d)% of 300 held-out plates", done.stdout, re.MULTILINE)
+    assert found
+    assert float(found[1]) >= 90
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("plates.py", ["--workers", "0", "--device", "cpu"]),
+        # What it is asked for makes no difference, as the tutorial says.
+        ("plates_before.py", ["--cuda", "False"]),
+    ],
+)
+def test_plates_stop_after_some_seconds(name: str, options: list[str]) -> None:
+    done = run_example(name, "--seconds", "0.1", "--batch", "16", *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert RATE.search(done.stdout)
+    assert done.stdout.count("held-out plates are read right") == 1
+
+
+@pytest.mark.long
+def test_plates_below_the_goal_or_with_wrong_options_fail(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    plates = import_module("plates")
+    options = ["--seconds", "0", "--workers", "0", "--device", "cpu"]
+    monkeypatch.setattr("sys.argv", ["plates.py", *options, "--goal", "1.01"])
+    assert plates.main() == 1
+    for wrong in (["--batch", "0"], ["--device", "False"]):
+        monkeypatch.setattr("sys.argv", ["plates.py", *wrong])
+        with pytest.raises(SystemExit) as caught:
+            plates.main()
+        assert caught.value.code == 2
+        assert wrong[0] in capsys.readouterr().err
+
+
+def test_doctor_finds_the_faults_of_plates_and_none_in_the_repaired_script() -> None:
+    def doctor(name: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "xlaunch", "doctor", EXAMPLES / name]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    done = doctor("plates_before.py")
+    assert done.returncode == 1, done.stderr
+    found = set(re.findall(r" (XL\d{3}) ", done.stdout))
+    assert found >= {"XL001", "XL003", "XL010", "XL012", "XL020", "XL021", "XL030"}
+    repaired = doctor("plates.py")
+    assert repaired.returncode == 0, repaired.stdout
+
+
+def test_plates_are_drawn_the_same_every_time_and_decoded_small(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    plates = import_module("plates")
+    photographs = plates.draw_photographs(3)
+    assert photographs == plates.draw_photographs(3)
+    image, labels, length = plates.Plates(photographs)[0]
+    assert (image.shape, str(image.dtype)) == ((1, 32, 128), "torch.uint8")
+    assert len(labels) == plates.MAX_LENGTH
+    read = "".join(plates.CHARACTERS[label - 1] for label in labels[:length].tolist())
+    assert read == photographs[0].text
+
+
+@pytest.mark.machine
+@pytest.mark.long
+def test_plates_are_read_on_a_gpu(needs: Callable[[object, str], None]) -> None:
+    import torch
+
+    needs(torch.cuda.is_available(), "a GPU that torch computes on by CUDA")
+    done = run_example("plates.py", "--epochs", "5", "--goal", "0.9", "--device", "cuda")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr.startswith("xruntime: device cuda:0 (")
+
+
 @pytest.mark.parametrize(
     "dtype",
     [

@@ -10,7 +10,7 @@ import pytest
 
 import xruntime
 
-LIGHT = ("CPUPool", "allocator", "openmp_team", "pin", "report")
+LIGHT = ("CPUPool", "allocator", "device_option", "openmp_team", "pin", "report")
 
 
 def test_every_name_is_there() -> None:
