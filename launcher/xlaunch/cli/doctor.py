@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import click
 
 from xlaunch.errors import UsageError
@@ -99,7 +101,7 @@ def command(
     )
 
 
-def _refuse(what: str, *groups: dict[str, object]) -> None:
+def _refuse(what: str, *groups: Mapping[str, object]) -> None:
     """Raise `UsageError` if an option of another instrument was given."""
     given = [name for group in groups for name, value in group.items() if value]
     if given:
