@@ -110,10 +110,10 @@ def draw(results: Sequence[Result], unavailable: Sequence[str], *, verbose: bool
         if result.group != group:
             group = result.group
             lines += [(Segment(group, HEADING),)]
-        first, *more = textwrap.wrap(finding.found, WIDTH - len(INDENT), break_on_hyphens=False)
+        first, *more = _lines(finding.found)
         word = Segment(f"  {finding.severity.value:<8} ", STYLES[finding.severity])
         lines += [(word, Segment(first)), *((Segment(INDENT + line),) for line in more)]
-        for line in textwrap.wrap(finding.why, WIDTH - len(INDENT), break_on_hyphens=False):
+        for line in _lines(finding.why):
             lines.append((Segment(INDENT + line, DIM),))
         for command in filter(None, finding.advise.split("\n")):
             first, *more = _wrapped(command)
@@ -122,17 +122,18 @@ def draw(results: Sequence[Result], unavailable: Sequence[str], *, verbose: bool
     lines.append((Segment(", ".join(words) + hint),))
     if verbose and unavailable:
         text = f"not checked here: {', '.join(unavailable)}"
-        lines += [
-            (Segment(line, DIM),) for line in textwrap.wrap(text, WIDTH, break_on_hyphens=False)
-        ]
+        lines += [(Segment(line, DIM),) for line in _lines(text, WIDTH)]
     return Drawing(tuple(lines))
+
+
+def _lines(text: str, width: int = WIDTH - len(INDENT)) -> list[str]:
+    """The text in lines; a path that is longer than one stays whole, to be copied."""
+    return textwrap.wrap(text, width, break_on_hyphens=False, break_long_words=False)
 
 
 def _wrapped(command: str) -> list[str]:
     """A command in lines that a shell reads as one."""
-    lines = textwrap.wrap(
-        command, WIDTH - len(INDENT) - 4, break_on_hyphens=False, break_long_words=False
-    )
+    lines = _lines(command, WIDTH - len(INDENT) - 4)
     return [f"{line} \\" for line in lines[:-1]] + lines[-1:]
 
 

@@ -203,12 +203,13 @@ def show_instruction_set(facts: Facts) -> Iterator[Finding]:
             yield _held_back(variable, facts.environment[variable], f"oneDNN could use {onednn[0]}")
             onednn = [limit]
     if torch[0] == "default":
+        virtual = "hypervisor" in flags
         yield Finding(
             Severity.WARNING,
-            f"{named}no AVX2, or it is hidden",
-            "torch uses its kernels of 128 bits: a quarter of AVX-512's width. A hypervisor that shows "
-            "an old model hides it",
-            "virsh edit DOMAIN  # <cpu mode='host-passthrough'/>",
+            f"{named}no AVX2{', or it is hidden' if virtual else ''}",
+            "torch uses its kernels of 128 bits: a quarter of AVX-512's width"
+            + (". The hypervisor may show an older model than the host is" if virtual else ""),
+            "virsh edit DOMAIN  # <cpu mode='host-passthrough'/>" if virtual else "",
         )
         return
     level = used if used in torch else torch[0]
