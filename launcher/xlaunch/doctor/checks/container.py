@@ -15,7 +15,8 @@ REAPERS = (
     *("xlaunch", "bash", "sh", "dash", "busybox", "supervisord"),
 )
 """Programs that wait for children that they did not start; shells do as well."""
-MIN_ZOMBIES = 1
+MIN_ZOMBIES = 3
+"""Fewer may be about to be waited for."""
 
 
 def show_first_process(facts: Facts) -> Iterator[Finding]:

@@ -13,6 +13,8 @@ from xlaunch.wording import counted
 TITLE = "CPU"
 
 CPU = "/sys/devices/system/cpu"
+MAX_NAMES = 60
+"""Characters of a list of CPUs; a longer one is shown as their number."""
 OWN_GOVERNORS = ("intel_pstate", "amd-pstate-epp")
 """Drivers whose "powersave" is no low frequency: the processor chooses, see amd-pstate.rst."""
 
@@ -129,9 +131,12 @@ def show_offline(facts: Facts) -> Iterator[Finding]:
     if not offline or facts.tree.read(f"{CPU}/smt/control") in ("off", "forceoff"):
         return
     online = len(facts.machine.topology.online_cpus)
+    named = name_numbers("CPU", offline)
+    if len(named) > MAX_NAMES:
+        named = counted(len(offline), "CPU")
     yield Finding(
         Severity.ADVICE,
-        f"{name_numbers('CPU', offline)} {'is' if len(offline) == 1 else 'are'} offline",
+        f"{named} {'is' if len(offline) == 1 else 'are'} offline",
         f"{counted(online, 'CPU')} of {online + len(offline)} can run anything",
         f"echo 1 | sudo tee {CPU}/cpu{offline[0]}/online",
     )

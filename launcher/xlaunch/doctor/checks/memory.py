@@ -17,6 +17,8 @@ SWAPPED_SHARE = 0.01
 """Minimum share of the memory in swap that is serious; less is left from long ago on most desktops."""
 FULL_SHARE = 0.9
 """Minimum share of a memory limit in use that is serious."""
+TORCH_BYTES = 224 << 20
+"""What a process has that imported torch 2.13 (CPU build) and called one layer, measured."""
 SHARED = "/dev/shm"  # noqa: S108
 MIN_SHARED_BYTES = 1 << 30
 """Of /dev/shm. Containers have 64 MiB unless told otherwise: a batch of 64 images of 224 x 224 in
@@ -48,7 +50,7 @@ def show_huge_pages(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             Severity.ADVICE,
             "transparent huge pages: never",
-            "with 16 threads or more they made ResNet-50 and BERT training 4 to 6 % faster "
+            "with 16 threads or more they made ResNet-50 and BERT training 4 to 6% faster "
             "(docs/decisions.md)",
             f"echo madvise | sudo tee {SYSTEM_MODE_FILE}",
         )
@@ -113,6 +115,15 @@ def show_limit(facts: Facts) -> Iterator[Finding]:
     total = facts.machine.limits.memory_total_bytes
     if total is not None and limit >= total:
         yield Finding(Severity.OK, f"{found}: as much as the machine has")
+        return
+    if limit < TORCH_BYTES:
+        yield Finding(
+            Severity.SERIOUS,
+            found,
+            f"importing torch and calling one layer takes {size(TORCH_BYTES)} (torch 2.13, CPU build, "
+            "measured): the kernel ends the process before it works",
+            "docker update --memory 2g --memory-swap 2g CONTAINER",
+        )
         return
     used = _used_below(facts, limit)
     if used is None or used < FULL_SHARE * limit:

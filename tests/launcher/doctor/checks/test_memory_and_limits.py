@@ -65,6 +65,8 @@ def test_memory_limit_below_what_runs(tmp_path: Path):
     cached = used | {f"{JOB}/memory.stat": f"anon 5\ninactive_file {3 * GIB}"}
     assert severity("memory-limit", machine(tmp_path / "cached", files | cached)) is Severity.OK
     assert severity("memory-limit", machine(tmp_path / "unknown", files)) is Severity.OK
+    small = machine(tmp_path / "small", files | {f"{JOB}/memory.max": str(GIB // 8)})
+    assert severity("memory-limit", small) is Severity.SERIOUS
     assert shown("memory-limit", machine(tmp_path / "none", {})) == []
 
 
@@ -129,10 +131,11 @@ def test_memory_policy_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_first_process_that_does_not_wait(tmp_path: Path):
-    zombie = {"proc/7/stat": "7 (a) b) Z 1 7 7 0", "proc/8/stat": "8 (c) S 1 8 8 0"}
+    zombie = {f"proc/{pid}/stat": f"{pid} (a) b) Z 1 {pid} {pid} 0" for pid in (7, 8, 9)}
+    zombie["proc/10/stat"] = "10 (c) S 1 10 10 0"
     dead = one("first-process", machine(tmp_path / "dead", {"proc/1/comm": "serve", **zombie}))
     assert dead.severity is Severity.WARNING
-    assert dead.found == "PID 1 (serve) does not wait for orphans: 1 zombie"
+    assert dead.found == "PID 1 (serve) does not wait for orphans: 3 zombies"
     python = machine(tmp_path / "python", {"proc/1/comm": "python3.12"})
     assert severity("first-process", python) is Severity.ADVICE
     init = machine(tmp_path / "init", {"proc/1/comm": "systemd", **zombie})
