@@ -48,9 +48,9 @@ def check_machine(
             raise UsageError(
                 f"--import {name!r}: not a module's name; as in --import sklearn.cluster"
             )
-    if imports and sysroot is not None and python is None:
+    if imports and sysroot is not None:
         raise UsageError(
-            "--import: modules are imported on this machine; leave --sysroot out, or add --python"
+            "--import: modules are imported on this machine; leave --import or --sysroot out"
         )
     interpreter = None
     if sysroot is None or python is not None:

@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from typing import Any
 
-from xlaunch.doctor.checks.findings import Check, Facts, Finding, Severity, has_environment
+from xlaunch.doctor.checks.findings import Check, Facts, Finding, Severity
 from xlaunch.environment.libraries import (
     ALLOCATORS,
     OPENMP,
@@ -177,12 +177,17 @@ def _import(facts: Facts, names: tuple[str, ...]) -> dict[str, Any] | str:
         return f"{how}{f', {said[0][:200]}' if said else ''}"
 
 
+def _can_load(facts: Facts) -> bool:
+    """Libraries are this system's, whichever machine is looked at."""
+    return facts.live and facts.prefix is not None
+
+
 CHECKS = (
-    Check("allocator", show_allocator, has_environment),
-    Check("openmp-runtime", show_runtimes, has_environment),
+    Check("allocator", show_allocator, _can_load),
+    Check("openmp-runtime", show_runtimes, _can_load),
     Check(
         "two-openmp-runtimes",
         show_two_runtimes,
-        lambda facts: bool(facts.imports) and has_environment(facts),
+        lambda facts: bool(facts.imports) and _can_load(facts),
     ),
 )

@@ -36,7 +36,7 @@ def show_load(facts: Facts) -> Iterator[Finding]:
             Severity.WARNING,
             busy.removesuffix("; --cpus takes others"),
             slowest,
-            "xlaunch --cpus LIST PROGRAM",
+            "ps -eo pid,pcpu,psr,args --sort=-pcpu | head\nxlaunch --cpus LIST PROGRAM",
         )
     if steal is not None:
         yield Finding(

@@ -80,16 +80,25 @@ def test_driver_against_the_build(cuda: str, driver: str, expected: Severity, tm
     assert driver in finding.found
 
 
-def test_driver_version_of_proc(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        (
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 2024",
+            "535.183.01",
+        ),
+        (
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.124.06  Release Build\n"
+            "GCC version:  gcc version 15.3.0 (GCC)",
+            "570.124.06",
+        ),
+    ],
+)
+def test_driver_version_of_proc(text: str, version: str, tmp_path: Path):
     torch_build(environment(tmp_path / "venv"), "2.9.0", cuda="13.0")
-    text = (
-        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 19:39:15 UTC 2024"
-    )
     facts = machine(tmp_path / "machine", {**NVIDIA, "proc/driver/nvidia/version": text})
-    finding = one("torch-build", program(facts, tmp_path / "venv"))
-    assert (
-        finding.found == "torch 2.9.0 needs an NVIDIA driver 580.65.06 or newer; this is 535.183.01"
-    )
+    found = one("torch-build", program(facts, tmp_path / "venv")).found
+    assert found == f"torch 2.9.0 needs an NVIDIA driver 580.65.06 or newer; this is {version}"
 
 
 def test_no_torch(tmp_path: Path):

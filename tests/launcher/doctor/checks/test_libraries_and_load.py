@@ -44,14 +44,16 @@ def test_allocator_that_would_be_chosen(tmp_path: Path, needs):
 def test_allocator_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     environment(tmp_path)
     monkeypatch.setattr("xlaunch.doctor.checks.libraries.find_libraries", lambda *_, **__: ())
-    finding = one("allocator", program(machine(tmp_path / "machine", {}), tmp_path))
+    finding = one(
+        "allocator", program(machine(tmp_path / "machine", {}), tmp_path)._replace(live=True)
+    )
     assert finding.severity is Severity.ADVICE
     assert finding.advise == "apt-get install libtcmalloc-minimal4"
 
 
 def test_runtimes_that_packages_carry(tmp_path: Path):
     site = environment(tmp_path / "venv")
-    facts = program(machine(tmp_path / "machine", {}), tmp_path / "venv")
+    facts = program(machine(tmp_path / "machine", {}), tmp_path / "venv")._replace(live=True)
     assert one("openmp-runtime", facts).found.startswith("OpenMP: torch is not installed")
     library(site / "torch/lib/libtorch_cpu.so", needed=["libgomp.so.1"])
     assert severity("openmp-runtime", facts) is Severity.OK

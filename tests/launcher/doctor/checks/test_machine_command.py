@@ -152,7 +152,7 @@ def test_bad_input(tmp_path: Path, troubled: str):
     assert "not a module's name" in ask("doctor", "--import", "a b").refused()
     assert "not a module's name" in ask("doctor", "--import", "").refused()
     words = ("--import", "json", "--sysroot", troubled)
-    assert "leave --sysroot out" in ask("doctor", *words).refused()
+    assert "leave --import or --sysroot out" in ask("doctor", *words).refused()
     done = subprocess.run(
         (sys.executable, "-m", "xlaunch", "doctor", "--import", "no_such_module"),
         capture_output=True,
