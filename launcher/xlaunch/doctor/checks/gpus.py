@@ -30,12 +30,13 @@ def show_driver(facts: Facts) -> Iterator[Finding]:
         for address in facts.tree.names(f"/sys/bus/pci/drivers/{driver}")
         if ":" in address
     }
+    taken = {*bound, *facts.tree.names("/sys/bus/pci/drivers/vfio-pci")}  # the latter: by a guest
     # A captured tree without drivers says nothing about them.
     drivers = facts.live or bool(facts.tree.names("/sys/bus/pci/drivers"))
     for address in sorted(facts.tree.names(PCI)):
         kind = facts.tree.read(f"{PCI}/{address}/class") or ""
         vendor = VENDORS.get(facts.tree.read(f"{PCI}/{address}/vendor") or "")
-        if vendor is None or not kind.startswith(CLASSES) or address in bound or not drivers:
+        if vendor is None or not kind.startswith(CLASSES) or address in taken or not drivers:
             continue
         yield Finding(
             Severity.WARNING,

@@ -150,6 +150,8 @@ def test_gpu_without_a_driver(tmp_path: Path):
         "gpu-driver", machine(tmp_path / "none", card | {"sys/bus/pci/drivers/e1000/": ""})
     )
     assert finding.severity is Severity.WARNING
+    guest = {"sys/bus/pci/drivers/vfio-pci/0000:01:00.0/": ""}
+    assert shown("gpu-driver", machine(tmp_path / "guest", card | guest)) == []
     # A capture without any driver says nothing.
     assert shown("gpu-driver", machine(tmp_path / "capture", card)) == []
     bound = machine(tmp_path / "bound", {**card, **NVIDIA, DRIVER: "580.65.06"})

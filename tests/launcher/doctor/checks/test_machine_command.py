@@ -133,7 +133,7 @@ def test_another_environment_against_another_machine(troubled: str, tmp_path: Pa
     assert found["torch-build"]["severity"] == "serious"
 
 
-def test_this_machine_within_two_imports(tmp_path: Path):
+def test_this_machine_without_heavy_imports(tmp_path: Path):
     env = clean_environment(XDG_CACHE_HOME=str(tmp_path))
     words = (sys.executable, "-X", "importtime", "-m", "xlaunch", "doctor", "-v")
     done = run(words, env=env)
