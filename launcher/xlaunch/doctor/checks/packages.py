@@ -31,8 +31,7 @@ def show_build(facts: Facts) -> Iterator[Finding]:
     """Whether torch is built for the GPUs that are here, and for their driver."""
     torch = _read_torch(facts)
     if torch is None:
-        if facts.imports or facts.interpreter:
-            yield Finding(Severity.OK, f"torch is not installed for {facts.interpreter}")
+        yield Finding(Severity.OK, f"torch is not installed for {facts.interpreter}")
         return
     version = torch.get("__version__") or "?"
     vendors = sorted({gpu.vendor for gpu in read_gpus(facts.tree)}, key=lambda it: it.value)
@@ -52,12 +51,13 @@ def show_build(facts: Facts) -> Iterator[Finding]:
         )
     cuda, driver = torch.get("cuda"), read_driver_version(Vendor.NVIDIA, facts.tree)
     driver = driver or _driver_of_proc(facts)
-    needed = MIN_DRIVERS.get(_numbers(cuda or "")[:1][0]) if cuda and _numbers(cuda) else None
+    needed = MIN_DRIVERS.get((*_numbers(cuda or ""), 0)[0])
     if needed is not None and driver is not None and _numbers(driver) < needed:
         yield Finding(
             Severity.SERIOUS,
             f"torch {version} needs an NVIDIA driver {_dotted(needed)} or newer; this is {driver}",
-            f"CUDA {cuda} does not start on it, and torch.cuda.is_available() is False (NVIDIA, CUDA "
+            f"CUDA {cuda} does not start on it without NVIDIA's package cuda-compat, and "
+            "torch.cuda.is_available() is False (NVIDIA, CUDA "
             "Compatibility)",
             f"sudo apt-get install nvidia-driver-{needed[0]}",
         )
