@@ -3,6 +3,36 @@
 
 from __future__ import annotations
 
+import os
+import re
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+from xlaunch.cli.machine_drawing import DIM, HEADING, WIDTH, Drawing, Line, Segment
+from xlaunch.cli.topology import machine_of, show
+from xlaunch.doctor.checks import Result, run_checks
+from xlaunch.doctor.checks.findings import Facts, Severity
+from xlaunch.environment.prefix import prefix_of
+from xlaunch.environment.program import find_interpreter
+from xlaunch.errors import UsageError
+from xlaunch.machine.files import Tree
+from xlaunch.machine.topology import Machine
+from xlaunch.wording import counted
+
+SCHEMA_VERSION = 1
+"""Version of ``--json``; raised when a key changes its meaning or is removed."""
+STYLES = {
+    Severity.SERIOUS: "bold red",
+    Severity.WARNING: "bold yellow",
+    Severity.ADVICE: "cyan",
+    Severity.OK: "green",
+}
+INDENT = " " * 11
+
 
 def check_machine(
     *,
@@ -13,4 +43,114 @@ def check_machine(
     verbose: bool,
 ) -> int:
     """Print the checks; 1 if something serious was found."""
-    raise NotImplementedError
+    for name in imports:
+        if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", name):
+            raise UsageError(
+                f"--import {name!r}: not a module's name; as in --import sklearn.cluster"
+            )
+    if imports and sysroot is not None:
+        raise UsageError(
+            "--import: modules are imported on this machine; leave --import or --sysroot out"
+        )
+    interpreter = None
+    if sysroot is None or python is not None:
+        interpreter, _ = find_interpreter(python, os.environ)
+    with machine_of(sysroot, None) as machine:
+        facts = facts_of(
+            machine, os.environ, sysroot=sysroot, interpreter=interpreter, imports=imports
+        )
+        results, unavailable = run_checks(facts)
+    if as_json:
+        import json
+
+        click.echo(json.dumps(_to_dict(facts, results, unavailable), indent=1))
+    else:
+        show(draw(results, unavailable, verbose=verbose), ())
+    return int(any(result.finding.severity is Severity.SERIOUS for result in results))
+
+
+def facts_of(
+    machine: Machine,
+    environment: Mapping[str, str],
+    *,
+    sysroot: str | None,
+    interpreter: str | None = None,
+    imports: tuple[str, ...] = (),
+) -> Facts:
+    """What the checks of `machine` read; of a captured one (`sysroot`) nothing of this process."""
+    live = sysroot is None and sys.platform == "linux"
+    return Facts(
+        machine=machine,
+        tree=Tree(machine.root),
+        live=live,
+        environment=dict(environment) if sysroot is None or interpreter else {},
+        interpreter=interpreter,
+        prefix=None if interpreter is None else prefix_of(interpreter),
+        imports=imports,
+    )
+
+
+def draw(results: Sequence[Result], unavailable: Sequence[str], *, verbose: bool) -> Drawing:
+    """The findings in lines of 80 columns; commands can be copied."""
+    counts = {
+        severity: [it.finding.severity for it in results].count(severity) for severity in Severity
+    }
+    words = [
+        f"{counts[Severity.SERIOUS]} serious",
+        counted(counts[Severity.WARNING], "warning"),
+        f"{counts[Severity.ADVICE]} advice",
+        f"{counts[Severity.OK]} in order",
+    ]
+    lines: list[Line] = []
+    group = ""
+    for result in results:
+        finding = result.finding
+        if finding.severity is Severity.OK and not verbose:
+            continue
+        if result.group != group:
+            group = result.group
+            lines += [(Segment(group, HEADING),)]
+        first, *more = _lines(finding.found)
+        word = Segment(f"  {finding.severity.value:<8} ", STYLES[finding.severity])
+        lines += [(word, Segment(first)), *((Segment(INDENT + line),) for line in more)]
+        for line in _lines(finding.why):
+            lines.append((Segment(INDENT + line, DIM),))
+        for command in filter(None, finding.advise.split("\n")):
+            first, *more = _wrapped(command)
+            lines += [(Segment(f"{INDENT}> {first}"),), *((Segment(INDENT + m),) for m in more)]
+    hint = "" if verbose or not counts[Severity.OK] else " (-v shows them)"
+    lines.append((Segment(", ".join(words) + hint),))
+    if verbose and unavailable:
+        text = f"not checked here: {', '.join(unavailable)}"
+        lines += [(Segment(line, DIM),) for line in _lines(text, WIDTH)]
+    return Drawing(tuple(lines))
+
+
+def _lines(text: str, width: int = WIDTH - len(INDENT)) -> list[str]:
+    """The text in lines; a path that is longer than one stays whole, to be copied."""
+    return textwrap.wrap(text, width, break_on_hyphens=False, break_long_words=False)
+
+
+def _wrapped(command: str) -> list[str]:
+    """A command in lines that a shell reads as one."""
+    lines = _lines(command, WIDTH - len(INDENT) - 4)
+    return [f"{line} \\" for line in lines[:-1]] + lines[-1:]
+
+
+def _to_dict(facts: Facts, results: Sequence[Result], unavailable: Sequence[str]) -> dict[str, Any]:
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "interpreter": facts.interpreter,
+        "findings": [
+            {
+                "group": result.group,
+                "check": result.check,
+                "severity": result.finding.severity.value,
+                "found": result.finding.found,
+                "why": result.finding.why,
+                "advise": result.finding.advise,
+            }
+            for result in results
+        ],
+        "not_available": list(unavailable),
+    }

@@ -5,26 +5,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
 from xlaunch.cli.options import CONTEXT
-from xlaunch.environment.libraries import NAMES, Library, find_libraries, how_to_install, places
+from xlaunch.environment.libraries import NAMES, find_libraries, how_to_install, places
 from xlaunch.environment.prefix import prefix_of
-from xlaunch.environment.preload import preloaded, prove_preload
+from xlaunch.environment.preload import Judged, judge, preloaded
 from xlaunch.environment.program import find_interpreter
 from xlaunch.wording import align
-
-
-class Judged(NamedTuple):
-    """A library with its verdict."""
-
-    library: Library
-    chosen: bool
-    """The profile of its name preloads this file."""
-    verdict: str
-    """Why it is used or not."""
 
 
 @click.command(context_settings=CONTEXT)
@@ -52,30 +42,6 @@ def command(*, as_json: bool, python: str | None) -> None:
         click.echo("\n".join(lines))
     for note in notes:
         click.echo(f"note: {note}", err=True)
-
-
-def judge(found: Sequence[Library], interpreter: str) -> tuple[tuple[Judged, ...], tuple[str, ...]]:
-    """Decide which of the libraries are used; and notes, each once."""
-    judged: list[Judged] = []
-    notes: dict[str, None] = {}
-    taken: set[str] = set()
-    for library in found:
-        refusal = library.refusal
-        if refusal is None:
-            proof = prove_preload(library.path, interpreter)
-            refusal = proof.refusal
-            if proof.note is not None:
-                notes[proof.note] = None
-        if refusal is not None:
-            judged.append(Judged(library, False, f"refused: {refusal}"))
-        elif library.name in taken:
-            judged.append(Judged(library, False, "usable; another comes first"))
-        else:
-            taken.add(library.name)
-            if library.note is not None:
-                notes[f"{library.path}: {library.note}"] = None
-            judged.append(Judged(library, True, "chosen: the first that works"))
-    return tuple(judged), tuple(notes)
 
 
 def _table(judged: Iterable[Judged]) -> list[str]:

@@ -53,6 +53,16 @@ class Preloadable(NamedTuple):
     """Path and reason of those that cannot be; empty with a `library`."""
 
 
+class Judged(NamedTuple):
+    """A library with the verdict of `judge`."""
+
+    library: Library
+    chosen: bool
+    """The profile of its name preloads this file."""
+    verdict: str
+    """Why it is used or not."""
+
+
 def preload_list(inherited: str | None, libraries: Sequence[str]) -> str:
     """The value of LD_PRELOAD: the inherited entries, then the `libraries` that are not among them.
 
@@ -189,6 +199,30 @@ def _where_it_was_looked_for(prefix: str | None, environment: Mapping[str, str])
     from xlaunch.environment.libraries import places
 
     return ", ".join([place.place for place in places(prefix, environment)])
+
+
+def judge(found: Sequence[Library], interpreter: str) -> tuple[tuple[Judged, ...], tuple[str, ...]]:
+    """Decide which of the libraries are used; and notes, each once."""
+    judged: list[Judged] = []
+    notes: dict[str, None] = {}
+    taken: set[str] = set()
+    for library in found:
+        refusal = library.refusal
+        if refusal is None:
+            proof = prove_preload(library.path, interpreter)
+            refusal = proof.refusal
+            if proof.note is not None:
+                notes[proof.note] = None
+        if refusal is not None:
+            judged.append(Judged(library, False, f"refused: {refusal}"))
+        elif library.name in taken:
+            judged.append(Judged(library, False, "usable; another comes first"))
+        else:
+            taken.add(library.name)
+            if library.note is not None:
+                notes[f"{library.path}: {library.note}"] = None
+            judged.append(Judged(library, True, "chosen: the first that works"))
+    return tuple(judged), tuple(notes)
 
 
 def prove_preload(

@@ -165,4 +165,4 @@ def test_argument_may_have_a_command_s_name():
 
 
 def test_command_that_is_not_there_yet_is_no_program():
-    assert "not in this version" in ask("report").refused()
+    assert "not in this version" in ask("explain").refused()

@@ -136,6 +136,13 @@ def test_topology(launch: Launch):
     launch("topology", "--capture", "x.tar.xz").refused(2)
 
 
+def test_doctor_checks_what_it_can(launch: Launch):
+    done = launch("doctor", "-v")
+    assert done.code in (0, 1)
+    assert done.err == ""
+    assert "not checked here:" in done.out.decode()
+
+
 def test_machine_of_another_kind_is_planned_for(launch: Launch):
     done = launch("plan", "--synthetic", "package:2 node:2 core:4 pu:2", "--instances", "4")
     assert (done.code, done.err) == (0, "")

@@ -1,2 +1,60 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of the machine: what was found, why it matters, and the command that changes it."""
+"""Checks of the machine, one module a family. They show and advise; nothing is changed."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from xlaunch.doctor.checks import (
+    caches,
+    container,
+    cpu,
+    gpus,
+    libraries,
+    limits,
+    load,
+    memory,
+    packages,
+)
+from xlaunch.doctor.checks.findings import Facts, Finding, Severity
+
+FAMILIES = (gpus, packages, libraries, limits, cpu, memory, load, caches, container)
+
+
+class Result(NamedTuple):
+    """A finding with its place."""
+
+    group: str
+    """**Ex.:** ``"Memory"``."""
+    check: str
+    """**Ex.:** ``"swap"``."""
+    finding: Finding
+
+
+def run_checks(facts: Facts) -> tuple[list[Result], list[str]]:
+    """All findings, the worst first in each group and among the groups; and checks not available.
+
+    Raises `UsageError` for a module of `Facts.imports` that does not exist.
+    """
+    results, unavailable = [], []
+    for family in FAMILIES:
+        for check in family.CHECKS:
+            if check.available(facts):
+                found = check.show(facts)
+                results += [Result(family.TITLE, check.name, finding) for finding in found]
+            else:
+                unavailable.append(check.name)
+    order = list(Severity)
+    worst: dict[str, int] = {}
+    for result in results:
+        rank = order.index(result.finding.severity)
+        worst[result.group] = min(rank, worst.get(result.group, rank))
+    titles = [family.TITLE for family in FAMILIES]
+    results.sort(
+        key=lambda it: (
+            worst[it.group],
+            titles.index(it.group),
+            order.index(it.finding.severity),
+        )
+    )
+    return results, unavailable

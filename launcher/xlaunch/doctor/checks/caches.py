@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The directory of compile caches: whether it may be used, has room, and is on a local disk."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from xlaunch.doctor.checks.findings import Check, Facts, Finding, Severity, is_live
+from xlaunch.wording import size
+
+TITLE = "Caches"
+
+MIN_FREE_BYTES = 1 << 30
+NETWORK = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "fuse.sshfs", "9p")
+"""Types of file systems on other machines."""
+WHY = (
+    "torch.compile makes its code again at each start: the first result of ResNet-50 took 22.3 s without "
+    "its cache and 3.4 s with it (docs/measurements.md)"
+)
+OPTION = "xlaunch --cache-dir DIRECTORY PROGRAM"
+
+
+def show_directory(facts: Facts) -> Iterator[Finding]:
+    """What would keep a launch from using its default directory. Nothing is made."""
+    from xlaunch.cache.directories import check_base
+    from xlaunch.cache.use import default_directory
+
+    base = default_directory(facts.environment)
+    if base is None:
+        yield Finding(Severity.ADVICE, "HOME is not set: caches are not kept", WHY, OPTION)
+        return
+    here = base
+    while not os.path.lexists(here):
+        here = os.path.dirname(here)
+    try:
+        refusal = check_base(base)
+        if refusal is None and not os.access(here, os.W_OK | os.X_OK):
+            refusal = f"{here} is not writable"
+        status = os.statvfs(here)
+    except OSError as error:
+        refusal = f"{here}: {error.strerror}"
+    if refusal is not None:
+        yield Finding(Severity.ADVICE, f"caches are not kept: {refusal}", WHY, OPTION)
+        return
+    free = status.f_bavail * status.f_frsize
+    kind = _file_system(facts, here)
+    if free < MIN_FREE_BYTES:
+        yield Finding(
+            Severity.WARNING,
+            f"{base}: {size(free)} are free",
+            f"compilations fail on a full disk; {WHY}",
+            "xlaunch cache prune\n" + OPTION,
+        )
+    elif kind in NETWORK:
+        yield Finding(
+            Severity.ADVICE,
+            f"{base} is on a network file system ({kind})",
+            "each start reads hundreds of small files of it, and locks may not hold between machines",
+            OPTION,
+        )
+    else:
+        yield Finding(Severity.OK, f"caches: {base}, {size(free)} free")
+
+
+def _file_system(facts: Facts, path: str) -> str:
+    """The type of the file system of a path, by proc_pid_mountinfo(5); empty if it is not known."""
+    real = os.path.realpath(path)
+    best, kind = "", ""
+    for line in (facts.tree.read("/proc/self/mountinfo") or "").splitlines():
+        left, _, right = line.partition(" - ")
+        words = left.split()
+        point = words[4] if len(words) > 4 else ""
+        inside = real == point or real.startswith(point.rstrip("/") + "/")
+        if point and inside and len(point) >= len(best):
+            best, kind = point, right.partition(" ")[0]
+    return kind
+
+
+CHECKS = (Check("cache-directory", show_directory, is_live),)

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The container: whether its first process waits for orphans."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from xlaunch.doctor.checks.findings import Check, Facts, Finding, Severity
+from xlaunch.wording import counted
+
+TITLE = "Container"
+
+REAPERS = (
+    *("systemd", "init", "tini", "docker-init", "dumb-init", "catatonit", "s6-svscan", "runit"),
+    *("xlaunch", "bash", "sh", "dash", "busybox", "supervisord"),
+)
+"""Programs that wait for children that they did not start; shells do as well."""
+MIN_ZOMBIES = 3
+"""Fewer may be about to be waited for."""
+
+
+def show_first_process(facts: Facts) -> Iterator[Finding]:
+    """Whether PID 1 leaves dead processes in the table."""
+    name = facts.tree.read("/proc/1/comm")
+    if name is None:
+        return
+    zombies = _zombies(facts)
+    if len(zombies) >= MIN_ZOMBIES and name not in REAPERS:
+        yield Finding(
+            Severity.WARNING,
+            f"PID 1 ({name}) does not wait for orphans: {counted(len(zombies), 'zombie')}",
+            "each holds a process ID until the container ends, and a limit of them (pids.max) fills up: "
+            "then no loader worker starts (wait(2), Notes)",
+            "docker run --init IMAGE",
+        )
+    elif name.startswith(("python", "pypy", "torchrun", "node", "java")):
+        yield Finding(
+            Severity.ADVICE,
+            f"PID 1 is {name}, which waits for no orphans",
+            "loader workers that outlive their parent stay as zombies, and SIGTERM is ignored by a PID 1 "
+            "that does not handle it (pid_namespaces(7))",
+            "docker run --init IMAGE",
+        )
+    else:
+        yield Finding(Severity.OK, f"PID 1 is {name}")
+
+
+def _zombies(facts: Facts) -> list[int]:
+    """Dead children of PID 1 that nobody has waited for, see proc_pid_stat(5)."""
+    found = []
+    for pid in facts.tree.numbered("/proc", ""):
+        fields = (facts.tree.read(f"/proc/{pid}/stat") or "").rpartition(")")[2].split()
+        if fields[:2] == ["Z", "1"]:
+            found.append(pid)
+    return found
+
+
+CHECKS = (Check("first-process", show_first_process),)

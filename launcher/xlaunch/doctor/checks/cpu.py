@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CPUs: frequency, boost, SMT, isolation, what a hypervisor hides, and the instruction set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from xlaunch.doctor.checks.findings import Check, Facts, Finding, Severity
+from xlaunch.machine.cpu_list import format_cpu_list, name_numbers
+from xlaunch.machine.cpuinfo import parse_cpuinfo
+from xlaunch.wording import counted
+
+TITLE = "CPU"
+
+CPU = "/sys/devices/system/cpu"
+MAX_NAMES = 60
+"""Characters of a list of CPUs; a longer one is shown as their number."""
+OWN_GOVERNORS = ("intel_pstate", "amd-pstate-epp")
+"""Drivers whose "powersave" is no low frequency: the processor chooses, see amd-pstate.rst."""
+
+ATEN = "ATEN_CPU_CAPABILITY"
+ONEDNN = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
+
+TORCH_LEVELS = (
+    ("avx512", ("avx512f", "avx512bw", "avx512dq", "avx512vl", "fma")),
+    ("avx2", ("avx2", "fma")),
+    ("default", ()),
+)
+"""Kernels that torch is built with, and what they need: aten/src/ATen/native/DispatchStub.cpp."""
+
+ONEDNN_LEVELS = (
+    ("avx512_core_amx", ("avx512_bf16", "amx_tile", "amx_int8", "amx_bf16")),
+    ("avx512_core_bf16", ("avx512_bf16",)),
+    ("avx512_core_vnni", ("avx512_vnni",)),
+    ("avx512_core", ("avx512f", "avx512bw", "avx512dq", "avx512vl")),
+    ("avx2_vnni", ("avx_vnni",)),
+    ("avx2", ("avx2",)),
+    ("avx", ("avx",)),
+    ("sse41", ("sse4_1",)),
+)
+"""oneDNN developer guide, CPU Dispatcher Control."""
+ONEDNN_FP16 = ("avx512_core_amx_fp16", "avx512_core_fp16")
+"""Levels above those of their kind without fp16, which are not told apart here."""
+
+
+def show_governor(facts: Facts) -> Iterator[Finding]:
+    """Whether the frequency follows the load, and how."""
+    governors: dict[str, list[int]] = {}
+    for cpu in facts.machine.limits.allowed_cpus:
+        if governor := facts.tree.read(f"{CPU}/cpu{cpu}/cpufreq/scaling_governor"):
+            governors.setdefault(governor, []).append(cpu)
+    first = facts.machine.limits.allowed_cpus[0]
+    driver = facts.tree.read(f"{CPU}/cpu{first}/cpufreq/scaling_driver") or "cpufreq"
+    command = "sudo cpupower frequency-set -g performance"
+    for governor, cpus in governors.items():
+        where = "" if len(governors) == 1 else f" on {name_numbers('CPU', cpus)}"
+        found = f"frequency governor {governor} ({driver}){where}"
+        if governor == "performance":
+            yield Finding(Severity.OK, found)
+        elif governor == "powersave" and driver not in OWN_GOVERNORS:
+            yield Finding(
+                Severity.WARNING,
+                found,
+                "it keeps the lowest frequency whatever the load is"
+                f"{_range(facts, first)} (kernel, admin-guide/pm/cpufreq.rst)",
+                command,
+            )
+        else:
+            preference = facts.tree.read(f"{CPU}/cpu{first}/cpufreq/energy_performance_preference")
+            if preference in ("performance", "balance_performance"):
+                yield Finding(Severity.OK, f"{found}, prefers {preference}")
+                continue
+            yield Finding(
+                Severity.ADVICE,
+                found + (f", prefers {preference}" if preference else ""),
+                "the frequency rises only after load was seen, so short work runs slower and "
+                f"timings vary{_range(facts, first)} (kernel, admin-guide/pm/cpufreq.rst)",
+                command,
+            )
+
+
+def _range(facts: Facts, cpu: int) -> str:
+    """**Ex.:** ``: 0.8 to 3.9 GHz here``."""
+    low, high = (
+        facts.tree.read_int(f"{CPU}/cpu{cpu}/cpufreq/cpuinfo_{end}_freq") for end in ("min", "max")
+    )
+    return f": {low / 1e6:.1f} to {high / 1e6:.1f} GHz here" if low and high else ""
+
+
+def show_boost(facts: Facts) -> Iterator[Finding]:
+    """Whether frequencies above the nominal one are allowed."""
+    no_turbo = facts.tree.read(f"{CPU}/intel_pstate/no_turbo")
+    boost = facts.tree.read(f"{CPU}/cpufreq/boost")
+    if no_turbo is None and boost is None:
+        return
+    if no_turbo == "1" or (no_turbo is None and boost == "0"):
+        cppc = f"{CPU}/cpu{facts.machine.limits.allowed_cpus[0]}/acpi_cppc"
+        highest, nominal = (
+            facts.tree.read_int(f"{cppc}/{name}_perf") for name in ("highest", "nominal")
+        )
+        gain = (
+            f": up to {highest / nominal:.2f} times here (acpi_cppc)" if highest and nominal else ""
+        )
+        path, value = ("intel_pstate/no_turbo", 0) if no_turbo == "1" else ("cpufreq/boost", 1)
+        yield Finding(
+            Severity.WARNING,
+            "boost is off",
+            f"cores stay at their nominal frequency though power and heat allow more{gain} "
+            "(kernel, admin-guide/pm/cpufreq.rst, Frequency Boost Support)",
+            f"echo {value} | sudo tee {CPU}/{path}",
+        )
+    else:
+        yield Finding(Severity.OK, "boost is on")
+
+
+def show_smt(facts: Facts) -> Iterator[Finding]:
+    """How many hardware threads a core has."""
+    topology = facts.machine.topology
+    if not topology.cores_known:
+        return
+    most = max(map(len, topology.cores))
+    if most == 1:
+        yield Finding(Severity.OK, "one hardware thread a core")
+    else:
+        yield Finding(Severity.OK, f"SMT: {most} hardware threads a core; xlaunch uses one of them")
+
+
+def show_offline(facts: Facts) -> Iterator[Finding]:
+    """CPUs that are present and off, other than SMT siblings that were switched off."""
+    offline = facts.machine.topology.offline_cpus
+    if not offline or facts.tree.read(f"{CPU}/smt/control") in ("off", "forceoff"):
+        return
+    online = len(facts.machine.topology.online_cpus)
+    named = name_numbers("CPU", offline)
+    if len(named) > MAX_NAMES:
+        named = counted(len(offline), "CPU")
+    yield Finding(
+        Severity.ADVICE,
+        f"{named} {'is' if len(offline) == 1 else 'are'} offline",
+        f"{counted(online, 'CPU')} of {online + len(offline)} can run anything",
+        f"echo 1 | sudo tee {CPU}/cpu{offline[0]}/online",
+    )
+
+
+def show_isolated(facts: Facts) -> Iterator[Finding]:
+    """CPUs that the scheduler does not balance, among those that may be used."""
+    allowed = facts.machine.limits.allowed_cpus
+    isolated = [cpu for cpu in allowed if cpu in facts.machine.topology.isolated_cpus]
+    if isolated:
+        yield Finding(
+            Severity.WARNING,
+            f"{name_numbers('CPU', isolated)} may be used, and {'is' if len(isolated) == 1 else 'are'} "
+            "isolated",
+            "the scheduler moves no thread to or from isolated CPUs: all threads of a team can stay on "
+            "one of them (kernel, admin-guide/kernel-parameters.txt, isolcpus)",
+            f"xlaunch --cpus {format_cpu_list([c for c in allowed if c not in isolated]) or '...'} PROGRAM",
+        )
+
+
+def show_hidden_topology(facts: Facts) -> Iterator[Finding]:
+    """Whether a hypervisor hides which CPUs share a core or a cache; and contradictory files."""
+    topology = facts.machine.topology
+    virtual = "hypervisor" in facts.flags
+    flat = len(topology.online_cpus) > 1 and (
+        not topology.cores_known or all(len(core) == 1 for core in topology.cores)
+    )
+    if virtual and flat:
+        missing = "" if topology.l3_groups else " and no L3 cache"
+        yield Finding(
+            Severity.ADVICE,
+            f"a virtual machine shows {counted(len(topology.online_cpus), 'CPU')} without SMT siblings{missing}",
+            "if two CPUs are threads of one core, instances that seem apart share it. The host knows, "
+            "this machine does not: the 64-CPU machines of docs/measurements.md are such ones",
+            "virsh edit DOMAIN  # <cpu mode='host-passthrough'><topology .../>",
+        )
+    elif virtual:
+        yield Finding(Severity.OK, "a virtual machine that shows its cores")
+    for note in facts.machine.notes:
+        yield Finding(
+            Severity.ADVICE,
+            note,
+            "cores and instances are placed by these files",
+            "xlaunch topology",
+        )
+
+
+def show_instruction_set(facts: Facts) -> Iterator[Finding]:
+    """The kernels that torch and oneDNN choose: by the CPU, and by variables that hold them back."""
+    flags, architecture = facts.flags, facts.machine.topology.architecture
+    fields = parse_cpuinfo(facts.tree.read_start("/proc/cpuinfo"))
+    brand = " ".join(fields.get("model name", "").split())
+    named = f"{brand}: " if brand else ""
+    if architecture == "aarch64" and flags:
+        extensions = [name for name in ("sve2", "sve", "bf16", "i8mm") if name in flags]
+        found = f"{named}Arm with {', '.join(['asimd', *extensions])}"
+        yield Finding(Severity.OK, found)
+    if architecture != "x86_64" or not flags:
+        return
+    torch = _levels(TORCH_LEVELS, flags)
+    onednn = _levels(ONEDNN_LEVELS, flags)
+    used = facts.environment.get(ATEN, "").lower()
+    if used in torch[1:]:
+        yield _held_back(ATEN, facts.environment[ATEN], f"torch could use {torch[0]}")
+    for variable in ONEDNN:
+        limit = facts.environment.get(variable, "").lower()
+        known = [name for name, _ in ONEDNN_LEVELS]
+        if limit in known and onednn and known.index(limit) > known.index(onednn[0]):
+            yield _held_back(variable, facts.environment[variable], f"oneDNN could use {onednn[0]}")
+            onednn = [limit]
+    if torch[0] == "default":
+        virtual = "hypervisor" in flags
+        yield Finding(
+            Severity.WARNING,
+            f"{named}no AVX2{', or it is hidden' if virtual else ''}",
+            "torch uses its kernels of 128 bits: a quarter of AVX-512's width"
+            + (". The hypervisor may show an older model than the host is" if virtual else ""),
+            "virsh edit DOMAIN  # <cpu mode='host-passthrough'/>" if virtual else "",
+        )
+        return
+    level = used if used in torch else torch[0]
+    low = next((name for name in onednn), "none")
+    yield Finding(Severity.OK, f"{named}torch uses {level}, oneDNN {low}")
+
+
+def _levels(table: tuple[tuple[str, tuple[str, ...]], ...], flags: frozenset[str]) -> list[str]:
+    return [name for name, needed in table if flags.issuperset(needed)]
+
+
+def _held_back(variable: str, value: str, could: str) -> Finding:
+    return Finding(
+        Severity.WARNING,
+        f"{variable}={value} holds back the instruction set",
+        f"{could}. In bf16, ResNet-50 with AMX ran at 3 times its rate in fp32 (README, 746 and 253 images/s)",
+        f"unset {variable}",
+    )
+
+
+CHECKS = (
+    Check("frequency-governor", show_governor),
+    Check("boost", show_boost),
+    Check("smt", show_smt),
+    Check("offline-cpus", show_offline),
+    Check("isolated-cpus", show_isolated),
+    Check("hidden-topology", show_hidden_topology),
+    Check("instruction-set", show_instruction_set),
+)

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GPUs: whether a driver has them, whether their nodes can be opened, and their PCI Express link."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from xlaunch.doctor.checks.findings import Check, Facts, Finding, Severity, is_live
+from xlaunch.machine.gpus import PCI_DRIVERS, Vendor, read_driver_version
+
+TITLE = "GPUs"
+
+PCI = "/sys/bus/pci/devices"
+VENDORS = {"0x10de": Vendor.NVIDIA, "0x1002": Vendor.AMD, "0x8086": Vendor.INTEL}
+CLASSES = ("0x0300", "0x0302", "0x0380", "0x12")
+"""Display controllers, 3D controllers, other displays, processing accelerators."""
+INSTALL = {
+    Vendor.NVIDIA: "sudo apt-get install nvidia-driver-580",
+    Vendor.AMD: "sudo modprobe amdgpu",
+    Vendor.INTEL: "sudo modprobe xe || sudo modprobe i915",
+}
+
+
+def show_driver(facts: Facts) -> Iterator[Finding]:
+    """GPUs on the bus, by the driver that has them."""
+    bound = {
+        address: vendor
+        for driver, vendor in PCI_DRIVERS
+        for address in facts.tree.names(f"/sys/bus/pci/drivers/{driver}")
+        if ":" in address
+    }
+    taken = {*bound, *facts.tree.names("/sys/bus/pci/drivers/vfio-pci")}  # the latter: by a guest
+    # A captured tree without drivers says nothing about them.
+    drivers = facts.live or bool(facts.tree.names("/sys/bus/pci/drivers"))
+    for address in sorted(facts.tree.names(PCI)):
+        kind = facts.tree.read(f"{PCI}/{address}/class") or ""
+        vendor = VENDORS.get(facts.tree.read(f"{PCI}/{address}/vendor") or "")
+        if vendor is None or not kind.startswith(CLASSES) or address in taken or not drivers:
+            continue
+        yield Finding(
+            Severity.WARNING,
+            f"{address}: a GPU of {vendor.value} that no driver of its vendor has",
+            "no program can use it, and torch finds no device",
+            INSTALL[vendor],
+        )
+    for vendor in sorted(set(bound.values()), key=lambda it: it.value):
+        count = list(bound.values()).count(vendor)
+        version = read_driver_version(vendor, facts.tree)
+        yield Finding(Severity.OK, f"{vendor.value}: {count}, driver {version or 'present'}")
+
+
+def show_nodes(facts: Facts) -> Iterator[Finding]:
+    """Whether this user may open the device nodes."""
+    tree = facts.tree
+    nodes = []
+    if any(":" in name for name in tree.names("/sys/bus/pci/drivers/nvidia")):
+        numbered = [f"/dev/nvidia{n}" for n in tree.numbered("/dev", "nvidia")]
+        nodes += ["/dev/nvidiactl", *(numbered or ["/dev/nvidia0"])]
+    if any(
+        ":" in name
+        for driver in ("amdgpu", "i915", "xe")
+        for name in tree.names(f"/sys/bus/pci/drivers/{driver}")
+    ):
+        nodes += [f"/dev/dri/renderD{n}" for n in tree.numbered("/dev/dri", "renderD")] or [
+            "/dev/dri"
+        ]
+    if any(":" in name for name in tree.names("/sys/bus/pci/drivers/amdgpu")):
+        nodes.append("/dev/kfd")
+    missing = [node for node in nodes if not os.path.exists(node)]
+    closed = [
+        node for node in nodes if node not in missing and not os.access(node, os.R_OK | os.W_OK)
+    ]
+    for what, names in (("do not exist", missing), ("may not be opened by this user", closed)):
+        if names:
+            inside = "docker run --gpus all IMAGE  # NVIDIA\ndocker run --device /dev/dri IMAGE"
+            yield Finding(
+                Severity.WARNING,
+                f"{', '.join(names)} {what}",
+                "a program opens them to use the GPU; without them torch finds no device",
+                inside
+                if names is missing
+                else "sudo usermod -aG render,video $USER  # then log in again",
+            )
+    if nodes and not missing and not closed:
+        yield Finding(Severity.OK, f"{', '.join(nodes)} can be opened")
+
+
+def show_link(facts: Facts) -> Iterator[Finding]:
+    """Lanes and power state. The link's speed is lowered while a GPU is idle, its width is not."""
+    for driver, vendor in PCI_DRIVERS:
+        for address in sorted(facts.tree.names(f"/sys/bus/pci/drivers/{driver}")):
+            if ":" not in address:
+                continue
+            directory = f"/sys/bus/pci/drivers/{driver}/{address}"
+            width, most = (
+                facts.tree.read_int(f"{directory}/{name}_link_width") for name in ("current", "max")
+            )
+            power = facts.tree.read(f"{directory}/power_state")
+            named = f"{vendor.value} {address}"
+            if width and most and 0 < width < most <= 32:
+                yield Finding(
+                    Severity.WARNING,
+                    f"{named}: {width} of {most} PCI Express lanes",
+                    f"copies to and from it have {width / most:.0%} of the link's bandwidth "
+                    "(current_link_width, max_link_width)",
+                    f"sudo lspci -vv -s {address} | grep Lnk  # and look at its slot",
+                )
+            elif width and most:
+                speed = facts.tree.read(f"{directory}/current_link_speed") or "?"
+                state = f", power state {power}" if power else ""
+                yield Finding(Severity.OK, f"{named}: {width} lanes at {speed}{state}")
+
+
+CHECKS = (
+    Check("gpu-driver", show_driver),
+    Check("gpu-nodes", show_nodes, is_live),
+    Check("gpu-link", show_link),
+)

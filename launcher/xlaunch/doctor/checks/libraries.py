@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Allocators and OpenMP runtimes: which would be chosen, and whether two runtimes come together."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+from xlaunch.doctor.checks.findings import Check, Facts, Finding, Severity
+from xlaunch.environment.libraries import (
+    ALLOCATORS,
+    OPENMP,
+    find_libraries,
+    how_to_install,
+    kind_of,
+)
+from xlaunch.environment.openmp import program_runtime
+from xlaunch.environment.preload import judge, other_allocator, preloaded
+from xlaunch.errors import UsageError
+
+TITLE = "Libraries"
+
+CHILD_TIMEOUT_S = 300.0
+
+_CHILD = """
+import importlib, json, sys
+failed = {}
+for name in sys.argv[1:]:
+    try:
+        importlib.import_module(name)
+    except BaseException as error:
+        absent = isinstance(error, ModuleNotFoundError) and error.name and (
+            name == error.name or name.startswith(error.name + "."))
+        failed[name] = [bool(absent), type(error).__name__ + ": " + str(error)]
+with open("/proc/self/maps", errors="surrogateescape") as maps:
+    paths = sorted({line.split(None, 5)[5].rstrip("\\n") for line in maps if line.count("/")})
+sys.stdout.write("\\n" + json.dumps({"failed": failed, "paths": paths}))
+"""
+"""Import modules, then list the files that are mapped. What a module prints comes before."""
+
+
+def show_allocator(facts: Facts) -> Iterator[Finding]:
+    """Which allocator `--allocator auto` would use."""
+    assert facts.interpreter is not None
+    own = other_allocator(facts.environment)
+    if own is not None:
+        yield Finding(Severity.OK, f"allocator: {own}, by LD_PRELOAD")
+        return
+    found = find_libraries(
+        ALLOCATORS, facts.prefix, facts.environment, interpreter=facts.interpreter
+    )
+    chosen = [entry.library for entry in judge(found, facts.interpreter)[0] if entry.chosen]
+    others = [f"{library.name} {library.version or ''}".strip() for library in chosen]
+    if any(library.name == "tcmalloc" for library in chosen):
+        yield Finding(Severity.OK, f"allocators: {', '.join(others)}; xlaunch preloads tcmalloc")
+        return
+    yield Finding(
+        Severity.ADVICE,
+        "tcmalloc is not installed, or cannot be preloaded"
+        + (f"; there is {', '.join(others)}" if others else ""),
+        "xlaunch tunes glibc's allocator instead. With tcmalloc, examples/infer.py ran at 1.09 and "
+        "examples/train.py at 1.21 times the rate under glibc's defaults (README)",
+        how_to_install("tcmalloc").partition(",")[0],
+    )
+
+
+def show_runtimes(facts: Facts) -> Iterator[Finding]:
+    """The OpenMP runtime that torch is linked to, and copies that other packages carry."""
+    assert facts.interpreter is not None
+    assert facts.prefix is not None
+    own = program_runtime(facts.prefix, facts.interpreter)
+    found = find_libraries(OPENMP, facts.prefix, facts.environment, interpreter=facts.interpreter)
+    carried = sorted(
+        {
+            os.path.basename(os.path.dirname(library.path)).removesuffix(".libs")
+            for library in found
+            if ".libs/" in library.path
+        }
+    )
+    usable = [entry.library for entry in judge(found, facts.interpreter)[0] if entry.chosen]
+    names = ", ".join(f"{library.name} {library.version or ''}".strip() for library in usable)
+    linked = f"torch is linked to {own}" if own else "torch is not installed"
+    able = f"; --omp can take {names}" if names else ""
+    if not own or not carried or facts.imports:
+        yield Finding(Severity.OK, f"OpenMP: {linked}{able}")
+        return
+    yield Finding(
+        Severity.ADVICE,
+        f"OpenMP: {linked}, and {', '.join(carried)} "
+        f"{'carries a runtime' if len(carried) == 1 else 'carry runtimes'} of {'its' if len(carried) == 1 else 'their'} own",
+        "imported together they make two teams of threads for the same CPUs. With --import the modules "
+        "that your program imports are tried in a child",
+        f"xlaunch doctor --import torch{''.join(f' --import {_module(name)}' for name in carried)}",
+    )
+
+
+def _module(distribution: str) -> str:
+    return {"scikit_learn": "sklearn"}.get(distribution, distribution)
+
+
+def show_two_runtimes(facts: Facts) -> Iterator[Finding]:
+    """Import torch and the modules in a child, and see which OpenMP runtimes are mapped.
+
+    Raises `UsageError` for a module that does not exist.
+    """
+    names = ("torch", *[name for name in facts.imports if name != "torch"])
+    shown = ", ".join(names)
+    told = _import(facts, names)
+    if isinstance(told, str):
+        yield Finding(
+            Severity.SERIOUS,
+            f"importing {shown} together ends the process: {told}",
+            "Intel's and LLVM's runtimes abort a process when they find another one",
+            f"{facts.interpreter} -c 'import {shown}'",
+        )
+        return
+    for name, (absent, reason) in told["failed"].items():
+        if absent and name in facts.imports:
+            raise UsageError(f"--import {name}: {facts.interpreter} has no module of that name")
+        if not absent:
+            yield Finding(
+                Severity.WARNING,
+                f"{name} cannot be imported: {' '.join(reason.split())[:200]}",
+                "its OpenMP runtime, if it has one, is not among those below",
+                f"{facts.interpreter} -c 'import {name}'",
+            )
+    runtimes = [path for path in told["paths"] if kind_of(path) in OPENMP]
+    first = [
+        entry
+        for entry in preloaded(facts.environment.get("LD_PRELOAD"))
+        if kind_of(entry) in OPENMP
+    ]
+    listed = ", ".join(runtimes) or "none"
+    if len(runtimes) < 2:
+        yield Finding(Severity.OK, f"{shown}: one OpenMP runtime at most: {listed}")
+    elif first:
+        yield Finding(Severity.OK, f"{shown}: {first[0]} is preloaded and takes the others' place")
+    else:
+        yield Finding(
+            Severity.SERIOUS,
+            f"{shown}: {len(runtimes)} OpenMP runtimes in one process",
+            f"{listed}. Each has a team of its own for the same CPUs: threads wait for each other, and "
+            "counts and affinity reach one team only (docs/decisions.md, --omp gnu)",
+            "xlaunch --omp gnu PROGRAM",
+        )
+
+
+def _import(facts: Facts, names: tuple[str, ...]) -> dict[str, Any] | str:
+    """What the child told; or how it ended."""
+    assert facts.interpreter is not None
+    try:
+        done = subprocess.run(
+            (facts.interpreter, "-c", _CHILD, *names),
+            env=dict(facts.environment),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=CHILD_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"it did not end within {CHILD_TIMEOUT_S:g} s"
+    except OSError as error:
+        raise UsageError(f"{facts.interpreter} cannot be started: {error.strerror}") from None
+    try:
+        told: dict[str, Any] = json.loads(
+            done.stdout.decode(errors="surrogateescape").rpartition("\n")[2]
+        )
+        return told
+    except ValueError:
+        said = done.stderr.decode(errors="replace").strip().splitlines()
+        how = (
+            f"signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}"
+        )
+        return f"{how}{f', {said[0][:200]}' if said else ''}"
+
+
+def _can_load(facts: Facts) -> bool:
+    """Libraries are this system's, whichever machine is looked at."""
+    return facts.live and facts.prefix is not None
+
+
+CHECKS = (
+    Check("allocator", show_allocator, _can_load),
+    Check("openmp-runtime", show_runtimes, _can_load),
+    Check(
+        "two-openmp-runtimes",
+        show_two_runtimes,
+        lambda facts: bool(facts.imports) and _can_load(facts),
+    ),
+)

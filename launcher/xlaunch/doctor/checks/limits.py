@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Limits of this process: CPU quota, files, locked memory; and system calls that are refused."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from xlaunch.doctor.checks.findings import Check, Facts, Finding, Severity, is_live
+from xlaunch.machine.cgroups import ControlGroups
+from xlaunch.wording import counted, size
+
+TITLE = "Limits"
+
+MIN_FILES = 1024
+"""Of open files: the usual soft limit."""
+MIN_LOCKED_BYTES = 8 << 20
+"""The usual limit of locked memory (since Linux 5.16)."""
+
+
+def show_quota(facts: Facts) -> Iterator[Finding]:
+    """Whether a program that counts CPUs starts more threads than the quota can run."""
+    limits = facts.machine.limits
+    quota = limits.cpu_quota
+    if quota is None:
+        yield Finding(Severity.OK, "no CPU quota")
+        return
+    asked = facts.environment.get("OMP_NUM_THREADS", "").partition(",")[0]
+    threads = int(asked) if asked.isdecimal() and int(asked) else len(limits.allowed_cpus)
+    counts = "OMP_NUM_THREADS is" if asked.isdecimal() and int(asked) else "torch sees"
+    if threads <= max(1, quota):
+        yield Finding(Severity.OK, f"CPU quota {quota:g}, {counts} {threads}")
+        return
+    few = max(1, int(quota))
+    yield Finding(
+        Severity.SERIOUS,
+        f"CPU quota {quota:g}, and {counts} {threads}{'' if asked else ' CPUs'}",
+        f"{threads} busy threads use up each period after {quota / threads:.0%} of it and stop until the "
+        f"next (kernel, scheduler/sched-bwc.rst){_throttled(facts)}",
+        f"xlaunch PROGRAM\nexport OMP_NUM_THREADS={few}",
+    )
+
+
+def _throttled(facts: Facts) -> str:
+    """How often the groups of this process were stopped. **Ex.:** ``; so far in 95 % of periods``."""
+    for levels in ControlGroups(facts.tree).enclosing("cpu"):
+        for group in levels:
+            path = group.file("cpu", "stat") if group.prefixed else f"{group.directory}/cpu.stat"
+            rows = [line.split() for line in (facts.tree.read(path) or "").splitlines()]
+            stat = {row[0]: int(row[1]) for row in rows if len(row) == 2 and row[1].isdecimal()}
+            if stat.get("nr_periods"):
+                share = stat.get("nr_throttled", 0) / stat["nr_periods"]
+                return f"; here in {share:.0%} of the periods so far (cpu.stat)"
+    return ""
+
+
+def show_affinity(facts: Facts) -> Iterator[Finding]:
+    """Whether a process may bind itself; its own mask is set again."""
+    if not hasattr(os, "sched_setaffinity"):
+        return
+    try:
+        os.sched_setaffinity(0, os.sched_getaffinity(0))
+    except OSError as error:
+        yield Finding(
+            Severity.SERIOUS,
+            f"sched_setaffinity is refused ({error.strerror})",
+            "nothing can be bound to cores: threads move, and instances share cores. 64 instances of one "
+            "core ran ResNet-50 at 5.25 times plain python's rate (README)",
+            "docker run --security-opt seccomp=unconfined IMAGE",
+        )
+    else:
+        yield Finding(Severity.OK, "CPU affinity can be set")
+
+
+def show_memory_policy(facts: Facts) -> Iterator[Finding]:
+    """Whether a process may choose the NUMA node of its memory; its own policy is set again."""
+    from xlaunch.supervision.syscalls import read_memory_policy, restore_memory_policy
+
+    try:
+        restore_memory_policy(read_memory_policy())
+    except OSError as error:
+        several = len(facts.machine.topology.numa_nodes) > 1
+        found = f"set_mempolicy is refused ({error.strerror})"
+        if not several:
+            yield Finding(Severity.OK, f"{found}; there is one NUMA node")
+            return
+        yield Finding(
+            Severity.WARNING,
+            found,
+            "memory lies where it is first touched, which may be another NUMA node "
+            "(set_mempolicy(2); docker allows it with CAP_SYS_NICE)",
+            "docker run --cap-add SYS_NICE IMAGE",
+        )
+    else:
+        yield Finding(Severity.OK, "the NUMA memory policy can be set")
+
+
+def show_files(facts: Facts) -> Iterator[Finding]:
+    """The limits of open files."""
+    limit = _read_limits(facts).get("Max open files")
+    if limit is None:
+        return
+    soft, hard = limit
+    found = f"{counted(soft, 'open file')} allowed" if soft is not None else "open files: no limit"
+    if soft is None or soft >= MIN_FILES:
+        yield Finding(Severity.OK, found)
+        return
+    yield Finding(
+        Severity.WARNING,
+        found,
+        "each tensor that a DataLoader's worker hands over holds a descriptor (torch.multiprocessing, "
+        "file_descriptor), and a supervised instance of xlaunch 5",
+        f"ulimit -n {'65536' if hard is None else min(hard, 65536)}",
+    )
+
+
+def show_locked_memory(facts: Facts) -> Iterator[Finding]:
+    """The limit of locked memory, which registering memory with a network adapter needs."""
+    limit = _read_limits(facts).get("Max locked memory")
+    if limit is None:
+        return
+    soft = limit[0]
+    found = "locked memory: no limit" if soft is None else f"locked memory: {size(soft)} at most"
+    if soft is None or not facts.tree.names("/sys/class/infiniband"):
+        yield Finding(Severity.OK, found)
+        return
+    yield Finding(
+        Severity.WARNING if soft < MIN_LOCKED_BYTES else Severity.ADVICE,
+        f"{found}, beside an RDMA adapter",
+        "buffers of NCCL and of MPI are locked for the adapter, and a transfer fails at the limit "
+        "(ibv_reg_mr(3), ENOMEM)",
+        "ulimit -l unlimited\ndocker run --ulimit memlock=-1 IMAGE",
+    )
+
+
+def _read_limits(facts: Facts) -> dict[str, tuple[int | None, int | None]]:
+    """Soft and hard limits of ``/proc/self/limits``; None: unlimited. See proc_pid_limits(5)."""
+    found = {}
+    for line in (facts.tree.read("/proc/self/limits") or "").splitlines():
+        words = [line[:26].strip(), *line[26:].split()]
+        if len(words) >= 3 and all(word.isdecimal() or word == "unlimited" for word in words[1:3]):
+            soft, hard = (int(word) if word.isdecimal() else None for word in words[1:3])
+            found[words[0]] = (soft, hard)
+    return found
+
+
+CHECKS = (
+    Check("cpu-quota", show_quota),
+    Check("affinity-calls", show_affinity, is_live),
+    Check("memory-policy-calls", show_memory_policy, is_live),
+    Check("open-files", show_files),
+    Check("locked-memory", show_locked_memory),
+)

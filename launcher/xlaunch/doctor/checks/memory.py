@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory: NUMA balancing, huge pages, swap, the limit, and the shared memory of loader workers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from xlaunch.doctor.checks.findings import Check, Facts, Finding, Severity, is_live
+from xlaunch.environment.pages import SYSTEM_MODE_FILE, SystemMode, system_mode
+from xlaunch.machine.cgroups import ControlGroups
+from xlaunch.wording import size
+
+TITLE = "Memory"
+
+SWAPPED_SHARE = 0.01
+"""Minimum share of the memory in swap that is serious; less is left from long ago on most desktops."""
+FULL_SHARE = 0.9
+"""Minimum share of a memory limit in use that is serious."""
+TORCH_BYTES = 224 << 20
+"""What a process has that imported torch 2.13 (CPU build) and called one layer, measured."""
+SHARED = "/dev/shm"  # noqa: S108
+MIN_SHARED_BYTES = 1 << 30
+"""Of /dev/shm. Containers have 64 MiB unless told otherwise: a batch of 64 images of 224 x 224 in
+fp32 has 37 MiB, and each worker prefetches two."""
+
+
+def show_numa_balancing(facts: Facts) -> Iterator[Finding]:
+    """Whether the kernel moves pages between nodes by provoked page faults."""
+    balancing = facts.tree.read_int("/proc/sys/kernel/numa_balancing")
+    nodes = len(facts.machine.topology.numa_nodes)
+    if balancing is None or nodes < 2:
+        return
+    if balancing == 0:
+        yield Finding(Severity.OK, "NUMA balancing is off")
+        return
+    yield Finding(
+        Severity.ADVICE,
+        f"NUMA balancing is on, with {nodes} NUMA nodes",
+        "the kernel unmaps pages and takes the page faults to learn who uses them, for nothing where "
+        "xlaunch has placed threads and memory (kernel, admin-guide/sysctl/kernel.rst)",
+        "sudo sysctl kernel.numa_balancing=0",
+    )
+
+
+def show_huge_pages(facts: Facts) -> Iterator[Finding]:
+    """The mode of transparent huge pages."""
+    mode = system_mode(facts.machine.root.rstrip("/") + SYSTEM_MODE_FILE)
+    if mode is SystemMode.NEVER:
+        yield Finding(
+            Severity.ADVICE,
+            "transparent huge pages: never",
+            "with 16 threads or more they made ResNet-50 and BERT training 4 to 6% faster "
+            "(docs/decisions.md)",
+            f"echo madvise | sudo tee {SYSTEM_MODE_FILE}",
+        )
+    elif mode is not SystemMode.UNKNOWN:
+        yield Finding(Severity.OK, f"transparent huge pages: {mode.value}")
+
+
+def show_swap(facts: Facts) -> Iterator[Finding]:
+    """Whether memory has been written to swap."""
+    memory = read_meminfo(facts)
+    total, swap, free = (memory.get(name) for name in ("MemTotal", "SwapTotal", "SwapFree"))
+    if total is None or swap is None or free is None:
+        return
+    used = swap - free
+    if used == 0:
+        yield Finding(Severity.OK, "no swap is in use")
+        return
+    yield Finding(
+        Severity.SERIOUS if used >= SWAPPED_SHARE * total else Severity.ADVICE,
+        f"{size(used)} of memory are in swap ({used / total:.1%} of {size(total)})",
+        "each page that is touched there is read from disk first, and memory was short at some time "
+        "(kernel, admin-guide/mm/concepts.rst, Reclaim)",
+        "ps -eo pid,rss,args --sort=-rss | head\nsudo swapoff -a && sudo swapon -a",
+    )
+
+
+def show_available(facts: Facts) -> Iterator[Finding]:
+    """How much memory the next program can have."""
+    memory = read_meminfo(facts)
+    total, available = memory.get("MemTotal"), memory.get("MemAvailable")
+    if not total or available is None:
+        return
+    found = f"{size(available)} of {size(total)} of memory are available"
+    if available >= (1 - FULL_SHARE) * total:
+        yield Finding(Severity.OK, found)
+        return
+    yield Finding(
+        Severity.WARNING,
+        found,
+        "the kernel ends processes when it has no more (kernel, admin-guide/mm/concepts.rst, OOM killer)",
+        "ps -eo pid,rss,args --sort=-rss | head",
+    )
+
+
+def read_meminfo(facts: Facts) -> dict[str, int]:
+    """The sizes of ``/proc/meminfo``, in bytes."""
+    found = {}
+    for line in (facts.tree.read("/proc/meminfo") or "").splitlines():
+        name, _, rest = line.partition(":")
+        words = rest.split()
+        if words and words[0].isdecimal():
+            found[name] = int(words[0]) * (1024 if words[1:] == ["kB"] else 1)
+    return found
+
+
+def show_limit(facts: Facts) -> Iterator[Finding]:
+    """Whether the control group has room below its limit for what runs in it."""
+    limit = facts.machine.limits.memory_limit_bytes
+    if limit is None:
+        return
+    found = f"memory limit {size(limit)}"
+    total = facts.machine.limits.memory_total_bytes
+    if total is not None and limit >= total:
+        yield Finding(Severity.OK, f"{found}: as much as the machine has")
+        return
+    if limit < TORCH_BYTES:
+        yield Finding(
+            Severity.SERIOUS,
+            found,
+            f"importing torch and calling one layer takes {size(TORCH_BYTES)} (torch 2.13, CPU build, "
+            "measured): the kernel ends the process before it works",
+            "docker update --memory 2g --memory-swap 2g CONTAINER",
+        )
+        return
+    used = _used_below(facts, limit)
+    if used is None or used < FULL_SHARE * limit:
+        yield Finding(Severity.OK, found + (f", {size(used)} in use" if used is not None else ""))
+        return
+    yield Finding(
+        Severity.SERIOUS,
+        f"{found}, and {size(used)} are in use already",
+        f"{used / limit:.0%} of the limit, page cache not counted: at the limit the kernel ends a process "
+        "of the group (kernel, admin-guide/cgroup-v2.rst, memory.max)",
+        f"docker update --memory {limit >> 19}m --memory-swap {limit >> 19}m CONTAINER",
+    )
+
+
+def _used_below(facts: Facts, limit: int) -> int | None:
+    """The memory in use by the group that has the limit, without page cache; None if unknown."""
+    tree = facts.tree
+    for levels in ControlGroups(tree).enclosing("memory"):
+        for group in levels:
+            version_2 = group.version == 2
+            names = ("max", "high") if version_2 else ("limit_in_bytes",)
+            if limit not in [tree.read_int(group.file("memory", name)) for name in names]:
+                continue
+            used = tree.read_int(group.file("memory", "current" if version_2 else "usage_in_bytes"))
+            rows = [
+                line.split()
+                for line in (tree.read(group.file("memory", "stat")) or "").splitlines()
+            ]
+            stat = {row[0]: int(row[1]) for row in rows if len(row) == 2 and row[1].isdecimal()}
+            cached = stat.get("inactive_file" if version_2 else "total_inactive_file", 0)
+            return None if used is None else max(0, used - cached)
+    return None
+
+
+def show_shared_memory(facts: Facts) -> Iterator[Finding]:
+    """The size of /dev/shm, where loader workers put their batches."""
+    try:
+        status = os.statvfs(SHARED)
+    except (OSError, AttributeError):
+        total = None
+    else:
+        total = status.f_blocks * status.f_frsize
+    if total is not None and total >= MIN_SHARED_BYTES:
+        free = status.f_bavail * status.f_frsize
+        yield Finding(Severity.OK, f"{SHARED}: {size(free)} of {size(total)} are free")
+        return
+    yield Finding(
+        Severity.WARNING,
+        f"there is no {SHARED}" if total is None else f"{SHARED} has {size(total)} only",
+        "workers of a DataLoader hand their batches over in it, and die of SIGBUS when it is full: 64 "
+        "images of 224 x 224 in fp32 have 37 MiB, and each worker prefetches 2 batches",
+        f"docker run --shm-size 8g IMAGE\nsudo mount -o remount,size=8g {SHARED}",
+    )
+
+
+CHECKS = (
+    Check("numa-balancing", show_numa_balancing),
+    Check("huge-pages", show_huge_pages),
+    Check("swap", show_swap),
+    Check("available-memory", show_available),
+    Check("memory-limit", show_limit),
+    Check("shared-memory", show_shared_memory, is_live),
+)

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch's build against the GPUs and their driver, and its companions' versions. Nothing is imported."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from collections.abc import Iterator
+
+from xlaunch.doctor.checks.findings import Check, Facts, Finding, Severity, has_environment
+from xlaunch.environment.prefix import find_installed, site_directories
+from xlaunch.machine.gpus import Vendor, read_driver_version, read_gpus
+
+TITLE = "Packages"
+
+COMPANIONS = ("torchvision", "torchaudio", "torchao", "torchtext", "torchdata")
+
+MIN_DRIVERS = {11: (450, 80, 2), 12: (525, 60, 13), 13: (580, 65, 6)}
+"""The oldest NVIDIA driver for each major version of CUDA: NVIDIA, CUDA Compatibility, Minor Version
+Compatibility; the CUDA Toolkit's release notes have the last two numbers."""
+
+BUILDS = {Vendor.NVIDIA: "cuda", Vendor.AMD: "hip", Vendor.INTEL: "xpu"}
+"""The name in torch/version.py that is set in a build for a vendor's GPUs."""
+INDEX = "https://download.pytorch.org/whl"
+LARGE_BYTES = 4 << 30
+"""Memory of an AMD GPU that is not part of a processor."""
+
+
+def show_build(facts: Facts) -> Iterator[Finding]:
+    """Whether torch is built for the GPUs that are here, and for their driver."""
+    torch = _read_torch(facts)
+    if torch is None:
+        yield Finding(Severity.OK, f"torch is not installed for {facts.interpreter}")
+        return
+    version = torch.get("__version__") or "?"
+    vendors = sorted({gpu.vendor for gpu in read_gpus(facts.tree)}, key=lambda it: it.value)
+    built = [vendor for vendor, name in BUILDS.items() if torch.get(name)]
+    for vendor in vendors:
+        if vendor in built:
+            continue
+        large = _is_large(facts, vendor)
+        kind = f"is built for {built[0].value}'s GPUs" if built else "is a CPU-only build"
+        yield Finding(
+            Severity.SERIOUS if large and not set(built) & set(vendors) else Severity.ADVICE,
+            f"torch {version} {kind}, beside a GPU of {vendor.value}"
+            + ("" if large else " that is part of the processor"),
+            "everything runs on the CPU, whatever the program asks for: in one case 213 images/s instead "
+            "of 1,600 on the GPU",
+            _install(vendor, version),
+        )
+    cuda, driver = torch.get("cuda"), read_driver_version(Vendor.NVIDIA, facts.tree)
+    driver = driver or _driver_of_proc(facts)
+    needed = MIN_DRIVERS.get((*_numbers(cuda or ""), 0)[0])
+    if needed is not None and driver is not None and _numbers(driver) < needed:
+        yield Finding(
+            Severity.SERIOUS,
+            f"torch {version} needs an NVIDIA driver {_dotted(needed)} or newer; this is {driver}",
+            f"CUDA {cuda} does not start on it without NVIDIA's package cuda-compat, and "
+            "torch.cuda.is_available() is False (NVIDIA, CUDA "
+            "Compatibility)",
+            f"sudo apt-get install nvidia-driver-{needed[0]}",
+        )
+    elif vendors and set(built) & set(vendors):
+        beside = f", driver {driver}" if cuda and driver else ""
+        yield Finding(Severity.OK, f"torch {version} is built for the GPU{beside}")
+    elif not vendors:
+        yield Finding(Severity.OK, f"torch {version}, and no GPU with a driver")
+
+
+def _install(vendor: Vendor, version: str) -> str:
+    """The command that installs this version of torch for a vendor's GPUs. PyPI has CUDA's build."""
+    index = {
+        Vendor.AMD: f" --index-url {INDEX}/rocmVERSION",
+        Vendor.INTEL: f" --index-url {INDEX}/xpu",
+    }
+    return (
+        f"pip install --force-reinstall torch=={version.partition('+')[0]}{index.get(vendor, '')}"
+    )
+
+
+def _is_large(facts: Facts, vendor: Vendor) -> bool:
+    """Whether a vendor has a GPU here that is not part of a processor."""
+    tree = facts.tree
+    if vendor is Vendor.NVIDIA:
+        return True
+    if vendor is Vendor.INTEL:  # the processor's own is always at this address
+        addresses = [
+            *tree.names("/sys/bus/pci/drivers/i915"),
+            *tree.names("/sys/bus/pci/drivers/xe"),
+        ]
+        return any(":" in name and name != "0000:00:02.0" for name in addresses)
+    directory = "/sys/bus/pci/drivers/amdgpu"
+    return any(
+        (tree.read_int(f"{directory}/{name}/mem_info_vram_total") or 0) >= LARGE_BYTES
+        for name in tree.names(directory)
+    )
+
+
+def _driver_of_proc(facts: Facts) -> str | None:
+    """**Ex.:** ``580.65.06`` of ``NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  ...``."""
+    match = re.search(
+        r"\b\d{3}\.\d+(\.\d+)?\b", facts.tree.read("/proc/driver/nvidia/version") or ""
+    )
+    return match[0] if match else None
+
+
+def _read_torch(facts: Facts) -> dict[str, str | None] | None:
+    """The values of torch/version.py; None without torch."""
+    assert facts.prefix is not None
+    for site in site_directories(facts.prefix, facts.interpreter):
+        try:
+            with open(f"{site}/torch/version.py", encoding="utf-8") as stream:
+                text = stream.read(1 << 16)
+        except OSError:
+            continue
+        values: dict[str, str | None] = {}
+        for name, value in re.findall(r"(?m)^(\w+)(?: *:[^=\n]+)? *= *(None|'.*'|\".*\") *$", text):
+            values[name] = ast.literal_eval(value)
+        return values
+    return None
+
+
+def show_companions(facts: Facts) -> Iterator[Finding]:
+    """Whether packages that hold compiled code for torch were built for this one."""
+    assert facts.prefix is not None
+    assert facts.interpreter is not None
+    installed = find_installed(facts.prefix, facts.interpreter, facts.environment).packages or {}
+    torch = (_read_torch(facts) or {}).get("__version__") or installed.get("torch")
+    if torch is None:
+        return
+    fits = []
+    for name in COMPANIONS:
+        if name not in installed:
+            continue
+        version, wanted = installed[name], _requirement(facts, name)
+        local, torchs = version.partition("+")[2], torch.partition("+")[2]
+        if wanted and not _satisfies(torch, wanted):
+            reason = f"it asks for torch{wanted}, and {torch} is installed"
+        elif local and torchs and local != torchs:
+            reason = f"it is built for {local}, and torch for {torchs}"
+        else:
+            fits.append(f"{name} {version}")
+            continue
+        yield Finding(
+            Severity.WARNING,
+            f"{name} {version} does not belong to torch {torch}",
+            f"{reason}: its compiled operators may fail to load or crash (its metadata, Requires-Dist)",
+            f"pip install --upgrade torch {name}",
+        )
+    if fits:
+        yield Finding(Severity.OK, f"{', '.join(fits)}: for torch {torch}")
+
+
+def _requirement(facts: Facts, package: str) -> str:
+    """What a package's metadata asks of torch. **Ex.:** ``==2.8.0``; empty if nothing."""
+    assert facts.prefix is not None
+    for site in site_directories(facts.prefix, facts.interpreter):
+        for name in os.listdir(site):
+            if not (name.startswith(f"{package}-") and name.endswith(".dist-info")):
+                continue
+            try:
+                with open(f"{site}/{name}/METADATA", encoding="utf-8", errors="replace") as stream:
+                    text = stream.read(1 << 18).partition("\n\n")[0]
+            except OSError:
+                return ""
+            match = re.search(r"(?m)^Requires-Dist: *torch *\(?([=<>!~][^;)\n]*)\)? *$", text)
+            return match[1].replace(" ", "") if match else ""
+    return ""
+
+
+def _satisfies(version: str, wanted: str) -> bool:
+    """Whether a version is within a specifier such as ``>=2.1,<3``; what is unknown is let pass."""
+    have = _numbers(version.partition("+")[0])
+    for part in wanted.split(","):
+        match = re.fullmatch(r"(==|!=|<=|>=|<|>|~=)v?([\d.]+?)(\.\*)?(\+\S+)?", part)
+        if match is None:
+            continue
+        operator, bound = match[1], _numbers(match[2])
+        width = len(bound) if match[3] else max(len(bound), len(have))
+        mine, theirs = (_padded(numbers, width) for numbers in (have, bound))
+        accepted = {
+            "==": mine == theirs,
+            "!=": mine != theirs,
+            "<=": mine <= theirs,
+            ">=": mine >= theirs,
+            "<": mine < theirs,
+            ">": mine > theirs,
+            "~=": mine >= theirs and have[: len(bound) - 1] == bound[:-1],
+        }
+        if not accepted[operator]:
+            return False
+    return True
+
+
+def _padded(numbers: tuple[int, ...], width: int) -> tuple[int, ...]:
+    return (*numbers, *(0,) * width)[:width]
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """**Ex.:** ``2.8.0rc1``: ``(2, 8, 0)``."""
+    match = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, match[0].split("."))) if match else ()
+
+
+def _dotted(numbers: tuple[int, ...]) -> str:
+    return f"{numbers[0]}.{numbers[1]:02}.{numbers[2]:02}"
+
+
+CHECKS = (
+    Check("torch-build", show_build, has_environment),
+    Check("torch-companions", show_companions, has_environment),
+)

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of GPUs, of torch's build against them, and of torch's companions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.launcher.doctor.checks.made_up import (
+    GPU,
+    NVIDIA,
+    machine,
+    one,
+    program,
+    severity,
+    shown,
+    torch_build,
+)
+from tests.launcher.environment.made_up import environment
+
+from xlaunch.doctor.checks.findings import Severity
+
+DRIVER = "sys/module/nvidia/version"
+
+
+def test_torch_for_cpus_beside_a_gpu(tmp_path: Path):
+    torch_build(environment(tmp_path / "venv"), "2.8.0+cpu")
+    beside = program(machine(tmp_path / "gpu", NVIDIA), tmp_path / "venv")
+    finding = one("torch-build", beside)
+    assert finding.severity is Severity.SERIOUS
+    assert finding.found == "torch 2.8.0+cpu is a CPU-only build, beside a GPU of NVIDIA"
+    assert finding.advise == "pip install --force-reinstall torch==2.8.0"
+    alone = program(machine(tmp_path / "none", {}), tmp_path / "venv")
+    assert severity("torch-build", alone) is Severity.OK
+
+
+def test_torch_for_gpus_of_another_vendor(tmp_path: Path):
+    torch_build(environment(tmp_path / "venv"), "2.8.0+rocm6.4", hip="6.4.2")
+    found = one("torch-build", program(machine(tmp_path / "gpu", NVIDIA), tmp_path / "venv"))
+    assert found.severity is Severity.SERIOUS
+    assert "is built for AMD's GPUs, beside a GPU of NVIDIA" in found.found
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"i915/0000:00:02.0": "8086"}, Severity.ADVICE),
+        ({"xe/0000:03:00.0": "8086"}, Severity.SERIOUS),
+        ({"amdgpu/0000:05:00.0": "1002"}, Severity.ADVICE),
+    ],
+)
+def test_gpus_that_are_part_of_a_processor(
+    files: dict[str, str], expected: Severity, tmp_path: Path
+):
+    torch_build(environment(tmp_path / "venv"), "2.8.0+cpu")
+    ((place, vendor),) = files.items()
+    directory = f"sys/bus/pci/drivers/{place}"
+    tree = {f"{directory}/vendor": f"0x{vendor}", f"{directory}/device": "0x1"}
+    tree[f"{directory}/mem_info_vram_total"] = str(1 << 29)
+    facts = program(machine(tmp_path / "machine", tree), tmp_path / "venv")
+    assert severity("torch-build", facts) is expected
+
+
+@pytest.mark.parametrize(
+    ("cuda", "driver", "expected"),
+    [
+        ("12.8", "525.60.13", Severity.OK),
+        ("12.8", "515.105.01", Severity.SERIOUS),
+        ("13.0", "570.86.10", Severity.SERIOUS),
+        ("13.0", "580.65.06", Severity.OK),
+        ("11.8", "450.80.02", Severity.OK),
+        ("14.0", "580.65.06", Severity.OK),  # not in the table: not judged
+    ],
+)
+def test_driver_against_the_build(cuda: str, driver: str, expected: Severity, tmp_path: Path):
+    torch_build(environment(tmp_path / "venv"), "2.8.0", cuda=cuda)
+    facts = machine(tmp_path / "machine", {**NVIDIA, DRIVER: driver})
+    finding = one("torch-build", program(facts, tmp_path / "venv"))
+    assert finding.severity is expected
+    assert driver in finding.found
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        (
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 2024",
+            "535.183.01",
+        ),
+        (
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.124.06  Release Build\n"
+            "GCC version:  gcc version 15.3.0 (GCC)",
+            "570.124.06",
+        ),
+    ],
+)
+def test_driver_version_of_proc(text: str, version: str, tmp_path: Path):
+    torch_build(environment(tmp_path / "venv"), "2.9.0", cuda="13.0")
+    facts = machine(tmp_path / "machine", {**NVIDIA, "proc/driver/nvidia/version": text})
+    found = one("torch-build", program(facts, tmp_path / "venv")).found
+    assert found == f"torch 2.9.0 needs an NVIDIA driver 580.65.06 or newer; this is {version}"
+
+
+def test_no_torch(tmp_path: Path):
+    environment(tmp_path / "venv")
+    facts = program(machine(tmp_path / "machine", NVIDIA), tmp_path / "venv")
+    assert severity("torch-build", facts) is Severity.OK
+    assert shown("torch-companions", facts) == []
+
+
+def companion(site: Path, name: str, version: str, requires: str) -> None:
+    directory = site / f"{name}-{version}.dist-info"
+    directory.mkdir()
+    (directory / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {name}\nRequires-Dist: numpy\nRequires-Dist: {requires}\n\n"
+        "Requires-Dist: torch==1.0 in the description\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("version", "requires", "expected"),
+    [
+        ("0.23.0", "torch==2.8.0", Severity.OK),
+        ("0.23.0", "torch (==2.8.0)", Severity.OK),
+        ("0.22.1", "torch==2.7.1", Severity.WARNING),
+        ("0.23.0", "torch>=2.7,<2.9", Severity.OK),
+        ("0.23.0", "torch>=2.9", Severity.WARNING),
+        ("0.23.0", "torch==2.8.*", Severity.OK),
+        ("0.23.0", "torch~=2.7", Severity.OK),
+        ("0.23.0", "torch!=2.8", Severity.WARNING),
+        ("0.23.0", "torch==2.1; extra == 'dev'", Severity.OK),
+        ("0.23.0+cpu", "torch==2.8.0", Severity.WARNING),
+        ("0.23.0+cu128", "torch==2.8.0", Severity.OK),
+    ],
+)
+def test_companions(version: str, requires: str, expected: Severity, tmp_path: Path):
+    site = environment(tmp_path / "venv")
+    torch_build(site, "2.8.0+cu128", cuda="12.8")
+    companion(site, "torchvision", version, requires)
+    facts = program(machine(tmp_path / "machine", {}), tmp_path / "venv")
+    finding = one("torch-companions", facts)
+    assert finding.severity is expected
+    assert f"torchvision {version}" in finding.found
+
+
+def test_gpu_without_a_driver(tmp_path: Path):
+    device = "sys/bus/pci/devices/0000:01:00.0"
+    card = {f"{device}/class": "0x030200", f"{device}/vendor": "0x10de"}
+    finding = one(
+        "gpu-driver", machine(tmp_path / "none", card | {"sys/bus/pci/drivers/e1000/": ""})
+    )
+    assert finding.severity is Severity.WARNING
+    guest = {"sys/bus/pci/drivers/vfio-pci/0000:01:00.0/": ""}
+    assert shown("gpu-driver", machine(tmp_path / "guest", card | guest)) == []
+    # A capture without any driver says nothing.
+    assert shown("gpu-driver", machine(tmp_path / "capture", card)) == []
+    bound = machine(tmp_path / "bound", {**card, **NVIDIA, DRIVER: "580.65.06"})
+    assert one("gpu-driver", bound).found == "NVIDIA: 1, driver 580.65.06"
+
+
+def test_link(tmp_path: Path):
+    values = {
+        "current_link_width": "16",
+        "max_link_width": "16",
+        "current_link_speed": "2.5 GT/s PCIe",
+    }
+    files = {**NVIDIA, **{f"{GPU}/{name}": value for name, value in values.items()}}
+    idle = one("gpu-link", machine(tmp_path / "idle", files))
+    assert idle == (Severity.OK, "NVIDIA 0000:01:00.0: 16 lanes at 2.5 GT/s PCIe", "", "")
+    narrow = machine(tmp_path / "narrow", files | {f"{GPU}/current_link_width": "4"})
+    finding = one("gpu-link", narrow)
+    assert finding.severity is Severity.WARNING
+    assert "25% of the link's bandwidth" in finding.why
+
+
+def test_nodes_that_are_missing(tmp_path: Path, needs):
+    needs(not Path("/dev/nvidiactl").exists(), "a machine without NVIDIA's driver")
+    facts = machine(tmp_path, NVIDIA)._replace(live=True)
+    assert one("gpu-nodes", facts).found == "/dev/nvidiactl, /dev/nvidia0 do not exist"
+    assert shown("gpu-nodes", machine(tmp_path / "none", {})._replace(live=True)) == []
