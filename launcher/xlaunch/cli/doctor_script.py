@@ -3,6 +3,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import click
+
+from xlaunch.doctor.lint.rules import BY_CODE
+from xlaunch.doctor.lint.running import Result, check_codes, check_paths
+from xlaunch.doctor.lint.source import Finding
+from xlaunch.errors import UsageError
+from xlaunch.options.layers import nearest
+from xlaunch.wording import counted
+
+SCHEMA_VERSION = 1
+FORMATS = ("text", "json", "github")
+
+_PATIENCE_S = 1.0
+"""A check that takes longer shows its progress."""
+
 
 def check_scripts(
     paths: tuple[str, ...],
@@ -13,9 +35,158 @@ def check_scripts(
     output_format: str,
 ) -> int:
     """Print the findings in files and directories; 1 if there are any."""
-    raise NotImplementedError
+    if output_format not in FORMATS:
+        near = nearest(output_format, FORMATS, count=1)
+        raise UsageError(f"--output-format {output_format!r} is none of {', '.join(FORMATS)}{near}")
+    chosen = {"select": _codes("--select", select), "ignore": _codes("--ignore", ignore)}
+    with _progress() as progress:
+        result = check_paths(paths, hints=hints, progress=progress, **chosen)
+    if output_format == "json":
+        click.echo(json.dumps(_document(result), indent=2))
+    else:
+        line = _annotation if output_format == "github" else _line
+        for finding in result.findings:
+            click.echo(line(finding))
+    for note in result.notes:
+        click.echo(f"note: {note}", err=True)
+    click.echo(_summary(result), err=True)
+    return 1 if result.findings else 0
 
 
 def explain_rule(code: str) -> int:
     """Print what a rule finds, with a failing and a passing example."""
-    raise NotImplementedError
+    by_name = {rule.name: rule for rule in BY_CODE.values()}
+    rule = BY_CODE.get(code.upper()) or by_name.get(code.lower())
+    if rule is None:
+        near = nearest(code.upper(), BY_CODE) or f"; they are {', '.join(BY_CODE)}"
+        raise UsageError(f"there is no rule {code!r}{near}")
+    kind = "A hint: looked for with --hints." if rule.is_hint else "A fault."
+    for line in (
+        f"{rule.code} {rule.name}\n\n{rule.summary} {kind}\n\n{rule.reason}\n",
+        f"Found:\n\n{_indented(rule.failing)}\nNot found:\n\n{_indented(rule.passing)}",
+        f"Not on one line: '# noqa: {rule.code}' at its end. Nowhere: '--ignore {rule.code}', or in "
+        f'pyproject.toml:\n\n    [tool.xlaunch.doctor]\n    ignore = ["{rule.code}"]',
+    ):
+        click.echo(line)
+    return 0
+
+
+def _codes(option: str, text: str | None) -> tuple[str, ...]:
+    if text is None:
+        return ()
+    codes = tuple(one.strip().upper() for one in text.split(",") if one.strip())
+    if not codes:
+        raise UsageError(f"{option} {text!r} names no rule; write codes such as XL001,XL03")
+    try:
+        check_codes(codes)
+    except UsageError as error:
+        raise UsageError(f"{option}: {error}") from None
+    return codes
+
+
+def _line(finding: Finding) -> str:
+    return f"{finding.path}:{finding.line}:{finding.column}: {finding.code} {finding.message}"
+
+
+def _annotation(finding: Finding) -> str:
+    """A workflow command of GitHub Actions, escaped as its toolkit does."""
+    message = finding.message.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    values = {
+        "file": finding.path,
+        "line": finding.line,
+        "col": finding.column,
+        "endLine": finding.end_line,
+        "endColumn": finding.end_column,
+        "title": finding.code,
+    }
+    shown = ",".join(f"{key}={_property(str(value))}" for key, value in values.items())
+    return f"::error {shown}::{message}"
+
+
+def _property(text: str) -> str:
+    for character, escape in (
+        ("%", "%25"),
+        ("\r", "%0D"),
+        ("\n", "%0A"),
+        (":", "%3A"),
+        (",", "%2C"),
+    ):
+        text = text.replace(character, escape)
+    return text
+
+
+def _document(result: Result) -> dict[str, Any]:
+    hints = sum(_is_hint(one) for one in result.findings)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "findings": [
+            {
+                "path": one.path,
+                "line": one.line,
+                "column": one.column,
+                "end": {"line": one.end_line, "column": one.end_column},
+                "code": one.code,
+                "name": BY_CODE[one.code].name if one.code in BY_CODE else None,
+                "message": one.message,
+            }
+            for one in result.findings
+        ],
+        "counts": {
+            "files": result.files,
+            "findings": len(result.findings),
+            "hints": hints,
+            "hints_not_shown": result.hidden_hints,
+            "skipped": result.skipped,
+        },
+        "notes": list(result.notes),
+    }
+
+
+def _is_hint(finding: Finding) -> bool:
+    return finding.code in BY_CODE and BY_CODE[finding.code].is_hint
+
+
+def _summary(result: Result) -> str:
+    """**Ex.:** ``3 findings in 12 files; 1 file skipped: larger than 1 MiB; 2 hints with --hints``."""
+    parts = [f"{counted(len(result.findings), 'finding')} in {counted(result.files, 'file')}"]
+    parts += [f"{counted(n, 'file')} skipped: {why}" for why, n in sorted(result.skipped.items())]
+    if result.hidden_hints:
+        parts.append(f"{counted(result.hidden_hints, 'hint')} with --hints")
+    return "; ".join(parts)
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[int, int], None] | None]:
+    """What shows how many files are done: on a terminal, after a second."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    started = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        bar: Any = None
+        task: Any = None
+        shown = started
+
+        def update(done: int, total: int) -> None:
+            nonlocal bar, task, shown
+            now = time.monotonic()
+            if now - started < _PATIENCE_S or (now - shown < 0.1 and done < total):
+                return
+            if bar is None:
+                from rich.console import Console
+                from rich.progress import Progress
+
+                # Without a thread of its own: processes are being forked.
+                console = Console(stderr=True)
+                bar = stack.enter_context(
+                    Progress(console=console, auto_refresh=False, transient=True)
+                )
+                task = bar.add_task("checking files", total=total)
+            bar.update(task, completed=done, refresh=True)
+            shown = now
+
+        yield update
+
+
+def _indented(text: str) -> str:
+    return "".join(f"    {line}\n" if line else "\n" for line in text.splitlines())

@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""XL00x: options and variables whose value is not what was typed."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+
+from xlaunch.doctor.lint.facts import Call, Function, Scope, dotted, has_stars, keyword
+from xlaunch.doctor.lint.names import Names
+
+Problem = tuple[ast.expr | ast.stmt, str, str]
+"""A node, the rule's code, and a message."""
+
+_BOOLEAN_NAME = re.compile(
+    r"(^|_)(USE|ENABLED?|DISABLED?|DEBUG|VERBOSE|PROFILE|DRY_RUN|FP16|BF16|CUDA|COMPILE)(_|$)"
+)
+
+
+def check_arguments(names: Names) -> Iterator[Problem]:
+    """Options of argparse, click and typer, and variables of the environment."""
+    facts = names.facts
+    imported = facts.modules()
+    # jsonargparse reads bool as true and false.
+    if "jsonargparse" not in imported:
+        yield from _argparse_options(names)
+    if "click" in imported or "typer" in imported:
+        yield from _decorated_options(names)
+    for call in facts.called.get("bool", ()):
+        if len(call.node.args) == 1 and names.full(call.node.func, call.scope) == "bool":
+            yield from _bool_of_environment(names, call)
+
+
+def _argparse_options(names: Names) -> Iterator[Problem]:
+    added = [
+        call
+        for call in names.facts.called.get("add_argument", ())
+        if call.receiver is not None and _option_strings(call.node)
+    ]
+    changers: dict[str, set[str]] = defaultdict(set)
+    for call in added:
+        changers[_destination(call.node)].add(_action(call.node))
+    for call in names.facts.called.get("set_defaults", ()):
+        for one in call.node.keywords:
+            changers[one.arg or ""].add("set_defaults")
+    converted = _converted_attributes(names)
+    for call in added:
+        if has_stars(call.node):
+            continue
+        option, action = _option_strings(call.node)[0], _action(call.node)
+        default, kind = keyword(call.node, "default"), keyword(call.node, "type")
+        if not action and _is_bool_call(names, kind, call.scope):
+            off = option.lstrip("-")
+            yield (
+                kind or call.node,
+                "XL001",
+                f'type=bool: bool("False") is True, so "{option} False" turns {off} on; '
+                f"use action=argparse.BooleanOptionalAction",
+            )
+        if action in ("store_true", "store_false") and _is_constant(
+            default, action == "store_true"
+        ):
+            if len(changers[_destination(call.node)]) == 1:
+                value = action == "store_true"
+                yield (
+                    call.node,
+                    "XL002",
+                    f"{option} stores {value} and is {value} by default, so it changes nothing; use "
+                    f"action=argparse.BooleanOptionalAction, which adds {_opposite(option)}",
+                )
+        elif kind is None and not action and option.startswith("-"):
+            if _destination(call.node) not in converted:
+                yield from _untyped_default(call.node, option, default)
+
+
+def _untyped_default(node: ast.Call, option: str, default: ast.expr | None) -> Iterator[Problem]:
+    choices = keyword(node, "choices")
+    numbers = [_number(one) for one in getattr(choices, "elts", ())]
+    if numbers and all(one is not None for one in numbers):
+        name = numbers[0]
+        yield (
+            node,
+            "XL003",
+            f"{option} has choices that are numbers and no type, so what is typed is text and equals "
+            f"none of them; add type={name}",
+        )
+        return
+    if choices is not None:
+        return
+    several = keyword(node, "nargs")
+    if isinstance(default, ast.List | ast.Tuple):
+        numbers = [_number(one) for one in default.elts]
+        if default.elts and all(one is not None for one in numbers):
+            name = "float" if "float" in numbers else numbers[0]
+            more = "" if several is not None else " and nargs='+'"
+            yield (
+                node,
+                "XL003",
+                f"{option} has a list of numbers as default and no type, so what is typed is text; "
+                f"add type={name}{more}",
+            )
+        elif several is None and isinstance(default, ast.List):
+            yield (
+                node,
+                "XL003",
+                f"{option} has a list as default, and what is typed is one text; add nargs='+'",
+            )
+    elif isinstance(default, ast.Constant) and isinstance(default.value, bool):
+        yield (
+            node,
+            "XL003",
+            f'{option} is {default.value} by default and has no type, so "{option} False" gives the '
+            f'text "False", which is true; use action=argparse.BooleanOptionalAction',
+        )
+    elif default is not None and (name := _number(default)) is not None:
+        yield (
+            node,
+            "XL003",
+            f'{option} has a number as default and no type, so "{option} 1" gives the text "1"; '
+            f"add type={name}",
+        )
+
+
+def _decorated_options(names: Names) -> Iterator[Problem]:
+    for call in names.facts.called.get("option", ()):
+        if names.full(call.node.func, call.scope) not in ("click.option", "rich_click.option"):
+            continue
+        options = _option_strings(call.node)
+        if not options or has_stars(call.node):
+            continue
+        kind = keyword(call.node, "type")
+        if isinstance(kind, ast.Lambda) and _is_bool_call(names, kind, call.scope):
+            yield (
+                kind,
+                "XL001",
+                f'bool("False") is True, so "{options[0]} False" turns it on; use type=bool, which '
+                f"click reads as true and false",
+            )
+        flag = _is_constant(keyword(call.node, "is_flag"), True)
+        on = _is_constant(keyword(call.node, "default"), True)
+        changes = any(keyword(call.node, one) is not None for one in ("flag_value", "callback"))
+        if flag and on and not changes and not any("/" in one for one in options):
+            yield (call.node, "XL002", _no_opposite(options))
+    for name in ("Option", "Argument"):
+        for call in names.facts.called.get(name, ()):
+            if not (names.full(call.node.func, call.scope) or "").startswith("typer."):
+                continue
+            options = _option_strings(call.node)
+            parser = keyword(call.node, "parser")
+            if parser is not None and _is_bool_call(names, parser, call.scope):
+                yield (
+                    parser,
+                    "XL001",
+                    'parser=bool: bool("False") is True; leave the parser out and annotate bool',
+                )
+            changes = any(keyword(call.node, one) for one in ("flag_value", "callback", "parser"))
+            plain = name == "Option" and options and not any("/" in one for one in options)
+            if plain and not changes and not has_stars(call.node):
+                on = call.node.args[0] if call.node.args else keyword(call.node, "default")
+                if _is_constant(on, True) or _annotated_default(names, call):
+                    yield (call.node, "XL002", _no_opposite(options))
+
+
+def _no_opposite(options: list[str]) -> str:
+    longest = max(options, key=len)
+    return (
+        f"{longest} is on by default, and nothing turns it off; write "
+        f'"{longest}/{_opposite(longest)}"'
+    )
+
+
+def _annotated_default(names: Names, call: Call) -> bool:
+    """Whether the call annotates a parameter, ``Annotated[bool, ...]``, whose default is True."""
+    for function in names.facts.functions:
+        if not isinstance(function, Function):
+            continue
+        listed = [*function.args.posonlyargs, *function.args.args]
+        given = function.args.defaults
+        pairs = [*zip(listed[len(listed) - len(given) :], given, strict=True)]
+        pairs += [
+            (one, value)
+            for one, value in zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
+            if value is not None
+        ]
+        for argument, default in pairs:
+            annotation = argument.annotation
+            if isinstance(annotation, ast.Subscript) and isinstance(annotation.slice, ast.Tuple):
+                if call.node in annotation.slice.elts[1:]:
+                    first = dotted(annotation.slice.elts[0])
+                    return first == "bool" and _is_constant(default, True)
+    return False
+
+
+def _bool_of_environment(names: Names, call: Call) -> Iterator[Problem]:
+    read = call.node.args[0]
+    default: ast.expr | None = None
+    name: ast.expr | None = None
+    sure = False
+    if isinstance(read, ast.Subscript) and names.full(read.value, call.scope) == "os.environ":
+        name, sure = read.slice, True
+    elif names.call_name(read, call.scope) in ("os.environ.get", "os.getenv"):
+        assert isinstance(read, ast.Call)
+        name = read.args[0] if read.args else None
+        default = read.args[1] if len(read.args) > 1 else keyword(read, "default")
+        sure = isinstance(default, ast.Constant) and (
+            isinstance(default.value, bool | int)
+            or str(default.value).lower() in ("0", "1", "true", "false", "no", "yes")
+        )
+    if name is None:
+        return
+    shown = name.value if isinstance(name, ast.Constant) else "the variable"
+    if sure or (default is None and _BOOLEAN_NAME.search(str(shown))):
+        yield (
+            call.node,
+            "XL004",
+            f"bool() of {shown} is true for every text that is not empty, also for 0 and False; "
+            f'compare it: os.environ.get(...) in ("1", "true")',
+        )
+
+
+def _converted_attributes(names: Names) -> set[str]:
+    """Attributes that the file converts. **Ex.:** ``port`` in ``int(args.port)``."""
+    found = set()
+    for call in names.facts.calls:
+        called = (dotted(call.node.func) or "").rpartition(".")[2]
+        if called in ("int", "float", "str", "literal_eval", "eval", "loads", "safe_load") or (
+            "bool" in called and called != "bool"
+        ):
+            found.update(one.attr for one in call.node.args if isinstance(one, ast.Attribute))
+    return found
+
+
+def _option_strings(node: ast.Call) -> list[str]:
+    """The names that an option declares. **Ex.:** ``["-n", "--number"]``."""
+    texts = [one.value for one in node.args if isinstance(one, ast.Constant)]
+    strings = [one for one in texts if isinstance(one, str)]
+    return [one for one in strings if one.startswith("-")] or strings
+
+
+def _destination(node: ast.Call) -> str:
+    """The attribute that the option sets."""
+    given = keyword(node, "dest")
+    if isinstance(given, ast.Constant):
+        return str(given.value)
+    options = _option_strings(node)
+    long = next((one for one in options if one.startswith("--")), options[0])
+    return long.lstrip("-").replace("-", "_")
+
+
+def _action(node: ast.Call) -> str:
+    """The action's name; empty for the default one."""
+    given = keyword(node, "action")
+    if given is None or _is_constant(given, "store"):
+        return ""
+    return str(given.value) if isinstance(given, ast.Constant) else "another"
+
+
+def _is_bool_call(names: Names, node: ast.expr | None, scope: Scope) -> bool:
+    """Whether a converter is ``bool``, or ``lambda x: bool(x)``."""
+    if isinstance(node, ast.Lambda) and isinstance(node.body, ast.Call):
+        call, own = node.body, [one.arg for one in node.args.args]
+        return dotted(call.func) == "bool" and [dotted(one) for one in call.args] == own
+    return node is not None and names.full(node, scope) == "bool"
+
+
+def _is_constant(node: ast.expr | None, value: object) -> bool:
+    return (
+        isinstance(node, ast.Constant)
+        and node.value is value
+        or (isinstance(node, ast.Constant) and isinstance(value, str) and node.value == value)
+    )
+
+
+def _number(node: ast.expr) -> str | None:
+    """``int`` or ``float`` for a number, with a sign or without."""
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        node = node.operand
+    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        return type(node.value).__name__
+    return None
+
+
+def _opposite(option: str) -> str:
+    name = option.lstrip("-")
+    return f"--{name.removeprefix('no-')}" if name.startswith("no-") else f"--no-{name}"

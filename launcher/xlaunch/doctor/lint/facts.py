@@ -1,0 +1,468 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One walk over a syntax tree that notes what the rules ask for: calls, names, loops, functions.
+
+The rules read these notes and never walk the tree themselves.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import NamedTuple
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+Loop = ast.For | ast.AsyncFor | ast.While | ast.comprehension
+
+
+class Block:
+    """A piece of code under one statement: what it stands in, outwards."""
+
+    __slots__ = ("node", "parent", "part", "scope")
+
+    def __init__(self, node: ast.AST, part: str, parent: Block | None, scope: Scope) -> None:
+        self.node = node
+        self.part = part
+        """**Ex.:** ``body``, ``orelse``, ``handlers``."""
+        self.parent = parent
+        self.scope = scope
+
+    def outwards(self) -> Iterator[Block]:
+        """This block and those around it, within the same function."""
+        block: Block | None = self
+        while block is not None and block.scope is self.scope:
+            yield block
+            block = block.parent
+
+    def is_within(self, other: Block) -> bool:
+        """Whether this block is `other` or stands in it, within the same function."""
+        return any(block is other for block in self.outwards())
+
+    def loops(self) -> list[Block]:
+        """The bodies of loops around, the innermost first, within the same function."""
+        return [block for block in self.outwards() if block.part == "loop"]
+
+
+class Binding(NamedTuple):
+    """One way in which a name gets its value."""
+
+    how: str
+    """``is`` (the value), ``item`` (one of it, unpacked), ``each`` (it is looped over),
+    ``each item`` (unpacked in a loop), ``parameter``, ``import``, ``function``, ``class``,
+    ``unknown``."""
+    node: ast.AST | None
+    """The value's expression, the parameter, or the definition."""
+    text: str
+    """Imports: the dotted name that is imported."""
+    block: Block
+    position: tuple[int, int]
+
+
+class Scope:
+    """A module, class or function, and the names that it binds."""
+
+    def __init__(self, node: ast.AST, parent: Scope | None) -> None:
+        self.node = node
+        self.parent = parent
+        self.bindings: dict[str, list[Binding]] = defaultdict(list)
+        self.attributes: dict[str, list[Binding]] = defaultdict(list)
+        """Classes: what methods bind to ``self.NAME``."""
+        self.block = Block(node, "body", None, self)
+
+    @property
+    def enclosing_class(self) -> Scope | None:
+        """The class of the method that this is, or stands in."""
+        scope: Scope | None = self
+        while scope is not None and not isinstance(scope.node, ast.ClassDef):
+            scope = scope.parent
+        return scope
+
+    def find(self, name: str) -> Scope | None:
+        """The scope that binds a name used here, as Python looks it up."""
+        scope: Scope | None = self
+        while scope is not None:
+            if name in scope.bindings and (
+                scope is self or not isinstance(scope.node, ast.ClassDef)
+            ):
+                return scope
+            scope = scope.parent
+        return None
+
+
+class Call(NamedTuple):
+    """A call and where it stands."""
+
+    node: ast.Call
+    parent: ast.AST
+    """The expression or statement whose direct part the call is."""
+    block: Block
+
+    @property
+    def scope(self) -> Scope:
+        return self.block.scope
+
+    @property
+    def receiver(self) -> ast.expr | None:
+        """**Ex.:** ``model`` of ``model.to(device)``."""
+        return self.node.func.value if isinstance(self.node.func, ast.Attribute) else None
+
+    @property
+    def line(self) -> int:
+        return self.node.lineno
+
+
+class Facts:
+    """What one file holds."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.module = Scope(tree, None)
+        self.calls: list[Call] = []
+        """In the order of the source."""
+        self.called: dict[str, list[Call]] = defaultdict(list)
+        """By the last part of the name. **Ex.:** ``to`` has all of ``x.to(...)``."""
+        self.within: dict[Scope, list[Call]] = defaultdict(list)
+        """By the function in which they stand."""
+        self.imports: list[tuple[str, ast.Import | ast.ImportFrom, Block]] = []
+        """Dotted names, as often as imported."""
+        self.attributes: list[tuple[ast.Attribute, Block]] = []
+        """Dotted names that are read, whole. **Ex.:** ``torch.cuda.amp.autocast``."""
+        self.loops: list[Block] = []
+        self.functions: dict[ast.AST, Scope] = {}
+        """Functions, lambdas and classes, by their nodes."""
+        self.assignments: list[tuple[ast.expr, ast.expr, Block]] = []
+        """Targets with their values."""
+        self.words: set[str] = set()
+        """All names, attributes and keywords."""
+        self.texts: set[str] = set()
+        """All short string constants."""
+        self._walk(tree)
+
+    def modules(self) -> set[str]:
+        """The first parts of what is imported. **Ex.:** ``torch``, ``numpy``."""
+        return {name.partition(".")[0] for name, _, _ in self.imports}
+
+    def definition(self, call: Call) -> Function | None:
+        """The function or method of this file that a call by name, or by ``self.name``, runs."""
+        func = call.node.func
+        bindings: list[Binding] = []
+        if isinstance(func, ast.Name):
+            scope = call.scope.find(func.id)
+            bindings = scope.bindings[func.id] if scope is not None else []
+        elif isinstance(func, ast.Attribute) and dotted(func.value) == "self":
+            owner = call.scope.enclosing_class
+            bindings = owner.bindings.get(func.attr, []) if owner is not None else []
+        if len(bindings) == 1 and bindings[0].how == "function":
+            node = bindings[0].node
+            return node if isinstance(node, Function) else None
+        return None
+
+    def calls_of(self, function: Function) -> list[Call]:
+        """The calls of a function of this file."""
+        named = self.called.get(function.name, [])
+        return [call for call in named if self.definition(call) is function]
+
+    def _walk(self, tree: ast.Module) -> None:
+        # A list instead of recursion: expressions may be nested deeper than Python's stack.
+        pending: list[tuple[ast.AST, ast.AST, Block]] = [(tree, tree, self.module.block)]
+        while pending:
+            node, parent, block = pending.pop()
+            note = _NOTES.get(type(node))
+            children = note(self, node, parent, block) if note is not None else None
+            if children is None:
+                children = [(child, node, block) for child in ast.iter_child_nodes(node)]
+            pending.extend(reversed(children))
+
+    # Each notes one node, and returns its children with their blocks if those differ.
+
+    def _note_call(self, node: ast.Call, parent: ast.AST, block: Block) -> Children:
+        call = Call(node, parent, block)
+        self.calls.append(call)
+        self.within[block.scope].append(call)
+        func = node.func
+        if isinstance(func, ast.Attribute):
+            self.called[func.attr].append(call)
+        elif isinstance(func, ast.Name):
+            self.called[func.id].append(call)
+
+    def _note_attribute(self, node: ast.Attribute, parent: ast.AST, block: Block) -> Children:
+        self.words.add(node.attr)
+        if not isinstance(parent, ast.Attribute):
+            self.attributes.append((node, block))
+
+    def _note_name(self, node: ast.Name, parent: ast.AST, block: Block) -> Children:
+        self.words.add(node.id)
+
+    def _note_keyword(self, node: ast.keyword, parent: ast.AST, block: Block) -> Children:
+        self.words.add(node.arg or "**")
+
+    def _note_constant(self, node: ast.Constant, parent: ast.AST, block: Block) -> Children:
+        if isinstance(node.value, str) and len(node.value) < 100:
+            self.texts.add(node.value)
+
+    def _note_import(self, node: ast.Import, parent: ast.AST, block: Block) -> Children:
+        for alias in node.names:
+            self.imports.append((alias.name, node, block))
+            name = alias.asname or alias.name.partition(".")[0]
+            self._bind(name, "import", None, block, node, alias.name if alias.asname else name)
+
+    def _note_import_from(self, node: ast.ImportFrom, parent: ast.AST, block: Block) -> Children:
+        module = "." * node.level + (node.module or "")
+        for alias in node.names:
+            full = f"{module}.{alias.name}"
+            self.imports.append((full, node, block))
+            self._bind(alias.asname or alias.name, "import", None, block, node, full)
+
+    def _note_assign(self, node: ast.Assign, parent: ast.AST, block: Block) -> Children:
+        for target in node.targets:
+            self.assignments.append((target, node.value, block))
+            self._bind_target(target, "is", node.value, block)
+
+    def _note_annotated(self, node: ast.AnnAssign, parent: ast.AST, block: Block) -> Children:
+        if node.value is not None:
+            self.assignments.append((node.target, node.value, block))
+            self._bind_target(node.target, "is", node.value, block)
+
+    def _note_augmented(self, node: ast.AugAssign, parent: ast.AST, block: Block) -> Children:
+        self._bind_target(node.target, "is", node.value, block)
+
+    def _note_named(self, node: ast.NamedExpr, parent: ast.AST, block: Block) -> Children:
+        self._bind_target(node.target, "is", node.value, block)
+
+    def _note_for(self, node: ast.For | ast.AsyncFor, parent: ast.AST, block: Block) -> Children:
+        body = Block(node, "loop", block, block.scope)
+        self.loops.append(body)
+        self._bind_target(node.target, "each", node.iter, body)
+        return [
+            (node.target, node, body),
+            (node.iter, node, block),
+            *[(child, node, body) for child in node.body],
+            *[(child, node, block) for child in node.orelse],
+        ]
+
+    def _note_while(self, node: ast.While, parent: ast.AST, block: Block) -> Children:
+        body = Block(node, "loop", block, block.scope)
+        self.loops.append(body)
+        return [
+            (node.test, node, body),
+            *[(child, node, body) for child in node.body],
+            *[(child, node, block) for child in node.orelse],
+        ]
+
+    def _note_comprehension(
+        self,
+        node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp,
+        parent: ast.AST,
+        block: Block,
+    ) -> Children:
+        children = []
+        for part in node.generators:
+            children.append((part.iter, part, block))
+            block = Block(part, "loop", block, block.scope)
+            self._bind_target(part.target, "each", part.iter, block)
+            children += [(child, part, block) for child in (part.target, *part.ifs)]
+        made = (node.key, node.value) if isinstance(node, ast.DictComp) else (node.elt,)
+        return children + [(child, node, block) for child in made]
+
+    def _note_if(self, node: ast.If | ast.IfExp, parent: ast.AST, block: Block) -> Children:
+        then, other = (Block(node, part, block, block.scope) for part in ("body", "orelse"))
+        body = node.body if isinstance(node, ast.If) else [node.body]
+        orelse = node.orelse if isinstance(node, ast.If) else [node.orelse]
+        return [
+            (node.test, node, block),
+            *[(child, node, then) for child in body],
+            *[(child, node, other) for child in orelse],
+        ]
+
+    def _note_with(self, node: ast.With | ast.AsyncWith, parent: ast.AST, block: Block) -> Children:
+        body = Block(node, "body", block, block.scope)
+        for item in node.items:
+            if item.optional_vars is not None:
+                self._bind_target(item.optional_vars, "unknown", None, block)
+        return [
+            *[(item, node, block) for item in node.items],
+            *[(child, node, body) for child in node.body],
+        ]
+
+    def _note_try(self, node: ast.Try | ast.TryStar, parent: ast.AST, block: Block) -> Children:
+        children: list[tuple[ast.AST, ast.AST, Block]] = []
+        for part in ("body", "handlers", "orelse", "finalbody"):
+            # Only what stands in "body" and "handlers" may be left out when the code runs.
+            inner = Block(node, part, block, block.scope) if part in ("body", "handlers") else block
+            children += [(child, node, inner) for child in getattr(node, part)]
+        return children
+
+    def _note_function(self, node: Function, parent: ast.AST, block: Block) -> Children:
+        self._bind(node.name, "function", node, block, node)
+        outside = (*node.decorator_list, node.args, *([node.returns] if node.returns else []))
+        scope = self._open(node, block)
+        for argument in _arguments(node.args):
+            self._bind(argument.arg, "parameter", argument, scope.block, argument)
+        return [
+            *[(child, node, block) for child in outside],
+            *[(child, node, scope.block) for child in node.body],
+        ]
+
+    def _note_lambda(self, node: ast.Lambda, parent: ast.AST, block: Block) -> Children:
+        scope = self._open(node, block)
+        for argument in _arguments(node.args):
+            self._bind(argument.arg, "unknown", None, scope.block, argument)
+        return [(node.args, node, block), (node.body, node, scope.block)]
+
+    def _note_class(self, node: ast.ClassDef, parent: ast.AST, block: Block) -> Children:
+        self._bind(node.name, "class", node, block, node)
+        scope = self._open(node, block)
+        return [
+            *[(child, node, block) for child in (*node.decorator_list, *node.bases)],
+            *[(child, node, block) for child in node.keywords],
+            *[(child, node, scope.block) for child in node.body],
+        ]
+
+    def _note_global(
+        self, node: ast.Global | ast.Nonlocal, parent: ast.AST, block: Block
+    ) -> Children:
+        # What the function binds, the module's name may hold.
+        for name in node.names:
+            self._bind(name, "unknown", None, self.module.block, node)
+
+    def _open(self, node: ast.AST, block: Block) -> Scope:
+        scope = self.functions[node] = Scope(node, block.scope)
+        scope.block.parent = block
+        return scope
+
+    def _bind(
+        self,
+        name: str,
+        how: str,
+        node: ast.AST | None,
+        block: Block,
+        place: ast.expr | ast.stmt | ast.arg,
+        text: str = "",
+    ) -> None:
+        position = (place.lineno, place.col_offset)
+        block.scope.bindings[name].append(Binding(how, node, text, block, position))
+
+    def _bind_target(
+        self, target: ast.expr, how: str, value: ast.expr | None, block: Block
+    ) -> None:
+        if isinstance(target, ast.Starred):
+            target, how, value = target.value, "unknown", None
+        if isinstance(target, ast.Tuple | ast.List):
+            for how_each, value_each, part in _parts(target, how, value):
+                self._bind_target(part, how_each, value_each, block)
+            return
+        # After its value: `x = x.to(device)` reads the old one.
+        last = value if how == "is" and value is not None else target
+        position = (last.end_lineno or target.lineno, last.end_col_offset or 0)
+        binding = Binding(how, value, "", block, position)
+        if isinstance(target, ast.Name):
+            block.scope.bindings[target.id].append(binding)
+        elif isinstance(target, ast.Attribute) and dotted(target.value) == "self":
+            owner = block.scope.enclosing_class
+            if owner is not None:
+                owner.attributes[target.attr].append(binding)
+
+
+Children = list[tuple[ast.AST, ast.AST, Block]] | None
+
+
+def dotted(node: ast.AST | None) -> str | None:
+    """A name with its attributes as text. **Ex.:** ``self.model``; None for anything else."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    if not isinstance(node, ast.Name):
+        return None
+    return ".".join([node.id, *reversed(parts)])
+
+
+def keyword(call: ast.Call, name: str) -> ast.expr | None:
+    """The value of a keyword argument."""
+    return next((one.value for one in call.keywords if one.arg == name), None)
+
+
+def has_stars(call: ast.Call) -> bool:
+    """Whether a call passes ``*args`` or ``**options``, which may hold anything."""
+    return any(one.arg is None for one in call.keywords) or any(
+        isinstance(argument, ast.Starred) for argument in call.args
+    )
+
+
+def looped_over(node: ast.expr) -> tuple[ast.expr, bool]:
+    """What a loop goes over without wrappers, and whether it is enumerated.
+
+    **Ex.:** ``loader`` and True for ``tqdm(enumerate(loader), total=9)``.
+    """
+    enumerated = False
+    while isinstance(node, ast.Call) and node.args:
+        name = (dotted(node.func) or "").rpartition(".")[2]
+        if name == "enumerate":
+            enumerated = True
+        elif name not in ("tqdm", "trange", "track", "iter", "progress_bar", "auto_tqdm"):
+            break
+        node = node.args[0]
+    return node, enumerated
+
+
+def _parts(
+    target: ast.Tuple | ast.List, how: str, value: ast.expr | None
+) -> Iterator[tuple[str, ast.expr | None, ast.expr]]:
+    """How each element of an unpacked target gets its value."""
+    if how == "is" and isinstance(value, ast.Tuple | ast.List):
+        stars = any(isinstance(one, ast.Starred) for one in (*value.elts, *target.elts))
+        if len(value.elts) == len(target.elts) and not stars:
+            for part, one in zip(target.elts, value.elts, strict=True):
+                yield "is", one, part
+            return
+    if how == "each" and value is not None and len(target.elts) == 2:
+        source, enumerated = looped_over(value)
+        if enumerated:
+            yield "unknown", None, target.elts[0]
+            yield "each", source, target.elts[1]
+            return
+    for part in target.elts:
+        known = how in ("is", "each")
+        yield (
+            {"is": "item", "each": "each item"}.get(how, "unknown"),
+            value if known else None,
+            part,
+        )
+
+
+def _arguments(arguments: ast.arguments) -> list[ast.arg]:
+    listed = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    return listed + [one for one in (arguments.vararg, arguments.kwarg) if one is not None]
+
+
+_NOTES = {
+    ast.Call: Facts._note_call,
+    ast.Attribute: Facts._note_attribute,
+    ast.Name: Facts._note_name,
+    ast.keyword: Facts._note_keyword,
+    ast.Constant: Facts._note_constant,
+    ast.Import: Facts._note_import,
+    ast.ImportFrom: Facts._note_import_from,
+    ast.Assign: Facts._note_assign,
+    ast.AnnAssign: Facts._note_annotated,
+    ast.AugAssign: Facts._note_augmented,
+    ast.NamedExpr: Facts._note_named,
+    ast.For: Facts._note_for,
+    ast.AsyncFor: Facts._note_for,
+    ast.While: Facts._note_while,
+    ast.ListComp: Facts._note_comprehension,
+    ast.SetComp: Facts._note_comprehension,
+    ast.GeneratorExp: Facts._note_comprehension,
+    ast.DictComp: Facts._note_comprehension,
+    ast.If: Facts._note_if,
+    ast.IfExp: Facts._note_if,
+    ast.With: Facts._note_with,
+    ast.AsyncWith: Facts._note_with,
+    ast.Try: Facts._note_try,
+    ast.TryStar: Facts._note_try,
+    ast.FunctionDef: Facts._note_function,
+    ast.AsyncFunctionDef: Facts._note_function,
+    ast.Lambda: Facts._note_lambda,
+    ast.ClassDef: Facts._note_class,
+    ast.Global: Facts._note_global,
+    ast.Nonlocal: Facts._note_global,
+}

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""XL05x: what has been replaced. Removed and deprecated calls of torch in general are TorchFix's."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from xlaunch.doctor.lint.facts import Block
+from xlaunch.doctor.lint.names import Names
+
+Problem = tuple[ast.expr | ast.stmt, str, str]
+
+_AMP = {
+    f"torch.{device}.amp.{name}": (f"torch.amp.{name}", device)
+    for device in ("cuda", "xpu", "cpu")
+    for name in ("autocast", "GradScaler", "custom_fwd", "custom_bwd")
+}
+
+
+def check_replaced(names: Names) -> Iterator[Problem]:
+    """Imports and names with a successor."""
+    yield from _archived_extension(names)
+    yield from _old_autocast(names)
+
+
+def _archived_extension(names: Names) -> Iterator[Problem]:
+    seen = set()
+    for name, node, block in names.facts.imports:
+        if name.partition(".")[0] != "intel_extension_for_pytorch" or node in seen:
+            continue
+        seen.add(node)
+        if not _is_optional(block, ("ipex", "intel", "available", "installed")):
+            yield (
+                node,
+                "XL050",
+                "Intel's extension was archived in March 2026; torch 2.8 and newer run xpu devices "
+                "themselves, and for CPUs use xruntime.optimize, or xruntime.compat.ipex, which has "
+                "the extension's calls",
+            )
+
+
+def _old_autocast(names: Names) -> Iterator[Problem]:
+    versions = ("version", "hasattr", "greater", "is_torch", "_ge_", "gte", "lt_")
+    for name, node, block in names.facts.imports:
+        if name in _AMP and not _is_optional(block, versions):
+            yield node, "XL051", _use(name)
+    for attribute, block in names.facts.attributes:
+        if attribute.attr not in ("autocast", "GradScaler", "custom_fwd", "custom_bwd"):
+            continue
+        full = names.full(attribute, block.scope)
+        if full in _AMP and not _is_optional(block, versions):
+            yield attribute, "XL051", _use(full)
+
+
+def _use(name: str) -> str:
+    new, device = _AMP[name]
+    argument = f'device_type="{device}"' if name.endswith(("fwd", "bwd")) else f'"{device}"'
+    return (
+        f"{name} is deprecated and works on one kind of device; use {new}({argument}), "
+        f"or the device that the script chose"
+    )
+
+
+def _is_optional(block: Block, words: tuple[str, ...]) -> bool:
+    """Whether code runs only where something is installed, or in some versions."""
+    around: Block | None = block
+    while around is not None:
+        if isinstance(around.node, ast.Try | ast.TryStar) and around.part in ("body", "handlers"):
+            caught = " ".join(
+                ast.unparse(one.type) if one.type else "Exception" for one in around.node.handlers
+            )
+            if any(
+                word in caught for word in ("ImportError", "ModuleNotFound", "Exception", "Attr")
+            ):
+                return True
+        if isinstance(around.node, ast.If | ast.IfExp):
+            test = ast.unparse(around.node.test).lower()
+            if any(word in test for word in words):
+                return True
+        around = around.parent
+    return False

@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of rules: code, name, what it finds, why that matters, and two examples."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Rule(NamedTuple):
+    code: str
+    """XL0.. are faults, which are always looked for; XL1.. are hints."""
+    name: str
+    summary: str
+    """One sentence: what is found."""
+    reason: str
+    """Why it matters."""
+    failing: str
+    """A script with exactly one finding of this rule."""
+    passing: str
+    """The same script without it."""
+
+    @property
+    def is_hint(self) -> bool:
+        """Whether this is advice on performance."""
+        return self.code.startswith("XL1")
+
+
+_MODEL = """\
+import torch
+from torch import nn
+
+model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(), nn.Linear(8, 2))
+criterion = nn.CrossEntropyLoss()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+_LOADERS = """\
+train_loader = torch.utils.data.DataLoader(train_set, batch_size=64)
+test_loader = torch.utils.data.DataLoader(test_set, batch_size=64)
+"""
+_ON_DEVICE = """\
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+model.to(device)
+"""
+_STEP = """\
+    optimizer.zero_grad()
+    loss = criterion(model(x), y)
+    loss.backward()
+    optimizer.step()
+"""
+
+
+RULES = (
+    Rule(
+        "XL000",
+        "not-python",
+        "The file does not parse.",
+        "Nothing else in it can be checked.",
+        "def f(:\n",
+        "def f(): ...\n",
+    ),
+    Rule(
+        "XL001",
+        "bool-as-type",
+        "An option converts what is typed with `bool`.",
+        'Every text but the empty one is true, so `--cuda False` turns cuda on. A training then runs '
+        "for hours on a device that its user thinks is off, or the reverse.",
+        'import argparse\n\nparser = argparse.ArgumentParser()\nparser.add_argument("--cuda", type=bool)\n',
+        "import argparse\n\nparser = argparse.ArgumentParser()\n"
+        'parser.add_argument("--cuda", action=argparse.BooleanOptionalAction)\n',
+    ),
+    Rule(
+        "XL002",
+        "flag-that-cannot-change",
+        "A flag stores the value that it has by default, and has no opposite.",
+        "The setting looks like an option, and no command line changes it.",
+        "import argparse\n\nparser = argparse.ArgumentParser()\n"
+        'parser.add_argument("--shuffle", action="store_true", default=True)\n',
+        "import argparse\n\nparser = argparse.ArgumentParser()\n"
+        'parser.add_argument("--shuffle", action=argparse.BooleanOptionalAction, default=True)\n',
+    ),
+    Rule(
+        "XL003",
+        "default-without-type",
+        "An option of argparse has a number, a truth value or a list as its default and no type.",
+        "What is typed stays text, of another type than the default: an error later, or a comparison "
+        "that is never true.",
+        "import argparse\n\nparser = argparse.ArgumentParser()\n"
+        'parser.add_argument("--epochs", default=10)\n',
+        "import argparse\n\nparser = argparse.ArgumentParser()\n"
+        'parser.add_argument("--epochs", default=10, type=int)\n',
+    ),
+    Rule(
+        "XL004",
+        "bool-of-environment",
+        "`bool()` of an environment variable that holds a truth value.",
+        "Variables are text: 0, no and False are true.",
+        'import os\n\nuse_cuda = bool(os.environ.get("USE_CUDA", "0"))\n',
+        'import os\n\nuse_cuda = os.environ.get("USE_CUDA", "0") == "1"\n',
+    ),
+    Rule(
+        "XL010",
+        "to-result-unused",
+        "The result of `.to()`, `.cuda()` or a conversion of a tensor is thrown away.",
+        "Modules move in place; tensors do not: the tensor stays where it was.",
+        'import torch\n\nx = torch.ones(8)\nx.to("cuda")\n',
+        'import torch\n\nx = torch.ones(8)\nx = x.to("cuda")\n',
+    ),
+    Rule(
+        "XL011",
+        "device-mismatch",
+        "A model is moved to a device and a tensor that it gets is not, or the reverse.",
+        "The first call fails as soon as the device is not the CPU.",
+        f'{_MODEL}model.to("cuda")\nx = torch.ones(4, 8)\ny = model(x)\n',
+        f'{_MODEL}model.to("cuda")\nx = torch.ones(4, 8, device="cuda")\ny = model(x)\n',
+    ),
+    Rule(
+        "XL012",
+        "created-on-cpu-in-loop",
+        "A loop over batches creates a tensor on the CPU and moves it.",
+        "Each copy takes memory and time of the CPU, and makes the device wait; "
+        "`device=` creates the tensor there.",
+        f"{_MODEL}{_LOADERS}{_ON_DEVICE}for x, y in train_loader:\n"
+        "    x, y = x.to(device), y.to(device)\n"
+        "    x = x + torch.randn(64, 8).to(device)\n" + _STEP,
+        f"{_MODEL}{_LOADERS}{_ON_DEVICE}for x, y in train_loader:\n"
+        "    x, y = x.to(device), y.to(device)\n"
+        "    x = x + torch.randn(64, 8, device=device)\n" + _STEP,
+    ),
+    Rule(
+        "XL013",
+        "hard-coded-device",
+        'The script chooses a device, and elsewhere says `.cuda()` or `"cuda"`.',
+        "Where the choice is another one, that line fails or mixes devices.",
+        f"{_MODEL}{_ON_DEVICE}x = torch.ones(4, 8).cuda()\n",
+        f"{_MODEL}{_ON_DEVICE}x = torch.ones(4, 8, device=device)\n",
+    ),
+    Rule(
+        "XL020",
+        "evaluation-in-training-mode",
+        "A script trains and evaluates a model, and never calls `eval()`.",
+        "Dropout drops, and batch normalization normalizes by and learns from the data that is "
+        "evaluated: the results are wrong.",
+        f"{_MODEL}{_LOADERS}for x, y in train_loader:\n{_STEP}with torch.no_grad():\n"
+        "    for x, y in test_loader:\n        output = model(x)\n",
+        f"{_MODEL}{_LOADERS}for x, y in train_loader:\n{_STEP}model.eval()\nwith torch.no_grad():\n"
+        "    for x, y in test_loader:\n        output = model(x)\n",
+    ),
+    Rule(
+        "XL021",
+        "evaluation-with-gradients",
+        "A model is evaluated without `torch.no_grad()` or `torch.inference_mode()`.",
+        "Every activation is kept for a backward pass that never comes: more memory, smaller batches, "
+        "less speed.",
+        f"{_MODEL}{_LOADERS}for x, y in train_loader:\n{_STEP}model.eval()\n"
+        "for x, y in test_loader:\n    output = model(x)\n",
+        f"{_MODEL}{_LOADERS}for x, y in train_loader:\n{_STEP}model.eval()\n"
+        "with torch.inference_mode():\n    for x, y in test_loader:\n        output = model(x)\n",
+    ),
+    Rule(
+        "XL022",
+        "training-mode-not-restored",
+        "A loop trains and evaluates, calls `eval()`, and never `train()` again.",
+        "From the second round on the model trains without dropout and with frozen batch statistics.",
+        f"{_MODEL}{_LOADERS}model.train()\nfor epoch in range(9):\n    for x, y in train_loader:\n"
+        + _STEP.replace("    ", "        ")
+        + "    model.eval()\n    with torch.no_grad():\n        for x, y in test_loader:\n"
+        "            output = model(x)\n",
+        f"{_MODEL}{_LOADERS}for epoch in range(9):\n    model.train()\n    for x, y in train_loader:\n"
+        + _STEP.replace("    ", "        ")
+        + "    model.eval()\n    with torch.no_grad():\n        for x, y in test_loader:\n"
+        "            output = model(x)\n",
+    ),
+    Rule(
+        "XL023",
+        "loader-rebuilt",
+        "A `DataLoader` with workers is built in every epoch.",
+        "Its workers start, import everything and fill their queues again; the device waits.",
+        "from torch.utils.data import DataLoader\n\nfor epoch in range(9):\n"
+        "    loader = DataLoader(train_set, batch_size=64, num_workers=4)\n    for batch in loader:\n"
+        "        train(batch)\n",
+        "from torch.utils.data import DataLoader\n\n"
+        "loader = DataLoader(train_set, batch_size=64, num_workers=4, persistent_workers=True)\n"
+        "for epoch in range(9):\n    for batch in loader:\n        train(batch)\n",
+    ),
+    Rule(
+        "XL030",
+        "waits-in-hot-loop",
+        "Every step of a training on a device reads a value of a tensor.",
+        "`.item()`, `.cpu()` and `print` wait for all work that the device was given, so the CPU cannot "
+        "prepare the next step meanwhile.",
+        f"{_MODEL}{_LOADERS}{_ON_DEVICE}total = 0.0\nfor x, y in train_loader:\n"
+        f"    x, y = x.to(device), y.to(device)\n{_STEP}    total += loss.item()\n",
+        f"{_MODEL}{_LOADERS}{_ON_DEVICE}total = torch.zeros((), device=device)\n"
+        "for x, y in train_loader:\n"
+        f"    x, y = x.to(device), y.to(device)\n{_STEP}    total += loss.detach()\n",
+    ),
+    Rule(
+        "XL031",
+        "timing-without-synchronization",
+        "The time of work on a device is taken without waiting for it.",
+        "Calls return when the work is queued: what is measured is the time of the launches.",
+        f'import time\n{_MODEL}model.to("cuda")\nx = torch.ones(4, 8, device="cuda")\n'
+        "start = time.perf_counter()\ny = model(x)\nprint(time.perf_counter() - start)\n",
+        f'import time\n{_MODEL}model.to("cuda")\nx = torch.ones(4, 8, device="cuda")\n'
+        "start = time.perf_counter()\ny = model(x)\ntorch.cuda.synchronize()\n"
+        "print(time.perf_counter() - start)\n",
+    ),
+    Rule(
+        "XL032",
+        "compile-in-loop",
+        "`torch.compile` compiles the same thing in every round of a loop.",
+        "Each round may compile again, for seconds or minutes.",
+        f"{_MODEL}for x in batches:\n    y = torch.compile(model)(x)\n",
+        f"{_MODEL}compiled = torch.compile(model)\nfor x in batches:\n    y = compiled(x)\n",
+    ),
+    Rule(
+        "XL040",
+        "threads-set-late",
+        "OMP_NUM_THREADS or its like is set after the library that reads it was imported.",
+        "The libraries read them once, when they are loaded: setting them later has no effect.",
+        'import os\n\nimport torch\n\nos.environ["OMP_NUM_THREADS"] = "4"\n',
+        'import os\n\nos.environ["OMP_NUM_THREADS"] = "4"\n\nimport torch\n',
+    ),
+    Rule(
+        "XL041",
+        "threads-fixed",
+        "`torch.set_num_threads` with a constant.",
+        "The count fits one machine, and overrides what xlaunch or another launcher chose for each "
+        "instance.",
+        "import torch\n\ntorch.set_num_threads(8)\n",
+        "import torch\n\nprint(torch.get_num_threads())\n",
+    ),
+    Rule(
+        "XL050",
+        "archived-extension",
+        "`intel_extension_for_pytorch` is imported.",
+        "It was archived in March 2026 and fits torch up to 2.8. torch itself runs xpu devices and has "
+        "most of its kernels; `xruntime` has the rest.",
+        "import intel_extension_for_pytorch as ipex\n",
+        "import xruntime\n",
+    ),
+    Rule(
+        "XL051",
+        "old-autocast",
+        "`torch.cuda.amp`, `torch.cpu.amp` or `torch.xpu.amp` is used.",
+        "They are deprecated since torch 2.4, and each serves one kind of device; `torch.amp` takes the "
+        "device as an argument.",
+        "import torch\n\nwith torch.cuda.amp.autocast():\n    pass\n",
+        'import torch\n\nwith torch.amp.autocast("cuda"):\n    pass\n',
+    ),
+)  # fmt: skip
+
+BY_CODE = {rule.code: rule for rule in RULES}

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files to findings: which rules apply where, several processes where there are many files."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any, NamedTuple
+
+from xlaunch.doctor.lint.arguments import check_arguments
+from xlaunch.doctor.lint.facts import Facts
+from xlaunch.doctor.lint.names import Names
+from xlaunch.doctor.lint.replaced import check_replaced
+from xlaunch.doctor.lint.rules import BY_CODE, RULES
+from xlaunch.doctor.lint.source import (
+    Finding,
+    SkippedError,
+    find_files,
+    read_source,
+    syntax_finding,
+)
+from xlaunch.doctor.lint.threads import check_threads
+from xlaunch.doctor.lint.torchfix import CODES as TORCHFIX_CODES
+from xlaunch.doctor.lint.torchfix import run_torchfix
+from xlaunch.errors import UsageError
+
+CHECKS = (check_arguments, check_threads, check_replaced)
+
+_SUBJECTS = re.compile(r"\b(torch|argparse|click|typer|add_argument|environ|getenv)\b|_pytorch")
+"""Files without any of these words have nothing that a rule looks for."""
+
+_FEW_FILES = 48
+"""So many are checked sooner in this process than in others, which must be started."""
+
+_REPOSITORY_MARKS = (".git", ".hg", ".jj")
+
+
+class Selection(NamedTuple):
+    """Which rules apply; codes or prefixes of codes, empty where nothing was said."""
+
+    select: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+
+    def takes(self, code: str, *, hints: bool = False) -> bool:
+        """Whether findings of a rule are wanted."""
+        if any(code.startswith(one) for one in self.ignore):
+            return False
+        if self.select:
+            return any(code.startswith(one) for one in self.select)
+        rule = BY_CODE.get(code)
+        return hints or rule is None or not rule.is_hint
+
+
+class Result(NamedTuple):
+    """What was found."""
+
+    findings: tuple[Finding, ...]
+    """In the order of files and lines."""
+    files: int
+    """How many were checked, those that do not parse included."""
+    skipped: dict[str, int]
+    """Reasons with their counts."""
+    hidden_hints: int
+    """Hints that would have been found with ``hints``."""
+    notes: tuple[str, ...]
+
+
+def check_paths(
+    words: Sequence[str],
+    *,
+    hints: bool = False,
+    select: Sequence[str] = (),
+    ignore: Sequence[str] = (),
+    progress: Callable[[int, int], None] | None = None,
+) -> Result:
+    """Check files and directories.
+
+    `select` and `ignore`, codes or their beginnings, replace those of pyproject.toml.
+    `progress` is called with the number of files that are done and of all. Raises `UsageError`
+    for paths, codes and configurations that cannot be used.
+    """
+    for codes in (select, ignore):
+        check_codes(codes)
+    files = find_files(words)
+    skipped = dict(files.skipped)
+    selections: dict[str, Selection] = {}
+    tasks = []
+    for path in files.paths:
+        directory = os.path.dirname(os.path.abspath(path))
+        if directory not in selections:
+            configured = _configured(directory)
+            selections[directory] = Selection(
+                tuple(select) or configured.select, tuple(ignore) or configured.ignore
+            )
+        tasks.append((path, selections[directory], hints))
+    findings: list[Finding] = []
+    about_torch: list[str] = []
+    hidden = done = 0
+    for (path, _, _), (found, more_hints, problem, has_torch) in zip(
+        tasks, _run(tasks), strict=True
+    ):
+        findings += found
+        hidden += more_hints
+        if problem:
+            skipped[problem] = skipped.get(problem, 0) + 1
+        if has_torch:
+            about_torch.append(path)
+        done += 1
+        if progress is not None:
+            progress(done, len(tasks))
+    others, notes = run_torchfix(about_torch)
+    chosen = {path: selection for path, selection, _ in tasks}
+    findings += [one for one in others if chosen[one.path].takes(one.code)]
+    order = {path: number for number, path in enumerate(files.paths)}
+    findings.sort(key=lambda one: (order[one.path], one.line, one.column, one.code))
+    unread = sum(skipped.values()) - sum(files.skipped.values())
+    return Result(tuple(findings), len(tasks) - unread, skipped, hidden, notes)
+
+
+def check_codes(codes: Sequence[str]) -> None:
+    """Raise `UsageError` for a code that begins none of a rule."""
+    for code in codes:
+        known = [rule.code for rule in RULES]
+        if code.startswith("TOR"):
+            if TORCHFIX_CODES.fullmatch(code):
+                continue
+            raise UsageError(f"{code!r} is not a code of TorchFix, such as TOR1 or TOR101")
+        if not code or not any(one.startswith(code) for one in known):
+            import difflib
+
+            near = difflib.get_close_matches(code.upper(), known, n=2)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"they are {', '.join(known)}"
+            raise UsageError(f"there is no rule {code!r}; {hint}")
+
+
+Outcome = tuple[list[Finding], int, str, bool]
+"""The findings, the number of hints left out, why the file was skipped, and whether it has torch."""
+
+
+def check_file(task: tuple[str, Selection, bool]) -> Outcome:
+    """Check one file."""
+    path, selection, hints = task
+    try:
+        source = read_source(path)
+    except SkippedError as error:
+        return [], 0, str(error), False
+    except SyntaxError as error:
+        found = syntax_finding(path, error)
+        return [found] if selection.takes(found.code) else [], 0, "", False
+    text = "\n".join(source.lines)
+    if not _SUBJECTS.search(text):
+        return [], 0, "", False
+    names = Names(Facts(source.tree))
+    findings = {
+        source.finding(node, code, message)
+        for check in CHECKS
+        for node, code, message in check(names)
+    }
+    loud = [one for one in sorted(findings) if not source.is_silenced(one)]
+    wanted = [one for one in loud if selection.takes(one.code, hints=hints)]
+    hidden = 0
+    if not hints and not selection.select:
+        hidden = sum(selection.takes(one.code, hints=True) for one in loud) - len(wanted)
+    return wanted, hidden, "", "torch" in text
+
+
+def _run(tasks: list[tuple[str, Selection, bool]]) -> Iterator[Outcome]:
+    """The outcomes in the order of `tasks`."""
+    workers = min(_cpus(), len(tasks) // (_FEW_FILES // 2))
+    if len(tasks) <= _FEW_FILES or workers < 2:
+        yield from map(check_file, tasks)
+        return
+    with ProcessPoolExecutor(workers) as pool:
+        yield from pool.map(check_file, tasks, chunksize=8)
+
+
+def _cpus() -> int:
+    """How many CPUs this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux alone has it
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+
+
+def _configured(directory: str) -> Selection:
+    """The table [tool.xlaunch.doctor] of the nearest pyproject.toml that has one."""
+    while True:
+        path = os.path.join(directory, "pyproject.toml")
+        table = _table(path) if os.path.isfile(path) else None
+        if table is not None:
+            return _read_table(table, path)
+        parent = os.path.dirname(directory)
+        top = any(os.path.lexists(os.path.join(directory, mark)) for mark in _REPOSITORY_MARKS)
+        if top or parent == directory:
+            return Selection()
+        directory = parent
+
+
+def _table(path: str) -> dict[str, Any] | None:
+    try:
+        with open(path, "rb") as stream:
+            data = stream.read()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+    if b"xlaunch" not in data:
+        return None
+    import tomllib
+
+    try:
+        tools = tomllib.loads(data.decode()).get("tool")
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is not TOML: {error}") from None
+    ours = tools.get("xlaunch") if isinstance(tools, dict) else None
+    table = ours.get("doctor") if isinstance(ours, dict) else None
+    if table is not None and not isinstance(table, dict):
+        raise UsageError(f"{path}: tool.xlaunch.doctor must be a table: [tool.xlaunch.doctor]")
+    return table
+
+
+def _read_table(table: dict[str, Any], path: str) -> Selection:
+    place = f"{path}, [tool.xlaunch.doctor]"
+    values: dict[str, tuple[str, ...]] = {}
+    for key, value in table.items():
+        if key not in Selection._fields:
+            raise UsageError(f"{place}: there is no option {key!r}; there are select and ignore")
+        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+            raise UsageError(f'{place}: {key} must be a list of codes such as ["XL012"]')
+        try:
+            check_codes(value)
+        except UsageError as error:
+            raise UsageError(f"{place}: {key}: {error}") from None
+        values[key] = tuple(value)
+    return Selection(**values)

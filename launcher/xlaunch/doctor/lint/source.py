@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files that are checked: found in directories, read, and parsed; findings in them."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from xlaunch.errors import UsageError
+
+MAX_FILE_BYTES = 1 << 20
+"""Longer files are tables of data or made by programs."""
+
+LEFT_OUT = frozenset(("__pycache__", "build", "dist", "node_modules", "site-packages", "venv"))
+"""Directories that hold copies, or the code of others."""
+
+_SILENCED = re.compile(r"#\s*noqa(?::\s*(?P<codes>[A-Z]+\d+(?:[,\s]+[A-Z]+\d+)*))?", re.IGNORECASE)
+
+
+class Finding(NamedTuple):
+    """One place in a file, and what is wrong there. Lines and columns count from 1."""
+
+    path: str
+    line: int
+    column: int
+    end_line: int
+    end_column: int
+    code: str
+    message: str
+    """One line: what is wrong and what to do."""
+
+
+class Files(NamedTuple):
+    """What to check."""
+
+    paths: tuple[str, ...]
+    """Sorted within each directory; each file once."""
+    skipped: dict[str, int]
+    """Reasons for which files were left out, with their counts."""
+
+
+class SkippedError(Exception):
+    """A file that is not checked; its text is the reason, which summaries count."""
+
+
+class Source(NamedTuple):
+    """The text of a file and its syntax tree."""
+
+    path: str
+    lines: list[str]
+    tree: ast.Module
+
+    def finding(self, node: ast.expr | ast.stmt, code: str, message: str) -> Finding:
+        """A finding at `node`."""
+        return Finding(
+            self.path,
+            node.lineno,
+            self._column(node.lineno, node.col_offset),
+            node.end_lineno or node.lineno,
+            self._column(node.end_lineno or node.lineno, node.end_col_offset or node.col_offset),
+            code,
+            message,
+        )
+
+    def is_silenced(self, finding: Finding) -> bool:
+        """Whether a comment ``# noqa`` or ``# noqa: CODE`` stands on a line of the finding."""
+        for number in {finding.line, finding.end_line}:
+            for match in _SILENCED.finditer(self.lines[number - 1]):
+                codes = re.split(r"[,\s]+", (match["codes"] or "").upper())
+                if codes == [""] or finding.code in codes:
+                    return True
+        return False
+
+    def _column(self, line: int, offset: int) -> int:
+        """The column in characters; `ast` counts bytes of UTF-8."""
+        text = self.lines[line - 1]
+        return (offset if text.isascii() else len(text.encode()[:offset].decode())) + 1
+
+
+def read_source(path: str) -> Source:
+    """Read and parse a file.
+
+    Raises `SyntaxError`, with the line and offset if known, for what is not Python, and
+    `SkippedError` for what is not text, is too long, or cannot be read.
+    """
+    try:
+        with open(path, "rb") as stream:
+            data = stream.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise SkippedError(f"cannot be read ({error.strerror})") from None
+    if len(data) > MAX_FILE_BYTES:
+        raise SkippedError("larger than 1 MiB")
+    if b"\0" in data:
+        raise SkippedError("not text")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # such as invalid escapes: not our subject
+            tree = ast.parse(data)
+    except (RecursionError, MemoryError):
+        raise SkippedError("nested too deeply") from None
+    except ValueError as error:
+        raise SyntaxError(str(error)) from None
+    return Source(path, _lines(data), tree)
+
+
+def syntax_finding(path: str, error: SyntaxError) -> Finding:
+    """A file that does not parse, as a finding XL000 at the place that Python names."""
+    line, column = max(error.lineno or 1, 1), max(error.offset or 1, 1)
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    reason = " ".join((error.msg or "invalid syntax").split())
+    message = f"not Python {version}: {reason}; nothing else in this file was checked"
+    return Finding(path, line, column, line, column, "XL000", message)
+
+
+def find_files(words: Sequence[str]) -> Files:
+    """The Python files that `words` name: files as they are, directories walked.
+
+    Directories are walked without following links; hidden ones, virtual environments, caches and
+    build directories are left out. Raises `UsageError` for a path that does not exist or is
+    neither a file nor a directory, and for a directory without Python files.
+    """
+    paths: dict[str, str] = {}
+    skipped: dict[str, int] = {}
+    for word in words:
+        if os.path.isdir(word):
+            notebooks = skipped.get("a notebook", 0)
+            found = list(_walk(word, skipped))
+            if not found:
+                others = skipped.get("a notebook", 0) - notebooks
+                why = f", only {others} notebooks, which are not read" if others else ""
+                raise UsageError(f"the directory {word!r} holds no Python files{why}")
+        elif os.path.isfile(word):
+            if word.endswith(".ipynb"):
+                raise UsageError(
+                    f"{word!r} is a notebook, and those are not read; make it a script with "
+                    f"'jupyter nbconvert --to script'"
+                )
+            found = [word]
+        else:
+            missing = "does not exist" if not os.path.lexists(word) else "is not a file"
+            raise UsageError(f"{word!r} {missing}; name files or directories of Python code")
+        for path in found:
+            paths.setdefault(os.path.realpath(path), path)
+    return Files(tuple(paths.values()), skipped)
+
+
+def _walk(top: str, skipped: dict[str, int]) -> Iterator[str]:
+    for directory, names, files in os.walk(top):
+        names[:] = sorted(name for name in names if _is_own(directory, name))
+        for name in sorted(files):
+            path = os.path.join(directory, name)
+            if name.endswith(".ipynb"):
+                skipped["a notebook"] = skipped.get("a notebook", 0) + 1
+            elif not os.path.isfile(path) or not _is_python(path, name):
+                continue
+            elif os.path.islink(path) and not _is_within(path, top):
+                skipped["a link out"] = skipped.get("a link out", 0) + 1
+            else:
+                yield path
+
+
+def _is_own(directory: str, name: str) -> bool:
+    """Whether a directory holds the project's own code."""
+    if name.startswith(".") or name in LEFT_OUT:
+        return False
+    return not os.path.lexists(os.path.join(directory, name, "pyvenv.cfg"))
+
+
+def _is_within(path: str, top: str) -> bool:
+    real, root = os.path.realpath(path), os.path.realpath(top)
+    return os.path.commonpath([real, root]) == root
+
+
+def _is_python(path: str, name: str) -> bool:
+    """Whether the name ends in .py, or a first line ``#!`` names python."""
+    if "." in name:
+        return name.endswith(".py") and not name.startswith(".")
+    try:
+        with open(path, "rb") as stream:
+            first = stream.readline(128)
+    except OSError:
+        return False
+    return first.startswith(b"#!") and b"python" in first
+
+
+def _lines(data: bytes) -> list[str]:
+    """The lines as Python counts them; in `ast`'s UTF-8, whatever the file's encoding."""
+    import io
+    import tokenize
+
+    encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+    text = data.decode(encoding, "replace")
+    return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""XL04x: thread counts that have no effect, or that work against the launcher."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from xlaunch.doctor.lint.facts import Block, Function, dotted
+from xlaunch.doctor.lint.names import Names
+
+Problem = tuple[ast.expr | ast.stmt, str, str]
+
+VARIABLES = frozenset(
+    (
+        "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OMP_PROC_BIND", "OMP_PLACES",
+        "KMP_AFFINITY", "KMP_BLOCKTIME", "GOMP_CPU_AFFINITY", "OMP_WAIT_POLICY",
+        "NUMEXPR_NUM_THREADS", "OMP_DYNAMIC", "OMP_SCHEDULE", "BLIS_NUM_THREADS",
+    )
+)  # fmt: skip
+"""Read once, when the library is loaded."""
+
+_LOADING = frozenset(
+    (
+        "torch", "numpy", "scipy", "sklearn", "pandas", "torchvision", "torchaudio", "transformers",
+        "tensorflow", "jax", "cv2", "xgboost", "lightgbm", "numexpr",
+    )
+)  # fmt: skip
+"""What loads an OpenMP or BLAS library when it is imported."""
+
+_STARTING = frozenset(("subprocess", "multiprocessing", "joblib", "ray", "dask", "concurrent"))
+"""A program that starts others may set variables for those."""
+
+
+def check_threads(names: Names) -> Iterator[Problem]:
+    """Variables that are set late, and counts that are fixed."""
+    yield from _set_late(names)
+    yield from _fixed(names)
+
+
+def _set_late(names: Names) -> Iterator[Problem]:
+    facts = names.facts
+    starts_others = bool(facts.modules() & _STARTING) or "multiprocessing" in facts.words
+    if starts_others or not facts.texts & VARIABLES:
+        return
+    loaded = [
+        (node.lineno, name.partition(".")[0])
+        for name, node, block in facts.imports
+        if block.scope is facts.module and name.partition(".")[0] in _LOADING and not _typing(block)
+    ]
+    for node, variable, block in _settings(names):
+        # A function runs after the imports at the top, wherever it stands.
+        before = [
+            library
+            for line, library in loaded
+            if block.scope is not facts.module or line < node.lineno
+        ]
+        if before:
+            yield (
+                node,
+                "XL040",
+                f"{variable} is set after {before[0]} was imported, which has read it; set it above "
+                f"that import, or outside: xlaunch sets it",
+            )
+
+
+def _settings(names: Names) -> Iterator[tuple[ast.expr | ast.stmt, str, Block]]:
+    """Where variables of this process are set."""
+    for target, _, block in names.facts.assignments:
+        if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant):
+            variable = target.slice.value
+            if variable in VARIABLES and names.full(target.value, block.scope) == "os.environ":
+                yield target, str(variable), block
+    for method in ("setdefault", "putenv"):
+        for call in names.facts.called.get(method, ()):
+            first = call.node.args[0] if call.node.args else None
+            if isinstance(first, ast.Constant) and first.value in VARIABLES:
+                if names.full(call.node.func, call.scope) in ("os.environ.setdefault", "os.putenv"):
+                    yield call.node, str(first.value), call.block
+
+
+def _fixed(names: Names) -> Iterator[Problem]:
+    facts = names.facts
+    calls = [
+        call
+        for call in facts.called.get("set_num_threads", ())
+        if names.full(call.node.func, call.scope) == "torch.set_num_threads"
+    ]
+    # Counts that are compared, or restored, are meant.
+    if "get_num_threads" in facts.words or len(calls) > 1:
+        return
+    for call in calls:
+        count = call.node.args[0] if call.node.args else None
+        if not (isinstance(count, ast.Constant) and type(count.value) is int):
+            continue
+        function = call.scope.node
+        in_worker = isinstance(function, Function | ast.Lambda) and (
+            any(
+                word in getattr(function, "name", "lambda") for word in ("worker", "init", "lambda")
+            )
+            or bool(facts.modules() & _STARTING)
+            or "multiprocessing" in facts.words
+        )
+        if in_worker or any(block.loops() for block in [call.block]):
+            continue
+        yield (
+            call.node,
+            "XL041",
+            f"torch.set_num_threads({count.value}) fixes the count on every machine and overrides "
+            f"what a launcher set; leave it out, and choose with xlaunch --ncores",
+        )
+
+
+def _typing(block: Block) -> bool:
+    """Whether an import is for type checkers only."""
+    return any(
+        isinstance(one.node, ast.If)
+        and (dotted(one.node.test) or "").rpartition(".")[2] == "TYPE_CHECKING"
+        for one in block.outwards()
+    )
