@@ -131,6 +131,8 @@ class Facts:
         """Functions, lambdas and classes, by their nodes."""
         self.assignments: list[tuple[ast.expr, ast.expr, Block]] = []
         """Targets with their values."""
+        self.differences: list[tuple[ast.BinOp, Block]] = []
+        """Subtractions."""
         self.words: set[str] = set()
         """All names, attributes and keywords."""
         self.texts: set[str] = set()
@@ -224,6 +226,10 @@ class Facts:
 
     def _note_augmented(self, node: ast.AugAssign, parent: ast.AST, block: Block) -> Children:
         self._bind_target(node.target, "is", node.value, block)
+
+    def _note_operation(self, node: ast.BinOp, parent: ast.AST, block: Block) -> Children:
+        if isinstance(node.op, ast.Sub):
+            self.differences.append((node, block))
 
     def _note_named(self, node: ast.NamedExpr, parent: ast.AST, block: Block) -> Children:
         self._bind_target(node.target, "is", node.value, block)
@@ -445,6 +451,7 @@ _NOTES = {
     ast.Assign: Facts._note_assign,
     ast.AnnAssign: Facts._note_annotated,
     ast.AugAssign: Facts._note_augmented,
+    ast.BinOp: Facts._note_operation,
     ast.NamedExpr: Facts._note_named,
     ast.For: Facts._note_for,
     ast.AsyncFor: Facts._note_for,

@@ -10,6 +10,7 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import Any, NamedTuple
 
 from xlaunch.doctor.lint.arguments import check_arguments
+from xlaunch.doctor.lint.devices import check_devices
 from xlaunch.doctor.lint.facts import Facts
 from xlaunch.doctor.lint.names import Names
 from xlaunch.doctor.lint.replaced import check_replaced
@@ -24,9 +25,13 @@ from xlaunch.doctor.lint.source import (
 from xlaunch.doctor.lint.threads import check_threads
 from xlaunch.doctor.lint.torchfix import CODES as TORCHFIX_CODES
 from xlaunch.doctor.lint.torchfix import run_torchfix
+from xlaunch.doctor.lint.training import check_training
+from xlaunch.doctor.lint.waiting import check_waiting
+from xlaunch.doctor.lint.work import Work
 from xlaunch.errors import UsageError
 
 CHECKS = (check_arguments, check_threads, check_replaced)
+TORCH_CHECKS = (check_devices, check_training, check_waiting)
 
 _SUBJECTS = re.compile(r"\b(torch|argparse|click|typer|add_argument|environ|getenv)\b|_pytorch")
 """Files without any of these words have nothing that a rule looks for."""
@@ -153,11 +158,11 @@ def check_file(task: tuple[str, Selection, bool]) -> Outcome:
     if not _SUBJECTS.search(text):
         return [], 0, "", False
     names = Names(Facts(source.tree))
-    findings = {
-        source.finding(node, code, message)
-        for check in CHECKS
-        for node, code, message in check(names)
-    }
+    problems = [problem for check in CHECKS for problem in check(names)]
+    if "torch" in names.facts.modules():
+        work = Work(names)
+        problems += [problem for check in TORCH_CHECKS for problem in check(work)]
+    findings = {source.finding(*problem) for problem in problems}
     loud = [one for one in sorted(findings) if not source.is_silenced(one)]
     wanted = [one for one in loud if selection.takes(one.code, hints=hints)]
     hidden = 0

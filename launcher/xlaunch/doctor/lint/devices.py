@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""XL01x: tensors and models that are not where they are thought to be."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from xlaunch.doctor.lint.facts import Block, Call, Function, Scope, dotted, has_stars, keyword
+from xlaunch.doctor.lint.names import FACTORIES, Kind
+from xlaunch.doctor.lint.work import Problem, Work
+
+_CONVERSIONS = (
+    "to",
+    "cuda",
+    "cpu",
+    "xpu",
+    "half",
+    "float",
+    "double",
+    "bfloat16",
+    "long",
+    "contiguous",
+)
+_DEFAULTS = {"set_default_device", "set_default_tensor_type"}
+_ABOUT_DEVICES = re.compile(r"cuda|gpu|device|xpu|mps", re.IGNORECASE)
+
+
+def check_devices(work: Work) -> Iterator[Problem]:
+    """Moves that are lost, missing, slow, or fixed."""
+    yield from _lost_results(work)
+    if not work.is_managed and not work.facts.words & _DEFAULTS:
+        yield from _mismatches(work)
+    yield from _created_in_loops(work)
+    yield from _hard_coded(work)
+
+
+def _lost_results(work: Work) -> Iterator[Problem]:
+    for method in _CONVERSIONS:
+        for call in work.facts.called.get(method, ()):
+            if not isinstance(call.parent, ast.Expr) or _expects_errors(call.block):
+                continue
+            text = dotted(call.receiver)
+            if text is None or not work.names.is_kind(call.receiver, call.scope, Kind.TENSOR):
+                continue
+            arguments = ", ".join(ast.unparse(one) for one in call.node.args)
+            yield (
+                call.node,
+                "XL010",
+                f"tensors are not moved or converted in place: the result of {text}.{method}() is "
+                f"lost; write {text} = {text}.{method}({arguments})",
+            )
+
+
+def _mismatches(work: Work) -> Iterator[Problem]:
+    parallel = "DataParallel" in work.facts.words
+    for one in work.module_calls:
+        if parallel or work.is_loss(one) or _moves_inputs(one.value.definition):
+            continue
+        moved = work.is_moved(one.text, one.call.scope)
+        for given in one.call.node.args:
+            if moved is None or not work.names.is_kind(given, one.call.scope, Kind.TENSOR):
+                continue
+            there = work.is_on_device(given, one.call)
+            shown = dotted(given) or "the input"
+            if moved and there is False:
+                yield (
+                    given,
+                    "XL011",
+                    f"{one.text} was moved to a device and {shown} was not; move it to the same "
+                    f"device, {shown}.to(device)",
+                )
+            elif not moved and there:
+                yield (
+                    given,
+                    "XL011",
+                    f"{shown} was moved to a device and {one.text} was not; write "
+                    f"{one.text}.to(device) before",
+                )
+    yield from _loss_mismatches(work)
+
+
+def _loss_mismatches(work: Work) -> Iterator[Problem]:
+    losses = [one.call for one in work.module_calls if work.is_loss(one)]
+    losses += [
+        call
+        for name in ("cross_entropy", "mse_loss", "nll_loss", "l1_loss", "binary_cross_entropy")
+        for call in work.facts.called.get(name, ())
+    ]
+    for call in losses:
+        if len(call.node.args) < 2:
+            continue
+        first, second = call.node.args[:2]
+        if not work.names.is_kind(second, call.scope, Kind.TENSOR):
+            continue
+        if work.is_on_device(first, call) and work.is_on_device(second, call) is False:
+            shown = dotted(second) or "the target"
+            yield (
+                second,
+                "XL011",
+                f"the loss compares {dotted(first) or 'an output'}, which is on a device, with "
+                f"{shown}, which was not moved; move it, {shown}.to(device)",
+            )
+
+
+def _created_in_loops(work: Work) -> Iterator[Problem]:
+    facts = work.facts
+    for method in ("to", "cuda"):
+        for call in facts.called.get(method, ()):
+            made = call.receiver
+            if not work.is_device_move(call.node, call.scope) or not _is_hot(work, call):
+                continue
+            if isinstance(made, ast.Name):
+                position = (call.line, call.node.col_offset)
+                binding = work.names.binding_before(made.id, call.scope, position, call.block)
+                loops = call.block.loops()
+                if binding is None or binding.how != "is" or binding.block.loops()[:1] != loops[:1]:
+                    continue
+                made = binding.node if isinstance(binding.node, ast.Call) else None
+            if not isinstance(made, ast.Call) or has_stars(made):
+                continue
+            name = work.names.full(made.func, call.scope) or ""
+            fixed = keyword(made, "device") is not None or keyword(made, "generator") is not None
+            if name.startswith("torch.") and name.removeprefix("torch.") in FACTORIES and not fixed:
+                yield (
+                    call.node,
+                    "XL012",
+                    f"{name}() creates a tensor on the CPU, and every step of the loop copies it; "
+                    f"create it on the device with device=",
+                )
+
+
+def _is_hot(work: Work, call: Call) -> bool:
+    """Whether a call stands in a loop that also calls a model, or trains."""
+    return any(
+        any(one.block.is_within(loop) for one in work.backwards)
+        or any(one.call.block.is_within(loop) for one in work.module_calls)
+        for loop in call.block.loops()
+        if not isinstance(loop.node, ast.comprehension)
+    )
+
+
+def _hard_coded(work: Work) -> Iterator[Problem]:
+    chosen = _choice(work)
+    if chosen is None or _requires_device(work):
+        return
+    for call in work.facts.calls:
+        func = call.node.func
+        device = None
+        if isinstance(func, ast.Attribute) and func.attr == "cuda" and not call.node.args:
+            kinds = (Kind.TENSOR, Kind.MODULE, Kind.OUTPUT)
+            if work.names.is_kind(call.receiver, call.scope, *kinds):
+                device = ".cuda()"
+        else:
+            full = work.names.full(func, call.scope) or ""
+            target = keyword(call.node, "device") if full.startswith("torch.") else None
+            if isinstance(func, ast.Attribute) and func.attr == "to":
+                target = target or (call.node.args[0] if call.node.args else None)
+            if isinstance(target, ast.Constant) and str(target.value).partition(":")[0] in (
+                "cuda",
+                "xpu",
+            ):
+                device = f'"{target.value}"'
+        if device is not None and not _is_about_devices(call.block, call.scope):
+            yield (
+                call.node,
+                "XL013",
+                f"{device} is fixed here, and the script chooses its device in {chosen}; use that",
+            )
+
+
+def _choice(work: Work) -> str | None:
+    """The name in which the script keeps the device that it chose."""
+    branches: dict[tuple[int, str], set[str]] = {}
+    for target, value, block in work.facts.assignments:
+        text = dotted(target)
+        if text is None:
+            continue
+        inner = value.args[0] if isinstance(value, ast.Call) and value.args else value
+        if isinstance(inner, ast.IfExp):
+            shown = ast.unparse(inner)
+            if "is_available" in shown and "'cpu'" in shown:
+                return text
+        if isinstance(inner, ast.Constant) and isinstance(block.node, ast.If):
+            kinds = branches.setdefault((id(block.node), text), set())
+            kinds.add(str(inner.value).partition(":")[0])
+            test = ast.unparse(block.node.test)
+            if {"cuda", "cpu"} <= kinds and "is_available" in test:
+                return text
+    for call in work.facts.called.get("add_argument", ()):
+        if any(isinstance(one, ast.Constant) and one.value == "--device" for one in call.node.args):
+            return "--device"
+    return None
+
+
+def _requires_device(work: Work) -> bool:
+    """Whether the script ends or skips without the device."""
+    return any(
+        isinstance(call.parent, ast.Assert)
+        or (isinstance(call.parent, ast.UnaryOp) and isinstance(call.parent.op, ast.Not))
+        for call in work.facts.called.get("is_available", ())
+    )
+
+
+def _is_about_devices(block: Block, scope: Scope) -> bool:
+    """Whether code runs only for some devices: in a condition, or in a function named for one."""
+    around: Block | None = block
+    while around is not None:
+        node = around.node
+        if isinstance(node, ast.If | ast.IfExp | ast.While):
+            if _ABOUT_DEVICES.search(ast.unparse(node.test)):
+                return True
+        elif isinstance(node, ast.Try):
+            return True
+        elif isinstance(node, Function | ast.ClassDef):
+            shown = " ".join([node.name, *map(ast.unparse, node.decorator_list)])
+            if _ABOUT_DEVICES.search(shown):
+                return True
+        around = around.parent
+    return False
+
+
+def _moves_inputs(definition: ast.ClassDef | None) -> bool:
+    return definition is not None and any(
+        isinstance(one, ast.Attribute) and one.attr in ("to", "cuda", "device", "type_as")
+        for one in ast.walk(definition)
+    )
+
+
+def _expects_errors(block: Block) -> bool:
+    return any(
+        isinstance(one.node, ast.Try)
+        or (
+            isinstance(one.node, ast.With)
+            and any(
+                "aises" in ast.unparse(item) or "warns" in ast.unparse(item).lower()
+                for item in one.node.items
+            )
+        )
+        for one in block.outwards()
+    )

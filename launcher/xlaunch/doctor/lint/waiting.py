@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""XL03x: what makes the device wait for the CPU, or the CPU for a compiler; timing that does not wait."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from xlaunch.doctor.lint.facts import Block, Call, Scope, dotted
+from xlaunch.doctor.lint.names import Kind
+from xlaunch.doctor.lint.work import ModuleCall, Problem, Work, bound_in, names_in
+
+CLOCKS = frozenset(
+    f"time.{name}{unit}" for name in ("time", "perf_counter", "monotonic") for unit in ("", "_ns")
+) | {"timeit.default_timer"}
+_WAITING = frozenset(
+    "synchronize item cpu tolist numpy print wait elapsed_time barrier block_until_ready float".split()
+)
+
+
+def check_waiting(work: Work) -> Iterator[Problem]:
+    """Reads in hot loops, clocks around work that is queued, compilation in loops."""
+    if work.uses_device:
+        for step in work.steps:
+            for call in work.within(step):
+                if call.block.loops()[0] is step and not _is_conditional(call.block, step):
+                    yield from _reads(work, call)
+        yield from _timings(work)
+    yield from _compilations(work)
+
+
+def _reads(work: Work, call: Call) -> Iterator[Problem]:
+    func = call.node.func
+    if isinstance(func, ast.Attribute) and func.attr in ("item", "cpu", "tolist"):
+        if call.receiver is not None and _is_computed(work, call.receiver, call.scope):
+            shown = f"{dotted(call.receiver) or 'a tensor'}.{func.attr}()"
+            yield _wait(call.node, shown)
+    elif isinstance(func, ast.Name) and func.id in ("print", "float"):
+        for given in call.node.args:
+            parts: list[ast.expr] = [given]
+            if isinstance(given, ast.JoinedStr):
+                parts = [one.value for one in given.values if isinstance(one, ast.FormattedValue)]
+            for part in parts:
+                if not isinstance(part, ast.Call) and _is_computed(work, part, call.scope):
+                    yield _wait(call.node, f"{func.id}() of {dotted(part) or 'a tensor'}")
+                    return
+
+
+def _wait(node: ast.expr, shown: str) -> Problem:
+    return (
+        node,
+        "XL030",
+        f"{shown} at every step waits for the device; keep the tensor (detach()) and read it every "
+        f"hundredth step or after the loop",
+    )
+
+
+def _is_computed(work: Work, node: ast.expr, scope: Scope) -> bool:
+    """Whether an expression is made of what a model returned, or of a loss."""
+    if work.names.is_kind(node, scope, Kind.TENSOR) and isinstance(node, ast.Name):
+        home = scope.find(node.id)
+        bound = home.bindings[node.id] if home is not None else []
+        # A batch as the loader gives it is on the CPU already.
+        return any(one.how == "is" for one in bound)
+    if isinstance(node, ast.Name):
+        return work.names.is_kind(node, scope, Kind.OUTPUT)
+    inner: list[ast.expr] = []
+    if isinstance(node, ast.Call):
+        inner = [*node.args]
+        if isinstance(node.func, ast.Attribute):
+            inner.append(node.func.value)
+    elif isinstance(node, ast.Attribute | ast.Subscript):
+        if node.value and isinstance(node, ast.Attribute) and node.attr in ("shape", "device"):
+            return False
+        inner = [node.value]
+    elif isinstance(node, ast.BinOp):
+        inner = [node.left, node.right]
+    elif isinstance(node, ast.Compare):
+        inner = [node.left, *node.comparators]
+    return any(_is_computed(work, one, scope) for one in inner)
+
+
+def _is_conditional(block: Block, step: Block) -> bool:
+    """Whether code in a loop runs in some rounds only."""
+    for one in block.outwards():
+        if one is step:
+            return False
+        if isinstance(one.node, ast.If | ast.IfExp | ast.Try):
+            return True
+    return False
+
+
+def _timings(work: Work) -> Iterator[Problem]:
+    for region, called, node in timed_calls(work):
+        if not (work.is_moved(called.text, called.call.scope)):
+            continue
+        if any(_last(one) in _WAITING or "sync" in _last(one) for one in region):
+            continue
+        yield (
+            node,
+            "XL031",
+            f"this measures how long {called.text}() takes to be queued; call "
+            f"torch.cuda.synchronize() before both clocks are read",
+        )
+
+
+def timed_calls(work: Work) -> Iterator[tuple[list[Call], ModuleCall, ast.BinOp]]:
+    """Calls between two readings of a clock, the first model called there, and the difference."""
+    for difference, block in work.facts.differences:
+        start = _reading(work, difference.right, block, (difference.lineno, difference.col_offset))
+        end = _reading(work, difference.left, block, (difference.lineno, difference.col_offset))
+        if start is None or end is None:
+            continue
+        region = [
+            call
+            for call in work.facts.within[block.scope]
+            if start < (call.line, call.node.col_offset)
+            and (call.node.end_lineno or 0, call.node.end_col_offset or 0) <= end
+        ]
+        called = next(
+            (one for one in work.module_calls if one.call in region and not work.is_loss(one)),
+            None,
+        )
+        if called is None:
+            continue
+        # Over the batches of a loader, what is still queued at the end hardly counts.
+        if any(
+            isinstance(loop.node, ast.For)
+            and work.names.is_kind(loop.node.iter, loop.scope, Kind.LOADER)
+            and start < (loop.node.lineno, 0)
+            for loop in called.call.block.loops()
+        ):
+            continue
+        yield region, called, difference
+
+
+def _reading(
+    work: Work, node: ast.expr, block: Block, position: tuple[int, int]
+) -> tuple[int, int] | None:
+    """Where a clock was read for a value."""
+    if work.names.call_name(node, block.scope) in CLOCKS:
+        return node.lineno, node.col_offset
+    if isinstance(node, ast.Name):
+        bound = [one for one in block.scope.bindings.get(node.id, ()) if one.position <= position]
+        last = max(bound, key=lambda one: one.position, default=None)
+        if last is not None and last.how == "is" and isinstance(last.node, ast.Call):
+            if work.names.call_name(last.node, block.scope) in CLOCKS:
+                return last.position
+    return None
+
+
+def _last(call: Call) -> str:
+    func = call.node.func
+    return func.attr if isinstance(func, ast.Attribute) else (dotted(func) or "")
+
+
+def _compilations(work: Work) -> Iterator[Problem]:
+    for call in work.facts.called.get("compile", ()):
+        if work.names.full(call.node.func, call.scope) != "torch.compile":
+            continue
+        loops = [one for one in call.block.loops() if isinstance(one.node, ast.For | ast.While)]
+        if not loops or "reset" in work.facts.words:
+            continue
+        read = set().union(
+            *(names_in(one) for one in (*call.node.args, *(k.value for k in call.node.keywords))),
+            set(),
+        )
+        if not read & bound_in(loops[0], call.node) and not _is_conditional(call.block, loops[0]):
+            yield (
+                call.node,
+                "XL032",
+                "torch.compile in a loop may compile again in every round; compile once before it",
+            )

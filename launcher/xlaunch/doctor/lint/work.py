@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a script trains and evaluates, and on which device its models and tensors are."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from xlaunch.doctor.lint.facts import (
+    Block,
+    Call,
+    Function,
+    Scope,
+    dotted,
+    has_stars,
+    keyword,
+    looped_over,
+)
+from xlaunch.doctor.lint.names import (
+    FACTORIES,
+    LIGHTNING,
+    Kind,
+    Names,
+    Value,
+    argument_for,
+)
+
+Problem = tuple[ast.expr | ast.stmt, str, str]
+"""A node, the rule's code, and a message."""
+
+_MANAGERS = LIGHTNING | {"accelerate", "deepspeed", "fastai", "ignite", "composer", "keras", "ray"}
+"""They move models and data, and switch modes, out of sight."""
+
+_EVALUATION = re.compile(
+    r"(^|_)(test|val|valid|validate|validation|eval|evaluate|evaluation|dev)(_|$)"
+)
+_DEVICE_NAME = re.compile(r"(^|[._])(device|dev|gpu|cuda|rank|local_rank)s?\d*($|_id|_type)", re.I)
+_DEPTH = 12
+
+
+class ModuleCall(NamedTuple):
+    """A model that is called."""
+
+    call: Call
+    value: Value
+    text: str
+    """**Ex.:** ``self.model``."""
+
+
+class Work:
+    """What the code of one file does with models."""
+
+    def __init__(self, names: Names) -> None:
+        self.names = names
+        facts = self.facts = names.facts
+        self.is_managed = bool(facts.modules() & _MANAGERS)
+        self.uses_device = bool(
+            facts.words & {"cuda", "xpu", "mps"}
+            or any(text.startswith(("cuda", "xpu", "mps")) for text in facts.texts)
+        )
+        self.module_calls: list[ModuleCall] = []
+        for call in facts.calls:
+            text = dotted(call.node.func)
+            if text is None or (text.count(".") and not text.startswith("self.")):
+                continue
+            value = names.value(call.node.func, call.scope)
+            if value is not None and value.kind is Kind.MODULE:
+                self.module_calls.append(ModuleCall(call, value, text))
+        self.backwards = [
+            call
+            for call in facts.called.get("backward", ())
+            if call.receiver is not None and dotted(call.receiver) not in ("super", "ctx", "self")
+        ]
+        self.steps = list({id(b): b for b in (self._step(c) for c in self.backwards) if b}.values())
+        """The bodies of the innermost loops that call ``backward()``."""
+
+    def within(self, block: Block) -> Iterator[Call]:
+        """The calls in a block, in the order of the source."""
+        return (c for c in self.facts.within[block.scope] if c.block.is_within(block))
+
+    def is_loss(self, call: ModuleCall) -> bool:
+        """Whether a module computes a loss and is no model."""
+        return (call.value.name or "").endswith("Loss") or re.search(
+            r"(?i)criterion|loss", call.text
+        ) is not None
+
+    def evaluations(self) -> Iterator[tuple[Block, ModuleCall]]:
+        """Loops that evaluate a model, with the first call of it.
+
+        A loop is one if it goes over test data, stands in a function named for evaluation, or
+        comes after ``model.eval()``; and nothing in it trains.
+        """
+        for loop in self.facts.loops:
+            node = loop.node
+            if not isinstance(node, ast.For):
+                continue
+            if any(call.block.is_within(loop) for call in self.backwards):
+                continue
+            called = next(
+                (
+                    one
+                    for one in self.module_calls
+                    if one.call.block.is_within(loop) and not self.is_loss(one)
+                ),
+                None,
+            )
+            # The outermost such loop speaks for those in it; a loop of epochs has none.
+            if called is None or called.call.block.loops()[0] is not loop:
+                continue
+            source, _ = looped_over(node.iter)
+            function = loop.scope.node
+            name = function.name.lower() if isinstance(function, Function) else ""
+            data = (dotted(source) or "").rpartition(".")[2].lower()
+            trains_here = any(call.scope is loop.scope for call in self.backwards)
+            over_loader = self.names.is_kind(source, loop.scope, Kind.LOADER)
+            if (
+                (over_loader or "load" in data or data.endswith(("_dl", "_iter")))
+                and (
+                    _EVALUATION.search(data)
+                    or data.startswith(("test", "val"))
+                    or (_EVALUATION.search(name) and not trains_here)
+                )
+            ) or (over_loader and not trains_here and self._is_switched(called)):
+                yield loop, called
+
+    def is_moved(self, text: str, scope: Scope, depth: int = 0) -> bool | None:
+        """Whether a model has been moved to a device; None if that is not sure."""
+        home = (
+            scope.enclosing_class
+            if text.startswith("self.")
+            else scope.find(text.partition(".")[0])
+        )
+        if home is None or depth > _DEPTH:
+            return None
+        bindings = home.attributes[text[5:]] if text.startswith("self.") else home.bindings[text]
+        for method in ("to", "cuda", "xpu"):
+            for call in self.facts.called.get(method, ()):
+                if dotted(call.receiver) == text and self._home(text, call.scope) is home:
+                    if method != "to" or self.is_device_move(call.node, call.scope):
+                        return True
+        for binding in bindings:
+            node: ast.AST | None = binding.node
+            while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                if self.is_device_move(node, binding.block.scope):
+                    return True
+                node = node.func.value
+        if len(bindings) == 1 and bindings[0].how == "parameter":
+            function, argument = home.node, bindings[0].node
+            if not isinstance(function, Function) or not isinstance(argument, ast.arg):
+                return None
+            answers = set()
+            for call in self.facts.calls_of(function):
+                given = dotted(argument_for(function, argument.arg, call.node))
+                answers.add(self.is_moved(given, call.scope, depth + 1) if given else None)
+            return answers.pop() if len(answers) == 1 else None
+        value = (
+            self.names.value(bindings[0].node, bindings[0].block.scope)
+            if len(bindings) == 1
+            else None
+        )
+        if value is None or value.origin is None or has_stars(value.origin):
+            return None
+        named = [one.arg or "" for one in value.origin.keywords]
+        if any("device" in one for one in named) or self._places_itself(value):
+            return None
+        for call in self.facts.calls:  # somebody else may move it
+            given_texts = [dotted(one) for one in call.node.args]
+            given_texts += [dotted(one.value) for one in call.node.keywords]
+            if text in given_texts and self.names.call_name(call.node, call.scope) not in (
+                "print", "torch.compile", "len", "isinstance",
+            ):  # fmt: skip
+                return None
+        return False
+
+    def is_on_device(self, node: ast.AST, call: Call, depth: int = 0) -> bool | None:
+        """Whether a tensor at `call` has been moved to a device; None if that is not sure."""
+        return self._placed(node, call.block, (call.line, call.node.col_offset), depth)
+
+    def is_device_move(self, node: ast.Call, scope: Scope) -> bool:
+        """Whether a call moves its receiver to a device other than the CPU, as far as is plain."""
+        if not isinstance(node.func, ast.Attribute):
+            return False
+        if node.func.attr in ("cuda", "xpu"):
+            return True
+        if node.func.attr != "to":
+            return False
+        target = keyword(node, "device") or (node.args[0] if node.args else None)
+        if isinstance(target, ast.Constant):
+            return isinstance(target.value, int) or (
+                isinstance(target.value, str) and not target.value.startswith("cpu")
+            )
+        if target is not None and self.names.is_kind(target, scope, Kind.DEVICE):
+            return True
+        text = dotted(target) or ""
+        return bool(_DEVICE_NAME.search(text)) and not text.startswith("torch.")
+
+    def _placed(
+        self, node: ast.AST | None, block: Block, position: tuple[int, int], depth: int
+    ) -> bool | None:
+        if depth > _DEPTH or node is None:
+            return None
+        scope, names = block.scope, self.names
+        if isinstance(node, ast.BinOp):
+            sides = {
+                self._placed(one, block, position, depth + 1)
+                for one in (node.left, node.right)
+                if not isinstance(one, ast.Constant)
+            }
+            return sides.pop() if len(sides) == 1 else None
+        if isinstance(node, ast.Name):
+            home = scope.find(node.id)
+            if home is None:
+                return None
+            if home is scope:
+                binding = names.binding_before(node.id, scope, position, block)
+            else:
+                bound = home.bindings[node.id]
+                binding = bound[0] if len(bound) == 1 else None
+            if binding is None or not isinstance(binding.node, ast.expr):
+                return None
+            if binding.how == "each item":
+                source, _ = looped_over(binding.node)
+                plain = names.yields_tensors(source, binding.block.scope)
+                return False if plain and not self._dataset_moves() else None
+            if binding.how != "is":
+                return None
+            start = (binding.node.lineno, binding.node.col_offset)
+            return self._placed(binding.node, binding.block, start, depth + 1)
+        if not isinstance(node, ast.Call):
+            return None
+        full = names.full(node.func, scope) or ""
+        if full.startswith("torch.") and full.removeprefix("torch.") in FACTORIES:
+            target = keyword(node, "device")
+            if target is None:
+                return None if has_stars(node) else False
+            return False if isinstance(target, ast.Constant) and target.value == "cpu" else True
+        if isinstance(node.func, ast.Attribute):
+            if self.is_device_move(node, scope):
+                return True
+            if node.func.attr == "cpu":
+                return False
+            first = node.args[0] if node.args else None
+            if node.func.attr == "to" and not (names.full(first, scope) or "").startswith("torch."):
+                return None
+            if names.is_kind(node, scope, Kind.TENSOR) and dotted(node.func.value) != "torch":
+                return self._placed(node.func.value, block, position, depth + 1)
+        text = dotted(node.func)
+        if text is not None and names.is_kind(node.func, scope, Kind.MODULE):
+            return True if self.is_moved(text, scope, depth + 1) else None
+        return None
+
+    def _dataset_moves(self) -> bool:
+        """Whether a dataset of this file moves what it yields."""
+        for method in ("to", "cuda", "xpu"):
+            for call in self.facts.called.get(method, ()):
+                if call.scope.enclosing_class is not None and any(
+                    name in ("__getitem__", "__iter__", "__next__", "collate")
+                    for name in (getattr(call.scope.node, "name", ""),)
+                ):
+                    return True
+        return "TensorDataset" in self.facts.words or "collate_fn" in self.facts.words
+
+    def _places_itself(self, value: Value) -> bool:
+        """Whether the class of a model moves its own parts."""
+        if value.definition is None:
+            return False
+        return any(
+            (owner := call.scope.enclosing_class) is not None and owner.node is value.definition
+            for method in ("to", "cuda", "xpu")
+            for call in self.facts.called.get(method, ())
+        ) or "device" in ast.unparse(value.definition)
+
+    def _is_switched(self, called: ModuleCall) -> bool:
+        """Whether ``eval()`` comes before a call of a model, in the same function."""
+        switches = [
+            (call.line, call.node.func.attr)
+            for method in ("eval", "train")
+            for call in self.facts.called.get(method, ())
+            if isinstance(call.node.func, ast.Attribute)
+            and call.scope is called.call.scope
+            and dotted(call.receiver) == called.text
+            and call.line < called.call.line
+        ]
+        return bool(switches) and max(switches)[1] == "eval"
+
+    def _home(self, text: str, scope: Scope) -> Scope | None:
+        return (
+            scope.enclosing_class
+            if text.startswith("self.")
+            else scope.find(text.partition(".")[0])
+        )
+
+    def _step(self, call: Call) -> Block | None:
+        loops = [one for one in call.block.loops() if not isinstance(one.node, ast.comprehension)]
+        return loops[0] if loops else None
+
+
+def names_in(node: ast.AST) -> set[str]:
+    """The names that an expression reads."""
+    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
+
+
+def bound_in(loop: Block, but: ast.AST | None = None) -> set[str]:
+    """The names that a loop binds, by anything other than `but`."""
+    return {
+        name
+        for name, bindings in loop.scope.bindings.items()
+        for binding in bindings
+        if binding.node is not but and binding.block.is_within(loop)
+    }
