@@ -65,7 +65,7 @@ class Regressor:
         inputs = torch.as_tensor(X).float()
         inputs.to(self.device)  # expect: XL010
         with torch.no_grad():
-            return self.model(inputs).squeeze(-1).cpu().numpy()  # expect: XL011
+            return self.model(inputs).squeeze(-1).cpu().numpy()
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ def main():
     for number, batch in enumerate(loader):
         if args.limit is not None and number >= int(args.limit):
             break
-        with torch.no_grad(), torch.cpu.amp.autocast(enabled=args.bf16):
+        with torch.no_grad(), torch.cpu.amp.autocast(enabled=args.bf16):  # expect: XL051
             out = model(batch["input_ids"], attention_mask=batch["attention_mask"])
         first = out.start_logits.argmax(-1)
         last = out.end_logits.argmax(-1)

@@ -43,7 +43,7 @@ class CharLM(nn.Module):
 
 def get_batch(part):
     source = data[:split] if part == "train" else data[split:]
-    starts = torch.randint(len(source) - args.context - 1, (int(args.batch),))
+    starts = torch.randint(len(source) - args.context - 1, (args.batch,))
     x = torch.stack([source[s : s + args.context] for s in starts])
     y = torch.stack([source[s + 1 : s + args.context + 1] for s in starts])
     return x.to(args.device), y.to(args.device)

@@ -46,7 +46,7 @@ def train(
     for epoch in range(epochs):
         for text, label in batches(texts, labels, batch_size):
             inputs = tokenizer(text, padding=True, truncation=True, return_tensors="pt").to(device)
-            targets = torch.tensor(label).to(device)  # expect: XL012
+            targets = torch.tensor(label).to(device)
             with torch.autocast(device.type, torch.bfloat16, enabled=amp):
                 loss = model(**inputs, labels=targets).loss
             loss.backward()
