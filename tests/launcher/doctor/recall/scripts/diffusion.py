@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from torch.cuda import amp  # expect: XL051
+from torch.cuda import amp
 from torch.optim import Adam
 from torch.utils.data import DataLoader
 from tqdm import tqdm
@@ -29,7 +29,7 @@ class Trainer:
         self.ema = copy.deepcopy(self.model).eval()
         self.ema_decay = ema_decay
         self.opt = Adam(self.model.parameters(), lr=lr)
-        self.scaler = amp.GradScaler()
+        self.scaler = amp.GradScaler()  # expect: XL051
         loader = DataLoader(ImageFolder(folder), batch, shuffle=True, num_workers=4)
         self.data = cycle(loader)
         self.steps, self.every = steps, every
