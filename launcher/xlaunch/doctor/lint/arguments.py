@@ -49,7 +49,8 @@ def _argparse_options(names: Names) -> Iterator[Problem]:
     for call in added:
         if has_stars(call.node):
             continue
-        option, action = _option_strings(call.node)[0], _action(call.node)
+        options, action = _option_strings(call.node), _action(call.node)
+        option = next((one for one in options if one.startswith("--")), options[0])
         default, kind = keyword(call.node, "default"), keyword(call.node, "type")
         if not action and _is_bool_call(names, kind, call.scope):
             off = option.lstrip("-")
@@ -87,7 +88,12 @@ def _untyped_default(node: ast.Call, option: str, default: ast.expr | None) -> I
             f"none of them; add type={name}",
         )
         return
-    if choices is not None:
+    constant = keyword(node, "const")
+    if choices is not None or (
+        # Three states on purpose: absent, without a value, with one.
+        isinstance(constant, ast.Constant)
+        and not (isinstance(default, ast.Constant) and constant.value == default.value)
+    ):
         return
     several = keyword(node, "nargs")
     if isinstance(default, ast.List | ast.Tuple):

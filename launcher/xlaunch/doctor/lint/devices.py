@@ -54,7 +54,8 @@ def _lost_results(work: Work) -> Iterator[Problem]:
 
 
 def _mismatches(work: Work) -> Iterator[Problem]:
-    parallel = "DataParallel" in work.facts.words
+    # Both move what they are called with.
+    parallel = work.facts.words & {"DataParallel", "DistributedDataParallel", "DDP"}
     for one in work.module_calls:
         if parallel or work.is_loss(one) or _moves_inputs(one.value.definition):
             continue

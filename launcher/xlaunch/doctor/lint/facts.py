@@ -124,8 +124,8 @@ class Facts:
         """By the function in which they stand."""
         self.imports: list[tuple[str, ast.Import | ast.ImportFrom, Block]] = []
         """Dotted names, as often as imported."""
-        self.attributes: list[tuple[ast.Attribute, Block]] = []
-        """Dotted names that are read, whole. **Ex.:** ``torch.cuda.amp.autocast``."""
+        self.attributes: list[tuple[ast.Attribute, ast.AST, Block]] = []
+        """Dotted names, whole, with what they are part of. **Ex.:** ``torch.cuda.amp.autocast``."""
         self.loops: list[Block] = []
         self.functions: dict[ast.AST, Scope] = {}
         """Functions, lambdas and classes, by their nodes."""
@@ -189,7 +189,7 @@ class Facts:
     def _note_attribute(self, node: ast.Attribute, parent: ast.AST, block: Block) -> Children:
         self.words.add(node.attr)
         if not isinstance(parent, ast.Attribute):
-            self.attributes.append((node, block))
+            self.attributes.append((node, parent, block))
 
     def _note_name(self, node: ast.Name, parent: ast.AST, block: Block) -> Children:
         self.words.add(node.id)

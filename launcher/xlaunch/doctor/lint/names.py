@@ -250,8 +250,7 @@ class Names:
         value = _merge(values) if values else None
         if value is None and any(one is None for one in values):
             value = self._by_methods(key, [one for one in values if one is not None])
-        if not self._open:  # else it may rest on a name that is still open
-            self._known[key] = value
+        self._known[key] = value
         return value
 
     def _is_of_itself(self, binding: Binding, name: str) -> bool:

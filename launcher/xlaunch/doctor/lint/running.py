@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from xlaunch.doctor.lint.arguments import check_arguments
 from xlaunch.doctor.lint.devices import check_devices
 from xlaunch.doctor.lint.facts import Facts
+from xlaunch.doctor.lint.hints import check_hints
 from xlaunch.doctor.lint.names import Names
 from xlaunch.doctor.lint.replaced import check_replaced
 from xlaunch.doctor.lint.rules import BY_CODE, RULES
@@ -31,7 +32,7 @@ from xlaunch.doctor.lint.work import Work
 from xlaunch.errors import UsageError
 
 CHECKS = (check_arguments, check_threads, check_replaced)
-TORCH_CHECKS = (check_devices, check_training, check_waiting)
+TORCH_CHECKS = (check_devices, check_training, check_waiting, check_hints)
 
 _SUBJECTS = re.compile(r"\b(torch|argparse|click|typer|add_argument|environ|getenv)\b|_pytorch")
 """Files without any of these words have nothing that a rule looks for."""

@@ -40,7 +40,10 @@ def check_threads(names: Names) -> Iterator[Problem]:
 
 def _set_late(names: Names) -> Iterator[Problem]:
     facts = names.facts
-    starts_others = bool(facts.modules() & _STARTING) or "multiprocessing" in facts.words
+    starts_others = bool(facts.modules() & _STARTING) or bool(
+        facts.words
+        & {"multiprocessing", "Popen", "spawn", "torchrun", "start_processes", "set_num_threads"}
+    )
     if starts_others or not facts.texts & VARIABLES:
         return
     loaded = [

@@ -102,6 +102,8 @@ def _forward_is_without(called: ModuleCall) -> bool:
 
 
 def _not_restored(work: Work) -> Iterator[Problem]:
+    if not work.backwards or "eval" not in work.facts.called:
+        return
     for loop in work.facts.loops:
         if not isinstance(loop.node, ast.For | ast.While):
             continue

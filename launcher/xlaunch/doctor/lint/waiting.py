@@ -161,6 +161,12 @@ def _compilations(work: Work) -> Iterator[Problem]:
         loops = [one for one in call.block.loops() if isinstance(one.node, ast.For | ast.While)]
         if not loops or "reset" in work.facts.words:
             continue
+        # torch keeps what it compiled of a function with the function's code.
+        compiled = call.node.args[0] if call.node.args else None
+        if isinstance(compiled, ast.Name):
+            home = call.scope.find(compiled.id)
+            if home is not None and home.bindings[compiled.id][0].how == "function":
+                continue
         read = set().union(
             *(names_in(one) for one in (*call.node.args, *(k.value for k in call.node.keywords))),
             set(),

@@ -36,7 +36,9 @@ _MANAGERS = LIGHTNING | {"accelerate", "deepspeed", "fastai", "ignite", "compose
 _EVALUATION = re.compile(
     r"(^|_)(test|val|valid|validate|validation|eval|evaluate|evaluation|dev)(_|$)"
 )
-_DEVICE_NAME = re.compile(r"(^|[._])(device|dev|gpu|cuda|rank|local_rank)s?\d*($|_id|_type)", re.I)
+_DEVICE_NAME = re.compile(
+    r"(^|[._])(device|dev|gpu|cuda|rank|local_rank)s?\d*($|_id|_type)", re.IGNORECASE
+)
 _DEPTH = 12
 
 
@@ -134,6 +136,8 @@ class Work:
         )
         if home is None or depth > _DEPTH:
             return None
+        if isinstance(home.node, ast.ClassDef) and home.node.bases:
+            return None  # a part of a module moves with the whole
         bindings = home.attributes[text[5:]] if text.startswith("self.") else home.bindings[text]
         for method in ("to", "cuda", "xpu"):
             for call in self.facts.called.get(method, ()):
@@ -235,7 +239,7 @@ class Work:
             target = keyword(node, "device")
             if target is None:
                 return None if has_stars(node) else False
-            return False if isinstance(target, ast.Constant) and target.value == "cpu" else True
+            return not (isinstance(target, ast.Constant) and target.value == "cpu")
         if isinstance(node.func, ast.Attribute):
             if self.is_device_move(node, scope):
                 return True
