@@ -160,7 +160,7 @@ def check_file(task: tuple[str, Selection, bool]) -> Outcome:
         return [], 0, "", False
     names = Names(Facts(source.tree))
     problems = [problem for check in CHECKS for problem in check(names)]
-    if "torch" in names.facts.modules():
+    if names.facts.modules() & {"torch", "torchvision", "timm"}:
         work = Work(names)
         problems += [problem for check in TORCH_CHECKS for problem in check(work)]
     findings = {source.finding(*problem) for problem in problems}
