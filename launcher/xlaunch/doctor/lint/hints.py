@@ -59,6 +59,9 @@ def _memory_format(work: Work) -> Iterator[Problem]:
         pretrained = (value.name or "").startswith("torchvision.models.")
         if value.origin is None or not (convolutions and value.definition or pretrained):
             continue
+        owner = value.scope.enclosing_class if value.scope is not None else None
+        if owner is not None and isinstance(owner.node, ast.ClassDef) and owner.node.bases:
+            continue  # a part of a model, which has one order for all
         if value.definition is not None and "Conv2d" not in ast.unparse(value.definition):
             continue
         yield (

@@ -34,7 +34,9 @@ from xlaunch.errors import UsageError
 CHECKS = (check_arguments, check_threads, check_replaced)
 TORCH_CHECKS = (check_devices, check_training, check_waiting, check_hints)
 
-_SUBJECTS = re.compile(r"\b(torch|argparse|click|typer|add_argument|environ|getenv)\b|_pytorch")
+_SUBJECTS = re.compile(
+    r"\b(torch|torchvision|timm|argparse|click|typer|add_argument|environ|getenv)\b|_pytorch"
+)
 """Files without any of these words have nothing that a rule looks for."""
 
 _FEW_FILES = 48
@@ -116,9 +118,14 @@ def check_paths(
         done += 1
         if progress is not None:
             progress(done, len(tasks))
-    others, notes = run_torchfix(about_torch)
+    wants_others = not select or any(one.startswith("TOR") for one in select)
+    others, notes = run_torchfix(about_torch if wants_others else ())
     chosen = {path: selection for path, selection, _ in tasks}
-    findings += [one for one in others if chosen[one.path].takes(one.code)]
+    findings += [
+        one
+        for one in others
+        if chosen[one.path].takes(one.code) and not read_source(one.path).is_silenced(one)
+    ]
     order = {path: number for number, path in enumerate(files.paths)}
     findings.sort(key=lambda one: (order[one.path], one.line, one.column, one.code))
     unread = sum(skipped.values()) - sum(files.skipped.values())
@@ -160,7 +167,7 @@ def check_file(task: tuple[str, Selection, bool]) -> Outcome:
         return [], 0, "", False
     names = Names(Facts(source.tree))
     problems = [problem for check in CHECKS for problem in check(names)]
-    if "torch" in names.facts.modules():
+    if names.facts.modules() & {"torch", "torchvision", "timm"}:
         work = Work(names)
         problems += [problem for check in TORCH_CHECKS for problem in check(work)]
     findings = {source.finding(*problem) for problem in problems}

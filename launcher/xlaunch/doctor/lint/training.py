@@ -27,7 +27,10 @@ def check_training(work: Work) -> Iterator[Problem]:
 def _evaluations(work: Work) -> Iterator[Problem]:
     facts = work.facts
     switches = any(not call.node.args for call in facts.called.get("eval", ())) or any(
-        call.node.args or call.node.keywords for call in facts.called.get("train", ())
+        call.receiver is not None
+        and facts.definition(call) is None
+        and (call.node.args or call.node.keywords)
+        for call in facts.called.get("train", ())
     )
     trains = bool(work.backwards) and "step" in facts.words
     seen: set[Block] = set()

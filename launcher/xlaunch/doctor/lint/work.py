@@ -170,12 +170,10 @@ class Work:
         if any("device" in one for one in named) or self._places_itself(value):
             return None
         for call in self.facts.calls:  # somebody else may move it
-            given_texts = [dotted(one) for one in call.node.args]
-            given_texts += [dotted(one.value) for one in call.node.keywords]
-            if text in given_texts and self.names.call_name(call.node, call.scope) not in (
-                "print", "torch.compile", "len", "isinstance",
-            ):  # fmt: skip
-                return None
+            given = [*call.node.args, *(one.value for one in call.node.keywords)]
+            if text not in map(dotted, given) or self._keeps_place(call, text):
+                continue
+            return None
         return False
 
     def is_on_device(self, node: ast.AST, call: Call, depth: int = 0) -> bool | None:
@@ -275,6 +273,28 @@ class Work:
             for method in ("to", "cuda", "xpu")
             for call in self.facts.called.get(method, ())
         ) or "device" in ast.unparse(value.definition)
+
+    def _keeps_place(self, call: Call, text: str) -> bool:
+        """Whether a call that is given the model `text` does not move it."""
+        name = self.names.call_name(call.node, call.scope)
+        if name in ("print", "torch.compile", "len", "isinstance"):
+            return True
+        function = self.facts.definition(call)
+        if function is None:
+            return False
+        names = [
+            argument.arg
+            for argument in (*function.args.args, *function.args.kwonlyargs)
+            if dotted(argument_for(function, argument.arg, call.node)) == text
+        ]
+        # Passed on, it may be moved elsewhere.
+        return bool(names) and not any(
+            dotted(inner.receiver) in names
+            and isinstance(inner.node.func, ast.Attribute)
+            and inner.node.func.attr in ("to", "cuda", "xpu")
+            or any(dotted(one) in names for one in inner.node.args)
+            for inner in self.facts.within[self.facts.functions[function]]
+        )
 
     def _is_switched(self, called: ModuleCall) -> bool:
         """Whether ``eval()`` comes before a call of a model, in the same function."""
