@@ -8,8 +8,9 @@
 Each directory holds the Python files of a package and is named NAME-VERSION, as the archive of its
 source on PyPI unpacks. `--draw` prints findings with the lines around them, the same number of each rule as
 far as there are that many, in the order of a seed, and `--out` writes them as a table with an empty
-verdict. judged.csv holds such a table with the verdicts of people: `right` where a maintainer of that code would
-agree with the message, `false alarm` otherwise. `--judged` prints a table by rule from it.
+verdict. judged.csv holds such tables with verdicts: `right` where a maintainer of that code would agree
+with the message, `false alarm` otherwise. Its draw 1 was judged before the rules were made more precise,
+and each later draw after that; `--judged` prints a table by rule of the last one.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from xlaunch.doctor.lint.running import check_paths
 from xlaunch.doctor.lint.source import Finding
 
 JUDGED = Path(__file__).with_name("judged.csv")
-COLUMNS = ("package", "version", "file", "line", "rule", "verdict", "reason")
+COLUMNS = ("draw", "package", "version", "file", "line", "rule", "verdict", "reason")
 VERDICTS = ("right", "false alarm")
 
 
@@ -77,21 +78,25 @@ def print_with_context(finding: Finding, lines_around: int) -> None:
 
 
 def read_judged() -> list[dict[str, str]]:
-    """Read judged.csv; a verdict that is none ends the program."""
+    """Return the last draw of judged.csv; a verdict that is none ends the program."""
     with JUDGED.open(newline="") as stream:
         rows = list(csv.DictReader(stream))
     for row in rows:
         if row["verdict"] not in VERDICTS:
             raise SystemExit(f"{JUDGED}: {row['verdict']!r} is none of {', '.join(VERDICTS)}")
-    return rows
+    last = max(row["draw"] for row in rows)
+    return [row for row in rows if row["draw"] == last]
 
 
-def write_table(path: Path, drawn: Sequence[Finding], directories: Sequence[Path]) -> None:
+def write_table(
+    path: Path, drawn: Sequence[Finding], directories: Sequence[Path], seed: int
+) -> None:
     with path.open("w", newline="") as stream:
         writer = csv.writer(stream, lineterminator="\n")
         writer.writerow(COLUMNS)
         for finding in drawn:
-            writer.writerow((*place(finding, directories), finding.line, finding.code, "", ""))
+            where = place(finding, directories)
+            writer.writerow((seed, *where, finding.line, finding.code, "", ""))
 
 
 def print_judged(rows: Sequence[dict[str, str]], found: dict[str, list[Finding]] | None) -> None:
@@ -116,7 +121,9 @@ def main() -> None:
     )
     parser.add_argument("directories", nargs="*", type=Path, metavar="NAME-VERSION")
     parser.add_argument("--draw", type=int, metavar="COUNT", help="print COUNT findings")
-    parser.add_argument("--seed", type=int, default=1, help="of the draw; default 1")
+    parser.add_argument(
+        "--seed", type=int, default=1, help="number and seed of the draw; default 1"
+    )
     parser.add_argument("--context", type=int, default=6, help="lines around; default 6")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the draw as a table")
     parser.add_argument("--judged", action="store_true", help="print the table of judged.csv")
@@ -134,7 +141,7 @@ def main() -> None:
         for finding in drawn:
             print_with_context(finding, options.context)
         if options.out:
-            write_table(options.out, drawn, options.directories)
+            write_table(options.out, drawn, options.directories, options.seed)
     if options.judged:
         print_judged(read_judged(), findings and findings.by_rule)
 
