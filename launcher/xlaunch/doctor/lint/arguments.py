@@ -272,10 +272,8 @@ def _is_bool_call(names: Names, node: ast.expr | None, scope: Scope) -> bool:
 
 
 def _is_constant(node: ast.expr | None, value: object) -> bool:
-    return (
-        isinstance(node, ast.Constant)
-        and node.value is value
-        or (isinstance(node, ast.Constant) and isinstance(value, str) and node.value == value)
+    return (isinstance(node, ast.Constant) and node.value is value) or (
+        isinstance(node, ast.Constant) and isinstance(value, str) and node.value == value
     )
 
 

@@ -13,7 +13,19 @@ from xlaunch.doctor.lint.waiting import timed_calls
 from xlaunch.doctor.lint.work import Problem, Work
 
 _PRECISION = frozenset(
-    "autocast amp bfloat16 half bf16 fp16 float16 GradScaler mixed_precision float8 apex".split()
+    [
+        "autocast",
+        "amp",
+        "bfloat16",
+        "half",
+        "bf16",
+        "fp16",
+        "float16",
+        "GradScaler",
+        "mixed_precision",
+        "float8",
+        "apex",
+    ]
 )
 _DECODERS = {
     "PIL.Image.open": "Pillow",
@@ -57,7 +69,7 @@ def _memory_format(work: Work) -> Iterator[Problem]:
     for one in work.module_calls:
         value = one.value
         pretrained = (value.name or "").startswith("torchvision.models.")
-        if value.origin is None or not (convolutions and value.definition or pretrained):
+        if value.origin is None or not ((convolutions and value.definition) or pretrained):
             continue
         owner = value.scope.enclosing_class if value.scope is not None else None
         if owner is not None and isinstance(owner.node, ast.ClassDef) and owner.node.bases:

@@ -14,7 +14,19 @@ CLOCKS = frozenset(
     f"time.{name}{unit}" for name in ("time", "perf_counter", "monotonic") for unit in ("", "_ns")
 ) | {"timeit.default_timer"}
 _WAITING = frozenset(
-    "synchronize item cpu tolist numpy print wait elapsed_time barrier block_until_ready float".split()
+    [
+        "synchronize",
+        "item",
+        "cpu",
+        "tolist",
+        "numpy",
+        "print",
+        "wait",
+        "elapsed_time",
+        "barrier",
+        "block_until_ready",
+        "float",
+    ]
 )
 
 

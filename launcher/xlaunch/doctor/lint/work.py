@@ -289,9 +289,11 @@ class Work:
         ]
         # Passed on, it may be moved elsewhere.
         return bool(names) and not any(
-            dotted(inner.receiver) in names
-            and isinstance(inner.node.func, ast.Attribute)
-            and inner.node.func.attr in ("to", "cuda", "xpu")
+            (
+                dotted(inner.receiver) in names
+                and isinstance(inner.node.func, ast.Attribute)
+                and inner.node.func.attr in ("to", "cuda", "xpu")
+            )
             or any(dotted(one) in names for one in inner.node.args)
             for inner in self.facts.within[self.facts.functions[function]]
         )

@@ -79,7 +79,7 @@ def test_directories(tmp_path: Path):
         (["empty"], "'empty' holds no Python files"),
         (["a.ipynb"], "nbconvert"),
         (["pipe"], "'pipe' is not a file"),
-        (["--select", "XL999", "a.py"], "--select: there is no rule 'XL999'; did you mean"),
+        (["--select", "XL112", "a.py"], "--select: there is no rule 'XL112'; did you mean"),
         (["--ignore", "E501", "a.py"], "--ignore: there is no rule 'E501'"),
         (["--select", ",", "a.py"], "names no rule"),
         (["--select", "TORCH", "a.py"], "'TORCH' is not a code of TorchFix"),
