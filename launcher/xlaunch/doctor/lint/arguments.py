@@ -71,9 +71,13 @@ def _argparse_options(names: Names) -> Iterator[Problem]:
                     f"{option} stores {value} and is {value} by default, so it changes nothing; use "
                     f"action=argparse.BooleanOptionalAction, which adds {_opposite(option)}",
                 )
-        elif kind is None and not action and option.startswith("-"):
-            if _destination(call.node) not in converted:
-                yield from _untyped_default(call.node, option, default)
+        elif (
+            kind is None
+            and not action
+            and option.startswith("-")
+            and _destination(call.node) not in converted
+        ):
+            yield from _untyped_default(call.node, option, default)
 
 
 def _untyped_default(node: ast.Call, option: str, default: ast.expr | None) -> Iterator[Problem]:
@@ -164,8 +168,8 @@ def _decorated_options(names: Names) -> Iterator[Problem]:
             changes = any(keyword(call.node, one) for one in ("flag_value", "callback", "parser"))
             plain = name == "Option" and options and not any("/" in one for one in options)
             if plain and not changes and not has_stars(call.node):
-                on = call.node.args[0] if call.node.args else keyword(call.node, "default")
-                if _is_constant(on, True) or _annotated_default(names, call):
+                value = call.node.args[0] if call.node.args else keyword(call.node, "default")
+                if _is_constant(value, True) or _annotated_default(names, call):
                     yield (call.node, "XL002", _no_opposite(options))
 
 
@@ -192,10 +196,9 @@ def _annotated_default(names: Names, call: Call) -> bool:
         ]
         for argument, default in pairs:
             annotation = argument.annotation
-            if isinstance(annotation, ast.Subscript) and isinstance(annotation.slice, ast.Tuple):
-                if call.node in annotation.slice.elts[1:]:
-                    first = dotted(annotation.slice.elts[0])
-                    return first == "bool" and _is_constant(default, True)
+            inside = annotation.slice if isinstance(annotation, ast.Subscript) else None
+            if isinstance(inside, ast.Tuple) and call.node in inside.elts[1:]:
+                return dotted(inside.elts[0]) == "bool" and _is_constant(default, True)
     return False
 
 
@@ -216,8 +219,8 @@ def _bool_of_environment(names: Names, call: Call) -> Iterator[Problem]:
         )
     if name is None:
         return
-    shown = name.value if isinstance(name, ast.Constant) else "the variable"
-    if sure or (default is None and _BOOLEAN_NAME.search(str(shown))):
+    shown = str(name.value) if isinstance(name, ast.Constant) else "the variable"
+    if sure or (default is None and _BOOLEAN_NAME.search(shown)):
         yield (
             call.node,
             "XL004",
@@ -228,7 +231,7 @@ def _bool_of_environment(names: Names, call: Call) -> Iterator[Problem]:
 
 def _converted_attributes(names: Names) -> set[str]:
     """Attributes that the file converts. **Ex.:** ``port`` in ``int(args.port)``."""
-    found = set()
+    found: set[str] = set()
     for call in names.facts.calls:
         called = (dotted(call.node.func) or "").rpartition(".")[2]
         if called in ("int", "float", "str", "literal_eval", "eval", "loads", "safe_load") or (

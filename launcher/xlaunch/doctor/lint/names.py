@@ -383,7 +383,7 @@ class Names:
             bound = owner.attributes.get(node.attr) if owner is not None else None
             if owner is not None and bound:
                 return self._bound((owner, f"self.{node.attr}"), bound, depth)
-        if node.attr in ("loss",):
+        if node.attr == "loss":
             value = self.value(node.value, scope, depth)
             if value is not None and value.kind is Kind.OUTPUT:
                 return Value(Kind.TENSOR)
@@ -496,7 +496,7 @@ class Names:
         if passed:
             return _merge([self.value(given, where, depth) for given, where in passed])
         if argument.arg.endswith(("loader", "dataloader")) and "torch" in self.facts.modules():
-            return Value(Kind.LOADER)
+            return Value(Kind.LOADER, name="parameter")
         return None
 
     def _called(self, node: ast.Call, scope: Scope, depth: int) -> Value | None:
@@ -522,6 +522,8 @@ class Names:
             method = node.func.attr
             if value is not None:
                 return _kind_of_method(value, method)
+            if method in ("unsqueeze", "detach") and "torch" in self.facts.modules():
+                return Value(Kind.TENSOR)
             if method == "from_pretrained":
                 full = self.full(node.func.value, scope) or ""
                 if full.startswith("transformers.") and "Model" in full:

@@ -105,9 +105,9 @@ def check_paths(
         tasks.append((path, selections[directory], hints))
     findings: list[Finding] = []
     about_torch: list[str] = []
-    hidden = done = 0
-    for (path, _, _), (found, more_hints, problem, has_torch) in zip(
-        tasks, _run(tasks), strict=True
+    hidden = 0
+    for done, ((path, _, _), (found, more_hints, problem, has_torch)) in enumerate(
+        zip(tasks, _run(tasks), strict=True), start=1
     ):
         findings += found
         hidden += more_hints
@@ -115,7 +115,6 @@ def check_paths(
             skipped[problem] = skipped.get(problem, 0) + 1
         if has_torch:
             about_torch.append(path)
-        done += 1
         if progress is not None:
             progress(done, len(tasks))
     wants_others = not select or any(one.startswith("TOR") for one in select)

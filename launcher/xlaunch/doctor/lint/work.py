@@ -141,9 +141,12 @@ class Work:
         bindings = home.attributes[text[5:]] if text.startswith("self.") else home.bindings[text]
         for method in ("to", "cuda", "xpu"):
             for call in self.facts.called.get(method, ()):
-                if dotted(call.receiver) == text and self._home(text, call.scope) is home:
-                    if method != "to" or self.is_device_move(call.node, call.scope):
-                        return True
+                if (
+                    dotted(call.receiver) == text
+                    and self._home(text, call.scope) is home
+                    and self.is_device_move(call.node, call.scope)
+                ):
+                    return True
         for binding in bindings:
             node: ast.AST | None = binding.node
             while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
@@ -156,8 +159,13 @@ class Work:
                 return None
             answers = set()
             for call in self.facts.calls_of(function):
-                given = dotted(argument_for(function, argument.arg, call.node))
-                answers.add(self.is_moved(given, call.scope, depth + 1) if given else None)
+                passed = argument_for(function, argument.arg, call.node)
+                given = dotted(passed)
+                if given is not None:
+                    answers.add(self.is_moved(given, call.scope, depth + 1))
+                else:
+                    moves = isinstance(passed, ast.Call) and self.is_device_move(passed, call.scope)
+                    answers.add(True if moves else None)
             return answers.pop() if len(answers) == 1 else None
         value = (
             self.names.value(bindings[0].node, bindings[0].block.scope)
@@ -169,9 +177,11 @@ class Work:
         named = [one.arg or "" for one in value.origin.keywords]
         if any("device" in one for one in named) or self._places_itself(value):
             return None
+        if any(dotted(assigned) == text for _, assigned, _ in self.facts.assignments):
+            return None  # it is part of another model
         for call in self.facts.calls:  # somebody else may move it
-            given = [*call.node.args, *(one.value for one in call.node.keywords)]
-            if text not in map(dotted, given) or self._keeps_place(call, text):
+            parts = [*call.node.args, *(one.value for one in call.node.keywords)]
+            if text not in map(dotted, parts) or self._keeps_place(call, text):
                 continue
             return None
         return False
@@ -224,7 +234,11 @@ class Work:
                 return None
             if binding.how == "each item":
                 source, _ = looped_over(binding.node)
-                plain = names.yields_tensors(source, binding.block.scope)
+                loader = names.value(source, binding.block.scope)
+                # The loader of an unknown caller may give tensors of a device.
+                plain = names.yields_tensors(source, binding.block.scope) and (
+                    loader is not None and loader.name != "parameter"
+                )
                 return False if plain and not self._dataset_moves() else None
             if binding.how != "is":
                 return None
@@ -243,6 +257,8 @@ class Work:
                 return True
             if node.func.attr == "cpu":
                 return False
+            if node.func.attr == "type_as":  # which takes the device, too
+                return None
             first = node.args[0] if node.args else None
             if node.func.attr == "to" and not (names.full(first, scope) or "").startswith("torch."):
                 return None
