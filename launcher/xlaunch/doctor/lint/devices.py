@@ -24,7 +24,7 @@ _CONVERSIONS = (
     "contiguous",
 )
 _DEFAULTS = {"set_default_device", "set_default_tensor_type"}
-_ABOUT_DEVICES = re.compile(r"cuda|gpu|device|xpu|mps", re.IGNORECASE)
+_ABOUT_DEVICES = re.compile(r"cuda|gpu|device|xpu|mps|fp16|float16|half|trt", re.IGNORECASE)
 
 
 def check_devices(work: Work) -> Iterator[Problem]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 from collections.abc import Iterator
 
 from xlaunch.doctor.lint.facts import Call, dotted, has_stars, keyword
@@ -27,6 +28,11 @@ _PRECISION = frozenset(
         "apex",
     ]
 )
+_GAINS_BY_PRECISION = re.compile(
+    r"Conv\dd|Transformer|Attention|LSTM|GRU|from_pretrained|create_model|^models$|resnet"
+)
+"""Small networks of linear layers gain nothing."""
+
 _DECODERS = {
     "PIL.Image.open": "Pillow",
     "skimage.io.imread": "scikit-image",
@@ -50,7 +56,10 @@ def check_hints(work: Work) -> Iterator[Problem]:
 
 
 def _precision(work: Work) -> Iterator[Problem]:
-    if work.facts.words & _PRECISION or not work.uses_device:
+    words = work.facts.words
+    if words & _PRECISION or not work.uses_device or "step" not in words:
+        return
+    if not any(_GAINS_BY_PRECISION.search(word) for word in words):
         return
     for one in work.backwards[:1]:
         yield (
@@ -82,6 +91,7 @@ def _memory_format(work: Work) -> Iterator[Problem]:
             "convolutions are usually faster with channels last: "
             "model.to(memory_format=torch.channels_last), and the same for the images",
         )
+        return  # once a file
 
 
 def _loaders(work: Work) -> Iterator[Problem]:
@@ -109,10 +119,18 @@ def _loaders(work: Work) -> Iterator[Problem]:
                 f"len(os.sched_getaffinity(0))",
             )
         missing = [
-            f"{name}=True"
-            for name, matters in (
-                ("pin_memory", "cuda" in work.facts.words or "cuda" in work.facts.texts),
-                ("persistent_workers", any("epoch" in one for one in work.facts.words)),
+            f"{name}=True {gain}"
+            for name, gain, matters in (
+                (
+                    "pin_memory",
+                    "lets a device copy while it computes",
+                    "cuda" in work.facts.words or "cuda" in work.facts.texts,
+                ),
+                (
+                    "persistent_workers",
+                    "starts the workers once",
+                    any("epoch" in one for one in work.facts.words),
+                ),
             )
             if matters and keyword(call.node, name) is None
         ]
@@ -120,8 +138,7 @@ def _loaders(work: Work) -> Iterator[Problem]:
             yield (
                 call.node,
                 "XL103",
-                f"{' and '.join(missing)} would help: pinned memory is copied to a device while that "
-                f"computes, and persistent workers start once",
+                ", and ".join(missing),
             )
 
 
@@ -131,7 +148,8 @@ def _is_in_memory(work: Work, call: Call) -> bool:
     home = call.scope.find(text) if text else None
     nodes = [one.node for one in home.bindings[text]] if home is not None and text else [dataset]
     return any(
-        isinstance(node, ast.Call) and (dotted(node.func) or "").endswith("TensorDataset")
+        isinstance(node, ast.Call)
+        and (dotted(node.func) or "").endswith(("TensorDataset", "RandomDataset"))
         for node in nodes
     )
 
@@ -164,6 +182,7 @@ def _optimizers(work: Work) -> Iterator[Problem]:
                     "fused=True updates all parameters in one pass over memory, on cpu, cuda, xpu and "
                     "mps",
                 )
+                return  # once a file
 
 
 def _data_parallel(work: Work) -> Iterator[Problem]:

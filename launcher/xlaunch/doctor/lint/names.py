@@ -571,7 +571,7 @@ def _kind_of_call(name: str) -> Kind | None:
         return Kind.TENSOR
     if name.startswith(_MODELS):
         last = name.rpartition(".")[2]
-        return Kind.MODULE if not last.startswith(("get_", "list_")) else None
+        return Kind.MODULE if not last.startswith(("get_model_", "get_weight", "list_")) else None
     return _MADE.get(name)
 
 

@@ -33,6 +33,7 @@ model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(), nn.Linear(8, 2))
 criterion = nn.CrossEntropyLoss()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 """
+_LARGE = _MODEL.replace("nn.Linear(8, 8)", "nn.TransformerEncoderLayer(8, 2)")
 _LOADERS = """\
 train_loader = torch.utils.data.DataLoader(train_set, batch_size=64)
 test_loader = torch.utils.data.DataLoader(test_set, batch_size=64)
@@ -253,9 +254,9 @@ RULES = (
         "no-autocast",
         "A training on a device names no lower precision.",
         "With bf16 matrix units of GPUs and CPUs do several times the work; weights stay in fp32.",
-        f"{_MODEL}{_LOADERS}{_ON_DEVICE}for x, y in train_loader:\n"
+        f"{_LARGE}{_LOADERS}{_ON_DEVICE}for x, y in train_loader:\n"
         f"    x, y = x.to(device), y.to(device)\n{_STEP}",
-        f"{_MODEL}{_LOADERS}{_ON_DEVICE}for x, y in train_loader:\n"
+        f"{_LARGE}{_LOADERS}{_ON_DEVICE}for x, y in train_loader:\n"
         "    x, y = x.to(device), y.to(device)\n    optimizer.zero_grad()\n"
         "    with torch.autocast(device.type, dtype=torch.bfloat16):\n"
         "        loss = criterion(model(x), y)\n    loss.backward()\n    optimizer.step()\n",

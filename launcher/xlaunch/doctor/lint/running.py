@@ -39,6 +39,10 @@ _SUBJECTS = re.compile(
 )
 """Files without any of these words have nothing that a rule looks for."""
 
+_IS_TEST = re.compile(r"(^|[/\\])(test_[^/\\]*|[^/\\]*_test|conftest)\.py$")
+_SPEED = ("XL1", "XL012", "XL030", "XL031")
+"""Rules about speed, which tests do not need."""
+
 _FEW_FILES = 48
 """So many are checked sooner in this process than in others, which must be started."""
 
@@ -169,6 +173,8 @@ def check_file(task: tuple[str, Selection, bool]) -> Outcome:
     if names.facts.modules() & {"torch", "torchvision", "timm"}:
         work = Work(names)
         problems += [problem for check in TORCH_CHECKS for problem in check(work)]
+    if _IS_TEST.search(path):
+        problems = [one for one in problems if not one[1].startswith(_SPEED)]
     findings = {source.finding(*problem) for problem in problems}
     loud = [one for one in sorted(findings) if not source.is_silenced(one)]
     wanted = [one for one in loud if selection.takes(one.code, hints=hints)]

@@ -12,7 +12,7 @@ from xlaunch.doctor.lint.names import argument_for
 from xlaunch.doctor.lint.work import ModuleCall, Problem, Work, bound_in, names_in
 
 _MODE_MATTERS = re.compile(r"(?i)drop|batch_?norm|instance_?norm|rrelu|transformer|\.bn|models\.")
-_WITHOUT_GRADIENTS = re.compile(r"(?i)grad|infer|context|ctx")
+_WITHOUT_GRADIENTS = re.compile(r"(?i)grad|infer|context|ctx|eval")
 _DEPTH = 6
 
 
@@ -32,6 +32,7 @@ def _evaluations(work: Work) -> Iterator[Problem]:
         and (call.node.args or call.node.keywords)
         for call in facts.called.get("train", ())
     )
+    switches = switches or any("eval_mode" in word for word in facts.words)
     trains = bool(work.backwards) and "step" in facts.words
     seen: set[Block] = set()
     for loop, called in work.evaluations():

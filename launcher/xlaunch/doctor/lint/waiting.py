@@ -171,6 +171,7 @@ def _reading(
         if (
             last is not None
             and last.how == "is"
+            and isinstance(last.node, ast.expr)
             and work.names.call_name(last.node, block.scope) in CLOCKS
         ):
             return last.position

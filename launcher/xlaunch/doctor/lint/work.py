@@ -160,6 +160,9 @@ class Work:
             answers = set()
             for call in self.facts.calls_of(function):
                 passed = argument_for(function, argument.arg, call.node)
+                if self.names.call_name(passed, call.scope) == "torch.compile":
+                    assert isinstance(passed, ast.Call)
+                    passed = passed.args[0] if passed.args else None
                 given = dotted(passed)
                 if given is not None:
                     answers.add(self.is_moved(given, call.scope, depth + 1))
