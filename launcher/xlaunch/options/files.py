@@ -126,7 +126,9 @@ def _project_layer(notes: list[str]) -> Layer | None:
             tools = _parse(data, shown).get("tool")
             table = tools.get("xlaunch") if isinstance(tools, dict) else None
             if isinstance(table, dict):
-                return Layer(f"project {shown}", _values(table, f"{shown}, [tool.xlaunch]"))
+                # [tool.xlaunch.doctor] is read by the command `xlaunch doctor` alone.
+                options = {name: value for name, value in table.items() if name != "doctor"}
+                return Layer(f"project {shown}", _values(options, f"{shown}, [tool.xlaunch]"))
             if table is not None:
                 raise UsageError(f"{shown}: tool.xlaunch must be a table: [tool.xlaunch]")
         parent = os.path.dirname(directory)

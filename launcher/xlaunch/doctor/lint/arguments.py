@@ -49,7 +49,8 @@ def _argparse_options(names: Names) -> Iterator[Problem]:
     for call in added:
         if has_stars(call.node):
             continue
-        option, action = _option_strings(call.node)[0], _action(call.node)
+        options, action = _option_strings(call.node), _action(call.node)
+        option = next((one for one in options if one.startswith("--")), options[0])
         default, kind = keyword(call.node, "default"), keyword(call.node, "type")
         if not action and _is_bool_call(names, kind, call.scope):
             off = option.lstrip("-")
@@ -70,9 +71,13 @@ def _argparse_options(names: Names) -> Iterator[Problem]:
                     f"{option} stores {value} and is {value} by default, so it changes nothing; use "
                     f"action=argparse.BooleanOptionalAction, which adds {_opposite(option)}",
                 )
-        elif kind is None and not action and option.startswith("-"):
-            if _destination(call.node) not in converted:
-                yield from _untyped_default(call.node, option, default)
+        elif (
+            kind is None
+            and not action
+            and option.startswith("-")
+            and _destination(call.node) not in converted
+        ):
+            yield from _untyped_default(call.node, option, default)
 
 
 def _untyped_default(node: ast.Call, option: str, default: ast.expr | None) -> Iterator[Problem]:
@@ -87,7 +92,12 @@ def _untyped_default(node: ast.Call, option: str, default: ast.expr | None) -> I
             f"none of them; add type={name}",
         )
         return
-    if choices is not None:
+    constant = keyword(node, "const")
+    if choices is not None or (
+        # Three states on purpose: absent, without a value, with one.
+        isinstance(constant, ast.Constant)
+        and not (isinstance(default, ast.Constant) and constant.value == default.value)
+    ):
         return
     several = keyword(node, "nargs")
     if isinstance(default, ast.List | ast.Tuple):
@@ -158,8 +168,8 @@ def _decorated_options(names: Names) -> Iterator[Problem]:
             changes = any(keyword(call.node, one) for one in ("flag_value", "callback", "parser"))
             plain = name == "Option" and options and not any("/" in one for one in options)
             if plain and not changes and not has_stars(call.node):
-                on = call.node.args[0] if call.node.args else keyword(call.node, "default")
-                if _is_constant(on, True) or _annotated_default(names, call):
+                value = call.node.args[0] if call.node.args else keyword(call.node, "default")
+                if _is_constant(value, True) or _annotated_default(names, call):
                     yield (call.node, "XL002", _no_opposite(options))
 
 
@@ -186,10 +196,9 @@ def _annotated_default(names: Names, call: Call) -> bool:
         ]
         for argument, default in pairs:
             annotation = argument.annotation
-            if isinstance(annotation, ast.Subscript) and isinstance(annotation.slice, ast.Tuple):
-                if call.node in annotation.slice.elts[1:]:
-                    first = dotted(annotation.slice.elts[0])
-                    return first == "bool" and _is_constant(default, True)
+            inside = annotation.slice if isinstance(annotation, ast.Subscript) else None
+            if isinstance(inside, ast.Tuple) and call.node in inside.elts[1:]:
+                return dotted(inside.elts[0]) == "bool" and _is_constant(default, True)
     return False
 
 
@@ -210,8 +219,8 @@ def _bool_of_environment(names: Names, call: Call) -> Iterator[Problem]:
         )
     if name is None:
         return
-    shown = name.value if isinstance(name, ast.Constant) else "the variable"
-    if sure or (default is None and _BOOLEAN_NAME.search(str(shown))):
+    shown = str(name.value) if isinstance(name, ast.Constant) else "the variable"
+    if sure or (default is None and _BOOLEAN_NAME.search(shown)):
         yield (
             call.node,
             "XL004",
@@ -222,7 +231,7 @@ def _bool_of_environment(names: Names, call: Call) -> Iterator[Problem]:
 
 def _converted_attributes(names: Names) -> set[str]:
     """Attributes that the file converts. **Ex.:** ``port`` in ``int(args.port)``."""
-    found = set()
+    found: set[str] = set()
     for call in names.facts.calls:
         called = (dotted(call.node.func) or "").rpartition(".")[2]
         if called in ("int", "float", "str", "literal_eval", "eval", "loads", "safe_load") or (
@@ -266,10 +275,8 @@ def _is_bool_call(names: Names, node: ast.expr | None, scope: Scope) -> bool:
 
 
 def _is_constant(node: ast.expr | None, value: object) -> bool:
-    return (
-        isinstance(node, ast.Constant)
-        and node.value is value
-        or (isinstance(node, ast.Constant) and isinstance(value, str) and node.value == value)
+    return (isinstance(node, ast.Constant) and node.value is value) or (
+        isinstance(node, ast.Constant) and isinstance(value, str) and node.value == value
     )
 
 

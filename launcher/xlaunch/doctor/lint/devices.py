@@ -24,7 +24,7 @@ _CONVERSIONS = (
     "contiguous",
 )
 _DEFAULTS = {"set_default_device", "set_default_tensor_type"}
-_ABOUT_DEVICES = re.compile(r"cuda|gpu|device|xpu|mps", re.IGNORECASE)
+_ABOUT_DEVICES = re.compile(r"cuda|gpu|device|xpu|mps|fp16|float16|half|trt", re.IGNORECASE)
 
 
 def check_devices(work: Work) -> Iterator[Problem]:
@@ -54,7 +54,8 @@ def _lost_results(work: Work) -> Iterator[Problem]:
 
 
 def _mismatches(work: Work) -> Iterator[Problem]:
-    parallel = "DataParallel" in work.facts.words
+    # Both move what they are called with.
+    parallel = work.facts.words & {"DataParallel", "DistributedDataParallel", "DDP"}
     for one in work.module_calls:
         if parallel or work.is_loss(one) or _moves_inputs(one.value.definition):
             continue
@@ -122,7 +123,12 @@ def _created_in_loops(work: Work) -> Iterator[Problem]:
                 continue
             name = work.names.full(made.func, call.scope) or ""
             fixed = keyword(made, "device") is not None or keyword(made, "generator") is not None
-            if name.startswith("torch.") and name.removeprefix("torch.") in FACTORIES and not fixed:
+            made_there = FACTORIES - {"tensor"}  # which copies data of the CPU in any case
+            if (
+                name.startswith("torch.")
+                and name.removeprefix("torch.") in made_there
+                and not fixed
+            ):
                 yield (
                     call.node,
                     "XL012",
@@ -157,9 +163,10 @@ def _hard_coded(work: Work) -> Iterator[Problem]:
             target = keyword(call.node, "device") if full.startswith("torch.") else None
             if isinstance(func, ast.Attribute) and func.attr == "to":
                 target = target or (call.node.args[0] if call.node.args else None)
-            if isinstance(target, ast.Constant) and str(target.value).partition(":")[0] in (
-                "cuda",
-                "xpu",
+            if (
+                isinstance(target, ast.Constant)
+                and isinstance(target.value, str)
+                and target.value.startswith(("cuda", "xpu"))
             ):
                 device = f'"{target.value}"'
         if device is not None and not _is_about_devices(call.block, call.scope):
@@ -214,7 +221,9 @@ def _is_about_devices(block: Block, scope: Scope) -> bool:
         elif isinstance(node, ast.Try):
             return True
         elif isinstance(node, Function | ast.ClassDef):
-            shown = " ".join([node.name, *map(ast.unparse, node.decorator_list)])
+            decorators = [ast.unparse(one) for one in node.decorator_list]
+            # Those of a command line name options, too.
+            shown = " ".join([node.name, *(one for one in decorators if "option" not in one)])
             if _ABOUT_DEVICES.search(shown):
                 return True
         around = around.parent

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -28,7 +28,7 @@ class Block:
         self.scope = scope
 
     def outwards(self) -> Iterator[Block]:
-        """This block and those around it, within the same function."""
+        """The block itself and those around it, within the same function."""
         block: Block | None = self
         while block is not None and block.scope is self.scope:
             yield block
@@ -124,8 +124,8 @@ class Facts:
         """By the function in which they stand."""
         self.imports: list[tuple[str, ast.Import | ast.ImportFrom, Block]] = []
         """Dotted names, as often as imported."""
-        self.attributes: list[tuple[ast.Attribute, Block]] = []
-        """Dotted names that are read, whole. **Ex.:** ``torch.cuda.amp.autocast``."""
+        self.attributes: list[tuple[ast.Attribute, ast.AST, Block]] = []
+        """Dotted names, whole, with what they are part of. **Ex.:** ``torch.cuda.amp.autocast``."""
         self.loops: list[Block] = []
         self.functions: dict[ast.AST, Scope] = {}
         """Functions, lambdas and classes, by their nodes."""
@@ -176,7 +176,7 @@ class Facts:
 
     # Each notes one node, and returns its children with their blocks if those differ.
 
-    def _note_call(self, node: ast.Call, parent: ast.AST, block: Block) -> Children:
+    def note_call(self, node: ast.Call, parent: ast.AST, block: Block) -> None:
         call = Call(node, parent, block)
         self.calls.append(call)
         self.within[block.scope].append(call)
@@ -186,55 +186,55 @@ class Facts:
         elif isinstance(func, ast.Name):
             self.called[func.id].append(call)
 
-    def _note_attribute(self, node: ast.Attribute, parent: ast.AST, block: Block) -> Children:
+    def note_attribute(self, node: ast.Attribute, parent: ast.AST, block: Block) -> None:
         self.words.add(node.attr)
         if not isinstance(parent, ast.Attribute):
-            self.attributes.append((node, block))
+            self.attributes.append((node, parent, block))
 
-    def _note_name(self, node: ast.Name, parent: ast.AST, block: Block) -> Children:
+    def note_name(self, node: ast.Name, parent: ast.AST, block: Block) -> None:
         self.words.add(node.id)
 
-    def _note_keyword(self, node: ast.keyword, parent: ast.AST, block: Block) -> Children:
+    def note_keyword(self, node: ast.keyword, parent: ast.AST, block: Block) -> None:
         self.words.add(node.arg or "**")
 
-    def _note_constant(self, node: ast.Constant, parent: ast.AST, block: Block) -> Children:
+    def note_constant(self, node: ast.Constant, parent: ast.AST, block: Block) -> None:
         if isinstance(node.value, str) and len(node.value) < 100:
             self.texts.add(node.value)
 
-    def _note_import(self, node: ast.Import, parent: ast.AST, block: Block) -> Children:
+    def note_import(self, node: ast.Import, parent: ast.AST, block: Block) -> None:
         for alias in node.names:
             self.imports.append((alias.name, node, block))
             name = alias.asname or alias.name.partition(".")[0]
             self._bind(name, "import", None, block, node, alias.name if alias.asname else name)
 
-    def _note_import_from(self, node: ast.ImportFrom, parent: ast.AST, block: Block) -> Children:
+    def note_import_from(self, node: ast.ImportFrom, parent: ast.AST, block: Block) -> None:
         module = "." * node.level + (node.module or "")
         for alias in node.names:
             full = f"{module}.{alias.name}"
             self.imports.append((full, node, block))
             self._bind(alias.asname or alias.name, "import", None, block, node, full)
 
-    def _note_assign(self, node: ast.Assign, parent: ast.AST, block: Block) -> Children:
+    def note_assign(self, node: ast.Assign, parent: ast.AST, block: Block) -> None:
         for target in node.targets:
             self.assignments.append((target, node.value, block))
             self._bind_target(target, "is", node.value, block)
 
-    def _note_annotated(self, node: ast.AnnAssign, parent: ast.AST, block: Block) -> Children:
+    def note_annotated(self, node: ast.AnnAssign, parent: ast.AST, block: Block) -> None:
         if node.value is not None:
             self.assignments.append((node.target, node.value, block))
             self._bind_target(node.target, "is", node.value, block)
 
-    def _note_augmented(self, node: ast.AugAssign, parent: ast.AST, block: Block) -> Children:
+    def note_augmented(self, node: ast.AugAssign, parent: ast.AST, block: Block) -> None:
         self._bind_target(node.target, "is", node.value, block)
 
-    def _note_operation(self, node: ast.BinOp, parent: ast.AST, block: Block) -> Children:
+    def note_operation(self, node: ast.BinOp, parent: ast.AST, block: Block) -> None:
         if isinstance(node.op, ast.Sub):
             self.differences.append((node, block))
 
-    def _note_named(self, node: ast.NamedExpr, parent: ast.AST, block: Block) -> Children:
+    def note_named(self, node: ast.NamedExpr, parent: ast.AST, block: Block) -> None:
         self._bind_target(node.target, "is", node.value, block)
 
-    def _note_for(self, node: ast.For | ast.AsyncFor, parent: ast.AST, block: Block) -> Children:
+    def note_for(self, node: ast.For | ast.AsyncFor, parent: ast.AST, block: Block) -> Children:
         body = Block(node, "loop", block, block.scope)
         self.loops.append(body)
         self._bind_target(node.target, "each", node.iter, body)
@@ -245,7 +245,7 @@ class Facts:
             *[(child, node, block) for child in node.orelse],
         ]
 
-    def _note_while(self, node: ast.While, parent: ast.AST, block: Block) -> Children:
+    def note_while(self, node: ast.While, parent: ast.AST, block: Block) -> Children:
         body = Block(node, "loop", block, block.scope)
         self.loops.append(body)
         return [
@@ -254,7 +254,7 @@ class Facts:
             *[(child, node, block) for child in node.orelse],
         ]
 
-    def _note_comprehension(
+    def note_comprehension(
         self,
         node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp,
         parent: ast.AST,
@@ -269,7 +269,7 @@ class Facts:
         made = (node.key, node.value) if isinstance(node, ast.DictComp) else (node.elt,)
         return children + [(child, node, block) for child in made]
 
-    def _note_if(self, node: ast.If | ast.IfExp, parent: ast.AST, block: Block) -> Children:
+    def note_if(self, node: ast.If | ast.IfExp, parent: ast.AST, block: Block) -> Children:
         then, other = (Block(node, part, block, block.scope) for part in ("body", "orelse"))
         body = node.body if isinstance(node, ast.If) else [node.body]
         orelse = node.orelse if isinstance(node, ast.If) else [node.orelse]
@@ -279,7 +279,7 @@ class Facts:
             *[(child, node, other) for child in orelse],
         ]
 
-    def _note_with(self, node: ast.With | ast.AsyncWith, parent: ast.AST, block: Block) -> Children:
+    def note_with(self, node: ast.With | ast.AsyncWith, parent: ast.AST, block: Block) -> Children:
         body = Block(node, "body", block, block.scope)
         for item in node.items:
             if item.optional_vars is not None:
@@ -289,7 +289,7 @@ class Facts:
             *[(child, node, body) for child in node.body],
         ]
 
-    def _note_try(self, node: ast.Try | ast.TryStar, parent: ast.AST, block: Block) -> Children:
+    def note_try(self, node: ast.Try | ast.TryStar, parent: ast.AST, block: Block) -> Children:
         children: list[tuple[ast.AST, ast.AST, Block]] = []
         for part in ("body", "handlers", "orelse", "finalbody"):
             # Only what stands in "body" and "handlers" may be left out when the code runs.
@@ -297,7 +297,7 @@ class Facts:
             children += [(child, node, inner) for child in getattr(node, part)]
         return children
 
-    def _note_function(self, node: Function, parent: ast.AST, block: Block) -> Children:
+    def note_function(self, node: Function, parent: ast.AST, block: Block) -> Children:
         self._bind(node.name, "function", node, block, node)
         outside = (*node.decorator_list, node.args, *([node.returns] if node.returns else []))
         scope = self._open(node, block)
@@ -308,13 +308,13 @@ class Facts:
             *[(child, node, scope.block) for child in node.body],
         ]
 
-    def _note_lambda(self, node: ast.Lambda, parent: ast.AST, block: Block) -> Children:
+    def note_lambda(self, node: ast.Lambda, parent: ast.AST, block: Block) -> Children:
         scope = self._open(node, block)
         for argument in _arguments(node.args):
             self._bind(argument.arg, "unknown", None, scope.block, argument)
         return [(node.args, node, block), (node.body, node, scope.block)]
 
-    def _note_class(self, node: ast.ClassDef, parent: ast.AST, block: Block) -> Children:
+    def note_class(self, node: ast.ClassDef, parent: ast.AST, block: Block) -> Children:
         self._bind(node.name, "class", node, block, node)
         scope = self._open(node, block)
         return [
@@ -323,9 +323,7 @@ class Facts:
             *[(child, node, scope.block) for child in node.body],
         ]
 
-    def _note_global(
-        self, node: ast.Global | ast.Nonlocal, parent: ast.AST, block: Block
-    ) -> Children:
+    def note_global(self, node: ast.Global | ast.Nonlocal, parent: ast.AST, block: Block) -> None:
         # What the function binds, the module's name may hold.
         for name in node.names:
             self._bind(name, "unknown", None, self.module.block, node)
@@ -440,36 +438,36 @@ def _arguments(arguments: ast.arguments) -> list[ast.arg]:
     return listed + [one for one in (arguments.vararg, arguments.kwarg) if one is not None]
 
 
-_NOTES = {
-    ast.Call: Facts._note_call,
-    ast.Attribute: Facts._note_attribute,
-    ast.Name: Facts._note_name,
-    ast.keyword: Facts._note_keyword,
-    ast.Constant: Facts._note_constant,
-    ast.Import: Facts._note_import,
-    ast.ImportFrom: Facts._note_import_from,
-    ast.Assign: Facts._note_assign,
-    ast.AnnAssign: Facts._note_annotated,
-    ast.AugAssign: Facts._note_augmented,
-    ast.BinOp: Facts._note_operation,
-    ast.NamedExpr: Facts._note_named,
-    ast.For: Facts._note_for,
-    ast.AsyncFor: Facts._note_for,
-    ast.While: Facts._note_while,
-    ast.ListComp: Facts._note_comprehension,
-    ast.SetComp: Facts._note_comprehension,
-    ast.GeneratorExp: Facts._note_comprehension,
-    ast.DictComp: Facts._note_comprehension,
-    ast.If: Facts._note_if,
-    ast.IfExp: Facts._note_if,
-    ast.With: Facts._note_with,
-    ast.AsyncWith: Facts._note_with,
-    ast.Try: Facts._note_try,
-    ast.TryStar: Facts._note_try,
-    ast.FunctionDef: Facts._note_function,
-    ast.AsyncFunctionDef: Facts._note_function,
-    ast.Lambda: Facts._note_lambda,
-    ast.ClassDef: Facts._note_class,
-    ast.Global: Facts._note_global,
-    ast.Nonlocal: Facts._note_global,
+_NOTES: dict[type[ast.AST], Callable[..., Children]] = {
+    ast.Call: Facts.note_call,
+    ast.Attribute: Facts.note_attribute,
+    ast.Name: Facts.note_name,
+    ast.keyword: Facts.note_keyword,
+    ast.Constant: Facts.note_constant,
+    ast.Import: Facts.note_import,
+    ast.ImportFrom: Facts.note_import_from,
+    ast.Assign: Facts.note_assign,
+    ast.AnnAssign: Facts.note_annotated,
+    ast.AugAssign: Facts.note_augmented,
+    ast.BinOp: Facts.note_operation,
+    ast.NamedExpr: Facts.note_named,
+    ast.For: Facts.note_for,
+    ast.AsyncFor: Facts.note_for,
+    ast.While: Facts.note_while,
+    ast.ListComp: Facts.note_comprehension,
+    ast.SetComp: Facts.note_comprehension,
+    ast.GeneratorExp: Facts.note_comprehension,
+    ast.DictComp: Facts.note_comprehension,
+    ast.If: Facts.note_if,
+    ast.IfExp: Facts.note_if,
+    ast.With: Facts.note_with,
+    ast.AsyncWith: Facts.note_with,
+    ast.Try: Facts.note_try,
+    ast.TryStar: Facts.note_try,
+    ast.FunctionDef: Facts.note_function,
+    ast.AsyncFunctionDef: Facts.note_function,
+    ast.Lambda: Facts.note_lambda,
+    ast.ClassDef: Facts.note_class,
+    ast.Global: Facts.note_global,
+    ast.Nonlocal: Facts.note_global,
 }

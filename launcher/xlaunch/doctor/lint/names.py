@@ -50,26 +50,181 @@ class Value(NamedTuple):
 
 
 FACTORIES = frozenset(
-    "arange empty eye full linspace logspace ones rand randint randn randperm tensor zeros".split()
+    [
+        "arange",
+        "empty",
+        "eye",
+        "full",
+        "linspace",
+        "logspace",
+        "ones",
+        "rand",
+        "randint",
+        "randn",
+        "randperm",
+        "tensor",
+        "zeros",
+    ]
 )
 """Functions of torch that make a tensor and take ``device=``."""
 
 _TENSOR_FUNCTIONS = FACTORIES | frozenset(
-    "abs argmax argmin argsort as_tensor bernoulli bmm cat clamp clone concat concatenate cos cosine_similarity "
-    "cross cumsum diag dot einsum empty_like exp flatten from_numpy full_like gather "
-    "index_select log log_softmax masked_select matmul mean mm multinomial mul neg norm normal "
-    "ones_like outer pow prod rand_like randn_like randint_like relu repeat_interleave reshape "
-    "rot90 rsqrt scatter sigmoid sin softmax sqrt squeeze stack std sum tanh tensordot tile "
-    "transpose tril triu unsqueeze var vstack hstack where zeros_like add sub div".split()
+    [
+        "abs",
+        "argmax",
+        "argmin",
+        "argsort",
+        "as_tensor",
+        "bernoulli",
+        "bmm",
+        "cat",
+        "clamp",
+        "clone",
+        "concat",
+        "concatenate",
+        "cos",
+        "cosine_similarity",
+        "cross",
+        "cumsum",
+        "diag",
+        "dot",
+        "einsum",
+        "empty_like",
+        "exp",
+        "flatten",
+        "from_numpy",
+        "full_like",
+        "gather",
+        "index_select",
+        "log",
+        "log_softmax",
+        "masked_select",
+        "matmul",
+        "mean",
+        "mm",
+        "multinomial",
+        "mul",
+        "neg",
+        "norm",
+        "normal",
+        "ones_like",
+        "outer",
+        "pow",
+        "prod",
+        "rand_like",
+        "randn_like",
+        "randint_like",
+        "relu",
+        "repeat_interleave",
+        "reshape",
+        "rot90",
+        "rsqrt",
+        "scatter",
+        "sigmoid",
+        "sin",
+        "softmax",
+        "sqrt",
+        "squeeze",
+        "stack",
+        "std",
+        "sum",
+        "tanh",
+        "tensordot",
+        "tile",
+        "transpose",
+        "tril",
+        "triu",
+        "unsqueeze",
+        "var",
+        "vstack",
+        "hstack",
+        "where",
+        "zeros_like",
+        "add",
+        "sub",
+        "div",
+    ]
 )
 _TENSOR_METHODS = frozenset(
-    "abs add add_ argmax argmin bfloat16 bool byte clamp clamp_ clone contiguous cpu cuda detach "
-    "div div_ double eq exp expand fill_ flatten float ge gt half int le log long lt matmul mean "
-    "mul mul_ ne neg norm permute pow prod repeat requires_grad_ reshape round sigmoid softmax "
-    "log_softmax sqrt squeeze std sub sum t tanh to transpose type_as unsqueeze var view view_as "
-    "xpu zero_ normal_ uniform_ pin_memory ipu masked_fill masked_fill_ cumsum sort_".split()
+    [
+        "abs",
+        "add",
+        "add_",
+        "argmax",
+        "argmin",
+        "bfloat16",
+        "bool",
+        "byte",
+        "clamp",
+        "clamp_",
+        "clone",
+        "contiguous",
+        "cpu",
+        "cuda",
+        "detach",
+        "div",
+        "div_",
+        "double",
+        "eq",
+        "exp",
+        "expand",
+        "fill_",
+        "flatten",
+        "float",
+        "ge",
+        "gt",
+        "half",
+        "int",
+        "le",
+        "log",
+        "long",
+        "lt",
+        "matmul",
+        "mean",
+        "mul",
+        "mul_",
+        "ne",
+        "neg",
+        "norm",
+        "permute",
+        "pow",
+        "prod",
+        "repeat",
+        "requires_grad_",
+        "reshape",
+        "round",
+        "sigmoid",
+        "softmax",
+        "log_softmax",
+        "sqrt",
+        "squeeze",
+        "std",
+        "sub",
+        "sum",
+        "t",
+        "tanh",
+        "to",
+        "transpose",
+        "type_as",
+        "unsqueeze",
+        "var",
+        "view",
+        "view_as",
+        "xpu",
+        "zero_",
+        "normal_",
+        "uniform_",
+        "pin_memory",
+        "ipu",
+        "masked_fill",
+        "masked_fill_",
+        "cumsum",
+        "sort_",
+    ]
 )
-_NUMBERS = frozenset("item tolist numpy size dim numel nelement data_ptr is_cuda".split())
+_NUMBERS = frozenset(
+    ["item", "tolist", "numpy", "size", "dim", "numel", "nelement", "data_ptr", "is_cuda"]
+)
 
 _MODELS = (
     "torchvision.models.",
@@ -228,7 +383,7 @@ class Names:
             bound = owner.attributes.get(node.attr) if owner is not None else None
             if owner is not None and bound:
                 return self._bound((owner, f"self.{node.attr}"), bound, depth)
-        if node.attr in ("loss",):
+        if node.attr == "loss":
             value = self.value(node.value, scope, depth)
             if value is not None and value.kind is Kind.OUTPUT:
                 return Value(Kind.TENSOR)
@@ -341,7 +496,7 @@ class Names:
         if passed:
             return _merge([self.value(given, where, depth) for given, where in passed])
         if argument.arg.endswith(("loader", "dataloader")) and "torch" in self.facts.modules():
-            return Value(Kind.LOADER)
+            return Value(Kind.LOADER, name="parameter")
         return None
 
     def _called(self, node: ast.Call, scope: Scope, depth: int) -> Value | None:
@@ -367,6 +522,8 @@ class Names:
             method = node.func.attr
             if value is not None:
                 return _kind_of_method(value, method)
+            if method in ("unsqueeze", "detach") and "torch" in self.facts.modules():
+                return Value(Kind.TENSOR)
             if method == "from_pretrained":
                 full = self.full(node.func.value, scope) or ""
                 if full.startswith("transformers.") and "Model" in full:
@@ -414,7 +571,7 @@ def _kind_of_call(name: str) -> Kind | None:
         return Kind.TENSOR
     if name.startswith(_MODELS):
         last = name.rpartition(".")[2]
-        return Kind.MODULE if not last.startswith(("get_", "list_")) else None
+        return Kind.MODULE if not last.startswith(("get_model_", "get_weight", "list_")) else None
     return _MADE.get(name)
 
 

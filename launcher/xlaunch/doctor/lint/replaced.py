@@ -6,7 +6,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from xlaunch.doctor.lint.facts import Block
+from xlaunch.doctor.lint.facts import Block, Function
 from xlaunch.doctor.lint.names import Names
 
 Problem = tuple[ast.expr | ast.stmt, str, str]
@@ -42,10 +42,15 @@ def _archived_extension(names: Names) -> Iterator[Problem]:
 
 def _old_autocast(names: Names) -> Iterator[Problem]:
     versions = ("version", "hasattr", "greater", "is_torch", "_ge_", "gte", "lt_")
+    seen = set()
     for name, node, block in names.facts.imports:
-        if name in _AMP and not _is_optional(block, versions):
+        if name in _AMP and node not in seen and not _is_optional(block, versions):
+            seen.add(node)
             yield node, "XL051", _use(name)
-    for attribute, block in names.facts.attributes:
+    for attribute, parent, block in names.facts.attributes:
+        called = isinstance(parent, ast.Call) and parent.func is attribute
+        if not called and not isinstance(parent, Function):  # as a decorator
+            continue
         if attribute.attr not in ("autocast", "GradScaler", "custom_fwd", "custom_bwd"):
             continue
         full = names.full(attribute, block.scope)
@@ -78,5 +83,10 @@ def _is_optional(block: Block, words: tuple[str, ...]) -> bool:
             test = ast.unparse(around.node.test).lower()
             if any(word in test for word in words):
                 return True
+        # The other branch has the successor already.
+        if isinstance(around.node, ast.If | ast.IfExp | ast.Try) and "torch.amp." in ast.unparse(
+            around.node
+        ):
+            return True
         around = around.parent
     return False

@@ -33,6 +33,7 @@ model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(), nn.Linear(8, 2))
 criterion = nn.CrossEntropyLoss()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 """
+_LARGE = _MODEL.replace("nn.Linear(8, 8)", "nn.TransformerEncoderLayer(8, 2)")
 _LOADERS = """\
 train_loader = torch.utils.data.DataLoader(train_set, batch_size=64)
 test_loader = torch.utils.data.DataLoader(test_set, batch_size=64)
@@ -247,6 +248,84 @@ RULES = (
         "device as an argument.",
         "import torch\n\nwith torch.cuda.amp.autocast():\n    pass\n",
         'import torch\n\nwith torch.amp.autocast("cuda"):\n    pass\n',
+    ),
+    Rule(
+        "XL101",
+        "no-autocast",
+        "A training on a device names no lower precision.",
+        "With bf16 matrix units of GPUs and CPUs do several times the work; weights stay in fp32.",
+        f"{_LARGE}{_LOADERS}{_ON_DEVICE}for x, y in train_loader:\n"
+        f"    x, y = x.to(device), y.to(device)\n{_STEP}",
+        f"{_LARGE}{_LOADERS}{_ON_DEVICE}for x, y in train_loader:\n"
+        "    x, y = x.to(device), y.to(device)\n    optimizer.zero_grad()\n"
+        "    with torch.autocast(device.type, dtype=torch.bfloat16):\n"
+        "        loss = criterion(model(x), y)\n    loss.backward()\n    optimizer.step()\n",
+    ),
+    Rule(
+        "XL102",
+        "no-channels-last",
+        "A convolutional model is called, and the file never says `channels_last`.",
+        "Convolution kernels of GPUs and CPUs prefer this order; otherwise many convert.",
+        "from torchvision.models import resnet50\n\nmodel = resnet50()\nmodel(images)\n",
+        "import torch\nfrom torchvision.models import resnet50\n\n"
+        "model = resnet50().to(memory_format=torch.channels_last)\n"
+        "model(images.to(memory_format=torch.channels_last))\n",
+    ),
+    Rule(
+        "XL103",
+        "loader-without-workers",
+        "A `DataLoader` has no workers, or leaves out pinned memory or persistent workers.",
+        "The device waits while data is read and decoded.",
+        "from torch.utils.data import DataLoader\n\nloader = DataLoader(dataset, batch_size=64)\n",
+        "from torch.utils.data import DataLoader\n\n"
+        "loader = DataLoader(dataset, batch_size=64, num_workers=2, persistent_workers=True)\n",
+    ),
+    Rule(
+        "XL104",
+        "more-workers-than-cpus",
+        "A `DataLoader` has more workers than the process has CPUs.",
+        "They take time from each other and from the training.",
+        "from torch.utils.data import DataLoader\n\nloader = DataLoader(dataset, num_workers=99999)\n",
+        "import os\n\nfrom torch.utils.data import DataLoader\n\n"
+        "loader = DataLoader(dataset, num_workers=len(os.sched_getaffinity(0)))\n",
+    ),
+    Rule(
+        "XL105",
+        "slow-image-decoding",
+        "A dataset decodes images with a slow library in `__getitem__`.",
+        "Decoding is often most of the loading: the device waits for it.",
+        "import torch\nfrom PIL import Image\n\n\nclass Photos(torch.utils.data.Dataset):\n"
+        "    def __getitem__(self, index):\n        return Image.open(self.paths[index])\n",
+        "import torch\nfrom torchvision.io import decode_image\n\n\n"
+        "class Photos(torch.utils.data.Dataset):\n"
+        "    def __getitem__(self, index):\n        return decode_image(self.paths[index])\n",
+    ),
+    Rule(
+        "XL106",
+        "optimizer-not-fused",
+        "SGD, Adam, AdamW or Adagrad without `fused=True`.",
+        "The fused form reads and writes parameters, gradients and states once.",
+        "import torch\n\noptimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)\n",
+        "import torch\n\noptimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)\n",
+    ),
+    Rule(
+        "XL107",
+        "data-parallel",
+        "`torch.nn.DataParallel` is used.",
+        "One process drives all devices, and copies the model to them in every step.",
+        "from torch import nn\n\nmodel = nn.DataParallel(model)\n",
+        "from torch import nn\n\n"
+        "model = nn.parallel.DistributedDataParallel(model)  # one process for each device\n",
+    ),
+    Rule(
+        "XL108",
+        "timing-without-warm-up",
+        "The first call of a model is timed.",
+        "It allocates memory, chooses kernels and may compile: seconds that never come again.",
+        f"import time\n{_MODEL}x = torch.ones(4, 8)\nstart = time.perf_counter()\ny = model(x)\n"
+        "print(time.perf_counter() - start)\n",
+        f"import time\n{_MODEL}x = torch.ones(4, 8)\nmodel(x)\nstart = time.perf_counter()\n"
+        "y = model(x)\nprint(time.perf_counter() - start)\n",
     ),
 )  # fmt: skip
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from xlaunch.doctor.lint.arguments import check_arguments
 from xlaunch.doctor.lint.devices import check_devices
 from xlaunch.doctor.lint.facts import Facts
+from xlaunch.doctor.lint.hints import check_hints
 from xlaunch.doctor.lint.names import Names
 from xlaunch.doctor.lint.replaced import check_replaced
 from xlaunch.doctor.lint.rules import BY_CODE, RULES
@@ -31,10 +32,16 @@ from xlaunch.doctor.lint.work import Work
 from xlaunch.errors import UsageError
 
 CHECKS = (check_arguments, check_threads, check_replaced)
-TORCH_CHECKS = (check_devices, check_training, check_waiting)
+TORCH_CHECKS = (check_devices, check_training, check_waiting, check_hints)
 
-_SUBJECTS = re.compile(r"\b(torch|argparse|click|typer|add_argument|environ|getenv)\b|_pytorch")
+_SUBJECTS = re.compile(
+    r"\b(torch|torchvision|timm|argparse|click|typer|add_argument|environ|getenv)\b|_pytorch"
+)
 """Files without any of these words have nothing that a rule looks for."""
+
+_IS_TEST = re.compile(r"(^|[/\\])(test_[^/\\]*|[^/\\]*_test|conftest)\.py$")
+_SPEED = ("XL1", "XL012", "XL030", "XL031")
+"""Rules about speed, which tests do not need."""
 
 _FEW_FILES = 48
 """So many are checked sooner in this process than in others, which must be started."""
@@ -102,9 +109,9 @@ def check_paths(
         tasks.append((path, selections[directory], hints))
     findings: list[Finding] = []
     about_torch: list[str] = []
-    hidden = done = 0
-    for (path, _, _), (found, more_hints, problem, has_torch) in zip(
-        tasks, _run(tasks), strict=True
+    hidden = 0
+    for done, ((path, _, _), (found, more_hints, problem, has_torch)) in enumerate(
+        zip(tasks, _run(tasks), strict=True), start=1
     ):
         findings += found
         hidden += more_hints
@@ -112,12 +119,16 @@ def check_paths(
             skipped[problem] = skipped.get(problem, 0) + 1
         if has_torch:
             about_torch.append(path)
-        done += 1
         if progress is not None:
             progress(done, len(tasks))
-    others, notes = run_torchfix(about_torch)
+    wants_others = not select or any(one.startswith("TOR") for one in select)
+    others, notes = run_torchfix(about_torch if wants_others else ())
     chosen = {path: selection for path, selection, _ in tasks}
-    findings += [one for one in others if chosen[one.path].takes(one.code)]
+    findings += [
+        one
+        for one in others
+        if chosen[one.path].takes(one.code) and not read_source(one.path).is_silenced(one)
+    ]
     order = {path: number for number, path in enumerate(files.paths)}
     findings.sort(key=lambda one: (order[one.path], one.line, one.column, one.code))
     unread = sum(skipped.values()) - sum(files.skipped.values())
@@ -159,9 +170,11 @@ def check_file(task: tuple[str, Selection, bool]) -> Outcome:
         return [], 0, "", False
     names = Names(Facts(source.tree))
     problems = [problem for check in CHECKS for problem in check(names)]
-    if "torch" in names.facts.modules():
+    if names.facts.modules() & {"torch", "torchvision", "timm"}:
         work = Work(names)
         problems += [problem for check in TORCH_CHECKS for problem in check(work)]
+    if _IS_TEST.search(path):
+        problems = [one for one in problems if not one[1].startswith(_SPEED)]
     findings = {source.finding(*problem) for problem in problems}
     loud = [one for one in sorted(findings) if not source.is_silenced(one)]
     wanted = [one for one in loud if selection.takes(one.code, hints=hints)]

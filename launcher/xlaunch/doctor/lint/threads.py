@@ -40,7 +40,10 @@ def check_threads(names: Names) -> Iterator[Problem]:
 
 def _set_late(names: Names) -> Iterator[Problem]:
     facts = names.facts
-    starts_others = bool(facts.modules() & _STARTING) or "multiprocessing" in facts.words
+    starts_others = bool(facts.modules() & _STARTING) or bool(
+        facts.words
+        & {"multiprocessing", "Popen", "spawn", "torchrun", "start_processes", "set_num_threads"}
+    )
     if starts_others or not facts.texts & VARIABLES:
         return
     loaded = [
@@ -74,9 +77,10 @@ def _settings(names: Names) -> Iterator[tuple[ast.expr | ast.stmt, str, Block]]:
     for method in ("setdefault", "putenv"):
         for call in names.facts.called.get(method, ()):
             first = call.node.args[0] if call.node.args else None
-            if isinstance(first, ast.Constant) and first.value in VARIABLES:
-                if names.full(call.node.func, call.scope) in ("os.environ.setdefault", "os.putenv"):
-                    yield call.node, str(first.value), call.block
+            full = names.full(call.node.func, call.scope)
+            sets = full in ("os.environ.setdefault", "os.putenv")
+            if sets and isinstance(first, ast.Constant) and first.value in VARIABLES:
+                yield call.node, str(first.value), call.block
 
 
 def _fixed(names: Names) -> Iterator[Problem]:

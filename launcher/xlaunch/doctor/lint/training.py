@@ -12,7 +12,7 @@ from xlaunch.doctor.lint.names import argument_for
 from xlaunch.doctor.lint.work import ModuleCall, Problem, Work, bound_in, names_in
 
 _MODE_MATTERS = re.compile(r"(?i)drop|batch_?norm|instance_?norm|rrelu|transformer|\.bn|models\.")
-_WITHOUT_GRADIENTS = re.compile(r"(?i)grad|infer|context|ctx")
+_WITHOUT_GRADIENTS = re.compile(r"(?i)grad|infer|context|ctx|eval")
 _DEPTH = 6
 
 
@@ -27,8 +27,12 @@ def check_training(work: Work) -> Iterator[Problem]:
 def _evaluations(work: Work) -> Iterator[Problem]:
     facts = work.facts
     switches = any(not call.node.args for call in facts.called.get("eval", ())) or any(
-        call.node.args or call.node.keywords for call in facts.called.get("train", ())
+        call.receiver is not None
+        and facts.definition(call) is None
+        and (call.node.args or call.node.keywords)
+        for call in facts.called.get("train", ())
     )
+    switches = switches or any("eval_mode" in word for word in facts.words)
     trains = bool(work.backwards) and "step" in facts.words
     seen: set[Block] = set()
     for loop, called in work.evaluations():
@@ -150,10 +154,14 @@ def _effects(work: Work, calls: list[Call], texts: dict[str, str], depth: int) -
         shown = texts.get(receiver, receiver)
         if isinstance(func, ast.Attribute) and func.attr == "eval" and not call.node.args:
             yield "eval", shown, call
-        elif isinstance(func, ast.Attribute) and func.attr == "train" and receiver:
+        elif (
+            isinstance(func, ast.Attribute)
+            and func.attr == "train"
+            and receiver
             # A method train() of this class trains a model, and one of a model sets its mode.
-            if work.facts.definition(call) is None:
-                yield "train", shown, call
+            and work.facts.definition(call) is None
+        ):
+            yield "train", shown, call
         if id(call.node) in module_calls and backwards:
             same = any(
                 set(map(id, call.block.loops())) & set(map(id, one.block.loops()))
@@ -171,13 +179,11 @@ def _effects(work: Work, calls: list[Call], texts: dict[str, str], depth: int) -
                 if given is not None:
                     inner[argument.arg] = texts.get(given, given)
             yield from _effects(work, work.facts.within[scope], inner, depth + 1)
-        elif definition is None and not _is_harmless(work, call):
+        elif not _is_harmless(work, call):
             for given_node in (*call.node.args, *(one.value for one in call.node.keywords)):
-                text = dotted(given_node)
-                if text in module_calls.values() or (
-                    text is not None and texts.get(text, "") in module_calls.values()
-                ):
-                    yield "unknown", text or "", call
+                passed = dotted(given_node) or ""
+                if {passed, texts.get(passed, passed)} & set(module_calls.values()):
+                    yield "unknown", passed, call
     for one in backwards:
         yield "backward", "", one
 

@@ -14,7 +14,19 @@ CLOCKS = frozenset(
     f"time.{name}{unit}" for name in ("time", "perf_counter", "monotonic") for unit in ("", "_ns")
 ) | {"timeit.default_timer"}
 _WAITING = frozenset(
-    "synchronize item cpu tolist numpy print wait elapsed_time barrier block_until_ready float".split()
+    [
+        "synchronize",
+        "item",
+        "cpu",
+        "tolist",
+        "numpy",
+        "print",
+        "wait",
+        "elapsed_time",
+        "barrier",
+        "block_until_ready",
+        "float",
+    ]
 )
 
 
@@ -70,7 +82,7 @@ def _is_computed(work: Work, node: ast.expr, scope: Scope) -> bool:
         if isinstance(node.func, ast.Attribute):
             inner.append(node.func.value)
     elif isinstance(node, ast.Attribute | ast.Subscript):
-        if node.value and isinstance(node, ast.Attribute) and node.attr in ("shape", "device"):
+        if isinstance(node, ast.Attribute) and node.attr in ("shape", "device"):
             return False
         inner = [node.value]
     elif isinstance(node, ast.BinOp):
@@ -86,6 +98,19 @@ def _is_conditional(block: Block, step: Block) -> bool:
         if one is step:
             return False
         if isinstance(one.node, ast.If | ast.IfExp | ast.Try):
+            return True
+    return False
+
+
+def _depends_on_round(block: Block, loop: Block) -> bool:
+    """Whether a condition around code in a loop reads what the loop changes."""
+    changed = bound_in(loop)
+    for one in block.outwards():
+        if one is loop:
+            break
+        if isinstance(one.node, ast.Try):
+            return True
+        if isinstance(one.node, ast.If | ast.IfExp) and names_in(one.node.test) & changed:
             return True
     return False
 
@@ -143,9 +168,13 @@ def _reading(
     if isinstance(node, ast.Name):
         bound = [one for one in block.scope.bindings.get(node.id, ()) if one.position <= position]
         last = max(bound, key=lambda one: one.position, default=None)
-        if last is not None and last.how == "is" and isinstance(last.node, ast.Call):
-            if work.names.call_name(last.node, block.scope) in CLOCKS:
-                return last.position
+        if (
+            last is not None
+            and last.how == "is"
+            and isinstance(last.node, ast.expr)
+            and work.names.call_name(last.node, block.scope) in CLOCKS
+        ):
+            return last.position
     return None
 
 
@@ -161,11 +190,17 @@ def _compilations(work: Work) -> Iterator[Problem]:
         loops = [one for one in call.block.loops() if isinstance(one.node, ast.For | ast.While)]
         if not loops or "reset" in work.facts.words:
             continue
+        # torch keeps what it compiled of a function with the function's code.
+        compiled = call.node.args[0] if call.node.args else None
+        if isinstance(compiled, ast.Name):
+            home = call.scope.find(compiled.id)
+            if home is not None and home.bindings[compiled.id][0].how == "function":
+                continue
         read = set().union(
             *(names_in(one) for one in (*call.node.args, *(k.value for k in call.node.keywords))),
             set(),
         )
-        if not read & bound_in(loops[0], call.node) and not _is_conditional(call.block, loops[0]):
+        if not read & bound_in(loops[0], call.node) and not _depends_on_round(call.block, loops[0]):
             yield (
                 call.node,
                 "XL032",

@@ -36,7 +36,9 @@ _MANAGERS = LIGHTNING | {"accelerate", "deepspeed", "fastai", "ignite", "compose
 _EVALUATION = re.compile(
     r"(^|_)(test|val|valid|validate|validation|eval|evaluate|evaluation|dev)(_|$)"
 )
-_DEVICE_NAME = re.compile(r"(^|[._])(device|dev|gpu|cuda|rank|local_rank)s?\d*($|_id|_type)", re.I)
+_DEVICE_NAME = re.compile(
+    r"(^|[._])(device|dev|gpu|cuda|rank|local_rank)s?\d*($|_id|_type)", re.IGNORECASE
+)
 _DEPTH = 12
 
 
@@ -134,12 +136,17 @@ class Work:
         )
         if home is None or depth > _DEPTH:
             return None
+        if isinstance(home.node, ast.ClassDef) and home.node.bases:
+            return None  # a part of a module moves with the whole
         bindings = home.attributes[text[5:]] if text.startswith("self.") else home.bindings[text]
         for method in ("to", "cuda", "xpu"):
             for call in self.facts.called.get(method, ()):
-                if dotted(call.receiver) == text and self._home(text, call.scope) is home:
-                    if method != "to" or self.is_device_move(call.node, call.scope):
-                        return True
+                if (
+                    dotted(call.receiver) == text
+                    and self._home(text, call.scope) is home
+                    and self.is_device_move(call.node, call.scope)
+                ):
+                    return True
         for binding in bindings:
             node: ast.AST | None = binding.node
             while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
@@ -152,8 +159,16 @@ class Work:
                 return None
             answers = set()
             for call in self.facts.calls_of(function):
-                given = dotted(argument_for(function, argument.arg, call.node))
-                answers.add(self.is_moved(given, call.scope, depth + 1) if given else None)
+                passed = argument_for(function, argument.arg, call.node)
+                if self.names.call_name(passed, call.scope) == "torch.compile":
+                    assert isinstance(passed, ast.Call)
+                    passed = passed.args[0] if passed.args else None
+                given = dotted(passed)
+                if given is not None:
+                    answers.add(self.is_moved(given, call.scope, depth + 1))
+                else:
+                    moves = isinstance(passed, ast.Call) and self.is_device_move(passed, call.scope)
+                    answers.add(True if moves else None)
             return answers.pop() if len(answers) == 1 else None
         value = (
             self.names.value(bindings[0].node, bindings[0].block.scope)
@@ -165,13 +180,13 @@ class Work:
         named = [one.arg or "" for one in value.origin.keywords]
         if any("device" in one for one in named) or self._places_itself(value):
             return None
+        if any(dotted(assigned) == text for _, assigned, _ in self.facts.assignments):
+            return None  # it is part of another model
         for call in self.facts.calls:  # somebody else may move it
-            given_texts = [dotted(one) for one in call.node.args]
-            given_texts += [dotted(one.value) for one in call.node.keywords]
-            if text in given_texts and self.names.call_name(call.node, call.scope) not in (
-                "print", "torch.compile", "len", "isinstance",
-            ):  # fmt: skip
-                return None
+            parts = [*call.node.args, *(one.value for one in call.node.keywords)]
+            if text not in map(dotted, parts) or self._keeps_place(call, text):
+                continue
+            return None
         return False
 
     def is_on_device(self, node: ast.AST, call: Call, depth: int = 0) -> bool | None:
@@ -222,7 +237,11 @@ class Work:
                 return None
             if binding.how == "each item":
                 source, _ = looped_over(binding.node)
-                plain = names.yields_tensors(source, binding.block.scope)
+                loader = names.value(source, binding.block.scope)
+                # The loader of an unknown caller may give tensors of a device.
+                plain = names.yields_tensors(source, binding.block.scope) and (
+                    loader is not None and loader.name != "parameter"
+                )
                 return False if plain and not self._dataset_moves() else None
             if binding.how != "is":
                 return None
@@ -235,12 +254,14 @@ class Work:
             target = keyword(node, "device")
             if target is None:
                 return None if has_stars(node) else False
-            return False if isinstance(target, ast.Constant) and target.value == "cpu" else True
+            return not (isinstance(target, ast.Constant) and target.value == "cpu")
         if isinstance(node.func, ast.Attribute):
             if self.is_device_move(node, scope):
                 return True
             if node.func.attr == "cpu":
                 return False
+            if node.func.attr == "type_as":  # which takes the device, too
+                return None
             first = node.args[0] if node.args else None
             if node.func.attr == "to" and not (names.full(first, scope) or "").startswith("torch."):
                 return None
@@ -271,6 +292,30 @@ class Work:
             for method in ("to", "cuda", "xpu")
             for call in self.facts.called.get(method, ())
         ) or "device" in ast.unparse(value.definition)
+
+    def _keeps_place(self, call: Call, text: str) -> bool:
+        """Whether a call that is given the model `text` does not move it."""
+        name = self.names.call_name(call.node, call.scope)
+        if name in ("print", "torch.compile", "len", "isinstance"):
+            return True
+        function = self.facts.definition(call)
+        if function is None:
+            return False
+        names = [
+            argument.arg
+            for argument in (*function.args.args, *function.args.kwonlyargs)
+            if dotted(argument_for(function, argument.arg, call.node)) == text
+        ]
+        # Passed on, it may be moved elsewhere.
+        return bool(names) and not any(
+            (
+                dotted(inner.receiver) in names
+                and isinstance(inner.node.func, ast.Attribute)
+                and inner.node.func.attr in ("to", "cuda", "xpu")
+            )
+            or any(dotted(one) in names for one in inner.node.args)
+            for inner in self.facts.within[self.facts.functions[function]]
+        )
 
     def _is_switched(self, called: ModuleCall) -> bool:
         """Whether ``eval()`` comes before a call of a model, in the same function."""

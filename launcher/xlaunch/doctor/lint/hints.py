@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""XL10x: advice on performance, with --hints."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from collections.abc import Iterator
+
+from xlaunch.doctor.lint.facts import Call, dotted, has_stars, keyword
+from xlaunch.doctor.lint.names import Kind
+from xlaunch.doctor.lint.waiting import timed_calls
+from xlaunch.doctor.lint.work import Problem, Work
+
+_PRECISION = frozenset(
+    [
+        "autocast",
+        "amp",
+        "bfloat16",
+        "half",
+        "bf16",
+        "fp16",
+        "float16",
+        "GradScaler",
+        "mixed_precision",
+        "float8",
+        "apex",
+    ]
+)
+_GAINS_BY_PRECISION = re.compile(
+    r"Conv\dd|Transformer|Attention|LSTM|GRU|from_pretrained|create_model|^models$|resnet"
+)
+"""Small networks of linear layers gain nothing."""
+
+_DECODERS = {
+    "PIL.Image.open": "Pillow",
+    "skimage.io.imread": "scikit-image",
+    "matplotlib.pyplot.imread": "matplotlib",
+    "matplotlib.image.imread": "matplotlib",
+    "imageio.imread": "imageio",
+}
+_FUSED = frozenset(f"torch.optim.{name}" for name in ("Adam", "AdamW", "SGD", "Adagrad"))
+
+
+def check_hints(work: Work) -> Iterator[Problem]:
+    """What would probably make the script faster."""
+    if not work.is_managed:
+        yield from _precision(work)
+        yield from _memory_format(work)
+    yield from _loaders(work)
+    yield from _decoding(work)
+    yield from _optimizers(work)
+    yield from _data_parallel(work)
+    yield from _warm_up(work)
+
+
+def _precision(work: Work) -> Iterator[Problem]:
+    words = work.facts.words
+    if words & _PRECISION or not work.uses_device or "step" not in words:
+        return
+    if not any(_GAINS_BY_PRECISION.search(word) for word in words):
+        return
+    for one in work.backwards[:1]:
+        yield (
+            one.node,
+            "XL101",
+            "the training is in fp32 throughout; on devices and CPUs with bf16, forward and loss under "
+            "torch.autocast(device.type, dtype=torch.bfloat16) are faster",
+        )
+
+
+def _memory_format(work: Work) -> Iterator[Problem]:
+    facts = work.facts
+    if "channels_last" in facts.words or not work.module_calls:
+        return
+    convolutions = "Conv2d" in facts.words
+    for one in work.module_calls:
+        value = one.value
+        pretrained = (value.name or "").startswith("torchvision.models.")
+        if value.origin is None or not ((convolutions and value.definition) or pretrained):
+            continue
+        owner = value.scope.enclosing_class if value.scope is not None else None
+        if owner is not None and isinstance(owner.node, ast.ClassDef) and owner.node.bases:
+            continue  # a part of a model, which has one order for all
+        if value.definition is not None and "Conv2d" not in ast.unparse(value.definition):
+            continue
+        yield (
+            value.origin,
+            "XL102",
+            "convolutions are usually faster with channels last: "
+            "model.to(memory_format=torch.channels_last), and the same for the images",
+        )
+        return  # once a file
+
+
+def _loaders(work: Work) -> Iterator[Problem]:
+    for call in work.facts.called.get("DataLoader", ()):
+        if work.names.full(call.node.func, call.scope) != "torch.utils.data.DataLoader":
+            continue
+        if has_stars(call.node) or len(call.node.args) > 5:
+            continue
+        workers = keyword(call.node, "num_workers")
+        count = workers.value if isinstance(workers, ast.Constant) else None
+        if workers is None or count == 0:
+            if not _is_in_memory(work, call):
+                yield (
+                    call.node,
+                    "XL103",
+                    "the training process itself loads the data; num_workers=2 or more, with "
+                    "persistent_workers=True, loads it beside the training",
+                )
+            continue
+        if isinstance(count, int) and count > (cpus := _cpus()):
+            yield (
+                call.node,
+                "XL104",
+                f"num_workers={count} is more than the {cpus} CPUs of this process; take "
+                f"len(os.sched_getaffinity(0))",
+            )
+        missing = [
+            f"{name}=True {gain}"
+            for name, gain, matters in (
+                (
+                    "pin_memory",
+                    "lets a device copy while it computes",
+                    "cuda" in work.facts.words or "cuda" in work.facts.texts,
+                ),
+                (
+                    "persistent_workers",
+                    "starts the workers once",
+                    any("epoch" in one for one in work.facts.words),
+                ),
+            )
+            if matters and keyword(call.node, name) is None
+        ]
+        if missing:
+            yield (
+                call.node,
+                "XL103",
+                ", and ".join(missing),
+            )
+
+
+def _is_in_memory(work: Work, call: Call) -> bool:
+    dataset = call.node.args[0] if call.node.args else keyword(call.node, "dataset")
+    text = dotted(dataset)
+    home = call.scope.find(text) if text else None
+    nodes = [one.node for one in home.bindings[text]] if home is not None and text else [dataset]
+    return any(
+        isinstance(node, ast.Call)
+        and (dotted(node.func) or "").endswith(("TensorDataset", "RandomDataset"))
+        for node in nodes
+    )
+
+
+def _decoding(work: Work) -> Iterator[Problem]:
+    for method in ("open", "imread"):
+        for call in work.facts.called.get(method, ()):
+            library = _DECODERS.get(work.names.full(call.node.func, call.scope) or "")
+            function = getattr(call.scope.node, "name", "")
+            if library is not None and function == "__getitem__":
+                yield (
+                    call.node,
+                    "XL105",
+                    f"{library} decodes each image at full size in every epoch; "
+                    f"torchvision.io.decode_image is faster, and images that were made smaller once "
+                    f"are faster still",
+                )
+
+
+def _optimizers(work: Work) -> Iterator[Problem]:
+    for name in _FUSED:
+        for call in work.facts.called.get(name.rpartition(".")[2], ()):
+            given = {one.arg for one in call.node.keywords}
+            if work.names.full(call.node.func, call.scope) == name and not given & {
+                "fused", "foreach", "differentiable", None,
+            }:  # fmt: skip
+                yield (
+                    call.node,
+                    "XL106",
+                    "fused=True updates all parameters in one pass over memory, on cpu, cuda, xpu and "
+                    "mps",
+                )
+                return  # once a file
+
+
+def _data_parallel(work: Work) -> Iterator[Problem]:
+    for call in work.facts.called.get("DataParallel", ()):
+        if work.names.full(call.node.func, call.scope) == "torch.nn.DataParallel":
+            yield (
+                call.node,
+                "XL107",
+                "DataParallel copies the model to every device in every step, and one process drives "
+                "all; use DistributedDataParallel with torchrun",
+            )
+
+
+def _warm_up(work: Work) -> Iterator[Problem]:
+    for region, called, node in timed_calls(work):
+        first = min(one.line for one in region)
+        loops = called.call.block.loops()
+        earlier = any(
+            one.text == called.text and one.call.line < first for one in work.module_calls
+        )
+        # In a loop only the first round is cold, and scripts print each.
+        if (
+            not earlier
+            and not loops
+            and not work.names.is_kind(node, called.call.scope, Kind.TENSOR)
+        ):
+            yield (
+                node,
+                "XL108",
+                f"the first call of {called.text} also allocates, chooses kernels and may compile; call "
+                f"it once or more before the clock starts",
+            )
+
+
+def _cpus() -> int:
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux alone has it
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1

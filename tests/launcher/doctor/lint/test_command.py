@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command over files and directories: what is read, selected, silenced and printed."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from tests.launcher.cli.commands import ask, clean_environment, program, run
+
+FAULT = "import torch\ntorch.set_num_threads(4)\n"
+SLOW = "import torch\noptimizer = torch.optim.SGD(parameters)\n"
+
+
+def write(directory: Path, **texts: str) -> Path:
+    for name, text in texts.items():
+        (directory / f"{name}.py").write_text(text)
+    return directory
+
+
+def test_line_and_summary(tmp_path: Path):
+    write(tmp_path, a=FAULT, b="x = 1\n", c=SLOW)
+    done = ask("doctor", ".", cwd=tmp_path)
+    assert done.code == 1
+    (line,) = done.out.decode().splitlines()
+    assert line.startswith("./a.py:2:1: XL041 torch.set_num_threads(4) fixes")
+    assert done.err == "1 finding in 3 files; 1 hint with --hints\n"
+    done = ask("doctor", "--hints", ".", cwd=tmp_path)
+    assert done.err == "2 findings in 3 files\n"
+    assert ask("doctor", "b.py", cwd=tmp_path) == (0, b"", "0 findings in 1 file\n")
+
+
+def test_file_that_does_not_parse_leaves_the_others(tmp_path: Path):
+    write(tmp_path, a="def f(:\n", b=FAULT, c="x = '\xe9'\n")
+    (tmp_path / "d.py").write_bytes(b"x = '\xff'\n")
+    done = ask("doctor", "a.py", "b.py", "c.py", "d.py", cwd=tmp_path)
+    first, second, third = done.out.decode().splitlines()
+    assert first.startswith("a.py:1:7: XL000 not Python 3.")
+    assert second.startswith("b.py:2:1: XL041 ")
+    assert third.startswith("d.py:1:")
+    assert " XL000 " in third
+
+
+def test_what_is_skipped_is_counted(tmp_path: Path):
+    write(tmp_path, a=FAULT, large="#" * (1 << 20) + "\n", binary="\0")
+    done = ask("doctor", ".", cwd=tmp_path)
+    assert done.err == (
+        "1 finding in 1 file; 1 file skipped: larger than 1 MiB; 1 file skipped: not text\n"
+    )
+
+
+def test_directories(tmp_path: Path):
+    for name in (".hidden", "__pycache__", "build", "environment", "package/inner"):
+        (tmp_path / name).mkdir(parents=True)
+        write(tmp_path / name, one=FAULT)
+    (tmp_path / "environment/pyvenv.cfg").touch()
+    program(tmp_path / "tool", f"#!/usr/bin/env python3\n{FAULT}")
+    program(tmp_path / "other", f"#!/bin/sh\n{FAULT}")
+    (tmp_path / "notebook.ipynb").write_text("{}")
+    outside = tmp_path.parent / f"{tmp_path.name}-outside.py"
+    outside.write_text(FAULT)
+    (tmp_path / "link.py").symlink_to(outside)
+    (tmp_path / "circle").symlink_to(tmp_path)
+    done = ask("doctor", ".", "package/inner/one.py", cwd=tmp_path)
+    assert [line.partition(":")[0] for line in done.out.decode().splitlines()] == [
+        "./tool",
+        "./package/inner/one.py",
+    ]
+    assert "1 file skipped: a link out; 1 file skipped: a notebook" in done.err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["gone.py"], "'gone.py' does not exist"),
+        (["empty"], "'empty' holds no Python files"),
+        (["a.ipynb"], "nbconvert"),
+        (["pipe"], "'pipe' is not a file"),
+        (["--select", "XL112", "a.py"], "--select: there is no rule 'XL112'; did you mean"),
+        (["--ignore", "E501", "a.py"], "--ignore: there is no rule 'E501'"),
+        (["--select", ",", "a.py"], "names no rule"),
+        (["--select", "TORCH", "a.py"], "'TORCH' is not a code of TorchFix"),
+        (["--output-format", "jason", "a.py"], "text, json, github; did you mean json?"),
+        (["--rule", "XL01"], "there is no rule 'XL01'"),
+    ],
+)
+def test_bad_input(words: list[str], told: str, tmp_path: Path):
+    write(tmp_path, a=FAULT)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "a.ipynb").write_text("{}")
+    os.mkfifo(tmp_path / "pipe")
+    assert told in ask("doctor", *words, cwd=tmp_path).refused(2)
+
+
+@pytest.mark.parametrize(
+    ("comment", "silent"),
+    [
+        ("# noqa", True),
+        ("# noqa: XL041", True),
+        ("#noqa:xl041", True),
+        ("# noqa: E501, XL041", True),
+        ("# noqa: XL040", False),
+        ("# XL041", False),
+    ],
+)
+def test_comments(comment: str, silent: bool, tmp_path: Path):
+    write(tmp_path, a=FAULT.rstrip() + f"  {comment}\n")
+    assert ask("doctor", "a.py", cwd=tmp_path).code == (0 if silent else 1)
+
+
+def test_selection(tmp_path: Path):
+    write(tmp_path, a=FAULT + SLOW)
+
+    def codes(*words: str) -> list[str]:
+        out = ask("doctor", *words, "a.py", cwd=tmp_path).out.decode()
+        return [line.split()[1] for line in out.splitlines()]
+
+    assert codes() == ["XL041"]
+    assert codes("--select", "XL04") == ["XL041"]
+    assert codes("--select", "xl1, XL041") == ["XL041", "XL106"]
+    assert codes("--ignore", "XL04") == []
+    assert codes("--ignore", "XL04", "--hints") == ["XL106"]
+
+
+def test_configuration(tmp_path: Path):
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    write(inner, a=FAULT)
+    write(tmp_path, a=FAULT)
+    (inner / "pyproject.toml").write_text("[tool.xlaunch]\n")
+    project = tmp_path / "pyproject.toml"
+    project.write_text('[tool.xlaunch.doctor]\nignore = ["XL04"]\n')
+    assert ask("doctor", "inner", ".", cwd=tmp_path).code == 0
+    assert ask("doctor", "--ignore", "XL05", ".", cwd=tmp_path).code == 1
+    assert ask("plan", cwd=tmp_path).code == 0
+    for text, told in (
+        ("ignore = 3", 'ignore must be a list of codes such as ["XL012"]'),
+        ("ignore = ['XL9']", "ignore: there is no rule 'XL9'"),
+        ("omit = []", "there is no option 'omit'; there are select and ignore"),
+        ("= 1", "is not TOML"),
+    ):
+        project.write_text(f"[tool.xlaunch.doctor]\n{text}\n")
+        assert told in ask("doctor", "a.py", cwd=tmp_path).refused(2)
+
+
+def test_json(tmp_path: Path):
+    write(tmp_path, a=FAULT + "torch.é, torch.set_num_threads\n" + SLOW)
+    done = ask("doctor", "--output-format", "json", "a.py", cwd=tmp_path)
+    document = json.loads(done.out)
+    assert document["schema_version"] == 1
+    (finding,) = document["findings"]
+    message = finding.pop("message")
+    assert message.startswith("torch.set_num_threads(4) fixes")
+    assert finding == {
+        "path": "a.py",
+        "line": 2,
+        "column": 1,
+        "end": {"line": 2, "column": 25},
+        "code": "XL041",
+        "name": "threads-fixed",
+    }
+    assert document["counts"] == {
+        "files": 1,
+        "findings": 1,
+        "hints": 0,
+        "hints_not_shown": 1,
+        "skipped": {},
+    }
+    assert ask("doctor", "--json", "a.py", cwd=tmp_path).out == done.out
+
+
+def test_columns_count_characters(tmp_path: Path):
+    write(tmp_path, a="import torch\nx = 'é'; torch.set_num_threads(4)\n")
+    assert ask("doctor", "a.py", cwd=tmp_path).out.startswith(b"a.py:2:10: XL041 ")
+
+
+def test_github(tmp_path: Path):
+    (tmp_path / "a,b:100%.py").write_text(FAULT)
+    done = ask("doctor", "--output-format", "github", ".", cwd=tmp_path)
+    assert done.out.decode().startswith(
+        "::error file=./a%2Cb%3A100%25.py,line=2,col=1,endLine=2,endColumn=25,title=XL041::torch.set"
+    )
+
+
+def test_many_files_by_several_processes(tmp_path: Path):
+    write(tmp_path, **{f"file{number:03}": FAULT for number in range(200)})
+    done = run((sys.executable, "-m", "xlaunch", "doctor", str(tmp_path)))
+    lines = done.out.decode().splitlines()
+    assert done.code == 1
+    assert len(lines) == 200
+    assert lines == sorted(lines)
+    assert done.err == "200 findings in 200 files\n"
+
+
+def test_torchfix(tmp_path: Path):
+    """A stand-in prints what TorchFix 0.7.0 printed for this file, fixes included."""
+    write(tmp_path, a="import torch\nx = torch.load('a')\n" + FAULT, b="x = 1\n")
+    (tmp_path / "bin").mkdir()
+    program(
+        tmp_path / "bin/torchfix",
+        "#!/bin/sh\necho 'a.py:2:5: TOR102 [*] `torch.load` without `weights_only` parameter is unsafe.'\n"
+        "echo '--- a.py'; echo '-x = 1'\necho \"$@\" > arguments\necho 'Finished checking 1 files.' >&2\nexit 1\n",
+    )
+    environment = clean_environment(PATH=f"{tmp_path / 'bin'}:{os.defpath}")
+    done = ask("doctor", "a.py", "b.py", cwd=tmp_path, env=environment)
+    first, second = done.out.decode().splitlines()
+    assert first == "a.py:2:5: TOR102 `torch.load` without `weights_only` parameter is unsafe."
+    assert second.startswith("a.py:4:1: XL041")
+    assert (tmp_path / "arguments").read_text() == f"{tmp_path / 'a.py'}\n"
+    done = ask("doctor", "--ignore", "TOR1,XL041", "a.py", cwd=tmp_path, env=environment)
+    assert (done.code, done.out) == (0, b"")
+    program(tmp_path / "bin/torchfix", "#!/bin/sh\necho broken >&2\nexit 3\n")
+    done = ask("doctor", "a.py", cwd=tmp_path, env=environment)
+    assert "note: TorchFix ended with code 3: broken\n" in done.err
+    assert b"XL041" in done.out
+
+
+def test_without_modules_of_linux_and_without_torch(tmp_path: Path):
+    write(tmp_path, a=FAULT)
+    code = (
+        "import sys\n"
+        "for name in ('fcntl', 'pwd', 'grp', 'resource', 'torch', 'numpy', 'rich'):\n"
+        "    sys.modules[name] = None\n"
+        "from xlaunch.cli import main\n"
+        "main(['doctor', 'a.py'])\n"
+    )
+    done = run((sys.executable, "-c", code), cwd=tmp_path)
+    assert (done.code, done.err) == (1, "1 finding in 1 file\n")

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each rule finds beyond its example, and what it leaves alone."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+from tests.launcher.doctor.lint.checking import codes_in
+
+PARSER = "import argparse\nparser = argparse.ArgumentParser()\n"
+MODEL = """\
+import torch
+from torch import nn, optim
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.dropout = nn.Linear(8, 2), nn.Dropout()
+    def forward(self, x):
+        return self.dropout(self.layer(x))
+"""
+SETUP = """\
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+model = Net().to(device)
+optimizer = optim.SGD(model.parameters(), lr=0.1)
+train_loader, test_loader = DataLoader(train_set), DataLoader(test_set)
+"""
+TRAIN = """\
+def train(model, device, loader, optimizer):
+    model.train()
+    for x, y in loader:
+        x, y = x.to(device), y.to(device)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+"""
+EVALUATE = """\
+def test(model, device, loader):
+    model.eval()
+    with torch.no_grad():
+        for x, y in loader:
+            output = model(x.to(device))
+"""
+LOOP = """\
+for epoch in range(9):
+    train(model, device, train_loader, optimizer)
+    test(model, device, test_loader)
+"""
+WHOLE = MODEL + TRAIN + EVALUATE + SETUP + LOOP
+
+FOUND = {
+    "XL001": [
+        PARSER + "parser.add_argument('--x', type=bool, nargs='?', const=True)",
+        PARSER + "g = parser.add_argument_group()\ng.add_argument('--x', type=bool, default=False)",
+        PARSER + "parser.add_argument('--x', type=lambda v: bool(v))",
+        "import typer\ndef f(x: bool = typer.Option(False, parser=bool)): ...",
+        "import click\n@click.option('--x', type=lambda v: bool(v))\ndef f(x): ...",
+    ],
+    "XL002": [
+        PARSER + "parser.add_argument('--no-x', dest='x', action='store_false', default=False)",
+        "import click\n@click.option('--x', is_flag=True, default=True)\ndef f(x): ...",
+        "import typer\ndef f(x: bool = typer.Option(True, '--x')): ...",
+        "import typer\nfrom typing import Annotated\n"
+        "def f(x: Annotated[bool, typer.Option('--x')] = True): ...",
+    ],
+    "XL003": [
+        PARSER + "parser.add_argument('--x', default=-0.5)",
+        PARSER + "parser.add_argument('--x', default=[1, 2], nargs='+')",
+        PARSER + "parser.add_argument('--x', default=['a'])",
+        PARSER + "parser.add_argument('--x', default=True)",
+        PARSER + "parser.add_argument('--x', default=1, choices=[1, 2])",
+        PARSER + "parser.add_argument('--x', nargs='?', const=True, default=True)",
+    ],
+    "XL004": [
+        "import os\nx = bool(os.environ['X'])",
+        "from os import getenv\nx = bool(getenv('X', 'False'))",
+        "import os\nx = bool(os.environ.get('USE_FP16'))",
+    ],
+    "XL010": [
+        "import torch as t\nx = t.zeros(3)\nx.cuda()",
+        MODEL + "for x, y in DataLoader(data):\n    x.to('cuda')",
+        "import torch\ndef f(x: torch.Tensor):\n    x.half()",
+    ],
+    "XL011": [
+        WHOLE.replace("        x, y = x.to(device), y.to(device)\n", "        y = y.to(device)\n"),
+        WHOLE.replace("x, y = x.to(device), y.to(device)", "x = x.to(device)"),
+        WHOLE.replace("Net().to(device)", "Net()")
+        .replace("test(model, device, test_loader)", "")
+        .replace(EVALUATE, ""),
+        MODEL + "model = Net()\nmodel(torch.ones(3).cuda())",
+    ],
+    "XL012": [
+        WHOLE.replace(
+            "        optimizer.zero_grad()\n",
+            "        optimizer.zero_grad()\n        m = torch.zeros(3)\n        m = m.to(device)\n",
+        ),
+    ],
+    "XL013": [
+        WHOLE + "x = torch.ones(3, device='cuda')",
+        WHOLE + "model.cuda()",
+        WHOLE + "x = unknown.to('cuda:0')",
+    ],
+    "XL020": [WHOLE.replace("    model.eval()\n", "")],
+    "XL021": [WHOLE.replace("    with torch.no_grad():\n", "    if True:\n")],
+    "XL022": [WHOLE.replace("    model.train()\n", "")],
+    "XL023": [
+        MODEL + "def run(data):\n    for x in DataLoader(data, num_workers=4): ...\n"
+        "for epoch in range(3):\n    run(everything)\n",
+    ],
+    "XL030": [
+        WHOLE.replace("loss.backward()\n", "loss.backward()\n        print(loss)\n"),
+        WHOLE.replace("loss.backward()\n", "loss.backward()\n        print(f'{loss}')\n"),
+        WHOLE.replace("loss.backward()\n", "loss.backward()\n        total += float(loss)\n"),
+    ],
+    "XL031": [
+        MODEL + "import time\nmodel = Net().cuda()\nx = torch.ones(3, device='cuda')\n"
+        "torch.cuda.synchronize()\nstart = time.time()\nfor _ in range(9):\n    model(x)\n"
+        "end = time.time()\nprint(end - start)\n",
+    ],
+    "XL032": [
+        MODEL + "model = Net()\nwhile True:\n    model = torch.compile(model)\n    model(x)\n",
+    ],
+    "XL040": [
+        "import numpy as np\nimport os\nos.environ.setdefault('MKL_NUM_THREADS', '2')",
+        "import os, torch\ndef main():\n    os.environ['OMP_NUM_THREADS'] = '1'\nmain()",
+    ],
+    "XL041": ["from torch import set_num_threads\nset_num_threads(4)"],
+    "XL050": [
+        "from intel_extension_for_pytorch import optimize",
+        "import intel_extension_for_pytorch",
+    ],
+    "XL051": [
+        "from torch.cuda.amp import autocast, GradScaler",
+        "import torch\n@torch.cuda.amp.custom_fwd\ndef f(): ...",
+        "from torch import cuda\nscaler = cuda.amp.GradScaler()",
+    ],
+}
+LEFT_ALONE = {
+    "jsonargparse": "from jsonargparse import ArgumentParser\nArgumentParser().add_argument('--x', type=bool)",
+    "another bool": "from values import bool\n" + PARSER + "parser.add_argument('--x', type=bool)",
+    "click reads bool": "import click\n@click.option('--x', type=bool)\ndef f(x): ...",
+    "click with an opposite": "import click\n@click.option('--x/--no-x', is_flag=True, default=True)\n"
+    "def f(x): ...",
+    "two flags for one value": PARSER
+    + "parser.add_argument('--x', dest='x', action='store_true', default=True)\n"
+    "parser.add_argument('--no-x', dest='x', action='store_false')",
+    "converted where it is used": PARSER
+    + "parser.add_argument('--x', default=1)\nx = int(parser.parse_args().x)",
+    "options from elsewhere": PARSER + "parser.add_argument('--x', default=1, **more)",
+    "three states": PARSER + "parser.add_argument('--x', nargs='?', const=True, default=False)",
+    "whether a variable is set": "import os\nx = bool(os.environ.get('DISPLAY'))",
+    "a number in a variable": "import os\nx = bool(int(os.environ.get('X', '0')))",
+    "modules move in place": MODEL + "model = Net()\nmodel.to('cuda')",
+    "unknown objects": "import torch\nbatch.to('cuda')",
+    "batches of objects": "import torch_geometric\nfrom torch.utils.data import DataLoader\n"
+    "for x, y in DataLoader(data, collate_fn=join):\n    x.to('cuda')",
+    "the usual script": WHOLE,
+    "moved under a condition": MODEL + "model = Net()\nx = torch.ones(3)\nif cuda:\n"
+    "    x = x.cuda()\n    model.cuda()\nmodel(x)",
+    "a manager moves": "import accelerate\n"
+    + MODEL
+    + "model = Net().cuda()\nmodel(torch.ones(3))",
+    "a condition about devices": WHOLE + "if device.type == 'cuda':\n    model.cuda()",
+    "the device is required": WHOLE + "assert torch.cuda.is_available()\nmodel.cuda()",
+    "no choice of devices": MODEL + "model = Net().cuda()",
+    "reads now and then": WHOLE.replace(
+        "loss.backward()\n", "loss.backward()\n        if step % 9 == 0:\n            print(loss.item())\n"
+    ),
+    "reads without a device": MODEL
+    + "model = Net()\nfor x, y in DataLoader(data):\n    loss = F.cross_entropy(model(x), y)\n"
+    "    loss.backward()\n    total += loss.item()\n",
+    "a decorator": WHOLE.replace("    with torch.no_grad():\n", "    if True:\n").replace(
+        "def test", "@torch.inference_mode()\ndef test"
+    ),
+    "the caller": WHOLE.replace("    with torch.no_grad():\n", "    if True:\n").replace(
+        "    test(model", "    with torch.no_grad(): test(model"
+    ),
+    "a loader for each fold": MODEL
+    + "for fold in folds:\n    loader = DataLoader(fold, num_workers=2)\n",
+    "compiled in several ways": MODEL
+    + "model = Net()\nfor mode in modes:\n    fast = torch.compile(model, mode=mode)",
+    "threads for children": "import os, subprocess, torch\nos.environ['OMP_NUM_THREADS'] = '1'",
+    "threads that are compared": "import torch\nfor n in counts:\n    torch.set_num_threads(n)",
+    "threads of a worker": "import torch\ndef worker_init(n):\n    torch.set_num_threads(1)",
+    "an optional extension": "try:\n    import intel_extension_for_pytorch\nexcept ImportError: ...",
+    "autocast by version": "import torch\nif version >= (2, 4):\n    a = torch.amp.autocast('cuda')\n"
+    "else:\n    a = torch.cuda.amp.autocast()",
+    "named, not used": "import torch\nx in (torch.cuda.amp.autocast, 1)",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("code", "text"), [(code, text) for code, texts in FOUND.items() for text in texts]
+)
+def test_found(code: str, text: str, tmp_path: Path):
+    assert code in codes_in(text, tmp_path)
+
+
+@pytest.mark.parametrize("case", LEFT_ALONE)
+def test_left_alone(case: str, tmp_path: Path):
+    assert codes_in(textwrap.dedent(LEFT_ALONE[case]), tmp_path) == []
+
+
+def test_deep_and_long_expressions(tmp_path: Path):
+    long = "import torch\nx = torch.ones(1)" + " + 1" * 900 + "\nx.cuda()\n"
+    assert codes_in(long, tmp_path) in ([], ["XL010"])
+    circle = "import torch\na = b\nb = c\nc = a\na.to('cuda')\n"
+    assert codes_in(circle, tmp_path) == []
