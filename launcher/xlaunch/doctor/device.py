@@ -13,6 +13,10 @@ from xlaunch.wording import size
 
 SCHEMA_VERSION = 1
 
+_CAUSES = ("XL01", "XL00", "XL03", "XL023", "XL04", "XL10")
+"""Rules, or groups of them, that explain how a device is used; the most likely causes first."""
+_MAX_FINDINGS = 5
+
 FULL_SHARE = 0.9
 """Memory that a larger batch may fill; the rest is for what an allocator cannot use."""
 NEAR_ALL_CPUS = 0.8
@@ -37,9 +41,22 @@ def script_of(request: Request) -> str | None:
 
 
 def script_findings(script: str) -> tuple[str, ...]:
-    """What the rules for scripts find in `script`, hints too, a line each."""
-    del script  # the rules are called here, imported late
-    return ()
+    """What the rules for scripts find in `script`, hints too, a line each, once a rule.
+
+    Nothing for a script that is missing or does not parse.
+    """
+    from xlaunch.doctor.lint.running import findings_in
+
+    first_of_rule = {one.code: one for one in reversed(findings_in([script]))}
+    chosen = [
+        one
+        for group in _CAUSES
+        for code, one in sorted(first_of_rule.items())
+        if code.startswith(group) and code != "XL000"
+    ]
+    return tuple(
+        [f"{one.path}:{one.line} {one.code} {one.message}" for one in chosen[:_MAX_FINDINGS]]
+    )
 
 
 def advise(devices: DevicesReport, request: Request) -> tuple[Advice, ...]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -133,6 +134,19 @@ def check_paths(
     findings.sort(key=lambda one: (order[one.path], one.line, one.column, one.code))
     unread = sum(skipped.values()) - sum(files.skipped.values())
     return Result(tuple(findings), len(tasks) - unread, skipped, hidden, notes)
+
+
+def findings_in(paths: Sequence[str]) -> list[Finding]:
+    """The faults and hints in files, as their projects select them, without TorchFix's.
+
+    A file that cannot be read has none, nor has one whose project is configured wrongly.
+    """
+    findings: list[Finding] = []
+    for path in paths:
+        with contextlib.suppress(UsageError):
+            selection = _configured(os.path.dirname(os.path.abspath(path)))
+            findings += check_file((path, selection, True))[0]
+    return findings
 
 
 def check_codes(codes: Sequence[str]) -> None:

@@ -3,7 +3,12 @@
 
 from __future__ import annotations
 
-from xlaunch.doctor.device import advise, document, render, script_of
+from pathlib import Path
+
+import pytest
+
+from xlaunch.doctor.device import advise, document, render, script_findings, script_of
+from xlaunch.doctor.lint.rules import RULES
 from xlaunch.planning.request import Request
 from xlaunch.report import Report
 from xlaunch.report.devices import DevicesReport, DeviceUse, Reading, Sample, Verdict
@@ -48,6 +53,22 @@ def test_device_that_works_gets_advice_only_while_a_larger_batch_fits():
     assert "batch about 18 times" in advice(Verdict.WORKED)
     assert advice(Verdict.WORKED, peak=60 * GIB) == ""
     assert advice(Verdict.UNKNOWN) == ""
+
+
+def test_findings_in_the_script_are_named_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    assert script_findings("train.py") == ()
+    script = Path("train.py")
+    script.write_text("def f(:")
+    assert script_findings("train.py") == ()
+    example = {rule.code: rule.failing for rule in RULES}
+    script.write_text(
+        "\n".join(example[code] for code in ("XL106", "XL041", "XL001", "XL010", "XL010"))
+    )
+    lines = script_findings("train.py")
+    assert [line.split()[1] for line in lines] == ["XL010", "XL001", "XL041", "XL106"]
+    assert lines[0].startswith("train.py:4 XL010 ")
+    assert advise(report(Verdict.IDLE), REQUEST)[0].causes[:4] == lines
 
 
 def test_text_and_document():
