@@ -177,13 +177,16 @@ def test_plates_below_the_goal_or_with_wrong_options_fail(
 
 def test_doctor_finds_the_faults_of_plates_and_none_in_the_repaired_script() -> None:
     def doctor(name: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "xlaunch", "doctor", EXAMPLES / name]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
+        command = [sys.executable, "-m", "xlaunch", "doctor", f"examples/{name}"]
+        return subprocess.run(
+            command, cwd=EXAMPLES.parent, capture_output=True, text=True, check=False
+        )
 
     done = doctor("plates_before.py")
     assert done.returncode == 1, done.stderr
     found = set(re.findall(r" (XL\d{3}) ", done.stdout))
     assert found >= {"XL001", "XL003", "XL010", "XL012", "XL020", "XL021", "XL030"}
+    assert done.stdout in (EXAMPLES.parent / "docs/tutorial-plates.md").read_text()
     repaired = doctor("plates.py")
     assert repaired.returncode == 0, repaired.stdout
 

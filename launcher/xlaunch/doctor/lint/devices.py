@@ -45,12 +45,25 @@ def _lost_results(work: Work) -> Iterator[Problem]:
             if text is None or not work.names.is_kind(call.receiver, call.scope, Kind.TENSOR):
                 continue
             arguments = ", ".join(ast.unparse(one) for one in call.node.args)
+            module = _module_of_parameter(call.scope, text)
+            target = module if module is not None else f"{text} = {text}"
             yield (
                 call.node,
                 "XL010",
                 f"tensors are not moved or converted in place: the result of {text}.{method}() is "
-                f"lost; write {text} = {text}.{method}({arguments})",
+                f"lost; write {target}.{method}({arguments})",
             )
+
+
+def _module_of_parameter(scope: Scope, name: str) -> str | None:
+    """**Ex.:** ``model`` of ``for name in model.parameters()``; modules move in place."""
+    home = scope.find(name)
+    for binding in home.bindings[name] if home is not None else ():
+        if binding.how == "each" and isinstance(binding.node, ast.Call):
+            func = binding.node.func
+            if isinstance(func, ast.Attribute) and func.attr in ("parameters", "buffers"):
+                return ast.unparse(func.value)
+    return None
 
 
 def _mismatches(work: Work) -> Iterator[Problem]:
@@ -118,6 +131,8 @@ def _created_in_loops(work: Work) -> Iterator[Problem]:
                 loops = call.block.loops()
                 if binding is None or binding.how != "is" or binding.block.loops()[:1] != loops[:1]:
                     continue
+                if _is_written(work, made.id, call.scope):
+                    continue
                 made = binding.node if isinstance(binding.node, ast.Call) else None
             if not isinstance(made, ast.Call) or has_stars(made):
                 continue
@@ -135,6 +150,19 @@ def _created_in_loops(work: Work) -> Iterator[Problem]:
                     f"{name}() creates a tensor on the CPU, and every step of the loop copies it; "
                     f"create it on the device with device=",
                 )
+
+
+def _is_written(work: Work, name: str, scope: Scope) -> bool:
+    """Whether a tensor is filled in place, element by element: that is cheaper on the CPU."""
+    return any(
+        isinstance(target, ast.Subscript) and dotted(target.value) == name
+        for target, _, block in work.facts.assignments
+        if block.scope is scope
+    ) or any(
+        dotted(one.receiver) == name and one.node.func.attr.endswith("_")
+        for one in work.facts.within[scope]
+        if isinstance(one.node.func, ast.Attribute)
+    )
 
 
 def _is_hot(work: Work, call: Call) -> bool:

@@ -131,6 +131,8 @@ class Facts:
         """Functions, lambdas and classes, by their nodes."""
         self.assignments: list[tuple[ast.expr, ast.expr, Block]] = []
         """Targets with their values."""
+        self.returns: dict[Scope, list[ast.expr | None]] = defaultdict(list)
+        """What functions return; None also for what they yield."""
         self.differences: list[tuple[ast.BinOp, Block]] = []
         """Subtractions."""
         self.words: set[str] = set()
@@ -145,13 +147,16 @@ class Facts:
 
     def definition(self, call: Call) -> Function | None:
         """The function or method of this file that a call by name, or by ``self.name``, runs."""
-        func = call.node.func
+        return self.function(call.node.func, call.scope)
+
+    def function(self, func: ast.expr, scope: Scope) -> Function | None:
+        """The function or method of this file that `func` names."""
         bindings: list[Binding] = []
         if isinstance(func, ast.Name):
-            scope = call.scope.find(func.id)
-            bindings = scope.bindings[func.id] if scope is not None else []
+            home = scope.find(func.id)
+            bindings = home.bindings[func.id] if home is not None else []
         elif isinstance(func, ast.Attribute) and dotted(func.value) == "self":
-            owner = call.scope.enclosing_class
+            owner = scope.enclosing_class
             bindings = owner.bindings.get(func.attr, []) if owner is not None else []
         if len(bindings) == 1 and bindings[0].how == "function":
             node = bindings[0].node
@@ -230,6 +235,12 @@ class Facts:
     def note_operation(self, node: ast.BinOp, parent: ast.AST, block: Block) -> None:
         if isinstance(node.op, ast.Sub):
             self.differences.append((node, block))
+
+    def note_return(self, node: ast.Return, parent: ast.AST, block: Block) -> None:
+        self.returns[block.scope].append(node.value)
+
+    def note_yield(self, node: ast.AST, parent: ast.AST, block: Block) -> None:
+        self.returns[block.scope].append(None)
 
     def note_named(self, node: ast.NamedExpr, parent: ast.AST, block: Block) -> None:
         self._bind_target(node.target, "is", node.value, block)
@@ -450,6 +461,9 @@ _NOTES: dict[type[ast.AST], Callable[..., Children]] = {
     ast.AnnAssign: Facts.note_annotated,
     ast.AugAssign: Facts.note_augmented,
     ast.BinOp: Facts.note_operation,
+    ast.Return: Facts.note_return,
+    ast.Yield: Facts.note_yield,
+    ast.YieldFrom: Facts.note_yield,
     ast.NamedExpr: Facts.note_named,
     ast.For: Facts.note_for,
     ast.AsyncFor: Facts.note_for,

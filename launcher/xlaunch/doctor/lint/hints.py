@@ -29,7 +29,7 @@ _PRECISION = frozenset(
     ]
 )
 _GAINS_BY_PRECISION = re.compile(
-    r"Conv\dd|Transformer|Attention|LSTM|GRU|from_pretrained|create_model|^models$|resnet"
+    r"Conv\dd|Transformer|Attention|LSTM|GRU|from_pretrained|create_model|resnet"
 )
 """Small networks of linear layers gain nothing."""
 
@@ -41,6 +41,16 @@ _DECODERS = {
     "imageio.imread": "imageio",
 }
 _FUSED = frozenset(f"torch.optim.{name}" for name in ("Adam", "AdamW", "SGD", "Adagrad"))
+_PATCHES = re.compile(r"(?i)vit|swin")
+"""Models with one convolution, that of the patches."""
+_IN_MEMORY = re.compile(r"(Tensor|Random|Dummy|Fake|Synthetic)\w*(Dataset|Data)?$")
+_MASK = re.compile(r"(?i)mask|trimap|label|target|annot")
+_EVALUATION = re.compile(r"Eval|Test|Valid")
+_COLD = re.compile(r"(?i)warm|compil|export")
+
+
+_MAX_TIMED_CALLS = 8
+"""Where more is timed, the model's first call is a part of it only."""
 
 
 def check_hints(work: Work) -> Iterator[Problem]:
@@ -59,7 +69,9 @@ def _precision(work: Work) -> Iterator[Problem]:
     words = work.facts.words
     if words & _PRECISION or not work.uses_device or "step" not in words:
         return
-    if not any(_GAINS_BY_PRECISION.search(word) for word in words):
+    if not any(_GAINS_BY_PRECISION.search(word) for word in words) and not (
+        "models" in words and "torchvision" in work.facts.modules()
+    ):
         return
     for one in work.backwards[:1]:
         yield (
@@ -77,7 +89,11 @@ def _memory_format(work: Work) -> Iterator[Problem]:
     convolutions = "Conv2d" in facts.words
     for one in work.module_calls:
         value = one.value
+        # What runs once is a demonstration, and a target's network follows another.
+        if not (one.call.block.loops() or work.backwards) or "target" in one.text:
+            continue
         pretrained = (value.name or "").startswith("torchvision.models.")
+        pretrained = pretrained and not _PATCHES.search(value.name or "")
         if value.origin is None or not ((convolutions and value.definition) or pretrained):
             continue
         owner = value.scope.enclosing_class if value.scope is not None else None
@@ -98,12 +114,14 @@ def _loaders(work: Work) -> Iterator[Problem]:
     for call in work.facts.called.get("DataLoader", ()):
         if work.names.full(call.node.func, call.scope) != "torch.utils.data.DataLoader":
             continue
-        if has_stars(call.node) or len(call.node.args) > 5:
+        given = len(call.node.args) + len(call.node.keywords)
+        # Loaders of single items are for trying something out.
+        if has_stars(call.node) or len(call.node.args) > 5 or given < 2:
             continue
         workers = keyword(call.node, "num_workers")
         count = workers.value if isinstance(workers, ast.Constant) else None
         if workers is None or count == 0:
-            if not _is_in_memory(work, call):
+            if workers is None and not _is_in_memory(work, call):  # 0 was chosen
                 yield (
                     call.node,
                     "XL103",
@@ -127,9 +145,9 @@ def _loaders(work: Work) -> Iterator[Problem]:
                     "cuda" in work.facts.words or "cuda" in work.facts.texts,
                 ),
                 (
-                    "persistent_workers",
+                    "persistent_workers",  # refused without workers, as a variable count may say
                     "starts the workers once",
-                    any("epoch" in one for one in work.facts.words),
+                    isinstance(count, int) and any("epoch" in one for one in work.facts.words),
                 ),
             )
             if matters and keyword(call.node, name) is None
@@ -147,10 +165,29 @@ def _is_in_memory(work: Work, call: Call) -> bool:
     text = dotted(dataset)
     home = call.scope.find(text) if text else None
     nodes = [one.node for one in home.bindings[text]] if home is not None and text else [dataset]
-    return any(
-        isinstance(node, ast.Call)
-        and (dotted(node.func) or "").endswith(("TensorDataset", "RandomDataset"))
-        for node in nodes
+    return any(isinstance(node, ast.Call) and _keeps_data(work, node, call) for node in nodes)
+
+
+def _keeps_data(work: Work, made: ast.Call, call: Call) -> bool:
+    """Whether a dataset has its items in memory: its ``__getitem__`` calls nothing of elsewhere."""
+    if _IN_MEMORY.search(dotted(made.func) or ""):
+        return True
+    definition = work.names.class_of(made.func, call.scope)
+    getters = [
+        scope
+        for function, scope in work.facts.functions.items()
+        if getattr(function, "name", "") == "__getitem__"
+        and scope.enclosing_class is not None
+        and scope.enclosing_class.node is definition
+    ]
+    called = [
+        work.names.full(one.node.func, one.scope) or ""
+        for scope in getters
+        for one in work.facts.within[scope]
+    ]
+    return bool(getters) and all(
+        name in ("len", "int", "float") or (name.startswith("torch.") and "load" not in name)
+        for name in called
     )
 
 
@@ -159,7 +196,7 @@ def _decoding(work: Work) -> Iterator[Problem]:
         for call in work.facts.called.get(method, ()):
             library = _DECODERS.get(work.names.full(call.node.func, call.scope) or "")
             function = getattr(call.scope.node, "name", "")
-            if library is not None and function == "__getitem__":
+            if library is not None and function == "__getitem__" and not _is_mask(work, call):
                 yield (
                     call.node,
                     "XL105",
@@ -169,25 +206,49 @@ def _decoding(work: Work) -> Iterator[Problem]:
                 )
 
 
+def _is_mask(work: Work, call: Call) -> bool:
+    """Whether an image is a mask of classes, which is small, or read once, for evaluation."""
+    owner = call.scope.enclosing_class
+    if owner is not None and _EVALUATION.search(getattr(owner.node, "name", "")):
+        return True
+    targets = [
+        dotted(target) or ""
+        for target, value, block in work.facts.assignments
+        if block.scope is call.scope and any(one is call.node for one in ast.walk(value))
+    ]
+    return _MASK.search(" ".join([*targets, *map(ast.unparse, call.node.args)])) is not None
+
+
 def _optimizers(work: Work) -> Iterator[Problem]:
-    for name in _FUSED:
-        for call in work.facts.called.get(name.rpartition(".")[2], ()):
-            given = {one.arg for one in call.node.keywords}
-            if work.names.full(call.node.func, call.scope) == name and not given & {
-                "fused", "foreach", "differentiable", None,
-            }:  # fmt: skip
-                yield (
-                    call.node,
-                    "XL106",
-                    "fused=True updates all parameters in one pass over memory, on cpu, cuda, xpu and "
-                    "mps",
-                )
-                return  # once a file
+    for call in work.facts.calls:
+        if work.names.full(call.node.func, call.scope) not in _FUSED or has_stars(call.node):
+            continue
+        if keyword(call.node, "fused") or keyword(call.node, "foreach"):
+            continue
+        if call.node.args and isinstance(call.node.args[0], ast.List):
+            continue  # a few tensors
+        yield (
+            call.node,
+            "XL106",
+            "fused=True updates all parameters in one pass over memory, on cpu, cuda, xpu and mps",
+        )
+        return  # once a file
 
 
 def _data_parallel(work: Work) -> Iterator[Problem]:
+    if not work.backwards:
+        return  # for inference there is no other
     for call in work.facts.called.get("DataParallel", ()):
-        if work.names.full(call.node.func, call.scope) == "torch.nn.DataParallel":
+        if work.names.full(call.node.func, call.scope) != "torch.nn.DataParallel":
+            continue
+        function = getattr(call.scope.node, "name", "")
+        owner = call.scope.enclosing_class
+        offered = function + (getattr(owner.node, "name", "") if owner is not None else "")
+        wrapped_before = any(
+            one.scope is call.scope and "DataParallel" in ast.unparse(one.node)
+            for one in work.facts.called.get("isinstance", ())
+        )
+        if "DataParallel" not in offered and not wrapped_before:
             yield (
                 call.node,
                 "XL107",
@@ -207,6 +268,9 @@ def _warm_up(work: Work) -> Iterator[Problem]:
         if (
             not earlier
             and not loops
+            and len(region) <= _MAX_TIMED_CALLS
+            and not any(_COLD.search(dotted(one.node.func) or "") for one in region)
+            and not _COLD.search(_stored_in(work, node))
             and not work.names.is_kind(node, called.call.scope, Kind.TENSOR)
         ):
             yield (
@@ -215,6 +279,11 @@ def _warm_up(work: Work) -> Iterator[Problem]:
                 f"the first call of {called.text} also allocates, chooses kernels and may compile; call "
                 f"it once or more before the clock starts",
             )
+
+
+def _stored_in(work: Work, node: ast.expr) -> str:
+    """The name that a value is stored in; empty if in none."""
+    return next((dotted(t) or "" for t, value, _ in work.facts.assignments if value is node), "")
 
 
 def _cpus() -> int:

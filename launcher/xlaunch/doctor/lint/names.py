@@ -35,6 +35,10 @@ class Kind(enum.Enum):
     """Known to be none of these, such as a number."""
 
 
+PARAMETER = "parameter"
+"""The name of a value that a caller in another file passes."""
+
+
 class Value(NamedTuple):
     """What an expression holds."""
 
@@ -240,6 +244,11 @@ _MODULE_ROOTS = frozenset(
 )  # fmt: skip
 LIGHTNING = frozenset(("lightning", "pytorch_lightning", "lightning_fabric"))
 """They move, switch and wait by themselves."""
+
+CLOCKS = frozenset(
+    f"time.{name}{unit}" for name in ("time", "perf_counter", "monotonic") for unit in ("", "_ns")
+) | {"timeit.default_timer"}
+"""Functions that read a clock."""
 
 _MODULE_METHODS = frozenset(("parameters", "named_parameters", "modules", "named_modules", "eval"))
 _DEPTH = 30
@@ -456,7 +465,9 @@ class Names:
             source, _ = looped_over(binding.node)
             if binding.how == "each item" and self.yields_tensors(source, scope, depth):
                 return Value(Kind.TENSOR)
-            if isinstance(binding.node, ast.Call) and self.call_name(binding.node, scope) in (
+            if binding.how == "each" and _last_part(source) in ("parameters", "buffers"):
+                return Value(Kind.TENSOR)
+            if self.call_name(binding.node, scope) in (
                 "range", "tqdm.trange", "tqdm.auto.trange",
             ):  # fmt: skip
                 return Value(Kind.OTHER)
@@ -484,7 +495,7 @@ class Names:
             name = self.full(argument.annotation, scope) or ""
             kind = _ANNOTATIONS.get(name)
             if kind is not None:
-                return Value(kind)
+                return Value(kind, name=PARAMETER)
         function = scope.node
         if not isinstance(function, Function):
             return None
@@ -496,7 +507,7 @@ class Names:
         if passed:
             return _merge([self.value(given, where, depth) for given, where in passed])
         if argument.arg.endswith(("loader", "dataloader")) and "torch" in self.facts.modules():
-            return Value(Kind.LOADER, name="parameter")
+            return Value(Kind.LOADER, name=PARAMETER)
         return None
 
     def _called(self, node: ast.Call, scope: Scope, depth: int) -> Value | None:
@@ -517,6 +528,9 @@ class Names:
             if self.is_module_class(definition):
                 return Value(Kind.MODULE, node, scope, definition.name, definition)
             return None
+        function = self.facts.function(node.func, scope)
+        if function is not None:
+            return self._returned(self.facts.functions[function], depth)
         if isinstance(node.func, ast.Attribute):
             value = self.value(node.func.value, scope, depth)
             method = node.func.attr
@@ -536,6 +550,18 @@ class Names:
             return Value(Kind.TENSOR if layer else Kind.OUTPUT)
         return None
 
+    def _returned(self, scope: Scope, depth: int) -> Value | None:
+        """What a function of this file returns."""
+        key = (scope, "return")
+        if key not in self._known and key not in self._open:
+            self._open.add(key)
+            value = _merge([self.value(one, scope, depth) for one in self.facts.returns[scope]])
+            if value is not None and value.kind is Kind.MODULE:
+                value = value._replace(origin=None, scope=None)  # it may have been moved there
+            self._known[key] = value
+            self._open.discard(key)
+        return self._known.get(key)
+
 
 def argument_for(function: Function, name: str, call: ast.Call) -> ast.expr | None:
     """What a call of `function` passes for its parameter `name`, if that is plain to see."""
@@ -554,7 +580,9 @@ def _merge(values: list[Value | None]) -> Value | None:
     known = [value for value in values if value is not None]
     if not known or len(known) < len(values) or len({value.kind for value in known}) > 1:
         return None
-    return known[0] if len(set(known)) == 1 else Value(known[0].kind)
+    if len(set(known)) == 1:
+        return known[0]
+    return Value(known[0].kind, name=PARAMETER if any(v.name == PARAMETER for v in known) else None)
 
 
 def _kind_of_call(name: str) -> Kind | None:
@@ -621,6 +649,12 @@ _ANNOTATIONS = {
 
 def _is_class(name: str) -> bool:
     return name.rpartition(".")[2][:1].isupper()
+
+
+def _last_part(node: ast.expr) -> str:
+    """The name of the method that an expression calls."""
+    func = node.func if isinstance(node, ast.Call) else None
+    return func.attr if isinstance(func, ast.Attribute) else ""
 
 
 def _is_none(node: ast.AST | None) -> bool:

@@ -264,12 +264,13 @@ RULES = (
     Rule(
         "XL102",
         "no-channels-last",
-        "A convolutional model is called, and the file never says `channels_last`.",
+        "A convolutional model runs in a loop, and the file never says `channels_last`.",
         "Convolution kernels of GPUs and CPUs prefer this order; otherwise many convert.",
-        "from torchvision.models import resnet50\n\nmodel = resnet50()\nmodel(images)\n",
+        "from torchvision.models import resnet50\n\nmodel = resnet50()\nfor images in batches:\n"
+        "    model(images)\n",
         "import torch\nfrom torchvision.models import resnet50\n\n"
         "model = resnet50().to(memory_format=torch.channels_last)\n"
-        "model(images.to(memory_format=torch.channels_last))\n",
+        "for images in batches:\n    model(images.to(memory_format=torch.channels_last))\n",
     ),
     Rule(
         "XL103",
@@ -311,11 +312,11 @@ RULES = (
     Rule(
         "XL107",
         "data-parallel",
-        "`torch.nn.DataParallel` is used.",
+        "A training uses `torch.nn.DataParallel`.",
         "One process drives all devices, and copies the model to them in every step.",
-        "from torch import nn\n\nmodel = nn.DataParallel(model)\n",
-        "from torch import nn\n\n"
-        "model = nn.parallel.DistributedDataParallel(model)  # one process for each device\n",
+        f"{_MODEL}model = nn.DataParallel(model)\nfor x, y in batches:\n{_STEP}",
+        f"{_MODEL}model = nn.parallel.DistributedDataParallel(model)  # one process for each device\n"
+        f"for x, y in batches:\n{_STEP}",
     ),
     Rule(
         "XL108",

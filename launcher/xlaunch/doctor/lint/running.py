@@ -41,7 +41,9 @@ _SUBJECTS = re.compile(
 """Files without any of these words have nothing that a rule looks for."""
 
 _IS_TEST = re.compile(r"(^|[/\\])(test_[^/\\]*|[^/\\]*_test|conftest)\.py$")
-_SPEED = ("XL1", "XL012", "XL030", "XL031")
+_TESTS = re.compile(r"(unittest|pytest|torch\.testing)\b(?!\.mock)")
+"""What tests, and the helpers of tests, import."""
+_SPEED = ("XL1", "XL012", "XL030", "XL031", "XL041")
 """Rules about speed, which tests do not need."""
 
 _FEW_FILES = 48
@@ -187,7 +189,7 @@ def check_file(task: tuple[str, Selection, bool]) -> Outcome:
     if names.facts.modules() & {"torch", "torchvision", "timm"}:
         work = Work(names)
         problems += [problem for check in TORCH_CHECKS for problem in check(work)]
-    if _IS_TEST.search(path):
+    if _IS_TEST.search(path) or any(_TESTS.match(name) for name, _, _ in names.facts.imports):
         problems = [one for one in problems if not one[1].startswith(_SPEED)]
     findings = {source.finding(*problem) for problem in problems}
     loud = [one for one in sorted(findings) if not source.is_silenced(one)]

@@ -7,7 +7,7 @@ import ast
 from collections.abc import Iterator
 
 from xlaunch.doctor.lint.facts import Block, Function, dotted
-from xlaunch.doctor.lint.names import Names
+from xlaunch.doctor.lint.names import CLOCKS, Names
 
 Problem = tuple[ast.expr | ast.stmt, str, str]
 
@@ -90,8 +90,9 @@ def _fixed(names: Names) -> Iterator[Problem]:
         for call in facts.called.get("set_num_threads", ())
         if names.full(call.node.func, call.scope) == "torch.set_num_threads"
     ]
-    # Counts that are compared, or restored, are meant.
-    if "get_num_threads" in facts.words or len(calls) > 1:
+    # Counts that are compared, restored, or make sums reproducible are meant.
+    meant = {"get_num_threads", "deterministic", "use_deterministic_algorithms"}
+    if meant & facts.words or len(calls) > 1:
         return
     for call in calls:
         count = call.node.args[0] if call.node.args else None
@@ -105,7 +106,11 @@ def _fixed(names: Names) -> Iterator[Problem]:
             or bool(facts.modules() & _STARTING)
             or "multiprocessing" in facts.words
         )
-        if in_worker or any(block.loops() for block in [call.block]):
+        # A measurement says how many threads it is of.
+        measures = any(
+            names.full(one.node.func, one.scope) in CLOCKS for one in facts.within[call.scope]
+        )
+        if in_worker or measures or call.block.loops():
             continue
         yield (
             call.node,

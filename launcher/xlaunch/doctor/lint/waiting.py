@@ -7,12 +7,9 @@ import ast
 from collections.abc import Iterator
 
 from xlaunch.doctor.lint.facts import Block, Call, Scope, dotted
-from xlaunch.doctor.lint.names import Kind
+from xlaunch.doctor.lint.names import CLOCKS, Kind
 from xlaunch.doctor.lint.work import ModuleCall, Problem, Work, bound_in, names_in
 
-CLOCKS = frozenset(
-    f"time.{name}{unit}" for name in ("time", "perf_counter", "monotonic") for unit in ("", "_ns")
-) | {"timeit.default_timer"}
 _WAITING = frozenset(
     [
         "synchronize",
@@ -33,20 +30,24 @@ _WAITING = frozenset(
 def check_waiting(work: Work) -> Iterator[Problem]:
     """Reads in hot loops, clocks around work that is queued, compilation in loops."""
     if work.uses_device:
+        lines = set()
         for step in work.steps:
             for call in work.within(step):
-                if call.block.loops()[0] is step and not _is_conditional(call.block, step):
-                    yield from _reads(work, call)
+                if call.block.loops()[0] is not step or _is_conditional(call.block, step):
+                    continue
+                if call.line not in lines and (problem := _read(work, call)) is not None:
+                    lines.add(call.line)
+                    yield problem
         yield from _timings(work)
     yield from _compilations(work)
 
 
-def _reads(work: Work, call: Call) -> Iterator[Problem]:
+def _read(work: Work, call: Call) -> Problem | None:
     func = call.node.func
     if isinstance(func, ast.Attribute) and func.attr in ("item", "cpu", "tolist"):
         if call.receiver is not None and _is_computed(work, call.receiver, call.scope):
             shown = f"{dotted(call.receiver) or 'a tensor'}.{func.attr}()"
-            yield _wait(call.node, shown)
+            return _wait(call.node, shown)
     elif isinstance(func, ast.Name) and func.id in ("print", "float"):
         for given in call.node.args:
             parts: list[ast.expr] = [given]
@@ -54,8 +55,8 @@ def _reads(work: Work, call: Call) -> Iterator[Problem]:
                 parts = [one.value for one in given.values if isinstance(one, ast.FormattedValue)]
             for part in parts:
                 if not isinstance(part, ast.Call) and _is_computed(work, part, call.scope):
-                    yield _wait(call.node, f"{func.id}() of {dotted(part) or 'a tensor'}")
-                    return
+                    return _wait(call.node, f"{func.id}() of {dotted(part) or 'a tensor'}")
+    return None
 
 
 def _wait(node: ast.expr, shown: str) -> Problem:
@@ -78,6 +79,10 @@ def _is_computed(work: Work, node: ast.expr, scope: Scope) -> bool:
         return work.names.is_kind(node, scope, Kind.OUTPUT)
     inner: list[ast.expr] = []
     if isinstance(node, ast.Call):
+        if work.facts.function(node.func, scope) is not None:
+            return work.names.is_kind(node, scope, Kind.TENSOR, Kind.OUTPUT)
+        if work.names.is_kind(node.func, scope, Kind.MODULE):
+            return True
         inner = [*node.args]
         if isinstance(node.func, ast.Attribute):
             inner.append(node.func.value)

@@ -21,6 +21,7 @@ from xlaunch.doctor.lint.facts import (
 from xlaunch.doctor.lint.names import (
     FACTORIES,
     LIGHTNING,
+    PARAMETER,
     Kind,
     Names,
     Value,
@@ -75,8 +76,8 @@ class Work:
             for call in facts.called.get("backward", ())
             if call.receiver is not None and dotted(call.receiver) not in ("super", "ctx", "self")
         ]
-        self.steps = list({id(b): b for b in (self._step(c) for c in self.backwards) if b}.values())
-        """The bodies of the innermost loops that call ``backward()``."""
+        self.steps = list({id(b): b for c in self.backwards for b in self._steps(c)}.values())
+        """The bodies of the innermost loops that call ``backward()``, or a function that does."""
 
     def within(self, block: Block) -> Iterator[Call]:
         """The calls in a block, in the order of the source."""
@@ -204,7 +205,7 @@ class Work:
         target = keyword(node, "device") or (node.args[0] if node.args else None)
         if isinstance(target, ast.Constant):
             return isinstance(target.value, int) or (
-                isinstance(target.value, str) and not target.value.startswith("cpu")
+                isinstance(target.value, str) and not target.value.startswith(("cpu", "meta"))
             )
         if target is not None and self.names.is_kind(target, scope, Kind.DEVICE):
             return True
@@ -240,7 +241,7 @@ class Work:
                 loader = names.value(source, binding.block.scope)
                 # The loader of an unknown caller may give tensors of a device.
                 plain = names.yields_tensors(source, binding.block.scope) and (
-                    loader is not None and loader.name != "parameter"
+                    loader is not None and loader.name != PARAMETER
                 )
                 return False if plain and not self._dataset_moves() else None
             if binding.how != "is":
@@ -337,9 +338,13 @@ class Work:
             else scope.find(text.partition(".")[0])
         )
 
-    def _step(self, call: Call) -> Block | None:
+    def _steps(self, call: Call, depth: int = 0) -> Iterator[Block]:
         loops = [one for one in call.block.loops() if not isinstance(one.node, ast.comprehension)]
-        return loops[0] if loops else None
+        if loops:
+            yield loops[0]
+        elif isinstance(call.scope.node, Function) and depth < _DEPTH:
+            for caller in self.facts.calls_of(call.scope.node):
+                yield from self._steps(caller, depth + 1)
 
 
 def names_in(node: ast.AST) -> set[str]:

@@ -67,7 +67,7 @@ def test_findings_in_the_script_are_named_first(tmp_path: Path, monkeypatch: pyt
     )
     lines = script_findings("train.py")
     assert [line.split()[1] for line in lines] == ["XL010", "XL001", "XL041", "XL106"]
-    assert lines[0].startswith("train.py:4 XL010 ")
+    assert lines[0].startswith("train.py:17 XL010 ")
     assert advise(report(Verdict.IDLE), REQUEST)[0].causes[:4] == lines
 
 

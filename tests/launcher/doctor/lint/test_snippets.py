@@ -84,6 +84,7 @@ FOUND = {
         "import torch as t\nx = t.zeros(3)\nx.cuda()",
         MODEL + "for x, y in DataLoader(data):\n    x.to('cuda')",
         "import torch\ndef f(x: torch.Tensor):\n    x.half()",
+        MODEL + "for parameter in Net().parameters():\n    parameter.to('cuda')",
     ],
     "XL011": [
         WHOLE.replace("        x, y = x.to(device), y.to(device)\n", "        y = y.to(device)\n"),
@@ -115,6 +116,9 @@ FOUND = {
         WHOLE.replace("loss.backward()\n", "loss.backward()\n        print(loss)\n"),
         WHOLE.replace("loss.backward()\n", "loss.backward()\n        print(f'{loss}')\n"),
         WHOLE.replace("loss.backward()\n", "loss.backward()\n        total += float(loss)\n"),
+        MODEL
+        + "model = Net().cuda()\ndef step(x):\n    loss = model(x).sum()\n    loss.backward()\n"
+        "    return loss.detach()\nfor x in data:\n    print(step(x).item())\n",
     ],
     "XL031": [
         MODEL + "import time\nmodel = Net().cuda()\nx = torch.ones(3, device='cuda')\n"
@@ -164,6 +168,12 @@ LEFT_ALONE = {
     "a manager moves": "import accelerate\n"
     + MODEL
     + "model = Net().cuda()\nmodel(torch.ones(3))",
+    "a loader of the caller": MODEL
+    + "def run(loader: DataLoader):\n    model = Net().cuda()\n    for x, y in loader:\n"
+    "        F.cross_entropy(model(x), y).backward()\n",
+    "what a function returns may be moved": MODEL
+    + "def build():\n    net = Net()\n    net.to('cuda')\n    return net\n"
+    "model = build()\nmodel(torch.ones(3).cuda())",
     "a condition about devices": WHOLE + "if device.type == 'cuda':\n    model.cuda()",
     "the device is required": WHOLE + "assert torch.cuda.is_available()\nmodel.cuda()",
     "no choice of devices": MODEL + "model = Net().cuda()",
@@ -185,12 +195,92 @@ LEFT_ALONE = {
     + "model = Net()\nfor mode in modes:\n    fast = torch.compile(model, mode=mode)",
     "threads for children": "import os, subprocess, torch\nos.environ['OMP_NUM_THREADS'] = '1'",
     "threads that are compared": "import torch\nfor n in counts:\n    torch.set_num_threads(n)",
+    "one thread for the same bits": "import torch\ntorch.backends.cudnn.deterministic = True\n"
+    "torch.set_num_threads(1)",
+    "a measurement of one thread": "import time, torch\ntorch.set_num_threads(1)\nstart = time.time()",
+    "threads of a test": "import pytest, torch\ntorch.set_num_threads(1)",
+    "filled before it is moved": WHOLE.replace(
+        "        optimizer.zero_grad()\n",
+        "        m = torch.zeros(3)\n        m[y] = 1\n        m = m.to(device)\n",
+    ),
+    "shapes without data": WHOLE.replace(
+        "        optimizer.zero_grad()\n", "        m = torch.zeros(3).to('meta')\n"
+    ),
     "threads of a worker": "import torch\ndef worker_init(n):\n    torch.set_num_threads(1)",
     "an optional extension": "try:\n    import intel_extension_for_pytorch\nexcept ImportError: ...",
     "autocast by version": "import torch\nif version >= (2, 4):\n    a = torch.amp.autocast('cuda')\n"
     "else:\n    a = torch.cuda.amp.autocast()",
     "named, not used": "import torch\nx in (torch.cuda.amp.autocast, 1)",
 }  # fmt: skip
+
+DATASET = """\
+from PIL import Image
+class Pictures:
+    def __getitem__(self, index):
+        image = Image.open(self.paths[index])
+        return image
+"""
+NOT_ADVISED = {
+    "data in memory": (
+        "import torch\nclass Windows:\n    def __getitem__(self, i):\n"
+        "        return torch.tensor(self.values[i : i + 9])\n"
+        "loader = torch.utils.data.DataLoader(Windows(), batch_size=9)",
+        "torch.tensor(",
+        "read(",
+    ),
+    "no workers by choice": (
+        MODEL + "loader = DataLoader(data, batch_size=9, num_workers=0)",
+        ", num_workers=0",
+        "",
+    ),
+    "a count that may be 0": (
+        MODEL + "epochs = 9\nloader = DataLoader(data, num_workers=workers)",
+        "=workers",
+        "=4",
+    ),
+    "a mask": ("import torch\n" + DATASET.replace("image", "mask"), "mask", "image"),
+    "an evaluation set": (
+        "import torch\n" + DATASET.replace("Pictures", "EvalPictures"),
+        "Eval",
+        "",
+    ),
+    "one tensor": (
+        "import torch\noptimizer = torch.optim.Adam([alpha])",
+        "[alpha]",
+        "parameters",
+    ),
+    "a smoke test": (
+        "from torchvision.models import resnet50\nmodel = resnet50()\nif True:\n    model(images)",
+        "if True",
+        "for images in batches",
+    ),
+    "patches": (
+        "from torchvision.models import vit_b_16\nm = vit_b_16()\nfor x in batches:\n    m(x)",
+        "vit_b_16",
+        "resnet50",
+    ),
+    "wrapped again": (
+        WHOLE + "if isinstance(model, nn.DataParallel):\n    model = nn.DataParallel(model.module)",
+        "isinstance(model, nn.DataParallel)",
+        "several",
+    ),
+    "the time of an export": (
+        MODEL + "import time\nmodel = Net()\nstart = time.time()\ny = model(x)\nexport(model)\n"
+        "print(time.time() - start)",
+        "export",
+        "prepare",
+    ),
+}  # fmt: skip
+"""A script without advice, a part of it, and what makes it a script with advice in its place."""
+
+
+@pytest.mark.parametrize("case", NOT_ADVISED)
+def test_no_advice(case: str, tmp_path: Path):
+    text, part, other = NOT_ADVISED[case]
+    without, with_it = (
+        codes_in(one, tmp_path, hints=True) for one in (text, text.replace(part, other))
+    )
+    assert len(without) < len(with_it)
 
 
 @pytest.mark.parametrize(

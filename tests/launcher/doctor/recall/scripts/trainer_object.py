@@ -53,7 +53,7 @@ class Trainer:
             for inputs, targets in train_loader:
                 loss = self.step(inputs.to(self.device), targets.to(self.device))
                 total += loss
-                log.info("loss %.4f", loss.item())  # not found: the step is in another method
+                log.info("loss %.4f", loss.item())  # expect: XL030
             log.info("epoch %d: %.4f", epoch, total.item() / len(train_loader))
             log.info("accuracy %.3f", self.evaluate(valid_loader))
 
