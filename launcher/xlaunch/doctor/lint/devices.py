@@ -12,17 +12,8 @@ from xlaunch.doctor.lint.names import FACTORIES, Kind
 from xlaunch.doctor.lint.work import Problem, Work
 
 _CONVERSIONS = (
-    "to",
-    "cuda",
-    "cpu",
-    "xpu",
-    "half",
-    "float",
-    "double",
-    "bfloat16",
-    "long",
-    "contiguous",
-)
+    "bfloat16", "contiguous", "cpu", "cuda", "double", "float", "half", "long", "to", "xpu",
+)  # fmt: skip
 _DEFAULTS = {"set_default_device", "set_default_tensor_type"}
 _ABOUT_DEVICES = re.compile(r"cuda|gpu|device|xpu|mps|fp16|float16|half|trt", re.IGNORECASE)
 

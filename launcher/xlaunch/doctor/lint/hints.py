@@ -14,20 +14,11 @@ from xlaunch.doctor.lint.waiting import timed_calls
 from xlaunch.doctor.lint.work import Problem, Work
 
 _PRECISION = frozenset(
-    [
-        "autocast",
-        "amp",
-        "bfloat16",
-        "half",
-        "bf16",
-        "fp16",
-        "float16",
-        "GradScaler",
-        "mixed_precision",
-        "float8",
-        "apex",
-    ]
-)
+    (
+        "GradScaler", "amp", "apex", "autocast", "bf16", "bfloat16", "float16", "float8",
+        "fp16", "half", "mixed_precision",
+    )
+)  # fmt: skip
 _GAINS_BY_PRECISION = re.compile(
     r"Conv\dd|Transformer|Attention|LSTM|GRU|from_pretrained|create_model|resnet"
 )

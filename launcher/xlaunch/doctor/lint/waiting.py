@@ -11,20 +11,11 @@ from xlaunch.doctor.lint.names import CLOCKS, Kind
 from xlaunch.doctor.lint.work import ModuleCall, Problem, Work, bound_in, names_in
 
 _WAITING = frozenset(
-    [
-        "synchronize",
-        "item",
-        "cpu",
-        "tolist",
-        "numpy",
-        "print",
-        "wait",
-        "elapsed_time",
-        "barrier",
-        "block_until_ready",
-        "float",
-    ]
-)
+    (
+        "barrier", "block_until_ready", "cpu", "elapsed_time", "float", "item", "numpy",
+        "print", "synchronize", "tolist", "wait",
+    )
+)  # fmt: skip
 
 
 def check_waiting(work: Work) -> Iterator[Problem]:
