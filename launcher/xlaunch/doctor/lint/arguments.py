@@ -8,11 +8,8 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 
-from xlaunch.doctor.lint.facts import Call, Function, Scope, dotted, has_stars, keyword
+from xlaunch.doctor.lint.facts import Call, Function, Problem, Scope, dotted, has_stars, keyword
 from xlaunch.doctor.lint.names import Names
-
-Problem = tuple[ast.expr | ast.stmt, str, str]
-"""A node, the rule's code, and a message."""
 
 _BOOLEAN_NAME = re.compile(
     r"(^|_)(USE|ENABLED?|DISABLED?|DEBUG|VERBOSE|PROFILE|DRY_RUN|FP16|BF16|CUDA|COMPILE)(_|$)"

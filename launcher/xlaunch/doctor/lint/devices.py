@@ -7,9 +7,18 @@ import ast
 import re
 from collections.abc import Iterator
 
-from xlaunch.doctor.lint.facts import Block, Call, Function, Scope, dotted, has_stars, keyword
+from xlaunch.doctor.lint.facts import (
+    Block,
+    Call,
+    Function,
+    Problem,
+    Scope,
+    dotted,
+    has_stars,
+    keyword,
+)
 from xlaunch.doctor.lint.names import FACTORIES, Kind
-from xlaunch.doctor.lint.work import Problem, Work
+from xlaunch.doctor.lint.work import Work
 
 _CONVERSIONS = (
     "bfloat16", "contiguous", "cpu", "cuda", "double", "float", "half", "long", "to", "xpu",
@@ -28,22 +37,21 @@ def check_devices(work: Work) -> Iterator[Problem]:
 
 
 def _lost_results(work: Work) -> Iterator[Problem]:
-    for method in _CONVERSIONS:
-        for call in work.facts.called.get(method, ()):
-            if not isinstance(call.parent, ast.Expr) or _expects_errors(call.block):
-                continue
-            text = dotted(call.receiver)
-            if text is None or not work.names.is_kind(call.receiver, call.scope, Kind.TENSOR):
-                continue
-            arguments = ", ".join(ast.unparse(one) for one in call.node.args)
-            module = _module_of_parameter(call.scope, text)
-            target = module if module is not None else f"{text} = {text}"
-            yield (
-                call.node,
-                "XL010",
-                f"tensors are not moved or converted in place: the result of {text}.{method}() is "
-                f"lost; write {target}.{method}({arguments})",
-            )
+    for call in work.facts.named(*_CONVERSIONS):
+        if not isinstance(call.parent, ast.Expr) or _expects_errors(call.block):
+            continue
+        text = dotted(call.receiver)
+        if text is None or not work.names.is_kind(call.receiver, call.scope, Kind.TENSOR):
+            continue
+        arguments = ", ".join(ast.unparse(one) for one in call.node.args)
+        module = _module_of_parameter(call.scope, text)
+        target = module if module is not None else f"{text} = {text}"
+        yield (
+            call.node,
+            "XL010",
+            f"tensors are not moved or converted in place: the result of {text}.{call.name}() is "
+            f"lost; write {target}.{call.name}({arguments})",
+        )
 
 
 def _module_of_parameter(scope: Scope, name: str) -> str | None:
@@ -88,11 +96,8 @@ def _mismatches(work: Work) -> Iterator[Problem]:
 
 def _loss_mismatches(work: Work) -> Iterator[Problem]:
     losses = [one.call for one in work.module_calls if work.is_loss(one)]
-    losses += [
-        call
-        for name in ("cross_entropy", "mse_loss", "nll_loss", "l1_loss", "binary_cross_entropy")
-        for call in work.facts.called.get(name, ())
-    ]
+    functions = ("cross_entropy", "mse_loss", "nll_loss", "l1_loss", "binary_cross_entropy")
+    losses += work.facts.named(*functions)
     for call in losses:
         if len(call.node.args) < 2:
             continue
@@ -110,37 +115,31 @@ def _loss_mismatches(work: Work) -> Iterator[Problem]:
 
 
 def _created_in_loops(work: Work) -> Iterator[Problem]:
-    facts = work.facts
-    for method in ("to", "cuda"):
-        for call in facts.called.get(method, ()):
-            made = call.receiver
-            if not work.is_device_move(call.node, call.scope) or not _is_hot(work, call):
-                continue
-            if isinstance(made, ast.Name):
-                position = (call.line, call.node.col_offset)
-                binding = work.names.binding_before(made.id, call.scope, position, call.block)
-                loops = call.block.loops()
-                if binding is None or binding.how != "is" or binding.block.loops()[:1] != loops[:1]:
-                    continue
-                if _is_written(work, made.id, call.scope):
-                    continue
-                made = binding.node if isinstance(binding.node, ast.Call) else None
-            if not isinstance(made, ast.Call) or has_stars(made):
-                continue
-            name = work.names.full(made.func, call.scope) or ""
-            fixed = keyword(made, "device") is not None or keyword(made, "generator") is not None
-            made_there = FACTORIES - {"tensor"}  # which copies data of the CPU in any case
+    made_there = {f"torch.{name}" for name in FACTORIES - {"tensor"}}  # which copies in any case
+    for call in work.facts.named("to", "cuda"):
+        made: ast.AST | None = call.receiver
+        if not work.is_device_move(call.node, call.scope) or not _is_hot(work, call):
+            continue
+        if isinstance(made, ast.Name):
+            binding = work.names.binding_before(made.id, call.scope, call.position, call.block)
             if (
-                name.startswith("torch.")
-                and name.removeprefix("torch.") in made_there
-                and not fixed
+                binding is None
+                or binding.how != "is"
+                or binding.block.loops()[:1] != call.block.loops()[:1]
+                or _is_written(work, made.id, call.scope)
             ):
-                yield (
-                    call.node,
-                    "XL012",
-                    f"{name}() creates a tensor on the CPU, and every step of the loop copies it; "
-                    f"create it on the device with device=",
-                )
+                continue
+            made = binding.node
+        if not isinstance(made, ast.Call) or has_stars(made):
+            continue
+        name = work.names.call_name(made, call.scope)
+        if name in made_there and not (keyword(made, "device") or keyword(made, "generator")):
+            yield (
+                call.node,
+                "XL012",
+                f"{name}() creates a tensor on the CPU, and every step of the loop copies it; "
+                f"create it on the device with device=",
+            )
 
 
 def _is_written(work: Work, name: str, scope: Scope) -> bool:
@@ -150,9 +149,7 @@ def _is_written(work: Work, name: str, scope: Scope) -> bool:
         for target, _, block in work.facts.assignments
         if block.scope is scope
     ) or any(
-        dotted(one.receiver) == name and one.node.func.attr.endswith("_")
-        for one in work.facts.within[scope]
-        if isinstance(one.node.func, ast.Attribute)
+        dotted(one.receiver) == name and one.name.endswith("_") for one in work.facts.within[scope]
     )
 
 
@@ -231,8 +228,7 @@ def _requires_device(work: Work) -> bool:
 
 def _is_about_devices(block: Block, scope: Scope) -> bool:
     """Whether code runs only for some devices: in a condition, or in a function named for one."""
-    around: Block | None = block
-    while around is not None:
+    for around in block.ancestors():
         node = around.node
         if isinstance(node, ast.If | ast.IfExp | ast.While):
             if _ABOUT_DEVICES.search(ast.unparse(node.test)):
@@ -245,7 +241,6 @@ def _is_about_devices(block: Block, scope: Scope) -> bool:
             shown = " ".join([node.name, *(one for one in decorators if "option" not in one)])
             if _ABOUT_DEVICES.search(shown):
                 return True
-        around = around.parent
     return False
 
 

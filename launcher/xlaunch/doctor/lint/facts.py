@@ -7,12 +7,14 @@ The rules read these notes and never walk the tree themselves.
 from __future__ import annotations
 
 import ast
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-Loop = ast.For | ast.AsyncFor | ast.While | ast.comprehension
+Problem = tuple[ast.expr | ast.stmt, str, str]
+"""A node, the rule's code, and a message."""
 
 
 class Block:
@@ -29,8 +31,12 @@ class Block:
 
     def outwards(self) -> Iterator[Block]:
         """The block itself and those around it, within the same function."""
+        return itertools.takewhile(lambda block: block.scope is self.scope, self.ancestors())
+
+    def ancestors(self) -> Iterator[Block]:
+        """The block itself and all around it, those of outer functions too."""
         block: Block | None = self
-        while block is not None and block.scope is self.scope:
+        while block is not None:
             yield block
             block = block.parent
 
@@ -72,21 +78,22 @@ class Scope:
     @property
     def enclosing_class(self) -> Scope | None:
         """The class of the method that this is, or stands in."""
-        scope: Scope | None = self
-        while scope is not None and not isinstance(scope.node, ast.ClassDef):
-            scope = scope.parent
-        return scope
+        return next((one for one in self._outwards() if isinstance(one.node, ast.ClassDef)), None)
 
     def find(self, name: str) -> Scope | None:
         """The scope that binds a name used here, as Python looks it up."""
-        scope: Scope | None = self
-        while scope is not None:
+        for scope in self._outwards():
             if name in scope.bindings and (
                 scope is self or not isinstance(scope.node, ast.ClassDef)
             ):
                 return scope
-            scope = scope.parent
         return None
+
+    def _outwards(self) -> Iterator[Scope]:
+        scope: Scope | None = self
+        while scope is not None:
+            yield scope
+            scope = scope.parent
 
 
 class Call(NamedTuple):
@@ -109,6 +116,21 @@ class Call(NamedTuple):
     @property
     def line(self) -> int:
         return self.node.lineno
+
+    @property
+    def position(self) -> tuple[int, int]:
+        return self.node.lineno, self.node.col_offset
+
+    @property
+    def name(self) -> str:
+        """The last part of what is called. **Ex.:** ``to``; empty for other expressions."""
+        func = self.node.func
+        return func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
+
+    @property
+    def passed(self) -> list[ast.expr]:
+        """All arguments, by position and by keyword."""
+        return [*self.node.args, *(one.value for one in self.node.keywords)]
 
 
 class Facts:
@@ -144,6 +166,10 @@ class Facts:
     def modules(self) -> set[str]:
         """The first parts of what is imported. **Ex.:** ``torch``, ``numpy``."""
         return {name.partition(".")[0] for name, _, _ in self.imports}
+
+    def named(self, *names: str) -> Iterator[Call]:
+        """The calls of what has one of these names."""
+        return itertools.chain.from_iterable(self.called.get(name, ()) for name in names)
 
     def definition(self, call: Call) -> Function | None:
         """The function or method of this file that a call by name, or by ``self.name``, runs."""
@@ -185,11 +211,7 @@ class Facts:
         call = Call(node, parent, block)
         self.calls.append(call)
         self.within[block.scope].append(call)
-        func = node.func
-        if isinstance(func, ast.Attribute):
-            self.called[func.attr].append(call)
-        elif isinstance(func, ast.Name):
-            self.called[func.id].append(call)
+        self.called[call.name].append(call)
 
     def note_attribute(self, node: ast.Attribute, parent: ast.AST, block: Block) -> None:
         self.words.add(node.attr)

@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
 from collections.abc import Iterator
 
-from xlaunch.doctor.lint.facts import Call, dotted, has_stars, keyword
+from xlaunch.doctor.lint.facts import Call, Problem, dotted, has_stars, keyword
 from xlaunch.doctor.lint.names import Kind
+from xlaunch.doctor.lint.source import usable_cpus
 from xlaunch.doctor.lint.waiting import timed_calls
-from xlaunch.doctor.lint.work import Problem, Work
+from xlaunch.doctor.lint.work import Work
 
 _PRECISION = frozenset(
     (
@@ -120,7 +120,7 @@ def _loaders(work: Work) -> Iterator[Problem]:
                     "persistent_workers=True, loads it beside the training",
                 )
             continue
-        if isinstance(count, int) and count > (cpus := _cpus()):
+        if isinstance(count, int) and count > (cpus := usable_cpus()):
             yield (
                 call.node,
                 "XL104",
@@ -183,18 +183,17 @@ def _keeps_data(work: Work, made: ast.Call, call: Call) -> bool:
 
 
 def _decoding(work: Work) -> Iterator[Problem]:
-    for method in ("open", "imread"):
-        for call in work.facts.called.get(method, ()):
-            library = _DECODERS.get(work.names.full(call.node.func, call.scope) or "")
-            function = getattr(call.scope.node, "name", "")
-            if library is not None and function == "__getitem__" and not _is_mask(work, call):
-                yield (
-                    call.node,
-                    "XL105",
-                    f"{library} decodes each image at full size in every epoch; "
-                    f"torchvision.io.decode_image is faster, and images that were made smaller once "
-                    f"are faster still",
-                )
+    for call in work.facts.named("open", "imread"):
+        library = _DECODERS.get(work.names.full(call.node.func, call.scope) or "")
+        function = getattr(call.scope.node, "name", "")
+        if library is not None and function == "__getitem__" and not _is_mask(work, call):
+            yield (
+                call.node,
+                "XL105",
+                f"{library} decodes each image at full size in every epoch; "
+                f"torchvision.io.decode_image is faster, and images that were made smaller once "
+                f"are faster still",
+            )
 
 
 def _is_mask(work: Work, call: Call) -> bool:
@@ -275,8 +274,3 @@ def _warm_up(work: Work) -> Iterator[Problem]:
 def _stored_in(work: Work, node: ast.expr) -> str:
     """The name that a value is stored in; empty if in none."""
     return next((dotted(t) or "" for t, value, _ in work.facts.assignments if value is node), "")
-
-
-def _cpus() -> int:
-    affinity = getattr(os, "sched_getaffinity", None)  # Linux alone has it
-    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1

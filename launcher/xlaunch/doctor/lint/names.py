@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from xlaunch.doctor.lint.facts import (
     Binding,
+    Block,
     Facts,
     Function,
     Scope,
@@ -124,14 +125,13 @@ class Names:
         self._open: set[tuple[Scope, str]] = set()
         self._methods: dict[tuple[Scope, str], set[str]] = {}
         for call in facts.calls:
-            receiver = dotted(call.receiver) if call.receiver is not None else None
-            if receiver is None or not isinstance(call.node.func, ast.Attribute):
-                continue
+            receiver = dotted(call.receiver)
+            owner = self.owner(call.scope, receiver) if receiver is not None else None
             # `frame.eval("a + b")` and `engine.backward(loss)` are methods of other things.
-            if not call.node.args or call.node.func.attr not in ("eval", "backward"):
-                owner = self._owner(call.scope, receiver)
-                if owner is not None:
-                    self._methods.setdefault((owner, receiver), set()).add(call.node.func.attr)
+            if owner is None or (call.node.args and call.name in ("eval", "backward")):
+                continue
+            assert receiver is not None
+            self._methods.setdefault((owner, receiver), set()).add(call.name)
 
     def full(self, node: ast.AST | None, scope: Scope) -> str | None:
         """The dotted name that an expression means, through aliases of imports.
@@ -217,7 +217,7 @@ class Names:
         return False
 
     def binding_before(
-        self, name: str, scope: Scope, position: tuple[int, int], within: object
+        self, name: str, scope: Scope, position: tuple[int, int], within: Block
     ) -> Binding | None:
         """The last binding of a local name before a place, if it is sure to have run by then.
 
@@ -227,10 +227,9 @@ class Names:
         if not before:
             return None
         last = max(before, key=lambda one: one.position)
-        blocks = list(within.outwards()) if within is not None else []  # type: ignore[attr-defined]
-        return last if any(block is last.block for block in blocks) else None
+        return last if within.is_within(last.block) else None
 
-    def _owner(self, scope: Scope, receiver: str) -> Scope | None:
+    def owner(self, scope: Scope, receiver: str) -> Scope | None:
         """The scope that binds a receiver such as ``model`` or ``self.model``."""
         if receiver.startswith("self."):
             return scope.enclosing_class

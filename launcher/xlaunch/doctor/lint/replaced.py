@@ -6,10 +6,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from xlaunch.doctor.lint.facts import Block, Function
+from xlaunch.doctor.lint.facts import Block, Function, Problem
 from xlaunch.doctor.lint.names import Names
-
-Problem = tuple[ast.expr | ast.stmt, str, str]
 
 _AMP = {
     f"torch.{device}.amp.{name}": (f"torch.amp.{name}", device)
@@ -69,8 +67,7 @@ def _use(name: str) -> str:
 
 def _is_optional(block: Block, words: tuple[str, ...]) -> bool:
     """Whether code runs only where something is installed, or in some versions."""
-    around: Block | None = block
-    while around is not None:
+    for around in block.ancestors():
         if isinstance(around.node, ast.Try | ast.TryStar) and around.part in ("body", "handlers"):
             caught = " ".join(
                 ast.unparse(one.type) if one.type else "Exception" for one in around.node.handlers
@@ -88,5 +85,4 @@ def _is_optional(block: Block, words: tuple[str, ...]) -> bool:
             around.node
         ):
             return True
-        around = around.parent
     return False

@@ -23,6 +23,7 @@ from xlaunch.doctor.lint.source import (
     find_files,
     read_source,
     syntax_finding,
+    usable_cpus,
 )
 from xlaunch.doctor.lint.threads import check_threads
 from xlaunch.doctor.lint.torchfix import CODES as TORCHFIX_CODES
@@ -202,18 +203,12 @@ def check_file(task: tuple[str, Selection, bool]) -> Outcome:
 
 def _run(tasks: list[tuple[str, Selection, bool]]) -> Iterator[Outcome]:
     """The outcomes in the order of `tasks`."""
-    workers = min(_cpus(), len(tasks) // (_FEW_FILES // 2))
+    workers = min(usable_cpus(), len(tasks) // (_FEW_FILES // 2))
     if len(tasks) <= _FEW_FILES or workers < 2:
         yield from map(check_file, tasks)
         return
     with ProcessPoolExecutor(workers) as pool:
         yield from pool.map(check_file, tasks, chunksize=8)
-
-
-def _cpus() -> int:
-    """How many CPUs this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)  # Linux alone has it
-    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
 def _configured(directory: str) -> Selection:

@@ -149,6 +149,12 @@ def find_files(words: Sequence[str]) -> Files:
     return Files(tuple(paths.values()), skipped)
 
 
+def usable_cpus() -> int:
+    """How many CPUs this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux alone has it
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+
+
 def _walk(top: str, skipped: dict[str, int]) -> Iterator[str]:
     for directory, names, files in os.walk(top):
         names[:] = sorted(name for name in names if _is_own(directory, name))

@@ -6,10 +6,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from xlaunch.doctor.lint.facts import Block, Function, dotted
+from xlaunch.doctor.lint.facts import Block, Function, Problem, dotted
 from xlaunch.doctor.lint.names import CLOCKS, Names
-
-Problem = tuple[ast.expr | ast.stmt, str, str]
 
 VARIABLES = frozenset(
     (

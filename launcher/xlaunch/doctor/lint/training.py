@@ -7,9 +7,9 @@ import ast
 import re
 from collections.abc import Iterator
 
-from xlaunch.doctor.lint.facts import Block, Call, Function, dotted, has_stars, keyword
+from xlaunch.doctor.lint.facts import Block, Call, Function, Problem, dotted, has_stars, keyword
 from xlaunch.doctor.lint.names import argument_for
-from xlaunch.doctor.lint.work import ModuleCall, Problem, Work, bound_in, names_in
+from xlaunch.doctor.lint.work import ModuleCall, Work, bound_in, names_in
 
 _MODE_MATTERS = re.compile(r"(?i)drop|batch_?norm|instance_?norm|rrelu|transformer|\.bn|models\.")
 _WITHOUT_GRADIENTS = re.compile(r"(?i)grad|infer|context|ctx|eval")
@@ -80,8 +80,7 @@ def _has_other_parts(work: Work, definition: ast.ClassDef) -> bool:
 
 def _is_without_gradients(work: Work, call: Call, depth: int = 0) -> bool:
     """Whether a call runs without gradients, by what stands around it or its function's callers."""
-    around: Block | None = call.block
-    while around is not None:
+    for around in call.block.ancestors():
         node = around.node
         shown: list[ast.AST] = []
         if isinstance(node, ast.With | ast.AsyncWith):
@@ -90,7 +89,6 @@ def _is_without_gradients(work: Work, call: Call, depth: int = 0) -> bool:
             shown = list(node.decorator_list)
         if any(_WITHOUT_GRADIENTS.search(ast.unparse(one)) for one in shown):
             return True
-        around = around.parent
     switches = work.facts.called.get("set_grad_enabled", ())
     if any(isinstance(one.parent, ast.Expr) for one in switches) or "autograd" in work.facts.words:
         return True
@@ -149,18 +147,13 @@ def _effects(work: Work, calls: list[Call], texts: dict[str, str], depth: int) -
     module_calls = {id(one.call.node): one.text for one in work.module_calls}
     backwards = [one for one in work.backwards if one in calls]
     for call in calls:
-        func = call.node.func
         receiver = dotted(call.receiver) or ""
         shown = texts.get(receiver, receiver)
-        if isinstance(func, ast.Attribute) and func.attr == "eval" and not call.node.args:
+        definition = work.facts.definition(call)
+        if call.name == "eval" and call.receiver is not None and not call.node.args:
             yield "eval", shown, call
-        elif (
-            isinstance(func, ast.Attribute)
-            and func.attr == "train"
-            and receiver
-            # A method train() of this class trains a model, and one of a model sets its mode.
-            and work.facts.definition(call) is None
-        ):
+        # A method train() of this class trains a model, and one of a model sets its mode.
+        elif call.name == "train" and receiver and definition is None:
             yield "train", shown, call
         if id(call.node) in module_calls and backwards:
             same = any(
@@ -170,7 +163,6 @@ def _effects(work: Work, calls: list[Call], texts: dict[str, str], depth: int) -
             if same or not call.block.loops():
                 text = module_calls[id(call.node)]
                 yield "trained", texts.get(text, text), call
-        definition = work.facts.definition(call)
         if definition is not None and depth < _DEPTH:
             scope = work.facts.functions[definition]
             inner = {}
@@ -180,7 +172,7 @@ def _effects(work: Work, calls: list[Call], texts: dict[str, str], depth: int) -
                     inner[argument.arg] = texts.get(given, given)
             yield from _effects(work, work.facts.within[scope], inner, depth + 1)
         elif not _is_harmless(work, call):
-            for given_node in (*call.node.args, *(one.value for one in call.node.keywords)):
+            for given_node in call.passed:
                 passed = dotted(given_node) or ""
                 if {passed, texts.get(passed, passed)} & set(module_calls.values()):
                     yield "unknown", passed, call
@@ -191,12 +183,9 @@ def _effects(work: Work, calls: list[Call], texts: dict[str, str], depth: int) -
 def _is_harmless(work: Work, call: Call) -> bool:
     """Whether a call cannot switch the mode of a model that it is given."""
     name = work.names.full(call.node.func, call.scope) or ""
-    last = (dotted(call.node.func) or "").rpartition(".")[2]
-    return name.startswith(("torch.", "print", "len", "copy.")) or last in (
-        "update",
-        "append",
-        "save",
-    )
+    return name.startswith(("torch.", "print", "len", "copy.")) or call.name in (
+        "update", "append", "save",
+    )  # fmt: skip
 
 
 def _rebuilt_loaders(work: Work) -> Iterator[Problem]:

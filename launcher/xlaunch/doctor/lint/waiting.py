@@ -6,9 +6,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from xlaunch.doctor.lint.facts import Block, Call, Scope, dotted
+from xlaunch.doctor.lint.facts import Block, Call, Problem, Scope, dotted
 from xlaunch.doctor.lint.names import CLOCKS, Kind
-from xlaunch.doctor.lint.work import ModuleCall, Problem, Work, bound_in, names_in
+from xlaunch.doctor.lint.work import ModuleCall, Work, bound_in, names_in
 
 _WAITING = frozenset(
     (
@@ -34,19 +34,17 @@ def check_waiting(work: Work) -> Iterator[Problem]:
 
 
 def _read(work: Work, call: Call) -> Problem | None:
-    func = call.node.func
-    if isinstance(func, ast.Attribute) and func.attr in ("item", "cpu", "tolist"):
-        if call.receiver is not None and _is_computed(work, call.receiver, call.scope):
-            shown = f"{dotted(call.receiver) or 'a tensor'}.{func.attr}()"
-            return _wait(call.node, shown)
-    elif isinstance(func, ast.Name) and func.id in ("print", "float"):
+    if call.receiver is not None:
+        if call.name in ("item", "cpu", "tolist") and _is_computed(work, call.receiver, call.scope):
+            return _wait(call.node, f"{dotted(call.receiver) or 'a tensor'}.{call.name}()")
+    elif call.name in ("print", "float"):
         for given in call.node.args:
             parts: list[ast.expr] = [given]
             if isinstance(given, ast.JoinedStr):
                 parts = [one.value for one in given.values if isinstance(one, ast.FormattedValue)]
             for part in parts:
                 if not isinstance(part, ast.Call) and _is_computed(work, part, call.scope):
-                    return _wait(call.node, f"{func.id}() of {dotted(part) or 'a tensor'}")
+                    return _wait(call.node, f"{call.name}() of {dotted(part) or 'a tensor'}")
     return None
 
 
@@ -115,7 +113,7 @@ def _timings(work: Work) -> Iterator[Problem]:
     for region, called, node in timed_calls(work):
         if not (work.is_moved(called.text, called.call.scope)):
             continue
-        if any(_last(one) in _WAITING or "sync" in _last(one) for one in region):
+        if any(one.name in _WAITING or "sync" in one.name for one in region):
             continue
         yield (
             node,
@@ -135,7 +133,7 @@ def timed_calls(work: Work) -> Iterator[tuple[list[Call], ModuleCall, ast.BinOp]
         region = [
             call
             for call in work.facts.within[block.scope]
-            if start < (call.line, call.node.col_offset)
+            if start < call.position
             and (call.node.end_lineno or 0, call.node.end_col_offset or 0) <= end
         ]
         called = next(
@@ -174,11 +172,6 @@ def _reading(
     return None
 
 
-def _last(call: Call) -> str:
-    func = call.node.func
-    return func.attr if isinstance(func, ast.Attribute) else (dotted(func) or "")
-
-
 def _compilations(work: Work) -> Iterator[Problem]:
     for call in work.facts.called.get("compile", ()):
         if work.names.full(call.node.func, call.scope) != "torch.compile":
@@ -192,10 +185,7 @@ def _compilations(work: Work) -> Iterator[Problem]:
             home = call.scope.find(compiled.id)
             if home is not None and home.bindings[compiled.id][0].how == "function":
                 continue
-        read = set().union(
-            *(names_in(one) for one in (*call.node.args, *(k.value for k in call.node.keywords))),
-            set(),
-        )
+        read = set().union(set(), *(names_in(one) for one in call.passed))
         if not read & bound_in(loops[0], call.node) and not _depends_on_round(call.block, loops[0]):
             yield (
                 call.node,

@@ -28,9 +28,6 @@ from xlaunch.doctor.lint.names import (
     argument_for,
 )
 
-Problem = tuple[ast.expr | ast.stmt, str, str]
-"""A node, the rule's code, and a message."""
-
 _MANAGERS = LIGHTNING | {"accelerate", "deepspeed", "fastai", "ignite", "composer", "keras", "ray"}
 """They move models and data, and switch modes, out of sight."""
 
@@ -130,24 +127,19 @@ class Work:
 
     def is_moved(self, text: str, scope: Scope, depth: int = 0) -> bool | None:
         """Whether a model has been moved to a device; None if that is not sure."""
-        home = (
-            scope.enclosing_class
-            if text.startswith("self.")
-            else scope.find(text.partition(".")[0])
-        )
+        home = self.names.owner(scope, text)
         if home is None or depth > _DEPTH:
             return None
         if isinstance(home.node, ast.ClassDef) and home.node.bases:
             return None  # a part of a module moves with the whole
         bindings = home.attributes[text[5:]] if text.startswith("self.") else home.bindings[text]
-        for method in ("to", "cuda", "xpu"):
-            for call in self.facts.called.get(method, ()):
-                if (
-                    dotted(call.receiver) == text
-                    and self._home(text, call.scope) is home
-                    and self.is_device_move(call.node, call.scope)
-                ):
-                    return True
+        if any(
+            dotted(call.receiver) == text
+            and self.names.owner(call.scope, text) is home
+            and self.is_device_move(call.node, call.scope)
+            for call in self.facts.named("to", "cuda", "xpu")
+        ):
+            return True
         for binding in bindings:
             node: ast.AST | None = binding.node
             while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
@@ -183,16 +175,15 @@ class Work:
             return None
         if any(dotted(assigned) == text for _, assigned, _ in self.facts.assignments):
             return None  # it is part of another model
-        for call in self.facts.calls:  # somebody else may move it
-            parts = [*call.node.args, *(one.value for one in call.node.keywords)]
-            if text not in map(dotted, parts) or self._keeps_place(call, text):
-                continue
-            return None
-        return False
+        given_away = any(  # to somebody who may move it
+            text in map(dotted, call.passed) and not self._keeps_place(call, text)
+            for call in self.facts.calls
+        )
+        return None if given_away else False
 
     def is_on_device(self, node: ast.AST, call: Call, depth: int = 0) -> bool | None:
         """Whether a tensor at `call` has been moved to a device; None if that is not sure."""
-        return self._placed(node, call.block, (call.line, call.node.col_offset), depth)
+        return self._placed(node, call.block, call.position, depth)
 
     def is_device_move(self, node: ast.Call, scope: Scope) -> bool:
         """Whether a call moves its receiver to a device other than the CPU, as far as is plain."""
@@ -275,14 +266,11 @@ class Work:
 
     def _dataset_moves(self) -> bool:
         """Whether a dataset of this file moves what it yields."""
-        for method in ("to", "cuda", "xpu"):
-            for call in self.facts.called.get(method, ()):
-                if call.scope.enclosing_class is not None and any(
-                    name in ("__getitem__", "__iter__", "__next__", "collate")
-                    for name in (getattr(call.scope.node, "name", ""),)
-                ):
-                    return True
-        return "TensorDataset" in self.facts.words or "collate_fn" in self.facts.words
+        return bool(self.facts.words & {"TensorDataset", "collate_fn"}) or any(
+            getattr(call.scope.node, "name", "")
+            in ("__getitem__", "__iter__", "__next__", "collate")
+            for call in self.facts.named("to", "cuda", "xpu")
+        )
 
     def _places_itself(self, value: Value) -> bool:
         """Whether the class of a model moves its own parts."""
@@ -290,8 +278,7 @@ class Work:
             return False
         return any(
             (owner := call.scope.enclosing_class) is not None and owner.node is value.definition
-            for method in ("to", "cuda", "xpu")
-            for call in self.facts.called.get(method, ())
+            for call in self.facts.named("to", "cuda", "xpu")
         ) or "device" in ast.unparse(value.definition)
 
     def _keeps_place(self, call: Call, text: str) -> bool:
@@ -309,11 +296,7 @@ class Work:
         ]
         # Passed on, it may be moved elsewhere.
         return bool(names) and not any(
-            (
-                dotted(inner.receiver) in names
-                and isinstance(inner.node.func, ast.Attribute)
-                and inner.node.func.attr in ("to", "cuda", "xpu")
-            )
+            (dotted(inner.receiver) in names and inner.name in ("to", "cuda", "xpu"))
             or any(dotted(one) in names for one in inner.node.args)
             for inner in self.facts.within[self.facts.functions[function]]
         )
@@ -321,22 +304,13 @@ class Work:
     def _is_switched(self, called: ModuleCall) -> bool:
         """Whether ``eval()`` comes before a call of a model, in the same function."""
         switches = [
-            (call.line, call.node.func.attr)
-            for method in ("eval", "train")
-            for call in self.facts.called.get(method, ())
-            if isinstance(call.node.func, ast.Attribute)
-            and call.scope is called.call.scope
+            (call.line, call.name)
+            for call in self.facts.named("eval", "train")
+            if call.scope is called.call.scope
             and dotted(call.receiver) == called.text
             and call.line < called.call.line
         ]
         return bool(switches) and max(switches)[1] == "eval"
-
-    def _home(self, text: str, scope: Scope) -> Scope | None:
-        return (
-            scope.enclosing_class
-            if text.startswith("self.")
-            else scope.find(text.partition(".")[0])
-        )
 
     def _steps(self, call: Call, depth: int = 0) -> Iterator[Block]:
         loops = [one for one in call.block.loops() if not isinstance(one.node, ast.comprehension)]
