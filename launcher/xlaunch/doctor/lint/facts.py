@@ -196,13 +196,13 @@ class Facts:
 
     def _walk(self, tree: ast.Module) -> None:
         # A list instead of recursion: expressions may be nested deeper than Python's stack.
-        pending: list[tuple[ast.AST, ast.AST, Block]] = [(tree, tree, self.module.block)]
+        pending: list[Child] = [(tree, tree, self.module.block)]
         while pending:
             node, parent, block = pending.pop()
             note = _NOTES.get(type(node))
             children = note(self, node, parent, block) if note is not None else None
             if children is None:
-                children = [(child, node, block) for child in ast.iter_child_nodes(node)]
+                children = _children(node, block, *ast.iter_child_nodes(node))
             pending.extend(reversed(children))
 
     # Each notes one node, and returns its children with their blocks if those differ.
@@ -241,51 +241,37 @@ class Facts:
             self.imports.append((full, node, block))
             self._bind(alias.asname or alias.name, "import", None, block, node, full)
 
-    def note_assign(self, node: ast.Assign, parent: ast.AST, block: Block) -> None:
-        for target in node.targets:
-            self.assignments.append((target, node.value, block))
-            self._bind_target(target, "is", node.value, block)
-
-    def note_annotated(self, node: ast.AnnAssign, parent: ast.AST, block: Block) -> None:
+    def note_assign(self, node: ast.Assign | ast.AnnAssign, parent: ast.AST, block: Block) -> None:
         if node.value is not None:
-            self.assignments.append((node.target, node.value, block))
-            self._bind_target(node.target, "is", node.value, block)
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                self.assignments.append((target, node.value, block))
+                self._bind_target(target, "is", node.value, block)
 
-    def note_augmented(self, node: ast.AugAssign, parent: ast.AST, block: Block) -> None:
+    def note_other_assignment(
+        self, node: ast.AugAssign | ast.NamedExpr, parent: ast.AST, block: Block
+    ) -> None:
         self._bind_target(node.target, "is", node.value, block)
 
     def note_operation(self, node: ast.BinOp, parent: ast.AST, block: Block) -> None:
         if isinstance(node.op, ast.Sub):
             self.differences.append((node, block))
 
-    def note_return(self, node: ast.Return, parent: ast.AST, block: Block) -> None:
-        self.returns[block.scope].append(node.value)
+    def note_result(
+        self, node: ast.Return | ast.Yield | ast.YieldFrom, parent: ast.AST, block: Block
+    ) -> None:
+        self.returns[block.scope].append(node.value if isinstance(node, ast.Return) else None)
 
-    def note_yield(self, node: ast.AST, parent: ast.AST, block: Block) -> None:
-        self.returns[block.scope].append(None)
-
-    def note_named(self, node: ast.NamedExpr, parent: ast.AST, block: Block) -> None:
-        self._bind_target(node.target, "is", node.value, block)
-
-    def note_for(self, node: ast.For | ast.AsyncFor, parent: ast.AST, block: Block) -> Children:
+    def note_loop(
+        self, node: ast.For | ast.AsyncFor | ast.While, parent: ast.AST, block: Block
+    ) -> Children:
         body = Block(node, "loop", block, block.scope)
         self.loops.append(body)
-        self._bind_target(node.target, "each", node.iter, body)
-        return [
-            (node.target, node, body),
-            (node.iter, node, block),
-            *[(child, node, body) for child in node.body],
-            *[(child, node, block) for child in node.orelse],
-        ]
-
-    def note_while(self, node: ast.While, parent: ast.AST, block: Block) -> Children:
-        body = Block(node, "loop", block, block.scope)
-        self.loops.append(body)
-        return [
-            (node.test, node, body),
-            *[(child, node, body) for child in node.body],
-            *[(child, node, block) for child in node.orelse],
-        ]
+        if isinstance(node, ast.While):
+            head = _children(node, body, node.test)
+        else:
+            self._bind_target(node.target, "each", node.iter, body)
+            head = _children(node, block, node.iter) + _children(node, body, node.target)
+        return head + _children(node, body, *node.body) + _children(node, block, *node.orelse)
 
     def note_comprehension(
         self,
@@ -293,41 +279,36 @@ class Facts:
         parent: ast.AST,
         block: Block,
     ) -> Children:
-        children = []
+        children: list[Child] = []
         for part in node.generators:
             children.append((part.iter, part, block))
             block = Block(part, "loop", block, block.scope)
             self._bind_target(part.target, "each", part.iter, block)
-            children += [(child, part, block) for child in (part.target, *part.ifs)]
+            children += _children(part, block, part.target, *part.ifs)
         made = (node.key, node.value) if isinstance(node, ast.DictComp) else (node.elt,)
-        return children + [(child, node, block) for child in made]
+        return children + _children(node, block, *made)
 
     def note_if(self, node: ast.If | ast.IfExp, parent: ast.AST, block: Block) -> Children:
-        then, other = (Block(node, part, block, block.scope) for part in ("body", "orelse"))
-        body = node.body if isinstance(node, ast.If) else [node.body]
-        orelse = node.orelse if isinstance(node, ast.If) else [node.orelse]
-        return [
-            (node.test, node, block),
-            *[(child, node, then) for child in body],
-            *[(child, node, other) for child in orelse],
-        ]
+        children = _children(node, block, node.test)
+        for part in ("body", "orelse"):
+            inner = getattr(node, part)
+            nodes = inner if isinstance(node, ast.If) else [inner]
+            children += _children(node, Block(node, part, block, block.scope), *nodes)
+        return children
 
     def note_with(self, node: ast.With | ast.AsyncWith, parent: ast.AST, block: Block) -> Children:
         body = Block(node, "body", block, block.scope)
         for item in node.items:
             if item.optional_vars is not None:
                 self._bind_target(item.optional_vars, "unknown", None, block)
-        return [
-            *[(item, node, block) for item in node.items],
-            *[(child, node, body) for child in node.body],
-        ]
+        return _children(node, block, *node.items) + _children(node, body, *node.body)
 
     def note_try(self, node: ast.Try | ast.TryStar, parent: ast.AST, block: Block) -> Children:
-        children: list[tuple[ast.AST, ast.AST, Block]] = []
+        children: list[Child] = []
         for part in ("body", "handlers", "orelse", "finalbody"):
             # Only what stands in "body" and "handlers" may be left out when the code runs.
             inner = Block(node, part, block, block.scope) if part in ("body", "handlers") else block
-            children += [(child, node, inner) for child in getattr(node, part)]
+            children += _children(node, inner, *getattr(node, part))
         return children
 
     def note_function(self, node: Function, parent: ast.AST, block: Block) -> Children:
@@ -336,25 +317,19 @@ class Facts:
         scope = self._open(node, block)
         for argument in _arguments(node.args):
             self._bind(argument.arg, "parameter", argument, scope.block, argument)
-        return [
-            *[(child, node, block) for child in outside],
-            *[(child, node, scope.block) for child in node.body],
-        ]
+        return _children(node, block, *outside) + _children(node, scope.block, *node.body)
 
     def note_lambda(self, node: ast.Lambda, parent: ast.AST, block: Block) -> Children:
         scope = self._open(node, block)
         for argument in _arguments(node.args):
             self._bind(argument.arg, "unknown", None, scope.block, argument)
-        return [(node.args, node, block), (node.body, node, scope.block)]
+        return _children(node, block, node.args) + _children(node, scope.block, node.body)
 
     def note_class(self, node: ast.ClassDef, parent: ast.AST, block: Block) -> Children:
         self._bind(node.name, "class", node, block, node)
         scope = self._open(node, block)
-        return [
-            *[(child, node, block) for child in (*node.decorator_list, *node.bases)],
-            *[(child, node, block) for child in node.keywords],
-            *[(child, node, scope.block) for child in node.body],
-        ]
+        outside = (*node.decorator_list, *node.bases, *node.keywords)
+        return _children(node, block, *outside) + _children(node, scope.block, *node.body)
 
     def note_global(self, node: ast.Global | ast.Nonlocal, parent: ast.AST, block: Block) -> None:
         # What the function binds, the module's name may hold.
@@ -399,7 +374,13 @@ class Facts:
                 owner.attributes[target.attr].append(binding)
 
 
-Children = list[tuple[ast.AST, ast.AST, Block]] | None
+Child = tuple[ast.AST, ast.AST, Block]
+"""A node, what it is part of, and its block."""
+Children = list[Child] | None
+
+
+def _children(parent: ast.AST, block: Block, *nodes: ast.AST) -> list[Child]:
+    return [(node, parent, block) for node in nodes]
 
 
 def dotted(node: ast.AST | None) -> str | None:
@@ -411,6 +392,13 @@ def dotted(node: ast.AST | None) -> str | None:
     if not isinstance(node, ast.Name):
         return None
     return ".".join([node.id, *reversed(parts)])
+
+
+def operands(node: ast.BinOp | ast.UnaryOp | ast.Compare) -> list[ast.expr]:
+    """What an operation computes with."""
+    if isinstance(node, ast.BinOp):
+        return [node.left, node.right]
+    return [node.operand] if isinstance(node, ast.UnaryOp) else [node.left, *node.comparators]
 
 
 def keyword(call: ast.Call, name: str) -> ast.expr | None:
@@ -472,38 +460,28 @@ def _arguments(arguments: ast.arguments) -> list[ast.arg]:
 
 
 _NOTES: dict[type[ast.AST], Callable[..., Children]] = {
-    ast.Call: Facts.note_call,
-    ast.Attribute: Facts.note_attribute,
-    ast.Name: Facts.note_name,
-    ast.keyword: Facts.note_keyword,
-    ast.Constant: Facts.note_constant,
-    ast.Import: Facts.note_import,
-    ast.ImportFrom: Facts.note_import_from,
-    ast.Assign: Facts.note_assign,
-    ast.AnnAssign: Facts.note_annotated,
-    ast.AugAssign: Facts.note_augmented,
-    ast.BinOp: Facts.note_operation,
-    ast.Return: Facts.note_return,
-    ast.Yield: Facts.note_yield,
-    ast.YieldFrom: Facts.note_yield,
-    ast.NamedExpr: Facts.note_named,
-    ast.For: Facts.note_for,
-    ast.AsyncFor: Facts.note_for,
-    ast.While: Facts.note_while,
-    ast.ListComp: Facts.note_comprehension,
-    ast.SetComp: Facts.note_comprehension,
-    ast.GeneratorExp: Facts.note_comprehension,
-    ast.DictComp: Facts.note_comprehension,
-    ast.If: Facts.note_if,
-    ast.IfExp: Facts.note_if,
-    ast.With: Facts.note_with,
-    ast.AsyncWith: Facts.note_with,
-    ast.Try: Facts.note_try,
-    ast.TryStar: Facts.note_try,
-    ast.FunctionDef: Facts.note_function,
-    ast.AsyncFunctionDef: Facts.note_function,
-    ast.Lambda: Facts.note_lambda,
-    ast.ClassDef: Facts.note_class,
-    ast.Global: Facts.note_global,
-    ast.Nonlocal: Facts.note_global,
+    kind: note
+    for note, *kinds in (
+        (Facts.note_call, ast.Call),
+        (Facts.note_attribute, ast.Attribute),
+        (Facts.note_name, ast.Name),
+        (Facts.note_keyword, ast.keyword),
+        (Facts.note_constant, ast.Constant),
+        (Facts.note_import, ast.Import),
+        (Facts.note_import_from, ast.ImportFrom),
+        (Facts.note_assign, ast.Assign, ast.AnnAssign),
+        (Facts.note_other_assignment, ast.AugAssign, ast.NamedExpr),
+        (Facts.note_operation, ast.BinOp),
+        (Facts.note_result, ast.Return, ast.Yield, ast.YieldFrom),
+        (Facts.note_loop, ast.For, ast.AsyncFor, ast.While),
+        (Facts.note_comprehension, ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp),
+        (Facts.note_if, ast.If, ast.IfExp),
+        (Facts.note_with, ast.With, ast.AsyncWith),
+        (Facts.note_try, ast.Try, ast.TryStar),
+        (Facts.note_function, ast.FunctionDef, ast.AsyncFunctionDef),
+        (Facts.note_lambda, ast.Lambda),
+        (Facts.note_class, ast.ClassDef),
+        (Facts.note_global, ast.Global, ast.Nonlocal),
+    )
+    for kind in kinds
 }

@@ -20,6 +20,7 @@ from xlaunch.doctor.lint.facts import (
     has_stars,
     keyword,
     looped_over,
+    operands,
 )
 
 
@@ -173,26 +174,20 @@ class Names:
         if isinstance(node, ast.Call):
             return self._called(node, scope, depth)
         if isinstance(node, ast.BinOp | ast.UnaryOp | ast.Compare):
-            parts = (
-                (node.left, node.right)
-                if isinstance(node, ast.BinOp)
-                else (node.operand,)
-                if isinstance(node, ast.UnaryOp)
-                else (node.left, *node.comparators)
-            )
-            for part in parts:
-                value = self.value(part, scope, depth)
-                if value is not None and value.kind is Kind.TENSOR:
-                    return Value(Kind.TENSOR)
-            return None
+            return self._tensor_of(operands(node), scope, depth)
         if isinstance(node, ast.Subscript):
-            value = self.value(node.value, scope, depth)
-            return Value(value.kind) if value is not None and value.kind is Kind.TENSOR else None
+            return self._tensor_of([node.value], scope, depth)
         if isinstance(node, ast.IfExp):
             return _merge([self.value(one, scope, depth) for one in (node.body, node.orelse)])
         if isinstance(node, ast.Constant | ast.JoinedStr):
             return Value(Kind.OTHER)
         return None
+
+    def _tensor_of(self, parts: list[ast.expr], scope: Scope, depth: int) -> Value | None:
+        """A tensor, if one of `parts` is."""
+        values = (self.value(part, scope, depth) for part in parts)
+        is_tensor = any(value is not None and value.kind is Kind.TENSOR for value in values)
+        return Value(Kind.TENSOR) if is_tensor else None
 
     def class_of(self, node: ast.AST, scope: Scope) -> ast.ClassDef | None:
         """The class of this file that a name means."""
@@ -243,9 +238,9 @@ class Names:
 
     def _attribute(self, node: ast.Attribute, scope: Scope, depth: int) -> Value | None:
         if node.attr in ("data", "grad", "T", "mT"):
-            value = self.value(node.value, scope, depth)
-            if value is not None and value.kind is Kind.TENSOR:
-                return Value(Kind.TENSOR)
+            value = self._tensor_of([node.value], scope, depth)
+            if value is not None:
+                return value
         if dotted(node.value) == "self":
             owner = scope.enclosing_class
             bound = owner.attributes.get(node.attr) if owner is not None else None

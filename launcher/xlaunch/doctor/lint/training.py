@@ -60,22 +60,14 @@ def _mode_matters(work: Work, called: ModuleCall) -> bool:
     origin, definition = called.value.origin, called.value.definition
     if definition is not None:
         # Its parts may be other classes of this file.
-        return bool(_MODE_MATTERS.search(" ".join(work.facts.words))) or _has_other_parts(
-            work, definition
-        )
+        scope = work.facts.functions[definition]
+        bases = [work.names.full(base, scope) or "" for base in definition.bases]
+        inherits = not all(base.startswith("torch.nn.") for base in bases)
+        return inherits or _MODE_MATTERS.search(" ".join(work.facts.words)) is not None
     if origin is not None and (called.value.name or "").startswith("torch.nn."):
         return bool(_MODE_MATTERS.search(ast.unparse(origin)))
     # Models from pretrained weights of transformers begin in evaluation mode.
     return not (called.value.name or "").startswith("transformers.")
-
-
-def _has_other_parts(work: Work, definition: ast.ClassDef) -> bool:
-    """Whether a class builds parts that are defined elsewhere."""
-    scope = work.facts.functions[definition]
-    for base in definition.bases:
-        if not (work.names.full(base, scope) or "").startswith("torch.nn."):
-            return True
-    return False
 
 
 def _is_without_gradients(work: Work, call: Call, depth: int = 0) -> bool:
@@ -109,14 +101,13 @@ def _not_restored(work: Work) -> Iterator[Problem]:
     for loop in work.facts.loops:
         if not isinstance(loop.node, ast.For | ast.While):
             continue
-        effects = list(_effects(work, list(work.within(loop)), {}, 0))
-        kinds = {kind for kind, _, _ in effects}
+        effects, kinds = _done_in(work, loop)
         if not {"eval", "backward"} <= kinds or "train" in kinds or "unknown" in kinds:
             continue
         trained = {text for kind, text, _ in effects if kind == "trained"}
         # The innermost loop that does both is the one of epochs, or of steps.
         inner = [one for one in work.facts.loops if one is not loop and one.is_within(loop)]
-        if any(_does_both(work, one) for one in inner):
+        if any({"eval", "backward"} <= _done_in(work, one)[1] for one in inner):
             continue
         done = set()
         for kind, text, call in effects:
@@ -130,12 +121,13 @@ def _not_restored(work: Work) -> Iterator[Problem]:
                 )
 
 
-def _does_both(work: Work, loop: Block) -> bool:
-    kinds = {kind for kind, _, _ in _effects(work, list(work.within(loop)), {}, 0)}
-    return {"eval", "backward"} <= kinds
-
-
 Effect = tuple[str, str, Call]
+
+
+def _done_in(work: Work, loop: Block) -> tuple[list[Effect], set[str]]:
+    """The effects of a loop's calls, and their kinds."""
+    effects = list(_effects(work, list(work.within(loop)), {}, 0))
+    return effects, {kind for kind, _, _ in effects}
 
 
 def _effects(work: Work, calls: list[Call], texts: dict[str, str], depth: int) -> Iterator[Effect]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from xlaunch.doctor.lint.facts import Block, Call, Problem, Scope, dotted
+from xlaunch.doctor.lint.facts import Block, Call, Problem, Scope, dotted, operands
 from xlaunch.doctor.lint.names import CLOCKS, Kind
 from xlaunch.doctor.lint.work import ModuleCall, Work, bound_in, names_in
 
@@ -59,12 +59,11 @@ def _wait(node: ast.expr, shown: str) -> Problem:
 
 def _is_computed(work: Work, node: ast.expr, scope: Scope) -> bool:
     """Whether an expression is made of what a model returned, or of a loss."""
-    if work.names.is_kind(node, scope, Kind.TENSOR) and isinstance(node, ast.Name):
-        home = scope.find(node.id)
-        bound = home.bindings[node.id] if home is not None else []
-        # A batch as the loader gives it is on the CPU already.
-        return any(one.how == "is" for one in bound)
     if isinstance(node, ast.Name):
+        if work.names.is_kind(node, scope, Kind.TENSOR):
+            home = scope.find(node.id)
+            # A batch as the loader gives it is on the CPU already.
+            return home is not None and any(one.how == "is" for one in home.bindings[node.id])
         return work.names.is_kind(node, scope, Kind.OUTPUT)
     inner: list[ast.expr] = []
     if isinstance(node, ast.Call):
@@ -79,10 +78,8 @@ def _is_computed(work: Work, node: ast.expr, scope: Scope) -> bool:
         if isinstance(node, ast.Attribute) and node.attr in ("shape", "device"):
             return False
         inner = [node.value]
-    elif isinstance(node, ast.BinOp):
-        inner = [node.left, node.right]
-    elif isinstance(node, ast.Compare):
-        inner = [node.left, *node.comparators]
+    elif isinstance(node, ast.BinOp | ast.Compare):
+        inner = operands(node)
     return any(_is_computed(work, one, scope) for one in inner)
 
 

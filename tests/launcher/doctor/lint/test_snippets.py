@@ -7,7 +7,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from tests.launcher.doctor.lint.checking import codes_in
+from tests.launcher.doctor.lint.checking import codes_in, findings_in
 
 PARSER = "import argparse\nparser = argparse.ArgumentParser()\n"
 MODEL = """\
@@ -293,6 +293,13 @@ def test_found(code: str, text: str, tmp_path: Path):
 @pytest.mark.parametrize("case", LEFT_ALONE)
 def test_left_alone(case: str, tmp_path: Path):
     assert codes_in(textwrap.dedent(LEFT_ALONE[case]), tmp_path) == []
+
+
+def test_advice_on_the_first_optimizer(tmp_path: Path):
+    names = ("SGD", "Adagrad", "AdamW", "Adam", "SGD")
+    text = "import torch\n" + "".join(f"torch.optim.{name}(parameters)\n" for name in names)
+    (found,) = findings_in(text, tmp_path, hints=True)
+    assert (found.line, found.code) == (2, "XL106")
 
 
 def test_deep_and_long_expressions(tmp_path: Path):
