@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """How often are the rules of `xlaunch doctor` right? Count findings, and draw some for judging.
 
-    python benchmarks/doctor CORPUS/* --draw 200 --seed 2 --out drawn.csv
+    python benchmarks/doctor CORPUS/* --draw 130 40 --seed 4 --out drawn.csv
     python benchmarks/doctor --judged
-    python benchmarks/doctor CORPUS/* --judged
+    python benchmarks/doctor CORPUS/* --judged 3
 
 Each directory holds the Python files of a package and is named NAME-VERSION, as the archive of its
 source on PyPI unpacks. `--draw` prints findings with the lines around them, the same number of each rule as
 far as there are that many, in the order of a seed, and `--out` writes them as a table with an empty
 verdict. judged.csv holds such tables with verdicts: `right` where a maintainer of that code would agree
-with the message, `false alarm` otherwise. Its draw 1 was judged before the rules were made more precise,
-and each later draw after that; `--judged` prints a table by rule of the last one.
+with the message, `false alarm` otherwise. Its draws 1 to 3 took 200 findings of one set of packages, and
+after each of the first two the rules were made more precise. The draw `held out` took 130 faults and 40
+hints by seed 4 of the packages of held-out.txt, which no rule had been adapted to. `--judged` prints a
+table by rule of one draw, of the last one in the file unless another is named.
 """
 
 from __future__ import annotations
@@ -47,8 +49,12 @@ def find(directories: Sequence[Path]) -> Findings:
     by_rule = defaultdict(list)
     for finding in result.findings:
         by_rule[finding.code].append(finding)
-    del by_rule["XL000"]
+    by_rule.pop("XL000", None)
     return Findings(by_rule, result.files, time.perf_counter() - start)
+
+
+def of_kind(by_rule: dict[str, list[Finding]], is_hint: bool) -> dict[str, list[Finding]]:
+    return {code: found for code, found in by_rule.items() if BY_CODE[code].is_hint is is_hint}
 
 
 def draw(by_rule: dict[str, list[Finding]], count: int, seed: int) -> list[Finding]:
@@ -77,15 +83,19 @@ def print_with_context(finding: Finding, lines_around: int) -> None:
         print(f"{mark}{number:5d} {lines[number - 1][:140]}")
 
 
-def read_judged() -> list[dict[str, str]]:
-    """Return the last draw of judged.csv; a verdict that is none ends the program."""
+def read_judged(draw: str) -> list[dict[str, str]]:
+    """Return one draw of judged.csv, "last" for the last; a verdict that is none ends the program."""
     with JUDGED.open(newline="") as stream:
         rows = list(csv.DictReader(stream))
     for row in rows:
         if row["verdict"] not in VERDICTS:
             raise SystemExit(f"{JUDGED}: {row['verdict']!r} is none of {', '.join(VERDICTS)}")
-    last = max(row["draw"] for row in rows)
-    return [row for row in rows if row["draw"] == last]
+    draws = list(dict.fromkeys(row["draw"] for row in rows))
+    if draw == "last":
+        draw = draws[-1]
+    if draw not in draws:
+        raise SystemExit(f"{JUDGED}: no draw {draw!r}; there are {', '.join(draws)}")
+    return [row for row in rows if row["draw"] == draw]
 
 
 def write_table(
@@ -108,11 +118,15 @@ def print_judged(rows: Sequence[dict[str, str]], found: dict[str, list[Finding]]
         count = "" if found is None else len(found.get(code, ()))
         print(f"| {code} {BY_CODE[code].name} | {count} | {right + false} | {right} | {false} |")
     for name, is_hint in (("faults", False), ("hints", True)):
-        of_kind = [row for row in rows if BY_CODE[row["rule"]].is_hint is is_hint]
-        false = sum(row["verdict"] == "false alarm" for row in of_kind)
-        if of_kind:
-            share = 100 * false / len(of_kind)
-            print(f"\n{name}: {false} false alarms in {len(of_kind)} findings, {share:.1f} %")
+        verdicts_of_kind = [
+            row["verdict"] for row in rows if BY_CODE[row["rule"]].is_hint is is_hint
+        ]
+        false = verdicts_of_kind.count("false alarm")
+        if verdicts_of_kind:
+            share = 100 * false / len(verdicts_of_kind)
+            print(
+                f"\n{name}: {false} false alarms in {len(verdicts_of_kind)} findings, {share:.1f} %"
+            )
 
 
 def main() -> None:
@@ -120,13 +134,17 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("directories", nargs="*", type=Path, metavar="NAME-VERSION")
-    parser.add_argument("--draw", type=int, metavar="COUNT", help="print COUNT findings")
+    parser.add_argument(
+        "--draw", nargs=2, type=int, metavar=("FAULTS", "HINTS"), help="print so many findings"
+    )
     parser.add_argument(
         "--seed", type=int, default=1, help="number and seed of the draw; default 1"
     )
     parser.add_argument("--context", type=int, default=6, help="lines around; default 6")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the draw as a table")
-    parser.add_argument("--judged", action="store_true", help="print the table of judged.csv")
+    parser.add_argument(
+        "--judged", nargs="?", const="last", metavar="DRAW", help="print a table of judged.csv"
+    )
     options = parser.parse_args()
     if not options.directories and not options.judged:
         parser.error("name directories, or --judged")
@@ -137,13 +155,17 @@ def main() -> None:
         for code, found in sorted(findings.by_rule.items()):
             print(f"{len(found):6d} {code} {BY_CODE[code].name}")
     if findings is not None and options.draw:
-        drawn = draw(findings.by_rule, options.draw, options.seed)
+        drawn = [
+            finding
+            for count, is_hint in zip(options.draw, (False, True), strict=True)
+            for finding in draw(of_kind(findings.by_rule, is_hint), count, options.seed)
+        ]
         for finding in drawn:
             print_with_context(finding, options.context)
         if options.out:
             write_table(options.out, drawn, options.directories, options.seed)
     if options.judged:
-        print_judged(read_judged(), findings and findings.by_rule)
+        print_judged(read_judged(options.judged), findings and findings.by_rule)
 
 
 if __name__ == "__main__":

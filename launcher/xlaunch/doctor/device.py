@@ -83,7 +83,7 @@ def _advise_one(
         else:
             cause = (
                 f"data is prepared by {use.cpus_used:.1f} of {devices.cpus} CPUs, as by a DataLoader "
-                "without workers, while the device waits"
+                "with few workers or none, while the device waits"
             )
             steps = [
                 f"DataLoader(num_workers={max(1, devices.cpus - 1)}, persistent_workers=True, "

@@ -11,6 +11,11 @@ from xlaunch.wording import size
 
 IDLE_SHARE = 0.05
 """A device that is busy for less of the time is idle: displays and monitors use about so much."""
+OWN_IDLE_SHARE = 0.005
+"""The same where a driver knows the program's own use, which is zero if it does not compute there.
+
+A small network that waited for its data kept an H100 busy for 2 % of the time.
+"""
 WORKED_SHARE = 0.6
 """A device that is busy for less of the time waits for the program."""
 MIN_MEMORY_BYTES = 32 << 20
@@ -87,7 +92,8 @@ def _judge_one(
         )
         for sample, reading in zip(samples, readings, strict=True)
     ]
-    used = _window(moments)
+    idle = OWN_IDLE_SHARE if busy_is_own else IDLE_SHARE
+    used = _window(moments, idle)
     busy = _mean([(moment.busy, moment.length_s) for moment in used])
     cpus_used = _mean([(moment.cpus_used, moment.length_s) for moment in used]) or 0.0
     peak = max([moment.memory_bytes for moment in moments], default=0)
@@ -99,7 +105,7 @@ def _judge_one(
     others_busy = _mean(own_share)
     powers = [(m.power_w, m.length_s) for m in used if m.power_w is not None]
     seen_s = sum([moment.length_s for moment in moments])
-    verdict = _verdict(device, used, busy, seen_s, counts=counts)
+    verdict = _verdict(device, used, busy, seen_s, idle, counts=counts)
     what = f"{device.name} ({device.model})"
     text = _text(verdict, what, used, busy or 0.0, cpus_used, peak, seen_s, counts=counts)
     if others_busy is not None and others_busy >= IDLE_SHARE:
@@ -125,13 +131,14 @@ def _judge_one(
     )
 
 
-def _window(moments: Sequence[_Moment]) -> Sequence[_Moment]:
+def _window(moments: Sequence[_Moment], idle: float) -> Sequence[_Moment]:
     """From the first moment in which the device worked to the last in which it is in use.
 
     A program begins by imports and by loading what it needs, which is not waiting. If the device
     never worked: from the first moment in which it is in use.
     """
     worked = [i for i, moment in enumerate(moments) if moment.busy >= IDLE_SHARE]
+    worked = worked or [i for i, moment in enumerate(moments) if moment.busy >= idle]
     in_use = [i for i, moment in enumerate(moments) if moment.in_use]
     if not in_use:
         return ()
@@ -143,6 +150,7 @@ def _verdict(
     used: Sequence[_Moment],
     busy: float | None,
     seen_s: float,
+    idle: float,
     *,
     counts: bool,
 ) -> Verdict:
@@ -152,7 +160,7 @@ def _verdict(
         return Verdict.UNKNOWN
     if not used:
         return Verdict.UNUSED
-    if busy is None or busy < IDLE_SHARE:
+    if busy is None or busy < idle:
         return Verdict.IDLE
     return Verdict.WORKED if busy >= WORKED_SHARE else Verdict.WAITED
 

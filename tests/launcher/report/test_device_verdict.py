@@ -58,14 +58,24 @@ def test_waiting_with_idle_cpus_is_not_for_data_that_the_program_prepares():
 
 
 def test_memory_allocated_and_engines_idle():
-    use = judged(STARTS, (40, 7.5, reading(0.01, 0.01, 1.5)))
+    use = judged(STARTS, (40, 7.5, reading(0.0, 0.0, 1.5)))
     assert use.verdict == Verdict.IDLE.value
     assert use.text == (
         "memory of cuda:0 (NVIDIA H100) is allocated (1.5 GiB) but its engines are idle: the work "
         "runs on the CPU"
     )
-    idle = judged((40, 0.0, reading(0.01, 0.01, 1.5)))
+    idle = judged((40, 0.0, reading(0.0, 0.0, 1.5)))
     assert idle.text.endswith("and so are the CPUs: the program waits for something else")
+
+
+def test_little_work_of_a_small_network_is_work():
+    # What an H100 counted of examples/plates.py without workers.
+    own = [0.01, 0, 0.01, 0.01, 0.05, 0.04, 0.05, 0.02, 0, 0.01, 0.05, 0.05, 0.02, 0.05, 0.05]
+    use = judged(STARTS, *((1, 1.0, reading(busy, busy, 1.1)) for busy in own))
+    assert use.verdict == Verdict.WAITED.value
+    # A driver that counts the whole device may have seen the display.
+    share = reading(0.03, 0.0, 1.1)._replace(own_busy=None)
+    assert judged((40, 1.0, share)).verdict == Verdict.IDLE.value
 
 
 def test_work_on_the_cpu():
