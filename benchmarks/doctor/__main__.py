@@ -10,9 +10,10 @@ source on PyPI unpacks. `--draw` prints findings with the lines around them, the
 far as there are that many, in the order of a seed, and `--out` writes them as a table with an empty
 verdict. judged.csv holds such tables with verdicts: `right` where a maintainer of that code would agree
 with the message, `false alarm` otherwise. Its draws 1 to 3 took 200 findings of one set of packages, and
-after each of the first two the rules were made more precise. The draw `held out` took 130 faults and 40
-hints by seed 4 of the packages of held-out.txt, which no rule had been adapted to. `--judged` prints a
-table by rule of one draw, of the last one in the file unless another is named.
+after each of the first two the rules were made more precise. The draws `held out` (130 faults and 40 hints, seed 4) and
+`held out 2` (100 faults, seed 5) are of the packages of held-out.txt, which no rule had been adapted to
+when they were judged. `--judged` prints a table by rule of one draw, of the last one in the file unless
+another is named.
 """
 
 from __future__ import annotations
