@@ -154,13 +154,11 @@ def _is_written(work: Work, name: str, scope: Scope) -> bool:
 
 
 def _is_hot(work: Work, call: Call) -> bool:
-    """Whether a call stands in a loop that also calls a model, or trains."""
-    return any(
-        any(one.block.is_within(loop) for one in work.backwards)
-        or any(one.call.block.is_within(loop) for one in work.module_calls)
-        for loop in call.block.loops()
-        if not isinstance(loop.node, ast.comprehension)
-    )
+    """Whether a call stands in a loop whose own rounds call a model, or train; not in a test."""
+    if getattr(call.scope.node, "name", "").lstrip("_").startswith("test"):
+        return False
+    models = [loop for one in work.module_calls for loop in one.call.block.loops()[:1]]
+    return any(loop in work.steps or loop in models for loop in call.block.loops())
 
 
 def _hard_coded(work: Work) -> Iterator[Problem]:

@@ -89,7 +89,13 @@ def _fixed(names: Names) -> Iterator[Problem]:
         if names.full(call.node.func, call.scope) == "torch.set_num_threads"
     ]
     # Counts that are compared, restored, or make sums reproducible are meant.
-    meant = {"get_num_threads", "deterministic", "use_deterministic_algorithms"}
+    # So is one thread for each of several processes.
+    meant = {
+        "get_num_threads",
+        "deterministic",
+        "use_deterministic_algorithms",
+        "init_process_group",
+    }
     if meant & facts.words or len(calls) > 1:
         return
     for call in calls:

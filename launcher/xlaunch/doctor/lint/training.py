@@ -13,6 +13,7 @@ from xlaunch.doctor.lint.work import ModuleCall, Work, bound_in, names_in
 
 _MODE_MATTERS = re.compile(r"(?i)drop|batch_?norm|instance_?norm|rrelu|transformer|\.bn|models\.")
 _WITHOUT_GRADIENTS = re.compile(r"(?i)grad|infer|context|ctx|eval")
+_ATTACK = re.compile(r"(?i)attack|adv(_|ersar)|perturb")
 _DEPTH = 6
 
 
@@ -46,6 +47,8 @@ def _evaluations(work: Work) -> Iterator[Problem]:
                 f"{called.text} is evaluated in training mode: dropout and batch normalization act; "
                 f"call {called.text}.eval() before, and train() after",
             )
+        if _ATTACK.search(ast.unparse(loop.node)):
+            continue  # adversarial inputs are made with gradients
         if not _is_without_gradients(work, called.call) and not _forward_is_without(called):
             yield (
                 called.call.node,

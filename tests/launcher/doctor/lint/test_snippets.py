@@ -203,6 +203,15 @@ LEFT_ALONE = {
         "        optimizer.zero_grad()\n",
         "        m = torch.zeros(3)\n        m[y] = 1\n        m = m.to(device)\n",
     ),
+    "an attack in an evaluation": WHOLE.replace(
+        "    with torch.no_grad():\n", "    if True:\n"
+    ).replace("output = model(", "x = attack(model, x)\n            output = model("),
+    "one thread a process": "import torch\ntorch.distributed.init_process_group()\n"
+    "torch.set_num_threads(1)",
+    "created once for many steps": MODEL + "model = Net().cuda()\nfor restart in range(9):\n"
+    "    x = torch.zeros(3).cuda()\n    for step in range(99):\n        model(x).sum().backward()\n",
+    "created in a test": MODEL + "def _test():\n    model = Net().cuda()\n"
+    "    for n in sizes:\n        model(torch.zeros(n).cuda())\n",
     "shapes without data": WHOLE.replace(
         "        optimizer.zero_grad()\n", "        m = torch.zeros(3).to('meta')\n"
     ),
