@@ -48,27 +48,28 @@ def mask_of_forked_child():
     return told
 
 
-before = threads()
-parallel = 0
+started = 0  # by parallel regions; imports may start threads of another kind
 if "sklearn first" in sys.argv:
     import numpy as np
     from sklearn.metrics import pairwise_distances_argmin
 
     points = np.random.default_rng(1).random((20_000, 16))
-    pairwise_distances_argmin(points, points[:50])  # a parallel region on scikit-learn's own copy
-    parallel = threads() - before
+    before = threads()
+    pairwise_distances_argmin(points, points[:50])  # a region on scikit-learn's own copy
+    started += threads() - before
 import torch  # noqa: E402 - the order is what is tested
 
 after_import = mask()
-imported = threads()  # some builds of torch start threads of another kind
+before = threads()
 torch.ones(1 << 22).add_(1).sum().item()  # a parallel region
+started += threads() - before
 command = (sys.executable, "-c", "import os; print(*sorted(os.sched_getaffinity(0)))")
 print(
     json.dumps(
         {
             "runtime": runtime(),
             "threads": torch.get_num_threads(),
-            "started": threads() - imported + parallel,
+            "started": started,
             "after_import": after_import,
             "mask": mask(),
             "forked": mask_of_forked_child(),
