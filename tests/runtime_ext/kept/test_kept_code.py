@@ -60,6 +60,7 @@ def agrees(compiled: CompiledForStreams, model: nn.Module, *args: Any) -> None:
     torch.testing.assert_close(found, eager(model, *args), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.long
 def test_code_is_kept_for_equal_weights_only(store: Path) -> None:
     model, sample = linear(), torch.randn(2, 4)
     assert notes(compile_for_streams(model, sample, threads=1)).startswith("compiled graph 1, ")
