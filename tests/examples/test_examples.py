@@ -130,7 +130,7 @@ def test_train_fails_below_its_goal(
 RATE = re.compile(r"^loss (\d+\.\d{3}), (\d+\.\d) images/s$", re.MULTILINE)
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_plates_are_read_after_five_epochs() -> None:
     done = run_example("plates.py", "--epochs", "5", "--goal", "0.9", "--device", "cpu")
     assert done.returncode == 0, done.stdout + done.stderr
