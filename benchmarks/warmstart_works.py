@@ -20,11 +20,14 @@ EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 SEQUENCE_LENGTH = 128
 
 
-def compiled(model: Any, *inputs: Any, freezing: bool = False) -> float:
+def compiled(model: Any, *inputs: Any, freezing: bool = False, streams: bool = False) -> float:
     """Compile a module for inference and call it once; the seconds until its result."""
     import torch
 
     import xruntime  # noqa: F401 - writes torch's counters for the launch's report
+
+    if streams:
+        return for_streams(model, *inputs)
 
     if torch.cuda.is_available():
         model, inputs = model.cuda(), tuple([value.cuda() for value in inputs])
@@ -37,7 +40,7 @@ def compiled(model: Any, *inputs: Any, freezing: bool = False) -> float:
     return time.perf_counter() - start
 
 
-def resnet50(*, freezing: bool = False) -> float:
+def resnet50(**how: bool) -> float:
     """ResNet-50, one image, channels last."""
     import torch
 
@@ -47,10 +50,10 @@ def resnet50(*, freezing: bool = False) -> float:
     torch.manual_seed(0)
     model = example.resnet50().eval().to(memory_format=torch.channels_last)
     image = torch.randn(1, 3, 224, 224).to(memory_format=torch.channels_last)
-    return compiled(model, image, freezing=freezing)
+    return compiled(model, image, **how)
 
 
-def minilm(*, freezing: bool = False) -> float:
+def minilm(**how: bool) -> float:
     """A transformer of MiniLM's shape (6 layers of 384), one sequence of 128 tokens."""
     import torch
     from transformers import BertConfig, BertModel
@@ -60,7 +63,17 @@ def minilm(*, freezing: bool = False) -> float:
     )
     torch.manual_seed(0)
     tokens = torch.randint(0, 30_000, (1, SEQUENCE_LENGTH))
-    return compiled(BertModel(shape).eval(), tokens, freezing=freezing)
+    return compiled(BertModel(shape).eval(), tokens, **how)
+
+
+def for_streams(model: Any, *inputs: Any) -> float:
+    """Compile a module by `compile_for_streams` and call it in a stream; the seconds until its result."""
+    from xruntime import CPUPool, Task, compile_for_streams
+
+    start = time.perf_counter()
+    fast = compile_for_streams(model, inputs, threads=1)
+    Task(fast, CPUPool([CPUPool().core_ids[0]])).run_sync(*inputs)
+    return time.perf_counter() - start
 
 
 def numba() -> float:
@@ -137,6 +150,8 @@ def cuda() -> float:
 WORKS: dict[str, Callable[[], float]] = {
     "resnet50": resnet50,
     "minilm": minilm,
+    "resnet50-streams": lambda: resnet50(streams=True),
+    "minilm-streams": lambda: minilm(streams=True),
     "resnet50-freezing": lambda: resnet50(freezing=True),
     "minilm-freezing": lambda: minilm(freezing=True),
     "numba": numba,

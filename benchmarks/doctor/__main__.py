@@ -13,7 +13,7 @@ with the message, `false alarm` otherwise. Its draws 1 to 3 took 200 findings of
 after each of the first two the rules were made more precise. The draws `held out` (130 faults and 40 hints, seed 4) and
 `held out 2` (100 faults, seed 5) are of the packages of held-out.txt, which no rule had been adapted to
 when they were judged. `--judged` prints a table by rule of one draw, of the last one in the file unless
-another is named.
+another is named; with directories, also how many of its findings the present rules report.
 """
 
 from __future__ import annotations
@@ -130,6 +130,27 @@ def print_judged(rows: Sequence[dict[str, str]], found: dict[str, list[Finding]]
             )
 
 
+def print_still_found(
+    rows: Sequence[dict[str, str]],
+    found: dict[str, list[Finding]],
+    directories: Sequence[Path],
+) -> None:
+    """Print how many of the judged findings the present rules report, by verdict."""
+    now = {
+        (*place(one, directories), str(one.line), one.code)
+        for findings in found.values()
+        for one in findings
+    }
+    columns = ("package", "version", "file", "line", "rule")
+    for name, is_hint in (("faults", False), ("hints", True)):
+        kind = [row for row in rows if BY_CODE[row["rule"]].is_hint is is_hint]
+        for verdict in VERDICTS:
+            judged = [tuple(row[it] for it in columns) for row in kind if row["verdict"] == verdict]
+            if judged:
+                left = sum(row in now for row in judged)
+                print(f"{name} judged {verdict!r}: {left} of {len(judged)} are still reported")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -166,7 +187,10 @@ def main() -> None:
         if options.out:
             write_table(options.out, drawn, options.directories, options.seed)
     if options.judged:
-        print_judged(read_judged(options.judged), findings and findings.by_rule)
+        rows = read_judged(options.judged)
+        print_judged(rows, findings and findings.by_rule)
+        if findings is not None:
+            print_still_found(rows, findings.by_rule, options.directories)
 
 
 if __name__ == "__main__":
