@@ -4,9 +4,14 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import os
 import re
 from collections.abc import Iterator
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
 
 from xlaunch.doctor.checks.findings import Check, Facts, Finding, Severity, has_environment
 from xlaunch.environment.prefix import find_installed, site_directories
@@ -135,7 +140,7 @@ def show_companions(facts: Facts) -> Iterator[Finding]:
             continue
         version, wanted = installed[name], _requirement(facts, name)
         local, torchs = version.partition("+")[2], torch.partition("+")[2]
-        if wanted and not _satisfies(torch, wanted):
+        if not _fits(torch, wanted):
             reason = f"it asks for torch{wanted}, and {torch} is installed"
         elif local and torchs and local != torchs:
             reason = f"it is built for {local}, and torch for {torchs}"
@@ -152,7 +157,7 @@ def show_companions(facts: Facts) -> Iterator[Finding]:
         yield Finding(Severity.OK, f"{', '.join(fits)}: for torch {torch}")
 
 
-def _requirement(facts: Facts, package: str) -> str:
+def _requirement(facts: Facts, package: str) -> SpecifierSet:
     """What a package's metadata asks of torch. **Ex.:** ``==2.8.0``; empty if nothing."""
     assert facts.prefix is not None
     for site in site_directories(facts.prefix, facts.interpreter):
@@ -163,38 +168,22 @@ def _requirement(facts: Facts, package: str) -> str:
                 with open(f"{site}/{name}/METADATA", encoding="utf-8", errors="replace") as stream:
                     text = stream.read(1 << 18).partition("\n\n")[0]
             except OSError:
-                return ""
-            match = re.search(r"(?m)^Requires-Dist: *torch *\(?([=<>!~][^;)\n]*)\)? *$", text)
-            return match[1].replace(" ", "") if match else ""
-    return ""
+                return SpecifierSet()
+            for line in re.findall(r"(?m)^Requires-Dist: *(torch\b.*)$", text):
+                with contextlib.suppress(InvalidRequirement):
+                    required = Requirement(line)
+                    if required.name == "torch" and required.marker is None:
+                        return required.specifier
+            return SpecifierSet()
+    return SpecifierSet()
 
 
-def _satisfies(version: str, wanted: str) -> bool:
-    """Whether a version is within a specifier such as ``>=2.1,<3``; what is unknown is let pass."""
-    have = _numbers(version.partition("+")[0])
-    for part in wanted.split(","):
-        match = re.fullmatch(r"(==|!=|<=|>=|<|>|~=)v?([\d.]+?)(\.\*)?(\+\S+)?", part)
-        if match is None:
-            continue
-        operator, bound = match[1], _numbers(match[2])
-        width = len(bound) if match[3] else max(len(bound), len(have))
-        mine, theirs = (_padded(numbers, width) for numbers in (have, bound))
-        accepted = {
-            "==": mine == theirs,
-            "!=": mine != theirs,
-            "<=": mine <= theirs,
-            ">=": mine >= theirs,
-            "<": mine < theirs,
-            ">": mine > theirs,
-            "~=": mine >= theirs and have[: len(bound) - 1] == bound[:-1],
-        }
-        if not accepted[operator]:
-            return False
-    return True
-
-
-def _padded(numbers: tuple[int, ...], width: int) -> tuple[int, ...]:
-    return (*numbers, *(0,) * width)[:width]
+def _fits(version: str, wanted: SpecifierSet) -> bool:
+    """Whether a version is within a specifier; one of a form of its own is let pass."""
+    try:
+        return wanted.contains(Version(version), prereleases=True)
+    except InvalidVersion:
+        return True
 
 
 def _numbers(version: str) -> tuple[int, ...]:
