@@ -41,6 +41,9 @@ SPELLINGS = "auto, cpu, cuda[:N], xpu[:N] or mps"
 VENDORS = {"cuda": (Vendor.NVIDIA, Vendor.AMD), "xpu": (Vendor.INTEL,)}
 """Whose GPUs are of a kind; torch calls AMD's cuda too."""
 
+BF16_FLAGS = frozenset(("avx512_bf16", "amx_bf16", "bf16"))
+"""Instructions for bf16 as /proc/cpuinfo names them; the last is Arm's."""
+
 MAX_REASON_CHARACTERS = 200
 
 Target = TypeVar("Target")
@@ -119,7 +122,8 @@ def describe_device(name: str | torch.device = "auto") -> DeviceProperties:
     memory_bytes = free_bytes = capability = driver = bf16 = cpus = instruction_set = None
     if chosen.type == "cpu":
         memory_bytes, cpus = _memory_and_cpus()
-        bf16 = _cpu_has_bf16()
+        flags = cpu_bf16_flags()
+        bf16 = None if flags is None else bool(flags)
         instruction_set = torch.backends.cpu.get_cpu_capability()
     elif chosen.type == "mps":
         memory_bytes = torch.mps.recommended_max_memory()
@@ -285,12 +289,11 @@ def _memory_and_cpus() -> tuple[int | None, str | None]:
     return min(sizes, default=None), format_cpu_list(limits.allowed_cpus)
 
 
-def _cpu_has_bf16() -> bool | None:
+def cpu_bf16_flags() -> tuple[str, ...] | None:
+    """The flags of this CPU's instructions for bf16, sorted; None where /proc/cpuinfo has no flags."""
     fields = parse_cpuinfo(Tree("/").read_start("/proc/cpuinfo"))
     flags = fields.get("flags") or fields.get("Features")  # x86, Arm
-    if flags is None:
-        return None
-    return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(flags.split())
+    return None if flags is None else tuple(sorted(BF16_FLAGS.intersection(flags.split())))
 
 
 def _built_for() -> str:

@@ -20,8 +20,8 @@ from typing import Any, Final
 
 import torch
 
-from xlaunch.machine.cpuinfo import parse_cpuinfo
 from xruntime.compilation.accuracy import TOLERANCES, tolerance_for
+from xruntime.devices import cpu_bf16_flags
 from xruntime.optimization.aside import compiled_aside
 from xruntime.optimization.front_end import optimize
 from xruntime.optimization.program.refusals import (
@@ -48,9 +48,6 @@ MAX_FIRST_CALLS: Final = 3
 MAX_LINES: Final = 40
 MAX_REFUSED_CALLS: Final = 100
 """After so many calls that were refused, a module is left alone for good."""
-
-BF16_FLAGS: Final = frozenset(("avx512_bf16", "amx_bf16", "bf16"))
-"""Instructions for bf16 as /proc/cpuinfo names them; the last is Arm's."""
 
 
 class _Thread(threading.local):
@@ -290,13 +287,7 @@ def _precision(asked: str) -> tuple[bool, str]:
     """Whether to compute in bf16, and the same for the report."""
     if asked != "auto":
         return asked == "bf16", asked
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as stream:
-            fields = parse_cpuinfo(stream.read())
-    except OSError:
-        fields = {}
-    flags = (fields.get("flags") or fields.get("Features") or "").split()
-    found = sorted(BF16_FLAGS.intersection(flags))
+    found = cpu_bf16_flags()
     if found:
         return True, f"bf16 (auto: this CPU has {found[0]})"
     return False, "fp32 (auto: this CPU has no instructions for bf16)"
