@@ -46,6 +46,7 @@ def watch_program(words: tuple[str, ...], *, compare: str | None, as_json: bool)
         raise UsageError(f"--device needs Linux, this is {sys.platform}")
     request = _parse(words)._replace(verify_device=True)
     machine = read_machine()
+    _warn_without_counters()
     if compare is None:
         with _output(as_json=as_json):
             report = _run(request, machine)
@@ -75,13 +76,18 @@ def _parse(words: tuple[str, ...]) -> Request:
     return request
 
 
-def _run(request: Request, machine: Machine) -> Report:
-    from xlaunch.launching import launch
+def _warn_without_counters() -> None:
+    """Say before a run, which may take hours, what its verdict will lack."""
     from xlaunch.report.nvidia_counters import NvidiaCounters
 
     problem = NvidiaCounters({}).problem
     if problem is not None:
         say(f"warning: {problem}", NAME)
+
+
+def _run(request: Request, machine: Machine) -> Report:
+    from xlaunch.launching import launch
+
     with _as_one_job():
         report = launch(plan(request, machine), live_line=True)
     for warning in report.warnings:
