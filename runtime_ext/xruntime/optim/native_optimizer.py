@@ -17,7 +17,7 @@ from xruntime.errors import OptimizerError
 from xruntime.optim.dense import DenseStep, State, StateNames, as_count
 from xruntime.optim.layout import can_be_walked_together, empty_like
 from xruntime.optim.sparse import SparseStep
-from xruntime.optim.split import join, split
+from xruntime.optim.split_bf16 import join, split
 from xruntime.optim.step_call import FORMATS, TYPES, Formats, Update
 
 Rounding = Literal["split", "stochastic"]

@@ -8,7 +8,7 @@ import statistics
 import pytest
 from tests.tuner.measurement.noise import NOISES, made_series
 
-from xlaunch.measurement.metric_lines import Kind
+from xlaunch.metrics.metric_lines import Kind
 from xtune.measurement.cuts import MIN_VALUES, may_be_cut, surely_worse
 from xtune.measurement.launches import Series
 from xtune.measurement.objectives import Goal

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.tuner.measurement.noise import made_series
 
-from xlaunch.measurement.metric_lines import Kind
-from xlaunch.wording import number
+from xlaunch.metrics.metric_lines import Kind
+from xlaunch.text import number
 from xtune.measurement.launches import Series, Steadiness
 from xtune.measurement.summaries import Summary, Window, summarise, unit_in, worst
 

@@ -13,7 +13,7 @@ from tests.tuner.search.scripted import RATE, SPACE
 
 from xlaunch.cli.machine_drawing import draw_machine
 from xlaunch.machine.cpu_list import format_cpu_list
-from xlaunch.wording import number
+from xlaunch.text import number
 from xtune.evidence.verdicts import Kind
 from xtune.measurement.launches import Launch, Outcome, Secondary
 from xtune.measurement.objectives import Objective, Requirement

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from xlaunch.wording import number
+from xlaunch.text import number
 from xtune.measurement.objectives import WALL, Goal, Objective
 from xtune.screen.quantities import (
     NOTHING,

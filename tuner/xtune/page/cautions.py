@@ -7,7 +7,7 @@ import math
 import statistics
 from collections.abc import Iterator
 
-from xlaunch.wording import number
+from xlaunch.text import number
 from xtune.evidence.noise import Trouble, noise_cautions, pooled_spread
 from xtune.evidence.ratios import has_ratio
 from xtune.evidence.verdicts import Kind, Standing

@@ -9,7 +9,7 @@ from typing import Any
 
 from plotly import graph_objects as go
 
-from xlaunch.wording import number
+from xlaunch.text import number
 from xtune.evidence.fronts import front_of
 from xtune.evidence.importance import Importance
 from xtune.evidence.pareto import Estimate, Place

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from xlaunch import wording
+from xlaunch import text
 from xlaunch.cli.machine_drawing import draw_machine
 from xlaunch.environment.variables import Setting
 from xlaunch.errors import UsageError, XLaunchError
@@ -57,7 +57,7 @@ FILTERS = (
     quantities.counted,
     quantities.duration,
     quantities.launches,
-    wording.number,
+    text.number,
     quantities.percent,
     quantities.size,
     quantities.spans,
@@ -84,8 +84,8 @@ def require_libraries() -> str:
             f"the page needs plotly and Jinja2 ({error}): pip install plotly Jinja2"
         ) from None
     # A hash is of the text as the browser reads it, with one kind of line end.
-    text = str(plotly.get_plotlyjs()).replace("\r\n", "\n").replace("\r", "\n")
-    return text.replace("</script", "<\\/script").replace("<!--", "<\\!--")
+    script = str(plotly.get_plotlyjs()).replace("\r\n", "\n").replace("\r", "\n")
+    return script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
 
 
 def render_page(conclusion: Conclusion, plotly: str) -> str:

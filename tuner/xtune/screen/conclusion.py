@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from xlaunch.errors import UsageError
-from xlaunch.wording import number
+from xlaunch.text import number
 from xtune.evidence.finals import FinalPlan
 from xtune.evidence.fronts import SecondGoal
 from xtune.evidence.importance import Importance, SettingImportance, importance_of

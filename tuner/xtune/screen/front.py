@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from xlaunch.wording import number
+from xlaunch.text import number
 from xtune.evidence.fronts import SecondGoal, front_of
 from xtune.evidence.pareto import Place
 from xtune.evidence.ratios import has_ratio

@@ -8,8 +8,8 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from xlaunch.measurement.metric_lines import Kind
-from xlaunch.wording import number
+from xlaunch.metrics.metric_lines import Kind
+from xlaunch.text import number
 from xtune.measurement.announcements import MARK
 from xtune.measurement.objectives import WALL, Goal, Objective
 from xtune.measurement.summaries import kind_in, name_of, unit_in

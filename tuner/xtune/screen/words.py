@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from xlaunch.wording import number
+from xlaunch.text import number
 from xtune.measurement.launches import Launch, Outcome
 from xtune.measurement.objectives import WALL, Objective
 from xtune.screen.quantities import amount, counted, duration, launches
