@@ -13,8 +13,8 @@ from tests.tuner.page.pages import Element, findings, read_page
 from tests.tuner.search.scripted import RATE, SMALL, gain
 
 from xtune.evidence.fronts import SecondGoal
-from xtune.measurement.launches import Launch, Outcome, Series
-from xtune.measurement.objectives import WALL, Goal, Objective
+from xtune.launches.launch import Launch, Outcome, Series
+from xtune.launches.objectives import WALL, Goal, Objective
 from xtune.screen.conclusion import Conclusion
 from xtune.space.parameters import BARE, Configuration
 

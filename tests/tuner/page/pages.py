@@ -16,8 +16,8 @@ from tuner_memory import MemoryStore
 from xlaunch.machine import read_machine
 from xlaunch.planning import Request
 from xtune.evidence.fronts import SecondGoal
-from xtune.measurement.launches import Launch, Outcome
-from xtune.measurement.objectives import Objective
+from xtune.launches.launch import Launch, Outcome
+from xtune.launches.objectives import Objective
 from xtune.page.document import render_page
 from xtune.screen.conclusion import Conclusion
 from xtune.search.budget import Budget

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from tests.tuner.page.cases import case
 from tests.tuner.page.pages import findings, read_page
 
-from xtune.measurement.launches import Launch, Steadiness
+from xtune.launches.launch import Launch, Steadiness
 from xtune.page.cautions import warnings_of
 from xtune.screen.conclusion import Conclusion
 from xtune.search.records import Stage

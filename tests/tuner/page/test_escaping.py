@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.tuner.page.pages import PLOTLY, Element, charts_of, findings, read
 
-from xtune.measurement.launches import Launch, Outcome
-from xtune.measurement.objectives import Goal, Objective
+from xtune.launches.launch import Launch, Outcome
+from xtune.launches.objectives import Goal, Objective
 from xtune.page.document import page_environment, render_page
 from xtune.page.figures import printable
 from xtune.page.figures import text as chart_text

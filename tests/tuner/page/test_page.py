@@ -15,8 +15,8 @@ from xlaunch.cli.machine_drawing import draw_machine
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.text import number
 from xtune.evidence.verdicts import Kind
-from xtune.measurement.launches import Launch, Outcome, Secondary
-from xtune.measurement.objectives import Objective, Requirement
+from xtune.launches.launch import Launch, Outcome, Secondary
+from xtune.launches.objectives import Objective, Requirement
 from xtune.page.contestants import best_so_far, contestants, failures
 from xtune.search.provenance import Made, Provenance
 from xtune.search.strategy import Resolution

@@ -12,9 +12,9 @@ from tests.tuner.screen.made_up import FOUR, RATE, SPACE, TWO, launch, recorded
 from xlaunch.planning import Request
 from xtune.evidence.ratios import RatioInterval
 from xtune.evidence.verdicts import Kind, MoreBudget, Verdict, undecided
-from xtune.measurement.launches import Launch, Outcome
-from xtune.measurement.objectives import Objective
-from xtune.measurement.requirements import parse_requirement
+from xtune.launches.launch import Launch, Outcome
+from xtune.launches.objectives import Objective
+from xtune.launches.requirements import parse_requirement
 from xtune.screen.conclusion import Conclusion
 from xtune.search.strategy import Favourite, Resolution
 from xtune.search.study import Subject

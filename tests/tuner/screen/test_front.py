@@ -6,9 +6,9 @@ from __future__ import annotations
 import pytest
 
 from xtune.evidence.fronts import SecondGoal
-from xtune.measurement.launches import Launch, Outcome, Secondary
-from xtune.measurement.objectives import Goal, Objective
-from xtune.measurement.requirements import parse_requirement
+from xtune.launches.launch import Launch, Outcome, Secondary
+from xtune.launches.objectives import Goal, Objective
+from xtune.launches.requirements import parse_requirement
 from xtune.screen.front import front_lines
 from xtune.space.parameters import BARE, Configuration, Parameter, Where
 from xtune.space.spaces import Space

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from xlaunch.text import number
-from xtune.measurement.objectives import WALL, Goal, Objective
+from xtune.launches.objectives import WALL, Goal, Objective
 from xtune.screen.quantities import (
     NOTHING,
     amount,

@@ -7,9 +7,9 @@ import pytest
 from tests.tuner.screen.made_up import FOUR, RATE, launch
 from tests.tuner.screen.made_up import SPACE as RATES
 
-from xtune.measurement.launches import Launch, Outcome, Secondary
-from xtune.measurement.objectives import WALL, Goal, Objective
-from xtune.measurement.requirements import parse_requirement
+from xtune.launches.launch import Launch, Outcome, Secondary
+from xtune.launches.objectives import WALL, Goal, Objective
+from xtune.launches.requirements import parse_requirement
 from xtune.screen.plain import MAX_PAUSE_S, PlainScreen
 from xtune.screen.words import (
     aim,

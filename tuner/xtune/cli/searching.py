@@ -21,7 +21,7 @@ from xtune.cli.preparation import Task, current_provenance, second_goal, seeds
 from xtune.cli.preset_file import write_preset
 from xtune.errors import StorageError
 from xtune.evidence.verdicts import Kind, Rule, Verdict, undecided
-from xtune.measurement.launches import Launch
+from xtune.launches.launch import Launch
 from xtune.screen.conclusion import Conclusion
 from xtune.screen.plain import PlainScreen
 from xtune.screen.quantities import launches

@@ -11,7 +11,7 @@ from xlaunch.text import number
 from xtune.evidence.noise import Trouble, noise_cautions, pooled_spread
 from xtune.evidence.ratios import has_ratio
 from xtune.evidence.verdicts import Kind, Standing
-from xtune.measurement.launches import Outcome, Steadiness
+from xtune.launches.launch import Outcome, Steadiness
 from xtune.screen.cautions import Warned, launch_warnings
 from xtune.screen.conclusion import Conclusion
 from xtune.screen.quantities import launches, spans

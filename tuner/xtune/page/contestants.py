@@ -6,7 +6,7 @@ from __future__ import annotations
 import statistics
 from typing import NamedTuple
 
-from xtune.measurement.launches import Launch, Outcome
+from xtune.launches.launch import Launch, Outcome
 from xtune.screen.conclusion import Conclusion
 from xtune.space.parameters import BARE, Configuration
 

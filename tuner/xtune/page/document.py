@@ -27,7 +27,7 @@ from xtune.evidence.fronts import front_of
 from xtune.evidence.importance import importance_of
 from xtune.evidence.pareto import Place
 from xtune.evidence.verdicts import Kind, Standing
-from xtune.measurement.launches import Outcome
+from xtune.launches.launch import Outcome
 from xtune.page.cautions import warnings_of
 from xtune.page.contestants import contestants, failures
 from xtune.screen import quantities

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from plotly import graph_objects as go
 
-from xtune.measurement.launches import Launch, Outcome
-from xtune.measurement.objectives import WALL
-from xtune.measurement.summaries import name_of
+from xtune.launches.launch import Launch, Outcome
+from xtune.launches.objectives import WALL
+from xtune.launches.summaries import name_of
 from xtune.page.contestants import Contestant, best_so_far
 from xtune.page.figures import (
     BLUE,

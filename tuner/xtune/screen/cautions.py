@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from xtune.evidence.drift import Control, drift_of
 from xtune.evidence.ratios import has_ratio
-from xtune.measurement.launches import Launch, Outcome
+from xtune.launches.launch import Launch, Outcome
 from xtune.screen.quantities import launches, percent, spans
 from xtune.search.records import Record
 from xtune.space.parameters import BARE

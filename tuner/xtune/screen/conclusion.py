@@ -15,8 +15,8 @@ from xtune.evidence.finals import FinalPlan
 from xtune.evidence.fronts import SecondGoal
 from xtune.evidence.importance import Importance, SettingImportance, importance_of
 from xtune.evidence.verdicts import Kind, Verdict
-from xtune.measurement.launches import Launch, Outcome
-from xtune.measurement.objectives import Objective
+from xtune.launches.launch import Launch, Outcome
+from xtune.launches.objectives import Objective
 from xtune.screen.cautions import launch_warnings
 from xtune.screen.front import front_lines
 from xtune.screen.quantities import amount, counted, duration, launches, percent

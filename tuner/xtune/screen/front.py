@@ -9,8 +9,8 @@ from xlaunch.text import number
 from xtune.evidence.fronts import SecondGoal, front_of
 from xtune.evidence.pareto import Place
 from xtune.evidence.ratios import has_ratio
-from xtune.measurement.launches import Launch
-from xtune.measurement.objectives import Objective
+from xtune.launches.launch import Launch
+from xtune.launches.objectives import Objective
 from xtune.screen.words import settings
 from xtune.space.spaces import Space
 

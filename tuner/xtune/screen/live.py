@@ -15,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from xtune.measurement.objectives import Objective
+from xtune.launches.objectives import Objective
 from xtune.screen.plain import PlainScreen
 from xtune.screen.quantities import duration, launches
 from xtune.screen.words import STAGES, describe_favourite, describe_step, time_left

@@ -6,8 +6,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from xtune.measurement.launches import Launch, Outcome
-from xtune.measurement.objectives import Objective
+from xtune.launches.launch import Launch, Outcome
+from xtune.launches.objectives import Objective
 from xtune.screen.cautions import shared_with
 from xtune.screen.quantities import duration
 from xtune.screen.words import (

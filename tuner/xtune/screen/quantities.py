@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from xlaunch.metrics.metric_lines import Kind
 from xlaunch.text import number
-from xtune.measurement.announcements import MARK
-from xtune.measurement.objectives import WALL, Goal, Objective
-from xtune.measurement.summaries import kind_in, name_of, unit_in
+from xtune.launches.announcements import MARK
+from xtune.launches.objectives import WALL, Goal, Objective
+from xtune.launches.summaries import kind_in, name_of, unit_in
 
 NOTHING = "\N{EN DASH}"
 """Shown where there is no value."""

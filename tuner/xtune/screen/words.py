@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from xlaunch.text import number
-from xtune.measurement.launches import Launch, Outcome
-from xtune.measurement.objectives import WALL, Objective
+from xtune.launches.launch import Launch, Outcome
+from xtune.launches.objectives import WALL, Objective
 from xtune.screen.quantities import amount, counted, duration, launches
 from xtune.search.budget import Budget
 from xtune.search.events import Outline, Progress

@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.tuner.measurement.conftest import MakeRunner
+from tests.tuner.launches.conftest import MakeRunner
 
-from xtune.measurement.announcements import Announcement
-from xtune.measurement.launches import Outcome
-from xtune.measurement.objectives import Goal
+from xtune.launches.announcements import Announcement
+from xtune.launches.launch import Outcome
+from xtune.launches.objectives import Goal
 from xtune.space.parameters import BARE, Configuration
 
 DEFAULT = Configuration({})

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from xtune.measurement.energy import EnergyMeter
+from xtune.launches.energy import EnergyMeter
 
 RANGE = 262_143_328_850
 

@@ -19,9 +19,9 @@ from typing import NamedTuple
 from xlaunch.metrics.collector import MIN_FOR_P99, MetricTotal, durations, percentile
 from xlaunch.metrics.metric_lines import SECONDS_PER_UNIT, Kind, kind_of, parse_metric
 from xlaunch.report import Report
-from xtune.measurement.announcements import MARK
-from xtune.measurement.launches import Series, Steadiness
-from xtune.measurement.steadiness import Judgement, judge
+from xtune.launches.announcements import MARK
+from xtune.launches.launch import Series, Steadiness
+from xtune.launches.steadiness import Judgement, judge
 
 INSTANCES_NAMED = 3
 """Maximum number of instances that notes name one by one."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import enum
 from typing import NamedTuple
 
-from xtune.measurement.launches import Launch, Outcome
+from xtune.launches.launch import Launch, Outcome
 
 WALL = "wall"
 """The metric for wall time."""

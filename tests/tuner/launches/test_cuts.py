@@ -6,12 +6,12 @@ from __future__ import annotations
 import statistics
 
 import pytest
-from tests.tuner.measurement.noise import NOISES, made_series
+from tests.tuner.launches.noise import NOISES, made_series
 
 from xlaunch.metrics.metric_lines import Kind
-from xtune.measurement.cuts import MIN_VALUES, may_be_cut, surely_worse
-from xtune.measurement.launches import Series
-from xtune.measurement.objectives import Goal
+from xtune.launches.cuts import MIN_VALUES, may_be_cut, surely_worse
+from xtune.launches.launch import Series
+from xtune.launches.objectives import Goal
 
 RATE, TIME, VALUE = Kind.RATE, Kind.TIME, Kind.VALUE
 MAXIMIZE, MINIMIZE = Goal.MAXIMIZE, Goal.MINIMIZE

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.tuner.measurement.conftest import BEGIN, MakeRunner
+from tests.tuner.launches.conftest import BEGIN, MakeRunner
 
 from xlaunch.machine import read_machine
 from xlaunch.planning import Request, plan
 from xtune.errors import ObjectiveError, SpaceError
-from xtune.measurement.launches import Outcome, Secondary, Steadiness
-from xtune.measurement.objectives import Goal
-from xtune.measurement.runner import PADDING_VARIABLE
+from xtune.launches.launch import Outcome, Secondary, Steadiness
+from xtune.launches.objectives import Goal
+from xtune.launches.runner import PADDING_VARIABLE
 from xtune.search.measurer import Measurer
 from xtune.space.parameters import BARE, Configuration, Parameter, Where
 

@@ -9,11 +9,11 @@ import zlib
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.tuner.measurement.noise import LEVEL, NOISES, made_series
+from tests.tuner.launches.noise import LEVEL, NOISES, made_series
 
 from xtune.evidence.distributions import binomial_upper_bound
-from xtune.measurement.launches import Steadiness
-from xtune.measurement.steadiness import MIN_VALUES, Judgement, judge
+from xtune.launches.launch import Steadiness
+from xtune.launches.steadiness import MIN_VALUES, Judgement, judge
 
 FLAT, WARM_UP, SLOW_DOWN, NOT_STEADY, TOO_FEW = Steadiness
 

@@ -18,10 +18,10 @@ from typing import NamedTuple
 from xlaunch.metrics.collector import MIN_FOR_P99
 from xlaunch.metrics.metric_lines import SECONDS_PER_UNIT, Kind
 from xtune.errors import ObjectiveError
-from xtune.measurement.announcements import MARK
-from xtune.measurement.launches import Secondary
-from xtune.measurement.objectives import WALL, Objective, Requirement
-from xtune.measurement.summaries import Summary, in_seconds, kind_in, name_of
+from xtune.launches.announcements import MARK
+from xtune.launches.launch import Secondary
+from xtune.launches.objectives import WALL, Objective, Requirement
+from xtune.launches.summaries import Summary, in_seconds, kind_in, name_of
 
 TIME_UNITS: dict[str, float] = {**SECONDS_PER_UNIT, "min": 60.0, "h": 3600.0}
 MEMORY_UNITS: dict[str, float] = {

@@ -20,9 +20,9 @@ from collections.abc import Sequence
 
 from xlaunch.metrics.metric_lines import Kind
 from xlaunch.text import number
-from xtune.measurement.launches import Series, Steadiness
-from xtune.measurement.objectives import Goal
-from xtune.measurement.steadiness import judge
+from xtune.launches.launch import Series, Steadiness
+from xtune.launches.objectives import Goal
+from xtune.launches.steadiness import judge
 
 MIN_VALUES = 20
 BATCHES = 10

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from xlaunch.errors import UsageError
 from xlaunch.metrics.metric_lines import Kind
 from xtune.errors import ObjectiveError
-from xtune.measurement.launches import Secondary, Series
-from xtune.measurement.objectives import Goal, Objective, Requirement
-from xtune.measurement.requirements import check, metrics_to_read, parse_requirement
-from xtune.measurement.summaries import Summary, summarise
+from xtune.launches.launch import Secondary, Series
+from xtune.launches.objectives import Goal, Objective, Requirement
+from xtune.launches.requirements import check, metrics_to_read, parse_requirement
+from xtune.launches.summaries import Summary, summarise
 
 GIB = 2.0**30
 NOTHING_ELSE = Secondary(1.0)

@@ -12,11 +12,11 @@ from xlaunch.metrics.live import LiveLine, LiveStart, LiveValue
 from xlaunch.metrics.metric_lines import Kind
 from xlaunch.supervision.client import RunningLaunch
 from xlaunch.text import number
-from xtune.measurement.cuts import may_be_cut, surely_worse
-from xtune.measurement.energy import MAX_PAUSE_S, EnergyMeter
-from xtune.measurement.launches import Outcome, Series
-from xtune.measurement.objectives import Goal
-from xtune.measurement.outputs import Tail
+from xtune.launches.cuts import may_be_cut, surely_worse
+from xtune.launches.energy import MAX_PAUSE_S, EnergyMeter
+from xtune.launches.launch import Outcome, Series
+from xtune.launches.objectives import Goal
+from xtune.launches.outputs import Tail
 
 FIRST_LOOK_S = 0.25
 SHARE_OF_ONE_CPU = 0.005

@@ -12,9 +12,9 @@ import pytest
 
 from xlaunch.machine import read_machine
 from xlaunch.planning import Request
-from xtune.measurement.objectives import Goal, Objective
-from xtune.measurement.requirements import parse_requirement
-from xtune.measurement.runner import Runner
+from xtune.launches.objectives import Goal, Objective
+from xtune.launches.requirements import parse_requirement
+from xtune.launches.runner import Runner
 from xtune.space.parameters import Parameter, Where
 from xtune.space.resolution import Resolver
 from xtune.space.spaces import Space

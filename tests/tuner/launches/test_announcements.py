@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xlaunch.metrics.live import LINES_AFTER_MARK, LiveLine
-from xtune.measurement.announcements import (
+from xtune.launches.announcements import (
     Announced,
     Announcement,
     parse_announcement,
     read_announcements,
 )
-from xtune.measurement.objectives import Goal, Objective
+from xtune.launches.objectives import Goal, Objective
 
 LATENCY = "@hypertune {'name': 'latency (ms)'}"
 RATE = "@hypertune {'name': 'rate', 'higher_is_better': True, 'target_val': 100}"

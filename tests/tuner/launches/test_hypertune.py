@@ -12,7 +12,7 @@ from tests.launcher.planning.shapes import make_machine
 from xlaunch.machine.topology import Machine
 from xlaunch.planning import Request, plan
 from xtune.errors import SpaceError
-from xtune.measurement.hypertune import (
+from xtune.launches.hypertune import (
     DEFAULTS,
     HypertuneParameters,
     HypertuneSettings,

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from xlaunch.text import number
-from xtune.measurement.launches import Steadiness
+from xtune.launches.launch import Steadiness
 
 if TYPE_CHECKING:
     import numpy as np

@@ -10,12 +10,12 @@ import statistics
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.tuner.measurement.noise import made_series
+from tests.tuner.launches.noise import made_series
 
 from xlaunch.metrics.metric_lines import Kind
 from xlaunch.text import number
-from xtune.measurement.launches import Series, Steadiness
-from xtune.measurement.summaries import Summary, Window, summarise, unit_in, worst
+from xtune.launches.launch import Series, Steadiness
+from xtune.launches.summaries import Summary, Window, summarise, unit_in, worst
 
 FLAT, WARM_UP, SLOW_DOWN, NOT_STEADY, TOO_FEW = Steadiness
 

@@ -16,12 +16,12 @@ from typing import Self
 
 import pytest
 from tests.launcher.launching import is_alive, wait_until
-from tests.tuner.measurement.conftest import BEGIN, MakeRunner
+from tests.tuner.launches.conftest import BEGIN, MakeRunner
 
 import xlaunch
 from xlaunch.report import Report
-from xtune.measurement.launches import Launch, Outcome, Steadiness
-from xtune.measurement.objectives import Goal
+from xtune.launches.launch import Launch, Outcome, Steadiness
+from xtune.launches.objectives import Goal
 from xtune.space.parameters import BARE, Configuration, Parameter, Where
 
 DEFAULT = Configuration({})
@@ -436,8 +436,8 @@ TUNER = """
 import os, sys
 from xlaunch.machine import read_machine
 from xlaunch.planning import Request
-from xtune.measurement.objectives import Goal, Objective
-from xtune.measurement.runner import Runner
+from xtune.launches.objectives import Goal, Objective
+from xtune.launches.runner import Runner
 from xtune.space.parameters import Configuration
 from xtune.space.resolution import Resolver
 from xtune.space.spaces import Space

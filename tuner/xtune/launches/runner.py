@@ -27,15 +27,15 @@ from xlaunch.report import InstanceReport, Report
 from xlaunch.run_warnings import WarningKind, kind_of
 from xlaunch.text import number
 from xtune.errors import SpaceError
-from xtune.measurement.announcements import MARK, Announced, Announcement, read_announcements
-from xtune.measurement.bare import bare_command
-from xtune.measurement.energy import EnergyMeter
-from xtune.measurement.exhaustion import MemoryWatch
-from xtune.measurement.launches import Launch, Outcome, Secondary, Series, Steadiness
-from xtune.measurement.objectives import WALL, Goal, Objective
-from xtune.measurement.outputs import Tail
-from xtune.measurement.requirements import check, metrics_to_read
-from xtune.measurement.summaries import (
+from xtune.launches.announcements import MARK, Announced, Announcement, read_announcements
+from xtune.launches.bare import bare_command
+from xtune.launches.energy import EnergyMeter
+from xtune.launches.exhaustion import MemoryWatch
+from xtune.launches.launch import Launch, Outcome, Secondary, Series, Steadiness
+from xtune.launches.objectives import WALL, Goal, Objective
+from xtune.launches.outputs import Tail
+from xtune.launches.requirements import check, metrics_to_read
+from xtune.launches.summaries import (
     Summary,
     Window,
     kind_in,
@@ -44,7 +44,7 @@ from xtune.measurement.summaries import (
     summarise,
     window_of,
 )
-from xtune.measurement.watching import Race, Watched, watch
+from xtune.launches.watching import Race, Watched, watch
 from xtune.space.parameters import BARE, Configuration
 
 PADDING_VARIABLE = "XTUNE_PADDING"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from xtune.measurement.exhaustion import MemoryWatch
+from xtune.launches.exhaustion import MemoryWatch
 
 
 class Machine:
