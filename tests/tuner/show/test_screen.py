@@ -4,14 +4,18 @@
 from __future__ import annotations
 
 import pytest
-from tests.tuner.screen.made_up import FOUR, RATE, launch
-from tests.tuner.screen.made_up import SPACE as RATES
+from tests.tuner.show.made_up import FOUR, RATE, launch
+from tests.tuner.show.made_up import SPACE as RATES
 
 from xtune.measurement.launches import Launch, Outcome, Secondary
 from xtune.measurement.objectives import WALL, Goal, Objective
 from xtune.measurement.requirements import parse_requirement
-from xtune.screen.plain import MAX_PAUSE_S, PlainScreen
-from xtune.screen.words import (
+from xtune.search.budget import Budget
+from xtune.search.events import Outline, Progress
+from xtune.search.records import Record, Stage, Step
+from xtune.search.strategy import Favourite, Resolution
+from xtune.show.screens import MAX_PAUSE_S, PlainScreen
+from xtune.show.words import (
     aim,
     describe_favourite,
     describe_left,
@@ -22,10 +26,6 @@ from xtune.screen.words import (
     time_left,
     unmet,
 )
-from xtune.search.budget import Budget
-from xtune.search.events import Outline, Progress
-from xtune.search.records import Record, Stage, Step
-from xtune.search.strategy import Favourite, Resolution
 from xtune.space.offers import LeftOut
 from xtune.space.parameters import BARE, Configuration, Parameter, Where
 from xtune.space.spaces import Space
@@ -175,7 +175,7 @@ def test_what_the_budget_can_show_is_told(said: list[str], screen: PlainScreen) 
     assert said == [
         "budget: 40 launches; 3 configurations (2 different ways to start the program): a model"
         " chooses what to launch; 7 launches of earlier searches count",
-        "40 launches: gains from about 12 % at the noise seen (3.1 % from launch to launch);"
+        "40 launches: detects gains above about 12 % (noise: 3.1 % from launch to launch);"
         " smaller ones stay open",
     ]
 
@@ -196,18 +196,18 @@ def test_progress_names_the_best_so_far(said: list[str]) -> None:
     clock.now_s += MAX_PAUSE_S
     screen.launched(launched(1), PROGRESS)
     assert said[2:] == [
-        "12 launches, up to 28 left (56 s); best so far n=4: 402 items/s, 398 to 406; 3.98 times"
-        " the bare command"
+        "12 launches, up to 28 left (56 s); best so far n=4: 402 items/s, 3.98 times the bare"
+        " command"
     ]
 
 
 def test_a_favourite_that_is_behind_comes_after_the_bare_command() -> None:
     behind = Favourite(FOUR, 99.0, 95.0, 103.0, 0.99)
     assert describe_favourite(behind, RATES, RATE) == (
-        "the bare command, then n=4: 99 items/s, 95 to 103; 0.99 times the bare command"
+        "the bare command, then n=4: 99 items/s, 0.990 times the bare command"
     )
     alone = describe_favourite(behind._replace(ratio=None), RATES, RATE)
-    assert alone == "n=4: 99 items/s, 95 to 103"
+    assert alone == "n=4: 99 items/s"
 
 
 def test_how_much_is_left() -> None:

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
-from tests.tuner.page.pages import Element, findings, read_page
 from tests.tuner.search.scripted import RATE, SMALL, gain
+from tests.tuner.show.pages import Element, findings, read_page
 
 from xtune.evidence.fronts import SecondGoal
 from xtune.measurement.launches import Launch, Outcome, Series
 from xtune.measurement.objectives import WALL, Goal, Objective
-from xtune.screen.conclusion import Conclusion
+from xtune.show.results import Result
 from xtune.space.parameters import BARE, Configuration
 
 
@@ -57,7 +57,7 @@ def slow(configuration: Configuration) -> float:
 
 ACCURACY = SecondGoal("accuracy", Goal.MAXIMIZE)
 
-CASES: dict[str, Callable[[], Conclusion]] = {
+CASES: dict[str, Callable[[], Result]] = {
     "gain": lambda: findings(60),
     "no gain": lambda: findings(60, speed=lambda _: 0.0, noise=0.0005),
     "inconclusive": lambda: findings(40, speed=erratic()),
@@ -76,7 +76,7 @@ CASES: dict[str, Callable[[], Conclusion]] = {
 
 
 class Case(NamedTuple):
-    found: Conclusion
+    found: Result
     root: Element
     """Its page."""
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page as one file, with its style, data and scripts inside.
+"""The result of a search as one HTML file, with its style, data and scripts inside.
 
 Its Content Security Policy (level 3) allows the page's two scripts by their hashes and no fetching,
 so markup that got past the escaping could still do nothing.
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import math
 import os
 import shlex
 from collections.abc import Sequence
@@ -24,26 +23,20 @@ from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.planning.plans import Plan
 from xlaunch.planning.rendering import numactl_line, render_plan
 from xtune.evidence.fronts import front_of
-from xtune.evidence.importance import importance_of
 from xtune.evidence.pareto import Place
 from xtune.evidence.verdicts import Kind, Standing
 from xtune.measurement.launches import Outcome
-from xtune.page.cautions import warnings_of
-from xtune.page.contestants import contestants, failures
-from xtune.screen import quantities
-from xtune.screen.conclusion import Conclusion
-from xtune.screen.words import aim, settings_of
+from xtune.show import quantities
+from xtune.show.charts import MAX_CONFIGURATIONS, MAX_DIMENSIONS, charts_of, printable
+from xtune.show.results import HEADLINES, Result, finite
+from xtune.show.text import advice, describe_interval, result_lines, resume_command
+from xtune.show.warnings import warnings_of
+from xtune.show.words import aim, settings_of
 from xtune.space.installed import PROGRAM, SYSTEM, TUNER, Installed, installed
-from xtune.space.parameters import BARE, Configuration, Where
+from xtune.space.parameters import BARE, Where
 
 if TYPE_CHECKING:
     from jinja2 import Environment
-
-HEADLINES = {
-    Kind.GAIN: "Gain",
-    Kind.NO_GAIN: "No gain: keep the default",
-    Kind.INCONCLUSIVE: "Inconclusive: nothing is shown yet",
-}
 
 WHERE = {
     Where.OPTION: "option of xlaunch",
@@ -88,7 +81,7 @@ def require_libraries() -> str:
     return text.replace("</script", "<\\/script").replace("<!--", "<\\!--")
 
 
-def render_page(conclusion: Conclusion, plotly: str) -> str:
+def render_page(result: Result, plotly: str) -> str:
     """The whole file.
 
     plotly
@@ -96,66 +89,62 @@ def render_page(conclusion: Conclusion, plotly: str) -> str:
     """
     from markupsafe import Markup
 
-    from xtune.page.charts import MAX_CONFIGURATIONS, MAX_DIMENSIONS, charts_of
-
-    def pieces(configuration: Configuration) -> list[str]:
-        return settings_of(configuration, conclusion.space)
-
     environment = page_environment()
-    people = contestants(conclusion)
-    importance = importance_of(
-        conclusion.launches, conclusion.space.parameters, conclusion.objective
-    )
-    charts = charts_of(conclusion, people, importance)
+    importance, second, lead = result.importance, result.second, result.lead
+    charts = charts_of(result, importance)
     script = _source(environment, "page.js")
     policy = (
         "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:;"
         f" script-src '{_digest(plotly)}' '{_digest(script)}'; base-uri 'none'; form-action 'none'"
     )
-    second = conclusion.second
-    points = (
-        front_of(conclusion.launches, conclusion.objective, second) if second is not None else ()
-    )
+    is_promising = lead is not None and lead.is_promising and lead.value is None
+    headline = HEADLINES[result.verdict.kind]
+    points = front_of(result.launches, result.objective, second) if second else ()
     page = environment.get_template("page.html").render(
         BARE=BARE,
         MAX_CONFIGURATIONS=MAX_CONFIGURATIONS,
         MAX_DIMENSIONS=MAX_DIMENSIONS,
         WHERE=WHERE,
-        ablations=conclusion.ablations,
-        aim=aim(conclusion.objective),
+        ablations=result.ablations,
+        advice=advice(result),
+        aim=aim(result.objective),
+        broke=lambda one: f"broke {told}" if (told := result.broke(one)) else "",
         charts=charts,
-        charts_json=[chart.to_plain() for chart in charts.values() if chart is not None],
+        charts_json=[chart.to_plain(name) for name, chart in charts.items() if chart is not None],
+        contestants=result.contestants,
         cpu_list=format_cpu_list,
-        cut=sum(launch.outcome is Outcome.CUT for launch in conclusion.launches),
-        drawing=str(draw_machine(conclusion.resolver.machine)),
-        failures=failures(conclusion),
-        conclusion=conclusion,
+        cut=sum(launch.outcome is Outcome.CUT for launch in result.launches),
+        drawing=str(draw_machine(result.resolver.machine)),
+        failures=result.failures,
         front=[point for point in points if point.place is Place.FRONT],
-        headline=HEADLINES[conclusion.verdict.kind],
+        headline=headline[0].upper() + headline[1:],
         importance=importance,
-        json_value=_json_value,
-        names={one.configuration: one.name for one in people},
+        interval_of=lambda interval: describe_interval(interval, "\N{MULTIPLICATION SIGN}"),
+        json_value=lambda value: "null" if finite(value) is None else repr(value),
+        names={one.configuration: one.name for one in result.contestants},
         numactl_line=numactl_line,
         other=None if second is None else quantities.quantity_of(second.metric, second.goal),
-        people=people,
-        period=_period(conclusion),
-        plain=conclusion.to_plain(),
-        preset=None if conclusion.preset is None else os.path.basename(conclusion.preset),
-        pieces=pieces,
-        placement=_placement(conclusion),
+        period=_period(result),
+        plain=result.to_plain(),
+        preset=None if result.preset is None else os.path.basename(result.preset),
+        pieces=lambda configuration: settings_of(configuration, result.space),
+        placement=_placement(result),
         plotly=Markup(plotly),  # noqa: S704
         points=points,
         policy=policy,
-        promising=_promising(conclusion),
-        quantity=quantities.objective_quantity(conclusion.objective),
+        promising=shlex.join(result.resolver.command(result.shown)) if is_promising else "",
+        quantity=quantities.objective_quantity(result.objective),
+        ratios=quantities.ratios,
+        result=result,
+        resume_command=resume_command(result),
         script=Markup(script),  # noqa: S704
         sentence=_sentence,
-        standing_word=lambda row: _standing_word(conclusion, row),
+        standing_word=lambda row: _standing_word(result, row),
         style=Markup(_source(environment, "page.css")),  # noqa: S704
-        verdict=conclusion.verdict,
-        versions=_versions(conclusion),
-        warnings=warnings_of(conclusion),
-        words="\n".join(conclusion.lines()),
+        verdict=result.verdict,
+        versions=_versions(result),
+        warnings=warnings_of(result),
+        words="\n".join(result_lines(result)),
     )
     return f"{page.strip()}\n"
 
@@ -165,8 +154,6 @@ def page_environment() -> Environment:
     import jinja2
     from markupsafe import Markup
 
-    from xtune.page.figures import printable
-
     def finalize(value: Any) -> Any:
         is_plain = isinstance(value, str) and not isinstance(value, Markup)
         return printable(value) if is_plain else value
@@ -174,13 +161,14 @@ def page_environment() -> Environment:
     environment = jinja2.Environment(
         autoescape=True,
         finalize=finalize,
-        loader=jinja2.PackageLoader("xtune.page"),
+        loader=jinja2.PackageLoader("xtune.show"),
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     environment.filters |= {one.__name__: one for one in FILTERS}
+    environment.filters["all_ratios"] = lambda values: quantities.ratios(*values)
     return environment
 
 
@@ -193,34 +181,18 @@ def _digest(script: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}"
 
 
-def _json_value(value: float | None) -> str:
-    """A value as JSON, for programs that read the page; infinity has none."""
-    return "null" if value is None or not math.isfinite(value) else repr(value)
-
-
 def _sentence(line: str) -> str:
     line = line[:1].upper() + line[1:]
     return line if line.endswith((".", "!", "?")) else f"{line}."
 
 
-def _period(conclusion: Conclusion) -> str:
-    began_s = conclusion.launches[0].began_s
-    ended_s = max(launch.began_s + launch.secondary.wall_s for launch in conclusion.launches)
-    return quantities.period(began_s, ended_s)
+def _period(result: Result) -> str:
+    ended_s = max(launch.began_s + launch.secondary.wall_s for launch in result.launches)
+    return quantities.period(result.launches[0].began_s, ended_s)
 
 
-def _promising(conclusion: Conclusion) -> str:
-    """The command of a leader that is ahead of the bare command without proof; empty otherwise."""
-    verdict = conclusion.verdict
-    if verdict.best != BARE or verdict.leader is None or verdict.interval is None:
-        return ""
-    if verdict.interval.estimate <= 1.0:
-        return ""
-    return shlex.join(conclusion.resolver.command(verdict.leader))
-
-
-def _standing_word(conclusion: Conclusion, row: Standing) -> str:
-    contender, verdict = row.contender, conclusion.verdict
+def _standing_word(result: Result, row: Standing) -> str:
+    contender, verdict = row.contender, result.verdict
     if contender.out:
         return f"out: {contender.out}"
     if contender.dropped:
@@ -229,12 +201,12 @@ def _standing_word(conclusion: Conclusion, row: Standing) -> str:
         return "wins"
     if row.is_gain:
         return "also a gain"
-    return "keeps what the default breaks" if row.keeps_more else "no gain shown"
+    return "meets what the bare command breaks" if row.keeps_more else "no gain shown"
 
 
-def _placement(conclusion: Conclusion) -> Placement | str:
+def _placement(result: Result) -> Placement | str:
     """How the winner runs, or the reason why it cannot."""
-    shown, resolver = conclusion.shown, conclusion.resolver
+    shown, resolver = result.shown, result.resolver
     if shown == BARE:
         return (
             "The bare command runs without xlaunch: on any CPU that it may use, with the environment"
@@ -253,11 +225,11 @@ def _placement(conclusion: Conclusion) -> Placement | str:
     )
 
 
-def _versions(conclusion: Conclusion) -> dict[str, dict[str, str]]:
+def _versions(result: Result) -> dict[str, dict[str, str]]:
     """What the latest launches were made with, or what is installed now if that was not kept."""
     found: Installed = (
-        conclusion.made[-1].provenance.installed
-        if conclusion.made
-        else installed(conclusion.resolver.request(BARE))
+        result.made[-1].provenance.installed
+        if result.made
+        else installed(result.resolver.request(BARE))
     )
     return {title: dict(found[group]) for group, title in GROUPS.items() if found.get(group)}

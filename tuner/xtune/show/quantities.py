@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers, durations, sizes and counts as users read them."""
+"""Numbers, ratios, durations, sizes and counts as users read them."""
 
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -16,6 +17,9 @@ from xtune.measurement.summaries import kind_in, name_of, unit_in
 
 NOTHING = "\N{EN DASH}"
 """Shown where there is no value."""
+
+MAX_PLACES = 4
+"""Decimal places of a ratio."""
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -68,6 +72,18 @@ def objective_quantity(objective: Objective) -> Quantity:
 def amount(value: float, objective: Objective) -> str:
     """A value of the objective with its unit."""
     return objective_quantity(objective).of(value)
+
+
+def ratios(*values: float) -> list[str]:
+    """Ratios with digits enough to tell them from each other and from 1.
+
+    **Ex.:** ``1.0436``, ``1.0004``, ``1.0886``; ``3.98``, ``3.90``, ``4.06``.
+    """
+    known = [value for value in values if math.isfinite(value)] or [1.0]
+    apart = [abs(value - 1.0) for value in known] + [max(known) - min(known)]
+    smallest = min([one for one in apart if one > 1e-6], default=1.0)
+    places = min(max(2, 1 - math.floor(math.log10(smallest))), MAX_PLACES)
+    return [f"{value:.{places}f}" if value < 10.0 else number(value) for value in values]
 
 
 def percent(share: float) -> str:

@@ -7,14 +7,13 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from xlaunch.wording import number
 from xtune.measurement.launches import Launch, Outcome
 from xtune.measurement.objectives import WALL, Objective
-from xtune.screen.quantities import amount, counted, duration, launches
 from xtune.search.budget import Budget
 from xtune.search.events import Outline, Progress
 from xtune.search.records import Record, Stage, Step
 from xtune.search.strategy import Favourite, Resolution
+from xtune.show.quantities import amount, counted, duration, launches, ratios
 from xtune.space.offers import LeftOut
 from xtune.space.parameters import BARE, Configuration
 from xtune.space.spaces import Space
@@ -28,7 +27,7 @@ STAGES = {
     Stage.ABLATION: "the best without some of its changes",
     Stage.FINAL: "final: the best and the bare command in turns",
 }
-"""What a launch is made for."""
+"""The purpose of a launch."""
 
 MAX_VALUES = 8
 """Values of a parameter that are listed."""
@@ -69,14 +68,13 @@ def describe_space(
         yield f"  {parameter.name:<{width}}  {' '.join(values)}{reason}"
     for condition in space.conditions:
         yield f"  when {condition.text}"
-    if left_out and not verbose:
+    if verbose:
+        yield from (f"  left out: {one.name}: {one.reason}" for one in left_out)
+    elif left_out:
         counts = Counter(one.name.partition("=")[0] for one in left_out if "=" in one.name)
         several = {name: f"{count} values of {name}" for name, count in counts.items() if count > 1}
         names = dict.fromkeys(several.get(one.name.partition("=")[0], one.name) for one in left_out)
         yield f"  left out: {', '.join(names)} (-v gives the reasons)"
-        return
-    for one in left_out:
-        yield f"  left out: {one.name}: {one.reason}"
 
 
 def describe_outline(outline: Outline) -> str:
@@ -116,30 +114,25 @@ def describe_left(progress: Progress, budget: Budget) -> str:
 
 
 def describe_favourite(favourite: Favourite, space: Space, objective: Objective) -> str:
-    """The best configuration so far, with its interval."""
-    is_behind = favourite.ratio is not None and favourite.ratio < 1.0
-    ahead = "the bare command, then " if is_behind else ""
-    shown = settings(favourite.configuration, space)
-    text = (
-        f"{ahead}{shown}: {amount(favourite.value, objective)},"
-        f" {number(favourite.low)} to {number(favourite.high)}"
-    )
-    if favourite.ratio is not None:
-        text += f"; {number(favourite.ratio, 3)} times the bare command"
-    return text
+    """The best configuration so far; only a final says how sure that is."""
+    shown = f"{settings(favourite.configuration, space)}: {amount(favourite.value, objective)}"
+    if favourite.ratio is None:
+        return shown
+    ahead = "the bare command, then " if favourite.ratio < 1.0 else ""
+    return f"{ahead}{shown}, {ratios(favourite.ratio)[0]} times the bare command"
 
 
 def describe_resolution(resolution: Resolution, budget: Budget) -> str:
-    """What a budget can show. **Ex.:** ``40 launches: gains from about 6 % at the noise seen (...)``."""
-    return f"{budget}: gains {describe_gains(resolution)}; smaller ones stay open"
+    """What a budget can show. **Ex.:** ``40 launches detect gains above about 6 % (noise: ...)``."""
+    return f"{budget}: detects gains {describe_gains(resolution)}; smaller ones stay open"
 
 
 def describe_gains(resolution: Resolution) -> str:
-    """**Ex.:** ``from about 6 % at the noise seen (3.1 % from launch to launch)``."""
+    """**Ex.:** ``above about 6.4 % (noise: 3.1 % from launch to launch)``."""
     gain = 100 * resolution.gain
     return (
-        f"from about {gain:.{0 if gain >= 10 else 1}f} % at the noise seen"
-        f" ({100 * resolution.spread:.1f} % from launch to launch)"
+        f"above about {gain:.{0 if gain >= 10 else 1}f} %"
+        f" (noise: {100 * resolution.spread:.1f} % from launch to launch)"
     )
 
 
@@ -148,31 +141,33 @@ def describe_launch(record: Record, space: Space, objective: Objective) -> str:
     launch = record.launch
     assert launch is not None
     shown = settings(record.step.configuration, space)
-    if launch.outcome is Outcome.MEASURED and launch.value is not None:
-        broken = ""
-        if not objective.is_feasible(launch):
-            broken = f"; breaks a requirement: {unmet(launch, objective)}"
-        return f"{shown}: {amount(launch.value, objective)}{broken}"
-    return f"{shown}: {describe_failure(launch)}"
+    if launch.outcome is not Outcome.MEASURED or launch.value is None:
+        return f"{shown}: {describe_failure(launch)}"
+    is_broken = not objective.is_feasible(launch)
+    broken = f"; breaks a requirement: {unmet(launch, objective)}" if is_broken else ""
+    return f"{shown}: {amount(launch.value, objective)}{broken}"
 
 
-def unmet(launch: Launch, objective: Objective) -> str:
-    """The requirements that a measured launch breaks, or the reason why that is unknown."""
+def broken_requirements(launch: Launch, objective: Objective) -> list[str]:
+    """The requirements for which a launch has a value that breaks them, as the user wrote them."""
     seen = dict(launch.requirements)
-    broken = [
+    return [
         one.text
         for one in objective.requirements
         if seen.get(one.text) is not None and not one.holds(seen[one.text])
     ]
+
+
+def unmet(launch: Launch, objective: Objective) -> str:
+    """The requirements that a measured launch breaks, or the reason why that is unknown."""
     unknown = [note for note in launch.notes if note.startswith("--require ")]
-    return "; ".join([*broken, *unknown])
+    return "; ".join([*broken_requirements(launch, objective), *unknown])
 
 
 def describe_failure(launch: Launch) -> str:
     """How a launch without a value ended. **Ex.:** ``crashed: exit code 3: no such file``."""
-    parts = [launch.outcome.value, *launch.notes[:1]]
     lines = launch.stderr_tail.strip().splitlines()
-    return ": ".join([*parts, *lines[-1:]])
+    return ": ".join([launch.outcome.value, *launch.notes[:1], *lines[-1:]])
 
 
 def describe_step(step: Step, space: Space) -> str:

@@ -11,14 +11,14 @@ from functools import cache
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.tuner.page.pages import PLOTLY, Element, charts_of, findings, read
+from tests.tuner.show.pages import PLOTLY, Element, charts_of, findings, read
 
 from xtune.measurement.launches import Launch, Outcome
 from xtune.measurement.objectives import Goal, Objective
-from xtune.page.document import page_environment, render_page
-from xtune.page.figures import printable
-from xtune.page.figures import text as chart_text
-from xtune.screen.conclusion import Conclusion
+from xtune.show.charts import printable
+from xtune.show.charts import text as chart_text
+from xtune.show.page import page_environment, render_page
+from xtune.show.results import Result
 from xtune.space.parameters import Configuration, Parameter, Where
 from xtune.space.spaces import Space
 
@@ -48,7 +48,7 @@ def fails(configuration: Configuration) -> Outcome:
 
 
 @cache
-def hostile_findings() -> Conclusion:
+def hostile_findings() -> Result:
     return findings(
         48,
         space=HOSTILE,

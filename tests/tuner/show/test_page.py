@@ -7,9 +7,9 @@ import json
 
 import pytest
 from tests.tiers import quick_first
-from tests.tuner.page.cases import CASES, case
-from tests.tuner.page.pages import SECTIONS, charts_of, findings, read_page
 from tests.tuner.search.scripted import RATE, SPACE
+from tests.tuner.show.cases import CASES, case
+from tests.tuner.show.pages import SECTIONS, charts_of, findings, read_page
 
 from xlaunch.cli.machine_drawing import draw_machine
 from xlaunch.machine.cpu_list import format_cpu_list
@@ -17,9 +17,9 @@ from xlaunch.wording import number
 from xtune.evidence.verdicts import Kind
 from xtune.measurement.launches import Launch, Outcome, Secondary
 from xtune.measurement.objectives import Objective, Requirement
-from xtune.page.contestants import best_so_far, contestants, failures
 from xtune.search.provenance import Made, Provenance
 from xtune.search.strategy import Resolution
+from xtune.show.text import result_lines
 from xtune.space.parameters import BARE
 from xtune.space.spaces import Space
 
@@ -76,7 +76,7 @@ def test_a_gain_says_ratio_command_preset_and_plan() -> None:
     wins = [row for row in standings if row[-1] == "wins"]
     (winner,) = wins
     assert "batch=8" in winner[1]
-    people = contestants(found)
+    people = found.contestants
     assert [row[0] for row in root.by_id("distributions").rows()] == [one.name for one in people]
     assert people[0].configuration == BARE
     left_out = [row for row in root.by_id("importance").rows() if " instead of " in row[1]]
@@ -131,7 +131,7 @@ def test_configurations_are_parallel_categories() -> None:
 def test_no_gain_keeps_the_default() -> None:
     found, root = case("no gain")
     assert found.verdict.kind is Kind.NO_GAIN
-    assert root.by_id("headline").words == "No gain: keep the default"
+    assert root.by_id("headline").words == "No gain: keep the bare command"
     assert not [one for one in root.all() if one.attributes.get("id") == "preset"]
     assert root.by_id("command").text == found.to_plain()["baseline"]["command"]
     assert "The best finalist:" in root.by_id("plan").words
@@ -143,11 +143,16 @@ def test_inconclusive_says_what_is_promising_and_how_to_go_on() -> None:
     assert found.verdict.more is not None
     assert found.verdict.interval is not None
     assert found.verdict.interval.estimate > 1.0
-    assert root.by_id("headline").words == "Inconclusive: nothing is shown yet"
+    assert (
+        root.by_id("headline").words
+        == "Inconclusive: neither a gain nor its absence is established"
+    )
     assert root.by_id("promising").text.startswith("xlaunch ")
     command = f"xtune resume --budget '{found.verdict.more.launches} launches' 'made up'"
     assert f"should settle it (90 % power): {command}" in root.by_id("verdict").words
-    assert any(line.endswith(f"should settle it (90 % power): {command}") for line in found.lines())
+    assert any(
+        line.endswith(f"should settle it (90 % power): {command}") for line in result_lines(found)
+    )
 
 
 @pytest.mark.parametrize(
@@ -156,8 +161,10 @@ def test_inconclusive_says_what_is_promising_and_how_to_go_on() -> None:
 def test_what_is_behind_the_bare_command_is_not_recommended(name: str, kind: Kind) -> None:
     found, root = case(name)
     assert found.verdict.kind is kind
-    assert not [line for line in found.lines() if "not proven" in line or "to try it" in line]
-    behind = [line for line in found.lines() if "nothing is ahead of the bare command" in line]
+    assert not [line for line in result_lines(found) if "not proven" in line or "to try it" in line]
+    behind = [
+        line for line in result_lines(found) if "nothing is ahead of the bare command" in line
+    ]
     assert len(behind) == (kind is Kind.INCONCLUSIVE)
     assert not [one for one in root.all() if one.attributes.get("id") == "promising"]
 
@@ -173,7 +180,7 @@ def test_one_launch_makes_a_page_that_claims_nothing() -> None:
 
 def test_failures_come_with_the_end_of_standard_error() -> None:
     found, root = case("some fail")
-    rows = failures(found)
+    rows = found.failures
     assert [one.outcome for one in rows] == [Outcome.CRASHED]
     section = root.by_id("failures")
     assert f"crashed, {len(rows[0].numbers)} times" in section.words
@@ -203,7 +210,7 @@ def test_times_say_their_unit_and_better_is_above_one() -> None:
     assert "less is better" in root.by_id("history").words
     assert found.verdict.gain is not None
     assert found.verdict.gain > 1.0
-    best = [one for one in best_so_far(found) if one is not None]
+    best = [one for one in found.best_so_far if one is not None]
     assert best == sorted(best, reverse=True)
     groups = charts_of(root)["configurations"]["data"][0]["dimensions"][-1]["ticktext"]
     fastest, slowest = (float(one.partition(" ")[0]) for one in (groups[0], groups[-1]))
@@ -244,7 +251,7 @@ def test_what_breaks_a_requirement_is_said_to() -> None:
     assert broke
     assert all("allocator=tcmalloc" in configuration for configuration in broke)
     assert "with rss<=1MiB" in root.words
-    for value, launch in zip(best_so_far(found), found.launches, strict=True):
+    for value, launch in zip(found.best_so_far, found.launches, strict=True):
         assert value is None or objective.is_feasible(launch) or value != launch.value
 
 

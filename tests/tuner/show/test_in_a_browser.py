@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 from tests.tiers import quick_first
-from tests.tuner.page.browser import Browser, Tab
-from tests.tuner.page.cases import CASES, case
-from tests.tuner.page.pages import charts_of, read
-from tests.tuner.page.test_escaping import hostile_findings
+from tests.tuner.show.browser import Browser, Tab
+from tests.tuner.show.cases import CASES, case
+from tests.tuner.show.pages import charts_of, read
+from tests.tuner.show.test_escaping import hostile_findings
 
-from xtune.page.document import render_page
-from xtune.screen.conclusion import Conclusion
+from xtune.show.page import render_page
+from xtune.show.results import Result
 
 DRAWN = "document.documentElement.dataset.charts === 'drawn'"
 
@@ -51,7 +51,7 @@ def see(browser: Browser, path: Path, width: int, scheme: str = "light") -> Tab:
     return tab
 
 
-def write(directory: Path, found: Conclusion, plotly: str) -> Path:
+def write(directory: Path, found: Result, plotly: str) -> Path:
     path = directory / "page.html"
     path.write_text(render_page(found, plotly))
     return path

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from tests.tuner.page.browser import Browser, find_chromium
+from tests.tuner.show.browser import Browser, find_chromium
 
-from xtune.page.document import require_libraries
+from xtune.show.page import require_libraries
 
 
 @pytest.fixture(scope="session")

@@ -5,18 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.tuner.page.cases import case
-from tests.tuner.page.pages import findings, read_page
+from tests.tuner.show.cases import case
+from tests.tuner.show.pages import findings, read_page
 
 from xtune.measurement.launches import Launch, Steadiness
-from xtune.page.cautions import warnings_of
-from xtune.screen.conclusion import Conclusion
 from xtune.search.records import Stage
 from xtune.search.session import Ended
+from xtune.show.results import Result
+from xtune.show.text import result_lines
+from xtune.show.warnings import warnings_of
 from xtune.space.parameters import BARE
 
 
-def abouts(found: Conclusion) -> list[str]:
+def abouts(found: Result) -> list[str]:
     return [one.about for one in warnings_of(found)]
 
 
@@ -42,7 +43,7 @@ def test_a_calm_study_warns_of_nothing() -> None:
 def test_drift() -> None:
     found = findings(90, change=counting(lambda at, value: value * (1.0 + 0.006 * at)))
     assert "drift" in abouts(found)
-    assert any(line.startswith("  warning: the machine drifted") for line in found.lines())
+    assert any(line.startswith("  warning: the machine drifted") for line in result_lines(found))
     assert "Drift The machine drifted" in read_page(found).by_id("warnings").words
 
 

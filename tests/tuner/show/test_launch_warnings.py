@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from tests.tuner.screen.made_up import FOUR, launch, recorded
+from tests.tuner.show.made_up import FOUR, launch, recorded
 
-from xtune.screen.cautions import launch_warnings
 from xtune.search.records import Record
+from xtune.show.warnings import launch_warnings
 from xtune.space.parameters import BARE
 
 BUSY = "CPU 0 is busy with other work (80%): make (PID 42); --cpus takes others"

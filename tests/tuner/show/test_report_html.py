@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import pytest
 from tests.tuner.cli.commands import XTUNE, Desk, Done
-from tests.tuner.page.browser import Browser
-from tests.tuner.page.pages import SECTIONS, Element, read
-from tests.tuner.page.test_in_a_browser import see
+from tests.tuner.show.browser import Browser
+from tests.tuner.show.pages import SECTIONS, Element, read
+from tests.tuner.show.test_in_a_browser import see
 
 Needs = Callable[[object, str], None]
 

@@ -18,12 +18,12 @@ from xlaunch.planning import Request
 from xtune.evidence.fronts import SecondGoal
 from xtune.measurement.launches import Launch, Outcome
 from xtune.measurement.objectives import Objective
-from xtune.page.document import render_page
-from xtune.screen.conclusion import Conclusion
 from xtune.search.budget import Budget
 from xtune.search.session import Search
 from xtune.search.strategy import Strategy
 from xtune.search.study import Subject
+from xtune.show.page import render_page
+from xtune.show.results import Result
 from xtune.space.identities import MachineIdentity, ProgramIdentity
 from xtune.space.parameters import Configuration
 from xtune.space.resolution import Resolver
@@ -63,7 +63,7 @@ def findings(
     second: SecondGoal | None = None,
     program: tuple[str, ...] = (sys.executable, "-c", "pass", "{batch}"),
     study: str = "made up",
-) -> Conclusion:
+) -> Result:
     """What a search of scripted launches found, as `xtune report` hands it to a page."""
     machine = read_machine()
     measurer = Measurer(change, speed=speed, noise=noise, outcomes=outcomes, goal=objective.goal)
@@ -77,7 +77,7 @@ def findings(
         space,
         objective,
     )
-    return Conclusion(
+    return Result(
         study,
         subject,
         Resolver(space, Request(program=program), os.environ, machine),
@@ -85,6 +85,7 @@ def findings(
         result.favourite,
         result.records,
         second=second,
+        resolution=result.resolution,
         ended=result.ended.value,
         directory="/srv",
     )
@@ -165,7 +166,7 @@ def read(text: str) -> Element:
     return reader.root
 
 
-def read_page(found: Conclusion) -> Element:
+def read_page(found: Result) -> Element:
     return read(render_page(found, PLOTLY))
 
 

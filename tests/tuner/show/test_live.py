@@ -7,13 +7,13 @@ import io
 
 import pytest
 from rich.console import Console
-from tests.tuner.screen.made_up import FOUR, RATE, SPACE, launch, recorded
+from tests.tuner.show.made_up import FOUR, RATE, SPACE, launch, recorded
 
-from xtune.screen.live import LiveScreen
 from xtune.search.budget import Budget
 from xtune.search.events import Outline, Progress
 from xtune.search.records import Stage, Step
 from xtune.search.strategy import Favourite
+from xtune.show.screens import LiveScreen
 
 FIRST = Progress(launches=0, left=float("inf"), elapsed_s=0.0, left_s=None, stage=Stage.BASELINE)
 LATER = Progress(launches=10, left=30.0, elapsed_s=100_005.0, left_s=None, stage=Stage.RACE)
@@ -73,7 +73,7 @@ def test_stage_best_and_what_is_left_are_drawn(
     assert "xtune: n=4: 400 items/s; a launch took 2.0 s" in drawn
     assert said in drawn
     assert "stage racing all configurations" in drawn
-    assert "best n=4: 400 items/s, 390 to 410; 4 times the bare command" in drawn
+    assert "best n=4: 400 items/s, 4.00 times the bare command" in drawn
 
 
 def test_failures_stay_above_and_progress_is_only_drawn(terminal: Console) -> None:

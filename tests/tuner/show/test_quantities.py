@@ -9,7 +9,7 @@ import pytest
 
 from xlaunch.wording import number
 from xtune.measurement.objectives import WALL, Goal, Objective
-from xtune.screen.quantities import (
+from xtune.show.quantities import (
     NOTHING,
     amount,
     counted,
@@ -18,6 +18,7 @@ from xtune.screen.quantities import (
     percent,
     period,
     quantity_of,
+    ratios,
     size,
     spans,
 )
@@ -67,6 +68,23 @@ def test_axes_name_metric_unit_and_goal() -> None:
     quantity = quantity_of("@hypertune latency (ms)", Goal.MINIMIZE)
     assert (quantity.axis, quantity.better) == ("latency (ms)", "less is better")
     assert quantity.of(None) == NOTHING
+
+
+@pytest.mark.parametrize(
+    ("values", "texts"),
+    [
+        ((1.0436, 1.0004, 1.0886), ["1.0436", "1.0004", "1.0886"]),
+        ((3.98, 3.9, 4.06), ["3.98", "3.90", "4.06"]),
+        ((1.5557, 1.53, 1.583), ["1.556", "1.530", "1.583"]),
+        ((1.0,), ["1.00"]),
+        ((1.2, 0.0, math.inf), ["1.20", "0.00", "\N{INFINITY}"]),
+        ((126.81,), ["126.8"]),
+    ],
+)
+def test_ratios_keep_the_digits_that_tell_them_apart(
+    values: tuple[float, ...], texts: list[str]
+) -> None:
+    assert ratios(*values) == texts
 
 
 @pytest.mark.parametrize(
