@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from xtune.measurement.launches import Launch
+from xtune.launches.launch import Launch
 from xtune.search.records import Record, Step
 
 

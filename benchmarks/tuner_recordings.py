@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from xlaunch.errors import UsageError
-from xtune.measurement.launches import Launch, Outcome, Secondary
-from xtune.measurement.objectives import Objective
+from xtune.launches.launch import Launch, Outcome, Secondary
+from xtune.launches.objectives import Objective
 from xtune.search.encoding import (
     Plain,
     decode_launch,

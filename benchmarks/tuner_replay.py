@@ -37,7 +37,7 @@ from tuner_synthetic import SHAPES, synthetic_recording
 
 from xtune.evidence.distributions import binomial_lower_bound, binomial_upper_bound
 from xtune.evidence.verdicts import Kind
-from xtune.measurement.launches import Launch, Outcome, Secondary
+from xtune.launches.launch import Launch, Outcome, Secondary
 from xtune.search.budget import Budget
 from xtune.search.measurer import Measurer
 from xtune.search.records import Rating, Record, Stage, Step

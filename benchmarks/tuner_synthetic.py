@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from tuner_recordings import Header, Plan, RecordedLaunch, Recording
 
-from xtune.measurement.launches import Launch, Outcome, Secondary
-from xtune.measurement.objectives import Goal, Objective
+from xtune.launches.launch import Launch, Outcome, Secondary
+from xtune.launches.objectives import Goal, Objective
 from xtune.space.parameters import BARE, Configuration, Parameter, Where
 from xtune.space.spaces import Space
 

@@ -40,7 +40,7 @@ from typing import NamedTuple, Self
 import numpy as np
 from measurement import at_least_2, option_parser, until_stopped, write_raw
 
-from xlaunch.report.occupancy import StolenTime
+from xlaunch.supervision.other_work import StolenTime
 from xtune.evidence.distributions import student_quantile
 
 GATE, FLOOR, ALIVE = "gate", "floor", "alive"

@@ -25,10 +25,10 @@ from xruntime.errors import DeviceError, KernelsUnavailableError
 
 if TYPE_CHECKING:
     from xruntime import allocator, nn, optim, optimization, quantization
+    from xruntime.aoti.compiling import compile_package
+    from xruntime.aoti.package import StreamPackage, load_package
     from xruntime.devices import DeviceProperties, describe_device, device, device_option
     from xruntime.optimization.front_end import optimize
-    from xruntime.packages.compiling import compile_package
-    from xruntime.packages.package import StreamPackage, load_package
     from xruntime.reporting import report
     from xruntime.streams.compiling import CompiledForStreams, compile_for_streams
     from xruntime.streams.hints import MultiStreamModuleHint

@@ -16,7 +16,7 @@ from tuner_recordings import read_recording
 
 import xlaunch
 import xtune
-from xtune.measurement.launches import Outcome
+from xtune.launches.launch import Outcome
 from xtune.space.parameters import BARE
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -23,8 +23,8 @@ from tuner_recordings import (
 from tuner_synthetic import SHAPES, synthetic_recording
 
 from xlaunch.errors import UsageError
-from xtune.measurement.launches import Launch, Outcome, Secondary, Series, Steadiness
-from xtune.measurement.objectives import Goal, Objective, Requirement
+from xtune.launches.launch import Launch, Outcome, Secondary, Series, Steadiness
+from xtune.launches.objectives import Goal, Objective, Requirement
 from xtune.search.encoding import decode_launch, encode_launch
 from xtune.space.parameters import BARE, Configuration, Parameter, Where
 from xtune.space.spaces import Space

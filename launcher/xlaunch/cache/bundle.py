@@ -30,8 +30,8 @@ from xlaunch.cache.directories import CacheDirectory, check_base, check_below, h
 from xlaunch.cache.table import BY_NAME, Format
 from xlaunch.cache.usage import LOCAL_KINDS, entries_of
 from xlaunch.errors import UsageError
+from xlaunch.files import is_special_file, write_whole
 from xlaunch.machine.c_library import glibc_version
-from xlaunch.whole_files import is_special_file, write_whole
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"

@@ -30,8 +30,8 @@ from xlaunch.cache.directories import (
 )
 from xlaunch.cache.imported import ImportedFile, read_imported, write_imported
 from xlaunch.cache.key import Hardware, Key, Packages, differences, key_of
-from xlaunch.cache.leftovers import staging_directory
 from xlaunch.cache.relocation import relocate
+from xlaunch.cache.staging import staging_directory
 from xlaunch.cache.table import BY_NAME, Format, Part
 from xlaunch.cache.usage import entries_of, unit_of
 from xlaunch.errors import UsageError

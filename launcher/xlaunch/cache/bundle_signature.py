@@ -9,8 +9,8 @@ import tempfile
 from subprocess import CompletedProcess
 
 from xlaunch.errors import UsageError
+from xlaunch.files import write_whole
 from xlaunch.ownership import inspect_ownership
-from xlaunch.whole_files import write_whole
 
 NAMESPACE = "xlaunch-cache"
 """A signature that was made for something else is not accepted."""

@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 from xlaunch.cache.key import Key, is_key_name
 from xlaunch.cache.table import BY_NAME, VARIABLES
+from xlaunch.files import write_whole
 from xlaunch.ownership import inspect_ownership, make_private
-from xlaunch.whole_files import write_whole
 
 RECORD = ".json"
 """Suffix of the record beside a cache's directory."""

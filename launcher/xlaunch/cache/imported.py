@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from xlaunch.cache.directories import CacheDirectory
-from xlaunch.whole_files import write_whole
+from xlaunch.files import write_whole
 
 IMPORTED = ".imported"
 """Suffix of the record."""

@@ -26,7 +26,7 @@ from xlaunch.cache.directories import (
     stored,
 )
 from xlaunch.cache.imported import IMPORTED
-from xlaunch.cache.leftovers import REMOVING, remove_leftovers
+from xlaunch.cache.staging import REMOVING, remove_leftovers
 from xlaunch.cache.usage import CachedFile, files_of, unit_of
 
 DEFAULT_MAX_BYTES = 20 << 30

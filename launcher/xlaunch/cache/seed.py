@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from xlaunch.cache.directories import OTHERS_WRITE, directory_of, is_empty
 from xlaunch.cache.key import Key
-from xlaunch.cache.leftovers import SEEDING
+from xlaunch.cache.staging import SEEDING
 from xlaunch.errors import UsageError
 from xlaunch.ownership import inspect_ownership, make_private
 

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from xlaunch.cache.directories import CacheDirectory
-from xlaunch.cache.leftovers import PARTIAL
+from xlaunch.cache.staging import PARTIAL
 from xlaunch.cache.table import BY_NAME, Entries
 
 OTHER = Entries("other files", "*")

@@ -28,7 +28,7 @@ from xlaunch.cache.directories import (
 )
 from xlaunch.cache.imported import IMPORTED, ImportedFile, read_imported
 from xlaunch.cache.key import is_key_name
-from xlaunch.cache.leftovers import is_work, leftovers
+from xlaunch.cache.staging import is_work, leftovers
 from xlaunch.cache.table import BY_NAME, Format
 from xlaunch.cache.usage import UNFINISHED, entries_of
 

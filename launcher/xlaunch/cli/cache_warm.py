@@ -13,7 +13,7 @@ from xlaunch.errors import UsageError
 from xlaunch.machine import read_machine
 from xlaunch.options.layers import Resolved, request_from
 from xlaunch.planning.planner import plan
-from xlaunch.wording import counted
+from xlaunch.text import counted
 
 MAX_RUNS = 3
 TIMED_OUT = 124

@@ -11,10 +11,10 @@ import click
 
 from xlaunch.cli import say
 from xlaunch.errors import UsageError
-from xlaunch.options.files import file_layers
+from xlaunch.options.definitions import BY_KEY, IN_FILES, OPTIONS, Group, Option
 from xlaunch.options.kinds import FLAG, Kind
 from xlaunch.options.layers import COMMAND_LINE, Layer, Resolved, resolve, variables_layer
-from xlaunch.options.table import BY_KEY, IN_FILES, OPTIONS, Group, Option
+from xlaunch.options.settings_files import file_layers
 
 Command = Callable[..., Any]
 

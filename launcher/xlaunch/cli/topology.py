@@ -16,8 +16,8 @@ from xlaunch.cli.options import CONTEXT, GroupedCommand, click_option, click_opt
 from xlaunch.errors import UsageError
 from xlaunch.machine import read_machine
 from xlaunch.machine.topology import Machine
+from xlaunch.options.definitions import BY_KEY, Group
 from xlaunch.options.layers import COMMAND_LINE, Layer, request_from, resolve, variables_layer
-from xlaunch.options.table import BY_KEY, Group
 from xlaunch.planning.planner import plan
 from xlaunch.planning.request import Request
 

@@ -17,10 +17,15 @@ from xlaunch.environment.allocators import (
     choose_profile,
 )
 from xlaunch.environment.caches import CacheSettings, cache_settings
+from xlaunch.environment.huge_pages import glibc_asks, page_settings, page_warning, system_mode
 from xlaunch.environment.openmp import choose_openmp
-from xlaunch.environment.pages import glibc_asks, page_settings, page_warning, system_mode
-from xlaunch.environment.prefix import Installed, find_installed, interpreter_of, prefix_of
 from xlaunch.environment.program import Program, resolve_program, starts_ranks
+from xlaunch.environment.python_environment import (
+    Installed,
+    find_installed,
+    interpreter_of,
+    prefix_of,
+)
 from xlaunch.environment.substitution import own_program, with_own_variables
 from xlaunch.environment.threads import thread_settings
 from xlaunch.environment.variables import (

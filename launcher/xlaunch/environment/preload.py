@@ -336,7 +336,7 @@ def _write(directory: str, kept: dict[str, str | None]) -> str | None:
     """Replace the file atomically. A note if that fails, else None."""
     import json
 
-    from xlaunch.whole_files import write_whole
+    from xlaunch.files import write_whole
 
     path = os.path.join(directory, "preloads.json")
     try:

@@ -127,7 +127,7 @@ def parse_directory(text: str) -> str:
 
 def parse_metric(text: str) -> str:
     """A metric: a name as it is printed, or a regular expression with a group."""
-    from xlaunch.measurement.metric_lines import parse_metric as check
+    from xlaunch.metrics.metric_lines import parse_metric as check
 
     check(text)
     return text

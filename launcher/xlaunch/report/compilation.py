@@ -8,7 +8,7 @@ import os
 import time
 from typing import NamedTuple
 
-from xlaunch.cache import leftovers
+from xlaunch.cache import staging
 from xlaunch.cache.usage import LOCAL_KINDS, usage_by_kind
 from xlaunch.environment import Environment
 
@@ -50,7 +50,7 @@ class CompilationWatch:
         self._since_s = time.time() - 0.01
         base = environment.caches.base
         if base is not None and self._used:
-            path = os.path.join(base, f"{leftovers.COUNTERS}{os.getpid()}-{os.urandom(4).hex()}")
+            path = os.path.join(base, f"{staging.COUNTERS}{os.getpid()}-{os.urandom(4).hex()}")
             try:
                 os.mkdir(path, 0o700)
                 self._directory = path

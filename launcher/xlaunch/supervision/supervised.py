@@ -10,16 +10,16 @@ import signal
 from typing import TYPE_CHECKING, NamedTuple
 
 from xlaunch.environment import Environment
+from xlaunch.files import is_special_file
 from xlaunch.planning.plans import Plan
 from xlaunch.report import Report
 from xlaunch.report.compilation import CompilationWatch
 from xlaunch.report.json_file import write_report_or_complain
-from xlaunch.report.table import render_report
+from xlaunch.report.run_table import render_report
 from xlaunch.supervision.supervisor import ENDING, Supervisor
-from xlaunch.whole_files import is_special_file
 
 if TYPE_CHECKING:
-    from xlaunch.measurement.live import LiveWriter
+    from xlaunch.metrics.live import LiveWriter
 
 
 class Task(NamedTuple):

@@ -23,15 +23,15 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from xlaunch.cache.leftovers import PARTIAL
+from xlaunch.cache.staging import PARTIAL
 from xlaunch.cache.table import KEEP_NOTHING
 from xlaunch.cache.use import check_directory, own_directory
 from xlaunch.errors import UsageError
+from xruntime.aoti.files import check_machine, check_trusted
+from xruntime.aoti.inputs import Inputs, InputSpec
+from xruntime.aoti.runners import CRunner
 from xruntime.errors import PackageError
 from xruntime.kept.calls import Pattern, Served
-from xruntime.packages.files import check_machine, check_trusted
-from xruntime.packages.inputs import Inputs, InputSpec
-from xruntime.packages.runners import CRunner
 
 VARIABLE: Final = "XRUNTIME_CACHE_DIR"
 """Names the directory; 0: nothing is kept."""

@@ -9,13 +9,13 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import nn
 
+from xruntime.compilation.gil import kind_of
 from xruntime.compilation.inductor import eager_module
-from xruntime.compilation.kinds import kind_of
 from xruntime.compilation.samples import Sample, sample_call
 from xruntime.errors import OptimizationError
-from xruntime.nests import leaves, place
 from xruntime.optimization.graph import GRAPHS
 from xruntime.optimization.steps import INFERENCE, TRAINING, is_explained
+from xruntime.pytrees import leaves, place
 
 LEVELS: Final = ("O0", "O1")
 DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)

@@ -34,8 +34,8 @@ from xlaunch.cache.bundle_import import Imported, import_bundle
 from xlaunch.cache.directories import CacheDirectory, begin_use, directory_of
 from xlaunch.cache.imported import read_imported
 from xlaunch.cache.key import key_of
-from xlaunch.cache.leftovers import leftovers, staging_directory
 from xlaunch.cache.prune import prune
+from xlaunch.cache.staging import leftovers, staging_directory
 from xlaunch.cache.table import BY_NAME
 from xlaunch.cache.verify import verify
 from xlaunch.errors import UsageError

@@ -13,7 +13,7 @@ from tests.launcher.machine.trees import CPU, write_files
 
 import xlaunch
 from xlaunch.cache.table import CACHES
-from xlaunch.options.table import OPTIONS, Group
+from xlaunch.options.definitions import OPTIONS, Group
 
 TWO = ("--instances", "2", "--ncores", "1", "--oversubscribe")
 

@@ -15,7 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 nn = torch.nn
 
-from tests.runtime_ext.packages.archives import rewritten  # noqa: E402
+from tests.runtime_ext.aoti.archives import rewritten  # noqa: E402
 from tests.runtime_ext.quantization.int8_models import (  # noqa: E402
     Branches,
     calibrated,

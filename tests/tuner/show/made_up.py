@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from xtune.measurement.launches import Launch, Outcome, Secondary
-from xtune.measurement.objectives import Goal, Objective
+from xtune.launches.launch import Launch, Outcome, Secondary
+from xtune.launches.objectives import Goal, Objective
 from xtune.search.records import Record, Stage, Step
 from xtune.space.parameters import Configuration, Parameter, Where
 from xtune.space.spaces import Space

@@ -16,8 +16,8 @@ from tuner_memory import MemoryStore
 from xlaunch.machine import read_machine
 from xlaunch.planning import Request
 from xtune.evidence.fronts import SecondGoal
-from xtune.measurement.launches import Launch, Outcome
-from xtune.measurement.objectives import Objective
+from xtune.launches.launch import Launch, Outcome
+from xtune.launches.objectives import Objective
 from xtune.search.budget import Budget
 from xtune.search.session import Search
 from xtune.search.strategy import Strategy

@@ -13,10 +13,10 @@ from tests.tuner.show.pages import SECTIONS, charts_of, findings, read_page
 
 from xlaunch.cli.machine_drawing import draw_machine
 from xlaunch.machine.cpu_list import format_cpu_list
-from xlaunch.wording import number
+from xlaunch.text import number
 from xtune.evidence.verdicts import Kind
-from xtune.measurement.launches import Launch, Outcome, Secondary
-from xtune.measurement.objectives import Objective, Requirement
+from xtune.launches.launch import Launch, Outcome, Secondary
+from xtune.launches.objectives import Objective, Requirement
 from xtune.search.provenance import Made, Provenance
 from xtune.search.strategy import Resolution
 from xtune.show.text import result_lines

@@ -7,8 +7,8 @@ import math
 
 import pytest
 
-from xlaunch.wording import number
-from xtune.measurement.objectives import WALL, Goal, Objective
+from xlaunch.text import number
+from xtune.launches.objectives import WALL, Goal, Objective
 from xtune.show.quantities import (
     NOTHING,
     amount,

@@ -7,9 +7,9 @@ import pytest
 from tests.tuner.show.made_up import FOUR, RATE, launch
 from tests.tuner.show.made_up import SPACE as RATES
 
-from xtune.measurement.launches import Launch, Outcome, Secondary
-from xtune.measurement.objectives import WALL, Goal, Objective
-from xtune.measurement.requirements import parse_requirement
+from xtune.launches.launch import Launch, Outcome, Secondary
+from xtune.launches.objectives import WALL, Goal, Objective
+from xtune.launches.requirements import parse_requirement
 from xtune.search.budget import Budget
 from xtune.search.events import Outline, Progress
 from xtune.search.records import Record, Stage, Step

@@ -13,9 +13,9 @@ from xlaunch.planning import Request
 from xtune.evidence.fronts import SecondGoal
 from xtune.evidence.ratios import RatioInterval
 from xtune.evidence.verdicts import Kind, MoreBudget, Verdict, undecided
-from xtune.measurement.launches import Launch, Outcome
-from xtune.measurement.objectives import Goal, Objective
-from xtune.measurement.requirements import parse_requirement
+from xtune.launches.launch import Launch, Outcome
+from xtune.launches.objectives import Goal, Objective
+from xtune.launches.requirements import parse_requirement
 from xtune.search.strategy import Favourite, Resolution
 from xtune.search.study import Subject
 from xtune.show.results import Result

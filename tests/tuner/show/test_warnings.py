@@ -8,7 +8,7 @@ from collections.abc import Callable
 from tests.tuner.show.cases import case
 from tests.tuner.show.pages import findings, read_page
 
-from xtune.measurement.launches import Launch, Steadiness
+from xtune.launches.launch import Launch, Steadiness
 from xtune.search.records import Stage
 from xtune.search.session import Ended
 from xtune.show.results import Result

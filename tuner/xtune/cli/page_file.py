@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 
 from xlaunch.errors import UsageError
-from xlaunch.whole_files import write_output
+from xlaunch.files import write_output
 from xtune.cli import say
 from xtune.cli.studies import StoredStudy
 from xtune.search.provenance import made_with

@@ -23,7 +23,7 @@ def write_preset(result: Result, wanted: str | None) -> tuple[str | None, str]:
 
     Raises `UsageError` if the user's file cannot be written.
     """
-    from xlaunch.whole_files import write_output
+    from xlaunch.files import write_output
 
     best = result.verdict.best
     if best == BARE:

@@ -21,7 +21,7 @@ from xtune.cli.preparation import Task, current_provenance, second_goal, seeds
 from xtune.cli.preset_file import write_preset
 from xtune.errors import StorageError
 from xtune.evidence.verdicts import Kind, Rule, Verdict, undecided
-from xtune.measurement.launches import Launch
+from xtune.launches.launch import Launch
 from xtune.search.budget import Budget, parse_budget
 from xtune.search.events import Observer
 from xtune.search.history import changed_variables, keep_beginning, shown_records

@@ -35,8 +35,8 @@ from xtune.evidence.verdicts import (
     judge,
     undecided,
 )
-from xtune.measurement.launches import Launch, Outcome
-from xtune.measurement.objectives import Objective
+from xtune.launches.launch import Launch, Outcome
+from xtune.launches.objectives import Objective
 from xtune.space.parameters import Configuration
 
 LOOKS_AT = (1 / 3, 1 / 2, 3 / 4)

@@ -13,14 +13,14 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from xlaunch.wording import number
+from xlaunch.text import number
 from xtune.evidence.fronts import front_of
 from xtune.evidence.importance import Importance
 from xtune.evidence.pareto import Estimate, Place
 from xtune.evidence.ratios import RatioInterval
-from xtune.measurement.launches import Launch, Outcome
-from xtune.measurement.objectives import WALL
-from xtune.measurement.summaries import name_of
+from xtune.launches.launch import Launch, Outcome
+from xtune.launches.objectives import WALL
+from xtune.launches.summaries import name_of
 from xtune.search.records import Record, Stage
 from xtune.show.quantities import objective_quantity, percent, quantity_of, ratios
 from xtune.show.results import Result

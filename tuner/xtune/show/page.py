@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from xlaunch import wording
+from xlaunch import text as words
 from xlaunch.cli.machine_drawing import draw_machine
 from xlaunch.environment.variables import Setting
 from xlaunch.errors import UsageError, XLaunchError
@@ -25,7 +25,7 @@ from xlaunch.planning.rendering import numactl_line, render_plan
 from xtune.evidence.fronts import front_of
 from xtune.evidence.pareto import Place
 from xtune.evidence.verdicts import Kind, Standing
-from xtune.measurement.launches import Outcome
+from xtune.launches.launch import Outcome
 from xtune.show import quantities
 from xtune.show.charts import MAX_CONFIGURATIONS, MAX_DIMENSIONS, charts_of, printable
 from xtune.show.results import HEADLINES, Result, finite
@@ -50,7 +50,7 @@ FILTERS = (
     quantities.counted,
     quantities.duration,
     quantities.launches,
-    wording.number,
+    words.number,
     quantities.percent,
     quantities.size,
     quantities.spans,

@@ -9,11 +9,11 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from xlaunch.measurement.metric_lines import Kind
-from xlaunch.wording import number
-from xtune.measurement.announcements import MARK
-from xtune.measurement.objectives import WALL, Goal, Objective
-from xtune.measurement.summaries import kind_in, name_of, unit_in
+from xlaunch.metrics.metric_lines import Kind
+from xlaunch.text import number
+from xtune.launches.announcements import MARK
+from xtune.launches.objectives import WALL, Goal, Objective
+from xtune.launches.summaries import kind_in, name_of, unit_in
 
 NOTHING = "\N{EN DASH}"
 """Shown where there is no value."""

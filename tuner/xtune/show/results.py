@@ -13,8 +13,8 @@ from xtune.evidence.finals import FinalPlan
 from xtune.evidence.fronts import SecondGoal
 from xtune.evidence.importance import Importance, importance_of
 from xtune.evidence.verdicts import Kind, Verdict
-from xtune.measurement.launches import Launch, Outcome
-from xtune.measurement.objectives import Objective
+from xtune.launches.launch import Launch, Outcome
+from xtune.launches.objectives import Objective
 from xtune.search.ablation import Ablation, ablations_of
 from xtune.search.encoding import decode_final_plan
 from xtune.search.provenance import Made

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from xtune.measurement.launches import Outcome
-from xtune.measurement.objectives import Objective
+from xtune.launches.launch import Outcome
+from xtune.launches.objectives import Objective
 from xtune.search.budget import Budget
 from xtune.search.events import Observer, Outline, Progress
 from xtune.search.records import Record, Stage, Step

@@ -7,12 +7,12 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator
 
-from xlaunch.wording import number
+from xlaunch.text import number
 from xtune.evidence.fronts import front_of
 from xtune.evidence.pareto import Place
 from xtune.evidence.ratios import RatioInterval, has_ratio
 from xtune.evidence.verdicts import Kind
-from xtune.measurement.launches import Outcome
+from xtune.launches.launch import Outcome
 from xtune.show.quantities import amount, counted, duration, launches, percent, ratios
 from xtune.show.results import HEADLINES, Result
 from xtune.show.warnings import launch_warnings

@@ -8,12 +8,12 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from xlaunch.wording import number
+from xlaunch.text import number
 from xtune.evidence.drift import Control, drift_of
 from xtune.evidence.noise import Trouble, noise_cautions, pooled_spread
 from xtune.evidence.ratios import has_ratio
 from xtune.evidence.verdicts import Kind, Standing
-from xtune.measurement.launches import Launch, Outcome, Steadiness
+from xtune.launches.launch import Launch, Outcome, Steadiness
 from xtune.search.provenance import outdated
 from xtune.search.records import Record, Stage
 from xtune.search.session import Ended

@@ -7,8 +7,8 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from xtune.measurement.launches import Launch, Outcome
-from xtune.measurement.objectives import WALL, Objective
+from xtune.launches.launch import Launch, Outcome
+from xtune.launches.objectives import WALL, Objective
 from xtune.search.budget import Budget
 from xtune.search.events import Outline, Progress
 from xtune.search.records import Record, Stage, Step
