@@ -65,7 +65,7 @@ def test_what_won_is_launched_without_each_of_its_changes(desk: Desk) -> None:
     # It prints the product of its arguments, 30 and 30 at best, without any noise.
     lines = [line.strip() for line in done.out.splitlines()]
     assert lines[0].startswith("gain: ")
-    assert lines[1] == "best: n=30, m=30"
+    assert lines[2] == "best: n=30, m=30"
     told = [line.split(": ") for line in lines if line.startswith("without its ")]
     assert [setting for setting, _ in told] == ["without its n=30", "without its m=30"]
     assert all(shown.startswith("0.33") for _, shown in told)

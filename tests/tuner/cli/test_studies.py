@@ -126,7 +126,7 @@ def test_a_study_looks_the_same_in_every_environment(
     )  # fmt: skip
     assert done.code == 0, done.err
     report = desk.xtune("report")
-    assert report.out.startswith("gain: 2 times as good")
+    assert report.out.startswith("gain: 2.00 times as good")
     assert report.err == ""
     monkeypatch.setenv("BATCH", "64")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

@@ -67,8 +67,8 @@ class Lead(NamedTuple):
     """Its value, where only the search tells; None with a final."""
     ratio: float | None
     """To the bare command, above 1 is better."""
-    is_promising: bool
-    """It is ahead of the bare command by more than the noise."""
+    is_promising: bool | None = None
+    """It is ahead of the bare command by more than the noise; None if the noise is unknown."""
 
 
 class Result(NamedTuple):
@@ -155,18 +155,19 @@ class Result(NamedTuple):
             return None
         error, pairs = math.inf, 1
         if leader is not None and interval is not None:
-            found = Lead(leader, None, interval.estimate, is_promising=False)
+            found = Lead(leader, None, interval.estimate)
             error, pairs = interval.error, interval.pairs
         elif favourite is not None:
             configuration, ratio = favourite.configuration, favourite.ratio
-            found = Lead(configuration, favourite.value, ratio, is_promising=False)
+            found = Lead(configuration, favourite.value, ratio)
             pairs = max(1, min(len(self.values(configuration)), len(self.values(BARE))))
         else:
             return None
         if math.isinf(error) and self.resolution is not None:
             error = self.resolution.spread * math.sqrt(2.0 / pairs)
-        lead = math.log(found.ratio) if found.ratio else 0.0
-        return found._replace(is_promising=lead > PROMISING_ERRORS * error)
+        if math.isinf(error) or not found.ratio:
+            return found
+        return found._replace(is_promising=math.log(found.ratio) > PROMISING_ERRORS * error)
 
     # What was seen.
 

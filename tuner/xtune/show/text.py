@@ -34,7 +34,10 @@ MAX_MORE = 8
 def result_lines(result: Result) -> Iterator[str]:
     """The text of `xtune` and `xtune report`."""
     verdict = result.verdict
-    yield f"{HEADLINES[verdict.kind]}{_claim(result)}"
+    if verdict.kind is not Kind.GAIN or verdict.interval is None:
+        yield HEADLINES[verdict.kind]
+    else:
+        yield from _claim(verdict.interval)
     if verdict.kind is Kind.GAIN:
         yield f"  best: {settings(verdict.best, result.space)}"
         if result.values(BARE) and result.values(verdict.best):
@@ -106,14 +109,14 @@ def _storage_option(result: Result) -> str:
     return "" if result.storage is None else f" --storage {shlex.quote(result.storage)}"
 
 
-def _claim(result: Result) -> str:
-    interval = result.verdict.interval
-    if result.verdict.kind is not Kind.GAIN or interval is None:
-        return ""
-    sure = describe_interval(interval)
-    sure = f"95 % confidence interval: {sure}, " if interval.low > 0.0 else "no interval from "
+def _claim(interval: RatioInterval) -> Iterator[str]:
     times = ratios(interval.estimate, interval.low, interval.high)[0]
-    return f": {times} times as good as the bare command ({sure}{counted(interval.pairs, 'pair')})"
+    yield f"{HEADLINES[Kind.GAIN]}: {times} times as good as the bare command"
+    pairs = counted(interval.pairs, "pair")
+    if interval.low > 0.0:
+        yield f"  95 % confidence interval: {describe_interval(interval)} ({pairs})"
+    else:
+        yield f"  {pairs}: too few for a confidence interval"
 
 
 def _medians(result: Result, configuration: Configuration) -> str:
@@ -135,10 +138,10 @@ def _lead(result: Result) -> Iterator[str]:
     if lead.is_promising:
         command = shlex.join(result.resolver.command(lead.configuration))
         yield f"  most promising, but not proven: {shown}; to try it: {command}"
-    elif lead.ratio is None:
-        yield f"  the best so far is {shown}"
-    elif lead.ratio <= 1.0:
+    elif lead.ratio is not None and lead.ratio <= 1.0:
         yield f"  nothing is ahead of the bare command so far; the best is {shown}"
+    elif lead.is_promising is None:
+        yield f"  the best so far is {shown}; the noise is not known yet"
     else:
         yield f"  nothing is ahead of the bare command by more than the noise; the best is {shown}"
 
