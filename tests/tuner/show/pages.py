@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from html.parser import HTMLParser
 from typing import Any
 
+from benchmarks.tuner.memory import MemoryStore
 from tests.tuner.search.scripted import RATE, SPACE, ScriptedMeasurer, gain
-from tuner_memory import MemoryStore
 
 from xlaunch.machine import read_machine
 from xlaunch.planning import Request
