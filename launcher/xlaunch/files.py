@@ -10,7 +10,7 @@ import re
 import stat
 from collections.abc import Callable, Iterator, Mapping
 
-from xlaunch.errors import UsageError
+from xlaunch.errors import UsageError, XLaunchError
 
 MEMORY = "/dev/shm"  # noqa: S108 - the directory made there is private, which is checked
 MAX_RECORD_BYTES = 1 << 20
@@ -77,7 +77,7 @@ def make_private(directory: str) -> None:
 def runtime_directory(name: str, environment: Mapping[str, str], memory: str = MEMORY) -> str:
     """Make this user's private directory for locks and records of this host, never on a shared file system.
 
-    It is ``$XDG_RUNTIME_DIR/name``, else ``/dev/shm/name-UID``. Raises `UsageError` if it cannot be
+    It is ``$XDG_RUNTIME_DIR/name``, else ``/dev/shm/name-UID``. Raises `XLaunchError` if it cannot be
     made, is a link, or others may enter it.
     """
     given = environment.get("XDG_RUNTIME_DIR", "")
@@ -90,13 +90,13 @@ def runtime_directory(name: str, environment: Mapping[str, str], memory: str = M
             os.mkdir(directory, 0o700)
         status = os.lstat(directory)
     except OSError as error:
-        raise UsageError(
+        raise XLaunchError(
             f"no directory for locks: {directory}: {error.strerror}; set XDG_RUNTIME_DIR to a private"
             " directory of this host"
         ) from error
     private = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
     if not private or status.st_mode & 0o077:
-        raise UsageError(
+        raise XLaunchError(
             f"{directory} is not a private directory of yours; remove it, or set XDG_RUNTIME_DIR"
         )
     return directory

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from xlaunch.errors import UsageError
+from xlaunch.errors import XLaunchError
 from xlaunch.files import (
     locked,
     make_private,
@@ -71,13 +71,13 @@ def test_runtime_directory(tmp_path: Path):
         assert runtime_directory("x", environment, str(memory)) == str(other)
     assert other.stat().st_mode & 0o777 == 0o700
     other.chmod(0o750)
-    with pytest.raises(UsageError, match=f"{other} is not a private directory of yours"):
+    with pytest.raises(XLaunchError, match=f"{other} is not a private directory of yours"):
         runtime_directory("x", {}, str(memory))
     other.rmdir()
     other.symlink_to(given)
-    with pytest.raises(UsageError, match="is not a private directory of yours"):
+    with pytest.raises(XLaunchError, match="is not a private directory of yours"):
         runtime_directory("x", {}, str(memory))
-    with pytest.raises(UsageError, match="No such file or directory; set XDG_RUNTIME_DIR"):
+    with pytest.raises(XLaunchError, match="No such file or directory; set XDG_RUNTIME_DIR"):
         runtime_directory("x", {}, str(tmp_path / "gone"))
 
 
