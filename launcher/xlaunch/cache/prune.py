@@ -16,16 +16,10 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from xlaunch.cache.contents import IMPORTED, CachedFile, files_of, unit_of
+from xlaunch.cache import contents, store
+from xlaunch.cache.contents import IMPORTED, CachedFile
 from xlaunch.cache.staging import DAY_S, REMOVING, remove_leftovers
-from xlaunch.cache.store import (
-    RECORD,
-    CacheDirectory,
-    named_by_processes,
-    not_in_use,
-    open_below,
-    stored,
-)
+from xlaunch.cache.store import RECORD, CacheDirectory
 
 DEFAULT_MAX_BYTES = 20 << 30
 STAMP = "pruned"
@@ -57,12 +51,12 @@ def prune(
     now_s = time.time()
     if not dry_run:
         remove_leftovers(base)
-    directories = sorted(stored(base), key=lambda it: it.last_use_s)
+    directories = sorted(store.stored(base), key=lambda it: it.last_use_s)
     units = {it: _units(it) for it in directories}
     excess = 0
     if max_bytes is not None:
         excess = sum([_size(unit) for own in units.values() for unit in own]) - max_bytes
-    found, named = [], named_by_processes()
+    found, named = [], store.named_by_processes()
     for directory in directories:
         expired = older_than_s is not None and now_s - directory.last_use_s > older_than_s
         if excess <= 0 and not expired:
@@ -78,7 +72,7 @@ def prune(
 
 def clear(base: str, directories: Iterable[CacheDirectory], *, dry_run: bool) -> list[Removal]:
     """Remove whole caches, except those in use. Raises OSError."""
-    found, named = [], named_by_processes()
+    found, named = [], store.named_by_processes()
     for directory in directories:
         units, now_s = _units(directory), time.time()
         removal = _remove(base, directory, units, now_s, named, whole=True, dry_run=dry_run)
@@ -90,8 +84,8 @@ def clear(base: str, directories: Iterable[CacheDirectory], *, dry_run: bool) ->
 def _units(directory: CacheDirectory) -> list[list[CachedFile]]:
     """The units of a cache, the oldest first."""
     found: dict[str, list[CachedFile]] = {}
-    for file in files_of(directory.path):
-        unit = unit_of(directory.cache, os.path.relpath(file.path, directory.path))
+    for file in contents.files_of(directory.path):
+        unit = contents.unit_of(directory.cache, os.path.relpath(file.path, directory.path))
         found.setdefault(unit, []).append(file)
     return sorted(found.values(), key=_changed_s)
 
@@ -127,7 +121,10 @@ def _remove(
     """Remove units, or the `whole` directory; if it is in use, only units that are older than a day."""
     used_s = directory.last_use_s
     doomed: str | None = None
-    with not_in_use(directory, named) as unheld, open_below(base, directory.cache) as above:
+    with (
+        store.not_in_use(directory, named) as unheld,
+        store.open_below(base, directory.cache) as above,
+    ):
         free = unheld and directory.last_use_s == used_s  # a launch may be about to hold it
         whole &= free
         if not free:
@@ -145,7 +142,7 @@ def _remove(
     if doomed is not None:
         import shutil
 
-        with open_below(base, directory.cache) as above:
+        with store.open_below(base, directory.cache) as above:
             shutil.rmtree(doomed, dir_fd=above)
     return Removal(directory, sum(map(len, wanted)), sum(map(_size, wanted)), whole)
 
@@ -155,7 +152,7 @@ def _unlink(base: str, path: str) -> None:
     *parents, name = os.path.relpath(path, base).split(os.sep)
     with (
         contextlib.suppress(FileNotFoundError, NotADirectoryError),
-        open_below(base, *parents) as directory,
+        store.open_below(base, *parents) as directory,
     ):
         os.unlink(name, dir_fd=directory)
 
