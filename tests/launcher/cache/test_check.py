@@ -30,12 +30,12 @@ from tests.launcher.cache.entries import (
 
 from xlaunch.cache.bundle import export
 from xlaunch.cache.bundle_import import import_bundle
-from xlaunch.cache.daily import DAY_S
-from xlaunch.cache.directories import CacheDirectory, begin_use, hold
+from xlaunch.cache.check import MIN_LOCK_AGE_S, Aspect, verify
 from xlaunch.cache.formats import damage
 from xlaunch.cache.key import key_of
+from xlaunch.cache.staging import DAY_S
+from xlaunch.cache.store import CacheDirectory, begin_use, hold
 from xlaunch.cache.table import BY_NAME, Format
-from xlaunch.cache.verify import MIN_LOCK_AGE_S, Check, verify
 
 
 @pytest.fixture
@@ -49,19 +49,19 @@ def home(base: Path, cache: str = "inductor") -> Path:
     return next(it for it in (base / cache).iterdir() if it.is_dir())
 
 
-def found(base: Path, *, fix: bool = False) -> dict[str, Check]:
+def found(base: Path, *, fix: bool = False) -> dict[str, Aspect]:
     problems = verify(str(base), fix=fix)
     assert [it.fixed for it in problems] == [fix] * len(problems)
     assert len({it.path for it in problems}) == len(problems)
     return {it.path: it.check for it in problems}
 
 
-def check_and_fix(base: Path, path: Path, check: Check) -> None:
+def check_and_fix(base: Path, path: Path, aspect: Aspect) -> None:
     """The only problem is at `path`; fixing removes it, and nothing else."""
     before = files(base)
-    assert found(base) == {str(path): check}
+    assert found(base) == {str(path): aspect}
     assert files(base) == before
-    assert found(base, fix=True) == {str(path): check}
+    assert found(base, fix=True) == {str(path): aspect}
     assert not os.path.lexists(path)
     assert found(base) == {}
     assert files(base).keys() == before.keys() - {str(path.relative_to(base))}
@@ -85,7 +85,7 @@ def test_base_that_is_a_link(base: Path, tmp_path: Path):
     link = tmp_path / "link"
     link.symlink_to(base)
     [problem] = verify(str(link), fix=True)
-    assert (problem.check, problem.fixed) == (Check.LINK, False)
+    assert (problem.check, problem.fixed) == (Aspect.LINK, False)
     assert link.is_symlink()
 
 
@@ -98,7 +98,7 @@ def test_base_that_is_a_file(tmp_path: Path):
 def test_base_below_a_directory_that_all_may_write(base: Path, tmp_path: Path):
     tmp_path.chmod(0o777)
     [problem] = verify(str(base), fix=True)
-    assert (problem.path, problem.check, problem.fixed) == (str(tmp_path), Check.OWNER, False)
+    assert (problem.path, problem.check, problem.fixed) == (str(tmp_path), Aspect.OWNER, False)
 
 
 def test_base_in_the_directory_for_temporary_files():
@@ -215,7 +215,7 @@ def test_damaged_elf_headers(tmp_path: Path, start: bytes):
 def test_truncated_entries(base: Path, cache: str, name: str, length: str):
     path = home(base, cache) / name
     data = path.read_bytes()
-    check_and_fix(base, put(path, data[: len(data) // 2 if length == "half" else 0]), Check.FORMAT)
+    check_and_fix(base, put(path, data[: len(data) // 2 if length == "half" else 0]), Aspect.FORMAT)
 
 
 def test_sources_and_unknown_files_may_be_empty(base: Path):
@@ -234,7 +234,7 @@ def test_temporary_files_of_killed_programs(base: Path):
 
 def test_damaged_record_of_a_key(base: Path):
     path = Path(f"{home(base)}.json")
-    check_and_fix(base, put(path, b'{"parts": 1}'), Check.FORMAT)
+    check_and_fix(base, put(path, b'{"parts": 1}'), Aspect.FORMAT)
 
 
 def test_damaged_record_of_a_directory_in_use_stays(base: Path):
@@ -257,7 +257,7 @@ def test_file_that_is_being_written(base: Path):
     assert descriptor is not None
     assert found(base) == {}
     os.close(descriptor)
-    check_and_fix(base, path, Check.FORMAT)
+    check_and_fix(base, path, Aspect.FORMAT)
 
 
 @pytest.mark.parametrize("how", ["renamed", "written"])
@@ -284,7 +284,7 @@ def test_old_damage_in_a_directory_in_use(base: Path):
     path = age(put(home(base) / "24/c30.so", elf()[:70]))
     descriptor = hold(directory)
     assert descriptor is not None
-    check_and_fix(base, path, Check.FORMAT)
+    check_and_fix(base, path, Aspect.FORMAT)
     os.close(descriptor)
 
 
@@ -307,7 +307,7 @@ def test_changed_content_of_an_imported_file(imported: Path, name: str):
     path = home(imported) / name
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
-    check_and_fix(imported, put(path, bytes(data)), Check.CHECKSUM)  # and its time is the same
+    check_and_fix(imported, put(path, bytes(data)), Aspect.CHECKSUM)  # and its time is the same
 
 
 def test_imported_file_that_a_program_has_replaced(imported: Path):
@@ -315,7 +315,7 @@ def test_imported_file_that_a_program_has_replaced(imported: Path):
     path.write_bytes(numba_index("int64", "float64"))
     assert found(imported) == {}
     path.write_bytes(numba_index("int64", "float64")[:-1])
-    check_and_fix(imported, path, Check.FORMAT)
+    check_and_fix(imported, path, Aspect.FORMAT)
 
 
 def test_imported_file_that_was_pruned(imported: Path):
@@ -324,7 +324,7 @@ def test_imported_file_that_was_pruned(imported: Path):
 
 
 def test_damaged_record_of_an_import(imported: Path):
-    check_and_fix(imported, put(Path(f"{home(imported)}.imported"), b'{"files'), Check.FORMAT)
+    check_and_fix(imported, put(Path(f"{home(imported)}.imported"), b'{"files'), Aspect.FORMAT)
 
 
 # Owner, mode and links
@@ -336,9 +336,9 @@ def test_modes_are_repaired(base: Path, name: str, added: int):
     path = base / name.format(f"inductor/{home(base).name}")
     mode = path.stat().st_mode & 0o777
     path.chmod(mode | added)
-    assert found(base) == {str(path): Check.MODE}
+    assert found(base) == {str(path): Aspect.MODE}
     assert path.stat().st_mode & 0o777 == mode | added
-    assert found(base, fix=True) == {str(path): Check.MODE}
+    assert found(base, fix=True) == {str(path): Aspect.MODE}
     assert path.stat().st_mode & 0o777 == mode
     assert found(base) == {}
 
@@ -357,7 +357,7 @@ def test_links_are_removed(base: Path, tmp_path: Path, name: str, target: str):
     put(tmp_path / "file", b"x").chmod(0o666)
     path = base / name.format(home(base).name)
     path.symlink_to(tmp_path / target)
-    check_and_fix(base, path, Check.LINK)
+    check_and_fix(base, path, Aspect.LINK)
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o666
     assert (tmp_path / "directory" / "inside").stat().st_mode & 0o777 == 0o666
 
@@ -366,7 +366,7 @@ def test_links_are_removed(base: Path, tmp_path: Path, name: str, target: str):
 def test_what_xlaunch_may_not_have_made_is_not_repaired(base: Path, name: str):
     (base / name).chmod(0o770)
     [problem] = verify(str(base), fix=True)
-    assert (problem.path, problem.check, problem.fixed) == (str(base / name), Check.MODE, False)
+    assert (problem.path, problem.check, problem.fixed) == (str(base / name), Aspect.MODE, False)
     assert (base / name).stat().st_mode & 0o777 == 0o770
 
 
@@ -389,7 +389,7 @@ def test_what_xlaunch_did_not_make_stays(base: Path, tmp_path: Path, name: str):
 def test_special_files_are_removed(base: Path):
     path = home(base) / "24" / "pipe.so"
     os.mkfifo(path)
-    check_and_fix(base, path, Check.LINK)
+    check_and_fix(base, path, Aspect.LINK)
 
 
 @pytest.mark.machine
@@ -399,14 +399,14 @@ def test_special_files_are_removed(base: Path):
 )
 def test_file_of_another_user(base: Path, cache: str, name: str):
     path = give_away(home(base, cache) / name)
-    check_and_fix(base, path, Check.OWNER)
+    check_and_fix(base, path, Aspect.OWNER)
 
 
 @pytest.mark.machine
 def test_directory_of_another_user(base: Path):
     path = give_away(home(base) / "24")
-    assert found(base) == {str(path): Check.OWNER}
-    assert found(base, fix=True) == {str(path): Check.OWNER}
+    assert found(base) == {str(path): Aspect.OWNER}
+    assert found(base, fix=True) == {str(path): Aspect.OWNER}
     assert not path.exists()
     assert (home(base) / "fxgraph/wc/fwc/w3o").exists()
 
@@ -415,7 +415,7 @@ def test_directory_of_another_user(base: Path):
 def test_base_of_another_user_stays(base: Path):
     give_away(base)
     [problem] = verify(str(base), fix=True)
-    assert (problem.path, problem.check, problem.fixed) == (str(base), Check.OWNER, False)
+    assert (problem.path, problem.check, problem.fixed) == (str(base), Aspect.OWNER, False)
     assert home(base).exists()
 
 
@@ -455,8 +455,8 @@ def test_what_cannot_be_removed_is_not_called_fixed():
 
 
 VERIFY_AS_NOBODY = """
-import fcntl, json, os, sys  # which another user may be unable to read
-from xlaunch.cache.verify import verify
+import fcntl, json, os, shutil, sys  # which another user may be unable to read
+from xlaunch.cache.check import verify
 os.setresuid(65534, 65534, 65534)
 print(json.dumps([(it.path, it.what, it.fixed) for it in verify(sys.argv[1], fix=True)]))
 """
@@ -475,7 +475,7 @@ def lock(base: Path, cache: str, name: str) -> tuple[CacheDirectory, Path]:
 )
 def test_stale_locks_are_removed(base: Path, cache: str, name: str):
     _, path = lock(base, cache, name)
-    check_and_fix(base, age(path, MIN_LOCK_AGE_S + 60), Check.LOCK)
+    check_and_fix(base, age(path, MIN_LOCK_AGE_S + 60), Aspect.LOCK)
 
 
 def test_young_locks_stay(base: Path):
@@ -492,7 +492,7 @@ def test_locks_of_a_running_program_stay(base: Path):
             sys.executable,
             "-c",
             "import sys\n"
-            "from xlaunch.cache.directories import CacheDirectory, hold\n"
+            "from xlaunch.cache.store import CacheDirectory, hold\n"
             "hold(CacheDirectory(*sys.argv[1:])); print(flush=True); sys.stdin.read()",
             *directory,
         ],
@@ -505,7 +505,7 @@ def test_locks_of_a_running_program_stay(base: Path):
         program.stdout.readline()
         assert found(base) == {}
         program.send_signal(signal.SIGKILL)
-    check_and_fix(base, path, Check.LOCK)
+    check_and_fix(base, path, Aspect.LOCK)
 
 
 def test_locks_of_inductor_are_only_files(base: Path):
@@ -516,7 +516,7 @@ def test_locks_of_inductor_are_only_files(base: Path):
 def test_leftover_of_a_killed_import(base: Path):
     path = base / ".importing-0123456789abcdef"
     put(path / "inductor-0", b"x")
-    check_and_fix(base, path, Check.LEFTOVER)
+    check_and_fix(base, path, Aspect.LEFTOVER)
 
 
 def test_leftover_of_a_killed_copy_of_a_seed(base: Path, monkeypatch: pytest.MonkeyPatch):
@@ -526,7 +526,7 @@ def test_leftover_of_a_killed_copy_of_a_seed(base: Path, monkeypatch: pytest.Mon
     assert found(base) == {}  # it may still be going on
     later = time.time() + DAY_S
     monkeypatch.setattr(time, "time", lambda: later + 60)
-    check_and_fix(base, path, Check.LEFTOVER)
+    check_and_fix(base, path, Aspect.LEFTOVER)
 
 
 def test_leftover_of_a_killed_compilation(base: Path):
@@ -540,7 +540,7 @@ def test_leftover_of_a_killed_compilation(base: Path):
     path = optimized / f".partial-{2**22 + 1}-x"
     put(path / "model.so", elf()[:9])
     age(path, day)
-    check_and_fix(base, path, Check.LEFTOVER)
+    check_and_fix(base, path, Aspect.LEFTOVER)
     assert all(it.is_dir() for it in running)
 
 
