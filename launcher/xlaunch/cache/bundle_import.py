@@ -29,6 +29,7 @@ from xlaunch.cache.store import CacheDirectory
 from xlaunch.cache.table import BY_NAME, Format, Part
 from xlaunch.errors import UsageError
 from xlaunch.files import make_private
+from xlaunch.text import printable
 
 MAX_SIGNATURE_BYTES = 1 << 16
 
@@ -128,14 +129,10 @@ def _damage_as_error(path: str) -> Iterator[None]:
     try:
         yield
     except _DAMAGE as error:
-        what = _printable(str(error))
+        what = printable(str(error))
         raise UsageError(
             f"{path} is not a bundle of xlaunch, or is damaged: {what}; nothing was imported"
         ) from None
-
-
-def _printable(text: str) -> str:
-    return "".join([c if c.isprintable() else "?" for c in text])
 
 
 class _Reader:
@@ -198,16 +195,16 @@ def _keys(
     reasons = []
     for it in caches:
         parts = dict(keys[it.cache].parts)
-        c_library = it.parts.get(Part.C_LIBRARY.value)
+        c_library = it.parts.get(Part.C_LIBRARY)
         if c_library is not None and _runs_on(hardware.c_library, c_library):
-            parts[Part.C_LIBRARY.value] = c_library
+            parts[Part.C_LIBRARY] = c_library
         lines = differences(parts, it.parts)
         if lines:
             reasons.append(f"{it.cache}: {'; '.join(lines)}")
     if reasons and not force:
         raise UsageError(
             f"{path} was made for something else (first this machine, then the bundle): "
-            f"{_printable(' | '.join(reasons))}; export it on a machine like this one, or import it "
+            f"{printable(' | '.join(reasons))}; export it on a machine like this one, or import it "
             "nevertheless with --force"
         )
     return keys

@@ -121,7 +121,7 @@ class _Verification:
             if directory.parts() is None:
                 with store.not_in_use(directory) as free:  # the lock of its users is on this file
                     what = "it is not the record of a key"
-                    self._damaged(found.path, status, Aspect.FORMAT, what, fix=free)
+                    self._report(found.path, Aspect.FORMAT, what, fix=free, seen=status)
 
     def _file(self, directory: CacheDirectory, path: str, status: os.stat_result) -> None:
         """Check a file of a cache."""
@@ -158,21 +158,13 @@ class _Verification:
             return
         except OSError as error:
             aspect, what = Aspect.MODE, f"it cannot be read ({error.strerror})"
-        if what is not None and directory is not None and time.time() - status.st_mtime < RECENT_S:
+        if what is None:
+            return
+        if directory is not None and time.time() - status.st_mtime < RECENT_S:
             with store.not_in_use(directory) as free:
                 if not free:  # it is being written
                     return
-        if what is not None:
-            self._damaged(path, status, aspect, what)
-
-    def _damaged(
-        self, path: str, status: os.stat_result, aspect: Aspect, what: str, *, fix: bool = True
-    ) -> None:
-        """Report a file, unless it was replaced since it was found."""
-        with contextlib.suppress(FileNotFoundError):
-            now = os.lstat(path)
-            if (now.st_ino, now.st_mtime_ns) == (status.st_ino, status.st_mtime_ns):
-                self._report(path, aspect, what, fix=fix)
+        self._report(path, aspect, what, seen=status)
 
     def _files(self, path: str) -> Iterator[tuple[str, os.stat_result]]:
         """The regular files below a directory that are this user's; report all others."""
@@ -220,7 +212,22 @@ class _Verification:
             self._problems.append(Problem(path, Aspect.MODE, what, fixed))
         return True
 
-    def _report(self, path: str, aspect: Aspect, what: str, *, fix: bool = True) -> None:
-        """Report a problem; `fix`: with `--fix`, remove the file."""
+    def _report(
+        self,
+        path: str,
+        aspect: Aspect,
+        what: str,
+        *,
+        fix: bool = True,
+        seen: os.stat_result | None = None,
+    ) -> None:
+        """Report a problem, unless the file was replaced since it was `seen`; `--fix` removes the file."""
+        if seen is not None:
+            try:
+                now = os.lstat(path)
+            except FileNotFoundError:
+                return
+            if (now.st_ino, now.st_mtime_ns) != (seen.st_ino, seen.st_mtime_ns):
+                return
         fixed = fix and self._fix and store.remove_below(self._base, path)
         self._problems.append(Problem(path, aspect, what, fixed))
