@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How often are the rules of `xlaunch doctor` right? Count findings, and draw some for judging.
 
-    python benchmarks/doctor CORPUS/* --draw 130 40 --seed 4 --out drawn.csv
-    python benchmarks/doctor --judged
-    python benchmarks/doctor CORPUS/* --judged 3
+    python -m benchmarks.doctor CORPUS/* --draw 130 40 --seed 4 --out drawn.csv
+    python -m benchmarks.doctor --judged
+    python -m benchmarks.doctor CORPUS/* --judged 3
 
 Each directory holds the Python files of a package and is named NAME-VERSION, as the archive of its
 source on PyPI unpacks. `--draw` prints findings with the lines around them, the same number of each rule as
@@ -18,7 +18,6 @@ another is named; with directories, also how many of its findings the present ru
 
 from __future__ import annotations
 
-import argparse
 import csv
 import random
 import sys
@@ -28,6 +27,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.harness.measurement import command_parser
 from xlaunch.doctor.lint.rules import BY_CODE
 from xlaunch.doctor.lint.running import check_paths
 from xlaunch.doctor.lint.source import Finding
@@ -152,9 +152,7 @@ def print_still_found(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser(__doc__)
     parser.add_argument("directories", nargs="*", type=Path, metavar="NAME-VERSION")
     parser.add_argument(
         "--draw", nargs=2, type=int, metavar=("FAULTS", "HINTS"), help="print so many findings"

@@ -9,8 +9,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.tiers import quick_first
-from tuner_recordings import (
+from benchmarks.tuner.recorded import (
     Header,
     Plan,
     RecordedLaunch,
@@ -20,11 +19,12 @@ from tuner_recordings import (
     write_header,
     write_launch,
 )
-from tuner_synthetic import SHAPES, synthetic_recording
+from benchmarks.tuner.synthetic import SHAPES, synthetic_recording
+from tests.tiers import quick_first
 
 from xlaunch.errors import UsageError
-from xtune.measurement.launches import Launch, Outcome, Secondary, Series, Steadiness
-from xtune.measurement.objectives import Goal, Objective, Requirement
+from xtune.launches.launch import Launch, Outcome, Secondary, Series, Steadiness
+from xtune.launches.objectives import Goal, Objective, Requirement
 from xtune.search.encoding import decode_launch, encode_launch
 from xtune.space.parameters import BARE, Configuration, Parameter, Where
 from xtune.space.spaces import Space

@@ -12,8 +12,8 @@ import torch
 from torch.export import ExportedProgram
 
 from xruntime.compilation.compiled_code import CompiledCode
+from xruntime.compilation.gil import Kind
 from xruntime.compilation.inductor import compiling
-from xruntime.compilation.kinds import Kind
 from xruntime.errors import QuantizationError
 from xruntime.quantization.recipe import QuantConf
 from xruntime.quantization.signatures import Signature

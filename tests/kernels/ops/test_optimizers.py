@@ -19,7 +19,7 @@ from tests.kernels.ops.instruction_sets import ISAS  # noqa: E402
 
 from xruntime import native  # noqa: E402
 from xruntime.native import Problem  # noqa: E402
-from xruntime.optim.split import join, split  # noqa: E402
+from xruntime.optim.split_bf16 import join, split  # noqa: E402
 from xruntime.optim.step_call import Arrays, Formats, StepCall  # noqa: E402
 
 # Odd, empty, a block and a chunk of the kernels with one element less and more; enough for a team.

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 import xruntime.compat.ipex as ipex
-from xruntime.compat.ipex.gone import REPLACEMENTS
+from xruntime.compat.ipex.replacements import REPLACEMENTS
 
 MODULES = ("cpu", "cpu.runtime", "nn", "nn.functional", "nn.modules", "optim", "quantization")
 

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from tests.runtime_ext.quantization.int8_models import calibrated, images, residual  # noqa: E402
 
 from xruntime import CPUPool, MultiStreamModule, compile_for_streams, pin  # noqa: E402
-from xruntime.compilation.kinds import Kind, kind_of  # noqa: E402
+from xruntime.compilation.gil import Kind, kind_of  # noqa: E402
 from xruntime.quantization import QuantizedModule, convert, load, save  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("compiler", "torchao")

@@ -10,8 +10,8 @@ import numpy as np
 
 from xtune.evidence.finals import Final, FinalPlan, Turn
 from xtune.evidence.verdicts import Contender
-from xtune.measurement.launches import Launch, Outcome, Secondary
-from xtune.measurement.objectives import Goal, Objective, Requirement
+from xtune.launches.launch import Launch, Outcome, Secondary
+from xtune.launches.objectives import Goal, Objective, Requirement
 from xtune.space.parameters import Configuration
 
 RATE = Objective("images/s", Goal.MAXIMIZE)

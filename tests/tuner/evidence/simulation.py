@@ -16,8 +16,8 @@ import numpy as np
 
 from xtune.evidence.finals import Final, Finalist, plan_final
 from xtune.evidence.verdicts import Rule, Verdict
-from xtune.measurement.launches import Launch, Outcome, Secondary
-from xtune.measurement.objectives import Goal, Objective
+from xtune.launches.launch import Launch, Outcome, Secondary
+from xtune.launches.objectives import Goal, Objective
 from xtune.space.parameters import Configuration, Parameter, Value
 
 

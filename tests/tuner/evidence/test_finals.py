@@ -23,8 +23,8 @@ from tests.tuner.evidence.contenders import (
 
 from xtune.evidence.finals import Final, Finalist, FinalPlan, Turn, extend_final, plan_final
 from xtune.evidence.verdicts import Kind, Rule
-from xtune.measurement.launches import Launch, Outcome
-from xtune.measurement.objectives import Goal, Objective
+from xtune.launches.launch import Launch, Outcome
+from xtune.launches.objectives import Goal, Objective
 from xtune.space.parameters import BARE, Configuration
 
 EQUAL = {BARE: 100.0, ONE: 100.0, TWO: 100.0, THREE: 100.0}
@@ -284,7 +284,7 @@ def test_a_default_that_fails_twice_in_a_row_ends_it() -> None:
     assert turns[-1].block == 2
     decision = final.decision()
     assert decision.is_settled
-    assert decision.verdict.reason == "the default failed twice in a row (crashed)"
+    assert decision.verdict.reason == "the bare command failed twice in a row (crashed)"
     assert decision.verdict.kind is Kind.INCONCLUSIVE
 
 

@@ -18,8 +18,8 @@ from tests.tuner.evidence.simulation import (
 
 from xtune.evidence.distributions import binomial_lower_bound
 from xtune.evidence.importance import Importance, SettingImportance, importance_of
-from xtune.measurement.launches import Launch, Outcome
-from xtune.measurement.objectives import Goal, Objective
+from xtune.launches.launch import Launch, Outcome
+from xtune.launches.objectives import Goal, Objective
 from xtune.space.parameters import BARE, Configuration, Parameter, Value, Where
 
 SPACE = [

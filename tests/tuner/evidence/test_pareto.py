@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xtune.evidence.pareto import Estimate, Place, pareto_places
-from xtune.measurement.objectives import Goal
+from xtune.launches.objectives import Goal
 
 GOALS = (Goal.MAXIMIZE, Goal.MINIMIZE)
 

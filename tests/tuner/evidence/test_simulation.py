@@ -26,8 +26,8 @@ from tests.tuner.evidence.simulation import (
 
 from xtune.evidence.distributions import binomial_lower_bound, binomial_upper_bound
 from xtune.evidence.verdicts import Kind, Verdict
-from xtune.measurement.launches import Outcome
-from xtune.measurement.objectives import Goal, Objective
+from xtune.launches.launch import Outcome
+from xtune.launches.objectives import Goal, Objective
 from xtune.search.measurer import Measurer
 from xtune.space.parameters import Configuration, Parameter, Where
 

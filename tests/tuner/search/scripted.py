@@ -7,8 +7,8 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 
-from xtune.measurement.launches import Launch, Outcome, Secondary
-from xtune.measurement.objectives import Goal, Objective
+from xtune.launches.launch import Launch, Outcome, Secondary
+from xtune.launches.objectives import Goal, Objective
 from xtune.search.records import Record, Stage
 from xtune.search.strategy import Allowance, Strategy
 from xtune.space.parameters import BARE, Configuration, Parameter, Where

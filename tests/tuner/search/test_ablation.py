@@ -19,7 +19,7 @@ from tests.tuner.search.scripted import (
 )
 
 from xtune.evidence.distributions import student_quantile
-from xtune.measurement.launches import Outcome
+from xtune.launches.launch import Outcome
 from xtune.search.ablation import ablations_of, leaner, without_each
 from xtune.search.ablation_turns import MAX_ABLATIONS
 from xtune.search.budget import MIN_FINAL

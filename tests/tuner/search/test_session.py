@@ -9,9 +9,9 @@ import math
 from collections.abc import Iterator, Sequence
 
 import pytest
+from benchmarks.tuner.memory import MemoryStore
 from tests.tiers import quick_first
 from tests.tuner.search.scripted import BEST, RATE, SMALL, SPACE, ScriptedMeasurer, gain
-from tuner_memory import MemoryStore
 
 from xtune.errors import (
     BudgetError,
@@ -22,7 +22,7 @@ from xtune.errors import (
 )
 from xtune.evidence.finals import Final, Finalist, plan_final
 from xtune.evidence.verdicts import Kind
-from xtune.measurement.launches import Launch, Outcome
+from xtune.launches.launch import Launch, Outcome
 from xtune.search.budget import MIN_WITH_FINAL, Budget
 from xtune.search.events import Observer, Outline, Progress
 from xtune.search.final_turns import FinalTurns

@@ -21,8 +21,8 @@ from tests.tuner.search.scripted import (
 
 from xtune.evidence.advice import smallest_gain
 from xtune.evidence.verdicts import Kind
-from xtune.measurement.launches import Outcome
-from xtune.measurement.objectives import Goal, Objective, Requirement
+from xtune.launches.launch import Outcome
+from xtune.launches.objectives import Goal, Objective, Requirement
 from xtune.search.budget import MAX_BLOCKS
 from xtune.search.records import Record, Stage
 from xtune.search.strategy import CONTROL_EVERY, Allowance, Seed, Strategy

@@ -15,8 +15,8 @@ from tests.tuner.search.studies import SUBJECT, store_of, worker
 
 from xtune.errors import StorageError, StudyError
 from xtune.evidence.verdicts import Kind, Verdict, undecided
-from xtune.measurement.launches import Launch, Outcome, Series
-from xtune.measurement.objectives import Goal, Objective, Requirement
+from xtune.launches.launch import Launch, Outcome, Series
+from xtune.launches.objectives import Goal, Objective, Requirement
 from xtune.search.attributes import PIECE
 from xtune.search.budget import Budget
 from xtune.search.history import changed_variables, keep_beginning, shown_records

@@ -10,19 +10,19 @@ from typing import NamedTuple
 from xlaunch.errors import UsageError
 from xlaunch.machine import read_machine
 from xlaunch.machine.topology import Machine
-from xlaunch.measurement.metric_lines import Kind
+from xlaunch.metrics.metric_lines import Kind
 from xlaunch.planning import Mode, Request, plan
 from xtune.cli import say
 from xtune.cli.options import Asked
 from xtune.errors import ObjectiveError, StudyError
 from xtune.evidence.fronts import SecondGoal
-from xtune.measurement.announcements import MARK, Announcement
-from xtune.measurement.hypertune import HypertuneSettings, parameters_of, read_settings
-from xtune.measurement.launches import Launch
-from xtune.measurement.objectives import WALL, Goal, Objective
-from xtune.measurement.requirements import parse_requirement
-from xtune.measurement.runner import Runner
-from xtune.measurement.summaries import kind_in
+from xtune.launches.announcements import MARK, Announcement
+from xtune.launches.hypertune import HypertuneSettings, parameters_of, read_settings
+from xtune.launches.launch import Launch
+from xtune.launches.objectives import WALL, Goal, Objective
+from xtune.launches.requirements import parse_requirement
+from xtune.launches.runner import Runner
+from xtune.launches.summaries import kind_in
 from xtune.search.host_turn import HostTurn, runtime_directory
 from xtune.search.provenance import Provenance
 from xtune.search.session import require_baseline

@@ -12,9 +12,9 @@ from typing import NamedTuple
 from xtune.evidence.noise import pooled_spread
 from xtune.evidence.pareto import Estimate, Place, pareto_places
 from xtune.evidence.ratios import has_ratio
-from xtune.measurement.launches import Launch
-from xtune.measurement.objectives import WALL, Goal, Objective
-from xtune.measurement.summaries import name_of
+from xtune.launches.launch import Launch
+from xtune.launches.objectives import WALL, Goal, Objective
+from xtune.launches.summaries import name_of
 from xtune.space.parameters import Configuration
 
 

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from xtune.evidence.distributions import student_quantile
 from xtune.evidence.ratios import has_ratio
-from xtune.measurement.launches import Launch, Outcome
-from xtune.measurement.objectives import Objective
+from xtune.launches.launch import Launch, Outcome
+from xtune.launches.objectives import Objective
 from xtune.space.parameters import Configuration, Parameter, Value
 
 DRAWS = 400

@@ -12,7 +12,7 @@ import enum
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from xtune.measurement.objectives import Goal
+from xtune.launches.objectives import Goal
 
 
 class Estimate(NamedTuple):

@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 
 from xtune.errors import ObjectiveError
 from xtune.evidence.distributions import student_quantile
-from xtune.measurement.objectives import Goal
+from xtune.launches.objectives import Goal
 
 TRIMMED_FROM = 10
 """Minimum number of pairs for the trimmed mean."""

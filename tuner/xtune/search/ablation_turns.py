@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 
 from xtune.evidence.verdicts import Rule
-from xtune.measurement.objectives import Objective
+from xtune.launches.objectives import Objective
 from xtune.search.ablation import leaner, not_launched, without_each
 from xtune.search.budget import FinalSize
 from xtune.search.proposers import ModelProposer

@@ -11,8 +11,8 @@ from typing import Any
 
 from xtune.evidence.finals import Finalist, FinalPlan
 from xtune.evidence.verdicts import Rule
-from xtune.measurement.launches import Launch, Outcome, Secondary, Series, Steadiness
-from xtune.measurement.objectives import Goal, Objective, Requirement
+from xtune.launches.launch import Launch, Outcome, Secondary, Series, Steadiness
+from xtune.launches.objectives import Goal, Objective, Requirement
 from xtune.space.parameters import Configuration
 
 Plain = dict[str, Any]

@@ -9,7 +9,7 @@ from typing import Any
 
 from xtune.evidence.advice import MAX_ADVISED_BLOCKS
 from xtune.evidence.finals import Final, extend_final
-from xtune.measurement.objectives import Objective
+from xtune.launches.objectives import Objective
 from xtune.search.encoding import decode_final_plan, encode_final_plan
 from xtune.search.records import Record, Stage, Step
 from xtune.space.parameters import Configuration

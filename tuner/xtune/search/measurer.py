@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from xtune.measurement.launches import Launch
+from xtune.launches.launch import Launch
 from xtune.space.parameters import Configuration
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from xtune.measurement.launches import Outcome
+from xtune.launches.launch import Outcome
 from xtune.search.records import Record
 from xtune.search.study import Study
 from xtune.space.installed import INTERPRETER, PROGRAM, SYSTEM, TUNER, Installed

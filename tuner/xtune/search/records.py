@@ -8,8 +8,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from xtune.measurement.launches import Launch
-from xtune.measurement.objectives import Objective
+from xtune.launches.launch import Launch
+from xtune.launches.objectives import Objective
 from xtune.space.parameters import Configuration
 
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from xtune.evidence.ratios import has_ratio
-from xtune.measurement.launches import Launch, Outcome
-from xtune.measurement.objectives import Objective
+from xtune.launches.launch import Launch, Outcome
+from xtune.launches.objectives import Objective
 from xtune.search.records import Rating, Record, score
 from xtune.space.parameters import BARE
 

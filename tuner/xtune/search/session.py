@@ -20,8 +20,8 @@ from xtune.errors import BudgetError, MetricNotSeenError, StorageError, TunerErr
 from xtune.evidence.finals import Decision
 from xtune.evidence.ratios import log_ratio
 from xtune.evidence.verdicts import Verdict, undecided
-from xtune.measurement.launches import Launch, Outcome
-from xtune.measurement.objectives import Objective
+from xtune.launches.launch import Launch, Outcome
+from xtune.launches.objectives import Objective
 from xtune.search.budget import MIN_FINAL, Budget, final_size, min_launches_for_final
 from xtune.search.events import Observer, Outline, Progress
 from xtune.search.measurer import Measurer

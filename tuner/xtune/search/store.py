@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from xtune.measurement.launches import Launch
+from xtune.launches.launch import Launch
 from xtune.search.records import Record, Step
 
 

@@ -20,8 +20,8 @@ from typing import NamedTuple
 from xtune.evidence.advice import blocks_for, smallest_gain
 from xtune.evidence.finals import Final, Finalist, plan_final
 from xtune.evidence.verdicts import Rule
-from xtune.measurement.launches import Outcome
-from xtune.measurement.objectives import Objective
+from xtune.launches.launch import Outcome
+from xtune.launches.objectives import Objective
 from xtune.search.ablation_turns import MAX_ABLATIONS, AblationTurns, without_ablations
 from xtune.search.budget import MAX_BLOCKS, MIN_FINAL, FinalSize, final_size
 from xtune.search.final_turns import FinalTurns, final_records

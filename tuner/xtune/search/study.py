@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from xtune.errors import StudyError
 from xtune.evidence.verdicts import Kind, Verdict
-from xtune.measurement.objectives import Goal, Objective
+from xtune.launches.objectives import Goal, Objective
 from xtune.search.attributes import PREFIX, read_pieces, write_pieces
 from xtune.search.encoding import Plain, decode_objective, encode_objective
 from xtune.search.storage import Storage

@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from xtune.evidence.ratios import has_ratio
-from xtune.measurement.launches import Launch, Outcome
-from xtune.measurement.objectives import Objective, Requirement
+from xtune.launches.launch import Launch, Outcome
+from xtune.launches.objectives import Objective, Requirement
 from xtune.search.attributes import PREFIX, pack, read_pieces, unpack, write_pieces
 from xtune.search.encoding import Plain, decode_final_plan, decode_launch, encode_launch
 from xtune.search.records import Record, Stage, Step

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 # Registers the operator that saved traces contain.
 import xruntime.compat.ipex.int8_operator  # noqa: F401
-from xruntime.compat.ipex.gone import missing
+from xruntime.compat.ipex.replacements import missing
 
 if TYPE_CHECKING:
     from torch.backends.mkldnn import VERBOSE_OFF, VERBOSE_ON, VERBOSE_ON_CREATION, verbose

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 from xruntime.compat.ipex.cpu import runtime
-from xruntime.compat.ipex.gone import missing
+from xruntime.compat.ipex.replacements import missing
 
 __all__ = ["runtime"]
 

@@ -13,7 +13,7 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import xruntime
 from xlaunch.machine.cpu_list import format_cpu_list
-from xruntime.compat.ipex.gone import missing
+from xruntime.compat.ipex.replacements import missing
 from xruntime.streams.hints import MultiStreamModuleHint
 from xruntime.streams.module import AUTO
 from xruntime.streams.module import MultiStreamModule as _MultiStreamModule

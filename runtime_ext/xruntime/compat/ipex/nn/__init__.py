@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from xruntime.compat.ipex.gone import missing
 from xruntime.compat.ipex.nn import functional, modules
+from xruntime.compat.ipex.replacements import missing
 from xruntime.nn import FrozenBatchNorm2d
 
 __all__ = ["FrozenBatchNorm2d", "functional", "modules"]

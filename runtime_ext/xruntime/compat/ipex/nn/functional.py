@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from xruntime.compat.ipex.gone import missing
+from xruntime.compat.ipex.replacements import missing
 from xruntime.nn import interaction
 
 __all__ = ["interaction"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from xruntime.compat.ipex.gone import missing
+from xruntime.compat.ipex.replacements import missing
 from xruntime.optim import SGD, Adagrad, Adam, AdamW, Lamb, Lars
 
 __all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Lamb", "Lars"]

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from xruntime import nn as native
-from xruntime.compat.ipex.gone import missing
+from xruntime.compat.ipex.replacements import missing
 from xruntime.errors import EmbeddingBagError
 from xruntime.nn import FrozenBatchNorm2d
 from xruntime.nn.embedding_bag import check_modules

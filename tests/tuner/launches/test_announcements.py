@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lines of hypertune's protocol: which numbers are whose, and what is said of wrong ones."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xlaunch.metrics.live import LINES_AFTER_MARK, LiveLine
+from xtune.launches.announcements import (
+    Announced,
+    Announcement,
+    parse_announcement,
+    read_announcements,
+)
+from xtune.launches.objectives import Goal, Objective
+
+LATENCY = "@hypertune {'name': 'latency (ms)'}"
+RATE = "@hypertune {'name': 'rate', 'higher_is_better': True, 'target_val': 100}"
+
+
+def read(*lines: str, instance: int = 0) -> Announced:
+    told = [LiveLine(instance, "out", 10.0 + at, text) for at, text in enumerate(lines)]
+    return read_announcements(told, began_s=9.0)
+
+
+def values(announced: Announced) -> dict[tuple[str, int], tuple[float, ...]]:
+    return {(one.metric, one.instance): one.values for one in announced.series}
+
+
+# One announcement
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (LATENCY, Announcement("latency (ms)")),
+        (RATE, Announcement("rate", higher_is_better=True, target=100.0)),
+        ('[3] INFO: @hypertune {"name": "a b"}', Announcement("a b")),
+        ("@hypertune {'name': 'x', 'target_val': -inf}", Announcement("x")),
+        (
+            "@hypertune {'name': 'x', 'target_val': inf, 'higher_is_better': False}",
+            Announcement("x"),
+        ),
+        ("@hypertune {'name': 'x', 'target_val': 0}", Announcement("x", target=0.0)),
+        ("@hypertune {'name': 'x', 'target_val': -1.5}", Announcement("x", target=-1.5)),
+        ('@hypertune {"name": "x", "higher_is_better": true}', Announcement("x", True)),
+        ("@hypertune{'name': ' x '}", Announcement("x")),
+    ],
+)
+def test_dictionary_is_read_from_the_line(line: str, expected: Announcement):
+    assert parse_announcement(line) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "write a dictionary after @hypertune"),
+        ("latency", "write a dictionary"),
+        ("{'name': latency}", "write a dictionary"),
+        ("__import__('os').system('true')", "write a dictionary"),
+        ("{'name': 'x'", "write a dictionary"),
+        ("[" * 5000, "write a dictionary"),
+        ("['name']", "may have name, higher_is_better, target_val"),
+        ("{'name': 'x', 'goal': 'max'}", "may have name, higher_is_better, target_val"),
+        ("{}", "needs a 'name'"),
+        ("{'name': 3}", "needs a 'name', which is text"),
+        ("{'name': ' '}", "needs a 'name'"),
+        ("{'name': 'x', 'higher_is_better': 'yes'}", "is True or False"),
+        ("{'name': 'x', 'target_val': 'low'}", "'target_val' is a number"),
+        ("{'name': 'x', 'target_val': True}", "'target_val' is a number"),
+    ],
+)
+def test_wrong_dictionary_is_named(text: str, said: str):
+    with pytest.raises(ValueError, match=said) as refused:
+        parse_announcement(f"@hypertune {text}")
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 250
+
+
+def test_announcement_is_an_objective():
+    assert parse_announcement(LATENCY).objective == Objective(
+        "@hypertune latency (ms)", Goal.MINIMIZE
+    )
+    assert parse_announcement(RATE).objective.goal is Goal.MAXIMIZE
+
+
+# Announcements and numbers
+
+
+def test_number_follows_on_the_next_line():
+    announced = read("epoch 1", LATENCY, "12.5", "13", "loss 3", RATE, " 1e2 ")
+    assert values(announced) == {
+        ("@hypertune latency (ms)", 0): (12.5,),
+        ("@hypertune rate", 0): (100.0,),
+    }
+    assert [one.name for one in announced.announcements] == ["latency (ms)", "rate"]
+    assert announced.notes == ()
+    assert [one.times_s for one in announced.series] == [(3.0,), (7.0,)]
+
+
+def test_lines_between_do_not_confuse():
+    announced = read(LATENCY, "libgomp: a warning", "3 of 4 done", "12.5")
+    assert values(announced) == {("@hypertune latency (ms)", 0): (12.5,)}
+
+
+def test_scalars_of_torch_and_numpy_are_numbers():
+    announced = read(LATENCY, "tensor(0.25)", LATENCY, "tensor(0.5, dtype=torch.float64)")
+    assert values(announced) == {("@hypertune latency (ms)", 0): (0.25, 0.5)}
+
+
+def test_several_values_of_a_name_are_a_series():
+    announced = read(*[line for step in range(5) for line in (LATENCY, str(step))])
+    assert values(announced) == {("@hypertune latency (ms)", 0): (0, 1, 2, 3, 4)}
+    assert len(announced.announcements) == 1
+
+
+def test_number_that_never_comes_is_said():
+    for lines in ([LATENCY], [LATENCY, "nan"], [LATENCY, *["other"] * LINES_AFTER_MARK, "5"]):
+        announced = read(*lines)
+        assert announced == Announced(
+            notes=(
+                "instance 0: no number followed @hypertune of 'latency (ms)';"
+                " print it on a line of its own",
+            )
+        )
+
+
+def test_next_announcement_ends_the_wait_for_a_number():
+    announced = read(LATENCY, RATE, "7")
+    assert values(announced) == {("@hypertune rate", 0): (7.0,)}
+    assert len(announced.notes) == 1
+
+
+def test_wrong_dictionary_takes_no_number():
+    announced = read("@hypertune {name}", "7", LATENCY, "8")
+    assert values(announced) == {("@hypertune latency (ms)", 0): (8.0,)}
+    assert "instance 0: '@hypertune {name}': write a dictionary" in announced.notes[0]
+
+
+@given(st.integers(1, 6), st.randoms())
+def test_lines_of_instances_and_streams_may_mix(count: int, order: random.Random):
+    told = {
+        (instance, stream): [
+            line
+            for step in range(3)
+            for line in (LATENCY, f"progress {step}", f"{100 * instance + step}")
+        ]
+        for instance in range(count)
+        for stream in ("out", "err")
+    }
+    lines = []
+    while told:
+        source = order.choice(list(told))
+        lines.append(LiveLine(*source, float(len(lines)), told[source].pop(0)))
+        if not told[source]:
+            del told[source]
+    announced = read_announcements(lines, began_s=0.0)
+    for one in announced.series:
+        own = [100.0 * one.instance + step for step in range(3)]
+        assert sorted(one.values) == sorted([*own, *own])
+        assert list(one.times_s) == sorted(one.times_s)
+    assert len(announced.series) == count

@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""hypertune's configuration files: as its manual shows them, and what they come to on machines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.launcher.planning.shapes import make_machine
+
+from xlaunch.machine.topology import Machine
+from xlaunch.planning import Request, plan
+from xtune.errors import SpaceError
+from xtune.launches.hypertune import (
+    DEFAULTS,
+    HypertuneParameters,
+    HypertuneSettings,
+    parameters_of,
+    read_settings,
+)
+from xtune.space.launch_options import with_option
+from xtune.space.parameters import Configuration, Where
+from xtune.space.spaces import Space
+
+REQUEST = Request(program=("infer.py",))
+
+
+@pytest.fixture
+def read(tmp_path: Path):  # type: ignore[no-untyped-def]
+    def read_text(text: str) -> HypertuneSettings:
+        path = tmp_path / "conf.yaml"
+        path.write_text(text)
+        return read_settings(str(path))
+
+    return read_text
+
+
+def machine_of(*cores: int, smt: int = 1) -> Machine:
+    """A machine with so many cores in each package, which is a NUMA node."""
+    return make_machine(packages=cores, nodes=cores, smt=smt)
+
+
+def launcher(**values: Any) -> HypertuneSettings:
+    return HypertuneSettings("grid", 100, None, tuple(values.items()))
+
+
+def made(settings: HypertuneSettings, machine: Machine) -> dict[str, tuple[Any, ...]]:
+    parameters = parameters_of(settings, REQUEST, machine).parameters
+    assert all(one.default == one.values[0] and one.where is Where.OPTION for one in parameters)
+    return {one.name: one.values for one in parameters}
+
+
+# Reading
+
+
+def test_file_as_the_manual_shows_it(read: Any):
+    text = """
+tuning:                                      # optional.
+  strategy: grid
+  max_trials: 50
+output_dir: /path/to/saving/directory
+hyperparams:                                 # mandatory.
+  launcher:                                  # optional.
+    hp: ['ncores_per_instance', 'ninstances']
+    ncores_per_instance: all_physical_cores
+    ninstances:  [1, 2]
+"""
+    assert read(text) == HypertuneSettings(
+        "grid",
+        50,
+        "/path/to/saving/directory",
+        (("ncores_per_instance", "all_physical_cores"), ("ninstances", [1, 2])),
+    )
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "tuning: {}\n", "{}"])
+def test_empty_file_searches_all_that_the_launcher_has(read: Any, text: str):
+    assert read(text) == HypertuneSettings("grid", 100, None, tuple(DEFAULTS.items()))
+
+
+def test_launcher_may_be_left_out(read: Any):
+    assert read("hyperparams: {}").searched == ()
+
+
+def test_old_spellings_are_read(read: Any):
+    text = """
+hyperparams:
+  launcher:
+    hp: [ncore_per_instance, use_logical_core, malloc]
+    ncore_per_instance: [1, 2]
+    use_logical_core: [yes]
+"""
+    assert read(text).searched == (
+        ("ncores_per_instance", [1, 2]),
+        ("use_logical_cores", [True]),
+        ("malloc", ["pt", "tc", "je"]),
+    )
+
+
+def test_list_of_a_name_that_is_not_searched_is_left(read: Any):
+    text = "hyperparams: {launcher: {hp: [malloc], malloc: [je], ninstances: [1, 2]}}"
+    assert read(text).searched == (("malloc", ["je"]),)
+
+
+def test_both_spellings_are_one_name(read: Any):
+    everything = ", ".join([*DEFAULTS, "ncore_per_instance", "use_logical_core"])
+    searched = read(f"hyperparams: {{launcher: {{hp: [{everything}]}}}}").searched
+    assert searched == tuple(DEFAULTS.items())
+
+
+LAUNCHER = "hyperparams: {{launcher: {{hp: [{name}], {name}: {value}}}}}"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: [", "not valid YAML"),
+        ("\0", "not valid YAML"),
+        (
+            "- a\n- b",
+            r"the file: \['a', 'b'\] is not possible here; it takes a mapping with tuning",
+        ),
+        ("tune: {}", "the file: 'tune' is not possible here; it takes only tuning, output_dir"),
+        ("tuning: {strategy: bayes}", "tuning.strategy: 'bayes' .* it takes grid or random"),
+        ("tuning: {strategy: [grid]}", "tuning.strategy"),
+        ("tuning: {max_trials: 0}", "tuning.max_trials: 0 .* a whole number from 1"),
+        ("tuning: {max_trials: yes}", "tuning.max_trials: True"),
+        ("tuning: {trials: 3}", "tuning: 'trials' .* only strategy, max_trials"),
+        ("output_dir: 3", "output_dir: 3 .* the name of a directory"),
+        ("hyperparams: {training: {}}", "hyperparams: 'training' .* only launcher"),
+        ("hyperparams: {launcher: {}}", "hyperparams.launcher.hp: None .* a list of some of"),
+        ("hyperparams: {launcher: {hp: malloc}}", "hyperparams.launcher.hp: 'malloc'"),
+        ("hyperparams: {launcher: {hp: []}}", r"hyperparams.launcher.hp: \[\]"),
+        ("hyperparams: {launcher: {hp: [batch]}}", "hyperparams.launcher.hp: 'batch'"),
+        ("hyperparams: {launcher: {hp: [{a: b}]}}", "hyperparams.launcher.hp: "),
+        ("hyperparams: {launcher: {hp: [malloc], nodes: 3}}", "launcher: 'nodes'"),
+        (LAUNCHER.format(name="ninstances", value="all"), "launcher.ninstances: 'all'"),
+        (LAUNCHER.format(name="ninstances", value="3"), "launcher.ninstances: 3"),
+        (LAUNCHER.format(name="ninstances", value="[]"), r"launcher.ninstances: \[\]"),
+        (LAUNCHER.format(name="ninstances", value="[1, 0]"), "launcher.ninstances: 0"),
+        (LAUNCHER.format(name="ninstances", value="[1.5]"), "launcher.ninstances: 1.5"),
+        (LAUNCHER.format(name="ninstances", value="[true]"), "launcher.ninstances: True"),
+        (LAUNCHER.format(name="malloc", value="[mi]"), "'mi' .* pt, default, tc, je"),
+        (LAUNCHER.format(name="malloc", value="tc"), "launcher.malloc: 'tc'"),
+        (LAUNCHER.format(name="disable_iomp", value="[1]"), "launcher.disable_iomp: 1"),
+        (LAUNCHER.format(name="use_all_nodes", value="['no']"), "'no' .* True, False"),
+        (
+            "hyperparams: {launcher: {hp: [ncores_per_instance, ncore_per_instance],"
+            " ncores_per_instance: [1], ncore_per_instance: [2]}}",
+            "launcher.ncore_per_instance: .* ncores_per_instance is given too",
+        ),
+    ],
+)
+def test_wrong_files_are_refused_in_a_line(read: Any, text: str, said: str):
+    with pytest.raises(SpaceError, match=said) as refused:
+        read(text)
+    assert "conf.yaml: " in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_file_that_is_not_there(tmp_path: Path):
+    with pytest.raises(SpaceError, match=r"conf\.yaml: No such file"):
+        read_settings(str(tmp_path / "conf.yaml"))
+
+
+def test_binary_file(tmp_path: Path):
+    path = tmp_path / "conf.yaml"
+    path.write_bytes(b"\x80\xff\xfe")
+    with pytest.raises(SpaceError, match="not valid YAML"):
+        read_settings(str(path))
+
+
+# On machines
+
+
+def test_pairs_that_fit_become_layouts():
+    machine = machine_of(4)
+    settings = launcher(ncores_per_instance=[1, 2, 4, 8], ninstances=[1, 2, 3])
+    found = parameters_of(settings, REQUEST, machine)
+    (layout,) = found.parameters
+    assert layout.values == ("1xall", "1x1", "1x2", "1x4", "2x1", "2x2", "3x1")
+    assert found.notes == ("6 of 12 layouts do not fit 4 cores and are left out",)
+
+
+def test_one_count_alone_leaves_the_other_to_xlaunch():
+    machine = machine_of(8)
+    assert made(launcher(ninstances=[1, 2, 3]), machine) == {
+        "layout": ("1xall", "1x8", "2x4", "3x2")
+    }
+    assert made(launcher(ncores_per_instance=[1, 8]), machine) == {
+        "layout": ("1xall", "1x1", "1x8")
+    }
+    both = launcher(ncores_per_instance=[-1, 2], ninstances=[-1, 2])
+    assert made(both, machine) == {"layout": ("1xall", "1x2", "2x4", "2x2")}
+
+
+def test_words_for_all_cores_count_cores():
+    # Siblings of SMT have numbers far from their core's: counts are what is meant.
+    machine = machine_of(2, 2, smt=2)
+    physical = made(launcher(ncores_per_instance="all_physical_cores"), machine)
+    assert physical == {"layout": ("1xall", "1x1", "1x2", "1x3", "1x4")}
+    logical = parameters_of(launcher(ncores_per_instance="all_logical_cores"), REQUEST, machine)
+    assert logical.parameters[0].values == physical["layout"]
+    assert logical.notes == ("4 of 8 layouts do not fit 4 cores and are left out",)
+
+
+def test_first_node_alone():
+    machine = machine_of(4, 4)
+    assert made(launcher(use_all_nodes=[True, False]), machine) == {"layout": ("1xall", "1x4")}
+    (layout,) = made(launcher(use_all_nodes=[False], ninstances=[1, 2, 4]), machine).values()
+    assert layout == ("1xall", "1x4", "2x2", "4x1")
+    for text in layout[1:]:
+        on_node = plan(with_option(REQUEST, "layout", text), machine)
+        assert {node for instance in on_node.instances for node in instance.nodes} == {0}
+
+
+def test_nothing_that_fits_is_an_error():
+    with pytest.raises(
+        SpaceError, match="none of the 2 pairs of ninstances and ncores_per_instance"
+    ):
+        made(launcher(ninstances=[9], ncores_per_instance=[1, 2]), machine_of(4))
+
+
+def test_switches_mean_options():
+    machine = machine_of(4)
+    settings = launcher(
+        use_logical_cores=[True, False],
+        disable_numactl=[False, True],
+        disable_iomp=[False, True],
+        malloc=["pt", "default", "tc", "je"],
+    )
+    assert made(settings, machine) == {
+        "smt": (False, True),
+        "memory": ("auto", "none"),
+        "omp": ("auto", "intel", "gnu"),
+        "allocator": ("auto", "glibc", "tcmalloc", "jemalloc"),
+    }
+
+
+def test_all_that_the_launcher_has_is_a_space_that_can_be_planned(read: Any):
+    machine = machine_of(4, 4, smt=2)
+    found: HypertuneParameters = parameters_of(read(""), REQUEST, machine)
+    space = Space(found.parameters)
+    layouts = len(found.parameters[0].values)
+    assert space.size == layouts * 2 * 2 * 3 * 4
+    for text in found.parameters[0].values:
+        assert plan(with_option(REQUEST, "layout", str(text)), machine).instances
+
+
+def test_large_machine_does_not_take_long_to_say():
+    machine = machine_of(64, 64, smt=2)
+    settings = launcher(ncores_per_instance="all_logical_cores", ninstances="all_logical_cores")
+    (layouts,) = made(settings, machine).values()
+    assert len(layouts) == 1 + sum(128 // n for n in range(1, 129))
+
+
+def test_the_default_is_what_xlaunch_does_of_itself():
+    machine = machine_of(4)
+    settings = launcher(ncores_per_instance=[1, 2], use_logical_cores=[True], malloc=["je"])
+    space = Space(parameters_of(settings, REQUEST, machine).parameters)
+    own = {"layout": "1xall", "smt": False, "allocator": "auto"}
+    assert space.default == Configuration(own)
+    assert space.changes(list(space)[-1]) == {
+        "layout": "1x2", "smt": True, "allocator": "jemalloc",
+    }  # fmt: skip
+    asked = REQUEST._replace(allocator="glibc")
+    (allocator,) = parameters_of(launcher(malloc=["je"]), asked, machine).parameters
+    assert (allocator.values, allocator.default) == (("glibc", "jemalloc"), "glibc")

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What --require takes, what it refuses, and what launches come to by it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xlaunch.errors import UsageError
+from xlaunch.metrics.metric_lines import Kind
+from xtune.errors import ObjectiveError
+from xtune.launches.launch import Secondary, Series
+from xtune.launches.objectives import Goal, Objective, Requirement
+from xtune.launches.requirements import check, metrics_to_read, parse_requirement
+from xtune.launches.summaries import Summary, summarise
+
+GIB = 2.0**30
+NOTHING_ELSE = Secondary(1.0)
+
+
+def objective(metric: str, *requirements: str) -> Objective:
+    return Objective(metric, Goal.MAXIMIZE, tuple(map(parse_requirement, requirements)))
+
+
+def summaries(**by_metric: list[float]) -> dict[str, Summary]:
+    found = {}
+    for name, values in by_metric.items():
+        times = tuple(float(at) for at in range(len(values)))
+        summary = summarise(name, [Series(0, name, times, tuple(values))])
+        assert summary is not None
+        found[name] = summary
+    return found
+
+
+# Reading
+
+
+@pytest.mark.parametrize(
+    ("text", "quantity", "at_most", "limit"),
+    [
+        ("p99<=20ms", "p99", True, 0.02),
+        ("p90 <= 5 us", "p90", True, 5e-6),
+        ("p50≤1.5s", "p50", True, 1.5),
+        ("p99(step_ms)<=2min", "p99(step_ms)", True, 120.0),
+        ("rss<=8GiB", "rss", True, 8 * GIB),
+        ("rss<=8GB", "rss", True, 8e9),
+        ("rss <= 512 MiB", "rss", True, 512 * 2.0**20),
+        ("rss<=1e3kB", "rss", True, 1e6),
+        ("rss<=.5TiB", "rss", True, 512 * GIB),
+        ("rss<=100B", "rss", True, 100.0),
+        ("energy<=500J", "energy", True, 500.0),
+        ("energy<=2Wh", "energy", True, 7200.0),
+        ("energy<=3", "energy", True, 3.0),
+        ("cpu<=10min", "cpu", True, 600.0),
+        ("cpu<=90", "cpu", True, 90.0),
+        ("wall>=1h", "wall", False, 3600.0),
+        ("latency<=20ms", "latency", True, 0.02),
+    ],
+)
+def test_limits_are_in_base_units(text: str, quantity: str, at_most: bool, limit: float):
+    assert parse_requirement(text) == Requirement(
+        text, quantity, at_most, pytest.approx(limit), as_printed=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "quantity", "limit"),
+    [
+        ("accuracy>=0.9", "accuracy", 0.9),
+        ("accuracy >= 90 %", "accuracy", 90.0),
+        ("images/s>=1e3", "images/s", 1000.0),
+        ("val loss>=-2.5", "val loss", -2.5),
+        ("p99>=20", "p99", 20.0),
+        ("'(?:a<b) ([0-9]+)'>=3", "'(?:a<b) ([0-9]+)'", 3.0),
+    ],
+)
+def test_limits_without_a_unit_are_as_printed(text: str, quantity: str, limit: float):
+    assert parse_requirement(text) == Requirement(text, quantity, False, limit, as_printed=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "not a bound"),
+        ("p99", "not a bound"),
+        ("<=20ms", "not a bound"),
+        ("p99<=", "not a bound"),
+        ("p99<=fast", "not a bound"),
+        ("p99<=1,5ms", "not a bound"),
+        ("rss<8GiB", "'<' is not supported; write <= or >="),
+        ("accuracy==1", "'==' is not supported"),
+        ("accuracy=1", "'=' is not supported"),
+        ("rss<=8", "give a unit; rss takes B, KiB, MiB, GiB, TiB, kB, MB, GB, TB"),
+        ("rss<=8G", "'G' is not a unit of it; rss takes B, KiB"),
+        ("energy<=8ms", "'ms' is not a unit of it; energy takes J, kJ, Wh"),
+        ("p99<=20GiB", "'GiB' is not a unit of time"),
+        ("accuracy>=0.9points", "'points' is not a unit of time.*as it is printed"),
+        ("p99<=0ms", "nothing can meet it; the limit must be above 0"),
+        ("rss<=-1GiB", "nothing can meet it"),
+        ("x<=1e999", "the limit is too large"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_in_a_line(text: str, said: str):
+    with pytest.raises(ObjectiveError, match=said) as refused:
+        parse_requirement(text)
+    assert f"--require {text!r}" in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert refused.value.exit_code == 2
+
+
+@given(st.text(max_size=30))
+def test_any_text_is_read_or_refused(text: str):
+    try:
+        requirement = parse_requirement(text)
+    except ObjectiveError:
+        return
+    assert requirement.quantity
+    assert requirement.text == text.strip()
+
+
+# What has to be measured for it
+
+
+def test_required_metrics_are_measured_too():
+    wanted = objective("images/s", "accuracy>=0.9", "rss<=8GiB", "p99(step time)<=20ms", "loss<=1")
+    assert metrics_to_read(wanted, ["loss", "images/s", "rate:total"]) == (
+        "images/s", "loss", "rate:total", "accuracy", "latency:step time",
+    )  # fmt: skip
+
+
+def test_wall_time_is_not_read_from_output():
+    assert metrics_to_read(objective("wall", "wall<=10s")) == ()
+
+
+def test_a_percentile_is_of_the_one_latency():
+    assert metrics_to_read(objective("images/s", "p99<=20ms"), ["step_ms"]) == (
+        "images/s", "step_ms",
+    )  # fmt: skip
+    assert metrics_to_read(objective("latency", "p99<=20ms", "p90<=10ms")) == ("latency",)
+
+
+def test_a_percentile_of_nothing_is_refused():
+    with pytest.raises(ObjectiveError, match=r"p99 of what\? No metric is a latency"):
+        metrics_to_read(objective("images/s", "p99<=20ms"))
+
+
+def test_a_percentile_of_several_is_refused_with_the_choice():
+    with pytest.raises(ObjectiveError, match=r"Write one of p99\(a_ms\), p99\(b_ms\)"):
+        metrics_to_read(objective("a_ms", "p99<=20ms"), ["b_ms"])
+    named = objective("a_ms", "p99(b_ms)<=20ms")
+    assert metrics_to_read(named, ["b_ms"]) == ("a_ms", "b_ms")
+
+
+def test_metrics_that_cannot_be_read_are_refused():
+    with pytest.raises(UsageError, match="put a group around the number"):
+        metrics_to_read(objective("(?:x)/s"))
+
+
+def test_announced_values_are_read_by_their_mark():
+    wanted = objective("@hypertune latency (ms)", "@hypertune accuracy>=0.9", "p90<=1")
+    assert metrics_to_read(wanted) == ("@hypertune",)
+
+
+# What launches come to
+
+
+def seen(
+    *texts: str, secondary: Secondary = NOTHING_ELSE, **by_metric: list[float]
+) -> tuple[list[float | None], tuple[str, ...]]:
+    requirements = [parse_requirement(text) for text in texts]
+    found, notes = check(requirements, summaries(**by_metric), secondary)
+    assert [text for text, _ in found] == list(texts)
+    return [value for _, value in found], notes
+
+
+def test_percentiles_are_compared_in_seconds():
+    values = [float(n) for n in range(101)]
+    found, notes = seen("p99<=20ms", "p90<=20ms", "p50<=20ms", "p99<=20", step_ms=values)
+    assert found == [pytest.approx(0.099), pytest.approx(0.09), pytest.approx(0.05), 99.0]
+    assert notes == ()
+    assert not parse_requirement("p99<=20ms").holds(found[0])
+    assert parse_requirement("p99<=100ms").holds(found[0])
+
+
+def test_99th_percentile_of_few_values_is_refused():
+    found, notes = seen("p99<=20ms", "p90<=20ms", step_ms=[1.0] * 99)
+    assert found == [None, pytest.approx(0.001)]
+    assert notes == (
+        "--require 'p99<=20ms': p99 takes 100 values and there are 99: run longer, or require p90",
+    )
+    assert not parse_requirement("p99<=20ms").holds(found[0])
+
+
+def test_unit_that_nobody_told_is_not_guessed():
+    found, notes = seen("p50<=20ms", "p50<=20", latency=[5.0] * 20)
+    assert found == [None, 5.0]
+    assert "the unit of 'latency' is unknown" in notes[0]
+
+
+def test_resources_are_taken_as_recorded():
+    secondary = Secondary(wall_s=2.0, cpu_s=3.0, peak_rss_bytes=4 << 30, energy_j=5.0)
+    found, notes = seen("wall<=1s", "cpu<=1s", "rss<=1GiB", "energy<=1J", secondary=secondary)
+    assert (found, notes) == ([2.0, 3.0, float(4 << 30), 5.0], ())
+
+
+def test_what_this_system_does_not_tell_does_not_hold():
+    found, notes = seen("energy<=1J")
+    assert found == [None]
+    assert notes == ("--require 'energy<=1J': energy cannot be read on this system",)
+
+
+def test_metrics_are_compared_as_printed():
+    found, notes = seen("accuracy>=0.9", "images/s>=10", **{"accuracy": [0.95], "images/s": [9.0]})
+    assert (found, notes) == ([0.95, 9.0], ())
+
+
+def test_what_was_not_printed_does_not_hold():
+    found, notes = seen("accuracy>=0.9", "p99<=1ms", "p90(b_ms)<=1ms", loss=[1.0])
+    assert found == [None, None, None]
+    assert [note.partition(": ")[2] for note in notes] == [
+        "it was not printed",
+        "no latency was printed",
+        "it was not printed",
+    ]
+
+
+def test_kind_of_a_percentile_s_metric_is_a_time():
+    (text,) = metrics_to_read(objective("wall", "p90(total)<=3"))
+    assert text == f"{Kind.TIME.value}:total"

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One launch: starting the workload, watching it, and reading what it measured."""

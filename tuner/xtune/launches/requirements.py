@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requirements such as ``--require 'p99<=20ms'``: parsing and checking.
+
+p99<=20ms            p50, p90 or p99 of the latency metric
+p99(step_ms)<=20     of the metric step_ms; without a unit, in the unit in which it is printed
+rss<=8GiB            peak memory of the launch, all instances together
+cpu<=10min           CPU time;  wall<=90s  from start to end;  energy<=500J  of the machine
+accuracy>=0.9        another metric, as printed; it is then measured too
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from xlaunch.metrics.collector import MIN_FOR_P99
+from xlaunch.metrics.metric_lines import SECONDS_PER_UNIT, Kind
+from xtune.errors import ObjectiveError
+from xtune.launches.announcements import MARK
+from xtune.launches.launch import Secondary
+from xtune.launches.objectives import WALL, Objective, Requirement
+from xtune.launches.summaries import Summary, in_seconds, kind_in, name_of
+
+TIME_UNITS: dict[str, float] = {**SECONDS_PER_UNIT, "min": 60.0, "h": 3600.0}
+MEMORY_UNITS: dict[str, float] = {
+    "B": 1.0,
+    **{f"{prefix}iB": 1024.0**power for power, prefix in enumerate("KMGT", 1)},
+    **{f"{prefix}B": 1000.0**power for power, prefix in enumerate("kMGT", 1)},
+}
+ENERGY_UNITS = {"J": 1.0, "kJ": 1000.0, "Wh": 3600.0}
+
+_PERCENTILE = re.compile(r"(p50|p90|p99)(?:\((.+)\))?")
+_FORM = re.compile(
+    r"(?P<quantity>[^<>=≤≥].*?)\s*(?P<sign><=|>=|≤|≥|==|[<>=])\s*"
+    r"(?P<number>[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)\s*(?P<unit>\D*)"
+)
+_EXAMPLES = "write for instance p99<=20ms, rss<=8GiB or accuracy>=0.9"
+
+
+class _Resource(NamedTuple):
+    """A quantity that is recorded for every launch."""
+
+    units: Mapping[str, float]
+    default: str | None
+    """The unit of a number without one; None if a unit is required."""
+    field: str
+    """Name of the field in `Secondary`."""
+
+
+RESOURCES = {
+    "rss": _Resource(MEMORY_UNITS, None, "peak_rss_bytes"),
+    "energy": _Resource(ENERGY_UNITS, "J", "energy_j"),
+    "cpu": _Resource(TIME_UNITS, "s", "cpu_s"),
+    WALL: _Resource(TIME_UNITS, "s", "wall_s"),
+}
+
+
+def parse_requirement(text: str) -> Requirement:
+    """Parse a bound. Raises `ObjectiveError`.
+
+    **Ex.:** ``p99 <= 20 ms``: quantity ``p99``, at most, limit 0.02.
+    """
+    found = _FORM.fullmatch(text.strip())
+    if found is None:
+        raise ObjectiveError(f"--require {text!r}: not a bound; {_EXAMPLES}")
+    quantity, sign, unit = found["quantity"].strip(), found["sign"], found["unit"].strip()
+    if sign not in ("<=", ">=", "≤", "≥"):
+        raise ObjectiveError(f"--require {text!r}: {sign!r} is not supported; write <= or >=")
+    number = float(found["number"])
+    if not math.isfinite(number):
+        raise ObjectiveError(f"--require {text!r}: the limit is too large")
+    limit, as_printed = _limit(text, quantity, number, unit)
+    at_most = sign in ("<=", "≤")
+    resource = quantity in RESOURCES or _PERCENTILE.fullmatch(quantity) is not None
+    if resource and at_most and limit <= 0:
+        raise ObjectiveError(f"--require {text!r}: nothing can meet it; the limit must be above 0")
+    return Requirement(text.strip(), quantity, at_most, limit, as_printed)
+
+
+def _limit(text: str, quantity: str, number: float, unit: str) -> tuple[float, bool]:
+    """The limit, and whether it is in the unit of the printed number, not in base units."""
+    if quantity in RESOURCES:
+        resource = RESOURCES[quantity]
+        allowed = ", ".join(resource.units)
+        known = resource.units.get(unit or resource.default or "")
+        if known is None:
+            said = f"{unit!r} is not a unit of it" if unit else "give a unit"
+            raise ObjectiveError(f"--require {text!r}: {said}; {quantity} takes {allowed}")
+        return number * known, False
+    if not unit or unit == "%":
+        return number, True
+    if unit not in TIME_UNITS:
+        raise ObjectiveError(
+            f"--require {text!r}: {unit!r} is not a unit of time ({', '.join(TIME_UNITS)}); write the"
+            " limit of a metric as it is printed, without a unit"
+        )
+    return number * TIME_UNITS[unit], False
+
+
+def metrics_to_read(objective: Objective, others: Iterable[str] = ()) -> tuple[str, ...]:
+    """The metrics for xlaunch's --metric: the objective's, `others`, and those of requirements.
+
+    Raises `ObjectiveError` for a percentile without a clear metric, `UsageError` for an invalid
+    metric.
+    """
+    wanted = [text for text in (objective.metric, *others) if text != WALL]
+    for requirement in objective.requirements:
+        percentile = _PERCENTILE.fullmatch(requirement.quantity)
+        name = percentile[2] if percentile else requirement.quantity
+        if name is not None and name not in RESOURCES:
+            is_time = percentile is not None and not name.startswith(MARK)
+            wanted.append(f"{Kind.TIME.value}:{name}" if is_time else name)
+    found: dict[str, str] = {}
+    for text in wanted:
+        found.setdefault(name_of(text), text)
+    times = [name for name, text in found.items() if kind_in(text) is Kind.TIME]
+    for requirement in objective.requirements:
+        _percentile_of(requirement, times)
+    return tuple(dict.fromkeys(MARK if text.startswith(MARK) else text for text in found.values()))
+
+
+def _percentile_of(requirement: Requirement, times: Sequence[str]) -> tuple[str, str] | None:
+    """The required percentile and its metric; None for other quantities.
+
+    `times`: the metrics that are times. Raises `ObjectiveError` if the metric is not clear.
+    """
+    found = _PERCENTILE.fullmatch(requirement.quantity)
+    if found is None:
+        return None
+    if found[2] is not None:
+        return found[1], name_of(found[2])
+    if len(times) == 1:
+        return found[1], times[0]
+    head = f"--require {requirement.text!r}"
+    if not times:
+        raise ObjectiveError(
+            f"{head}: {found[1]} of what? No metric is a latency; name it, as in {found[1]}(step_ms)"
+        )
+    listed = ", ".join(f"{found[1]}({name})" for name in times)
+    raise ObjectiveError(f"{head}: of which metric? Write one of {listed}")
+
+
+def check(
+    requirements: Sequence[Requirement], summaries: Mapping[str, Summary], secondary: Secondary
+) -> tuple[tuple[tuple[str, float | None], ...], tuple[str, ...]]:
+    """The measured value of each requirement, by its text, in the unit of its limit; and notes.
+
+    None, with a note, if nothing was measured or there are too few values.
+    """
+    times = [name for name, summary in summaries.items() if summary.kind is Kind.TIME]
+    seen: list[tuple[str, float | None]] = []
+    notes: list[str] = []
+    for requirement in requirements:
+        value, note = _seen(requirement, summaries, times, secondary)
+        seen.append((requirement.text, value))
+        if value is None:
+            notes.append(f"--require {requirement.text!r}: {note}")
+    return tuple(seen), tuple(notes)
+
+
+def _seen(
+    requirement: Requirement,
+    summaries: Mapping[str, Summary],
+    times: Sequence[str],
+    secondary: Secondary,
+) -> tuple[float | None, str]:
+    if requirement.quantity in RESOURCES:
+        field = RESOURCES[requirement.quantity].field
+        return getattr(secondary, field), f"{requirement.quantity} cannot be read on this system"
+    try:
+        percentile = _percentile_of(requirement, times)
+    except ObjectiveError:
+        return None, "no latency was printed"
+    if percentile is None:
+        summary = summaries.get(name_of(requirement.quantity))
+        value = None if summary is None else summary.value
+    else:
+        summary = summaries.get(percentile[1])
+        value = None if summary is None else _of(summary, percentile[0])
+    if summary is None:
+        return None, "it was not printed"
+    if value is None:
+        return None, (
+            f"{percentile and percentile[0]} takes {MIN_FOR_P99} values and there are {summary.count}: run"
+            " longer, or require p90"
+        )
+    if requirement.as_printed:
+        return value, ""
+    if summary.unit is None:
+        return None, (
+            f"the unit of {summary.metric!r} is unknown, since neither its name nor its lines have one:"
+            " write the limit as it is printed, without a unit"
+        )
+    return in_seconds(value, summary.unit), ""
+
+
+def _of(summary: Summary, percentile: str) -> float | None:
+    if percentile == "p50":
+        return summary.value
+    return summary.p90 if percentile == "p90" else summary.p99

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Summary of a metric of one launch over its instances and steady time.
+
+xlaunch reports when all instances were running. The time that counts begins when the last of them is
+steady, so that only simultaneous throughputs are added, and latencies are pooled.
+
+A rate covers the time since the value before it, so rates are weighted by time: 50 and 150 images/s
+over equally many images take 3 and 1 seconds, and average 75 images/s.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
+from typing import NamedTuple
+
+from xlaunch.metrics.collector import MIN_FOR_P99, MetricTotal, durations, percentile
+from xlaunch.metrics.metric_lines import SECONDS_PER_UNIT, Kind, kind_of, parse_metric
+from xlaunch.report import Report
+from xtune.launches.announcements import MARK
+from xtune.launches.launch import Series, Steadiness
+from xtune.launches.steadiness import Judgement, judge
+
+INSTANCES_NAMED = 3
+"""Maximum number of instances that notes name one by one."""
+
+_WORST_FIRST = (
+    Steadiness.NOT_STEADY,
+    Steadiness.SLOW_DOWN,
+    Steadiness.WARM_UP,
+    Steadiness.TOO_FEW,
+    Steadiness.FLAT,
+)
+
+
+class Summary(NamedTuple):
+    """One metric of one launch."""
+
+    metric: str
+    kind: Kind
+    unit: str | None
+    """Unit of a time, if printed or in the metric's name. **Ex.:** ``"ms"``."""
+    value: float
+    """Rates: the sum of the instances' means, weighted by time. Times: the median of all values.
+    Others: the mean of the instances' means."""
+    steadiness: Steadiness
+    """That of the least steady instance."""
+    count: int  # type: ignore[assignment]  # hides tuple.count
+    """Number of values used."""
+    mean: float
+    """Mean of all values."""
+    p90: float | None
+    p99: float | None
+    """Of times; p99 only from `MIN_FOR_P99` values."""
+    window_s: tuple[float, float]
+    """Start and end of the time that counts, since the launch began; the end may be infinite."""
+    notes: tuple[str, ...]
+    """What was dropped, and caveats."""
+
+
+class Window(NamedTuple):
+    """The time in which values count, in seconds since the launch began."""
+
+    after_s: float = -math.inf
+    until_s: float = math.inf
+
+    def within(self, other: Window) -> Window:
+        """The intersection."""
+        return Window(max(self.after_s, other.after_s), min(self.until_s, other.until_s))
+
+    def of(self, series: Series) -> Series:
+        """The part of a series within the window."""
+        # As in xlaunch: of values read exactly at the start, all but the first count.
+        kept = [
+            (at, value)
+            for place, (at, value) in enumerate(zip(series.times_s, series.values, strict=True))
+            if (at > self.after_s or (at == self.after_s and place > 0)) and at <= self.until_s
+        ]
+        times, values = zip(*kept, strict=True) if kept else ((), ())
+        return series._replace(times_s=tuple(times), values=tuple(values))
+
+
+def name_of(text: str) -> str:
+    """The name of a metric as written. Raises `UsageError` if it is invalid."""
+    return text if text.startswith(MARK) else parse_metric(text).name
+
+
+def kind_in(text: str) -> Kind:
+    """The kind of a metric as written. Raises `UsageError` if it is invalid."""
+    return kind_of(text) if text.startswith(MARK) else parse_metric(text).kind
+
+
+def window_of(total: MetricTotal) -> Window:
+    """The time in which all instances were running, as reported by xlaunch."""
+    if total.window_from_s is None:
+        return Window()
+    after_s = total.window_from_s
+    return Window(after_s, math.inf if total.window_s is None else after_s + total.window_s)
+
+
+def series_of(report: Report) -> tuple[Series, ...]:
+    """The raw values of a run; series without values are left out."""
+    return tuple(
+        Series(one.instance, one.metric, tuple(one.times_s), tuple(one.values))
+        for one in report.series
+        if one.values
+    )
+
+
+def summarise(
+    metric: str,
+    series: Sequence[Series],
+    *,
+    kind: Kind | None = None,
+    unit: str | None = None,
+    window: Window | None = None,
+    larger_is_better: bool | None = None,
+    known: Sequence[str] = (),
+) -> Summary | None:
+    """Summarize the series of one metric, at most one for each instance; None without values.
+
+    kind, unit
+        None: from the metric's name.
+    window
+        When all instances were running; None: always.
+    larger_is_better
+        None: from the kind of metric.
+    known
+        Earlier notes, which come first.
+    """
+    kind = kind or kind_of(metric)
+    window = window or Window()
+    if larger_is_better is None and kind is not Kind.VALUE:
+        larger_is_better = kind is Kind.RATE
+    inside = {one.instance: window.of(one) for one in series}
+    found = {index: one for index, one in inside.items() if one.values}
+    if not found:
+        return None
+    judgements = {
+        index: judge(one.values, larger_is_better=larger_is_better) for index, one in found.items()
+    }
+    steady, kept = _steady_part(window, found, judgements)
+    told = [*known, *_describe(judgements, of_several=len(found) > 1)]
+    if not all(kept.values()):
+        steady, kept = window, {index: one.values for index, one in found.items()}
+        told.append("the instances were never steady at the same time: all values count")
+    pooled = sorted(value for values in kept.values() for value in values)
+    if kind is Kind.RATE:
+        times = {one.instance: one.times_s for one in series}
+        after_s = None if steady.after_s == -math.inf else steady.after_s
+        value = sum(
+            _mean(values, durations(times[index], inside[index].times_s[-len(values) :], after_s))
+            for index, values in kept.items()
+        )
+    elif kind is Kind.TIME:
+        value = percentile(pooled, 50)
+    else:
+        value = _mean([_mean(values) for values in kept.values()])
+    is_time = kind is Kind.TIME
+    return Summary(
+        metric=metric,
+        kind=kind,
+        unit=(unit or unit_in(metric)) if is_time else None,
+        value=value,
+        steadiness=worst(judgement.steadiness for judgement in judgements.values()),
+        count=len(pooled),
+        mean=_mean(pooled),
+        p90=percentile(pooled, 90) if is_time else None,
+        p99=percentile(pooled, 99) if is_time and len(pooled) >= MIN_FOR_P99 else None,
+        window_s=(max(0.0, steady.after_s), steady.until_s),
+        notes=tuple(dict.fromkeys(told)),
+    )
+
+
+def _steady_part(
+    window: Window, series: Mapping[int, Series], judgements: Mapping[int, Judgement]
+) -> tuple[Window, dict[int, tuple[float, ...]]]:
+    """When all were steady, and the values of each since then; `series`: those in the window."""
+    # The time of each last dropped value. Values from one piece of output have equal times; within
+    # an instance their index distinguishes them.
+    ends = {
+        index: series[index].times_s[judgement.start - 1] if judgement.start else -math.inf
+        for index, judgement in judgements.items()
+    }
+    latest = max(ends.values())
+    kept = {}
+    for index, one in series.items():
+        start = judgements[index].start
+        later = zip(one.times_s[start:], one.values[start:], strict=True)
+        kept[index] = tuple(value for at, value in later if at > latest or ends[index] == latest)
+    return window._replace(after_s=max(window.after_s, latest)), kept
+
+
+def _mean(values: Sequence[float], weights: Sequence[float] | None = None) -> float:
+    try:
+        mean = fmean(values, weights)
+    except OverflowError:
+        mean = math.fsum(value / len(values) for value in values)
+    # Equal values have exactly that mean: a requirement may be the same number.
+    return min(max(mean, min(values)), max(values))
+
+
+def worst(found: Iterable[Steadiness]) -> Steadiness:
+    """The worst of several, for a warning."""
+    seen = set(found)
+    return next(steadiness for steadiness in _WORST_FIRST if steadiness in seen)
+
+
+def unit_in(name: str) -> str | None:
+    """The unit of time in a metric's name. **Ex.:** ``step_ms``, ``latency (ms)``."""
+    words = set(re.findall("[a-zµμ]+", name.lower())) & SECONDS_PER_UNIT.keys()
+    return words.pop() if len(words) == 1 else None
+
+
+def in_seconds(value: float, unit: str) -> float:
+    """Convert a time in `unit` to seconds."""
+    return value * SECONDS_PER_UNIT[unit]
+
+
+def _describe(judgements: Mapping[int, Judgement], *, of_several: bool) -> list[str]:
+    told = [(index, one.note) for index, one in judgements.items() if one.note]
+    if not of_several:
+        return [note for _, note in told]
+    if len({note for _, note in told}) == 1 and len(told) == len(judgements):
+        return [f"each instance: {told[0][1]}"]
+    lines = [f"instance {index}: {note}" for index, note in told[:INSTANCES_NAMED]]
+    if len(told) > INSTANCES_NAMED:
+        lines.append(f"likewise {len(told) - INSTANCES_NAMED} more instances")
+    return lines
