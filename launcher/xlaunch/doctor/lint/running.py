@@ -44,7 +44,7 @@ _SUBJECTS = re.compile(
 _IS_TEST = re.compile(r"(^|[/\\])(test_[^/\\]*|[^/\\]*_test|conftest)\.py$")
 _TESTS = re.compile(r"(unittest|pytest|torch\.testing)\b(?!\.mock)")
 """What tests, and the helpers of tests, import."""
-_SPEED = ("XL1", "XL012", "XL021", "XL030", "XL031", "XL041")
+_SPEED = ("XL1", "XL030", "XL031", "XL041")
 """Rules about speed, which tests do not need."""
 
 _FEW_FILES = 48
