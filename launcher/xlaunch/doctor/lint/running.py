@@ -253,7 +253,7 @@ def _read_table(table: dict[str, Any], path: str) -> Selection:
         if key not in Selection._fields:
             raise UsageError(f"{place}: there is no option {key!r}; there are select and ignore")
         if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-            raise UsageError(f'{place}: {key} must be a list of codes such as ["XL012"]')
+            raise UsageError(f'{place}: {key} must be a list of codes such as ["XL030"]')
         try:
             check_codes(value)
         except UsageError as error:
