@@ -68,9 +68,7 @@ def _include_zero(graph: torch.fx.GraphModule) -> None:
     for node in nodes.find_nodes(op="call_function", target=choose):
         with nodes.inserting_before(node):
             both = nodes.call_function(aten.aminmax.default, (node.args[0],))
-            smallest, largest = (
-                nodes.call_function(operator.getitem, (both, at)) for at in (0, 1)
-            )
+            smallest, largest = (nodes.call_function(operator.getitem, (both, at)) for at in (0, 1))
             bounds = [
                 nodes.call_function(aten.clamp_max.default, (smallest, 0.0)),
                 nodes.call_function(aten.clamp_min.default, (largest, 0.0)),
