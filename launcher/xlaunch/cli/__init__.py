@@ -17,7 +17,7 @@ from xlaunch.errors import UsageError, XLaunchError
 if TYPE_CHECKING:
     import click
 
-COMMANDS = frozenset(("cache", "doctor", "env", "libraries", "plan", "topology"))
+COMMANDS = frozenset(("cache", "doctor", "env", "libraries", "plan", "ps", "topology"))
 """Each is the object `command` in the module of the same name."""
 
 RESERVED = COMMANDS | {"explain", "help", "report", "run", "version"}
