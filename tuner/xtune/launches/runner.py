@@ -306,7 +306,7 @@ class Runner:
                 try:
                     report = run.report()
                 except XLaunchError as error:
-                    if watched.ended_as is None:
+                    if watched.ended_as is None and not (load and load.problem):
                         raise
                     # It was ended before it could report.
                     report = Report(125, str(error), time.monotonic() - started, 0, (), (), ())
