@@ -110,6 +110,22 @@ def initial_environment(pid: int) -> dict[str, str]:
     return {name: value for name, _, value in pairs if name}
 
 
+def ancestor_without(variable: str) -> int | None:
+    """The nearest ancestor that was started without a variable which this process has.
+
+    **Ex.:** ``LOCAL_RANK``: torchrun, though a shell may be between. None: it cannot be found.
+    """
+    pid = os.getppid()
+    while pid and (status := read_process(pid)) is not None:
+        found = initial_environment(pid)
+        if not found:
+            return None  # it ended, or is another user's
+        if variable not in found:
+            return pid
+        pid = status.parent
+    return None
+
+
 def has_job_control(pid: int) -> bool:
     """Whether a shell would notice that the job of a process is stopped, and could continue it.
 
