@@ -16,7 +16,7 @@ from xlaunch.errors import UsageError
 from xlaunch.machine import read_machine
 from xlaunch.options.layers import Resolved, request_from
 from xlaunch.planning.planner import plan
-from xlaunch.planning.request import OnFailure, Request
+from xlaunch.planning.request import OnFailure, ProgramRequest
 
 
 @launch_command(
@@ -38,8 +38,8 @@ def command(asked: Resolved) -> int:
     XLAUNCH_OPT_NCORES=4, and by files (--preset).
     """
     request, options = request_from(asked.values), asked.values
-    _refuse_command_names(request, click.get_current_context().obj or ())
-    if options.get("save_preset") is not None and not request.program:
+    _refuse_command_names(request.program, click.get_current_context().obj or ())
+    if options.get("save_preset") is not None and not request.program.words:
         return 0
     if options.get("dry_run"):
         from xlaunch.cli.plan import print_plan
@@ -59,9 +59,11 @@ def command(asked: Resolved) -> int:
     from xlaunch.launching import check_startable, run_plan
 
     machine = read_machine()
-    made = plan(request, machine)
-    environment = prepare_environment(made, os.environ, make_directories=True)
-    check_startable(made)
+    made = plan(request.layout, machine)
+    environment = prepare_environment(
+        made, request.program, os.environ, run=request.run, make_directories=True
+    )
+    check_startable(made, request.run)
     quiet, shown = options.get("quiet", False), options.get("verbose") or options.get("explain")
     if shown:
         from xlaunch.cli.plan import describe
@@ -71,8 +73,8 @@ def command(asked: Resolved) -> int:
     elif not quiet:
         for warning in (*made.warnings, *environment.warnings):
             say(f"warning: {warning}")
-    restarts = request.on_failure is OnFailure.RESTART
-    if not quiet and request.max_restarts is not None and not restarts:
+    restarts = request.run.on_failure is OnFailure.RESTART
+    if not quiet and request.run.max_restarts is not None and not restarts:
         say("warning: --max-restarts does nothing without --on-failure restart")
 
     def note(text: str) -> None:
@@ -80,16 +82,21 @@ def command(asked: Resolved) -> int:
             say(f"warning: {text}")
 
     return run_plan(
-        made, environment, note=note, table=not quiet, explain=options.get("verbose", False)
+        made,
+        environment,
+        request.run,
+        note=note,
+        table=not quiet,
+        explain=options.get("verbose", False),
     )
 
 
-def _refuse_command_names(request: Request, arguments: Sequence[str]) -> None:
+def _refuse_command_names(request: ProgramRequest, arguments: Sequence[str]) -> None:
     # click removes `--`; `arguments`, which end with the program's words, show whether it was there.
-    if request.module or not request.program:
+    if request.module or not request.words:
         return
-    word = request.program[0]
-    if word in RESERVED and "--" not in arguments[: -len(request.program)][-1:]:
+    word = request.words[0]
+    if word in RESERVED and "--" not in arguments[: -len(request.words)][-1:]:
         raise UsageError(
             f"{word!r} is a command of xlaunch: put it first, or write '-- {word}' or a path "
             "for a program of that name"

@@ -12,7 +12,6 @@ import click
 from xlaunch.cli.options import launch_command
 from xlaunch.cli.topology import machine_of
 from xlaunch.environment import Environment, prepare_environment
-from xlaunch.environment.program import starts_ranks
 from xlaunch.environment.variables import Setting
 from xlaunch.machine.topology import Machine
 from xlaunch.options.layers import Resolved, request_from
@@ -35,8 +34,10 @@ def print_plan(request: Request, asked: Resolved) -> None:
     """Plan `request` for the machine that the options name and print it on standard output."""
     options = asked.values
     with machine_of(options.get("sysroot"), options.get("synthetic")) as machine:
-        made = plan(request, machine)
-    environment = prepare_environment(made, os.environ) if request.program else None
+        made = plan(request.layout, machine)
+    environment = None
+    if request.program.words:
+        environment = prepare_environment(made, request.program, os.environ, run=request.run)
     if options.get("json"):
         click.echo(_as_json(made, environment))
     else:
@@ -79,7 +80,7 @@ def describe(
         ]
     if explain and program.interpreter_reason is not None:
         lines.append(f"  interpreter: {program.interpreter_reason}")
-    if explain and starts_ranks(program):
+    if explain and program.starts_ranks:
         lines.append("  thread counts: left to the program, which starts ranks of its own")
     lines += _variables(environment.settings, explain=explain)
     return "\n".join(lines)

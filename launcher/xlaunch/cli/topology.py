@@ -60,7 +60,7 @@ def command(*, as_json: bool, capture: str | None, **typed: Any) -> None:
 
             click.echo(format_json(describe_machine(machine)))
         else:
-            made = plan(request, machine) if request != Request() else None
+            made = plan(request.layout, machine) if request != Request() else None
             notes = (*machine.notes, *(made.warnings if made is not None else ()))
             show(draw_machine(machine, made), notes)
 

@@ -28,7 +28,7 @@ from xlaunch.cache.table import BY_NAME, CACHES, KEEP_NOTHING, PROFILE_VARIABLE
 from xlaunch.cache.use import NO_HOME, default_directory, prepare, why_unusable
 from xlaunch.environment.variables import Proposal
 from xlaunch.errors import UsageError
-from xlaunch.planning.request import Caches, Request
+from xlaunch.planning.request import Caches, ProgramRequest
 
 NAMELESS = (
     "--cache-dir: the directory's name is empty; name a directory, leave the option out for the one below "
@@ -67,7 +67,7 @@ class CacheSettings(NamedTuple):
 
 
 def cache_settings(
-    request: Request,
+    request: ProgramRequest,
     inherited: Mapping[str, str],
     *,
     packages: Packages,

@@ -65,12 +65,12 @@ class Option(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Its name in Python, which is its field in `Request` if it has one (`FIELDS`)."""
+        """Its name in Python, which is its field in a part of `Request` if it has one (`FIELDS`)."""
         return self.name.replace("-", "_")
 
 
-FIELDS = {"timeout": "timeout_s", "grace": "grace_s"}
-"""Options whose field in `Request` has another name."""
+FIELDS = {"timeout": "timeout_s", "grace": "grace_s", "program": "words"}
+"""Options, and the program, whose field in a part of `Request` has another name."""
 
 _L, _M, _E, _S, _O, _P = Group
 _PRECISION = one_of(Optimize, metavar="DTYPE")

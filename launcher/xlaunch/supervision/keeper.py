@@ -168,7 +168,7 @@ def _die_of_interrupt(*, whole_group: bool) -> None:
 
 
 def _choose_fifo_directory(task: Task) -> str | None:
-    if not task.plan.request.metric:
+    if not task.run.metric:
         return None
     from xlaunch.metrics.measuring import choose_directory
 

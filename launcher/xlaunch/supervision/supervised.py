@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from xlaunch.environment import Environment
 from xlaunch.files import is_special_file
 from xlaunch.planning.plans import Plan
+from xlaunch.planning.request import RunRequest
 from xlaunch.report import Report
 from xlaunch.report.compilation import CompilationWatch
 from xlaunch.report.json_file import write_report_or_complain
@@ -27,6 +28,7 @@ class Task(NamedTuple):
 
     plan: Plan
     environment: Environment
+    run: RunRequest
     table: bool
     """Print warnings, and the report as a table."""
     explain: bool = False
@@ -54,6 +56,7 @@ def supervise(
     supervisor = Supervisor(
         task.plan,
         task.environment._replace(variables=variables),
+        task.run,
         commands=commands,
         signal_mask=signal_mask,
         fifo_directory=fifo_directory,
@@ -70,7 +73,7 @@ def supervise(
     supervisor.flush()
     if task.report_descriptor is not None:
         _send(report, task.report_descriptor)
-    code = _write_report(report, task.plan.request.report, commands)
+    code = _write_report(report, task.run.report, commands)
     if supervisor.ended_by_ctrl_c:
         # The keeper recognizes this, and does the same.
         signal.signal(signal.SIGINT, signal.SIG_DFL)

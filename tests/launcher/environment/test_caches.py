@@ -19,7 +19,7 @@ from xlaunch.cache.table import BY_NAME, CACHES, PROFILE_VARIABLE
 from xlaunch.environment.caches import HEADERS_VARIABLE, CacheSettings, cache_settings
 from xlaunch.errors import UsageError
 from xlaunch.machine.gpus import Gpu, Vendor
-from xlaunch.planning.request import Caches, Request
+from xlaunch.planning.request import Caches, ProgramRequest
 
 XLAUNCH = [sys.executable, "-m", "xlaunch"]
 PLAIN = Hardware("x86_64", ("avx2", "fma"), "GenuineIntel 6 143", (), ())
@@ -29,7 +29,7 @@ TORCH = Packages({"torch": "2.13.0"}, "3.11")
 
 
 def settings(
-    request: Request = Request(),  # noqa: B008 - immutable
+    request: ProgramRequest = ProgramRequest(),  # noqa: B008 - immutable
     *,
     make: bool = True,
     hardware: Hardware = PLAIN,
@@ -82,7 +82,7 @@ def test_caches_that_change_what_programs_do_are_asked_for(tmp_path: Path):
     home = {"HOME": str(tmp_path)}
     extra = {"JAX_COMPILATION_CACHE_DIR", PROFILE_VARIABLE}
     assert not extra & set(values(settings(**home)))
-    assert extra <= set(values(settings(Request(cache=Caches.ALL), **home)))
+    assert extra <= set(values(settings(ProgramRequest(cache=Caches.ALL), **home)))
 
 
 def test_a_plan_makes_nothing(tmp_path: Path):
@@ -99,13 +99,13 @@ def test_without_a_home_caches_stay():
 
 
 def test_without_caches_xruntime_is_told_to_keep_nothing():
-    assert values(settings(Request(no_cache=True))) == {"XRUNTIME_CACHE_DIR": "0"}
+    assert values(settings(ProgramRequest(no_cache=True))) == {"XRUNTIME_CACHE_DIR": "0"}
 
 
 def test_a_cache_that_the_user_has_moved_is_not_ours(tmp_path: Path):
     found = settings(HOME=str(tmp_path), TORCHINDUCTOR_CACHE_DIR="/mine")
     assert "inductor" not in [used.directory.cache for used in found.used]
-    asked = settings(Request(cache_dir=str(tmp_path / "x")), TORCHINDUCTOR_CACHE_DIR="/mine")
+    asked = settings(ProgramRequest(cache_dir=str(tmp_path / "x")), TORCHINDUCTOR_CACHE_DIR="/mine")
     assert "inductor" in [used.directory.cache for used in asked.used]
 
 
@@ -117,7 +117,7 @@ def test_a_directory_that_others_can_write_is_neither_used_nor_changed(tmp_path,
     directory = base / below
     directory.mkdir(parents=True)
     directory.chmod(mode)
-    request = Request(cache_dir=str(base))
+    request = ProgramRequest(cache_dir=str(base))
     if mode == 0o1777 and not below:
         used = settings(request).used
         private = base / f"xlaunch-{os.geteuid()}"
@@ -134,7 +134,7 @@ def test_a_directory_that_others_can_write_is_neither_used_nor_changed(tmp_path,
 @pytest.mark.parametrize("mode", [0o755, 0o2755, 0o1755])
 def test_a_directory_of_one_s_own_keeps_its_mode(tmp_path: Path, mode: int):
     tmp_path.chmod(mode)
-    found = settings(Request(cache_dir=str(tmp_path)))
+    found = settings(ProgramRequest(cache_dir=str(tmp_path)))
     assert found.base == str(tmp_path)
     assert tmp_path.stat().st_mode & 0o7777 == mode
 
@@ -146,7 +146,7 @@ def test_another_user_s_directory_in_a_shared_one_is_refused(tmp_path: Path):
     private.mkdir()
     os.chown(private, 65534, 65534)
     with pytest.raises(UsageError, match=f"{private} belongs to another user"):
-        settings(Request(cache_dir=str(tmp_path)))
+        settings(ProgramRequest(cache_dir=str(tmp_path)))
 
 
 def test_without_the_instruction_set_caches_stay(tmp_path: Path):
@@ -161,7 +161,7 @@ def test_a_directory_above_that_others_can_write_is_refused(tmp_path: Path):
     assert found.proposals == ()
     assert "every user may write" in "".join(found.warnings)
     with pytest.raises(UsageError, match="every user may write"):
-        settings(Request(cache_dir=str(tmp_path / "x")))
+        settings(ProgramRequest(cache_dir=str(tmp_path / "x")))
 
 
 @pytest.mark.machine
@@ -172,7 +172,7 @@ def test_a_directory_of_another_user_is_refused(tmp_path: Path, below: str):
     directory.mkdir(parents=True)
     os.chown(directory, 65534, 65534)
     with pytest.raises(UsageError, match=f"{directory} belongs to another user"):
-        settings(Request(cache_dir=str(tmp_path / "caches")))
+        settings(ProgramRequest(cache_dir=str(tmp_path / "caches")))
 
 
 @pytest.mark.parametrize("below", ["", "inductor"])
@@ -182,23 +182,23 @@ def test_a_link_is_refused(tmp_path: Path, below: str):
     place.parent.mkdir(exist_ok=True)
     place.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(UsageError, match=f"{place} is a symbolic link"):
-        settings(Request(cache_dir=str(tmp_path / "caches")))
+        settings(ProgramRequest(cache_dir=str(tmp_path / "caches")))
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
 def test_a_directory_without_a_name_is_refused():
     with pytest.raises(UsageError, match=r"--cache-dir: the directory's name is empty.*--no-cache"):
-        settings(Request(cache_dir=""))
+        settings(ProgramRequest(cache_dir=""))
 
 
 def test_a_file_in_place_of_the_directory(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=r"--cache-dir .*file is not a directory"):
-        settings(Request(cache_dir=str(tmp_path / "file")))
+        settings(ProgramRequest(cache_dir=str(tmp_path / "file")))
 
 
 def test_cold_and_used(tmp_path: Path):
-    request = Request(cache_dir=str(tmp_path))
+    request = ProgramRequest(cache_dir=str(tmp_path))
 
     def warmth() -> dict[str, str]:
         return {it.directory.cache: it.warmth for it in settings(request).used}
@@ -216,7 +216,7 @@ def test_cold_and_used(tmp_path: Path):
 
 def test_a_launch_goes_on_without_a_lock_and_says_so(tmp_path: Path, monkeypatch):
     monkeypatch.setattr("xlaunch.cache.directories.HOLD_TIMEOUT_S", 0.05)
-    found = settings(Request(cache_dir=str(tmp_path)))
+    found = settings(ProgramRequest(cache_dir=str(tmp_path)))
     with not_in_use(found.used[0].directory, frozenset()):
         (line,) = found.hold()
     assert line.endswith(f"its record cannot be locked: {found.used[0].directory.path}")
@@ -227,15 +227,15 @@ def test_a_launch_goes_on_without_a_lock_and_says_so(tmp_path: Path, monkeypatch
 
 
 def test_a_record_that_is_a_link_is_refused(tmp_path: Path):
-    record = Path(settings(Request(cache_dir=str(tmp_path))).used[0].directory.record)
+    record = Path(settings(ProgramRequest(cache_dir=str(tmp_path))).used[0].directory.record)
     record.rename(tmp_path / "elsewhere")
     record.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(UsageError, match=f"{record}: is a symbolic link"):
-        settings(Request(cache_dir=str(tmp_path)))
+        settings(ProgramRequest(cache_dir=str(tmp_path)))
 
 
 def test_a_library_whose_linker_was_killed_is_removed_by_the_next_launch(tmp_path: Path):
-    request = Request(cache_dir=str(tmp_path))
+    request = ProgramRequest(cache_dir=str(tmp_path))
     cache = settings(request).used[0].directory
     whole = Path(sys.executable).resolve().read_bytes()
     (Path(cache.path) / "ab").mkdir()
@@ -258,7 +258,7 @@ def test_a_library_whose_linker_was_killed_is_removed_by_the_next_launch(tmp_pat
 
 
 def test_a_cut_library_of_a_compiled_model_is_removed_by_the_next_launch(tmp_path: Path):
-    request = Request(cache_dir=str(tmp_path))
+    request = ProgramRequest(cache_dir=str(tmp_path))
     used = {it.directory.cache: it.directory for it in settings(request).used}
     model = Path(used["optimized"].path) / "0123abcd" / "model.so"
     model.parent.mkdir()
@@ -274,7 +274,7 @@ class TestPrecompiledHeaders:
     @staticmethod
     def settings(tmp_path: Path, *, make: bool = True, **variables: str) -> CacheSettings:
         own = {"TMPDIR": str(tmp_path), "LOGNAME": "a/b", HEADERS_VARIABLE: "", **variables}
-        return settings(Request(cache_dir=str(tmp_path / "caches")), make=make, **own)
+        return settings(ProgramRequest(cache_dir=str(tmp_path / "caches")), make=make, **own)
 
     def test_the_directory_is_made_before_others_can(self, tmp_path: Path):
         assert HEADERS_VARIABLE not in values(self.settings(tmp_path, make=False))
@@ -322,7 +322,7 @@ class TestSeed:
     @pytest.fixture
     def seed(self, tmp_path: Path) -> Path:
         """Made by a launch with `--cache-dir`, and filled."""
-        used = settings(Request(cache_dir=str(tmp_path / "seed"))).used
+        used = settings(ProgramRequest(cache_dir=str(tmp_path / "seed"))).used
         library = Path(used[0].directory.path) / "ab" / "code.cpp"
         library.parent.mkdir()
         library.write_text("code")

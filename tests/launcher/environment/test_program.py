@@ -11,13 +11,11 @@ import pytest
 
 from xlaunch.environment.program import (
     PYTHON_SUFFIXES,
-    Program,
     find_interpreter,
     resolve_program,
-    starts_ranks,
 )
 from xlaunch.errors import ProgramNotExecutableError, ProgramNotFoundError, UsageError
-from xlaunch.planning import Request
+from xlaunch.planning import ProgramRequest
 from xlaunch.supervision.start import exec_error, execute
 
 
@@ -43,11 +41,11 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def resolve(*words: str, variables: dict[str, str] | None = None, **more: object):
     path = {"PATH": "bin:later:/no/such/directory:"}
-    return resolve_program(Request(program=words, **more), path | (variables or {}))
+    return resolve_program(ProgramRequest(words=words, **more), path | (variables or {}))
 
 
 def test_script_is_run_by_an_interpreter():
-    assert resolve("script.py", "a", "") == (
+    assert resolve("script.py", "a", "") [:3] == (
         sys.executable,
         (sys.executable, "script.py", "a", ""),
         "the interpreter that xlaunch runs on",
@@ -97,7 +95,7 @@ def test_empty_part_of_the_path_is_this_directory():
 
 
 def test_without_a_path_there_is_the_system_s():
-    assert resolve_program(Request(program=("sh",)), {}).executable in ("/bin/sh", "/usr/bin/sh")
+    assert resolve_program(ProgramRequest(("sh",)), {}).executable in ("/bin/sh", "/usr/bin/sh")
 
 
 @pytest.mark.parametrize(
@@ -204,6 +202,9 @@ def test_reasons_of_the_kernel():
         ("torchrunner", False),
     ],
 )
-def test_programs_that_start_ranks_of_their_own(command: str, expected: bool):
-    argv = tuple(command.split())
-    assert starts_ranks(Program(argv[0], argv, None)) is expected
+def test_programs_that_start_ranks_of_their_own(tmp_path: Path, command: str, expected: bool):
+    name, *arguments = command.split()
+    program = tmp_path / Path(name).name
+    program.touch(0o755)
+    found = resolve_program(ProgramRequest((str(program), *arguments)), {})
+    assert found.starts_ranks is expected

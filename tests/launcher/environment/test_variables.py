@@ -19,7 +19,7 @@ from xlaunch.environment.variables import (
     split_inherited,
     without_names,
 )
-from xlaunch.planning import MAX, Mode, Plan, Request, plan
+from xlaunch.planning import MAX, LayoutRequest, Mode, Plan, plan
 
 OMP = "OMP_NUM_THREADS"
 VARIABLE = "XLAUNCH_INSTANCE_"
@@ -29,14 +29,18 @@ WANTED = Proposal("CACHE", "ours", "kept in one place")
 def planned(**request: object) -> Plan:
     """Two instances on eight cores of two nodes."""
     machine = make_machine(packages=(8,), nodes=(4, 4))
-    return plan(Request(program=("x",), instances=2, **request), machine)
+    return plan(LayoutRequest(instances=2, **request), machine)
 
 
 def chosen(
-    inherited: dict[str, str], made: Plan | None = None, *, piped: bool = False
+    inherited: dict[str, str],
+    made: Plan | None = None,
+    *,
+    piped: bool = False,
+    env: dict[str, str] | None = None,
 ) -> dict[str, Setting]:
     made, own = made or planned(), split_inherited(inherited).users_own
-    settings = choose_settings(made, made.instances[0], own, [WANTED], piped=piped)
+    settings = choose_settings(made, made.instances[0], env or {}, own, [WANTED], piped=piped)
     return {setting.name: setting for setting in settings}
 
 
@@ -45,11 +49,12 @@ def variables(
     made: Plan | None = None,
     index: int = 0,
     proposals: tuple[Proposal, ...] = (),
+    env: dict[str, str] | None = None,
 ) -> dict[str, str]:
     made, own = made or planned(), split_inherited(inherited).users_own
     instance = made.instances[index]
-    settings = choose_settings(made, instance, own, [WANTED, *proposals], piped=False)
-    return instance_variables(made, instance, settings, own)
+    settings = choose_settings(made, instance, env or {}, own, [WANTED, *proposals], piped=False)
+    return instance_variables(made, instance, env or {}, settings, own)
 
 
 def test_threads_of_the_instance():
@@ -57,7 +62,7 @@ def test_threads_of_the_instance():
     assert chosen({})["CACHE"] == ("CACHE", "ours", "kept in one place", False, None, None)
 
 
-WIDE = plan(Request(program=("x",)), make_machine(packages=(4,), nodes=(4,)))
+WIDE = plan(LayoutRequest(), make_machine(packages=(4,), nodes=(4,)))
 """One instance on four cores, which no option asked for."""
 
 
@@ -68,7 +73,7 @@ def test_user_s_own_stays_where_no_option_asks_for_another(own: str):
     assert "already set" in setting.reason
     assert ("not changed to 4" in setting.reason) == (own != "4")
     assert variables({OMP: own}, WIDE)[OMP] == own
-    notes = inherited_notes([setting], WIDE)
+    notes = inherited_notes([setting], {})
     assert notes == ((f"inherited variables are kept: {OMP}={own} (not 4)",) if own != "4" else ())
 
 
@@ -83,21 +88,21 @@ def test_user_s_own_stays_where_no_option_asks_for_another(own: str):
     ],
 )
 def test_option_replaces_what_is_inherited_and_says_so(asked, threads: str, option: str):
-    made = plan(Request(program=("x",), **asked), make_machine(packages=(4,), nodes=(4,)))
+    made = plan(LayoutRequest(**asked), make_machine(packages=(4,), nodes=(4,)))
     setting = chosen({OMP: "7"}, made)[OMP]
     assert (setting.value, setting.users_own) == (threads, False)
-    assert inherited_notes([setting], made) == (
+    assert inherited_notes([setting], {}) == (
         f"{option} replaces the inherited {OMP}=7 (now {threads})",
     )
     assert variables({OMP: "7"}, made)[OMP] == threads
-    by_env = made._replace(request=made.request._replace(env=((OMP, "3"),)))
-    setting = chosen({OMP: "7"}, by_env)[OMP]
+    by_env = {OMP: "3"}
+    setting = chosen({OMP: "7"}, made, env=by_env)[OMP]
     assert (setting.value, inherited_notes([setting], by_env)) == ("3", ())
 
 
 def test_empty_variable_is_unset_unless_the_option_env_makes_it_so():
     assert chosen({OMP: ""}, WIDE)[OMP].value == "4"
-    assert inherited_notes([chosen({OMP: ""}, WIDE)[OMP]], WIDE) == ()
+    assert inherited_notes([chosen({OMP: ""}, WIDE)[OMP]], {}) == ()
     assert variables({OMP: ""}, WIDE)[OMP] == "4"
     made = planned(env=((OMP, ""),))
     assert variables({OMP: "7"}, made)[OMP] == ""
