@@ -66,7 +66,7 @@ def test_executable_script_is_run_by_an_interpreter_all_the_same(directory: Path
 def test_no_python_takes_the_file_itself(directory: Path):
     (directory / "script.py").chmod(0o755)
     found = resolve("./script.py", "a", no_python=True)
-    assert found == ("./script.py", ("./script.py", "a"), None)
+    assert found[:3] == ("./script.py", ("./script.py", "a"), None)
 
 
 def test_module_is_not_looked_for():
@@ -75,11 +75,11 @@ def test_module_is_not_looked_for():
 
 
 def test_path_is_taken_as_it_is():
-    assert resolve("./run", "a") == ("./run", ("./run", "a"), None)
+    assert resolve("./run", "a")[:3] == ("./run", ("./run", "a"), None)
 
 
 def test_name_is_looked_up_and_stays_the_program_s_own_name():
-    assert resolve("tool", "a") == ("bin/tool", ("tool", "a"), None)
+    assert resolve("tool", "a")[:3] == ("bin/tool", ("tool", "a"), None)
 
 
 def test_file_that_may_not_be_run_is_passed_over():

@@ -104,8 +104,7 @@ def test_empty_variable_is_unset_unless_the_option_env_makes_it_so():
     assert chosen({OMP: ""}, WIDE)[OMP].value == "4"
     assert inherited_notes([chosen({OMP: ""}, WIDE)[OMP]], {}) == ()
     assert variables({OMP: ""}, WIDE)[OMP] == "4"
-    made = planned(env=((OMP, ""),))
-    assert variables({OMP: "7"}, made)[OMP] == ""
+    assert variables({OMP: "7"}, env={OMP: ""})[OMP] == ""
 
 
 def test_what_an_option_replaced_comes_back_for_a_launch_within_the_launch():
@@ -132,10 +131,10 @@ def test_instance_knows_its_place():
 
 
 def test_asked_variables_come_over_everything():
-    made = planned(env=((OMP, "3"), ("XLAUNCH_INSTANCE_INDEX", "mine"), ("A", "1"), ("A", "2")))
-    got = variables({OMP: "7", "A": "0"}, made)
+    env = {OMP: "3", "XLAUNCH_INSTANCE_INDEX": "mine", "A": "2"}
+    got = variables({OMP: "7", "A": "0"}, env=env)
     assert (got[OMP], got["XLAUNCH_INSTANCE_INDEX"], got["A"]) == ("3", "mine", "2")
-    assert chosen({}, made)[OMP].value == "3"
+    assert chosen({}, env=env)[OMP].value == "3"
 
 
 def test_options_of_this_launch_are_not_inherited():
@@ -154,8 +153,7 @@ def test_launcher_inside_chooses_anew_what_the_outer_one_chose():
 def test_launcher_inside_keeps_what_the_user_chose():
     for inherited in ({OMP: "4"}, {OMP: "7"}):
         assert chosen(variables(inherited, WIDE), WIDE)[OMP].users_own
-    made = planned(env=((OMP, "3"),))
-    assert chosen(variables({}, made), WIDE)[OMP].users_own
+    assert chosen(variables({}, env={OMP: "3"}), WIDE)[OMP].users_own
     changed_between = variables({}) | {OMP: "5"}
     assert chosen(changed_between, WIDE)[OMP][:2] == (OMP, "5")
 
@@ -164,10 +162,9 @@ def test_launcher_inside_keeps_what_the_user_chose():
 @pytest.mark.parametrize("asked", [False, True])
 def test_value_that_was_made_of_the_user_s_gives_it_back(own: str | None, asked: bool):
     given = {} if own is None else {"LIST": own}
-    made = planned(env=tuple(given.items())) if asked else None
     inherited = {"HOME": "/root"} if asked else {"HOME": "/root", **given}
     ours = Proposal("LIST", f"{own or ''}:/ours.so", "made of both", merged=True)
-    outer = variables(inherited, made, proposals=(ours,))
+    outer = variables(inherited, proposals=(ours,), env=given if asked else None)
     assert outer["LIST"] == ours.value
     split = split_inherited(outer)
     assert split.users_own.get("LIST") == own

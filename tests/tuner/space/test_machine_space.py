@@ -194,7 +194,7 @@ def test_conditions_speak_of_layouts_and_of_what_is_fixed() -> None:
     assert Configuration({"layout": "2x8", "streams": 2}) not in space
     assert Configuration({"layout": "1xall", "threads": 16, "streams": 2}) in space
     fixed = make_space(
-        INFER._replace(instances=2), TWO_NODES, TYPICAL, own=own, when=["threads<=ncores"]
+        INFER.replace(instances=2), TWO_NODES, TYPICAL, own=own, when=["threads<=ncores"]
     )
     assert fixed.space.parameter("threads").values == (1, 2, 4, 8, 16)
     assert {one["threads"] for one in itertools.islice(fixed.space, 0, None, 97)} <= {

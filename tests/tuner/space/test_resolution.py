@@ -189,8 +189,8 @@ def test_cpus_interpreter_and_caches_are_part_of_the_hash(tmp_path: Path) -> Non
         for request in (
             WORK,
             WORK.replace(cpus=(0, 1)),
-            WORK.replace(program=(script,), python=sys.executable),
-            WORK.replace(program=(script,), python=str(tmp_path / "python")),
+            WORK.replace(words=(script,), python=sys.executable),
+            WORK.replace(words=(script,), python=str(tmp_path / "python")),
             WORK.replace(cache_dir=str(tmp_path)),
             WORK.replace(no_cache=True),
         )

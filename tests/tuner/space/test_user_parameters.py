@@ -174,12 +174,12 @@ def test_exactly_the_name_in_braces_is_replaced(text: str, replaced: str | None)
 
 def test_arguments_and_variables_are_filled_and_nothing_else_is() -> None:
     filled = fill(INFER, {"batch": 4, "mode": "a b", "rate": 0.5})
-    assert filled.program == ("infer.py", "--batch-size", "4", "--name=a b-4.json")
-    assert filled.env == (("RATE", "0.5"), ("CPUS", "{cpus}"))
-    assert filled == INFER._replace(program=filled.program, env=filled.env)
+    assert filled.program.words == ("infer.py", "--batch-size", "4", "--name=a b-4.json")
+    assert filled.program.env == (("RATE", "0.5"), ("CPUS", "{cpus}"))
+    assert filled == INFER.replace(words=filled.program.words, env=filled.program.env)
     assert fill(INFER, {}) == INFER
     named = Request.of("{batch}", "{batch}")
-    assert fill(named, {"batch": 4}).program == ("{batch}", "4")
+    assert fill(named, {"batch": 4}).program.words == ("{batch}", "4")
 
 
 def test_each_needs_a_place() -> None:
