@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signatures of bundles by SSH keys, as ``ssh-keygen -Y`` makes and checks them; see ssh-keygen(1)."""
+"""Signatures of bundles by SSH keys, made and verified by ``ssh-keygen -Y``; see ssh-keygen(1)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from xlaunch.files import write_whole
 from xlaunch.ownership import inspect_ownership
 
 NAMESPACE = "xlaunch-cache"
-"""A signature that was made for something else is not accepted."""
+"""Signatures for another namespace are refused."""
 
 TIMEOUT_S = 60
-"""For one call; a key on a device may wait for a touch."""
+"""For one call of ssh-keygen; a hardware key may wait for a touch."""
 
 _PROMPTS = ("SSH_ASKPASS", "DISPLAY", "WAYLAND_DISPLAY")
 
@@ -24,7 +24,7 @@ _PROMPTS = ("SSH_ASKPASS", "DISPLAY", "WAYLAND_DISPLAY")
 def sign(data: bytes, key: str) -> bytes:
     """Sign with the private key in the file `key`, or with its copy in the SSH agent.
 
-    Raises `UsageError`. Nobody is asked for a passphrase.
+    Raises `UsageError`. Never asks for a passphrase.
     """
     with tempfile.TemporaryDirectory(prefix="xlaunch-") as directory:
         path = os.path.join(directory, "manifest")
@@ -41,7 +41,7 @@ def sign(data: bytes, key: str) -> bytes:
 
 
 def verify(data: bytes, signature: bytes, allowed_signers: str) -> str:
-    """The identity in the file `allowed_signers` whose key has signed. Raises `UsageError`."""
+    """Return the identity in the file `allowed_signers` whose key has signed. Raises `UsageError`."""
     try:
         os.close(os.open(allowed_signers, os.O_RDONLY))
     except OSError as error:
@@ -77,7 +77,7 @@ def verify(data: bytes, signature: bytes, allowed_signers: str) -> str:
 
 
 def _ssh_keygen(action: str, *arguments: str, data: bytes = b"") -> CompletedProcess[bytes]:
-    # A session of its own has no terminal that a passphrase could be asked at.
+    # In a new session there is no terminal at which it could ask for a passphrase.
     environment = {name: value for name, value in os.environ.items() if name not in _PROMPTS}
     environment |= {"SSH_ASKPASS_REQUIRE": "never", "LC_ALL": "C"}
     try:
@@ -98,7 +98,7 @@ def _ssh_keygen(action: str, *arguments: str, data: bytes = b"") -> CompletedPro
 
 
 def _reason(done: CompletedProcess[bytes]) -> str:
-    """The last line of its messages, as far as it can be printed."""
+    """The last line of its messages, with unprintable characters replaced."""
     text = (done.stderr or done.stdout).decode(errors="replace")
     lines = [line.strip() for line in text.splitlines() if line.strip("@ \t\r")]
     last = lines[-1] if lines else f"exit code {done.returncode}"

@@ -1,23 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keep the caches within their size: what was not used for longest goes first.
+"""Keep the caches within their size: the least recently used are removed first.
 
-Directories go in the order of their last use, and their files in the order of their last change;
-access times are not reliable (noatime, relatime). Files that make sense only together go together. What
-a launch uses at the moment loses only files that are older than a day: libraries compile again what they
-miss.
+Directories go in the order of their last use, and units within them in the order of their last change;
+access times are not reliable (noatime, relatime). A cache that is in use loses only units that are older
+than a day: libraries compile again what they miss. Once a day, a launch starts the pruner as a process of
+its own.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shutil
+import sys
 import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from xlaunch.cache.daily import DAY_S
-from xlaunch.cache.directories import (
+from xlaunch.cache.contents import IMPORTED, CachedFile, files_of, unit_of
+from xlaunch.cache.staging import DAY_S, REMOVING, remove_leftovers
+from xlaunch.cache.store import (
     RECORD,
     CacheDirectory,
     named_by_processes,
@@ -25,21 +26,20 @@ from xlaunch.cache.directories import (
     open_below,
     stored,
 )
-from xlaunch.cache.imported import IMPORTED
-from xlaunch.cache.staging import REMOVING, remove_leftovers
-from xlaunch.cache.usage import CachedFile, files_of, unit_of
 
 DEFAULT_MAX_BYTES = 20 << 30
+STAMP = "pruned"
+"""A file in the base directory; its modification time is the start of the last pruning."""
 
 
 class Removal(NamedTuple):
-    """What was removed of one cache, or would be."""
+    """What was removed from one cache, or would be."""
 
     directory: CacheDirectory
     files: int
     size_bytes: int
     whole: bool
-    """The directory went, too."""
+    """The directory was removed, too."""
 
 
 def prune(
@@ -51,8 +51,8 @@ def prune(
 ) -> list[Removal]:
     """Remove what exceeds `max_bytes` on disk, and caches that no launch used for `older_than_s`.
 
-    Never waits for a launch, nor makes one wait. `dry_run`: remove nothing. Raises OSError where a
-    file cannot be removed.
+    Never waits for a launch, nor makes one wait. `dry_run`: remove nothing. Raises OSError if a file
+    cannot be removed.
     """
     now_s = time.time()
     if not dry_run:
@@ -77,7 +77,7 @@ def prune(
 
 
 def clear(base: str, directories: Iterable[CacheDirectory], *, dry_run: bool) -> list[Removal]:
-    """Remove whole caches, but for those in use. Raises OSError."""
+    """Remove whole caches, except those in use. Raises OSError."""
     found, named = [], named_by_processes()
     for directory in directories:
         units, now_s = _units(directory), time.time()
@@ -88,7 +88,7 @@ def clear(base: str, directories: Iterable[CacheDirectory], *, dry_run: bool) ->
 
 
 def _units(directory: CacheDirectory) -> list[list[CachedFile]]:
-    """The files of a cache, in lists of those that make sense only together; the oldest first."""
+    """The units of a cache, the oldest first."""
     found: dict[str, list[CachedFile]] = {}
     for file in files_of(directory.path):
         unit = unit_of(directory.cache, os.path.relpath(file.path, directory.path))
@@ -105,7 +105,7 @@ def _size(unit: list[CachedFile]) -> int:
 
 
 def _oldest(units: list[list[CachedFile]], size_bytes: int) -> list[list[CachedFile]]:
-    """The first units that are at least so large together."""
+    """The first units whose total size reaches `size_bytes`."""
     total = 0
     for count, unit in enumerate(units):
         if total >= size_bytes:
@@ -124,6 +124,7 @@ def _remove(
     whole: bool,
     dry_run: bool,
 ) -> Removal:
+    """Remove units, or the `whole` directory; if it is in use, only units that are older than a day."""
     used_s = directory.last_use_s
     doomed: str | None = None
     with not_in_use(directory, named) as unheld, open_below(base, directory.cache) as above:
@@ -142,6 +143,8 @@ def _remove(
                 for file in unit:
                     _unlink(base, file.path)
     if doomed is not None:
+        import shutil
+
         with open_below(base, directory.cache) as above:
             shutil.rmtree(doomed, dir_fd=above)
     return Removal(directory, sum(map(len, wanted)), sum(map(_size, wanted)), whole)
@@ -155,3 +158,42 @@ def _unlink(base: str, path: str) -> None:
         open_below(base, *parents) as directory,
     ):
         os.unlink(name, dir_fd=directory)
+
+
+def start_pruner(base: str) -> None:
+    """Prune in a detached process, once a day at most."""
+    stamp = os.path.join(base, STAMP)
+    try:
+        due = time.time() - os.stat(stamp).st_mtime > DAY_S
+        if not due:
+            return
+    except FileNotFoundError:
+        due = False  # at the first launch there is nothing to prune
+    except OSError:
+        return
+    with contextlib.suppress(OSError):
+        os.close(os.open(stamp, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
+        os.utime(stamp)
+        if due:
+            _detach([sys.executable, "-P", "-m", "xlaunch", "cache", "prune", "--cache-dir", base])
+
+
+def _detach(command: list[str]) -> None:
+    """Start a command that is neither a child of this process nor attached to its terminal."""
+    pid = os.fork()
+    if pid:
+        os.waitpid(pid, 0)
+        return
+    try:
+        os.setsid()
+        if os.fork() == 0:
+            null = os.open(os.devnull, os.O_RDWR)
+            for number in (0, 1, 2):
+                os.dup2(null, number)
+            # Keep neither pipes nor the working directory of the caller in use.
+            os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+            os.chdir("/")
+            os.nice(19)
+            os.execv(command[0], command)
+    finally:
+        os._exit(0)

@@ -11,20 +11,20 @@ from typing import Any
 
 import click
 
-from xlaunch.cache.directories import (
+from xlaunch.cache.contents import Usage, usage_by_kind, usage_of
+from xlaunch.cache.key import Hardware, Packages, fingerprint, read_hardware
+from xlaunch.cache.prune import DEFAULT_MAX_BYTES, Removal, clear, prune
+from xlaunch.cache.store import (
     CacheDirectory,
-    check_base,
     foreign,
     is_empty,
     named_by_processes,
     not_in_use,
     private_base,
     stored,
+    why_unusable,
 )
-from xlaunch.cache.key import Hardware, Packages, fingerprint, read_hardware
-from xlaunch.cache.prune import DEFAULT_MAX_BYTES, Removal, clear, prune
 from xlaunch.cache.table import BY_NAME
-from xlaunch.cache.usage import Usage, usage_by_kind, usage_of
 from xlaunch.cache.use import NO_HOME, default_directory
 from xlaunch.cli import say
 from xlaunch.cli.cache_warm import warm_command
@@ -183,7 +183,7 @@ def _verify(*, fix: bool, cache_dir: str | None, as_json: bool) -> int:
     The exit code is 1 if something is wrong. Imported files are compared with their SHA-256. Nothing is loaded or unpickled. --fix removes
     damaged files and stale locks: libraries compile again what they miss.
     """
-    from xlaunch.cache.verify import verify
+    from xlaunch.cache.check import verify
 
     base = _asked_base(cache_dir)
     problems = verify(base, fix=fix)
@@ -335,7 +335,7 @@ def _asked_base(cache_dir: str | None) -> str:
 def _base(cache_dir: str | None) -> str:
     base = _asked_base(cache_dir)
     try:
-        refusal = check_base(base)
+        refusal = why_unusable(base)
     except OSError as error:
         raise XLaunchError(f"{base}: {error.strerror}") from None
     if refusal is not None:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from xlaunch.cache.use import NOT_KEPT, CacheSettings, cache_settings
 from xlaunch.environment.allocators import (
     AUTO,
     AUTO_LIBRARY,
@@ -16,7 +17,6 @@ from xlaunch.environment.allocators import (
     allocator_settings,
     choose_profile,
 )
-from xlaunch.environment.caches import CacheSettings, cache_settings
 from xlaunch.environment.huge_pages import glibc_asks, page_settings, page_warning, system_mode
 from xlaunch.environment.openmp import choose_openmp
 from xlaunch.environment.program import Program, resolve_program
@@ -36,7 +36,7 @@ from xlaunch.errors import UsageError
 from xlaunch.machine.c_library import glibc_version
 from xlaunch.planning.contradictions import refuse_contradictions
 from xlaunch.planning.plans import Plan
-from xlaunch.planning.request import HugePages, ProgramRequest, RunRequest
+from xlaunch.planning.request import Caches, HugePages, ProgramRequest, RunRequest
 
 __all__ = ["Environment", "Program", "Setting", "prepare_environment"]
 
@@ -113,14 +113,20 @@ def prepare_environment(
         proposals += optimization_settings(
             request.optimize, program, given, wait=request.optimize_wait
         )
-    caches = cache_settings(
-        request,
-        given,
-        packages=program.installed.for_keys(),
-        program=program.argv,
-        make=make_directories,
-    )
-    proposals += caches.proposals
+    caches = NOT_KEPT
+    if not request.no_cache:
+        caches = cache_settings(
+            given,
+            packages=program.installed.for_keys(),
+            asked=request.cache_dir,
+            everything=request.cache is Caches.ALL,
+            fixed=dict(request.env),
+            program=program.argv,
+            make=make_directories,
+        )
+    proposals += [
+        Proposal(it.name, it.value, it.reason, option=it.option) for it in caches.variables
+    ]
     warnings += caches.warnings
     piped = (plan.relayed(run) and not run.pty) or run.log_dir is not None
     # An instance that is not relayed writes to this process's own output.

@@ -9,7 +9,7 @@ torch's own runner, torch._inductor.aoti_load_package, holds the GIL while the c
 issue 197516), runs one call at a time by default (134946), and does not check dtypes and layouts of
 tensors. The code itself has a C interface, which is called here.
 
-Where that is impossible (see `packages.runners`), torch's runner is used and a warning says so.
+Where that is impossible (see `aoti.runners`), torch's runner is used and a warning says so.
 """
 
 from __future__ import annotations

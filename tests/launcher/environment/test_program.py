@@ -45,7 +45,7 @@ def resolve(*words: str, variables: dict[str, str] | None = None, **more: object
 
 
 def test_script_is_run_by_an_interpreter():
-    assert resolve("script.py", "a", "") [:3] == (
+    assert resolve("script.py", "a", "")[:3] == (
         sys.executable,
         (sys.executable, "script.py", "a", ""),
         "the interpreter that xlaunch runs on",

@@ -284,7 +284,7 @@ def test_a_default_that_fails_twice_in_a_row_ends_it() -> None:
     assert turns[-1].block == 2
     decision = final.decision()
     assert decision.is_settled
-    assert decision.verdict.reason == "the default failed twice in a row (crashed)"
+    assert decision.verdict.reason == "the bare command failed twice in a row (crashed)"
     assert decision.verdict.kind is Kind.INCONCLUSIVE
 
 

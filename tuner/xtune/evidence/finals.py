@@ -57,7 +57,7 @@ class Finalist(NamedTuple):
 
     configuration: Configuration
     changes: int = 0
-    """Settings that differ from the default."""
+    """Settings that differ from xlaunch's defaults."""
 
 
 class FinalPlan(NamedTuple):
@@ -305,7 +305,7 @@ class Final:
         last = [block[BASELINE] for block in self._blocks if BASELINE in block][-2:]
         self._blocks.append({})
         if len(last) == 2 and not any(_has_value(launch) for launch in last):
-            self._ended = f"the default failed twice in a row ({_failure_reason(last[-1])})"
+            self._ended = f"the bare command failed twice in a row ({_failure_reason(last[-1])})"
         elif not any(self._is_in(number) for number in range(1, len(self._configurations))):
             self._ended = "no finalist is left"
         elif self.blocks in self._plan.looks:
@@ -374,7 +374,7 @@ class Final:
         return look_level(looks, self._plan.planned, self._plan.error)
 
     def _judge(self, *, in_full: bool = False) -> Verdict:
-        if self._ended.startswith("the default"):
+        if self._ended.startswith("the bare command"):
             return undecided(self._plan.baseline, self._ended)
         return judge(
             self._plan.baseline,

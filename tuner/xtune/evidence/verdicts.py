@@ -10,8 +10,8 @@ gain
     (the exact sign test on the blocks in which only one of them met it; McNemar 1947), at the same
     corrected level. That adds at most another 2.5 %.
 no gain
-    The upper end of every finalist's interval is below 1 + the minimal effect, and the default meets
-    the requirements. Keep the default.
+    The upper end of every finalist's interval is below 1 + the minimal effect, and the bare command meets
+    the requirements. Keep it.
 inconclusive
     Anything else, with the launches that should settle it.
 """
@@ -59,7 +59,7 @@ class Contender(NamedTuple):
 
     configuration: Configuration
     changes: int
-    """Settings that differ from the default; of equal finalists, the one with fewer wins."""
+    """Settings that differ from xlaunch's defaults; of equal finalists, the one with fewer wins."""
     log_ratios: tuple[float | None, ...]
     """Log ratio to the baseline in each block; None if one of them has no value."""
     kept: tuple[bool | None, ...] = ()
@@ -125,7 +125,7 @@ class Verdict(NamedTuple):
 
 
 def undecided(baseline: Configuration, reason: str) -> Verdict:
-    """The verdict of a search without a final: keep the default, nothing is shown."""
+    """The verdict of a search without a final: keep the bare command, nothing is shown."""
     return Verdict(Kind.INCONCLUSIVE, baseline, None, None, reason)
 
 
@@ -150,7 +150,7 @@ def judge(
         Compute probabilities, which do not affect the verdict and take most of the time.
     """
     if not contenders:
-        return undecided(baseline, "there was nothing to compare with the default")
+        return undecided(baseline, "there was nothing to compare with the bare command")
     share = level / len(contenders)
     best_shares = _best_shares(contenders, seed if with_chances else None)
     chances = [
@@ -173,13 +173,13 @@ def judge(
         best = baseline
         is_none = all(_is_no_gain(row, rule) or row.contender.dropped for row in alive)
         broken = sum(kept is False for kept in baseline_kept)
-        # Do not advise a default that breaks requirements.
+        # Do not advise a bare command that breaks requirements.
         is_none = is_none and _is_no_gain(leader, rule) and broken <= 1
         kind = Kind.NO_GAIN if is_none else Kind.INCONCLUSIVE
         reason = _no_gain_reason(leader, rule) if is_none else _open_reason(leader)
         if broken > 1:
             measured = sum(kept is not None for kept in baseline_kept)
-            reason += f"; the default broke requirements in {broken} of {measured} launches"
+            reason += f"; the bare command broke requirements in {broken} of {measured} launches"
     return Verdict(
         kind=kind,
         best=best,
@@ -316,12 +316,11 @@ def _percent(ratio: float) -> str:
 def _gain_reason(winner: Standing, first: Standing) -> str:
     interval = winner.interval
     assert interval is not None
-    text = (
-        f"{interval.estimate:.3f} times the default in {interval.pairs} pairs, with 95 % confidence"
-        f" at least {interval.low:.3f}"
+    text = f"{interval.estimate:.3f} times the bare command in {_pairs(interval)}" + (
+        f", with 95 % confidence at least {interval.low:.3f}" if interval.low > 0.0 else ""
     )
     if winner.keeps_more and not winner.is_gain:
-        text = f"it meets the requirements and the default does not; {text}"
+        text = f"it meets the requirements and the bare command does not; {text}"
     if winner is not first:
         text += (
             f"; preferred to one of {_estimate(first):.3f} times, which is not clearly better and"
@@ -338,7 +337,8 @@ def _open_reason(leader: Standing) -> str:
     interval = leader.interval
     assert interval is not None
     if interval.pairs < MIN_PAIRS:
-        return f"{interval.pairs} pairs are too few; a verdict needs at least {MIN_PAIRS}"
+        few = f"{_pairs(interval)} {'is' if interval.pairs == 1 else 'are'} too few"
+        return f"{few}; a verdict needs at least {MIN_PAIRS}"
     if interval.low > 1.0 and interval.plain <= 1.0:
         return (
             f"the best finalist is usually at {_percent(interval.estimate)}, but with its outliers"
@@ -347,11 +347,16 @@ def _open_reason(leader: Standing) -> str:
     return _where(leader)
 
 
+def _pairs(interval: RatioInterval) -> str:
+    """**Ex.:** ``1 pair``."""
+    return f"{interval.pairs} {'pair' if interval.pairs == 1 else 'pairs'}"
+
+
 def _where(leader: Standing) -> str:
     """The estimate of the best finalist and its interval, in words."""
     interval = leader.interval
     assert interval is not None
     span = f"95 % confidence interval: {_percent(interval.low)} to {_percent(interval.high)}"
     if interval.estimate < 1.0:
-        return f"no finalist is ahead of the default: the best is at {_percent(interval.estimate)} ({span})"
+        return f"no finalist is ahead of the bare command: the best is at {_percent(interval.estimate)} ({span})"
     return f"the best finalist is at {_percent(interval.estimate)} ({span})"
