@@ -6,11 +6,11 @@ from __future__ import annotations
 import os
 
 from xlaunch.cache.warm import compiled_files, count_by_kind
-from xlaunch.cli import say
-from xlaunch.cli.options import launch_command
+from xlaunch.console import say
 from xlaunch.environment import prepare_environment
 from xlaunch.errors import UsageError
 from xlaunch.machine import read_machine
+from xlaunch.options.commands import launch_command
 from xlaunch.options.layers import Resolved, request_from
 from xlaunch.planning.planner import plan
 from xlaunch.text import counted

@@ -13,12 +13,12 @@ from typing import Any
 
 import click
 
-from xlaunch.cli import say
-from xlaunch.cli.options import launch_command
+from xlaunch.console import say
 from xlaunch.doctor.device import document, render
 from xlaunch.errors import UsageError
 from xlaunch.machine import read_machine
 from xlaunch.machine.topology import Machine
+from xlaunch.options.commands import launch_command
 from xlaunch.options.layers import Resolved, request_from
 from xlaunch.planning.planner import plan
 from xlaunch.planning.request import Request

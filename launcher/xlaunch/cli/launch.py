@@ -9,12 +9,12 @@ from collections.abc import Sequence
 import click
 
 import xlaunch
-from xlaunch.cli import RESERVED, say
-from xlaunch.cli.options import launch_command
+from xlaunch.console import say
 from xlaunch.environment import prepare_environment
 from xlaunch.errors import UsageError
 from xlaunch.machine import read_machine
-from xlaunch.options.definitions import BY_KEY
+from xlaunch.options.commands import launch_command
+from xlaunch.options.definitions import BY_KEY, RESERVED
 from xlaunch.options.layers import Resolved, request_from
 from xlaunch.planning.planner import plan
 from xlaunch.planning.request import OnFailure, ProgramRequest

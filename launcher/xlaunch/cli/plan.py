@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-from xlaunch.cli.options import launch_command
 from xlaunch.environment import Environment, prepare_environment
 from xlaunch.environment.variables import Setting
 from xlaunch.machine.other_machine import machine_of
 from xlaunch.machine.topology import Machine
+from xlaunch.options.commands import launch_command
 from xlaunch.options.layers import Resolved, request_from
 from xlaunch.planning.planner import plan
 from xlaunch.planning.plans import Plan

@@ -9,12 +9,18 @@ from typing import Any
 
 import click
 
-from xlaunch.cli.machine_drawing import Drawing, draw_machine
-from xlaunch.cli.options import CONTEXT, GroupedCommand, click_option, click_options, with_options
 from xlaunch.errors import UsageError
 from xlaunch.machine.other_machine import machine_of
+from xlaunch.options.commands import (
+    CONTEXT,
+    GroupedCommand,
+    click_option,
+    click_options,
+    with_options,
+)
 from xlaunch.options.definitions import BY_KEY, Group
 from xlaunch.options.layers import COMMAND_LINE, Layer, request_from, resolve, variables_layer
+from xlaunch.planning.drawing import Drawing, draw_machine
 from xlaunch.planning.planner import plan
 from xlaunch.planning.request import Request
 

@@ -35,6 +35,12 @@ from xlaunch.planning.request import (
     Place,
 )
 
+COMMANDS = frozenset(("cache", "doctor", "env", "libraries", "plan", "topology"))
+"""Each is the object `command` in the module of the same name in `xlaunch.cli`."""
+
+RESERVED = COMMANDS | {"explain", "help", "report", "run", "version"}
+"""A program with one of these names needs ``--`` before it, or a path."""
+
 
 class Group(enum.Enum):
     """The parts of ``--help``."""

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from tests.captures import OTHERS, each_capture, other_captures, own_captures, read_capture
 
-from xlaunch.cli.machine_drawing import draw_machine
 from xlaunch.errors import UsageError
 from xlaunch.machine.topology import Machine
 from xlaunch.planning import MAX, ECores, LayoutRequest, MemoryPolicy, Mode, Place, plan
+from xlaunch.planning.drawing import draw_machine
 from xlaunch.planning.rendering import render_plan
 
 GOLDEN = Path(__file__).with_name("golden")

@@ -9,8 +9,15 @@ from typing import Any, NamedTuple
 
 import click
 
-from xlaunch.cli.options import CONTEXT, Command, ParamType, Parsed, click_options, with_options
 from xlaunch.errors import UsageError
+from xlaunch.options.commands import (
+    CONTEXT,
+    Command,
+    ParamType,
+    Parsed,
+    click_options,
+    with_options,
+)
 from xlaunch.options.definitions import Group
 from xlaunch.options.kinds import POSITIVE_DURATION, WHOLE_NUMBER
 from xlaunch.options.layers import request_from

@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 import xtune
-from xlaunch.cli.options import CONTEXT
 from xlaunch.errors import UsageError
+from xlaunch.options.commands import CONTEXT
 from xtune.cli import RESERVED, say
 from xtune.cli.options import GroupedCommand, asked_from, with_search_options
 

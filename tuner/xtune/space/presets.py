@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from xlaunch.cli import RESERVED
-from xlaunch.options.definitions import IN_FILES, Option
+from xlaunch.options.definitions import IN_FILES, RESERVED, Option
 from xlaunch.options.kinds import FLAG, VARIABLE
 from xlaunch.options.layers import field_of, shown
 from xlaunch.options.presets import preset_text
