@@ -9,15 +9,15 @@ from collections.abc import Sequence
 import click
 
 import xlaunch
-from xlaunch.cli import RESERVED, say
-from xlaunch.cli.options import launch_command
+from xlaunch.console import say
 from xlaunch.environment import prepare_environment
 from xlaunch.errors import UsageError
 from xlaunch.machine import read_machine
-from xlaunch.options.definitions import BY_KEY
+from xlaunch.options.commands import launch_command
+from xlaunch.options.definitions import BY_KEY, RESERVED
 from xlaunch.options.layers import Resolved, request_from
-from xlaunch.planning.planner import plan
-from xlaunch.planning.request import OnFailure, Request
+from xlaunch.planning.request import OnFailure, ProgramRequest, RankMode
+from xlaunch.shared_host import plan_beside_others
 
 
 @launch_command(
@@ -39,9 +39,17 @@ def command(asked: Resolved) -> int:
     XLAUNCH_OPT_NCORES=4, and by files (--preset).
     """
     request, options = request_from(asked.values), asked.values
-    _refuse_command_names(request, click.get_current_context().obj or ())
-    if options.get("save_preset") is not None and not request.program:
+    _refuse_command_names(request.program, click.get_current_context().obj or ())
+    if options.get("save_preset") is not None and not request.program.words:
         return 0
+    if "nproc_per_node" in options:
+        from xlaunch.cli.torchrun import run_torchrun
+
+        run_torchrun(request, asked, click.get_current_context().obj or ())
+        return 0
+    for key in ("nnodes", "node_rank", "rendezvous"):
+        if key in options:
+            raise UsageError(f"--{key.replace('_', '-')} goes with --nproc-per-node")
     if options.get("dry_run"):
         from xlaunch.cli.plan import print_plan
 
@@ -59,32 +67,55 @@ def command(asked: Resolved) -> int:
             )
     from xlaunch.launching import check_startable, run_plan
 
-    machine = read_machine()
-    made = plan(request, machine)
-    environment = prepare_environment(made, os.environ, make_directories=True)
-    check_startable(made)
     quiet, shown = options.get("quiet", False), options.get("verbose") or options.get("explain")
+
+    def note(text: str) -> None:
+        if not quiet:
+            say(f"note: {text}")
+
+    placed = plan_beside_others(
+        request,
+        read_machine(),
+        os.environ,
+        rank_mode=options.get("rank_mode", RankMode.AUTO),
+        exclusive=options.get("exclusive", False) or "wait" in options,
+        wait_s=options.get("wait", 0.0),
+        note=note,
+    )
+    request, made, machine = placed.request, placed.plan, placed.machine
+    environment = prepare_environment(
+        made, request.program, placed.environment, run=request.run, make_directories=True
+    )
+    check_startable(made, request.run)
     if shown:
         from xlaunch.cli.plan import describe
 
         text = describe(made, machine, environment, asked if options.get("explain") else None)
         click.echo(text, err=True)
     elif not quiet:
-        for warning in (*made.warnings, *environment.warnings):
+        for warning in (*placed.warnings, *made.warnings, *environment.warnings):
             say(f"warning: {warning}")
-    restarts = request.on_failure is OnFailure.RESTART
-    if not quiet and (misplaced := misplaced_options(request.program)):
-        says = f"{' and '.join(misplaced)} after {request.program[0]} went to the program"
-        say(f"note: {says}, which does not mention it; xlaunch's options stand before the program")
-    if not quiet and request.max_restarts is not None and not restarts:
+    for text in placed.notes:
+        note(text)
+    restarts = request.run.on_failure is OnFailure.RESTART
+    if not quiet and (misplaced := misplaced_options(request.program.words)):
+        says = f"{' and '.join(misplaced)} after {request.program.words[0]} went to the program"
+        note(f"{says}, which does not mention it; xlaunch's options stand before the program")
+    if not quiet and request.run.max_restarts is not None and not restarts:
         say("warning: --max-restarts does nothing without --on-failure restart")
 
-    def note(text: str) -> None:
+    def warn(text: str) -> None:
         if not quiet:
             say(f"warning: {text}")
 
     return run_plan(
-        made, environment, note=note, table=not quiet, explain=options.get("verbose", False)
+        made,
+        environment,
+        request.run,
+        note=warn,
+        table=not quiet,
+        explain=options.get("verbose", False),
+        lease=placed.lease,
     )
 
 
@@ -109,12 +140,12 @@ def misplaced_options(program: Sequence[str]) -> list[str]:
     ]
 
 
-def _refuse_command_names(request: Request, arguments: Sequence[str]) -> None:
+def _refuse_command_names(request: ProgramRequest, arguments: Sequence[str]) -> None:
     # click removes `--`; `arguments`, which end with the program's words, show whether it was there.
-    if request.module or not request.program:
+    if request.module or not request.words:
         return
-    word = request.program[0]
-    if word in RESERVED and "--" not in arguments[: -len(request.program)][-1:]:
+    word = request.words[0]
+    if word in RESERVED and "--" not in arguments[: -len(request.words)][-1:]:
         raise UsageError(
             f"{word!r} is a command of xlaunch: put it first, or write '-- {word}' or a path "
             "for a program of that name"

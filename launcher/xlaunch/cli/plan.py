@@ -5,21 +5,22 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import click
 
-from xlaunch.cli.options import launch_command
 from xlaunch.environment import Environment, prepare_environment
-from xlaunch.environment.program import starts_ranks
 from xlaunch.environment.variables import Setting
+from xlaunch.machine import read_machine
 from xlaunch.machine.other_machine import machine_of
 from xlaunch.machine.topology import Machine
+from xlaunch.options.commands import launch_command
 from xlaunch.options.layers import Resolved, request_from
 from xlaunch.planning.planner import plan
 from xlaunch.planning.plans import Plan
 from xlaunch.planning.rendering import plan_to_dict, render_plan
-from xlaunch.planning.request import Request
+from xlaunch.planning.request import RankMode, Request
+from xlaunch.shared_host import plan_beside_others
 
 
 @launch_command(program_required=False)
@@ -34,9 +35,25 @@ def command(asked: Resolved) -> None:
 def print_plan(request: Request, asked: Resolved) -> None:
     """Plan `request` for the machine that the options name and print it on standard output."""
     options = asked.values
-    with machine_of(options.get("sysroot"), options.get("synthetic")) as machine:
-        made = plan(request, machine)
-    environment = prepare_environment(made, os.environ) if request.program else None
+    inherited: Mapping[str, str] = os.environ
+    if "sysroot" in options or "synthetic" in options:
+        with machine_of(options.get("sysroot"), options.get("synthetic")) as machine:
+            made = plan(request.layout, machine)
+    else:
+        placed = plan_beside_others(
+            request,
+            read_machine(),
+            inherited,
+            rank_mode=options.get("rank_mode", RankMode.AUTO),
+            exclusive=options.get("exclusive", False) or "wait" in options,
+            record=False,
+        )
+        request, made, machine = placed.request, placed.plan, placed.machine
+        made = made._replace(warnings=(*placed.warnings, *made.warnings))
+        inherited = placed.environment
+    environment = None
+    if request.program.words:
+        environment = prepare_environment(made, request.program, inherited, run=request.run)
     if options.get("json"):
         click.echo(_as_json(made, environment))
     else:
@@ -79,7 +96,7 @@ def describe(
         ]
     if explain and program.interpreter_reason is not None:
         lines.append(f"  interpreter: {program.interpreter_reason}")
-    if explain and starts_ranks(program):
+    if explain and program.starts_ranks:
         lines.append("  thread counts: left to the program, which starts ranks of its own")
     lines += _variables(environment.settings, explain=explain)
     return "\n".join(lines)

@@ -23,6 +23,7 @@ from xlaunch.output.tagged_lines import (
     same_file,
 )
 from xlaunch.planning.plans import Instance, Plan
+from xlaunch.planning.request import RunRequest
 
 PIPE_BYTES = 1 << 20
 """Maximum content of a pipe (default of /proc/sys/fs/pipe-max-size)."""
@@ -58,11 +59,13 @@ class _Source(NamedTuple):
 class Relay:
     """Passes on the output of all instances of a plan, and lines of the launcher between it."""
 
-    def __init__(self, plan: Plan, poll: select.poll) -> None:
+    def __init__(self, plan: Plan, run: RunRequest, poll: select.poll) -> None:
         """`poll` is the supervisor's."""
         self._plan = plan
+        self._run = run
+        self._tagged = plan.tagged(run)
         self._poll = poll
-        shared = len(plan.instances) > 1 or plan.tagged
+        shared = len(plan.instances) > 1 or self._tagged
         self._stdout = Sink(1, shared=shared)
         self._stderr = self._stdout if same_file(1, 2) else Sink(2, shared=shared)
         self._sources: dict[int, _Source] = {}
@@ -85,12 +88,10 @@ class Relay:
             stdin = 0
             if len(self._plan.instances) > 1:
                 stdin = owned(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
-            if self._plan.request.log_dir is not None:
-                out, err = map(
-                    owned, open_logs(self._plan.request.log_dir, instance.index, new=first)
-                )
+            if self._run.log_dir is not None:
+                out, err = map(owned, open_logs(self._run.log_dir, instance.index, new=first))
                 yield Streams(stdin, out, err)
-            elif self._plan.relayed:
+            elif self._plan.relayed(self._run):
                 out = owned(self._open_pipe(instance, STREAMS[0], self._stdout))
                 err = owned(self._open_pipe(instance, STREAMS[1], self._stderr))
                 yield Streams(stdin, out, err)
@@ -98,7 +99,7 @@ class Relay:
                 yield Streams(stdin, 1, 2)
 
     def _open_pipe(self, instance: Instance, stream: str, sink: Sink) -> int:
-        if self._plan.request.pty:
+        if self._run.pty:
             from xlaunch.output.pseudo_terminal import open_pseudo_terminal
 
             reader, writer = open_pseudo_terminal()
@@ -110,14 +111,14 @@ class Relay:
         return writer
 
     def _tagger(self, instance: Instance, sink: Sink) -> LineTagger | Verbatim:
-        if len(self._plan.instances) == 1 and not self._plan.tagged:
+        if len(self._plan.instances) == 1 and not self._tagged:
             return Verbatim()
-        tag = str(instance.index) if self._plan.tagged else ""
+        tag = str(instance.index) if self._tagged else ""
         return LineTagger(tag, terminal=sink.terminal)
 
     def resize_terminals(self) -> None:
         """Set the instances' pseudo-terminals to the current size of the launcher's terminal."""
-        if self._plan.request.pty:
+        if self._run.pty:
             from xlaunch.output.pseudo_terminal import resize
 
             resize(self._sources)

@@ -9,12 +9,15 @@ from xlaunch.planning.rendering import plan_to_dict, render_plan
 from xlaunch.planning.request import (
     MAX,
     ECores,
+    LayoutRequest,
     Max,
     MemoryPolicy,
     Mode,
     OnFailure,
     Place,
+    ProgramRequest,
     Request,
+    RunRequest,
 )
 
 __all__ = [
@@ -22,13 +25,16 @@ __all__ = [
     "Decision",
     "ECores",
     "Instance",
+    "LayoutRequest",
     "Max",
     "MemoryPolicy",
     "Mode",
     "OnFailure",
     "Place",
     "Plan",
+    "ProgramRequest",
     "Request",
+    "RunRequest",
     "plan",
     "plan_to_dict",
     "render_plan",

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from xlaunch.environment import Environment
 from xlaunch.errors import XLaunchError
 from xlaunch.planning.plans import Plan
+from xlaunch.planning.request import RunRequest
 from xlaunch.report import Report
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ KILL_INTERVAL_S = 0.1
 def start_in_background(
     plan: Plan,
     environment: Environment,
+    run: RunRequest,
     *,
     stdout: int | None,
     stderr: int | None,
@@ -41,11 +43,11 @@ def start_in_background(
     from xlaunch.metrics.live import LiveReader
     from xlaunch.metrics.measuring import metrics_of
 
-    metrics_of(plan.request)  # raises UsageError here, before anything starts
+    metrics_of(run)  # raises UsageError here, before anything starts
     live = LiveReader(os.memfd_create("xlaunch-live"))
     try:
         outputs = (subprocess.DEVNULL, stdout, stderr)
-        keeper = KeeperProcess(plan, environment, live=(live, mark), streams=outputs)
+        keeper = KeeperProcess(plan, environment, run, live=(live, mark), streams=outputs)
     except BaseException:
         live.close()
         raise
@@ -119,6 +121,7 @@ class KeeperProcess:
         self,
         plan: Plan,
         environment: Environment,
+        run: RunRequest,
         *,
         table: bool = False,
         live_line: bool = False,
@@ -127,7 +130,7 @@ class KeeperProcess:
     ) -> None:
         """`streams`: its standard streams, in a process group of its own; None: the caller's."""
         watched = None if live is None else (live[0].descriptor, live[1])
-        task = pickle.dumps((plan, environment, table, live_line, watched))
+        task = pickle.dumps((plan, environment, run, table, live_line, watched))
         self.descriptor, report_out = os.pipe()
         task_in, task_out = os.pipe()
         numbers = [str(number) for number in (os.getpid(), task_in, report_out)]
@@ -216,7 +219,7 @@ def serve(caller: int, task_descriptor: int, report_descriptor: int) -> int:
     if os.getppid() != caller:
         return 128 + signal.SIGTERM  # it ended before the request above
     with open(task_descriptor, "rb") as stream:
-        plan, environment, table, live_line, watched = pickle.loads(stream.read())  # noqa: S301 - our parent's
+        plan, environment, run, table, live_line, watched = pickle.loads(stream.read())  # noqa: S301 - our parent's
     os.set_inheritable(report_descriptor, False)
     live = None
     if watched is not None:
@@ -228,6 +231,7 @@ def serve(caller: int, task_descriptor: int, report_descriptor: int) -> int:
     task = Task(
         plan,
         environment,
+        run,
         table,
         live_line=live_line,
         live=live,

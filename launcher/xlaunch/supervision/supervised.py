@@ -13,12 +13,14 @@ from xlaunch.cache.warm import CompilationWatch
 from xlaunch.environment import Environment
 from xlaunch.files import is_special_file
 from xlaunch.planning.plans import Plan
+from xlaunch.planning.request import RunRequest
 from xlaunch.report import Report
 from xlaunch.report.json_file import write_report_or_complain
 from xlaunch.report.run_table import render_report
 from xlaunch.supervision.supervisor import ENDING, Supervisor
 
 if TYPE_CHECKING:
+    from xlaunch.leases import Lease
     from xlaunch.metrics.live import LiveWriter
 
 
@@ -27,6 +29,7 @@ class Task(NamedTuple):
 
     plan: Plan
     environment: Environment
+    run: RunRequest
     table: bool
     """Print warnings, and the report as a table."""
     explain: bool = False
@@ -37,6 +40,8 @@ class Task(NamedTuple):
     """Receives metric values as they come in."""
     report_descriptor: int | None = None
     """Where the pickled report goes."""
+    lease: Lease | None = None
+    """The record of this launch, where the command line has made one."""
 
 
 def supervise(
@@ -54,6 +59,7 @@ def supervise(
     supervisor = Supervisor(
         task.plan,
         task.environment._replace(variables=variables),
+        task.run,
         commands=commands,
         signal_mask=signal_mask,
         fifo_directory=fifo_directory,
@@ -61,6 +67,7 @@ def supervise(
         others_run=others_run,
         quiet=not task.table,
         live_line=task.live_line,
+        lease=task.lease,
     )
     report = supervisor.run()
     caches, compilation = watch.finish()
@@ -70,7 +77,7 @@ def supervise(
     supervisor.flush()
     if task.report_descriptor is not None:
         _send(report, task.report_descriptor)
-    code = _write_report(report, task.plan.request.report, commands)
+    code = _write_report(report, task.run.report, commands)
     if supervisor.ended_by_ctrl_c:
         # The keeper recognizes this, and does the same.
         signal.signal(signal.SIGINT, signal.SIG_DFL)

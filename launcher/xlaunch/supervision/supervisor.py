@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from xlaunch.environment import Environment
 from xlaunch.errors import XLaunchError
+from xlaunch.leases import record
 from xlaunch.machine.processes import (
     TICKS_PER_SECOND,
     descendants,
@@ -24,7 +25,7 @@ from xlaunch.machine.processes import (
 )
 from xlaunch.output.relay import Chunk, Relay
 from xlaunch.planning.plans import Plan
-from xlaunch.planning.request import OnFailure
+from xlaunch.planning.request import OnFailure, RunRequest
 from xlaunch.report import Report
 from xlaunch.supervision.leftovers import LEFTOVER_INTERVAL_S, Leftovers
 from xlaunch.supervision.other_work import Occupancy, StolenTime
@@ -53,6 +54,7 @@ from xlaunch.supervision.terminal import CtrlC, Terminal
 from xlaunch.text import counted
 
 if TYPE_CHECKING:
+    from xlaunch.leases import Lease
     from xlaunch.metrics.live import LiveWriter
     from xlaunch.metrics.measuring import Measuring
     from xlaunch.report.device_watch import DeviceWatch
@@ -60,6 +62,8 @@ if TYPE_CHECKING:
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 TIMED_OUT = 124
+LEASE_INTERVAL_S = 1.0
+"""Minimum time between updates of the record that `xlaunch ps` shows."""
 DRAIN_AFTER_KILL_S = 1.0
 """Maximum time for writing the remaining output once everything was killed."""
 
@@ -77,6 +81,7 @@ class Supervisor:
         self,
         plan: Plan,
         environment: Environment,
+        run: RunRequest,
         *,
         commands: int,
         signal_mask: set[int],
@@ -85,16 +90,17 @@ class Supervisor:
         others_run: bool,
         quiet: bool,
         live_line: bool,
+        lease: Lease | None,
     ) -> None:
         """Prepare the run; `run` starts it.
 
         commands: descriptor of the keeper's pipe. signal_mask: blocked in instances. fifo_directory:
         where to make FIFOs for metrics. live: receives metric values. others_run: other processes
         were runnable before the start. quiet: print no warnings, only report them. live_line: show
-        what devices do, if they are sampled.
+        what devices do, if they are sampled. lease: the record in which the last metric is shown.
         """
         self._plan = plan
-        self._request = plan.request
+        self._asked = run
         self._environment = environment
         self._commands = commands
         self._signal_mask = signal_mask
@@ -104,11 +110,11 @@ class Supervisor:
         self._started = time.monotonic()
         self._poll = select.poll()
         self._signals = SignalQueue({*PASSED_ON, signal.SIGCHLD})
-        self._relay = Relay(plan, self._poll)
+        self._relay = Relay(plan, run, self._poll)
         self._running: dict[int, Running] = {}
         self._ended: list[Running] = []
-        self._restarts = Restarts(plan.request.max_restarts)
-        self._leftovers = Leftovers(plan.count, plan.request.grace_s)
+        self._restarts = Restarts(run.max_restarts)
+        self._leftovers = Leftovers(plan.count, run.grace_s)
         self._last_signal: int = signal.SIGTERM
         self._ending_signal: int = signal.SIGTERM
         self._grace_at: float | None = None
@@ -124,19 +130,20 @@ class Supervisor:
         self._warnings = [*plan.warnings, *environment.warnings]
         alone = len(plan.instances) == 1
         self._terminal = Terminal.find(os.getpgid(self._keeper)) if alone else None
-        self._ctrl_c = CtrlC(self._terminal, plan.request.grace_s)
+        self._ctrl_c = CtrlC(self._terminal, run.grace_s)
         self._observer = Observer()
         cpus = {cpu for instance in plan.instances for cpu in instance.cpus}
         self._stolen = StolenTime(cpus)
         self._occupancy = Occupancy(cpus, self._started, bound=plan.bound) if others_run else None
         self._measuring: Measuring | None = None
-        if plan.request.metric or live is not None:
+        if run.metric or live is not None:
             from xlaunch.metrics.measuring import Measuring
 
-            self._measuring = Measuring(plan, fifo_directory, live, self._poll)
+            self._measuring = Measuring(plan, run, fifo_directory, live, self._poll)
         self._live_line = live_line
+        self._lease, self._lease_due = lease, self._started
         self._devices: DeviceWatch | None = None
-        if plan.request.verify_device:
+        if run.verify_device:
             from xlaunch.report.device_watch import DeviceWatch
 
             variables = environment.variables[0] if environment.variables else {}
@@ -158,8 +165,8 @@ class Supervisor:
         for position in range(len(self._plan.instances)):
             if not self._try_to_start(position):
                 break
-        if self._request.timeout_s is not None:
-            self._timeout_at = self._started + self._request.timeout_s
+        if self._asked.timeout_s is not None:
+            self._timeout_at = self._started + self._asked.timeout_s
         while not self._finished():
             self._wait()
             self._check_clock()
@@ -228,7 +235,9 @@ class Supervisor:
         started = time.monotonic()
         with (
             self._relay.open_streams(instance, first=first) as streams,
-            place_of(self._plan, instance) as notes,
+            place_of(
+                self._plan, instance, forbids_huge_pages=self._environment.forbids_huge_pages
+            ) as notes,
         ):
             child = fork_instance(
                 self._environment.programs[position], variables, streams, self._signal_mask
@@ -292,7 +301,7 @@ class Supervisor:
         now = time.monotonic()
         if self._timeout_at is not None and now >= self._timeout_at:
             self._timeout_at = None
-            self._fail(TIMED_OUT, f"timeout after {self._request.timeout_s:g} s", Event.TIMEOUT)
+            self._fail(TIMED_OUT, f"timeout after {self._asked.timeout_s:g} s", Event.TIMEOUT)
         if self._grace_at is not None and now >= self._grace_at:
             self._grace_at = None
             self._handle(Event.GRACE_OVER)
@@ -310,8 +319,18 @@ class Supervisor:
             self._end_leftovers()
         if self._running and self._measuring is not None:
             self.warn(self._measuring.look())
+            self._show_metric(self._measuring, now)
         if now >= self._restarts.next_at and self._expects(Event.RESTART_DUE):
             self._restart_those_due(now)
+
+    def _show_metric(self, measuring: Measuring, now: float) -> None:
+        """Write the last values into the record of this launch, for `xlaunch ps`."""
+        if self._lease is None or now < self._lease_due or not (latest := measuring.latest()):
+            return
+        self._lease_due = now + LEASE_INTERVAL_S
+        if latest != self._lease.metric:
+            self._lease = self._lease._replace(metric=latest)
+            record(self._lease)
 
     def _look_for_others(self, occupancy: Occupancy, *, at_end: bool = False) -> None:
         """Warn about CPUs that other processes keep busy: what the run did not use itself."""
@@ -357,7 +376,7 @@ class Supervisor:
             self._handle_outer_signal(number)
         elif number == signal.SIGINT and info.code == SI_KERNEL:
             self._ctrl_c.press()
-        elif number == signal.SIGWINCH and info.code == SI_KERNEL and self._request.pty:
+        elif number == signal.SIGWINCH and info.code == SI_KERNEL and self._asked.pty:
             # The instance may have read the size before it was passed on: signal it again.
             self._handle(Event.WINDOW)
         # Any other signal went to the whole process group of the instance, so the instance has it.
@@ -380,7 +399,7 @@ class Supervisor:
             again = "; Ctrl-C again: now" if number == signal.SIGINT else ""
             self.say(
                 f"{signal_name(number)} sent to {counted(len(self._running), 'instance')}; "
-                f"SIGKILL in {self._request.grace_s:g} s (--grace){again}"
+                f"SIGKILL in {self._asked.grace_s:g} s (--grace){again}"
             )
 
     # The state table.
@@ -395,7 +414,7 @@ class Supervisor:
             self._relay.resize_terminals()
         self._state = action.next
         if action.start_grace and self._grace_at is None:
-            self._grace_at = time.monotonic() + self._request.grace_s
+            self._grace_at = time.monotonic() + self._asked.grace_s
         self._signal(action)
         if action.stop_keeper:
             os.kill(self._keeper, signal.SIGSTOP)
@@ -482,7 +501,7 @@ class Supervisor:
         """Handle the failure of an instance that is not restarted."""
         restarts = self._restarts.count(run.position)
         after = f" after {counted(restarts, 'restart')}" if restarts else ""
-        go_on = self._request.on_failure is OnFailure.CONTINUE
+        go_on = self._asked.on_failure is OnFailure.CONTINUE
         self._fail(
             run.exit_code,
             f"{run.describe_failure()}{after}",
@@ -521,7 +540,7 @@ class Supervisor:
         """Schedule the restart of an instance that has failed; False when it may have none."""
         if not self._expects(Event.INSTANCE_RESTARTS) or self._ctrl_c.is_recent:
             return False
-        if self._request.on_failure is not OnFailure.RESTART:
+        if self._asked.on_failure is not OnFailure.RESTART:
             return False
         restart = self._restarts.grant(run.position, ran_s=run.wall_s, now=time.monotonic())
         if restart is None:

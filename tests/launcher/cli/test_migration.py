@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from tests.launcher.cli.commands import ask, xlaunch
 
-from xlaunch.cli.migration import OLD
 from xlaunch.options.definitions import BY_KEY
+from xlaunch.options.migration import OLD
 
 TWO_PACKAGES = "package:2 node:1 core:28 pu:2"
 

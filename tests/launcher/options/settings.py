@@ -10,8 +10,8 @@ import pytest
 from hypothesis import strategies as st
 
 from xlaunch.cli.launch import command
-from xlaunch.cli.options import CONTEXT, resolved_options
 from xlaunch.options import kinds
+from xlaunch.options.commands import CONTEXT, resolved_options
 from xlaunch.options.definitions import IN_FILES, Option
 from xlaunch.options.layers import request_from
 from xlaunch.planning.request import MAX, Request

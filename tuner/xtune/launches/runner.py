@@ -21,7 +21,7 @@ from xlaunch.environment import Environment
 from xlaunch.errors import XLaunchError
 from xlaunch.machine.topology import Machine
 from xlaunch.metrics.metric_lines import Kind
-from xlaunch.planning import Plan, Request
+from xlaunch.planning import Plan, ProgramRequest, Request, RunRequest
 from xlaunch.planning.request import OnFailure
 from xlaunch.report import InstanceReport, Report
 from xlaunch.run_warnings import WarningKind, kind_of
@@ -78,8 +78,9 @@ class _Command(NamedTuple):
     """The command to start."""
 
     plan: Plan
-    environment: Mapping[str, str] | Environment
-    """The inherited variables, or the complete environment."""
+    program: ProgramRequest | Environment
+    run: RunRequest
+    inherited: Mapping[str, str]
 
 
 class Runner:
@@ -172,7 +173,7 @@ class Runner:
         try:
             command = self._command(configuration)
             self._refuse_incomparable(command.plan)
-            own_limit_s = self._resolver.request(configuration).timeout_s
+            own_limit_s = self._resolver.request(configuration).run.timeout_s
             limits = [one for one in (limit_s, own_limit_s, self._timeout_s) if one is not None]
             limit_s = min(limits, default=None)
             return self._run(launch, command, self._race(command.plan, cut_at), limit_s)
@@ -187,19 +188,21 @@ class Runner:
         """The command to start. Raises `XLaunchError` if it cannot be carried out."""
         padding = "x" * self._random.randrange(MAX_PADDING)
         inherited = {**self._environment, PADDING_VARIABLE: padding}
+        request = self._resolver.request(configuration)
         if configuration == BARE:
-            request = self._watched(self._resolver.request(BARE))
-            return _Command(*bare_command(request, inherited, self._machine))
+            run = self._watched(request.run)
+            bare = bare_command(request.program, run, inherited, self._machine)
+            return _Command(bare.plan, bare.environment, run, inherited)
         made = self._resolver.resolve(configuration).plan
-        return _Command(made._replace(request=self._watched(made.request)), inherited)
+        return _Command(made, request.program, self._watched(request.run), inherited)
 
-    def _watched(self, request: Request) -> Request:
-        """The request with the options for observing and ending the run."""
-        return request._replace(
+    def _watched(self, run: RunRequest) -> RunRequest:
+        """`run` with the options for observing and ending it."""
+        return run._replace(
             metric=self._metrics,
             supervise=True,
             on_failure=OnFailure.STOP,
-            grace_s=min(GRACE_S, request.grace_s),
+            grace_s=min(GRACE_S, run.grace_s),
             timeout_s=None,
             log_dir=None,
             report=None,
@@ -232,7 +235,9 @@ class Runner:
             started = time.monotonic()
             with xlaunch.start(
                 command.plan,
-                environment=command.environment,
+                command.program,
+                command.run,
+                environment=command.inherited,
                 stdout=2 if self._show_output else subprocess.DEVNULL,
                 stderr=tail.writer,
                 mark=MARK if MARK in self._metrics else None,

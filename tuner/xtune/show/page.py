@@ -16,10 +16,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xlaunch import text as words
-from xlaunch.cli.machine_drawing import draw_machine
 from xlaunch.environment.variables import Setting
 from xlaunch.errors import UsageError, XLaunchError
 from xlaunch.machine.cpu_list import format_cpu_list
+from xlaunch.planning.drawing import draw_machine
 from xlaunch.planning.plans import Plan
 from xlaunch.planning.rendering import numactl_line, render_plan
 from xtune.evidence.fronts import front_of
