@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from xlaunch import leases
 from xlaunch.errors import UsageError, XLaunchError
-from xlaunch.files import MEMORY
 from xlaunch.leases import Lease
 from xlaunch.machine.processes import ancestor_without, initial_environment
 from xlaunch.machine.topology import CPUs, Machine
@@ -49,7 +49,7 @@ def plan_beside_others(
     wait_s: float = 0.0,
     note: Callable[[str], None] = lambda _: None,
     record: bool = True,
-    directory: str = MEMORY,
+    directory: str | None = None,
 ) -> Placed:
     """Plan `request`, and leave a record of the cores that it takes unless `record` is False.
 
@@ -57,6 +57,8 @@ def plan_beside_others(
     has taken; `exclusive` takes no others, and waits for them up to `wait_s`; `note` is called before.
     Raises `UsageError` as `plan` does, and `XLaunchError` where the cores stay taken.
     """
+    if sys.platform != "linux":
+        return Placed(request, plan(request.layout, machine), machine, environment, None)
     rank, warnings, notes = rank_of(environment, rank_mode), [], []
     job = 0
     if rank is not None:
@@ -131,7 +133,7 @@ def _plan_on_free(
 
 
 def _record(
-    request: Request, made: Plan, exclusive: bool, job: int, directory: str
+    request: Request, made: Plan, exclusive: bool, job: int, directory: str | None
 ) -> Lease | None:
     words = request.program.words
     lease = leases.own_lease(
@@ -144,7 +146,9 @@ def _record(
     )
     if lease is None or leases.record(lease, directory) is None:
         if exclusive:
-            raise XLaunchError(f"--exclusive needs {directory}, where launches leave their records")
+            raise XLaunchError(
+                f"--exclusive needs {directory or leases.records_directory()}, where launches leave records"
+            )
         return None
     return lease
 

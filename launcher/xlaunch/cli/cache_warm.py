@@ -11,6 +11,7 @@ from xlaunch.environment import prepare_environment
 from xlaunch.errors import UsageError
 from xlaunch.machine import read_machine
 from xlaunch.options.commands import launch_command
+from xlaunch.options.definitions import OF_TORCHRUN
 from xlaunch.options.layers import Resolved, request_from
 from xlaunch.planning.planner import plan
 from xlaunch.text import counted
@@ -22,7 +23,18 @@ TIMED_OUT = 124
 
 @launch_command(
     program_required=True,
-    without=("dry-run", "json", "explain", "no-cache", "sysroot", "synthetic"),
+    without=(
+        *OF_TORCHRUN,
+        "exclusive",
+        "wait",
+        "rank-mode",
+        "dry-run",
+        "json",
+        "explain",
+        "no-cache",
+        "sysroot",
+        "synthetic",
+    ),
 )
 def warm_command(asked: Resolved) -> int:
     """Run PROGRAM until a run compiles nothing new.

@@ -15,6 +15,7 @@ from xlaunch.machine import read_machine
 from xlaunch.machine.other_machine import machine_of
 from xlaunch.machine.topology import Machine
 from xlaunch.options.commands import launch_command
+from xlaunch.options.definitions import OF_TORCHRUN
 from xlaunch.options.layers import Resolved, request_from
 from xlaunch.planning.planner import plan
 from xlaunch.planning.plans import Plan
@@ -23,7 +24,7 @@ from xlaunch.planning.request import RankMode, Request
 from xlaunch.shared_host import plan_beside_others
 
 
-@launch_command(program_required=False)
+@launch_command(program_required=False, without=(*OF_TORCHRUN, "wait"))
 def command(asked: Resolved) -> None:
     """Show which instance would run on which CPUs, and run nothing.
 

@@ -13,11 +13,12 @@ import click
 
 from xlaunch.environment.program import find_interpreter
 from xlaunch.errors import UsageError, XLaunchError
+from xlaunch.options.definitions import OF_TORCHRUN
 from xlaunch.options.layers import Resolved
 from xlaunch.options.migration import split
 from xlaunch.planning.request import Max, Request
 
-OWN = ("nproc-per-node", "nnodes", "node-rank", "rendezvous", "dry-run", "json", "explain")
+OWN = (*OF_TORCHRUN, "dry-run", "json", "explain")
 """Options that ranks do not get."""
 
 

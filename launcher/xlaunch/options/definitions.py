@@ -102,7 +102,7 @@ OPTIONS = (
     Option("synthetic", TEXT, _L, 'Plan for a made-up machine: "core:8".', one_call=True),
     Option("exclusive", FLAG, _H, "Take only cores that no other launch has.", one_call=True),
     Option("wait", WAIT, _H, "Wait for free cores so long; implies --exclusive.", one_call=True),
-    Option("rank-mode", one_of(RankMode), _H, "Whose ranks share the host (default: auto)."),
+    Option("rank-mode", one_of(RankMode, metavar="MODE"), _H, "Ranks: auto, off, torchrun, mpi, slurm."),
     Option("nproc-per-node", COUNT, _H, "Start so many ranks here, by torchrun.", one_call=True),
     Option("nnodes", COUNT, _H, "Hosts of the job, with --nproc-per-node.", one_call=True),
     Option("node-rank", WHOLE_NUMBER, _H, "This host among them, from 0.", one_call=True),
@@ -141,6 +141,9 @@ OPTIONS = (
     Option("save-preset", FILE, _P, "Write the options to FILE, for --preset.", one_call=True),
     Option("isolated", FLAG, _P, "Ignore [tool.xlaunch] and config.toml.", one_call=True),
 )  # fmt: skip
+
+OF_TORCHRUN = ("nproc-per-node", "nnodes", "node-rank", "rendezvous")
+"""Options with which `xlaunch` composes the command of torchrun."""
 
 BY_KEY = {option.key: option for option in OPTIONS}
 
