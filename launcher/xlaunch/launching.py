@@ -21,7 +21,7 @@ from xlaunch.planning.request import ProgramRequest, RunRequest
 
 if TYPE_CHECKING:
     from xlaunch.report import Report
-    from xlaunch.supervision.client import RunningLaunch
+    from xlaunch.supervision.keeper_client import RunningLaunch
 
 __all__ = ["check_startable", "launch", "run_plan", "start"]
 
@@ -44,11 +44,12 @@ def launch(
     where the system is not Linux.
     """
     _require_linux("xlaunch.launch")
-    from xlaunch.supervision.client import KeeperProcess
+    from xlaunch.supervision.keeper_client import KeeperProcess
+    from xlaunch.supervision.supervisor import Job
 
     prepared = _prepare(plan, program, run, environment)
     with _enough_descriptors(plan, run):
-        keeper = KeeperProcess(plan, prepared, run, table=table, live_line=live_line)
+        keeper = KeeperProcess(Job(plan, prepared, run, table, live_line=live_line))
     try:
         return keeper.report()
     except KeyboardInterrupt:
@@ -87,11 +88,13 @@ def start(
     Raises `XLaunchError` when nothing could be started, and where the system is not Linux.
     """
     _require_linux("xlaunch.start")
-    from xlaunch.supervision.client import start_in_background
+    from xlaunch.supervision.keeper_client import start_in_background
+    from xlaunch.supervision.supervisor import Job
 
     prepared = _prepare(plan, program, run, environment)
+    job = Job(plan, prepared, run, table=False)
     with _enough_descriptors(plan, run):
-        return start_in_background(plan, prepared, run, stdout=stdout, stderr=stderr, mark=mark)
+        return start_in_background(job, stdout=stdout, stderr=stderr, mark=mark)
 
 
 def run_plan(
@@ -120,16 +123,16 @@ def run_plan(
         for line in caches.hold():
             note(line)
     if not plan.supervised(run):
-        from xlaunch.supervision.start import execute, take_place
+        from xlaunch.supervision.instance_start import execute, take_place
 
         for text in take_place(plan, forbids_huge_pages=environment.forbids_huge_pages):
             note(text)
         execute(environment.programs[0], environment.variables[0])
     from xlaunch.supervision.keeper import keep
-    from xlaunch.supervision.supervised import Task
+    from xlaunch.supervision.supervisor import Job
 
     with _enough_descriptors(plan, run):
-        return keep(Task(plan, environment, run, table, explain=explain, live_line=table))
+        return keep(Job(plan, environment, run, table, explain=explain, live_line=table))
 
 
 def check_startable(plan: Plan, run: RunRequest) -> None:
@@ -205,7 +208,7 @@ def _run_on_other_system(plan: Plan, environment: Environment, note: Callable[[s
         "--pty)"
     )
     program, variables = environment.programs[0], environment.variables[0]
-    from xlaunch.supervision.start import exec_error, execute
+    from xlaunch.supervision.instance_start import exec_error, execute
 
     if sys.platform != "win32":
         execute(program, variables)
