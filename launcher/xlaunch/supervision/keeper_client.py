@@ -39,9 +39,7 @@ def start_in_background(
     live = LiveReader(os.memfd_create("xlaunch-live"))
     try:
         outputs = (subprocess.DEVNULL, stdout, stderr)
-        keeper = KeeperProcess(
-            Job(plan, environment, run, table=False), live=(live, mark), streams=outputs
-        )
+        keeper = KeeperProcess(job, live=(live, mark), streams=outputs)
     except BaseException:
         live.close()
         raise
