@@ -35,7 +35,7 @@ from xlaunch.planning.request import (
     Place,
 )
 
-COMMANDS = frozenset(("cache", "doctor", "env", "libraries", "plan", "topology"))
+COMMANDS = frozenset(("cache", "doctor", "env", "libraries", "plan", "ps", "topology"))
 """Each is the object `command` in the module of the same name in `xlaunch.cli`."""
 
 RESERVED = COMMANDS | {"explain", "help", "report", "run", "version"}
