@@ -33,7 +33,7 @@ from xlaunch.environment.variables import (
     split_inherited,
 )
 from xlaunch.errors import UsageError
-from xlaunch.machine.c_library import glibc_version
+from xlaunch.machine.architecture import glibc_version
 from xlaunch.planning.contradictions import refuse_contradictions
 from xlaunch.planning.plans import Plan
 from xlaunch.planning.request import Caches, HugePages, ProgramRequest, RunRequest

@@ -14,8 +14,8 @@ import pytest
 from tests.launcher.cli.commands import Done, xlaunch
 from tests.launcher.launching import PATIENCE_S
 
+from xlaunch.errors import WarningKind, kind_of
 from xlaunch.machine.processes import TICKS_PER_SECOND
-from xlaunch.run_warnings import WarningKind, kind_of
 from xlaunch.supervision.other_work import (
     MIN_SAMPLE_S,
     SAMPLE_S,

@@ -18,13 +18,12 @@ from typing import NamedTuple, Protocol
 
 import xlaunch
 from xlaunch.environment import Environment
-from xlaunch.errors import XLaunchError
+from xlaunch.errors import WarningKind, XLaunchError, kind_of
 from xlaunch.machine.topology import Machine
 from xlaunch.metrics.metric_lines import Kind
 from xlaunch.planning import Plan, ProgramRequest, Request, RunRequest
 from xlaunch.planning.request import OnFailure
 from xlaunch.report import InstanceReport, Report
-from xlaunch.run_warnings import WarningKind, kind_of
 from xlaunch.text import number
 from xtune.errors import SpaceError
 from xtune.launches.announcements import MARK, Announced, Announcement, read_announcements
