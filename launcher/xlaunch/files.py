@@ -8,12 +8,14 @@ import errno
 import os
 import re
 import stat
+import time
 from collections.abc import Callable, Iterator, Mapping
 
 from xlaunch.errors import UsageError, XLaunchError
 
 MEMORY = "/dev/shm"  # noqa: S108 - the directory made there is private, which is checked
 MAX_RECORD_BYTES = 1 << 20
+LOCK_INTERVAL_S = 0.01
 
 
 def write_whole(path: str, data: bytes, *, mode: int = 0o666) -> None:
@@ -102,22 +104,28 @@ def runtime_directory(name: str, environment: Mapping[str, str], memory: str = M
     return directory
 
 
-def try_lock(descriptor: int, *, shared: bool = False, wait: bool = False) -> bool:
+def try_lock(descriptor: int, *, shared: bool = False, timeout_s: float = 0.0) -> bool:
     """Lock an open file or directory (flock) until all copies of `descriptor` are closed.
 
-    Child processes may inherit copies. Returns False if another process holds the lock and `wait` is not
-    set, or if the file system or the operating system has no such locks.
+    Child processes may inherit copies. Returns False if another process still holds the lock after
+    `timeout_s`, or if the file system or the operating system has no such locks.
     """
     try:
         import fcntl
     except ImportError:  # Windows
         return False
-    try:
-        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-        fcntl.flock(descriptor, kind if wait else kind | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
+    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(LOCK_INTERVAL_S)
+        except OSError:
+            return False
 
 
 @contextlib.contextmanager

@@ -29,7 +29,6 @@ DIRECTORY = "xlaunch-launches-{uid}"
 LOCK = "xlaunch-launches.lock"
 MAX_BYTES = 1 << 16
 MAX_LOCK_WAIT_S = 2.0
-LOCK_INTERVAL_S = 0.01
 
 
 class Lease(NamedTuple):
@@ -108,10 +107,7 @@ def table(directory: str = MEMORY) -> Iterator[bool]:
         yield False
         return
     try:
-        deadline = time.monotonic() + MAX_LOCK_WAIT_S
-        while not (held := try_lock(descriptor)) and time.monotonic() < deadline:
-            time.sleep(LOCK_INTERVAL_S)
-        yield held
+        yield try_lock(descriptor, timeout_s=MAX_LOCK_WAIT_S)
     finally:
         os.close(descriptor)
 

@@ -20,28 +20,16 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any, NamedTuple, cast
 
-from xlaunch.cache import bundle, bundle_signature
-from xlaunch.cache.contents import (
-    ImportedFile,
-    entries_of,
-    read_imported,
-    unit_of,
-    write_imported,
-)
+from xlaunch.cache import bundle, bundle_signature, contents, store
+from xlaunch.cache.contents import ImportedFile
 from xlaunch.cache.formats import relocate
 from xlaunch.cache.key import Hardware, Key, Packages, differences, key_of
 from xlaunch.cache.staging import staging_directory
-from xlaunch.cache.store import (
-    CacheDirectory,
-    begin_use,
-    directory_of,
-    hold,
-    open_below,
-    why_unusable,
-)
+from xlaunch.cache.store import CacheDirectory
 from xlaunch.cache.table import BY_NAME, Format, Part
 from xlaunch.errors import UsageError
 from xlaunch.files import make_private
+from xlaunch.text import printable
 
 MAX_SIGNATURE_BYTES = 1 << 16
 
@@ -90,7 +78,7 @@ def import_bundle(
                 reader = _Reader(file)
                 caches, signer = _read_manifest(reader, allowed_signers)
             keys = _keys(caches, path, hardware, packages, force=force)
-            directories = [directory_of(base, keys[it.cache]) for it in caches]
+            directories = [store.directory_of(base, keys[it.cache]) for it in caches]
             make_private(base)
             with staging_directory(base) as staging:
                 _require_usable(base, directories)
@@ -103,7 +91,7 @@ def import_bundle(
                     reader.end()
                 sizes = []
                 for it, files in zip(caches, staged, strict=True):
-                    directory = begin_use(base, keys[it.cache])
+                    directory = store.begin_use(base, keys[it.cache])
                     sizes += _place(directory, files, f"{staging}/{it.cache}")
     except OSError as error:
         what = error.filename or path
@@ -114,7 +102,7 @@ def import_bundle(
 
 def _require_usable(base: str, directories: Sequence[CacheDirectory] = ()) -> None:
     """Raise `UsageError` for directories that others can write, and for links in them."""
-    refusal = why_unusable(base, directories)
+    refusal = store.why_unusable(base, directories)
     if refusal is not None:
         raise UsageError(refusal)
     for directory in directories:
@@ -141,14 +129,10 @@ def _damage_as_error(path: str) -> Iterator[None]:
     try:
         yield
     except _DAMAGE as error:
-        what = _printable(str(error))
+        what = printable(str(error))
         raise UsageError(
             f"{path} is not a bundle of xlaunch, or is damaged: {what}; nothing was imported"
         ) from None
-
-
-def _printable(text: str) -> str:
-    return "".join([c if c.isprintable() else "?" for c in text])
 
 
 class _Reader:
@@ -211,16 +195,16 @@ def _keys(
     reasons = []
     for it in caches:
         parts = dict(keys[it.cache].parts)
-        c_library = it.parts.get(Part.C_LIBRARY.value)
+        c_library = it.parts.get(Part.C_LIBRARY)
         if c_library is not None and _runs_on(hardware.c_library, c_library):
-            parts[Part.C_LIBRARY.value] = c_library
+            parts[Part.C_LIBRARY] = c_library
         lines = differences(parts, it.parts)
         if lines:
             reasons.append(f"{it.cache}: {'; '.join(lines)}")
     if reasons and not force:
         raise UsageError(
             f"{path} was made for something else (first this machine, then the bundle): "
-            f"{_printable(' | '.join(reasons))}; export it on a machine like this one, or import it "
+            f"{printable(' | '.join(reasons))}; export it on a machine like this one, or import it "
             "nevertheless with --force"
         )
     return keys
@@ -280,11 +264,13 @@ def _sha256(path: str) -> str:
 
 def _place(directory: CacheDirectory, files: Mapping[str, ImportedFile], staging: str) -> list[int]:
     """Move staged files into place, unless something is there; return the sizes of those moved."""
-    descriptor = hold(directory)
+    descriptor = store.hold(directory)
     try:
         new = _choose(directory, files)
         # The record comes first, so that a kill leaves no file without its SHA-256.
-        write_imported(directory, read_imported(directory) | {path: files[path] for path in new})
+        contents.write_imported(
+            directory, contents.read_imported(directory) | {path: files[path] for path in new}
+        )
         sizes = {path: os.path.getsize(os.path.join(staging, path)) for path in new}
         return [sizes[it] for it in new if _put(os.path.join(staging, it), directory.path, it)]
     finally:
@@ -300,11 +286,15 @@ def _choose(directory: CacheDirectory, files: Mapping[str, ImportedFile]) -> lis
         with contextlib.suppress(FileNotFoundError):
             if _sha256(os.path.join(directory.path, path)) == files[path].sha256:
                 same.add(path)
-    different = {unit_of(directory.cache, path) for path in existing - same}
+    different = {contents.unit_of(directory.cache, path) for path in existing - same}
     new = [
-        it for it in files if it not in existing and unit_of(directory.cache, it) not in different
+        it
+        for it in files
+        if it not in existing and contents.unit_of(directory.cache, it) not in different
     ]
-    return sorted(new, key=lambda it: (_ORDER.index(entries_of(directory.cache, it).format), it))
+    return sorted(
+        new, key=lambda it: (_ORDER.index(contents.entries_of(directory.cache, it).format), it)
+    )
 
 
 def _put(staged: str, directory: str, path: str) -> bool:
@@ -312,7 +302,7 @@ def _put(staged: str, directory: str, path: str) -> bool:
     *parents, name = path.split("/")
     with contextlib.ExitStack() as stack:
         try:
-            descriptor = stack.enter_context(open_below(directory, *parents, make=True))
+            descriptor = stack.enter_context(store.open_below(directory, *parents, make=True))
         except OSError as error:
             raise UsageError(
                 f"{directory}/{path} cannot be used: {error.filename!r} in it is not a directory, or is a "

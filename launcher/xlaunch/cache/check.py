@@ -16,18 +16,10 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from xlaunch.cache import formats
-from xlaunch.cache.contents import IMPORTED, UNFINISHED, ImportedFile, entries_of, read_imported
+from xlaunch.cache import contents, formats, staging, store
+from xlaunch.cache.contents import IMPORTED, UNFINISHED, ImportedFile
 from xlaunch.cache.key import is_key_name
-from xlaunch.cache.staging import is_staging, leftovers
-from xlaunch.cache.store import (
-    OTHERS_WRITE,
-    RECORD,
-    CacheDirectory,
-    not_in_use,
-    remove_below,
-    why_shared,
-)
+from xlaunch.cache.store import OTHERS_WRITE, RECORD, CacheDirectory
 from xlaunch.cache.table import BY_NAME, Format
 
 MIN_LOCK_AGE_S = 600
@@ -78,11 +70,11 @@ class _Verification:
         self._fix = fix
         self._problems: list[Problem] = []
         self._now_s = time.time()
-        self._imported = functools.cache(read_imported)
+        self._imported = functools.cache(contents.read_imported)
 
     def run(self) -> list[Problem]:
         above = os.path.dirname(self._base)
-        shared = why_shared(above) if os.path.lexists(above) else None
+        shared = store.why_shared(above) if os.path.lexists(above) else None
         if shared is not None:
             self._report(above, Aspect.OWNER, shared, fix=False)
         if not os.path.lexists(self._base):
@@ -91,7 +83,7 @@ class _Verification:
         if stat.S_ISREG(status.st_mode):
             self._report(self._base, Aspect.LINK, "it is not a directory", fix=False)
         elif self._is_ours(self._base, status, fix=False):
-            for path in leftovers(self._base):
+            for path in staging.leftovers(self._base):
                 self._report(path, Aspect.LEFTOVER, "a killed command has left it")
             for cache in BY_NAME:
                 self._cache(cache, os.path.join(self._base, cache))
@@ -103,7 +95,7 @@ class _Verification:
             return
         with contextlib.suppress(OSError):  # `_is_ours` has reported its mode
             for name in os.listdir(place):
-                if not is_staging(name):
+                if not staging.is_staging(name):
                     with contextlib.suppress(FileNotFoundError):
                         self._entry(CacheDirectory(cache, name, os.path.join(place, name)))
 
@@ -127,16 +119,16 @@ class _Verification:
         elif suffix == RECORD:
             directory = found._replace(path=found.path.removesuffix(RECORD))
             if directory.parts() is None:
-                with not_in_use(directory) as free:  # the lock of its users is on this file
+                with store.not_in_use(directory) as free:  # the lock of its users is on this file
                     what = "it is not the record of a key"
-                    self._damaged(found.path, status, Aspect.FORMAT, what, fix=free)
+                    self._report(found.path, Aspect.FORMAT, what, fix=free, seen=status)
 
     def _file(self, directory: CacheDirectory, path: str, status: os.stat_result) -> None:
         """Check a file of a cache."""
         relative = os.path.relpath(path, directory.path)
-        entries = entries_of(directory.cache, relative)
+        entries = contents.entries_of(directory.cache, relative)
         if entries.format is Format.LOCK:
-            with not_in_use(directory) as free:
+            with store.not_in_use(directory) as free:
                 if free and self._now_s - status.st_mtime > MIN_LOCK_AGE_S:
                     what = "the program that held it has ended, and others wait for it"
                     self._report(path, Aspect.LOCK, what)
@@ -166,21 +158,13 @@ class _Verification:
             return
         except OSError as error:
             aspect, what = Aspect.MODE, f"it cannot be read ({error.strerror})"
-        if what is not None and directory is not None and time.time() - status.st_mtime < RECENT_S:
-            with not_in_use(directory) as free:
+        if what is None:
+            return
+        if directory is not None and time.time() - status.st_mtime < RECENT_S:
+            with store.not_in_use(directory) as free:
                 if not free:  # it is being written
                     return
-        if what is not None:
-            self._damaged(path, status, aspect, what)
-
-    def _damaged(
-        self, path: str, status: os.stat_result, aspect: Aspect, what: str, *, fix: bool = True
-    ) -> None:
-        """Report a file, unless it was replaced since it was found."""
-        with contextlib.suppress(FileNotFoundError):
-            now = os.lstat(path)
-            if (now.st_ino, now.st_mtime_ns) == (status.st_ino, status.st_mtime_ns):
-                self._report(path, aspect, what, fix=fix)
+        self._report(path, aspect, what, seen=status)
 
     def _files(self, path: str) -> Iterator[tuple[str, os.stat_result]]:
         """The regular files below a directory that are this user's; report all others."""
@@ -228,7 +212,22 @@ class _Verification:
             self._problems.append(Problem(path, Aspect.MODE, what, fixed))
         return True
 
-    def _report(self, path: str, aspect: Aspect, what: str, *, fix: bool = True) -> None:
-        """Report a problem; `fix`: with `--fix`, remove the file."""
-        fixed = fix and self._fix and remove_below(self._base, path)
+    def _report(
+        self,
+        path: str,
+        aspect: Aspect,
+        what: str,
+        *,
+        fix: bool = True,
+        seen: os.stat_result | None = None,
+    ) -> None:
+        """Report a problem, unless the file was replaced since it was `seen`; `--fix` removes the file."""
+        if seen is not None:
+            try:
+                now = os.lstat(path)
+            except FileNotFoundError:
+                return
+            if (now.st_ino, now.st_mtime_ns) != (seen.st_ino, seen.st_mtime_ns):
+                return
+        fixed = fix and self._fix and store.remove_below(self._base, path)
         self._problems.append(Problem(path, aspect, what, fixed))

@@ -7,7 +7,7 @@ import contextlib
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
@@ -42,11 +42,8 @@ class CachedFile(NamedTuple):
 class Usage(NamedTuple):
     """A number of files and their size on disk."""
 
-    files: int = 0
-    size_bytes: int = 0
-
-    def plus(self, files: int, size_bytes: int) -> Usage:
-        return Usage(self.files + files, self.size_bytes + size_bytes)
+    files: int
+    size_bytes: int
 
 
 def files_of(path: str) -> Iterator[CachedFile]:
@@ -86,20 +83,29 @@ def unit_of(cache: str, relative: str) -> str:
 
 def usage_of(directory: CacheDirectory) -> Usage:
     """All files of a cache."""
-    total = Usage()
-    for file in files_of(directory.path):
-        total = total.plus(1, file.size_bytes)
-    return total
+    return total(files_of(directory.path))
 
 
-def usage_by_kind(directory: CacheDirectory, since_s: float = 0.0) -> dict[str, Usage]:
-    """The files of a cache by kind, if they changed at `since_s` (seconds since the epoch) or later."""
-    found: dict[str, Usage] = {}
+def total(files: Iterable[CachedFile]) -> Usage:
+    """Count files, and sum their sizes."""
+    sizes = [file.size_bytes for file in files]
+    return Usage(len(sizes), sum(sizes))
+
+
+def files_by_kind(directory: CacheDirectory) -> dict[str, list[CachedFile]]:
+    """The files of a cache by kind."""
+    found: dict[str, list[CachedFile]] = {}
     for file in files_of(directory.path):
-        if file.changed_s >= since_s:
-            kind = entries_of(directory.cache, os.path.relpath(file.path, directory.path)).kind
-            found[kind] = found.get(kind, Usage()).plus(1, file.size_bytes)
+        kind = entries_of(directory.cache, os.path.relpath(file.path, directory.path)).kind
+        found.setdefault(kind, []).append(file)
     return found
+
+
+def compiled_files(directory: CacheDirectory) -> Iterator[tuple[str, CachedFile]]:
+    """Kind and description of each file in a cache, without locks and unfinished files."""
+    for kind, files in files_by_kind(directory).items():
+        if kind not in LOCAL_KINDS:
+            yield from [(kind, file) for file in files]
 
 
 class ImportedFile(NamedTuple):

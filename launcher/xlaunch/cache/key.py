@@ -82,22 +82,13 @@ class Key(NamedTuple):
     @property
     def name(self) -> str:
         """The name of its directory. **Ex.:** ``torch2.13.0+cpu-py3.11-x86_64-5f0c9a21``."""
-        parts = dict(self.parts)
-        words = [
-            f"{name}{parts[name]}"
-            for name in self._packages
-            if parts[name] not in (ABSENT, UNKNOWN)
-        ]
-        python = parts.get(Part.PYTHON.value)
-        words += [f"py{python}"] if python not in (None, UNKNOWN) else []
+        facts, parts = set(Part), dict(self.parts)
+        known = {name: text for name, text in self.parts if text not in (ABSENT, UNKNOWN)}
+        words = [f"{name}{text}" for name, text in known.items() if name not in facts]
+        words += [f"py{known[Part.PYTHON]}"] if Part.PYTHON in known else []
         digest = zlib.crc32(repr(self.parts).encode())
-        text = "-".join([*words, parts[Part.ARCHITECTURE.value], f"{digest:08x}"])
+        text = "-".join([*words, parts[Part.ARCHITECTURE], f"{digest:08x}"])
         return "".join([c if c.isalnum() or c in "+-._" else "_" for c in text])
-
-    @property
-    def _packages(self) -> list[str]:
-        facts = {part.value for part in Part}
-        return [name for name, _ in self.parts if name not in facts]
 
 
 def is_key_name(name: str) -> bool:
@@ -185,7 +176,7 @@ def differences(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
     lines = []
     for name in dict.fromkeys([*one, *other]):
         left, right = one.get(name, ABSENT), other.get(name, ABSENT)
-        instructions = name == Part.INSTRUCTION_SET.value
+        instructions = name == Part.INSTRUCTION_SET
         unknown = instructions and {left, right} & {UNKNOWN, ""}
         if left == right and not unknown:
             continue

@@ -11,16 +11,10 @@ import os
 import stat
 from collections.abc import Mapping
 
+from xlaunch.cache import store
 from xlaunch.cache.key import Key
 from xlaunch.cache.staging import SEEDING
-from xlaunch.cache.store import (
-    OTHERS_WRITE,
-    CacheDirectory,
-    begin_use,
-    directory_of,
-    is_empty,
-    not_in_use,
-)
+from xlaunch.cache.store import OTHERS_WRITE, CacheDirectory
 from xlaunch.cache.table import BY_NAME, Format
 from xlaunch.errors import UsageError
 from xlaunch.files import make_private
@@ -40,10 +34,10 @@ def prepare(base: str, key: Key, seed: str | None) -> CacheDirectory:
     """
     if seed is not None:
         plant(seed, base, key)
-    directory = directory_of(base, key)
+    directory = store.directory_of(base, key)
     if os.path.exists(directory.record):
         remove_cut_libraries(directory, directory.last_use_s)
-    return begin_use(base, key)
+    return store.begin_use(base, key)
 
 
 def seed_directory(environment: Mapping[str, str]) -> str | None:
@@ -68,8 +62,8 @@ def plant(seed: str, base: str, key: Key) -> bool:
     The copy appears whole or not at all, even if several launches begin at once. Raises OSError,
     and `UsageError` for a seed that contains links or special files.
     """
-    source, target = directory_of(seed, key), directory_of(base, key)
-    if is_empty(source.path) or not is_empty(target.path):
+    source, target = store.directory_of(seed, key), store.directory_of(base, key)
+    if store.is_empty(source.path) or not store.is_empty(target.path):
         return False
     import shutil
 
@@ -130,7 +124,7 @@ def remove_cut_libraries(directory: CacheDirectory, since_s: float) -> None:
         ]
     if not changed:
         return
-    with not_in_use(directory) as free:
+    with store.not_in_use(directory) as free:
         for path in changed if free else ():
             with os.scandir(path) as entries:
                 for entry in entries:

@@ -16,16 +16,11 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from xlaunch.cache.contents import IMPORTED, CachedFile, files_of, unit_of
+from xlaunch.cache import contents, store
+from xlaunch.cache.contents import IMPORTED, CachedFile
 from xlaunch.cache.staging import DAY_S, REMOVING, remove_leftovers
-from xlaunch.cache.store import (
-    RECORD,
-    CacheDirectory,
-    named_by_processes,
-    not_in_use,
-    open_below,
-    stored,
-)
+from xlaunch.cache.store import RECORD, CacheDirectory
+from xlaunch.errors import XLaunchError
 
 DEFAULT_MAX_BYTES = 20 << 30
 STAMP = "pruned"
@@ -51,113 +46,109 @@ def prune(
 ) -> list[Removal]:
     """Remove what exceeds `max_bytes` on disk, and caches that no launch used for `older_than_s`.
 
-    Never waits for a launch, nor makes one wait. `dry_run`: remove nothing. Raises OSError if a file
-    cannot be removed.
+    Never waits for a launch, nor makes one wait. `dry_run`: remove nothing. Raises `XLaunchError` if a
+    file cannot be removed.
     """
-    now_s = time.time()
+    remover = _Remover(base, dry_run)
     if not dry_run:
         remove_leftovers(base)
-    directories = sorted(stored(base), key=lambda it: it.last_use_s)
+    directories = sorted(store.stored(base), key=lambda it: it.last_use_s)
     units = {it: _units(it) for it in directories}
     excess = 0
     if max_bytes is not None:
-        excess = sum([_size(unit) for own in units.values() for unit in own]) - max_bytes
-    found, named = [], named_by_processes()
-    for directory in directories:
-        expired = older_than_s is not None and now_s - directory.last_use_s > older_than_s
-        if excess <= 0 and not expired:
-            continue
-        wanted = units[directory] if expired else _oldest(units[directory], excess)
-        whole = len(wanted) == len(units[directory])
-        removal = _remove(base, directory, wanted, now_s, named, whole=whole, dry_run=dry_run)
-        excess -= removal.size_bytes
-        if removal.files or removal.whole:
+        excess = sum([unit.size_bytes for own in units.values() for unit in own]) - max_bytes
+    found = []
+    for directory, own in units.items():
+        expired = older_than_s is not None and remover.now_s - directory.last_use_s > older_than_s
+        if excess > 0 or expired:
+            removal = remover.remove(directory, own if expired else _oldest(own, excess), len(own))
+            excess -= removal.size_bytes
             found.append(removal)
-    return found
+    return [removal for removal in found if removal.files or removal.whole]
 
 
 def clear(base: str, directories: Iterable[CacheDirectory], *, dry_run: bool) -> list[Removal]:
-    """Remove whole caches, except those in use. Raises OSError."""
-    found, named = [], named_by_processes()
+    """Remove whole caches, except those in use. Raises `XLaunchError` as `prune` does."""
+    remover, found = _Remover(base, dry_run), []
     for directory in directories:
-        units, now_s = _units(directory), time.time()
-        removal = _remove(base, directory, units, now_s, named, whole=True, dry_run=dry_run)
-        if removal.whole:
-            found.append(removal)
-    return found
+        units = _units(directory)
+        found.append(remover.remove(directory, units, len(units)))
+    return [removal for removal in found if removal.whole]
 
 
-def _units(directory: CacheDirectory) -> list[list[CachedFile]]:
+class _Unit(NamedTuple):
+    changed_s: float
+    size_bytes: int
+    files: tuple[CachedFile, ...]
+
+
+def _units(directory: CacheDirectory) -> list[_Unit]:
     """The units of a cache, the oldest first."""
     found: dict[str, list[CachedFile]] = {}
-    for file in files_of(directory.path):
-        unit = unit_of(directory.cache, os.path.relpath(file.path, directory.path))
+    for file in contents.files_of(directory.path):
+        unit = contents.unit_of(directory.cache, os.path.relpath(file.path, directory.path))
         found.setdefault(unit, []).append(file)
-    return sorted(found.values(), key=_changed_s)
+    units = []
+    for files in found.values():
+        changed_s = max([file.changed_s for file in files])
+        units.append(_Unit(changed_s, contents.total(files).size_bytes, tuple(files)))
+    return sorted(units, key=lambda unit: unit.changed_s)
 
 
-def _changed_s(unit: list[CachedFile]) -> float:
-    return max([file.changed_s for file in unit])
-
-
-def _size(unit: list[CachedFile]) -> int:
-    return sum([file.size_bytes for file in unit])
-
-
-def _oldest(units: list[list[CachedFile]], size_bytes: int) -> list[list[CachedFile]]:
+def _oldest(units: list[_Unit], size_bytes: int) -> list[_Unit]:
     """The first units whose total size reaches `size_bytes`."""
     total = 0
     for count, unit in enumerate(units):
         if total >= size_bytes:
             return units[:count]
-        total += _size(unit)
+        total += unit.size_bytes
     return units
 
 
-def _remove(
-    base: str,
-    directory: CacheDirectory,
-    wanted: list[list[CachedFile]],
-    now_s: float,
-    named: frozenset[str],
-    *,
-    whole: bool,
-    dry_run: bool,
-) -> Removal:
-    """Remove units, or the `whole` directory; if it is in use, only units that are older than a day."""
-    used_s = directory.last_use_s
-    doomed: str | None = None
-    with not_in_use(directory, named) as unheld, open_below(base, directory.cache) as above:
-        free = unheld and directory.last_use_s == used_s  # a launch may be about to hold it
-        whole &= free
-        if not free:
-            wanted = [unit for unit in wanted if now_s - _changed_s(unit) > DAY_S]
-        if whole and not dry_run:
-            doomed = REMOVING + os.urandom(4).hex()
-            os.rename(directory.key, doomed, src_dir_fd=above, dst_dir_fd=above)
+class _Remover:
+    """Removes units and directories of caches that are not in use."""
+
+    def __init__(self, base: str, dry_run: bool) -> None:
+        self.now_s = time.time()
+        self._base = base
+        self._dry_run = dry_run
+        self._named = store.named_by_processes()
+
+    def remove(self, directory: CacheDirectory, wanted: list[_Unit], count: int) -> Removal:
+        """Remove the `wanted` units of `count`, and the directory if they are all.
+
+        If the cache is in use, only units that are older than a day.
+        """
+        used_s = directory.last_use_s
+        with store.not_in_use(directory, self._named) as unheld:
+            free = unheld and directory.last_use_s == used_s  # a launch may be about to hold it
+            whole = free and len(wanted) == count
+            if not free:
+                wanted = [unit for unit in wanted if self.now_s - unit.changed_s > DAY_S]
+            set_aside = None
+            if whole and not self._dry_run:
+                set_aside = self._set_aside(directory)
+            elif not self._dry_run:
+                self._remove_all([file.path for unit in wanted for file in unit.files])
+        if set_aside is not None:  # no launch has to wait for this
+            self._remove_all([set_aside])
+        files = sum([len(unit.files) for unit in wanted])
+        return Removal(directory, files, sum([unit.size_bytes for unit in wanted]), whole)
+
+    def _remove_all(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            if not store.remove_below(self._base, path):
+                raise XLaunchError(f"{path} cannot be removed")
+
+    def _set_aside(self, directory: CacheDirectory) -> str:
+        """Rename a directory, so that launches do not find it, and remove its records."""
+        name = REMOVING + os.urandom(4).hex()
+        with store.open_below(self._base, directory.cache) as above:
+            os.rename(directory.key, name, src_dir_fd=above, dst_dir_fd=above)
             for suffix in (RECORD, IMPORTED):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(directory.key + suffix, dir_fd=above)
-        elif not dry_run:
-            for unit in wanted:
-                for file in unit:
-                    _unlink(base, file.path)
-    if doomed is not None:
-        import shutil
-
-        with open_below(base, directory.cache) as above:
-            shutil.rmtree(doomed, dir_fd=above)
-    return Removal(directory, sum(map(len, wanted)), sum(map(_size, wanted)), whole)
-
-
-def _unlink(base: str, path: str) -> None:
-    """Remove a file below `base`, unless it has vanished or is no longer below real directories."""
-    *parents, name = os.path.relpath(path, base).split(os.sep)
-    with (
-        contextlib.suppress(FileNotFoundError, NotADirectoryError),
-        open_below(base, *parents) as directory,
-    ):
-        os.unlink(name, dir_fd=directory)
+        return os.path.join(self._base, directory.cache, name)
 
 
 def start_pruner(base: str) -> None:

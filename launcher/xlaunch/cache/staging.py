@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -30,7 +31,7 @@ def staging_directory(base: str) -> Iterator[str]:
 
     Raises OSError.
     """
-    with _abandoned(base, wait=True) as found:
+    with _abandoned(base, timeout_s=math.inf) as found:
         for path in found:
             remove_below(base, path)
         path = os.path.join(base, IMPORTING + os.urandom(8).hex())
@@ -61,13 +62,13 @@ def is_staging(path: str) -> bool:
 
 
 @contextlib.contextmanager
-def _abandoned(base: str, *, wait: bool = False) -> Iterator[list[str]]:
+def _abandoned(base: str, *, timeout_s: float = 0.0) -> Iterator[list[str]]:
     """The paths of abandoned directories. Raises OSError.
 
-    `base` is locked against imports during the block; without `wait`, only if there is none.
+    `base` is locked against imports during the block, unless one takes longer than `timeout_s`.
     """
     with open_below(base) as lock:
-        alone = try_lock(lock, wait=wait)
+        alone = try_lock(lock, timeout_s=timeout_s)
         found = []
         places: list[tuple[list[str], tuple[str, ...]]] = [([], _OUTSIDE_CACHES)]
         places += [([name], _OUTSIDE_CACHES) for name in BY_NAME]

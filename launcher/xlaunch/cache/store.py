@@ -12,7 +12,6 @@ import contextlib
 import errno
 import os
 import stat
-import time
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -225,21 +224,12 @@ def hold(directory: CacheDirectory) -> int | None:
 
     None if the record cannot be opened or locked within `HOLD_TIMEOUT_S`.
     """
-    deadline = time.monotonic() + HOLD_TIMEOUT_S
-    while True:
-        descriptor = _lock(directory, shared=True)
-        if descriptor is not None:
-            return _inherited(descriptor)
-        if time.monotonic() > deadline or not os.path.exists(directory.record):
-            return None
-        time.sleep(0.01)
-
-
-def _inherited(descriptor: int) -> int:
-    """Let programs inherit a descriptor, under a number above those that shell scripts use."""
+    descriptor = _lock(directory, shared=True, timeout_s=HOLD_TIMEOUT_S)
+    if descriptor is None:
+        return None
     import fcntl
 
-    for number in (MIN_DESCRIPTOR, 10):
+    for number in (MIN_DESCRIPTOR, 10):  # above those that shell scripts use
         with contextlib.suppress(OSError):
             high = fcntl.fcntl(descriptor, fcntl.F_DUPFD, number)
             os.close(descriptor)
@@ -286,13 +276,13 @@ def named_by_processes() -> frozenset[str]:
     return frozenset([os.path.realpath(os.fsdecode(path)) for path in found if path])
 
 
-def _lock(directory: CacheDirectory, *, shared: bool = False) -> int | None:
-    """Open the record and lock it; None if that is not possible now."""
+def _lock(directory: CacheDirectory, *, shared: bool = False, timeout_s: float = 0.0) -> int | None:
+    """Open the record and lock it; None if that is not possible, or a pruner has removed it meanwhile."""
     try:
         descriptor = os.open(directory.record, os.O_RDONLY | os.O_NOFOLLOW)
     except (OSError, AttributeError):  # Windows has no O_NOFOLLOW
         return None
-    if try_lock(descriptor, shared=shared):
+    if try_lock(descriptor, shared=shared, timeout_s=timeout_s) and os.fstat(descriptor).st_nlink:
         return descriptor
     os.close(descriptor)
     return None

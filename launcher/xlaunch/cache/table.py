@@ -33,7 +33,7 @@ class Entries(NamedTuple):
     format: Format = Format.ANY
 
 
-class Part(enum.Enum):
+class Part(enum.StrEnum):
     """A fact of the machine that entries depend on."""
 
     ARCHITECTURE = "architecture"

@@ -16,17 +16,9 @@ import zlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
+from xlaunch.cache import preparation, store
 from xlaunch.cache.key import Hardware, Packages, applies, key_of, read_hardware
-from xlaunch.cache.preparation import prepare, seed_directory
-from xlaunch.cache.store import (
-    CacheDirectory,
-    directory_of,
-    hold,
-    is_empty,
-    private_base,
-    why_shared,
-    why_unusable,
-)
+from xlaunch.cache.store import CacheDirectory, hold
 from xlaunch.cache.table import BY_NAME, CACHES, KEEP_NOTHING, PROFILE_VARIABLE, Variable
 from xlaunch.errors import UsageError
 
@@ -109,7 +101,7 @@ def cache_settings(
 ) -> CacheSettings:
     """Choose the directory of every compile cache, and say what is there.
 
-    They are below `asked` (`--cache-dir`, see `private_base`): a failure is then a `UsageError`. By
+    They are below `asked` (`--cache-dir`, see `store.private_base`): a failure is then a `UsageError`. By
     default they are below XDG_CACHE_HOME: a failure is then a warning, and no cache is moved.
 
     `environment`: the user's own variables; a cache that one of them moves is left there, unless
@@ -124,11 +116,11 @@ def cache_settings(
     base = asked or default_directory(environment)
     if base is None:
         return CacheSettings(headers, warnings=(f"{stay}: {NO_HOME}", *warnings))
-    base = private_base(base)
+    base = store.private_base(base)
     hardware = hardware or read_hardware()
     rows = [it for it in CACHES if applies(it, hardware, everything=everything)]
     keys = {it.name: key_of(it, hardware, packages) for it in rows}
-    directories = {name: directory_of(base, key) for name, key in keys.items()}
+    directories = {name: store.directory_of(base, key) for name, key in keys.items()}
     used = []
     for it in rows:
         own = environment.get(it.variable)
@@ -136,14 +128,18 @@ def cache_settings(
         if (free and it.variable not in fixed) or own == directories[it.name].path:
             used.append(it.name)
     try:
-        refusal = hardware.why_unknown or why_unusable(base, [directories[name] for name in used])
-        seed = seed_directory(environment)
-        cold = {name for name, it in directories.items() if is_empty(it.path)}
+        refusal = hardware.why_unknown or store.why_unusable(
+            base, [directories[name] for name in used]
+        )
+        seed = preparation.seed_directory(environment)
+        cold = {name for name, it in directories.items() if store.is_empty(it.path)}
         if seed is not None:
-            cold = {name for name in cold if is_empty(directory_of(seed, keys[name]).path)}
+            cold = {
+                name for name in cold if store.is_empty(store.directory_of(seed, keys[name]).path)
+            }
         if make and refusal is None:
             for name in used:
-                prepare(base, keys[name], seed)
+                preparation.prepare(base, keys[name], seed)
     except OSError as error:
         refusal = f"{error.filename or base}: {error.strerror}"
     if refusal is not None:
@@ -184,7 +180,7 @@ def _header_settings(
             with contextlib.suppress(FileExistsError):
                 os.mkdir(path, 0o700)
         places = [place for place in (path, headers) if os.path.lexists(place)]
-        shared = [reason for reason in map(why_shared, places) if reason is not None]
+        shared = [reason for reason in map(store.why_shared, places) if reason is not None]
     except OSError as error:
         shared = [f"{path}: {error.strerror}"]
     if not shared:
@@ -233,13 +229,13 @@ def own_directory(
     base = default_directory(environment)
     if base is None:
         raise UsageError(NO_HOME)
-    base, hardware = private_base(base), read_hardware()
+    base, hardware = store.private_base(base), read_hardware()
     key = key_of(BY_NAME[name], hardware, Packages(versions, "{}.{}".format(*sys.version_info)))
     try:
-        refusal = hardware.why_unknown or why_unusable(base, [directory_of(base, key)])
+        refusal = hardware.why_unknown or store.why_unusable(base, [store.directory_of(base, key)])
         if refusal is not None:
             raise UsageError(refusal)
-        directory = prepare(base, key, seed_directory(environment))
+        directory = preparation.prepare(base, key, preparation.seed_directory(environment))
     except OSError as error:
         raise UsageError(f"{error.filename or base}: {error.strerror}") from None
     hold(directory)
@@ -253,7 +249,7 @@ def check_directory(path: str) -> None:
     does not exist yet, the nearest existing directory above it is checked.
     """
     try:
-        refusal = why_unusable(path)
+        refusal = store.why_unusable(path)
     except OSError as error:
         refusal = f"{error.filename or path}: {error.strerror}"
     if refusal is not None:

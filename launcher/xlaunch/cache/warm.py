@@ -6,11 +6,11 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from xlaunch.cache import staging
-from xlaunch.cache.contents import LOCAL_KINDS, entries_of, files_of, usage_by_kind
+from xlaunch.cache import contents, staging
 from xlaunch.cache.use import CacheSettings
 
 COUNTERS = "XLAUNCH_COMPILE_COUNTERS"
@@ -64,10 +64,9 @@ class CompilationWatch:
         """The caches of the run, and torch's counters; None if no process wrote them."""
         reports = []
         for directory, warmth in self._used:
-            usage = usage_by_kind(directory, self._since_s)
-            new = [it for kind, it in usage.items() if kind not in LOCAL_KINDS]
-            files, size_bytes = sum([it.files for it in new]), sum([it.size_bytes for it in new])
-            reports.append(CacheReport(directory.cache, directory.path, warmth, files, size_bytes))
+            files = [it for _, it in contents.compiled_files(directory)]
+            new = contents.total([it for it in files if it.changed_s >= self._since_s])
+            reports.append(CacheReport(directory.cache, directory.path, warmth, *new))
         return tuple(reports), self._counters()
 
     def _counters(self) -> TorchCompilation | None:
@@ -95,19 +94,16 @@ class CompilationWatch:
 
 def compiled_files(caches: CacheSettings) -> dict[str, tuple[str, str]]:
     """Cache and kind of each file in the caches, by its path; without locks and unfinished files."""
-    found = {}
-    for directory, _ in caches.used:
-        for file in files_of(directory.path):
-            kind = entries_of(directory.cache, os.path.relpath(file.path, directory.path)).kind
-            if kind not in LOCAL_KINDS:
-                found[file.path] = directory.cache, kind
-    return found
+    return {
+        file.path: (directory.cache, kind)
+        for directory, _ in caches.used
+        for kind, file in contents.compiled_files(directory)
+    }
 
 
-def count_by_kind(files: Collection[tuple[str, str]]) -> str:
+def count_by_kind(files: Iterable[tuple[str, str]]) -> str:
     """**Ex.:** ``inductor (compiled graphs 1, libraries 7)``."""
-    listed = list(files)
     words: dict[str, list[str]] = {}
-    for cache, kind in sorted(set(listed)):
-        words.setdefault(cache, []).append(f"{kind} {listed.count((cache, kind))}")
+    for (cache, kind), count in sorted(Counter(files).items()):
+        words.setdefault(cache, []).append(f"{kind} {count}")
     return "; ".join([f"{cache} ({', '.join(kinds)})" for cache, kinds in words.items()])

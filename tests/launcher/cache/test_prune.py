@@ -111,7 +111,7 @@ def test_what_a_launch_begins_to_use_meanwhile_is_not_removed_whole(tmp_path, ca
             yield free
 
     os.utime(os.path.join(caches[0].path, "0.cpp"))
-    monkeypatch.setattr("xlaunch.cache.prune.not_in_use", noted_just_before)
+    monkeypatch.setattr("xlaunch.cache.store.not_in_use", noted_just_before)
     assert [it.whole for it in prune(str(tmp_path), max_bytes=0)] == [False] * 3
     assert clear(str(tmp_path), caches, dry_run=False) == []
     assert [files(it) for it in caches] == [{"0.cpp"}, set(), set()]  # younger than a day
