@@ -117,7 +117,7 @@ def run_plan(
         run = run._replace(pty=False)
     caches = environment.caches
     if caches.base is not None:
-        from xlaunch.cache.prune import start_pruner
+        from xlaunch.cache.use import start_pruner
 
         start_pruner(caches.base)
         for line in caches.hold():
