@@ -94,15 +94,15 @@ def prepare_environment(
         ),
         *page_settings(request.thp),
     ]
-    if allocator.library is not None:
-        from xlaunch.environment.preload import with_preload
+    openmp_library = None if openmp.preload is None else openmp.preload.path
+    for library, reason in (
+        (allocator.library, f"allocator {allocator.profile.name}"),
+        (openmp_library, openmp.reason),
+    ):
+        if library is not None:
+            from xlaunch.environment.preload import with_preload
 
-        reason = f"allocator {allocator.profile.name}"
-        proposals = with_preload(proposals, given, allocator.library, reason)
-    if openmp.preload is not None:
-        from xlaunch.environment.preload import with_preload
-
-        proposals = with_preload(proposals, given, openmp.preload.path, openmp.reason)
+            proposals = with_preload(proposals, given, library, reason)
     if request.optimize_wait and request.optimize is None:
         raise UsageError(
             "--optimize-wait is about what --optimize compiles: add --optimize auto, or drop it"
