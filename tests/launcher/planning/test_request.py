@@ -24,7 +24,7 @@ def test_every_option_is_in_one_part_only() -> None:
 
 
 def test_an_unknown_option_is_named() -> None:
-    with pytest.raises(TypeError, match="no option ncore$"):
+    with pytest.raises(TypeError, match=r"no option ncore$"):
         Request.of("infer.py", ncore=2)
 
 
