@@ -12,18 +12,51 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from xlaunch.environment import Environment, prepare_environment
 from xlaunch.errors import UsageError, XLaunchError
+from xlaunch.machine.other_machine import machine_of
+from xlaunch.machine.topology import Machine
+from xlaunch.planning.planner import plan
 from xlaunch.planning.plans import Plan
-from xlaunch.planning.request import ProgramRequest, RunRequest
+from xlaunch.planning.request import ProgramRequest, Request, RunRequest
 
 if TYPE_CHECKING:
     from xlaunch.report import Report
     from xlaunch.supervision.keeper_client import RunningLaunch
 
 __all__ = ["check_startable", "launch", "run_plan", "start"]
+
+
+class Prepared(NamedTuple):
+    """A plan for a machine, and what its instances are started with."""
+
+    machine: Machine
+    plan: Plan
+    environment: Environment | None
+    """None without a program."""
+
+
+def prepare(
+    request: Request,
+    *,
+    sysroot: str | None = None,
+    synthetic: str | None = None,
+    make_directories: bool = False,
+) -> Prepared:
+    """Plan `request` for the machine that the options name, and choose its environment.
+
+    `make_directories`: for a launch, which needs a program; see `prepare_environment`.
+    """
+    with machine_of(sysroot, synthetic) as machine:
+        made = plan(request.layout, machine)
+    if not request.program.words and not make_directories:
+        return Prepared(machine, made, None)
+    environment = prepare_environment(
+        made, request.program, os.environ, run=request.run, make_directories=make_directories
+    )
+    return Prepared(machine, made, environment)
 
 
 def launch(
@@ -47,7 +80,7 @@ def launch(
     from xlaunch.supervision.keeper_client import KeeperProcess
     from xlaunch.supervision.supervisor import Job
 
-    prepared = _prepare(plan, program, run, environment)
+    prepared = _environment_of(plan, program, run, environment)
     with _enough_descriptors(plan, run):
         keeper = KeeperProcess(Job(plan, prepared, run, table, live_line=live_line))
     try:
@@ -91,7 +124,7 @@ def start(
     from xlaunch.supervision.keeper_client import start_in_background
     from xlaunch.supervision.supervisor import Job
 
-    prepared = _prepare(plan, program, run, environment)
+    prepared = _environment_of(plan, program, run, environment)
     job = Job(plan, prepared, run, table=False)
     with _enough_descriptors(plan, run):
         return start_in_background(job, stdout=stdout, stderr=stderr, mark=mark)
@@ -187,7 +220,7 @@ def _enough_descriptors(plan: Plan, run: RunRequest) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def _prepare(
+def _environment_of(
     plan: Plan,
     program: ProgramRequest | Environment,
     run: RunRequest,

@@ -3,20 +3,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 import click
 
 import xlaunch
 from xlaunch.console import say
-from xlaunch.environment import prepare_environment
 from xlaunch.errors import UsageError
-from xlaunch.machine import read_machine
+from xlaunch.launching import check_startable, prepare, run_plan
 from xlaunch.options.commands import launch_command
 from xlaunch.options.definitions import BY_KEY, RESERVED
 from xlaunch.options.layers import Resolved, request_from
-from xlaunch.planning.planner import plan
 from xlaunch.planning.request import OnFailure, ProgramRequest
 
 
@@ -42,35 +39,36 @@ def command(asked: Resolved) -> int:
     _refuse_command_names(request.program, click.get_current_context().obj or ())
     if options.get("save_preset") is not None and not request.program.words:
         return 0
-    if options.get("dry_run"):
-        from xlaunch.cli.plan import print_plan
-
-        print_plan(request, asked)
-        return 0
-    if options.get("json"):
+    dry_run = options.get("dry_run", False)
+    if options.get("json") and not dry_run:
         raise UsageError(
             "--json prints a plan: it goes with --dry-run or xlaunch plan; --report FILE writes the "
             "results of a run"
         )
     for key in ("sysroot", "synthetic"):
-        if key in options:
+        if key in options and not dry_run:
             raise UsageError(
                 f"--{key} names another machine; it goes with --dry-run or xlaunch plan"
             )
-    from xlaunch.launching import check_startable, run_plan
-
-    machine = read_machine()
-    made = plan(request.layout, machine)
-    environment = prepare_environment(
-        made, request.program, os.environ, run=request.run, make_directories=True
+    found = prepare(
+        request,
+        sysroot=options.get("sysroot"),
+        synthetic=options.get("synthetic"),
+        make_directories=not dry_run,
     )
+    if dry_run:
+        from xlaunch.cli.plan import print_plan
+
+        print_plan(found, asked)
+        return 0
+    _, made, environment = found
+    assert environment is not None
     check_startable(made, request.run)
-    quiet, shown = options.get("quiet", False), options.get("verbose") or options.get("explain")
-    if shown:
+    quiet = options.get("quiet", False)
+    if options.get("verbose") or options.get("explain"):
         from xlaunch.cli.plan import describe
 
-        text = describe(made, machine, environment, asked if options.get("explain") else None)
-        click.echo(text, err=True)
+        click.echo(describe(found, asked), err=True)
     elif not quiet:
         for warning in (*made.warnings, *environment.warnings):
             say(f"warning: {warning}")

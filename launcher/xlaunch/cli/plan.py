@@ -3,22 +3,18 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Iterator, Sequence
 
 import click
 
-from xlaunch.environment import Environment, prepare_environment
+from xlaunch.environment import Environment
 from xlaunch.environment.variables import Setting
-from xlaunch.machine.other_machine import machine_of
-from xlaunch.machine.topology import Machine
+from xlaunch.launching import Prepared, prepare
 from xlaunch.options.commands import launch_command
 from xlaunch.options.layers import Resolved, request_from
-from xlaunch.planning.planner import plan
 from xlaunch.planning.plans import Plan
 from xlaunch.planning.rendering import plan_to_dict, render_plan
-from xlaunch.planning.request import Request
 
 
 @launch_command(program_required=False)
@@ -27,22 +23,19 @@ def command(asked: Resolved) -> None:
 
     The options are those of xlaunch, which shows the same with --dry-run; PROGRAM may be left out.
     """
-    print_plan(request_from(asked.values), asked)
-
-
-def print_plan(request: Request, asked: Resolved) -> None:
-    """Plan `request` for the machine that the options name and print it on standard output."""
     options = asked.values
-    with machine_of(options.get("sysroot"), options.get("synthetic")) as machine:
-        made = plan(request.layout, machine)
-    environment = None
-    if request.program.words:
-        environment = prepare_environment(made, request.program, os.environ, run=request.run)
-    if options.get("json"):
-        click.echo(_as_json(made, environment))
+    found = prepare(
+        request_from(options), sysroot=options.get("sysroot"), synthetic=options.get("synthetic")
+    )
+    print_plan(found, asked)
+
+
+def print_plan(found: Prepared, asked: Resolved) -> None:
+    """Print a plan on standard output, as text or JSON."""
+    if asked.values.get("json"):
+        click.echo(_as_json(found.plan, found.environment))
     else:
-        explained = asked if options.get("explain") else None
-        click.echo(describe(made, machine, environment, explained))
+        click.echo(describe(found, asked))
 
 
 def _as_json(made: Plan, environment: Environment | None) -> str:
@@ -61,13 +54,12 @@ def _as_json(made: Plan, environment: Environment | None) -> str:
     return json.dumps(values, indent=1)
 
 
-def describe(
-    made: Plan, machine: Machine, environment: Environment | None, explained: Resolved | None
-) -> str:
-    """The plan and the environment as text; with the reasons, and the options, if `explained`."""
-    explain = explained is not None
+def describe(found: Prepared, asked: Resolved) -> str:
+    """The plan and the environment as text; with --explain with the reasons and the options."""
+    machine, made, environment = found
+    explain = asked.values.get("explain", False)
     lines = [render_plan(made, machine, explain=explain)]
-    lines += explained.explain() if explained is not None else []
+    lines += asked.explain() if explain else []
     if environment is None:
         return "\n".join(lines)
     lines += [f"warning: {warning}" for warning in environment.warnings]
