@@ -94,7 +94,7 @@ def values_of(option: Option) -> st.SearchStrategy[Any]:
     }
     if kind in known:
         value = known[kind]
-    elif kind.parse is str:
+    elif kind.parse is str or kind.metavar == kinds.NAME_OR_FILE.metavar:
         value = TEXTS
     else:
         words = type(kind.parse(kind.example))
