@@ -18,8 +18,8 @@ from xlaunch.supervision.sampling import (
     MAX_INTERVAL_S,
     MAX_PAUSE_S,
     SHARE_OF_ONE_CPU,
-    Samples,
     Sampler,
+    Samples,
 )
 
 FAMILY = """
