@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from xlaunch.machine.topology import Machine
     from xlaunch.planning import MAX, LayoutRequest, Plan, ProgramRequest, Request, RunRequest, plan
     from xlaunch.report import Report
-    from xlaunch.supervision.client import RunningLaunch
+    from xlaunch.supervision.keeper_client import RunningLaunch
 
 __version__ = "0.1.0"
 
@@ -54,7 +54,7 @@ _HOMES = {
     "ProgramRequest": "xlaunch.planning",
     "Request": "xlaunch.planning",
     "RunRequest": "xlaunch.planning",
-    "RunningLaunch": "xlaunch.supervision.client",
+    "RunningLaunch": "xlaunch.supervision.keeper_client",
     "UsageError": "xlaunch.errors",
     "XLaunchError": "xlaunch.errors",
     "launch": "xlaunch.launching",

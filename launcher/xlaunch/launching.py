@@ -12,19 +12,58 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from xlaunch.environment import Environment, prepare_environment
 from xlaunch.errors import UsageError, XLaunchError
+from xlaunch.machine.other_machine import machine_of
+from xlaunch.machine.topology import Machine
+from xlaunch.planning.planner import plan
 from xlaunch.planning.plans import Plan
-from xlaunch.planning.request import ProgramRequest, RunRequest
+from xlaunch.planning.request import ProgramRequest, Request, RunRequest
 
 if TYPE_CHECKING:
     from xlaunch.leases import Lease
     from xlaunch.report import Report
-    from xlaunch.supervision.client import RunningLaunch
+    from xlaunch.shared_host import Placed
+    from xlaunch.supervision.keeper_client import RunningLaunch
 
 __all__ = ["check_startable", "launch", "run_plan", "start"]
+
+
+class Prepared(NamedTuple):
+    """A plan for a machine, and what its instances are started with."""
+
+    machine: Machine
+    plan: Plan
+    environment: Environment | None
+    """None without a program."""
+
+
+def prepare(
+    request: Request,
+    *,
+    sysroot: str | None = None,
+    synthetic: str | None = None,
+    placed: Placed | None = None,
+    make_directories: bool = False,
+) -> Prepared:
+    """Plan `request` for the machine that the options name, and choose its environment.
+
+    `placed`: its plan beside the other launches of this machine. `make_directories`: for a launch, which needs a program; see `prepare_environment`.
+    """
+    inherited: Mapping[str, str] = os.environ
+    if placed is not None:
+        request, made, machine, inherited = placed[:4]
+    else:
+        with machine_of(sysroot, synthetic) as machine:
+            made = plan(request.layout, machine)
+    if not request.program.words and not make_directories:
+        return Prepared(machine, made, None)
+    environment = prepare_environment(
+        made, request.program, inherited, run=request.run, make_directories=make_directories
+    )
+    return Prepared(machine, made, environment)
 
 
 def launch(
@@ -45,11 +84,12 @@ def launch(
     where the system is not Linux.
     """
     _require_linux("xlaunch.launch")
-    from xlaunch.supervision.client import KeeperProcess
+    from xlaunch.supervision.keeper_client import KeeperProcess
+    from xlaunch.supervision.supervisor import Job
 
-    prepared = _prepare(plan, program, run, environment)
+    prepared = _environment_of(plan, program, run, environment)
     with _enough_descriptors(plan, run):
-        keeper = KeeperProcess(plan, prepared, run, table=table, live_line=live_line)
+        keeper = KeeperProcess(Job(plan, prepared, run, table, live_line=live_line))
     try:
         return keeper.report()
     except KeyboardInterrupt:
@@ -88,11 +128,13 @@ def start(
     Raises `XLaunchError` when nothing could be started, and where the system is not Linux.
     """
     _require_linux("xlaunch.start")
-    from xlaunch.supervision.client import start_in_background
+    from xlaunch.supervision.keeper_client import start_in_background
+    from xlaunch.supervision.supervisor import Job
 
-    prepared = _prepare(plan, program, run, environment)
+    prepared = _environment_of(plan, program, run, environment)
+    job = Job(plan, prepared, run, table=False)
     with _enough_descriptors(plan, run):
-        return start_in_background(plan, prepared, run, stdout=stdout, stderr=stderr, mark=mark)
+        return start_in_background(job, stdout=stdout, stderr=stderr, mark=mark)
 
 
 def run_plan(
@@ -117,23 +159,23 @@ def run_plan(
         run = run._replace(pty=False)
     caches = environment.caches
     if caches.base is not None:
-        from xlaunch.cache.prune import start_pruner
+        from xlaunch.cache.use import start_pruner
 
         start_pruner(caches.base)
         for line in caches.hold():
             note(line)
     if not plan.supervised(run):
-        from xlaunch.supervision.start import execute, take_place
+        from xlaunch.supervision.instance_start import execute, take_place
 
         for text in take_place(plan, forbids_huge_pages=environment.forbids_huge_pages):
             note(text)
         execute(environment.programs[0], environment.variables[0])
     from xlaunch.supervision.keeper import keep
-    from xlaunch.supervision.supervised import Task
+    from xlaunch.supervision.supervisor import Job
 
     with _enough_descriptors(plan, run):
         return keep(
-            Task(plan, environment, run, table, explain=explain, live_line=table, lease=lease)
+            Job(plan, environment, run, table, explain=explain, live_line=table, lease=lease)
         )
 
 
@@ -189,7 +231,7 @@ def _enough_descriptors(plan: Plan, run: RunRequest) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def _prepare(
+def _environment_of(
     plan: Plan,
     program: ProgramRequest | Environment,
     run: RunRequest,
@@ -210,7 +252,7 @@ def _run_on_other_system(plan: Plan, environment: Environment, note: Callable[[s
         "--pty)"
     )
     program, variables = environment.programs[0], environment.variables[0]
-    from xlaunch.supervision.start import exec_error, execute
+    from xlaunch.supervision.instance_start import exec_error, execute
 
     if sys.platform != "win32":
         execute(program, variables)

@@ -3,17 +3,12 @@
 
 from __future__ import annotations
 
-import os
-
 from xlaunch.cache.warm import compiled_files, count_by_kind
 from xlaunch.console import say
-from xlaunch.environment import prepare_environment
 from xlaunch.errors import UsageError
-from xlaunch.machine import read_machine
 from xlaunch.options.commands import launch_command
 from xlaunch.options.definitions import OF_TORCHRUN
 from xlaunch.options.layers import Resolved, request_from
-from xlaunch.planning.planner import plan
 from xlaunch.text import counted
 
 MAX_RUNS = 3
@@ -43,15 +38,13 @@ def warm_command(asked: Resolved) -> int:
     Programs that never end need --timeout. The exit code is 1 if the third run still compiles
     something, and the program's if it fails. --optimize implies --optimize-wait.
     """
-    from xlaunch.launching import launch
+    from xlaunch.launching import launch, prepare
 
     request, options = request_from(asked.values), asked.values
     if request.program.optimize is not None:
         request = request.replace(optimize_wait=True)  # a run ends with all of it compiled
-    made = plan(request.layout, read_machine())
-    environment = prepare_environment(
-        made, request.program, os.environ, run=request.run, make_directories=True
-    )
+    _, made, environment = prepare(request, make_directories=True)
+    assert environment is not None
     for warning in environment.warnings:
         say(f"warning: {warning}")
     if environment.caches.base is None:

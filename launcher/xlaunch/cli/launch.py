@@ -10,8 +10,8 @@ import click
 
 import xlaunch
 from xlaunch.console import say
-from xlaunch.environment import prepare_environment
 from xlaunch.errors import UsageError
+from xlaunch.launching import check_startable, prepare, run_plan
 from xlaunch.machine import read_machine
 from xlaunch.options.commands import launch_command
 from xlaunch.options.definitions import BY_KEY, RESERVED
@@ -42,6 +42,17 @@ def command(asked: Resolved) -> int:
     _refuse_command_names(request.program, click.get_current_context().obj or ())
     if options.get("save_preset") is not None and not request.program.words:
         return 0
+    dry_run = options.get("dry_run", False)
+    if options.get("json") and not dry_run:
+        raise UsageError(
+            "--json prints a plan: it goes with --dry-run or xlaunch plan; --report FILE writes the "
+            "results of a run"
+        )
+    for key in ("sysroot", "synthetic"):
+        if key in options and not dry_run:
+            raise UsageError(
+                f"--{key} names another machine; it goes with --dry-run or xlaunch plan"
+            )
     if "nproc_per_node" in options:
         from xlaunch.cli.torchrun import run_torchrun
 
@@ -50,24 +61,12 @@ def command(asked: Resolved) -> int:
     for key in ("nnodes", "node_rank", "rendezvous"):
         if key in options:
             raise UsageError(f"--{key.replace('_', '-')} goes with --nproc-per-node")
-    if options.get("dry_run"):
-        from xlaunch.cli.plan import print_plan
+    if dry_run:
+        from xlaunch.cli.plan import prepare_unrecorded, print_plan
 
-        print_plan(request, asked)
+        print_plan(prepare_unrecorded(request, asked), asked)
         return 0
-    if options.get("json"):
-        raise UsageError(
-            "--json prints a plan: it goes with --dry-run or xlaunch plan; --report FILE writes the "
-            "results of a run"
-        )
-    for key in ("sysroot", "synthetic"):
-        if key in options:
-            raise UsageError(
-                f"--{key} names another machine; it goes with --dry-run or xlaunch plan"
-            )
-    from xlaunch.launching import check_startable, run_plan
-
-    quiet, shown = options.get("quiet", False), options.get("verbose") or options.get("explain")
+    quiet = options.get("quiet", False)
 
     def note(text: str) -> None:
         if not quiet:
@@ -82,16 +81,15 @@ def command(asked: Resolved) -> int:
         wait_s=options.get("wait", 0.0),
         note=note,
     )
-    request, made, machine = placed.request, placed.plan, placed.machine
-    environment = prepare_environment(
-        made, request.program, placed.environment, run=request.run, make_directories=True
-    )
+    request = placed.request
+    found = prepare(request, placed=placed, make_directories=True)
+    _, made, environment = found
+    assert environment is not None
     check_startable(made, request.run)
-    if shown:
+    if options.get("verbose") or options.get("explain"):
         from xlaunch.cli.plan import describe
 
-        text = describe(made, machine, environment, asked if options.get("explain") else None)
-        click.echo(text, err=True)
+        click.echo(describe(found, asked), err=True)
     elif not quiet:
         for warning in (*placed.warnings, *made.warnings, *environment.warnings):
             say(f"warning: {warning}")

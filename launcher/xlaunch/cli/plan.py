@@ -5,19 +5,17 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import click
 
-from xlaunch.environment import Environment, prepare_environment
+from xlaunch.environment import Environment
 from xlaunch.environment.variables import Setting
+from xlaunch.launching import Prepared, prepare
 from xlaunch.machine import read_machine
-from xlaunch.machine.other_machine import machine_of
-from xlaunch.machine.topology import Machine
 from xlaunch.options.commands import launch_command
 from xlaunch.options.definitions import OF_TORCHRUN
 from xlaunch.options.layers import Resolved, request_from
-from xlaunch.planning.planner import plan
 from xlaunch.planning.plans import Plan
 from xlaunch.planning.rendering import plan_to_dict, render_plan
 from xlaunch.planning.request import RankMode, Request
@@ -30,36 +28,32 @@ def command(asked: Resolved) -> None:
 
     The options are those of xlaunch, which shows the same with --dry-run; PROGRAM may be left out.
     """
-    print_plan(request_from(asked.values), asked)
+    print_plan(prepare_unrecorded(request_from(asked.values), asked), asked)
 
 
-def print_plan(request: Request, asked: Resolved) -> None:
-    """Plan `request` for the machine that the options name and print it on standard output."""
+def prepare_unrecorded(request: Request, asked: Resolved) -> Prepared:
+    """What a launch with these options would do now, without leaving a record of it."""
     options = asked.values
-    inherited: Mapping[str, str] = os.environ
-    if "sysroot" in options or "synthetic" in options:
-        with machine_of(options.get("sysroot"), options.get("synthetic")) as machine:
-            made = plan(request.layout, machine)
-    else:
+    sysroot, synthetic = options.get("sysroot"), options.get("synthetic")
+    placed = None
+    if sysroot is None and synthetic is None:
         placed = plan_beside_others(
             request,
             read_machine(),
-            inherited,
+            os.environ,
             rank_mode=options.get("rank_mode", RankMode.AUTO),
             exclusive=options.get("exclusive", False) or "wait" in options,
             record=False,
         )
-        request, made, machine = placed.request, placed.plan, placed.machine
-        made = made._replace(warnings=(*placed.warnings, *made.warnings))
-        inherited = placed.environment
-    environment = None
-    if request.program.words:
-        environment = prepare_environment(made, request.program, inherited, run=request.run)
-    if options.get("json"):
-        click.echo(_as_json(made, environment))
+    return prepare(request, sysroot=sysroot, synthetic=synthetic, placed=placed)
+
+
+def print_plan(found: Prepared, asked: Resolved) -> None:
+    """Print a plan on standard output, as text or JSON."""
+    if asked.values.get("json"):
+        click.echo(_as_json(found.plan, found.environment))
     else:
-        explained = asked if options.get("explain") else None
-        click.echo(describe(made, machine, environment, explained))
+        click.echo(describe(found, asked))
 
 
 def _as_json(made: Plan, environment: Environment | None) -> str:
@@ -78,13 +72,12 @@ def _as_json(made: Plan, environment: Environment | None) -> str:
     return json.dumps(values, indent=1)
 
 
-def describe(
-    made: Plan, machine: Machine, environment: Environment | None, explained: Resolved | None
-) -> str:
-    """The plan and the environment as text; with the reasons, and the options, if `explained`."""
-    explain = explained is not None
+def describe(found: Prepared, asked: Resolved) -> str:
+    """The plan and the environment as text; with --explain with the reasons and the options."""
+    machine, made, environment = found
+    explain = asked.values.get("explain", False)
     lines = [render_plan(made, machine, explain=explain)]
-    lines += explained.explain() if explained is not None else []
+    lines += asked.explain() if explain else []
     if environment is None:
         return "\n".join(lines)
     lines += [f"warning: {warning}" for warning in environment.warnings]

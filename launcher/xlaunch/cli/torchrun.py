@@ -32,12 +32,12 @@ def run_torchrun(request: Request, asked: Resolved, typed: Sequence[str]) -> Non
     interpreter, _ = find_interpreter(request.program.python, os.environ)
     command = torchrun_command(interpreter, options, typed)
     if options.get("dry_run"):
-        from xlaunch.cli.plan import print_plan
+        from xlaunch.cli.plan import prepare_unrecorded, print_plan
 
         if not options.get("json"):
             click.echo(f"command: {shlex.join(command)}")
         layout = request.layout._replace(instances=options["nproc_per_node"])
-        print_plan(request._replace(layout=layout), asked)
+        print_plan(prepare_unrecorded(request._replace(layout=layout), asked), asked)
         return
     _execute(interpreter, command)
 

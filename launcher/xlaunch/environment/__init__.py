@@ -33,7 +33,7 @@ from xlaunch.environment.variables import (
     split_inherited,
 )
 from xlaunch.errors import UsageError
-from xlaunch.machine.c_library import glibc_version
+from xlaunch.machine.architecture import glibc_version
 from xlaunch.planning.contradictions import refuse_contradictions
 from xlaunch.planning.plans import Plan
 from xlaunch.planning.request import Caches, HugePages, ProgramRequest, RunRequest
@@ -94,15 +94,15 @@ def prepare_environment(
         ),
         *page_settings(request.thp),
     ]
-    if allocator.library is not None:
-        from xlaunch.environment.preload import with_preload
+    openmp_library = None if openmp.preload is None else openmp.preload.path
+    for library, reason in (
+        (allocator.library, f"allocator {allocator.profile.name}"),
+        (openmp_library, openmp.reason),
+    ):
+        if library is not None:
+            from xlaunch.environment.preload import with_preload
 
-        reason = f"allocator {allocator.profile.name}"
-        proposals = with_preload(proposals, given, allocator.library, reason)
-    if openmp.preload is not None:
-        from xlaunch.environment.preload import with_preload
-
-        proposals = with_preload(proposals, given, openmp.preload.path, openmp.reason)
+            proposals = with_preload(proposals, given, library, reason)
     if request.optimize_wait and request.optimize is None:
         raise UsageError(
             "--optimize-wait is about what --optimize compiles: add --optimize auto, or drop it"

@@ -17,9 +17,9 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from xlaunch.errors import RunWarning, WarningKind
 from xlaunch.metrics.live import LiveLine, LiveValue, LiveWriter
 from xlaunch.metrics.metric_lines import Kind, LineSplitter, Metric, convert
-from xlaunch.run_warnings import RunWarning, WarningKind
 from xlaunch.text import plural
 
 PERCENTILES = (50, 90, 99)

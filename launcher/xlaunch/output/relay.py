@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-from collections.abc import Iterator
+import termios
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from xlaunch.output.logs import STREAMS, open_logs
@@ -27,6 +28,9 @@ from xlaunch.planning.request import RunRequest
 
 PIPE_BYTES = 1 << 20
 """Maximum content of a pipe (default of /proc/sys/fs/pipe-max-size)."""
+
+DEFAULT_SIZE = (24, 80)
+"""Rows and columns if the launcher has no terminal."""
 
 
 class Chunk(NamedTuple):
@@ -100,8 +104,6 @@ class Relay:
 
     def _open_pipe(self, instance: Instance, stream: str, sink: Sink) -> int:
         if self._run.pty:
-            from xlaunch.output.pseudo_terminal import open_pseudo_terminal
-
             reader, writer = open_pseudo_terminal()
         else:
             reader, writer = os.pipe()
@@ -119,8 +121,6 @@ class Relay:
     def resize_terminals(self) -> None:
         """Set the instances' pseudo-terminals to the current size of the launcher's terminal."""
         if self._run.pty:
-            from xlaunch.output.pseudo_terminal import resize
-
             resize(self._sources)
 
     def say(self, text: str) -> None:
@@ -225,3 +225,35 @@ class Relay:
         for descriptor, source in self._sources.items():
             if source.sink is sink:
                 self._poll.register(descriptor, select.POLLIN if readable else 0)
+
+
+def open_pseudo_terminal() -> tuple[int, int]:
+    """Open a pseudo-terminal (`--pty`): the end to read from, and the instance's. Raises OSError.
+
+    It is not the controlling terminal: Ctrl-C and job control are not affected, and it has no input.
+    """
+    ours, theirs = os.openpty()
+    # Pass bytes unchanged: no carriage return before each newline.
+    attributes = termios.tcgetattr(theirs)
+    attributes[1] &= ~termios.OPOST
+    termios.tcsetattr(theirs, termios.TCSANOW, attributes)
+    termios.tcsetwinsize(theirs, window_size())
+    return ours, theirs
+
+
+def window_size() -> tuple[int, int]:
+    """Rows and columns of the launcher's terminal."""
+    for descriptor in (1, 2, 0):
+        with contextlib.suppress(termios.error):
+            rows, columns = termios.tcgetwinsize(descriptor)
+            if rows and columns:
+                return rows, columns
+    return DEFAULT_SIZE
+
+
+def resize(descriptors: Iterable[int]) -> None:
+    """Set pseudo-terminals to the current size of the launcher's terminal."""
+    size = window_size()
+    for descriptor in descriptors:
+        with contextlib.suppress(termios.error):  # no process has it open any more
+            termios.tcsetwinsize(descriptor, size)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from xlaunch.planning.planner import plan
 from xlaunch.planning.plans import Decision, Instance, Plan
-from xlaunch.planning.rendering import plan_to_dict, render_plan
 from xlaunch.planning.request import (
     MAX,
     ECores,
@@ -36,6 +35,4 @@ __all__ = [
     "Request",
     "RunRequest",
     "plan",
-    "plan_to_dict",
-    "render_plan",
 ]

@@ -16,7 +16,7 @@ from xlaunch.environment.program import (
 )
 from xlaunch.errors import ProgramNotExecutableError, ProgramNotFoundError, UsageError
 from xlaunch.planning import ProgramRequest
-from xlaunch.supervision.start import exec_error, execute
+from xlaunch.supervision.instance_start import exec_error, execute
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,8 @@ import json
 import pickle
 
 import xlaunch
+from xlaunch.errors import RunWarning, WarningKind, kind_of
 from xlaunch.planning import Request
-from xlaunch.run_warnings import RunWarning, WarningKind, kind_of
 
 
 def test_a_warning_is_its_text() -> None:

@@ -264,6 +264,6 @@ def test_the_default_is_what_xlaunch_does_of_itself():
     assert space.changes(list(space)[-1]) == {
         "layout": "1x2", "smt": True, "allocator": "jemalloc",
     }  # fmt: skip
-    asked = REQUEST._replace(allocator="glibc")
+    asked = REQUEST.replace(allocator="glibc")
     (allocator,) = parameters_of(launcher(malloc=["je"]), asked, machine).parameters
     assert (allocator.values, allocator.default) == (("glibc", "jemalloc"), "glibc")

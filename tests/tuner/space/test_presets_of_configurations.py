@@ -19,7 +19,8 @@ from xlaunch.cli.launch import command
 from xlaunch.machine.other_machine import machine_of
 from xlaunch.options.commands import resolved_options
 from xlaunch.options.layers import request_from
-from xlaunch.planning import Request, plan_to_dict
+from xlaunch.planning import Request
+from xlaunch.planning.rendering import plan_to_dict
 from xlaunch.planning.request import ECores
 from xtune.space.launch_options import with_option
 from xtune.space.machine_space import make_space

@@ -157,6 +157,12 @@ def identify_program(request: Request) -> ProgramIdentity:
     return ProgramIdentity(command, place, content, program.words)
 
 
+def measured_by(program: ProgramIdentity, generator: str) -> ProgramIdentity:
+    """A service with the command of its load generator: another load is another program."""
+    words = (*program.words, f"measured by: {generator}")
+    return program._replace(command=_digest([program.command, generator])[:16], words=words)
+
+
 def _file_of(words: tuple[str, ...]) -> str:
     """The file that defines what runs: the script after an interpreter, else the program."""
     name, *arguments = words or ("",)

@@ -70,10 +70,13 @@ def test_program_is_told_its_device_and_gpus_are_hidden_only_if_it_cannot_know(t
     ):
         on_cpu = request_for(Request.of(*words), "cpu")
         on_gpu = request_for(Request.of(*words), "cuda:1")
-        assert dict(on_cpu.env) == {"XLAUNCH_DEVICE": "cpu", **(dict(HIDDEN) if hides else {})}
-        assert dict(on_gpu.env) == {"XLAUNCH_DEVICE": "cuda:1"}
-        assert on_gpu.verify_device
-    assert on_gpu.program == (str(plain), "--device=cuda:1")
+        assert dict(on_cpu.program.env) == {
+            "XLAUNCH_DEVICE": "cpu",
+            **(dict(HIDDEN) if hides else {}),
+        }
+        assert dict(on_gpu.program.env) == {"XLAUNCH_DEVICE": "cuda:1"}
+        assert on_gpu.run.verify_device
+    assert on_gpu.program.words == (str(plain), "--device=cuda:1")
 
 
 def test_runs_are_interleaved_and_a_long_program_runs_once_on_each():
