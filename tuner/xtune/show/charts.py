@@ -111,7 +111,7 @@ def shortened(value: str, limit: int = 18) -> str:
 def ratio_chart(result: Result) -> Chart | None:
     """The finalists' ratios with their confidence intervals."""
     intervals = {row.contender.configuration: row.interval for row in result.verdict.standings}
-    named = [(one.name, intervals.get(one.configuration)) for one in result.contestants]
+    named = [(name, intervals.get(one)) for one, name in result.contestants.items()]
     rows = [(name, one, describe_interval(one)) for name, one in named if one is not None]
     trace = _points(
         [(one.estimate, name, f"{name}: {ratios(one.estimate)[0]}, {shown}") for name, one, shown in rows],
@@ -130,7 +130,7 @@ def ratio_chart(result: Result) -> Chart | None:
 
 def pair_chart(result: Result) -> Chart | None:
     """The ratio of each pair of launches in the final, block by block."""
-    contestants = {one.configuration: one.name for one in result.contestants}
+    contestants = result.contestants
     colours = dict(zip(contestants, CONTESTANT_COLOURS, strict=False))
     data, seen = [], [1.0]
     for row in result.verdict.standings:
@@ -160,7 +160,7 @@ def pair_chart(result: Result) -> Chart | None:
 def distribution_chart(result: Result) -> Chart:
     """The values of each contestant's launches."""
     quantity = objective_quantity(result.objective)
-    names = {one.configuration: one.name for one in result.contestants}
+    names = result.contestants
     rows: dict[bool, list[tuple[str, float, str]]] = {False: [], True: []}
     for at, record in enumerate(result.records, start=1):
         name = names.get(record.step.configuration)
@@ -185,7 +185,8 @@ def sample_chart(result: Result) -> Chart | None:
         return None
     quantity, name = objective_quantity(result.objective), name_of(result.objective.metric)
     contestants = result.contestants
-    places = {one.configuration: place for place, one in enumerate(contestants)}
+    places = {configuration: place for place, configuration in enumerate(contestants)}
+    names = list(contestants.values())
     rows = [
         (places[launch.configuration], at, values)
         for at, launch in enumerate(result.launches, start=1)
@@ -203,7 +204,7 @@ def sample_chart(result: Result) -> Chart | None:
         quartiles = [statistics.quantiles(values, method="inclusive") for _, _, values in mine]
         trace = {
             "type": "box",
-            "x": [f"{contestants[place].name}<br>{at}" for _, at, _ in mine],
+            "x": [f"{names[place]}<br>{at}" for _, at, _ in mine],
             "lowerfence": [min(values) for _, _, values in mine],
             "upperfence": [max(values) for _, _, values in mine],
             "line": {"color": CONTESTANT_COLOURS[place], "width": 1},
