@@ -24,6 +24,7 @@ PACKAGES = {
     "sklearn": "scikit-learn",
     "torch": "torch",
     "transformers": "transformers",
+    "uvicorn": "uvicorn",
 }
 """Modules, and the packages that hold them."""
 
