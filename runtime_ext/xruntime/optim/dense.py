@@ -153,11 +153,10 @@ class Entry:
 
     def holds(self) -> bool:
         """Return whether the parameter, its gradient and its state lie as they did."""
-        find = self.state.get
-        return self._layout == _layout(self.parameter) and all(
-            tensor.data_ptr() == address and find(name) is tensor
-            for name, tensor, address in self._state
-        )
+        for name, tensor, address in self._state:
+            if tensor.data_ptr() != address or self.state.get(name) is not tensor:
+                return False
+        return self._layout == _layout(self.parameter)
 
     def gradient(self) -> torch.Tensor:
         """What the kernel reads; the reference keeps it until the call."""
@@ -182,6 +181,8 @@ class DenseStep:
         self._entries: list[Entry] = []
         self._written = Written([], optimizer)
         self._addresses: list[int] = []
+        self._checked: set[tuple[int, int]] = set()
+        """Addresses and elements of the last step's gradients."""
 
     def prepare(self, parameters: Sequence[torch.Tensor], states: Sequence[State]) -> None:
         """Check the parameters and their gradients; no parameter and no state is changed.
@@ -203,11 +204,15 @@ class DenseStep:
             ]
             self._written = Written(written, self._optimizer)
             self._known = {entry.parameter: entry for entry in entries}
+            self._checked = set()
         self._gradients = [entry.gradient() for entry in entries]
         addresses = [gradient.data_ptr() for gradient in self._gradients]
         if same and addresses == self._addresses:
             return
-        self._written.check_gradients(self._gradients)
+        places = [(at, one.numel()) for at, one in zip(addresses, self._gradients, strict=True)]
+        pairs = zip(self._gradients, places, strict=True)
+        self._written.check_gradients([one for one, at in pairs if at not in self._checked])
+        self._checked = set(places)
         self._addresses = addresses
         if same:
             self._call.arrays.gradients.copy_(torch.tensor(addresses))
