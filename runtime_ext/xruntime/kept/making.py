@@ -27,9 +27,9 @@ from typing import Any, Final, NamedTuple, NoReturn
 import torch
 from torch import nn
 
+from xruntime.aoti.compiling import linking_settings
 from xruntime.aoti.files import own_description
 from xruntime.aoti.inputs import input_specs
-from xruntime.aoti.linking import linking_settings
 from xruntime.compilation.inductor import (
     compiling,
     explaining,
