@@ -106,7 +106,7 @@ def run_plan(
         plan = plan._replace(request=plan.request._replace(pty=False))
     caches = environment.caches
     if caches.base is not None:
-        from xlaunch.cache.daily import start_pruner
+        from xlaunch.cache.prune import start_pruner
 
         start_pruner(caches.base)
         for line in caches.hold():

@@ -17,6 +17,11 @@ def plural(number: int, noun: str) -> str:
     return noun if number == 1 else f"{noun}s"
 
 
+def printable(text: str) -> str:
+    """The text with a question mark for each character that cannot be printed."""
+    return "".join([c if c.isprintable() else "?" for c in text])
+
+
 def size(size_bytes: int) -> str:
     """**Ex.:** ``512 B``, ``1.5 MiB``, ``20 GiB``."""
     value, unit = float(size_bytes), "B"

@@ -1,23 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Directories that exist while somebody works in the caches, and stay where a kill ends that work."""
+"""Directories of work in progress within the caches; a kill leaves them behind."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Iterator
 
-from xlaunch.cache.daily import DAY_S
-from xlaunch.cache.directories import open_below, stored
+from xlaunch.cache.store import open_below, remove_below, stored
 from xlaunch.cache.table import BY_NAME
+from xlaunch.files import try_lock
+
+DAY_S = 86_400.0
 
 # Prefixes of their names:
-IMPORTING = ".importing-"  # in the base: files of an import until all of them were checked
+IMPORTING = ".importing-"  # in the base: files of an import until all of them are checked
 SEEDING = ".seeding-"  # the copy of a seed, beside the directory that it becomes
-REMOVING = ".removing-"  # what is being pruned
-COUNTERS = ".counters-"  # followed by the number of the process that collects in it
-PARTIAL = ".partial-"  # in a cache: followed by the number of the process that compiles there
+REMOVING = ".removing-"  # a cache that is being pruned
+COUNTERS = ".counters-"  # in the base: followed by the PID of the launch that collects in it
+PARTIAL = ".partial-"  # in a cache: followed by the PID of the process that compiles there
+
+_OUTSIDE_CACHES = (IMPORTING, SEEDING, REMOVING, COUNTERS)
 
 
 @contextlib.contextmanager
@@ -26,99 +31,63 @@ def staging_directory(base: str) -> Iterator[str]:
 
     Raises OSError.
     """
-    with _only_import(base, wait=True) as alone:
-        for names in _leftovers(base, alone=alone):
-            _remove(base, names)
-        name = IMPORTING + os.urandom(8).hex()
-        path = os.path.join(base, name)
+    with _abandoned(base, timeout_s=math.inf) as found:
+        for path in found:
+            remove_below(base, path)
+        path = os.path.join(base, IMPORTING + os.urandom(8).hex())
         os.mkdir(path, 0o700)
         try:
             yield path
         finally:
-            _remove(base, [name])
+            remove_below(base, path)
 
 
 def leftovers(base: str) -> list[str]:
-    """What nobody works in any more."""
-    with contextlib.suppress(OSError), _only_import(base, wait=False) as alone:
-        return [os.path.join(base, *names) for names in _leftovers(base, alone=alone)]
+    """Abandoned staging directories."""
+    with contextlib.suppress(OSError), _abandoned(base) as found:
+        return found
     return []
 
 
 def remove_leftovers(base: str) -> None:
-    """Remove what nobody works in any more, and records of earlier versions."""
-    with contextlib.suppress(OSError), _only_import(base, wait=False) as alone:
-        _remove_command_lines(base)
-        for names in _leftovers(base, alone=alone):
-            _remove(base, names)
+    """Remove abandoned staging directories."""
+    with contextlib.suppress(OSError), _abandoned(base) as found:
+        for path in found:
+            remove_below(base, path)
 
 
-def is_work(path: str) -> bool:
-    """Whether a directory has the name of one that somebody works in, or has left."""
-    return os.path.basename(path).startswith(_BESIDE_CACHES)
-
-
-_BESIDE_CACHES = (IMPORTING, SEEDING, REMOVING, COUNTERS)
-
-
-def _leftovers(base: str, *, alone: bool) -> list[list[str]]:
-    """Their paths from `base`, as lists of names."""
-    found = []
-    places: list[tuple[list[str], tuple[str, ...]]] = [([], _BESIDE_CACHES)]
-    places += [([name], _BESIDE_CACHES) for name in BY_NAME]
-    places += [([it.cache, it.key], (PARTIAL,)) for it in stored(base)]
-    for above, prefixes in places:
-        with (
-            contextlib.suppress(OSError),
-            open_below(base, *above) as descriptor,
-            os.scandir(descriptor) as entries,
-        ):
-            for it in entries:
-                ours = it.name.startswith(prefixes) and it.is_dir(follow_symlinks=False)
-                if ours and ((alone and it.name.startswith(IMPORTING)) or _is_abandoned(it)):
-                    found.append([*above, it.name])
-    return found
-
-
-def _remove(base: str, names: list[str]) -> None:
-    import shutil
-
-    with contextlib.suppress(OSError), open_below(base, *names[:-1]) as above:
-        shutil.rmtree(names[-1], ignore_errors=True, dir_fd=above)
-
-
-def _remove_command_lines(base: str) -> None:
-    """Remove the records of `xlaunch cache warm` in 0.1: they hold programs with their arguments."""
-    import json
-
-    with contextlib.suppress(OSError), open_below(base, "warm") as directory:
-        for name in os.listdir(directory):
-            with contextlib.suppress(OSError, ValueError, RecursionError):
-                flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
-                with open(os.open(name, flags, dir_fd=directory), "rb") as stream:
-                    record = json.load(stream)
-                if isinstance(record, dict) and record.keys() == {"program", "caches"}:
-                    os.unlink(name, dir_fd=directory)
-        with open_below(base) as above:
-            os.rmdir("warm", dir_fd=above)  # fails if there is anything else
+def is_staging(path: str) -> bool:
+    """Whether a directory outside of the caches is named as staging directories are."""
+    return os.path.basename(path).startswith(_OUTSIDE_CACHES)
 
 
 @contextlib.contextmanager
-def _only_import(base: str, *, wait: bool) -> Iterator[bool]:
-    """Lock `base` against imports; whether that succeeded. Without `wait`, give up if there is one."""
-    import fcntl
+def _abandoned(base: str, *, timeout_s: float = 0.0) -> Iterator[list[str]]:
+    """The paths of abandoned directories. Raises OSError.
 
-    with open_below(base) as descriptor:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            alone = True
-        except OSError:  # there is an import, or the file system has no locks
-            alone = False
-        yield alone
+    `base` is locked against imports during the block, unless one takes longer than `timeout_s`.
+    """
+    with open_below(base) as lock:
+        alone = try_lock(lock, timeout_s=timeout_s)
+        found = []
+        places: list[tuple[list[str], tuple[str, ...]]] = [([], _OUTSIDE_CACHES)]
+        places += [([name], _OUTSIDE_CACHES) for name in BY_NAME]
+        places += [([it.cache, it.key], (PARTIAL,)) for it in stored(base)]
+        for above, prefixes in places:
+            with (
+                contextlib.suppress(OSError),
+                open_below(base, *above) as descriptor,
+                os.scandir(descriptor) as entries,
+            ):
+                for it in entries:
+                    ours = it.name.startswith(prefixes) and it.is_dir(follow_symlinks=False)
+                    if ours and ((alone and it.name.startswith(IMPORTING)) or _is_abandoned(it)):
+                        found.append(os.path.join(base, *above, it.name))
+        yield found
 
 
 def _is_abandoned(entry: os.DirEntry[str]) -> bool:
-    """Whether nothing was added for a day, and no process here has its number in the name."""
+    """Whether nothing was added for a day, and the process whose PID is in the name has ended."""
     number = entry.name.removeprefix(COUNTERS).removeprefix(PARTIAL).partition("-")[0]
     old = time.time() - entry.stat(follow_symlinks=False).st_mtime > DAY_S
     return old and not (number.isdecimal() and os.path.exists(f"/proc/{number}"))

@@ -22,6 +22,7 @@ from xlaunch.options.kinds import (
     WHOLE_NUMBER,
     Kind,
     one_of,
+    spelt,
 )
 from xlaunch.planning.request import (
     Caches,
@@ -91,7 +92,7 @@ OPTIONS = (
     Option("sysroot", DIRECTORY, _L, "Plan for a captured machine.", one_call=True),
     Option("synthetic", TEXT, _L, 'Plan for a made-up machine: "core:8".', one_call=True),
     Option("mem-policy", _POLICY, _M, "NUMA memory policy: bind, local, ..."),
-    Option("allocator", NAME_OR_FILE, _M, "Allocator profile or library."),
+    Option("allocator", spelt(NAME_OR_FILE, default="glibc"), _M, "Allocator profile or library."),
     Option("thp", one_of(HugePages), _M, "Transparent huge pages (default auto)."),
     Option("module", FLAG, _E, "PROGRAM is a Python module.", "-m"),
     Option("python", FILE, _E, "Python interpreter for scripts and modules."),
@@ -100,7 +101,7 @@ OPTIONS = (
     Option("substitute", FLAG, _E, "Replace {index}, {cpus} and others in ARGS, as in --env."),
     Option("optimize", _PRECISION, _E, "Optimize the script's models: auto, fp32, bf16."),
     Option("optimize-wait", FLAG, _E, "Compile before the first call, not aside."),
-    Option("omp", NAME_OR_FILE, _E, "OpenMP runtime: auto, gnu, intel, llvm, none or a library."),
+    Option("omp", spelt(NAME_OR_FILE, default="gnu"), _E, "OpenMP runtime: auto, gnu, intel, llvm, none or a library."),
     Option("cache-dir", NAMED_DIRECTORY, _E, "Directory for compile caches."),
     Option("cache", one_of(Caches), _E, "Which caches; all: also JAX and PGO."),
     Option("no-cache", FLAG, _E, "Leave compile caches where they are."),

@@ -162,6 +162,15 @@ def one_of(words: type[enum.Enum], metavar: str = "") -> Kind:
     return Kind(metavar or "|".join(allowed), parse, allowed[0])
 
 
+def spelt(kind: Kind, **former: str) -> Kind:
+    """The same kind, which also takes words of other launchers: ``default`` for ``glibc``."""
+
+    def parse(text: str) -> Any:
+        return kind.parse(former.get(text, text))
+
+    return kind._replace(parse=parse)
+
+
 def plain(value: Any) -> Any:
     """One value as TOML has it: the inverse of `Kind.parse`, but for numbers that stay numbers."""
     if isinstance(value, enum.Enum):

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from xlaunch.cache.warm import CacheReport, TorchCompilation
 from xlaunch.metrics.collector import InstanceMetric, MetricTotal
 from xlaunch.report import InstanceReport, Report
-from xlaunch.report.compilation import CacheReport, TorchCompilation
 from xlaunch.report.json_file import (
     COLUMNS,
     check_report_path,

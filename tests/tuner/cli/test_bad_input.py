@@ -42,6 +42,13 @@ def at_the_desk(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
         ("--conf-file none.yaml nap.py 1", "none.yaml: No such file"),
         ("--instances 1000000 nap.py 1", "1000000"),
         ("--work shared -m --no-python x", "--no-python contradicts --module"),
+        ("--ready {port} nap.py 1", "a service needs both --ready (a URL, a port,"),
+        ("--measure wrk nap.py 1", "and --measure (the command of a load generator)"),
+        ("--measure wrk --ready {port} nap.py 1", "--measure needs a --metric of its output"),
+        (
+            "--measure no-wrk --ready {port} --metric x/s nap.py 1",
+            "program 'no-wrk' is not on PATH",
+        ),
         ("-q -v nap.py 1", "--quiet contradicts --verbose"),
         ("--save-preset best.txt nap.py 1", "the name of a preset ends in .toml"),
         ("--save-preset no/best.toml nap.py 1", "is not a directory that can be written"),

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from benchmarks.tuner.proposers import GridProposer, OptunaProposer, Proposer, RandomProposer
 from tests.tuner.search.scripted import SPACE, gain
-from tuner_proposers import GridProposer, OptunaProposer, Proposer, RandomProposer
 
 from xtune.search.pool import MAX_HELD, Pool
 from xtune.search.proposers import ModelProposer, best_first, knowledge_gradient

@@ -156,6 +156,12 @@ def identify_program(request: Request) -> ProgramIdentity:
     return ProgramIdentity(command, place, "" if request.module else _content(script), words)
 
 
+def measured_by(program: ProgramIdentity, generator: str) -> ProgramIdentity:
+    """A service with the command of its load generator: another load is another program."""
+    words = (*program.words, f"measured by: {generator}")
+    return program._replace(command=_digest([program.command, generator])[:16], words=words)
+
+
 def _file_of(request: Request) -> str:
     """The file that defines what runs: the script after an interpreter, else the program."""
     name, *arguments = request.program or ("",)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from xlaunch.environment import Environment, prepare_environment
 from xlaunch.environment.program import Program, resolve_program
+from xlaunch.environment.substitution import substitute
 from xlaunch.environment.variables import MEMORY, OPTION_PREFIX, OURS, split_inherited
 from xlaunch.errors import XLaunchError
 from xlaunch.machine.files import is_live
@@ -150,7 +151,9 @@ class Resolver:
         from xtune.space.presets import command_of
 
         if configuration == BARE:
-            return list(self._bare_program().argv)
+            words = self._bare_program().argv
+            only = {"index": "0", "count": "1"}
+            return [substitute(w, only) if self._request.substitute else w for w in words]
         return command_of(self.request(configuration), isolated=isolated)
 
     def preset(self, configuration: Configuration, *, use: str = "best.toml") -> str:

@@ -10,8 +10,6 @@ from xlaunch.machine.cpu_list import format_cpu_list, name_numbers
 from xlaunch.machine.cpuinfo import parse_cpuinfo
 from xlaunch.text import counted
 
-TITLE = "CPU"
-
 CPU = "/sys/devices/system/cpu"
 MAX_NAMES = 60
 """Characters of a list of CPUs; a longer one is shown as their number."""

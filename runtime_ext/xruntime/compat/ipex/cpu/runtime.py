@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, NoReturn, ParamSpec, TypeVar
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
 
 import xruntime
 from xlaunch.machine.cpu_list import format_cpu_list
@@ -125,5 +126,4 @@ class MultiStreamModule(_MultiStreamModule):
         self._search = None
 
 
-def __getattr__(name: str) -> NoReturn:
-    raise missing(__name__, name)
+__getattr__ = partial(missing, __name__)

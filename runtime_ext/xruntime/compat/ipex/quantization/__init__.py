@@ -13,7 +13,7 @@ torchao is imported by the first call.
 
 from __future__ import annotations
 
-from typing import NoReturn
+from functools import partial
 
 from xruntime.compat.ipex.quantization.autotuning import autotune
 from xruntime.compat.ipex.quantization.converted import convert
@@ -37,5 +37,4 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> NoReturn:
-    raise missing(__name__, name)
+__getattr__ = partial(missing, __name__)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The directories of the caches: made for this user alone, stamped when used, held while in use.
+"""Directories of caches: created for this user alone, stamped when used, locked while in use.
 
-A directory's record lies beside it, ``<key>.json``. It holds the parts of the key, its time stamp is
-the last use, and every launch keeps a shared lock (flock) on it through a descriptor that the program
-inherits, so that the pruner sees which directories are in use.
+The record of a directory lies beside it, ``<key>.json``. It holds the parts of the key, and its
+modification time is the last use. Every launch holds a shared lock (flock) on it through a descriptor that
+the program inherits, so that the pruner sees which directories are in use.
 """
 
 from __future__ import annotations
@@ -12,24 +12,22 @@ import contextlib
 import errno
 import os
 import stat
-import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from xlaunch.cache.key import Key, is_key_name
 from xlaunch.cache.table import BY_NAME, VARIABLES
-from xlaunch.files import write_whole
-from xlaunch.ownership import inspect_ownership, make_private
+from xlaunch.files import make_private, try_lock, write_whole
+from xlaunch.ownership import inspect_ownership
 
 RECORD = ".json"
 """Suffix of the record beside a cache's directory."""
 
 MIN_DESCRIPTOR = 100
-"""The descriptors of `hold` have this number at least, unless RLIMIT_NOFILE is lower."""
+"""Lowest number of the descriptors of `hold`, unless RLIMIT_NOFILE is lower."""
 
 HOLD_TIMEOUT_S = 2.0
-"""How long a launch waits for a pruner that is at work in a cache."""
+"""Maximum wait of a launch for a pruner that works in a cache."""
 
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -47,7 +45,7 @@ class CacheDirectory(NamedTuple):
 
     @property
     def last_use_s(self) -> float:
-        """Time of the last launch that used it, in seconds since the epoch; else of its last change."""
+        """Start of the last launch that used it, in seconds since the epoch; else its last change."""
         for path in (self.record, self.path):
             with contextlib.suppress(OSError):
                 return os.stat(path).st_mtime
@@ -76,12 +74,12 @@ def stored(base: str) -> list[CacheDirectory]:
 
 
 def foreign(base: str) -> list[str]:
-    """What lies among the caches below `base` and is not ours: a path and the reason for each."""
+    """Directories and links among the caches that xlaunch did not make: a path and the reason for each."""
     return [f"{directory.path} {reason}" for directory, reason in _found(base) if reason]
 
 
 def _found(base: str) -> Iterator[tuple[CacheDirectory, str | None]]:
-    """The directories and links where caches are, and why they are not ours. Follows no link."""
+    """Directories and links among the caches; with a reason if xlaunch did not make one. Follows no link."""
     for cache in BY_NAME:
         place = os.path.join(base, cache)
         try:
@@ -103,16 +101,19 @@ def _found(base: str) -> Iterator[tuple[CacheDirectory, str | None]]:
 
 
 @contextlib.contextmanager
-def open_below(base: str, *names: str) -> Iterator[int]:
-    """A descriptor of the directory ``base/names[0]/...`` during the block.
+def open_below(base: str, *names: str, make: bool = False) -> Iterator[int]:
+    """Open the directory ``base/names[0]/...`` during the block, and yield its descriptor.
 
-    No link below `base` is followed. Raises OSError.
+    No link below `base` is followed. `make`: create absent directories. Raises OSError.
     """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
     here = os.open(base, flags)
     try:
         for name in names:
             above = here
+            if make:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(name, 0o700, dir_fd=above)
             here = os.open(name, flags, dir_fd=above)
             os.close(above)
         yield here
@@ -120,11 +121,27 @@ def open_below(base: str, *names: str) -> Iterator[int]:
         os.close(here)
 
 
-def private_base(path: str) -> str:
-    """The directory that caches are kept in if `path` is named.
+def remove_below(base: str, path: str) -> bool:
+    """Remove a file below `base`, or a directory with everything in it; whether it is gone.
 
-    That is `path`, but for one that exists, sticky, and that others may write, such as /tmp: there
-    it is ``xlaunch-UID`` in it.
+    No link below `base` is followed.
+    """
+    import shutil
+
+    *parents, name = os.path.relpath(path, base).split(os.sep)
+    with contextlib.suppress(OSError), open_below(base, *parents) as above:
+        if stat.S_ISDIR(os.lstat(name, dir_fd=above).st_mode):
+            shutil.rmtree(name, ignore_errors=True, dir_fd=above)
+        else:
+            os.unlink(name, dir_fd=above)
+    return not os.path.lexists(path)
+
+
+def private_base(path: str) -> str:
+    """The base directory of caches if the user names `path`.
+
+    It is `path`, except in a sticky directory that others may write, such as /tmp: there it is
+    ``xlaunch-UID`` in it.
     """
     path = os.path.abspath(path)
     try:
@@ -135,18 +152,19 @@ def private_base(path: str) -> str:
     return os.path.join(path, f"xlaunch-{os.geteuid()}") if shared else path
 
 
-def check_base(base: str) -> str | None:
-    """Why no cache may be kept below `base`; None if it may be.
+def why_unusable(base: str, directories: Iterable[CacheDirectory] = ()) -> str | None:
+    """Why no cache may be kept below `base`, or in these directories there; None if it may.
 
-    Caches are loaded as code: neither the directory nor one above it may belong to another user or be
-    writable by others, and it may not be a link. Nothing is changed. Raises OSError.
+    Caches are loaded as code: no directory may be a link, belong to another user or be writable by
+    others, nor may one above `base`. Nothing is changed. Raises OSError.
     """
-    here = os.path.abspath(base)
-    if os.path.lexists(here):
-        return _refusal(here) or why_shared(here)
-    while not os.path.lexists(here):
-        here = os.path.dirname(here)
-    return why_shared(here)
+    above = base = os.path.abspath(base)
+    while not os.path.lexists(above):
+        above = os.path.dirname(above)
+    refusal = _refusal(base) or why_shared(above)
+    for directory in directories:
+        refusal = refusal or _refusal(os.path.dirname(directory.path)) or _refusal(directory.path)
+    return refusal
 
 
 def why_shared(path: str) -> str | None:
@@ -155,26 +173,13 @@ def why_shared(path: str) -> str | None:
     return found.refusal or found.note
 
 
-def check_below(base: str, directory: str) -> str | None:
-    """Why a directory below `base` may not be used: it is a link, or others may write it."""
-    path = base
-    for name in os.path.relpath(directory, base).split(os.sep):
-        path = os.path.join(path, name)
-        if not os.path.lexists(path):
-            return None
-        refusal = _refusal(path)
-        if refusal is not None:
-            return refusal
-    return None
-
-
 def _refusal(path: str) -> str | None:
-    reason = _why_not_own(path)
+    reason = _why_not_own(path) if os.path.lexists(path) else None
     return None if reason is None else f"{path} {reason}"
 
 
 def _why_not_own(path: str) -> str | None:
-    """Why a path is not a directory of this user's own; None if it is. Raises OSError."""
+    """Why a path is not a directory that this user alone may write; None if it is. Raises OSError."""
     status = os.lstat(path)
     if stat.S_ISLNK(status.st_mode):
         return "is a symbolic link; name the directory that it leads to"
@@ -183,14 +188,14 @@ def _why_not_own(path: str) -> str | None:
     if hasattr(os, "geteuid"):
         if status.st_uid != os.geteuid():
             return "belongs to another user"
-        sticky = status.st_mode & stat.S_ISVTX  # in which a file of another user may lie
+        sticky = status.st_mode & stat.S_ISVTX  # others may have put files in it
         if status.st_mode & OTHERS_WRITE and (sticky or why_shared(path) is not None):
             return "may be written by others, whose code may be in it; use another directory"
     return None
 
 
 def begin_use(base: str, key: Key) -> CacheDirectory:
-    """Make a cache's directory, with its record, and stamp it as used now. Raises OSError."""
+    """Make a cache's directory and record if they are absent, and stamp it as used now. Raises OSError."""
     directory = directory_of(base, key)
     make_private(directory.path)
     if os.path.islink(directory.record):
@@ -215,26 +220,16 @@ def is_empty(path: str) -> bool:
 
 
 def hold(directory: CacheDirectory) -> int | None:
-    """Mark a directory as in use until the last process that inherits the descriptor has ended.
+    """Mark a directory as in use until this process and all that inherit the descriptor have ended.
 
-    None where the record cannot be opened, its file system has no locks, or another process keeps it
-    locked for longer than `HOLD_TIMEOUT_S`.
+    None if the record cannot be opened or locked within `HOLD_TIMEOUT_S`.
     """
-    deadline = time.monotonic() + HOLD_TIMEOUT_S
-    while True:
-        descriptor = _lock(directory, exclusive=False)
-        if descriptor is not None:
-            return _raised(descriptor)
-        if time.monotonic() > deadline or not os.path.exists(directory.record):
-            return None
-        time.sleep(0.01)
-
-
-def _raised(descriptor: int) -> int:
-    """The same file under a number far from the low ones, which shell scripts use; inherited by exec."""
+    descriptor = _lock(directory, shared=True, timeout_s=HOLD_TIMEOUT_S)
+    if descriptor is None:
+        return None
     import fcntl
 
-    for number in (MIN_DESCRIPTOR, 10):
+    for number in (MIN_DESCRIPTOR, 10):  # above those that shell scripts use
         with contextlib.suppress(OSError):
             high = fcntl.fcntl(descriptor, fcntl.F_DUPFD, number)
             os.close(descriptor)
@@ -245,11 +240,11 @@ def _raised(descriptor: int) -> int:
 
 @contextlib.contextmanager
 def not_in_use(directory: CacheDirectory, named: frozenset[str] | None = None) -> Iterator[bool]:
-    """Whether nobody uses a directory; if so nobody is going to during the block.
+    """Whether nobody uses a directory; if so, nobody can begin to during the block.
 
-    `named`: the result of `named_by_processes`; None: found out here.
+    `named`: the result of `named_by_processes`; None: determined here.
     """
-    descriptor = _lock(directory, exclusive=True)
+    descriptor = _lock(directory)
     try:
         free = descriptor is not None or not os.path.exists(directory.record)
         if free:
@@ -262,7 +257,7 @@ def not_in_use(directory: CacheDirectory, named: frozenset[str] | None = None) -
 
 
 def named_by_processes() -> frozenset[str]:
-    """The directories of caches that the variables of other processes name, with links resolved.
+    """The cache directories that environments of other processes name, with links resolved.
 
     A daemon, or a program such as sudo, closes the descriptors of `hold` and goes on to use the cache.
     """
@@ -281,19 +276,13 @@ def named_by_processes() -> frozenset[str]:
     return frozenset([os.path.realpath(os.fsdecode(path)) for path in found if path])
 
 
-def _lock(directory: CacheDirectory, *, exclusive: bool) -> int | None:
-    """The descriptor of the record, locked; None where that is not possible at this moment."""
-    if sys.platform == "win32":
-        return None
-    import fcntl
-
+def _lock(directory: CacheDirectory, *, shared: bool = False, timeout_s: float = 0.0) -> int | None:
+    """Open the record and lock it; None if that is not possible, or a pruner has removed it meanwhile."""
     try:
         descriptor = os.open(directory.record, os.O_RDONLY | os.O_NOFOLLOW)
-    except OSError:
+    except (OSError, AttributeError):  # Windows has no O_NOFOLLOW
         return None
-    try:
-        fcntl.flock(descriptor, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        return None
-    return descriptor
+    if try_lock(descriptor, shared=shared, timeout_s=timeout_s) and os.fstat(descriptor).st_nlink:
+        return descriptor
+    os.close(descriptor)
+    return None

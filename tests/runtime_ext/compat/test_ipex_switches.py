@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ipex.set_fp32_math_mode` and `ipex.verbose`."""
+"""`ipex.set_fp32_math_mode`, IPEX_FP32_MATH_MODE, `ipex.enable_onednn_fusion` and `ipex.verbose`."""
 
 from __future__ import annotations
 
 import ctypes
+import importlib
 from collections.abc import Iterator
 
 import pytest
 import torch
 
 import xruntime.compat.ipex as ipex
-from xruntime.errors import CompatibilityError
+from xruntime.compat.ipex import replacements
+from xruntime.errors import CompatibilityError, CompatibilityWarning
 
 ONEDNN = torch.backends.mkldnn
 
@@ -20,7 +22,8 @@ def precisions() -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-def precision_is_restored() -> Iterator[None]:
+def nothing_stays_changed() -> Iterator[None]:
+    replacements.reported.clear()
     before = precisions()
     yield
     for part, value in zip((ONEDNN.matmul, ONEDNN.conv, ONEDNN.rnn), before, strict=True):
@@ -50,6 +53,34 @@ def test_wrong_modes_and_devices_change_nothing() -> None:
     with pytest.raises(CompatibilityError, match="device is 'xpu'"):
         ipex.get_fp32_math_mode("xpu")
     assert precisions() == before
+
+
+@pytest.mark.parametrize(
+    ("value", "precision", "said"),
+    [
+        ("BF32", "bf16", "IPEX_FP32_MATH_MODE=BF32 is followed: it sets"),
+        ("tf32", "tf32", "IPEX_FP32_MATH_MODE=tf32 is followed"),
+        ("2", "bf16", "IPEX_FP32_MATH_MODE=2 is followed"),
+        (
+            "half",
+            None,
+            "IPEX_FP32_MATH_MODE=half is ignored: allowed are FP32, TF32, BF32, 0, 1, 2",
+        ),
+    ],
+)
+def test_the_variable_sets_the_mode(
+    value: str, precision: str | None, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IPEX_FP32_MATH_MODE", value)
+    before = precisions()
+    with pytest.warns(CompatibilityWarning, match=said):
+        importlib.reload(ipex)
+    assert precisions() == ([precision] * 3 if precision else before)
+
+
+def test_the_switch_of_fusions_is_accepted_and_reported() -> None:
+    with pytest.warns(CompatibilityWarning, match="no effect: torch.compile fuses by itself"):
+        ipex.enable_onednn_fusion(False)
 
 
 def test_verbose_prints_onednn_s_calls(capfd: pytest.CaptureFixture[str]) -> None:

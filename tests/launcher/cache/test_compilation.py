@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 from tests.launcher.cache.entries import fill, put
 
-from xlaunch.cache.directories import CacheDirectory
-from xlaunch.environment import Environment, Program
-from xlaunch.environment.caches import CacheSettings, UsedCache
-from xlaunch.report.compilation import COUNTERS, CompilationWatch, TorchCompilation
+from xlaunch.cache.store import CacheDirectory
+from xlaunch.cache.use import CacheSettings, UsedCache
+from xlaunch.cache.warm import COUNTERS, CompilationWatch, TorchCompilation
 
 
 @pytest.fixture
@@ -24,11 +23,12 @@ def inductor(tmp_path: Path) -> CacheDirectory:
 
 def watch(base: Path | None, *used: CacheDirectory) -> CompilationWatch:
     """A run that begins now with these caches."""
-    caches = CacheSettings(
-        used=tuple(UsedCache(it, "used") for it in used), base=None if base is None else str(base)
+    return CompilationWatch(
+        CacheSettings(
+            used=tuple([UsedCache(it, "used") for it in used]),
+            base=None if base is None else str(base),
+        )
     )
-    program = Program("/bin/true", ("true",), None)
-    return CompilationWatch(Environment(program, (program,), ((),), ({},), caches=caches))
 
 
 def test_new_files_are_counted_and_locks_are_not(tmp_path: Path, inductor: CacheDirectory):

@@ -30,12 +30,12 @@ from tests.launcher.cache.entries import (
 
 from xlaunch.cache.bundle import export
 from xlaunch.cache.bundle_import import import_bundle
-from xlaunch.cache.daily import DAY_S
-from xlaunch.cache.directories import CacheDirectory, begin_use, hold
+from xlaunch.cache.check import MIN_LOCK_AGE_S, Aspect, verify
 from xlaunch.cache.formats import damage
 from xlaunch.cache.key import key_of
+from xlaunch.cache.staging import DAY_S
+from xlaunch.cache.store import CacheDirectory, begin_use, hold
 from xlaunch.cache.table import BY_NAME, Format
-from xlaunch.cache.verify import MIN_LOCK_AGE_S, Check, verify
 
 
 @pytest.fixture
@@ -49,19 +49,19 @@ def home(base: Path, cache: str = "inductor") -> Path:
     return next(it for it in (base / cache).iterdir() if it.is_dir())
 
 
-def found(base: Path, *, fix: bool = False) -> dict[str, Check]:
+def found(base: Path, *, fix: bool = False) -> dict[str, Aspect]:
     problems = verify(str(base), fix=fix)
     assert [it.fixed for it in problems] == [fix] * len(problems)
     assert len({it.path for it in problems}) == len(problems)
     return {it.path: it.check for it in problems}
 
 
-def check_and_fix(base: Path, path: Path, check: Check) -> None:
+def check_and_fix(base: Path, path: Path, aspect: Aspect) -> None:
     """The only problem is at `path`; fixing removes it, and nothing else."""
     before = files(base)
-    assert found(base) == {str(path): check}
+    assert found(base) == {str(path): aspect}
     assert files(base) == before
-    assert found(base, fix=True) == {str(path): check}
+    assert found(base, fix=True) == {str(path): aspect}
     assert not os.path.lexists(path)
     assert found(base) == {}
     assert files(base).keys() == before.keys() - {str(path.relative_to(base))}
@@ -73,32 +73,22 @@ def age(path: Path, seconds: float = 3600) -> Path:
     return path
 
 
-def test_whole_caches(base: Path):
+def test_whole_and_absent_caches(base: Path, tmp_path: Path):
     assert verify(str(base)) == []
-
-
-def test_absent_base(tmp_path: Path):
     assert verify(str(tmp_path / "absent")) == []
 
 
-def test_base_that_is_a_link(base: Path, tmp_path: Path):
-    link = tmp_path / "link"
+def test_a_base_that_is_not_ours_stays(base: Path, tmp_path: Path):
+    link, file = tmp_path / "link", put(tmp_path / "file", b"x")
     link.symlink_to(base)
-    [problem] = verify(str(link), fix=True)
-    assert (problem.check, problem.fixed) == (Check.LINK, False)
+    for path in (link, file):
+        [problem] = verify(str(path), fix=True)
+        assert (problem.path, problem.check, problem.fixed) == (str(path), Aspect.LINK, False)
     assert link.is_symlink()
-
-
-def test_base_that_is_a_file(tmp_path: Path):
-    [problem] = verify(str(put(tmp_path / "file", b"x")), fix=True)
-    assert not problem.fixed
-    assert (tmp_path / "file").exists()
-
-
-def test_base_below_a_directory_that_all_may_write(base: Path, tmp_path: Path):
+    assert file.exists()
     tmp_path.chmod(0o777)
     [problem] = verify(str(base), fix=True)
-    assert (problem.path, problem.check, problem.fixed) == (str(tmp_path), Check.OWNER, False)
+    assert (problem.path, problem.check, problem.fixed) == (str(tmp_path), Aspect.OWNER, False)
 
 
 def test_base_in_the_directory_for_temporary_files():
@@ -195,36 +185,23 @@ def test_damaged_elf_headers(tmp_path: Path, start: bytes):
         assert damage(stream, Format.ELF) is not None
 
 
-@pytest.mark.parametrize(
-    ("cache", "name"),
-    [
-        ("inductor", "24/c24.so"),
-        ("inductor", "fxgraph/wc/fwc/w3o"),
-        ("inductor", "aotautograd/a1/h2"),
-        ("inductor", "gu/k.best_config"),
-        ("inductor", "dynamo/code_state_1.pkl"),
-        ("numba", "m_1/f-1.py311.nbi"),
-        ("numba", "m_1/f-1.py311.1.nbc"),
-        ("triton", "QX/k.cubin"),
-        ("triton", "QX/k.json"),
-        ("optimized", "0123abcd/model.so"),
-        ("optimized", "0123abcd/description.json"),
-    ],
-)
 @pytest.mark.parametrize("length", ["half", "empty"])
-def test_truncated_entries(base: Path, cache: str, name: str, length: str):
-    path = home(base, cache) / name
-    data = path.read_bytes()
-    check_and_fix(base, put(path, data[: len(data) // 2 if length == "half" else 0]), Check.FORMAT)
+def test_truncated_entries(base: Path, length: str):
+    for cache, names in {
+        "inductor": ["24/c24.so", "fxgraph/wc/fwc/w3o", "aotautograd/a1/h2", "gu/k.best_config"],
+        "numba": ["m_1/f-1.py311.nbi", "m_1/f-1.py311.1.nbc"],
+        "triton": ["QX/k.cubin", "QX/k.json"],
+        "optimized": ["0123abcd/model.so", "0123abcd/description.json"],
+    }.items():
+        for name in names:
+            path = home(base, cache) / name
+            data = path.read_bytes()[: path.stat().st_size // 2 if length == "half" else 0]
+            check_and_fix(base, put(path, data), Aspect.FORMAT)
 
 
-def test_sources_and_unknown_files_may_be_empty(base: Path):
+def test_files_of_any_content(base: Path):
     for name in ("24/c25.cpp", "24/x.py", "unknown"):
         put(home(base) / name, b"")
-    assert found(base) == {}
-
-
-def test_temporary_files_of_killed_programs(base: Path):
     # Neither Inductor, numba nor Triton reads files of such names.
     put(home(base) / "fxgraph/wc/fwc/.7.8.tmp", PICKLE[:20])
     put(home(base, "numba") / "m_1/f-1.py311.nbi.tmp.0123456789abcdef", b"x")
@@ -234,7 +211,7 @@ def test_temporary_files_of_killed_programs(base: Path):
 
 def test_damaged_record_of_a_key(base: Path):
     path = Path(f"{home(base)}.json")
-    check_and_fix(base, put(path, b'{"parts": 1}'), Check.FORMAT)
+    check_and_fix(base, put(path, b'{"parts": 1}'), Aspect.FORMAT)
 
 
 def test_damaged_record_of_a_directory_in_use_stays(base: Path):
@@ -257,7 +234,7 @@ def test_file_that_is_being_written(base: Path):
     assert descriptor is not None
     assert found(base) == {}
     os.close(descriptor)
-    check_and_fix(base, path, Check.FORMAT)
+    check_and_fix(base, path, Aspect.FORMAT)
 
 
 @pytest.mark.parametrize("how", ["renamed", "written"])
@@ -284,7 +261,7 @@ def test_old_damage_in_a_directory_in_use(base: Path):
     path = age(put(home(base) / "24/c30.so", elf()[:70]))
     descriptor = hold(directory)
     assert descriptor is not None
-    check_and_fix(base, path, Check.FORMAT)
+    check_and_fix(base, path, Aspect.FORMAT)
     os.close(descriptor)
 
 
@@ -307,7 +284,7 @@ def test_changed_content_of_an_imported_file(imported: Path, name: str):
     path = home(imported) / name
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
-    check_and_fix(imported, put(path, bytes(data)), Check.CHECKSUM)  # and its time is the same
+    check_and_fix(imported, put(path, bytes(data)), Aspect.CHECKSUM)  # and its time is the same
 
 
 def test_imported_file_that_a_program_has_replaced(imported: Path):
@@ -315,16 +292,13 @@ def test_imported_file_that_a_program_has_replaced(imported: Path):
     path.write_bytes(numba_index("int64", "float64"))
     assert found(imported) == {}
     path.write_bytes(numba_index("int64", "float64")[:-1])
-    check_and_fix(imported, path, Check.FORMAT)
-
-
-def test_imported_file_that_was_pruned(imported: Path):
-    (home(imported) / "24/c24.so").unlink()
-    assert found(imported) == {}
+    check_and_fix(imported, path, Aspect.FORMAT)
 
 
 def test_damaged_record_of_an_import(imported: Path):
-    check_and_fix(imported, put(Path(f"{home(imported)}.imported"), b'{"files'), Check.FORMAT)
+    (home(imported) / "24/c24.so").unlink()  # pruned
+    assert found(imported) == {}
+    check_and_fix(imported, put(Path(f"{home(imported)}.imported"), b'{"files'), Aspect.FORMAT)
 
 
 # Owner, mode and links
@@ -336,9 +310,9 @@ def test_modes_are_repaired(base: Path, name: str, added: int):
     path = base / name.format(f"inductor/{home(base).name}")
     mode = path.stat().st_mode & 0o777
     path.chmod(mode | added)
-    assert found(base) == {str(path): Check.MODE}
+    assert found(base) == {str(path): Aspect.MODE}
     assert path.stat().st_mode & 0o777 == mode | added
-    assert found(base, fix=True) == {str(path): Check.MODE}
+    assert found(base, fix=True) == {str(path): Aspect.MODE}
     assert path.stat().st_mode & 0o777 == mode
     assert found(base) == {}
 
@@ -357,7 +331,7 @@ def test_links_are_removed(base: Path, tmp_path: Path, name: str, target: str):
     put(tmp_path / "file", b"x").chmod(0o666)
     path = base / name.format(home(base).name)
     path.symlink_to(tmp_path / target)
-    check_and_fix(base, path, Check.LINK)
+    check_and_fix(base, path, Aspect.LINK)
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o666
     assert (tmp_path / "directory" / "inside").stat().st_mode & 0o777 == 0o666
 
@@ -366,7 +340,7 @@ def test_links_are_removed(base: Path, tmp_path: Path, name: str, target: str):
 def test_what_xlaunch_may_not_have_made_is_not_repaired(base: Path, name: str):
     (base / name).chmod(0o770)
     [problem] = verify(str(base), fix=True)
-    assert (problem.path, problem.check, problem.fixed) == (str(base / name), Check.MODE, False)
+    assert (problem.path, problem.check, problem.fixed) == (str(base / name), Aspect.MODE, False)
     assert (base / name).stat().st_mode & 0o777 == 0o770
 
 
@@ -389,7 +363,7 @@ def test_what_xlaunch_did_not_make_stays(base: Path, tmp_path: Path, name: str):
 def test_special_files_are_removed(base: Path):
     path = home(base) / "24" / "pipe.so"
     os.mkfifo(path)
-    check_and_fix(base, path, Check.LINK)
+    check_and_fix(base, path, Aspect.LINK)
 
 
 @pytest.mark.machine
@@ -399,14 +373,14 @@ def test_special_files_are_removed(base: Path):
 )
 def test_file_of_another_user(base: Path, cache: str, name: str):
     path = give_away(home(base, cache) / name)
-    check_and_fix(base, path, Check.OWNER)
+    check_and_fix(base, path, Aspect.OWNER)
 
 
 @pytest.mark.machine
 def test_directory_of_another_user(base: Path):
     path = give_away(home(base) / "24")
-    assert found(base) == {str(path): Check.OWNER}
-    assert found(base, fix=True) == {str(path): Check.OWNER}
+    assert found(base) == {str(path): Aspect.OWNER}
+    assert found(base, fix=True) == {str(path): Aspect.OWNER}
     assert not path.exists()
     assert (home(base) / "fxgraph/wc/fwc/w3o").exists()
 
@@ -415,7 +389,7 @@ def test_directory_of_another_user(base: Path):
 def test_base_of_another_user_stays(base: Path):
     give_away(base)
     [problem] = verify(str(base), fix=True)
-    assert (problem.path, problem.check, problem.fixed) == (str(base), Check.OWNER, False)
+    assert (problem.path, problem.check, problem.fixed) == (str(base), Aspect.OWNER, False)
     assert home(base).exists()
 
 
@@ -455,8 +429,8 @@ def test_what_cannot_be_removed_is_not_called_fixed():
 
 
 VERIFY_AS_NOBODY = """
-import fcntl, json, os, sys  # which another user may be unable to read
-from xlaunch.cache.verify import verify
+import fcntl, json, os, shutil, sys  # which another user may be unable to read
+from xlaunch.cache.check import verify
 os.setresuid(65534, 65534, 65534)
 print(json.dumps([(it.path, it.what, it.fixed) for it in verify(sys.argv[1], fix=True)]))
 """
@@ -475,13 +449,7 @@ def lock(base: Path, cache: str, name: str) -> tuple[CacheDirectory, Path]:
 )
 def test_stale_locks_are_removed(base: Path, cache: str, name: str):
     _, path = lock(base, cache, name)
-    check_and_fix(base, age(path, MIN_LOCK_AGE_S + 60), Check.LOCK)
-
-
-def test_young_locks_stay(base: Path):
-    _, path = lock(base, "torch_extensions", "my_ops/lock")
-    age(path, MIN_LOCK_AGE_S - 60)
-    assert found(base) == {}
+    check_and_fix(base, age(path, MIN_LOCK_AGE_S + 60), Aspect.LOCK)
 
 
 def test_locks_of_a_running_program_stay(base: Path):
@@ -492,7 +460,7 @@ def test_locks_of_a_running_program_stay(base: Path):
             sys.executable,
             "-c",
             "import sys\n"
-            "from xlaunch.cache.directories import CacheDirectory, hold\n"
+            "from xlaunch.cache.store import CacheDirectory, hold\n"
             "hold(CacheDirectory(*sys.argv[1:])); print(flush=True); sys.stdin.read()",
             *directory,
         ],
@@ -505,18 +473,19 @@ def test_locks_of_a_running_program_stay(base: Path):
         program.stdout.readline()
         assert found(base) == {}
         program.send_signal(signal.SIGKILL)
-    check_and_fix(base, path, Check.LOCK)
+    check_and_fix(base, path, Aspect.LOCK)
 
 
-def test_locks_of_inductor_are_only_files(base: Path):
+def test_young_locks_and_those_that_are_only_files_stay(base: Path):
     age(home(base) / "locks/c24.lock", 10**6)
+    age(lock(base, "torch_extensions", "my_ops/lock")[1], MIN_LOCK_AGE_S - 60)
     assert found(base) == {}
 
 
 def test_leftover_of_a_killed_import(base: Path):
     path = base / ".importing-0123456789abcdef"
     put(path / "inductor-0", b"x")
-    check_and_fix(base, path, Check.LEFTOVER)
+    check_and_fix(base, path, Aspect.LEFTOVER)
 
 
 def test_leftover_of_a_killed_copy_of_a_seed(base: Path, monkeypatch: pytest.MonkeyPatch):
@@ -526,7 +495,7 @@ def test_leftover_of_a_killed_copy_of_a_seed(base: Path, monkeypatch: pytest.Mon
     assert found(base) == {}  # it may still be going on
     later = time.time() + DAY_S
     monkeypatch.setattr(time, "time", lambda: later + 60)
-    check_and_fix(base, path, Check.LEFTOVER)
+    check_and_fix(base, path, Aspect.LEFTOVER)
 
 
 def test_leftover_of_a_killed_compilation(base: Path):
@@ -540,7 +509,7 @@ def test_leftover_of_a_killed_compilation(base: Path):
     path = optimized / f".partial-{2**22 + 1}-x"
     put(path / "model.so", elf()[:9])
     age(path, day)
-    check_and_fix(base, path, Check.LEFTOVER)
+    check_and_fix(base, path, Aspect.LEFTOVER)
     assert all(it.is_dir() for it in running)
 
 

@@ -229,7 +229,7 @@ def _run(
     result = native.library().xk_roi_align(
         ctypes.byref(task), images.data_ptr(), boxes.data_ptr(), output.data_ptr()
     )
-    if result == native.INVALID_ARGUMENT:
+    if result in (native.Problem.INVALID_IMAGE, native.Problem.NO_PIXELS):
         _refuse_boxes(images, boxes)
     check(result)
     return output.contiguous(memory_format=result_format)
@@ -273,7 +273,7 @@ def _run_backward(
     result = native.library().xk_roi_align_backward(
         ctypes.byref(task), gradient.data_ptr(), boxes.data_ptr(), sums.data_ptr()
     )
-    if result == native.INVALID_ARGUMENT:
+    if result in (native.Problem.INVALID_IMAGE, native.Problem.NO_PIXELS):
         _refuse_boxes(sums, boxes)
     check(result)
     return sums.to(gradient.dtype).contiguous(memory_format=result_format)

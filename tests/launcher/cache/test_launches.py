@@ -7,19 +7,19 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from xlaunch.cache.directories import hold, not_in_use
 from xlaunch.cache.key import Hardware, Packages, key_of
-from xlaunch.cache.seed import VARIABLE as SEED
+from xlaunch.cache.preparation import VARIABLE as SEED
+from xlaunch.cache.store import CacheDirectory, hold, not_in_use
 from xlaunch.cache.table import BY_NAME, CACHES, PROFILE_VARIABLE
-from xlaunch.environment.caches import HEADERS_VARIABLE, CacheSettings, cache_settings
+from xlaunch.cache.use import HEADERS_VARIABLE, CacheSettings, cache_settings
 from xlaunch.errors import UsageError
 from xlaunch.machine.gpus import Gpu, Vendor
-from xlaunch.planning.request import Caches, Request
 
 XLAUNCH = [sys.executable, "-m", "xlaunch"]
 PLAIN = Hardware("x86_64", ("avx2", "fma"), "GenuineIntel 6 143", (), ())
@@ -29,21 +29,34 @@ TORCH = Packages({"torch": "2.13.0"}, "3.11")
 
 
 def settings(
-    request: Request = Request(),  # noqa: B008 - immutable
+    asked: Path | str | None = None,
     *,
     make: bool = True,
     hardware: Hardware = PLAIN,
     packages: Packages = TORCH,
+    everything: bool = False,
+    fixed: Sequence[str] = (),
     **variables: str,
 ) -> CacheSettings:
-    variables = {HEADERS_VARIABLE: "0", **variables}
+    """What a launch does with `--cache-dir` `asked`, with `--cache all` if `everything` is set."""
     return cache_settings(
-        request, variables, packages=packages, make=make, hardware=hardware, program=("net.py",)
+        {HEADERS_VARIABLE: "0", **variables},
+        packages=packages,
+        asked=None if asked is None else str(asked),
+        everything=everything,
+        fixed=fixed,
+        make=make,
+        hardware=hardware,
+        program=("net.py",),
     )
 
 
 def values(found: CacheSettings) -> dict[str, str]:
-    return {proposal.name: proposal.value for proposal in found.proposals}
+    return {variable.name: variable.value for variable in found.variables}
+
+
+def used(found: CacheSettings) -> dict[str, CacheDirectory]:
+    return {it.directory.cache: it.directory for it in found.used}
 
 
 def test_caches_move_below_one_private_directory(tmp_path: Path):
@@ -82,31 +95,31 @@ def test_caches_that_change_what_programs_do_are_asked_for(tmp_path: Path):
     home = {"HOME": str(tmp_path)}
     extra = {"JAX_COMPILATION_CACHE_DIR", PROFILE_VARIABLE}
     assert not extra & set(values(settings(**home)))
-    assert extra <= set(values(settings(Request(cache=Caches.ALL), **home)))
+    assert extra <= set(values(settings(everything=True, **home)))
 
 
 def test_a_plan_makes_nothing(tmp_path: Path):
     found = settings(make=False, XDG_CACHE_HOME=str(tmp_path))
-    assert found.proposals
+    assert found.variables
     assert found.warnings == ()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_without_a_home_caches_stay():
     found = settings()
-    assert found.proposals == ()
+    assert found.variables == ()
     assert "no home directory" in "".join(found.warnings)
 
 
-def test_without_caches_xruntime_is_told_to_keep_nothing():
-    assert values(settings(Request(no_cache=True))) == {"XRUNTIME_CACHE_DIR": "0"}
-
-
 def test_a_cache_that_the_user_has_moved_is_not_ours(tmp_path: Path):
-    found = settings(HOME=str(tmp_path), TORCHINDUCTOR_CACHE_DIR="/mine")
-    assert "inductor" not in [used.directory.cache for used in found.used]
-    asked = settings(Request(cache_dir=str(tmp_path / "x")), TORCHINDUCTOR_CACHE_DIR="/mine")
-    assert "inductor" in [used.directory.cache for used in asked.used]
+    variable, own = "TORCHINDUCTOR_CACHE_DIR", {"TORCHINDUCTOR_CACHE_DIR": "/mine"}
+    ours = used(settings(tmp_path))["inductor"].path
+    assert "inductor" not in used(settings(HOME=str(tmp_path), **own))
+    assert "inductor" in used(settings(tmp_path, **own))  # --cache-dir moves it back,
+    assert "inductor" not in used(settings(tmp_path, fixed=[variable], **own))  # but for --env
+    assert "inductor" not in used(settings(tmp_path, fixed=[variable], **{variable: ""}))
+    # Whoever named it: a directory of ours is held and reported.
+    assert "inductor" in used(settings(tmp_path, fixed=[variable], **{variable: ours}))
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o757, 0o2777, 0o1777])
@@ -117,16 +130,15 @@ def test_a_directory_that_others_can_write_is_neither_used_nor_changed(tmp_path,
     directory = base / below
     directory.mkdir(parents=True)
     directory.chmod(mode)
-    request = Request(cache_dir=str(base))
     if mode == 0o1777 and not below:
-        used = settings(request).used
+        found = settings(base).used
         private = base / f"xlaunch-{os.geteuid()}"
-        assert all(Path(it.directory.path).is_relative_to(private) for it in used)
+        assert all(Path(it.directory.path).is_relative_to(private) for it in found)
         assert private.stat().st_mode & 0o7777 == 0o700
         assert [path.name for path in base.iterdir()] == [private.name]
     else:
         with pytest.raises(UsageError, match=f"{directory} may be written by others"):
-            settings(request)
+            settings(base)
         assert not [path for path in base.rglob("*") if path != directory]
     assert directory.stat().st_mode & 0o7777 == mode
 
@@ -134,7 +146,7 @@ def test_a_directory_that_others_can_write_is_neither_used_nor_changed(tmp_path,
 @pytest.mark.parametrize("mode", [0o755, 0o2755, 0o1755])
 def test_a_directory_of_one_s_own_keeps_its_mode(tmp_path: Path, mode: int):
     tmp_path.chmod(mode)
-    found = settings(Request(cache_dir=str(tmp_path)))
+    found = settings(tmp_path)
     assert found.base == str(tmp_path)
     assert tmp_path.stat().st_mode & 0o7777 == mode
 
@@ -146,7 +158,7 @@ def test_another_user_s_directory_in_a_shared_one_is_refused(tmp_path: Path):
     private.mkdir()
     os.chown(private, 65534, 65534)
     with pytest.raises(UsageError, match=f"{private} belongs to another user"):
-        settings(Request(cache_dir=str(tmp_path)))
+        settings(tmp_path)
 
 
 def test_without_the_instruction_set_caches_stay(tmp_path: Path):
@@ -158,10 +170,10 @@ def test_without_the_instruction_set_caches_stay(tmp_path: Path):
 def test_a_directory_above_that_others_can_write_is_refused(tmp_path: Path):
     tmp_path.chmod(0o777)
     found = settings(XDG_CACHE_HOME=str(tmp_path))
-    assert found.proposals == ()
+    assert found.variables == ()
     assert "every user may write" in "".join(found.warnings)
     with pytest.raises(UsageError, match="every user may write"):
-        settings(Request(cache_dir=str(tmp_path / "x")))
+        settings(tmp_path / "x")
 
 
 @pytest.mark.machine
@@ -172,7 +184,7 @@ def test_a_directory_of_another_user_is_refused(tmp_path: Path, below: str):
     directory.mkdir(parents=True)
     os.chown(directory, 65534, 65534)
     with pytest.raises(UsageError, match=f"{directory} belongs to another user"):
-        settings(Request(cache_dir=str(tmp_path / "caches")))
+        settings(tmp_path / "caches")
 
 
 @pytest.mark.parametrize("below", ["", "inductor"])
@@ -182,29 +194,27 @@ def test_a_link_is_refused(tmp_path: Path, below: str):
     place.parent.mkdir(exist_ok=True)
     place.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(UsageError, match=f"{place} is a symbolic link"):
-        settings(Request(cache_dir=str(tmp_path / "caches")))
+        settings(tmp_path / "caches")
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
 def test_a_directory_without_a_name_is_refused():
     with pytest.raises(UsageError, match=r"--cache-dir: the directory's name is empty.*--no-cache"):
-        settings(Request(cache_dir=""))
+        settings("")
 
 
 def test_a_file_in_place_of_the_directory(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=r"--cache-dir .*file is not a directory"):
-        settings(Request(cache_dir=str(tmp_path / "file")))
+        settings(tmp_path / "file")
 
 
 def test_cold_and_used(tmp_path: Path):
-    request = Request(cache_dir=str(tmp_path))
-
     def warmth() -> dict[str, str]:
-        return {it.directory.cache: it.warmth for it in settings(request).used}
+        return {it.directory.cache: it.warmth for it in settings(tmp_path).used}
 
     assert set(warmth().values()) == {"cold"}
-    (Path(settings(request).used[0].directory.path) / "code.so").write_text("x")
+    (Path(settings(tmp_path).used[0].directory.path) / "code.so").write_text("x")
     assert warmth() == {
         "inductor": "used",
         "optimized": "cold",
@@ -215,8 +225,8 @@ def test_cold_and_used(tmp_path: Path):
 
 
 def test_a_launch_goes_on_without_a_lock_and_says_so(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("xlaunch.cache.directories.HOLD_TIMEOUT_S", 0.05)
-    found = settings(Request(cache_dir=str(tmp_path)))
+    monkeypatch.setattr("xlaunch.cache.store.HOLD_TIMEOUT_S", 0.05)
+    found = settings(tmp_path)
     with not_in_use(found.used[0].directory, frozenset()):
         (line,) = found.hold()
     assert line.endswith(f"its record cannot be locked: {found.used[0].directory.path}")
@@ -227,16 +237,15 @@ def test_a_launch_goes_on_without_a_lock_and_says_so(tmp_path: Path, monkeypatch
 
 
 def test_a_record_that_is_a_link_is_refused(tmp_path: Path):
-    record = Path(settings(Request(cache_dir=str(tmp_path))).used[0].directory.record)
+    record = Path(settings(tmp_path).used[0].directory.record)
     record.rename(tmp_path / "elsewhere")
     record.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(UsageError, match=f"{record}: is a symbolic link"):
-        settings(Request(cache_dir=str(tmp_path)))
+        settings(tmp_path)
 
 
 def test_a_library_whose_linker_was_killed_is_removed_by_the_next_launch(tmp_path: Path):
-    request = Request(cache_dir=str(tmp_path))
-    cache = settings(request).used[0].directory
+    cache = settings(tmp_path).used[0].directory
     whole = Path(sys.executable).resolve().read_bytes()
     (Path(cache.path) / "ab").mkdir()
     contents = {"cut": whole[:-100], "empty": b"", "whole": whole}
@@ -245,26 +254,24 @@ def test_a_library_whose_linker_was_killed_is_removed_by_the_next_launch(tmp_pat
         files[name].write_bytes(content)
     held = hold(cache)
     assert held is not None
-    settings(request)  # its linker may be at work
+    settings(tmp_path)  # its linker may be at work
     assert files["cut"].exists()
     os.close(held)
-    settings(request, make=False)
+    settings(tmp_path, make=False)
     assert files["cut"].exists()
     for path in files.values():  # as if written since that launch began
         path.write_bytes(path.read_bytes())
     os.utime(files["cut"].parent)
-    settings(request)
+    settings(tmp_path)
     assert [name for name, path in files.items() if path.exists()] == ["whole"]
 
 
 def test_a_cut_library_of_a_compiled_model_is_removed_by_the_next_launch(tmp_path: Path):
-    request = Request(cache_dir=str(tmp_path))
-    used = {it.directory.cache: it.directory for it in settings(request).used}
-    model = Path(used["optimized"].path) / "0123abcd" / "model.so"
+    model = Path(used(settings(tmp_path))["optimized"].path) / "0123abcd" / "model.so"
     model.parent.mkdir()
     model.write_bytes(Path(sys.executable).resolve().read_bytes()[:-100])
     (model.parent / "description.json").write_text("{}")
-    settings(request)
+    settings(tmp_path)
     assert os.listdir(model.parent) == ["description.json"]
 
 
@@ -274,7 +281,7 @@ class TestPrecompiledHeaders:
     @staticmethod
     def settings(tmp_path: Path, *, make: bool = True, **variables: str) -> CacheSettings:
         own = {"TMPDIR": str(tmp_path), "LOGNAME": "a/b", HEADERS_VARIABLE: "", **variables}
-        return settings(Request(cache_dir=str(tmp_path / "caches")), make=make, **own)
+        return settings(tmp_path / "caches", make=make, **own)
 
     def test_the_directory_is_made_before_others_can(self, tmp_path: Path):
         assert HEADERS_VARIABLE not in values(self.settings(tmp_path, make=False))
@@ -322,7 +329,7 @@ class TestSeed:
     @pytest.fixture
     def seed(self, tmp_path: Path) -> Path:
         """Made by a launch with `--cache-dir`, and filled."""
-        used = settings(Request(cache_dir=str(tmp_path / "seed"))).used
+        used = settings(tmp_path / "seed").used
         library = Path(used[0].directory.path) / "ab" / "code.cpp"
         library.parent.mkdir()
         library.write_text("code")
