@@ -36,13 +36,12 @@ class Form(NamedTuple):
 class FlatCall(NamedTuple):
     """A call by its form and its tensors."""
 
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
     form: Form
     tensors: list[torch.Tensor]
     leaves: list[Any]
-
-    @property
-    def sizes(self) -> Sizes:
-        return tuple([tuple(tensor.shape) for tensor in self.tensors])
+    sizes: Sizes
 
 
 _CONSTANTS = frozenset(
@@ -72,7 +71,8 @@ def flat_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> FlatCall | None:
             facts.append((kind, leaf))
         else:
             return None
-    return FlatCall(Form(nest, tuple(facts)), tensors, leaves)
+    sizes = tuple([tuple(tensor.shape) for tensor in tensors])
+    return FlatCall(args, kwargs, Form(nest, tuple(facts)), tensors, leaves, sizes)
 
 
 class Pattern(NamedTuple):

@@ -122,7 +122,7 @@ class CompiledAside:
             changed = self.fingerprint.changed()
             if changed is not None:
                 return self._outdated(changed, args, kwargs)
-        return lane(call, args, kwargs)
+        return lane(call)
 
     def _further(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self._full:
@@ -230,7 +230,7 @@ class _Lane(Lane):
         self.over = reason
         self.aside.note(f"not compiled: {reason}")
 
-    def __call__(self, call: FlatCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __call__(self, call: FlatCall) -> Any:
         sizes = call.sizes
         served = self._code_for(sizes)
         if served is None and self.aside.wait and self.over is None:
@@ -239,9 +239,9 @@ class _Lane(Lane):
                 self._start(call)
             served = self._code_for(sizes)
         if served is None:
-            return self._modules(call, sizes, args, kwargs)
+            return self._modules(call)
         if sizes not in served.compared and len(served.compared) < MAX_COMPARED_SIZES:
-            return self._compared(served, call, sizes, args, kwargs)
+            return self._compared(served, call)
         assert served.outputs is not None
         try:
             tensors = served.code(call.tensors)
@@ -251,7 +251,7 @@ class _Lane(Lane):
             self._drop(served, str(error))
         else:
             return self.aside.runner.modes.result(served.outputs.rebuilt(tensors))
-        return self.aside.plain(args, kwargs)
+        return self.aside.plain(call.args, call.kwargs)
 
     def _code_for(self, sizes: Sizes) -> Library | None:
         try:
@@ -264,18 +264,15 @@ class _Lane(Lane):
                 self._chosen[sizes] = served
         return served
 
-    def _modules(
-        self, call: FlatCall, sizes: Sizes, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def _modules(self, call: FlatCall) -> Any:
         """Call the modules; have code made if such calls take long."""
-        if self.over is not None:
-            if self.aside.report is None:
-                self.aside.runner.warn("some calls", self.over)
-            return self.aside.plain(args, kwargs)
-        began = time.perf_counter()
-        outputs = self.aside.plain(args, kwargs)
+        aside, sizes, began = self.aside, call.sizes, time.perf_counter()
+        outputs = aside.plain(call.args, call.kwargs)
         spent_s = time.perf_counter() - began
-        aside = self.aside
+        if self.over is not None:
+            if aside.report is None:
+                aside.runner.warn("some calls", self.over)
+            return outputs
         if aside.first is None:
             aside.first = sizes
         if sizes == aside.first:
@@ -353,21 +350,14 @@ class _Lane(Lane):
             open_store().remove(served.name)
         self.aside.note(f"the modules are called again: {reason}")
 
-    def _compared(
-        self,
-        served: Library,
-        call: FlatCall,
-        sizes: Sizes,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
+    def _compared(self, served: Library, call: FlatCall) -> Any:
         """Return the modules' outputs, and find out whether the code computes the same, and faster."""
-        aside = self.aside
+        aside, sizes = self.aside, call.sizes
         with self._changing:
             first = served.outputs is None
             times: dict[str, float] = {}
             with _timed(times, "modules"):
-                expected = aside.plain(args, kwargs)
+                expected = aside.plain(call.args, call.kwargs)
             if sizes in served.compared or served not in self.libraries:
                 return expected  # another thread has compared it, or left it
             if first and aside.runner.is_changed(thorough=True):
@@ -388,7 +378,7 @@ class _Lane(Lane):
             if problem is not None:
                 self._drop(served, problem)
                 return expected
-            if first and not self._is_faster(served, call, args, kwargs, times):
+            if first and not self._is_faster(served, call, times):
                 speed = f"{times['modules'] / times['code']:.2f}"
                 self._drop(served, f"the code is {speed} times as fast as they are", remove=False)
                 return expected
@@ -414,20 +404,13 @@ class _Lane(Lane):
             return str(error)
         return None if found.allowed else f"the code computes something else: {found}"
 
-    def _is_faster(
-        self,
-        served: Library,
-        call: FlatCall,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        times: dict[str, float],
-    ) -> bool:
+    def _is_faster(self, served: Library, call: FlatCall, times: dict[str, float]) -> bool:
         """Whether the code is faster; in doubt both are timed again."""
         for _ in range(3):
             if times["code"] < 0.95 * times["modules"]:
                 return True
             with _timed(times, "modules"):
-                self.aside.plain(args, kwargs)
+                self.aside.plain(call.args, call.kwargs)
             with _timed(times, "code"):
                 served.code(call.tensors)
         return times["code"] < times["modules"]
