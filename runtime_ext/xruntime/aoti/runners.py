@@ -9,11 +9,9 @@ Source: torch/csrc/inductor/aoti_runtime/interface.h.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import inspect
-import os
 import threading
 import weakref
 from collections.abc import Mapping
@@ -58,9 +56,6 @@ _FUNCTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
 _LAST_ERROR: Final = "AOTInductorGetLastError"
 """Since torch 2.13; older code writes the reason of a failure to standard error."""
 
-_MADV_PAGEOUT: Final = 21
-"""Since Linux 5.4. Pages that were relocated stay."""
-
 _get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _get_pointer.argtypes, _get_pointer.restype = (ctypes.py_object, _Text), _Pointer
 _new_capsule = ctypes.pythonapi.PyCapsule_New
@@ -89,7 +84,6 @@ class CRunner:
             ),
             f"{path} cannot be set up",
         )
-        _forget_pages(library)
         # Not at the interpreter's exit, when threads may still run the code.
         self._free = weakref.finalize(self, _freed, loaded, handle)
         self._free.atexit = False
@@ -216,18 +210,6 @@ def _loaded(library: str, path: str) -> ctypes.CDLL:
     if last_error is not None:
         last_error.argtypes, last_error.restype = (ctypes.POINTER(_Text),), ctypes.c_int32
     return loaded
-
-
-def _forget_pages(library: str) -> None:
-    """Have the kernel drop the library's read-only pages, which hold the weights: the code has copied these."""
-    with contextlib.suppress(OSError, AttributeError), open("/proc/self/maps") as maps:
-        advise = ctypes.CDLL(None).madvise
-        advise.argtypes = (_Pointer, _Size, ctypes.c_int)
-        for line in maps:
-            place, flags, *_ = line.split()
-            if flags == "r--p" and line.rstrip().endswith(os.path.realpath(library)):
-                begin, end = (int(number, 16) for number in place.split("-"))
-                advise(begin, end - begin, _MADV_PAGEOUT)
 
 
 def _check(library: ctypes.CDLL, failed: int, what: str) -> None:

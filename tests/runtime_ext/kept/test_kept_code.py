@@ -279,7 +279,10 @@ def test_where_nothing_can_be_kept(
     monkeypatch.setattr("xruntime.kept.libraries.ROOM_BYTES", 1 << 62)
     assert " MiB left" in reason()
     (tmp_path / "file").write_text("")
-    for value, problem in (("0", "XRUNTIME_CACHE_DIR=0"), (str(tmp_path / "file"), "File exists")):
+    for value, problem in (
+        ("0", "XRUNTIME_CACHE_DIR=0"),
+        (str(tmp_path / "file"), "not a directory"),
+    ):
         monkeypatch.setenv(stores.VARIABLE, value)
         assert problem in str(stores.open_store().temporary)
 
