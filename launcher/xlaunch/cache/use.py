@@ -61,15 +61,8 @@ class CacheSettings(NamedTuple):
         return [f"not protected from pruning, as its record cannot be locked: {', '.join(paths)}"]
 
 
-NOT_KEPT = CacheSettings(
-    (
-        Variable(
-            BY_NAME["optimized"].variable,
-            KEEP_NOTHING,
-            "xruntime keeps no compiled models: --no-cache",
-        ),
-    )
-)
+_REASON = "xruntime keeps no compiled models: --no-cache"
+NOT_KEPT = CacheSettings((Variable(BY_NAME["optimized"].variable, KEEP_NOTHING, _REASON),))
 """With `--no-cache`."""
 
 
@@ -151,9 +144,10 @@ def cache_settings(
     option = None if asked is None else f"--cache-dir {asked}"
     variables = [*headers]
     for it in rows:
-        state = f"; {_COLD if it.name in cold else _USED}" if it.name in used else ""
-        path = directories[it.name].path
-        variables += [Variable(it.variable, path, _WHERE + state, option), *it.switches]
+        path, reason = directories[it.name].path, _WHERE
+        if it.name in used:
+            reason += "; cold: it is empty" if it.name in cold else _USED
+        variables += [Variable(it.variable, path, reason, option), *it.switches]
     if everything:
         variables.append(_profile(program))
     found = [UsedCache(directories[name], "cold" if name in cold else "used") for name in used]
@@ -161,8 +155,7 @@ def cache_settings(
 
 
 _WHERE = "compiled code is kept in a private directory for this hardware and these versions"
-_COLD = "cold: it is empty"
-_USED = "used: it has code of earlier launches"
+_USED = "; used: it has code of earlier launches"
 
 
 def _header_settings(

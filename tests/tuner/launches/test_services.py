@@ -166,6 +166,7 @@ def test_a_service_that_never_gets_ready(measure: Measure) -> None:
     assert reason(launch) == (
         "the service was not ready (no such line) after 0.5 s: see --ready-timeout"
     )
+    assert (launch.exit_code, launch.stderr_tail, launch.notes[1:]) == (None, "", ())
 
 
 def test_a_service_that_ends_before_it_is_ready(measure: Measure) -> None:

@@ -32,8 +32,8 @@ from xtune.launches.energy import EnergyMeter
 from xtune.launches.exhaustion import MemoryWatch
 from xtune.launches.generators import LATENCY, summaries_of
 from xtune.launches.launch import Launch, Outcome, Series, Steadiness
-from xtune.launches.objectives import WALL, Goal, Objective
-from xtune.launches.outcomes import failure_of, secondary_of
+from xtune.launches.objectives import WALL, Objective
+from xtune.launches.outcomes import describe_unseen, failure_of, secondary_of
 from xtune.launches.outputs import Tail
 from xtune.launches.requirements import check, metrics_to_read
 from xtune.launches.services import (
@@ -54,8 +54,7 @@ from xtune.launches.summaries import (
     kind_in,
     name_of,
     series_of,
-    summarise,
-    window_of,
+    summaries_of_run,
 )
 from xtune.launches.watching import Race, Watched, watch
 from xtune.space.parameters import BARE, Configuration
@@ -304,6 +303,7 @@ class Runner:
                         self._environment,
                         self._kept_free,
                     )
+                    load = load._replace(said=tail.text())  # without what it says when it is ended
                     run.end()
                     limit_s = None
                 watched = watch(run, tail, meter, limit_s=limit_s, race=race)
@@ -325,7 +325,7 @@ class Runner:
         )
         notes = tuple(text for text in notes if text not in shared)
         if load is not None:
-            return self._measured_load(launch, load, report, memory, said, notes)
+            return self._measured_load(launch, load, report, memory, notes)
         failure = failure_of(report, watched, memory, said)
         is_timeout = watched.ended_as is Outcome.TIMED_OUT and limit_s == self._timeout_s
         if is_timeout and limit_s is not None:
@@ -405,7 +405,7 @@ class Runner:
         objective = self._objective
         announced = self._announced(watched)
         series = (*series_of(report), *announced.series)
-        summaries = self._summarise(report, announced, window or Window())
+        summaries = summaries_of_run(report, announced, objective, window or Window())
         name = self._metric_name(announced.announcements)
         seen, unmet = check(objective.requirements, summaries, launch.secondary)
         launch = launch._replace(
@@ -415,7 +415,7 @@ class Runner:
         notes = [text for text in known if kind_of(text) is not WarningKind.UNSEEN_METRIC]
         notes += [*announced.notes, *unmet]
         if name != WALL and name not in summaries:
-            reason = _describe_unseen(objective.metric, report)
+            reason = describe_unseen(objective.metric, report)
             return launch._replace(
                 outcome=Outcome.NO_METRIC, stderr_tail=said, notes=(reason, *dict.fromkeys(notes))
             )
@@ -462,24 +462,25 @@ class Runner:
         load: Load,
         report: Report,
         memory: MemoryWatch,
-        said: str,
-        notes: Sequence[str],
+        known: Sequence[str],
     ) -> Launch:
         """The measurement of a service by what its generators printed."""
         objective = self._objective
+        notes = [text for text in known if kind_of(text) is not WarningKind.UNSEEN_METRIC]
+        if not load.service_ended:
+            launch = launch._replace(exit_code=None)
         if load.problem:
             outcome, reason = load.outcome, load.problem
             unwatched = Watched(0.0, (), None, "")
-            if load.service_ended and (ended := failure_of(report, unwatched, memory, said)):
+            if load.service_ended and (ended := failure_of(report, unwatched, memory, load.said)):
                 outcome, reason = ended[0], f"{reason}: {ended[1]}"
-            return launch._replace(outcome=outcome, stderr_tail=said, notes=(reason, *notes))
+            return launch._replace(outcome=outcome, stderr_tail=load.said, notes=(reason, *notes))
         summaries, name = summaries_of(load.outputs, self._metrics), name_of(objective.metric)
         seen, unmet = check(objective.requirements, summaries, launch.secondary)
         launch = launch._replace(
             series=tuple([Series(0, n, (0.0,), (one.value,)) for n, one in summaries.items()]),
             requirements=seen,
             metrics=tuple(_others(summaries, name)),
-            exit_code=None,
         )
         if name not in summaries:
             lines = [line.strip() for line in load.outputs[0].splitlines() if line.strip()]
@@ -490,38 +491,6 @@ class Runner:
 
     # All metrics.
 
-    def _summarise(
-        self, report: Report, announced: Announced, window: Window
-    ) -> dict[str, Summary]:
-        """Every metric with values in the window, by name."""
-        objective, found = self._objective, dict[str, Summary]()
-        better = objective.goal is Goal.MAXIMIZE
-        by_metric: dict[str, list[Series]] = {}
-        for series in (*series_of(report), *announced.series):
-            by_metric.setdefault(series.metric, []).append(series)
-        for total in report.metrics:
-            summary = summarise(
-                total.name,
-                by_metric.get(total.name, ()),
-                kind=Kind(total.kind),
-                unit=total.unit,
-                window=window_of(total).within(window),
-                larger_is_better=better if total.name == name_of(objective.metric) else None,
-                known=total.notes,
-            )
-            if summary is not None:
-                found[total.name] = summary
-        for one in announced.announcements:
-            summary = summarise(
-                one.metric,
-                by_metric[one.metric],
-                window=window,
-                larger_is_better=one.higher_is_better,
-            )
-            if summary is not None:
-                found[one.metric] = summary
-        return found
-
 
 def _others(summaries: Mapping[str, Summary], objective: str) -> Iterable[tuple[str, float]]:
     """The other metrics, and the mean, p90 and p99 of each time."""
@@ -531,14 +500,3 @@ def _others(summaries: Mapping[str, Summary], objective: str) -> Iterable[tuple[
         if summary.kind is Kind.TIME and summary.count > 1:
             spread = (("mean", summary.mean), ("p90", summary.p90), ("p99", summary.p99))
             yield from ((f"{name} {label}", value) for label, value in spread if value is not None)
-
-
-def _describe_unseen(metric: str, report: Report) -> str:
-    """Explain that a metric was not printed, with the lines that were."""
-    if metric.startswith(MARK):
-        wanted = f"no value was announced by {metric!r} with a number on the next line"
-    else:
-        wanted = f"no value of {metric!r} was found"
-    if not report.lines_seen:
-        return f"{wanted}; nothing with a number was printed or reported"
-    return f"{wanted}; the last lines with numbers: {' | '.join(report.lines_seen)}"

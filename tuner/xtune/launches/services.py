@@ -102,6 +102,8 @@ class Load(NamedTuple):
     """Why there is nothing to read; empty if all went well."""
     service_ended: bool = False
     """By itself."""
+    said: str = ""
+    """The last lines of the service's standard error."""
 
 
 def require_service(service: Service) -> None:
