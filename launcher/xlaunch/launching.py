@@ -23,7 +23,9 @@ from xlaunch.planning.plans import Plan
 from xlaunch.planning.request import ProgramRequest, Request, RunRequest
 
 if TYPE_CHECKING:
+    from xlaunch.leases import Lease
     from xlaunch.report import Report
+    from xlaunch.shared_host import Placed
     from xlaunch.supervision.keeper_client import RunningLaunch
 
 __all__ = ["check_startable", "launch", "run_plan", "start"]
@@ -43,18 +45,23 @@ def prepare(
     *,
     sysroot: str | None = None,
     synthetic: str | None = None,
+    placed: Placed | None = None,
     make_directories: bool = False,
 ) -> Prepared:
     """Plan `request` for the machine that the options name, and choose its environment.
 
-    `make_directories`: for a launch, which needs a program; see `prepare_environment`.
+    `placed`: its plan beside the other launches of this machine. `make_directories`: for a launch, which needs a program; see `prepare_environment`.
     """
-    with machine_of(sysroot, synthetic) as machine:
-        made = plan(request.layout, machine)
+    inherited: Mapping[str, str] = os.environ
+    if placed is not None:
+        request, made, machine, inherited = placed[:4]
+    else:
+        with machine_of(sysroot, synthetic) as machine:
+            made = plan(request.layout, machine)
     if not request.program.words and not make_directories:
         return Prepared(machine, made, None)
     environment = prepare_environment(
-        made, request.program, os.environ, run=request.run, make_directories=make_directories
+        made, request.program, inherited, run=request.run, make_directories=make_directories
     )
     return Prepared(machine, made, environment)
 
@@ -138,11 +145,13 @@ def run_plan(
     note: Callable[[str], None],
     table: bool = True,
     explain: bool = False,
+    lease: Lease | None = None,
 ) -> int:
     """Run the instances of `plan`; the exit code for this process.
 
     Does not return when the one instance replaces this process. `note` takes lines for the user.
     `table` prints the report on standard error at the end, `explain` what its columns mean.
+    `lease`: the record of this launch.
     """
     if sys.platform != "linux":
         return _run_on_other_system(plan, environment, note)
@@ -165,7 +174,9 @@ def run_plan(
     from xlaunch.supervision.supervisor import Job
 
     with _enough_descriptors(plan, run):
-        return keep(Job(plan, environment, run, table, explain=explain, live_line=table))
+        return keep(
+            Job(plan, environment, run, table, explain=explain, live_line=table, lease=lease)
+        )
 
 
 def check_startable(plan: Plan, run: RunRequest) -> None:

@@ -7,6 +7,7 @@ from xlaunch.cache.warm import compiled_files, count_by_kind
 from xlaunch.console import say
 from xlaunch.errors import UsageError
 from xlaunch.options.commands import launch_command
+from xlaunch.options.definitions import OF_TORCHRUN
 from xlaunch.options.layers import Resolved, request_from
 from xlaunch.text import counted
 
@@ -17,7 +18,18 @@ TIMED_OUT = 124
 
 @launch_command(
     program_required=True,
-    without=("dry-run", "json", "explain", "no-cache", "sysroot", "synthetic"),
+    without=(
+        *OF_TORCHRUN,
+        "exclusive",
+        "wait",
+        "rank-mode",
+        "dry-run",
+        "json",
+        "explain",
+        "no-cache",
+        "sysroot",
+        "synthetic",
+    ),
 )
 def warm_command(asked: Resolved) -> int:
     """Run PROGRAM until a run compiles nothing new.

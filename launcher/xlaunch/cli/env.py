@@ -25,6 +25,7 @@ from xlaunch.machine.architecture import glibc_version
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.machine.other_machine import machine_of
 from xlaunch.options.commands import Parsed, launch_command
+from xlaunch.options.definitions import OF_TORCHRUN
 from xlaunch.options.kinds import one_of
 from xlaunch.options.layers import Resolved, request_from
 from xlaunch.planning.planner import plan
@@ -67,7 +68,17 @@ class Surroundings(NamedTuple):
 
 @launch_command(
     program_required=False,
-    without=("dry-run", "json", "explain", "verbose", "quiet"),
+    without=(
+        *OF_TORCHRUN,
+        "exclusive",
+        "wait",
+        "rank-mode",
+        "dry-run",
+        "json",
+        "explain",
+        "verbose",
+        "quiet",
+    ),
     own=[
         click.option(
             "--format",

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import click
@@ -11,10 +12,12 @@ import xlaunch
 from xlaunch.console import say
 from xlaunch.errors import UsageError
 from xlaunch.launching import check_startable, prepare, run_plan
+from xlaunch.machine import read_machine
 from xlaunch.options.commands import launch_command
 from xlaunch.options.definitions import BY_KEY, RESERVED
 from xlaunch.options.layers import Resolved, request_from
-from xlaunch.planning.request import OnFailure, ProgramRequest
+from xlaunch.planning.request import OnFailure, ProgramRequest, RankMode
+from xlaunch.shared_host import plan_beside_others
 
 
 @launch_command(
@@ -50,36 +53,56 @@ def command(asked: Resolved) -> int:
             raise UsageError(
                 f"--{key} names another machine; it goes with --dry-run or xlaunch plan"
             )
-    found = prepare(
-        request,
-        sysroot=options.get("sysroot"),
-        synthetic=options.get("synthetic"),
-        make_directories=not dry_run,
-    )
-    if dry_run:
-        from xlaunch.cli.plan import print_plan
+    if "nproc_per_node" in options:
+        from xlaunch.cli.torchrun import run_torchrun
 
-        print_plan(found, asked)
+        run_torchrun(request, asked, click.get_current_context().obj or ())
         return 0
+    for key in ("nnodes", "node_rank", "rendezvous"):
+        if key in options:
+            raise UsageError(f"--{key.replace('_', '-')} goes with --nproc-per-node")
+    if dry_run:
+        from xlaunch.cli.plan import prepare_unrecorded, print_plan
+
+        print_plan(prepare_unrecorded(request, asked), asked)
+        return 0
+    quiet = options.get("quiet", False)
+
+    def note(text: str) -> None:
+        if not quiet:
+            say(f"note: {text}")
+
+    placed = plan_beside_others(
+        request,
+        read_machine(),
+        os.environ,
+        rank_mode=options.get("rank_mode", RankMode.AUTO),
+        exclusive=options.get("exclusive", False) or "wait" in options,
+        wait_s=options.get("wait", 0.0),
+        note=note,
+    )
+    request = placed.request
+    found = prepare(request, placed=placed, make_directories=True)
     _, made, environment = found
     assert environment is not None
     check_startable(made, request.run)
-    quiet = options.get("quiet", False)
     if options.get("verbose") or options.get("explain"):
         from xlaunch.cli.plan import describe
 
         click.echo(describe(found, asked), err=True)
     elif not quiet:
-        for warning in (*made.warnings, *environment.warnings):
+        for warning in (*placed.warnings, *made.warnings, *environment.warnings):
             say(f"warning: {warning}")
+    for text in placed.notes:
+        note(text)
     restarts = request.run.on_failure is OnFailure.RESTART
     if not quiet and (misplaced := misplaced_options(request.program.words)):
         says = f"{' and '.join(misplaced)} after {request.program.words[0]} went to the program"
-        say(f"note: {says}, which does not mention it; xlaunch's options stand before the program")
+        note(f"{says}, which does not mention it; xlaunch's options stand before the program")
     if not quiet and request.run.max_restarts is not None and not restarts:
         say("warning: --max-restarts does nothing without --on-failure restart")
 
-    def note(text: str) -> None:
+    def warn(text: str) -> None:
         if not quiet:
             say(f"warning: {text}")
 
@@ -87,9 +110,10 @@ def command(asked: Resolved) -> int:
         made,
         environment,
         request.run,
-        note=note,
+        note=warn,
         table=not quiet,
         explain=options.get("verbose", False),
+        lease=placed.lease,
     )
 
 

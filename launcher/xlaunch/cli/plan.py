@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterator, Sequence
 
@@ -11,23 +12,40 @@ import click
 from xlaunch.environment import Environment
 from xlaunch.environment.variables import Setting
 from xlaunch.launching import Prepared, prepare
+from xlaunch.machine import read_machine
 from xlaunch.options.commands import launch_command
+from xlaunch.options.definitions import OF_TORCHRUN
 from xlaunch.options.layers import Resolved, request_from
 from xlaunch.planning.plans import Plan
 from xlaunch.planning.rendering import plan_to_dict, render_plan
+from xlaunch.planning.request import RankMode, Request
+from xlaunch.shared_host import plan_beside_others
 
 
-@launch_command(program_required=False)
+@launch_command(program_required=False, without=(*OF_TORCHRUN, "wait"))
 def command(asked: Resolved) -> None:
     """Show which instance would run on which CPUs, and run nothing.
 
     The options are those of xlaunch, which shows the same with --dry-run; PROGRAM may be left out.
     """
+    print_plan(prepare_unrecorded(request_from(asked.values), asked), asked)
+
+
+def prepare_unrecorded(request: Request, asked: Resolved) -> Prepared:
+    """What a launch with these options would do now, without leaving a record of it."""
     options = asked.values
-    found = prepare(
-        request_from(options), sysroot=options.get("sysroot"), synthetic=options.get("synthetic")
-    )
-    print_plan(found, asked)
+    sysroot, synthetic = options.get("sysroot"), options.get("synthetic")
+    placed = None
+    if sysroot is None and synthetic is None:
+        placed = plan_beside_others(
+            request,
+            read_machine(),
+            os.environ,
+            rank_mode=options.get("rank_mode", RankMode.AUTO),
+            exclusive=options.get("exclusive", False) or "wait" in options,
+            record=False,
+        )
+    return prepare(request, sysroot=sysroot, synthetic=synthetic, placed=placed)
 
 
 def print_plan(found: Prepared, asked: Resolved) -> None:

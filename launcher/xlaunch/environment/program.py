@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import sys
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import NamedTuple
 
 from xlaunch.environment.python_environment import (
@@ -29,6 +31,8 @@ RANK_LAUNCHERS = frozenset(
     )
 )
 """Programs that start ranks and give each of them a part of their CPUs."""
+
+SHELLS = frozenset(("ash", "bash", "dash", "ksh", "sh", "zsh"))
 
 RANK_MODULES = frozenset(
     (
@@ -100,6 +104,8 @@ def resolve_program(request: ProgramRequest, environment: Mapping[str, str]) -> 
 def _starts_ranks(argv: tuple[str, ...]) -> bool:
     """Whether a command starts ranks. **Ex.:** also ``python -m torch.distributed.run``."""
     name, words = os.path.basename(argv[0]), iter(argv[1:])
+    if name in SHELLS and "-c" in argv[1:-1]:
+        return _script_starts_ranks(argv[argv.index("-c") + 1])
     if not name.startswith(("python", "pypy")):
         return name in RANK_LAUNCHERS
     for word in words:
@@ -115,6 +121,14 @@ def _starts_ranks(argv: tuple[str, ...]) -> bool:
         if is_module:  # -m NAME, -um NAME, -mNAME
             return (attached or next(words, "")) in RANK_MODULES
     return False
+
+
+def _script_starts_ranks(script: str) -> bool:
+    """Whether a shell's script names such a program anywhere: a thread count too few does less harm."""
+    words = [word.strip("'\"()") for word in re.split(r"[\s;&|]+", script)]
+    modules = {after for before, after in pairwise(words) if before == "-m"}
+    names = {os.path.basename(word) for word in words}
+    return not (names.isdisjoint(RANK_LAUNCHERS) and modules.isdisjoint(RANK_MODULES))
 
 
 def find_interpreter(asked: str | None, environment: Mapping[str, str]) -> tuple[str, str]:

@@ -21,6 +21,7 @@ from xlaunch.output.logs import STREAMS, log_path
 from xlaunch.output.tagged_lines import READ_SIZE
 from xlaunch.planning.plans import Plan
 from xlaunch.planning.request import RunRequest
+from xlaunch.text import number
 
 LOG_INTERVAL_S = 0.1
 """Polling interval of log files, and so the resolution of the times of values in them."""
@@ -205,6 +206,10 @@ class Measuring:
         if self._directory is not None:
             remove_directory(self._directory)
         return self._collector.unseen()
+
+    def latest(self) -> str:
+        """The last value of each metric. **Ex.:** ``"images/s 120.5"``."""
+        return ", ".join([f"{name} {number(it)}" for name, it in self._collector.latest.items()])
 
     def results(self) -> Measured:
         """The metrics of each instance and over all, once finished."""

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from xlaunch.errors import UsageError
 from xlaunch.machine.cpu_list import name_numbers
@@ -35,9 +35,10 @@ from xlaunch.planning.pool import select_pool
 from xlaunch.planning.request import ECores, LayoutRequest
 
 
-def plan(request: LayoutRequest, machine: Machine) -> Plan:
+def plan(request: LayoutRequest, machine: Machine, *, taken: Collection[int] = ()) -> Plan:
     """Decide what runs where, and why. Equal requests on equal machines give equal plans.
 
+    `taken`: CPUs of other launches, which are avoided where another place is as good.
     Raises `UsageError` if the request contradicts itself or does not fit the machine.
 
     **Ex.:** two instances on 16 cores in two nodes: CPUs 0-7 with memory preferred on node 0, and
@@ -47,7 +48,7 @@ def plan(request: LayoutRequest, machine: Machine) -> Plan:
     can_bind, quota = _has_masks(machine), _effective_quota(machine)
     bound = can_bind and _binds(request, machine)
     pool = select_pool(request, machine, bound=bound)
-    cores = locate_cores(machine.topology, pool.cores)
+    cores = locate_cores(machine.topology, pool.cores, taken)
     by_node = _cores_by_node(machine.topology, cores)
     capacity = Capacity(
         pool=len(cores),

@@ -101,6 +101,18 @@ class Optimize(enum.Enum):
     BF16 = "bf16"
 
 
+class RankMode(enum.Enum):
+    """Whose variables say which rank a process is."""
+
+    AUTO = "auto"
+    """The first of the others whose variables are there."""
+    OFF = "off"
+    """None: every process plans for the whole host."""
+    TORCHRUN = "torchrun"
+    MPI = "mpi"
+    SLURM = "slurm"
+
+
 class OnFailure(enum.Enum):
     """What to do after an instance fails."""
 

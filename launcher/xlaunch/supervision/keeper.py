@@ -14,6 +14,7 @@ import signal
 import sys
 
 from xlaunch.errors import XLaunchError
+from xlaunch.leases import Lease, own_lease, record
 from xlaunch.machine.processes import children, has_job_control, proc_is_ours
 from xlaunch.supervision.other_work import anything_runs
 from xlaunch.supervision.signalling import PASSED_ON, kill_descendants, signal_name
@@ -32,6 +33,8 @@ def keep(job: Job, *, caller: int | None = None) -> int:
     `caller`: PID of a process that forwards its own SIGINTs. One that this process has had as well,
     from the terminal as a rule, counts once.
     """
+    if job.lease is None:
+        job = job._replace(lease=_lease_of(job))
     others_run = proc_is_ours() and anything_runs()
     fifo_directory = _choose_fifo_directory(job)
     passed_on = {number for number in PASSED_ON if signal.getsignal(number) != signal.SIG_IGN}
@@ -57,6 +60,23 @@ def keep(job: Job, *, caller: int | None = None) -> int:
     _end_all_descendants(preexisting)
     _remove_fifo_directory(fifo_directory)
     return _exit_code(status, interrupted=interrupted)
+
+
+def _lease_of(job: Job) -> Lease | None:
+    """Leave a record of a launch that no command line has recorded: the library's."""
+    instances = job.plan.instances
+    cpus = {cpu for instance in instances for cpu in instance.cpus} if job.plan.bound else set()
+    argv = job.environment.program.argv
+    name = next((word for word in argv[1:] if word.endswith(".py")), argv[0])
+    lease = own_lease(
+        tuple(sorted(cpus)),
+        os.path.basename(name),
+        instances=len(instances),
+        log_dir=job.run.log_dir or "",
+    )
+    if lease is not None:
+        record(lease)
+    return lease
 
 
 def _supervise_and_exit(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from xlaunch.environment import Environment
 from xlaunch.errors import XLaunchError
+from xlaunch.leases import record
 from xlaunch.machine.processes import (
     TICKS_PER_SECOND,
     descendants,
@@ -53,6 +54,7 @@ from xlaunch.supervision.terminal import CtrlC, Terminal
 from xlaunch.text import counted
 
 if TYPE_CHECKING:
+    from xlaunch.leases import Lease
     from xlaunch.metrics.live import LiveWriter
     from xlaunch.metrics.measuring import Measuring
     from xlaunch.report.device_watch import DeviceWatch
@@ -60,6 +62,8 @@ if TYPE_CHECKING:
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 TIMED_OUT = 124
+LEASE_INTERVAL_S = 1.0
+"""Minimum time between updates of the record that `xlaunch ps` shows."""
 DRAIN_AFTER_KILL_S = 1.0
 """Maximum time for writing the remaining output once everything was killed."""
 
@@ -86,6 +90,8 @@ class Job(NamedTuple):
     """Receives metric values as they come in."""
     report_descriptor: int | None = None
     """Where the pickled report goes."""
+    lease: Lease | None = None
+    """The record of this launch, where the command line has made one."""
 
 
 class Supervisor:
@@ -148,6 +154,7 @@ class Supervisor:
 
             self._measuring = Measuring(plan, run, fifo_directory, job.live, self._poll)
         self._live_line = job.live_line
+        self._lease, self._lease_due = job.lease, self._started
         self._devices: DeviceWatch | None = None
         if run.verify_device:
             from xlaunch.report.device_watch import DeviceWatch
@@ -325,8 +332,18 @@ class Supervisor:
             self._end_leftovers()
         if self._running and self._measuring is not None:
             self.warn(self._measuring.look())
+            self._show_metric(self._measuring, now)
         if now >= self._restarts.next_at and self._expects(Event.RESTART_DUE):
             self._restart_those_due(now)
+
+    def _show_metric(self, measuring: Measuring, now: float) -> None:
+        """Write the last values into the record of this launch, for `xlaunch ps`."""
+        if self._lease is None or now < self._lease_due or not (latest := measuring.latest()):
+            return
+        self._lease_due = now + LEASE_INTERVAL_S
+        if latest != self._lease.metric:
+            self._lease = self._lease._replace(metric=latest)
+            record(self._lease)
 
     def _look_for_others(self, occupancy: Occupancy, *, at_end: bool = False) -> None:
         """Warn about CPUs that other processes keep busy: what the run did not use itself."""
