@@ -122,7 +122,7 @@ def merged_embedding_bag(weights: Tensors, sparse: bool, lookups: Lookups) -> Te
             torch.ops.xruntime.merged_embedding_bag_packed, _forward_packed, weights, *lookups
         )
         shapes = _result_shapes(weights, lookups)
-        parts = packed.split([bags * dim for bags, dim in shapes])
+        parts = packed.split_with_sizes([bags * dim for bags, dim in shapes])
         return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
     operator = torch.ops.xruntime.merged_embedding_bag
     results: list[torch.Tensor] = call(operator, _forward, weights, sparse, *lookups)
@@ -134,7 +134,10 @@ def _forward_packed(weights: Tensors, *lookups: Any) -> torch.Tensor:
     bags = Lookups(*lookups)
     call = _call(weights, bags)
     call.set("weights", weights)
-    call.set("output", packed.split([rows * dim for rows, dim in _result_shapes(weights, bags)]))
+    call.set(
+        "output",
+        packed.split_with_sizes([rows * dim for rows, dim in _result_shapes(weights, bags)]),
+    )
     call.run("xk_bags_forward")
     return packed
 
