@@ -22,7 +22,7 @@ from xruntime.optim.layout import (
     same_layout,
     with_layout_of,
 )
-from xruntime.optim.step_call import Arrays, Formats, StepCall, Update
+from xruntime.optim.step_call import TYPES, Arrays, Formats, StepCall, Update
 
 State = dict[str, Any]
 
@@ -64,21 +64,51 @@ def check_gradient(parameter: torch.Tensor, gradient: torch.Tensor, optimizer: s
             f"{optimizer}: a parameter is on {parameter.device} and its gradient on {gradient.device};"
             " xruntime.optim updates parameters on the CPU"
         )
-    if parameter.dtype not in (torch.float32, torch.bfloat16):
-        raise OptimizerError(
-            f"{optimizer}: a parameter became {parameter.dtype}; allowed are torch.bfloat16 and"
-            " torch.float32"
-        )
-    if gradient.dtype not in (torch.float32, torch.bfloat16):
-        raise OptimizerError(
-            f"{optimizer}: a gradient has dtype {gradient.dtype}; allowed are torch.bfloat16 and"
-            " torch.float32"
-        )
+    for what, dtype in (
+        ("parameter became", parameter.dtype),
+        ("gradient has dtype", gradient.dtype),
+    ):
+        if dtype not in TYPES:
+            raise OptimizerError(
+                f"{optimizer}: a {what} {dtype}; allowed are torch.bfloat16 and torch.float32"
+            )
     if gradient.shape != parameter.shape:
         raise OptimizerError(
             f"{optimizer}: a gradient has shape {tuple(gradient.shape)} and its parameter"
             f" {tuple(parameter.shape)}"
         )
+
+
+def new_state(
+    state: State, names: StateNames, formats: Formats, block: torch.Tensor
+) -> tuple[State, bool]:
+    """Return the tensors that a step on `block` needs, and whether the first was missing in `state`.
+
+    Those in `state` are taken where they have the block's layout; others are copied or made.
+    """
+    made: State = {}
+    for name in names.moments:
+        found = state.get(name)
+        if found is None:
+            value = names.initial if name == names.first else 0.0
+            made[name] = empty_like(block, formats.state_dtype).fill_(value)
+        else:
+            made[name] = with_layout_of(found, block, formats.state_dtype)
+    if names.steps:
+        made["step"] = as_count(state.get("step", 0))
+    if formats.weight_format == native.WEIGHTS_SPLIT:
+        found = state.get("remainder")
+        made["remainder"] = (
+            empty_like(block, torch.int16).zero_()
+            if found is None
+            else with_layout_of(found, block, torch.int16)
+        )
+    return made, any(state.get(name) is None for name in names.moments)
+
+
+def written_tensors(block: torch.Tensor, state: State) -> list[torch.Tensor]:
+    """Return what a step on `block` writes, beside step counts."""
+    return [block, *(value for name, value in state.items() if name != "step")]
 
 
 def _as_block(parameter: torch.Tensor, optimizer: str) -> torch.Tensor:
@@ -138,7 +168,11 @@ class DenseStep:
             for parameter, state in zip(parameters, states, strict=True)
         ]
         self._written = Written(
-            [tensor for entry in self._entries for tensor in self._written_tensors(entry)],
+            [
+                tensor
+                for entry in self._entries
+                for tensor in written_tensors(entry.block, entry.new_state)
+            ],
             optimizer,
         )
         self._gradients = [self._gradient(entry) for entry in self._entries]
@@ -204,33 +238,9 @@ class DenseStep:
         assert gradient is not None
         check_gradient(parameter, gradient, self._optimizer)
         block = _as_block(parameter, self._optimizer)
-        new: State = {}
-        fresh = False
-        for name in self._names.moments:
-            found = state.get(name)
-            if found is None:
-                value = self._names.initial if name == self._names.first else 0.0
-                made = empty_like(block, self.formats.state_dtype).fill_(value)
-                fresh = self._names.fresh
-            else:
-                made = with_layout_of(found, block, self.formats.state_dtype)
-            new[name] = made
-        if self._names.steps:
-            found = state.get("step")
-            new["step"] = as_count(0 if found is None else found)
-        if self.formats.weight_format == native.WEIGHTS_SPLIT:
-            found = state.get("remainder")
-            new["remainder"] = (
-                empty_like(block, torch.int16).zero_()
-                if found is None
-                else with_layout_of(found, block, torch.int16)
-            )
+        new, missing = new_state(state, self._names, self.formats, block)
         dense = is_dense(gradient) and same_layout(gradient, block)
-        return Entry(parameter, state, new, block, not dense, fresh)
-
-    def _written_tensors(self, entry: Entry) -> list[torch.Tensor]:
-        tensors = [value for name, value in entry.new_state.items() if name != "step"]
-        return [entry.block, *tensors]
+        return Entry(parameter, state, new, block, not dense, missing and self._names.fresh)
 
     def _gradient(self, entry: Entry) -> torch.Tensor:
         """What the kernel reads; the reference keeps it until the call."""

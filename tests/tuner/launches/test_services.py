@@ -83,11 +83,11 @@ def measure(make_runner: MakeRunner, tmp_path: Path) -> Measure:
     ) -> Launch:
         program = (sys.executable, "server.py", name, "{port}")
         generate = command or f"{sys.executable} generate.py {{port}} {path}"
-        base = with_ports(Request(program=program))
+        base = with_ports(Request.of(*program))
         runner = make_runner(
             "",
             "requests/sec",
-            program=base.program,
+            program=base.program.words,
             asked={"substitute": True, **(asked or {})},
             service=Service(ready, generate, ready_timeout_s),
             **options,
@@ -142,8 +142,8 @@ def test_the_generator_runs_beside_the_service(
     (used,) = [path.read_text() for path in tmp_path.glob("plain-*.json")]
     if free:
         assert used == f"[{first}]"
-    assert cores_kept_free(Request(program=("x",), cpus=(first,)), machine) == free
-    assert cores_kept_free(Request(program=("x",)), machine) == ()
+    assert cores_kept_free(Request.of("x", cpus=(first,)), machine) == free
+    assert cores_kept_free(Request.of("x"), machine) == ()
 
 
 def test_a_load_is_divided_among_instances(measure: Measure) -> None:
@@ -166,6 +166,7 @@ def test_a_service_that_never_gets_ready(measure: Measure) -> None:
     assert reason(launch) == (
         "the service was not ready (no such line) after 0.5 s: see --ready-timeout"
     )
+    assert (launch.exit_code, launch.stderr_tail, launch.notes[1:]) == (None, "", ())
 
 
 def test_a_service_that_ends_before_it_is_ready(measure: Measure) -> None:

@@ -11,8 +11,8 @@ from tests.tuner.search.scripted import RATE, SPACE
 from tests.tuner.show.cases import CASES, case
 from tests.tuner.show.pages import SECTIONS, charts_of, findings, read_page
 
-from xlaunch.cli.machine_drawing import draw_machine
 from xlaunch.machine.cpu_list import format_cpu_list
+from xlaunch.planning.drawing import draw_machine
 from xlaunch.text import number
 from xtune.evidence.verdicts import Kind
 from xtune.launches.launch import Launch, Outcome, Secondary
@@ -77,8 +77,8 @@ def test_a_gain_says_ratio_command_preset_and_plan() -> None:
     (winner,) = wins
     assert "batch=8" in winner[1]
     people = found.contestants
-    assert [row[0] for row in root.by_id("distributions").rows()] == [one.name for one in people]
-    assert people[0].configuration == BARE
+    assert [row[0] for row in root.by_id("distributions").rows()] == list(people.values())
+    assert next(iter(people)) == BARE
     left_out = [row for row in root.by_id("importance").rows() if " instead of " in row[1]]
     assert [row[0] for row in left_out] == [one.name for one in found.ablations]
     assert set(found.space.changes(found.verdict.best)) == {row[0] for row in left_out}
@@ -181,12 +181,12 @@ def test_one_launch_makes_a_page_that_claims_nothing() -> None:
 def test_failures_come_with_the_end_of_standard_error() -> None:
     found, root = case("some fail")
     rows = found.failures
-    assert [one.outcome for one in rows] == [Outcome.CRASHED]
+    assert [one.launches[0].outcome for one in rows] == [Outcome.CRASHED]
     section = root.by_id("failures")
     assert f"crashed, {len(rows[0].numbers)} times" in section.words
     assert "exit code 1" in section.words
     assert [one.text for one in section.all("pre")] == ["it cannot"]
-    assert len(list(section.all("li"))) == len(rows[0].configurations)
+    assert len(list(section.all("li"))) == len({one.configuration for one in rows[0].launches})
     assert all("allocator=tcmalloc" in one.words for one in section.all("li"))
     history = charts_of(root)["history"]
     crossed = [trace for trace in history["data"] if trace.get("yaxis") == "y2"]

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from xlaunch.report import InstanceReport, Report
+from xtune.launches.announcements import MARK
 from xtune.launches.exhaustion import MemoryWatch
 from xtune.launches.launch import Outcome, Secondary
 from xtune.launches.watching import Watched
@@ -65,3 +66,14 @@ def _was_killed(instance: InstanceReport) -> bool:
 def _last_line(text: str) -> str:
     lines = text.splitlines()
     return lines[-1] if lines else "it printed nothing"
+
+
+def describe_unseen(metric: str, report: Report) -> str:
+    """Explain that a metric was not printed, with the lines that were."""
+    if metric.startswith(MARK):
+        wanted = f"no value was announced by {metric!r} with a number on the next line"
+    else:
+        wanted = f"no value of {metric!r} was found"
+    if not report.lines_seen:
+        return f"{wanted}; nothing with a number was printed or reported"
+    return f"{wanted}; the last lines with numbers: {' | '.join(report.lines_seen)}"

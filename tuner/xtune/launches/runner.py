@@ -18,13 +18,12 @@ from typing import NamedTuple, Protocol
 
 import xlaunch
 from xlaunch.environment import Environment
-from xlaunch.errors import XLaunchError
+from xlaunch.errors import WarningKind, XLaunchError, kind_of
 from xlaunch.machine.topology import Machine
 from xlaunch.metrics.metric_lines import Kind
-from xlaunch.planning import Plan, Request
+from xlaunch.planning import Plan, ProgramRequest, Request, RunRequest
 from xlaunch.planning.request import OnFailure
 from xlaunch.report import Report
-from xlaunch.run_warnings import WarningKind, kind_of
 from xlaunch.text import number
 from xtune.errors import SpaceError
 from xtune.launches.announcements import MARK, Announced, Announcement, read_announcements
@@ -33,8 +32,8 @@ from xtune.launches.energy import EnergyMeter
 from xtune.launches.exhaustion import MemoryWatch
 from xtune.launches.generators import LATENCY, summaries_of
 from xtune.launches.launch import Launch, Outcome, Series, Steadiness
-from xtune.launches.objectives import WALL, Goal, Objective
-from xtune.launches.outcomes import failure_of, secondary_of
+from xtune.launches.objectives import WALL, Objective
+from xtune.launches.outcomes import describe_unseen, failure_of, secondary_of
 from xtune.launches.outputs import Tail
 from xtune.launches.requirements import check, metrics_to_read
 from xtune.launches.services import (
@@ -55,8 +54,7 @@ from xtune.launches.summaries import (
     kind_in,
     name_of,
     series_of,
-    summarise,
-    window_of,
+    summaries_of_run,
 )
 from xtune.launches.watching import Race, Watched, watch
 from xtune.space.parameters import BARE, Configuration
@@ -92,8 +90,9 @@ class _Command(NamedTuple):
     """The command to start."""
 
     plan: Plan
-    environment: Mapping[str, str] | Environment
-    """The inherited variables, or the complete environment."""
+    program: ProgramRequest | Environment
+    run: RunRequest
+    inherited: Mapping[str, str]
     port: int
     """A service's first."""
 
@@ -214,7 +213,7 @@ class Runner:
         try:
             command = self._command(configuration)
             self._refuse_incomparable(command.plan)
-            own_limit_s = self._resolver.request(configuration).timeout_s
+            own_limit_s = self._resolver.request(configuration).run.timeout_s
             limits = [one for one in (limit_s, own_limit_s, self._timeout_s) if one is not None]
             limit_s = min(limits, default=None)
             return self._run(launch, command, self._race(command.plan, cut_at), limit_s)
@@ -229,25 +228,28 @@ class Runner:
         """The command to start. Raises `XLaunchError` if it cannot be carried out."""
         padding = "x" * self._random.randrange(MAX_PADDING)
         inherited = {**self._environment, PADDING_VARIABLE: padding}
+        request = self._resolver.request(configuration)
         if configuration == BARE:
             port = free_ports(1) if self._service else 0
-            request = at_ports(self._watched(self._resolver.request(BARE)), port)
-            return _Command(*bare_command(request, inherited, self._machine), port)
+            request = at_ports(request, port)
+            run = self._watched(request.run)
+            bare = bare_command(request.program, run, inherited, self._machine)
+            return _Command(bare.plan, bare.environment, run, inherited, port)
         made = self._resolver.resolve(configuration).plan
         port = free_ports(made.count) if self._service else 0
-        request = at_ports(self._watched(made.request), port)
-        return _Command(made._replace(request=request), inherited, port)
+        request = at_ports(request, port)
+        return _Command(made, request.program, self._watched(request.run), inherited, port)
 
-    def _watched(self, request: Request) -> Request:
-        """The request with the options for observing and ending the run."""
+    def _watched(self, run: RunRequest) -> RunRequest:
+        """`run` with the options for observing and ending it."""
         metrics = self._metrics
         if self._service is not None:  # its output is read for a line only
             metrics = ("ready",) if self._service.awaited_line else ()
-        return request._replace(
+        return run._replace(
             metric=metrics,
             supervise=True,
             on_failure=OnFailure.STOP,
-            grace_s=min(GRACE_S, request.grace_s),
+            grace_s=min(GRACE_S, run.grace_s),
             timeout_s=None,
             log_dir=None,
             report=None,
@@ -282,7 +284,9 @@ class Runner:
             with confined(cpus_of_bare(command.plan, self._machine, self._kept_free)):
                 run = xlaunch.start(
                     command.plan,
-                    environment=command.environment,
+                    command.program,
+                    command.run,
+                    environment=command.inherited,
                     stdout=2 if self._show_output else subprocess.DEVNULL,
                     stderr=tail.writer,
                     mark=self._service.awaited_line if self._service else mark,
@@ -299,6 +303,7 @@ class Runner:
                         self._environment,
                         self._kept_free,
                     )
+                    load = load._replace(said=tail.text())  # without what it says when it is ended
                     run.end()
                     limit_s = None
                 watched = watch(run, tail, meter, limit_s=limit_s, race=race)
@@ -320,7 +325,7 @@ class Runner:
         )
         notes = tuple(text for text in notes if text not in shared)
         if load is not None:
-            return self._measured_load(launch, load, report, memory, said, notes)
+            return self._measured_load(launch, load, report, memory, notes)
         failure = failure_of(report, watched, memory, said)
         is_timeout = watched.ended_as is Outcome.TIMED_OUT and limit_s == self._timeout_s
         if is_timeout and limit_s is not None:
@@ -400,7 +405,7 @@ class Runner:
         objective = self._objective
         announced = self._announced(watched)
         series = (*series_of(report), *announced.series)
-        summaries = self._summarise(report, announced, window or Window())
+        summaries = summaries_of_run(report, announced, objective, window or Window())
         name = self._metric_name(announced.announcements)
         seen, unmet = check(objective.requirements, summaries, launch.secondary)
         launch = launch._replace(
@@ -410,7 +415,7 @@ class Runner:
         notes = [text for text in known if kind_of(text) is not WarningKind.UNSEEN_METRIC]
         notes += [*announced.notes, *unmet]
         if name != WALL and name not in summaries:
-            reason = _describe_unseen(objective.metric, report)
+            reason = describe_unseen(objective.metric, report)
             return launch._replace(
                 outcome=Outcome.NO_METRIC, stderr_tail=said, notes=(reason, *dict.fromkeys(notes))
             )
@@ -457,24 +462,25 @@ class Runner:
         load: Load,
         report: Report,
         memory: MemoryWatch,
-        said: str,
-        notes: Sequence[str],
+        known: Sequence[str],
     ) -> Launch:
         """The measurement of a service by what its generators printed."""
         objective = self._objective
+        notes = [text for text in known if kind_of(text) is not WarningKind.UNSEEN_METRIC]
+        if not load.service_ended:
+            launch = launch._replace(exit_code=None)
         if load.problem:
             outcome, reason = load.outcome, load.problem
             unwatched = Watched(0.0, (), None, "")
-            if load.service_ended and (ended := failure_of(report, unwatched, memory, said)):
+            if load.service_ended and (ended := failure_of(report, unwatched, memory, load.said)):
                 outcome, reason = ended[0], f"{reason}: {ended[1]}"
-            return launch._replace(outcome=outcome, stderr_tail=said, notes=(reason, *notes))
+            return launch._replace(outcome=outcome, stderr_tail=load.said, notes=(reason, *notes))
         summaries, name = summaries_of(load.outputs, self._metrics), name_of(objective.metric)
         seen, unmet = check(objective.requirements, summaries, launch.secondary)
         launch = launch._replace(
             series=tuple([Series(0, n, (0.0,), (one.value,)) for n, one in summaries.items()]),
             requirements=seen,
             metrics=tuple(_others(summaries, name)),
-            exit_code=None,
         )
         if name not in summaries:
             lines = [line.strip() for line in load.outputs[0].splitlines() if line.strip()]
@@ -485,38 +491,6 @@ class Runner:
 
     # All metrics.
 
-    def _summarise(
-        self, report: Report, announced: Announced, window: Window
-    ) -> dict[str, Summary]:
-        """Every metric with values in the window, by name."""
-        objective, found = self._objective, dict[str, Summary]()
-        better = objective.goal is Goal.MAXIMIZE
-        by_metric: dict[str, list[Series]] = {}
-        for series in (*series_of(report), *announced.series):
-            by_metric.setdefault(series.metric, []).append(series)
-        for total in report.metrics:
-            summary = summarise(
-                total.name,
-                by_metric.get(total.name, ()),
-                kind=Kind(total.kind),
-                unit=total.unit,
-                window=window_of(total).within(window),
-                larger_is_better=better if total.name == name_of(objective.metric) else None,
-                known=total.notes,
-            )
-            if summary is not None:
-                found[total.name] = summary
-        for one in announced.announcements:
-            summary = summarise(
-                one.metric,
-                by_metric[one.metric],
-                window=window,
-                larger_is_better=one.higher_is_better,
-            )
-            if summary is not None:
-                found[one.metric] = summary
-        return found
-
 
 def _others(summaries: Mapping[str, Summary], objective: str) -> Iterable[tuple[str, float]]:
     """The other metrics, and the mean, p90 and p99 of each time."""
@@ -526,14 +500,3 @@ def _others(summaries: Mapping[str, Summary], objective: str) -> Iterable[tuple[
         if summary.kind is Kind.TIME and summary.count > 1:
             spread = (("mean", summary.mean), ("p90", summary.p90), ("p99", summary.p99))
             yield from ((f"{name} {label}", value) for label, value in spread if value is not None)
-
-
-def _describe_unseen(metric: str, report: Report) -> str:
-    """Explain that a metric was not printed, with the lines that were."""
-    if metric.startswith(MARK):
-        wanted = f"no value was announced by {metric!r} with a number on the next line"
-    else:
-        wanted = f"no value of {metric!r} was found"
-    if not report.lines_seen:
-        return f"{wanted}; nothing with a number was printed or reported"
-    return f"{wanted}; the last lines with numbers: {' | '.join(report.lines_seen)}"
