@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from xlaunch.cli import flush_streams, prepare_streams, report_errors, run_click
+from xlaunch.console import flush_streams, prepare_streams, report_errors
+from xlaunch.options.commands import run_click
 from xlaunch.text import align
 
 if TYPE_CHECKING:

@@ -12,12 +12,14 @@ import contextlib
 import os
 import re
 import sys
+import time
 import zlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from xlaunch.cache import preparation, store
 from xlaunch.cache.key import Hardware, Packages, applies, key_of, read_hardware
+from xlaunch.cache.staging import DAY_S
 from xlaunch.cache.store import CacheDirectory, hold
 from xlaunch.cache.table import BY_NAME, CACHES, KEEP_NOTHING, PROFILE_VARIABLE, Variable
 from xlaunch.errors import UsageError
@@ -247,3 +249,46 @@ def check_directory(path: str) -> None:
         refusal = f"{error.filename or path}: {error.strerror}"
     if refusal is not None:
         raise UsageError(refusal)
+
+
+STAMP = "pruned"
+"""A file in the base directory; its modification time is the start of the last pruning."""
+
+
+def start_pruner(base: str) -> None:
+    """Prune in a detached process, once a day at most."""
+    stamp = os.path.join(base, STAMP)
+    try:
+        due = time.time() - os.stat(stamp).st_mtime > DAY_S
+        if not due:
+            return
+    except FileNotFoundError:
+        due = False  # at the first launch there is nothing to prune
+    except OSError:
+        return
+    with contextlib.suppress(OSError):
+        os.close(os.open(stamp, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
+        os.utime(stamp)
+        if due:
+            _detach([sys.executable, "-P", "-m", "xlaunch", "cache", "prune", "--cache-dir", base])
+
+
+def _detach(command: list[str]) -> None:
+    """Start a command that is neither a child of this process nor attached to its terminal."""
+    pid = os.fork()
+    if pid:
+        os.waitpid(pid, 0)
+        return
+    try:
+        os.setsid()
+        if os.fork() == 0:
+            null = os.open(os.devnull, os.O_RDWR)
+            for number in (0, 1, 2):
+                os.dup2(null, number)
+            # Keep neither pipes nor the working directory of the caller in use.
+            os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+            os.chdir("/")
+            os.nice(19)
+            os.execv(command[0], command)
+    finally:
+        os._exit(0)

@@ -79,7 +79,7 @@ def test_wall_time_does_not_compare_layouts(
     from xlaunch.machine import read_machine
     from xlaunch.planning import Request, plan
 
-    (alone,) = plan(Request(program=("true",), instances=1), read_machine()).instances
+    (alone,) = plan(Request.of("true", instances=1).layout, read_machine()).instances
     needs(alone.ncores > 1, "two cores")
     assert main(["--instances", "2", "nap.py", "1"]) == 2
     assert "wall time cannot compare 2 instances" in capsys.readouterr().err

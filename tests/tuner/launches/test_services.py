@@ -83,11 +83,11 @@ def measure(make_runner: MakeRunner, tmp_path: Path) -> Measure:
     ) -> Launch:
         program = (sys.executable, "server.py", name, "{port}")
         generate = command or f"{sys.executable} generate.py {{port}} {path}"
-        base = with_ports(Request(program=program))
+        base = with_ports(Request.of(*program))
         runner = make_runner(
             "",
             "requests/sec",
-            program=base.program,
+            program=base.program.words,
             asked={"substitute": True, **(asked or {})},
             service=Service(ready, generate, ready_timeout_s),
             **options,
@@ -142,8 +142,8 @@ def test_the_generator_runs_beside_the_service(
     (used,) = [path.read_text() for path in tmp_path.glob("plain-*.json")]
     if free:
         assert used == f"[{first}]"
-    assert cores_kept_free(Request(program=("x",), cpus=(first,)), machine) == free
-    assert cores_kept_free(Request(program=("x",)), machine) == ()
+    assert cores_kept_free(Request.of("x", cpus=(first,)), machine) == free
+    assert cores_kept_free(Request.of("x"), machine) == ()
 
 
 def test_a_load_is_divided_among_instances(measure: Measure) -> None:

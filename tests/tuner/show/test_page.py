@@ -11,8 +11,8 @@ from tests.tuner.search.scripted import RATE, SPACE
 from tests.tuner.show.cases import CASES, case
 from tests.tuner.show.pages import SECTIONS, charts_of, findings, read_page
 
-from xlaunch.cli.machine_drawing import draw_machine
 from xlaunch.machine.cpu_list import format_cpu_list
+from xlaunch.planning.drawing import draw_machine
 from xlaunch.text import number
 from xtune.evidence.verdicts import Kind
 from xtune.launches.launch import Launch, Outcome, Secondary

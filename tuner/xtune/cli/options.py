@@ -9,8 +9,15 @@ from typing import Any, NamedTuple
 
 import click
 
-from xlaunch.cli.options import CONTEXT, Command, ParamType, Parsed, click_options, with_options
 from xlaunch.errors import UsageError
+from xlaunch.options.commands import (
+    CONTEXT,
+    Command,
+    ParamType,
+    Parsed,
+    click_options,
+    with_options,
+)
 from xlaunch.options.definitions import Group
 from xlaunch.options.kinds import POSITIVE_DURATION, WHOLE_NUMBER
 from xlaunch.options.layers import request_from
@@ -233,11 +240,11 @@ class Asked(NamedTuple):
 def asked_from(options: dict[str, Any]) -> Asked:
     """The request that click's `options` make. Raises `UsageError` for contradictions."""
     request = request_from({**options, "metric": (), "timeout": None})
-    if not request.program:
+    if not request.program.words:
         raise UsageError(
             "name a program: xtune [OPTIONS] [--] PROGRAM [ARGS...]; xtune --help lists the options"
         )
-    if request.module and request.no_python:
+    if request.program.module and request.program.no_python:
         raise UsageError("--no-python contradicts --module: a module needs Python; drop one")
     if options["quiet"] and options["verbose"]:
         raise UsageError("--quiet contradicts --verbose; drop one")

@@ -117,7 +117,7 @@ def prepare(
     if asked.service is not None and launches:
         require_service(asked.service)
     # Raises if the program is missing or does not fit.
-    count = plan(request, machine).count if launches else 1
+    count = plan(request.layout, machine).count if launches else 1
     requirements = tuple([parse_requirement(text) for text in asked.require])
     metric = asked.metrics[0] if asked.metrics else (MARK if asked.conf_file else WALL)
     if metric == WALL and count > 1 and not asked.work_shared:
@@ -214,7 +214,7 @@ def seeds(task: Task) -> list[Seed]:
     layouts = {p.name: p.values for p in task.space.parameters}.get(LAYOUT, ())
     for mode in Mode:
         try:
-            made = plan(task.request._replace(mode=mode), task.machine)
+            made = plan(task.request.replace(mode=mode).layout, task.machine)
         except UsageError:
             continue  # does not fit, or the layout is fixed
         text = str(Layout(made.count, min(instance.ncores for instance in made.instances)))
@@ -308,7 +308,8 @@ def _hypertune_space(asked: Asked, machine: Machine, own: Sequence[Parameter]) -
     for parameter in found.parameters:
         if parameter.name == LAYOUT:
             plans = [
-                plan(with_option(asked.request, LAYOUT, text), machine) for text in parameter.values
+                plan(with_option(asked.request, LAYOUT, text).layout, machine)
+                for text in parameter.values
             ]
             counts = tuple([made.count for made in plans])
             cores = tuple([min(i.ncores for i in made.instances) for made in plans])

@@ -18,13 +18,12 @@ from typing import NamedTuple, Protocol
 
 import xlaunch
 from xlaunch.environment import Environment
-from xlaunch.errors import XLaunchError
+from xlaunch.errors import WarningKind, XLaunchError, kind_of
 from xlaunch.machine.topology import Machine
 from xlaunch.metrics.metric_lines import Kind
-from xlaunch.planning import Plan, Request
+from xlaunch.planning import Plan, ProgramRequest, Request, RunRequest
 from xlaunch.planning.request import OnFailure
 from xlaunch.report import Report
-from xlaunch.run_warnings import WarningKind, kind_of
 from xlaunch.text import number
 from xtune.errors import SpaceError
 from xtune.launches.announcements import MARK, Announced, Announcement, read_announcements
@@ -91,8 +90,9 @@ class _Command(NamedTuple):
     """The command to start."""
 
     plan: Plan
-    environment: Mapping[str, str] | Environment
-    """The inherited variables, or the complete environment."""
+    program: ProgramRequest | Environment
+    run: RunRequest
+    inherited: Mapping[str, str]
     port: int
     """A service's first."""
 
@@ -213,7 +213,7 @@ class Runner:
         try:
             command = self._command(configuration)
             self._refuse_incomparable(command.plan)
-            own_limit_s = self._resolver.request(configuration).timeout_s
+            own_limit_s = self._resolver.request(configuration).run.timeout_s
             limits = [one for one in (limit_s, own_limit_s, self._timeout_s) if one is not None]
             limit_s = min(limits, default=None)
             return self._run(launch, command, self._race(command.plan, cut_at), limit_s)
@@ -228,25 +228,28 @@ class Runner:
         """The command to start. Raises `XLaunchError` if it cannot be carried out."""
         padding = "x" * self._random.randrange(MAX_PADDING)
         inherited = {**self._environment, PADDING_VARIABLE: padding}
+        request = self._resolver.request(configuration)
         if configuration == BARE:
             port = free_ports(1) if self._service else 0
-            request = at_ports(self._watched(self._resolver.request(BARE)), port)
-            return _Command(*bare_command(request, inherited, self._machine), port)
+            request = at_ports(request, port)
+            run = self._watched(request.run)
+            bare = bare_command(request.program, run, inherited, self._machine)
+            return _Command(bare.plan, bare.environment, run, inherited, port)
         made = self._resolver.resolve(configuration).plan
         port = free_ports(made.count) if self._service else 0
-        request = at_ports(self._watched(made.request), port)
-        return _Command(made._replace(request=request), inherited, port)
+        request = at_ports(request, port)
+        return _Command(made, request.program, self._watched(request.run), inherited, port)
 
-    def _watched(self, request: Request) -> Request:
-        """The request with the options for observing and ending the run."""
+    def _watched(self, run: RunRequest) -> RunRequest:
+        """`run` with the options for observing and ending it."""
         metrics = self._metrics
         if self._service is not None:  # its output is read for a line only
             metrics = ("ready",) if self._service.awaited_line else ()
-        return request._replace(
+        return run._replace(
             metric=metrics,
             supervise=True,
             on_failure=OnFailure.STOP,
-            grace_s=min(GRACE_S, request.grace_s),
+            grace_s=min(GRACE_S, run.grace_s),
             timeout_s=None,
             log_dir=None,
             report=None,
@@ -281,7 +284,9 @@ class Runner:
             with confined(cpus_of_bare(command.plan, self._machine, self._kept_free)):
                 run = xlaunch.start(
                     command.plan,
-                    environment=command.environment,
+                    command.program,
+                    command.run,
+                    environment=command.inherited,
                     stdout=2 if self._show_output else subprocess.DEVNULL,
                     stderr=tail.writer,
                     mark=self._service.awaited_line if self._service else mark,

@@ -30,8 +30,8 @@ from xlaunch.environment.substitution import substitute, words_of
 from xlaunch.errors import UsageError, XLaunchError
 from xlaunch.machine.topology import CPUs, Machine
 from xlaunch.metrics.live import LiveLine
-from xlaunch.planning import Plan, Request
-from xlaunch.supervision.client import RunningLaunch
+from xlaunch.planning import Plan, ProgramRequest, Request, RunRequest
+from xlaunch.supervision.keeper_client import RunningLaunch
 from xlaunch.text import number
 from xtune.launches.bare import bare_command
 from xtune.launches.energy import EnergyMeter
@@ -109,14 +109,14 @@ class Load(NamedTuple):
 def require_service(service: Service) -> None:
     """Raise `UsageError` for a service that cannot be measured as asked."""
     words = _words(service.measure, "--measure")
-    bare_command(Request(program=words), os.environ, xlaunch.read_machine())  # raises if missing
+    bare_command(ProgramRequest(words), RunRequest(), os.environ, xlaunch.read_machine())  # raises
     if not service.ready.strip():
         raise UsageError("--ready: name a URL, a port, or text of a line that the service prints")
 
 
 def with_ports(request: Request) -> Request:
     """The request with ``{port}`` as ports that xlaunch counts: ``{8000+index}``."""
-    return _replaced(request, PORT, _counted(FIRST_PORT))._replace(substitute=True)
+    return _replaced(request, PORT, _counted(FIRST_PORT)).replace(substitute=True)
 
 
 def at_ports(request: Request, first: int) -> Request:
@@ -138,10 +138,11 @@ def free_ports(count: int) -> int:
 def cores_kept_free(request: Request, machine: Machine) -> CPUs:
     """The CPUs that --cpus and --numa-nodes leave to generators; empty without them."""
     nodes = machine.topology.numa_nodes
-    if request.cpus is not None:
-        used = request.cpus
-    elif request.numa_nodes is not None:
-        used = tuple([c for node in nodes if node.id in request.numa_nodes for c in node.cpus])
+    layout = request.layout
+    if layout.cpus is not None:
+        used = layout.cpus
+    elif layout.numa_nodes is not None:
+        used = tuple([c for node in nodes if node.id in layout.numa_nodes for c in node.cpus])
     else:
         return ()
     return cores_beside(machine, used)
@@ -241,12 +242,12 @@ def put_under_load(
     with contextlib.ExitStack() as stack:
         generators, files = [], []
         for command in dict.fromkeys(_command_of(service, words) for words in running.words):
-            request = Request(program=_words(command, "--measure"))
-            made, prepared = bare_command(request, environment, machine)
+            request, asked = ProgramRequest(_words(command, "--measure")), RunRequest()
+            made, prepared = bare_command(request, asked, environment, machine)
             files.append(stack.enter_context(tempfile.TemporaryFile()))
             with confined(cpus):
                 output = files[-1].fileno()
-                run = xlaunch.start(made, environment=prepared, stdout=output, stderr=output)
+                run = xlaunch.start(made, prepared, asked, stdout=output, stderr=output)
             generators.append(stack.enter_context(run))
         while not all(one.wait(0) for one in generators):
             if running.has_ended(MAX_PAUSE_S, generators):
@@ -302,9 +303,9 @@ def _counted(first: int) -> str:
 
 
 def _replaced(request: Request, old: str, new: str) -> Request:
-    program = tuple([word.replace(old, new) for word in request.program])
-    env = tuple([(name, value.replace(old, new)) for name, value in request.env])
-    return request._replace(program=program, env=env)
+    words = tuple([word.replace(old, new) for word in request.program.words])
+    env = tuple([(name, value.replace(old, new)) for name, value in request.program.env])
+    return request.replace(words=words, env=env)
 
 
 def _words(command: str, option: str) -> tuple[str, ...]:

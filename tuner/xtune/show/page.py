@@ -14,9 +14,9 @@ import shlex
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from xlaunch.cli.machine_drawing import draw_machine
 from xlaunch.errors import UsageError, XLaunchError
 from xlaunch.machine.cpu_list import format_cpu_list
+from xlaunch.planning.drawing import draw_machine
 from xlaunch.planning.rendering import numactl_line, render_plan
 from xlaunch.text import number
 from xtune.evidence.fronts import front_of
