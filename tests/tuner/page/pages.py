@@ -21,13 +21,13 @@ from xtune.launches.objectives import Objective
 from xtune.page.document import render_page
 from xtune.screen.conclusion import Conclusion
 from xtune.search.budget import Budget
-from xtune.search.session import Search
 from xtune.search.strategy import Strategy
 from xtune.search.study import Subject
 from xtune.space.identities import MachineIdentity, ProgramIdentity
 from xtune.space.parameters import Configuration
 from xtune.space.resolution import Resolver
 from xtune.space.spaces import Space
+from xtune.tuning import Search
 
 PLOTLY = "var Plotly = null;"
 """In place of plotly's script, where nothing is drawn."""

@@ -11,8 +11,8 @@ from tests.tuner.page.pages import findings, read_page
 from xtune.launches.launch import Launch, Steadiness
 from xtune.page.cautions import warnings_of
 from xtune.screen.conclusion import Conclusion
+from xtune.search.events import Ended
 from xtune.search.records import Stage
-from xtune.search.session import Ended
 from xtune.space.parameters import BARE
 
 

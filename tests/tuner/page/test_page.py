@@ -18,8 +18,8 @@ from xtune.evidence.verdicts import Kind
 from xtune.launches.launch import Launch, Outcome, Secondary
 from xtune.launches.objectives import Objective, Requirement
 from xtune.page.contestants import best_so_far, contestants, failures
+from xtune.search.events import Resolution
 from xtune.search.provenance import Made, Provenance
-from xtune.search.strategy import Resolution
 from xtune.space.parameters import BARE
 from xtune.space.spaces import Space
 

@@ -16,7 +16,7 @@ from xtune.launches.launch import Launch, Outcome
 from xtune.launches.objectives import Objective
 from xtune.launches.requirements import parse_requirement
 from xtune.screen.conclusion import Conclusion
-from xtune.search.strategy import Favourite, Resolution
+from xtune.search.events import Favourite, Resolution
 from xtune.search.study import Subject
 from xtune.space.identities import MachineIdentity, ProgramIdentity
 from xtune.space.parameters import BARE

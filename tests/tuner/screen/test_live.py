@@ -11,9 +11,8 @@ from tests.tuner.screen.made_up import FOUR, RATE, SPACE, launch, recorded
 
 from xtune.screen.live import LiveScreen
 from xtune.search.budget import Budget
-from xtune.search.events import Outline, Progress
+from xtune.search.events import Favourite, Outline, Progress
 from xtune.search.records import Stage, Step
-from xtune.search.strategy import Favourite
 
 FIRST = Progress(launches=0, left=float("inf"), elapsed_s=0.0, left_s=None, stage=Stage.BASELINE)
 LATER = Progress(launches=10, left=30.0, elapsed_s=100_005.0, left_s=None, stage=Stage.RACE)

@@ -23,9 +23,8 @@ from xtune.screen.words import (
     unmet,
 )
 from xtune.search.budget import Budget
-from xtune.search.events import Outline, Progress
+from xtune.search.events import Favourite, Outline, Progress, Resolution
 from xtune.search.records import Record, Stage, Step
-from xtune.search.strategy import Favourite, Resolution
 from xtune.space.offers import LeftOut
 from xtune.space.parameters import BARE, Configuration, Parameter, Where
 from xtune.space.spaces import Space

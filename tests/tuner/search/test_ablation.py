@@ -17,15 +17,16 @@ from tests.tuner.search.scripted import (
     gain,
     stages,
 )
+from xtune.search.ablation_turns import MAX_ABLATIONS
 
 from xtune.evidence.distributions import student_quantile
 from xtune.launches.launch import Outcome
 from xtune.search.ablation import ablations_of, leaner, without_each
-from xtune.search.ablation_turns import MAX_ABLATIONS
 from xtune.search.budget import MIN_FINAL
+from xtune.search.events import Allowance
 from xtune.search.records import Record, Stage, Step
 from xtune.search.scale import USUAL_DEGREES, Scale
-from xtune.search.strategy import Allowance, Strategy
+from xtune.search.strategy import Strategy
 from xtune.space.parameters import BARE, Configuration
 from xtune.space.spaces import Space
 

@@ -14,14 +14,14 @@ from tests.tuner.search.studies import worker as another
 
 from xtune.evidence.verdicts import Kind
 from xtune.search.budget import Budget
-from xtune.search.events import Observer
+from xtune.search.events import Allowance, Ended, Observer, Result
 from xtune.search.records import Stage, Step
-from xtune.search.session import LOOKS_BEFORE_TAKING_OVER, WAIT_S, Ended, Result, Search
 from xtune.search.storage import Storage, open_storage
-from xtune.search.strategy import Allowance, Strategy
+from xtune.search.strategy import Strategy
 from xtune.search.study import open_study
 from xtune.search.study_store import StudyStore
 from xtune.search.workers import Watch
+from xtune.tuning import LOOKS_BEFORE_TAKING_OVER, WAIT_S, Search
 
 LEASE_S = 3.0
 LAUNCHES = 40
@@ -60,7 +60,7 @@ class Machine:
         return found
 
     def claim_next(self) -> tuple[int, Step] | None:
-        step = self.strategy.next(self.store.records(), Allowance(20, LAUNCHES))
+        step = self.next_step(strategy, self.store.records(), Allowance(20, LAUNCHES))
         if step is None:
             return None
         number = self.store.claim(step)

@@ -12,6 +12,7 @@ import pytest
 from tests.tiers import quick_first
 from tests.tuner.search.scripted import BEST, RATE, SMALL, SPACE, ScriptedMeasurer, gain
 from tuner_memory import MemoryStore
+from xtune.search.final_turns import FinalTurns
 
 from xtune.errors import (
     BudgetError,
@@ -24,13 +25,12 @@ from xtune.evidence.finals import Final, Finalist, plan_final
 from xtune.evidence.verdicts import Kind
 from xtune.launches.launch import Launch, Outcome
 from xtune.search.budget import MIN_WITH_FINAL, Budget
-from xtune.search.events import Observer, Outline, Progress
-from xtune.search.final_turns import FinalTurns
+from xtune.search.events import Ended, Favourite, Observer, Outline, Progress, Resolution, Result
 from xtune.search.records import Record, Stage, Step
-from xtune.search.session import KEEP_PAUSES_S, LIMIT_MORE_S, LIMIT_TIMES, Ended, Result, Search
-from xtune.search.strategy import Favourite, Resolution, Strategy
+from xtune.search.strategy import Strategy
 from xtune.space.parameters import BARE, Configuration
 from xtune.space.spaces import Space
+from xtune.tuning import KEEP_PAUSES_S, LIMIT_MORE_S, LIMIT_TIMES, Search
 
 
 def make(

@@ -24,8 +24,9 @@ from xtune.evidence.verdicts import Kind
 from xtune.launches.launch import Outcome
 from xtune.launches.objectives import Goal, Objective, Requirement
 from xtune.search.budget import MAX_BLOCKS
+from xtune.search.events import Allowance, Seed
 from xtune.search.records import Record, Stage
-from xtune.search.strategy import CONTROL_EVERY, Allowance, Seed, Strategy
+from xtune.search.strategy import CONTROL_EVERY, Strategy
 from xtune.space.parameters import BARE, Configuration, Parameter, Where
 from xtune.space.spaces import Space
 

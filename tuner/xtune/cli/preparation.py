@@ -23,10 +23,10 @@ from xtune.launches.objectives import WALL, Goal, Objective
 from xtune.launches.requirements import parse_requirement
 from xtune.launches.runner import Runner
 from xtune.launches.summaries import kind_in
+from xtune.search.events import Seed
 from xtune.search.host_turn import HostTurn, runtime_directory
+from xtune.search.measurer import require_baseline
 from xtune.search.provenance import Provenance
-from xtune.search.session import require_baseline
-from xtune.search.strategy import Seed
 from xtune.search.study import Subject
 from xtune.space.identities import identify_machine, identify_program
 from xtune.space.installed import installed

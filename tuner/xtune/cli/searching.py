@@ -27,18 +27,18 @@ from xtune.screen.plain import PlainScreen
 from xtune.screen.quantities import launches
 from xtune.screen.words import aim, describe_space, settings
 from xtune.search.budget import Budget, parse_budget
-from xtune.search.events import Observer
+from xtune.search.events import Allowance, Ended, Observer, Result, Seed
 from xtune.search.history import changed_variables, keep_beginning, shown_records
 from xtune.search.host_turn import HostTurn, runtime_directory
 from xtune.search.provenance import Provenance, keep_provenance, made_with, outdated
 from xtune.search.records import Record, Stage, Step
-from xtune.search.session import Ended, Result, Search
 from xtune.search.storage import Storage
-from xtune.search.strategy import Allowance, Seed, Strategy
+from xtune.search.strategy import Strategy
 from xtune.search.study import Study, earlier_winners, open_study
 from xtune.search.study_store import StudyStore
 from xtune.space.identities import identify_program
 from xtune.space.parameters import BARE, Configuration
+from xtune.tuning import Search
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """The first of these signals ends a search with the verdict so far, the second at once."""

@@ -10,8 +10,8 @@ gain
     (the exact sign test on the blocks in which only one of them met it; McNemar 1947), at the same
     corrected level. That adds at most another 2.5 %.
 no gain
-    The upper end of every finalist's interval is below 1 + the minimal effect, and the default meets
-    the requirements. Keep the default.
+    The upper end of every finalist's interval is below 1 + the minimal effect, and the bare
+    command meets the requirements. Keep the bare command.
 inconclusive
     Anything else, with the launches that should settle it.
 """
@@ -25,12 +25,10 @@ from typing import NamedTuple
 
 from xtune.evidence.bootstrap import best_probabilities
 from xtune.evidence.distributions import binomial_at_least
+from xtune.evidence.looks import MIN_PAIRS
 from xtune.evidence.noise import outliers
 from xtune.evidence.ratios import RatioInterval, ratio_interval, sign_flip_probability
 from xtune.space.parameters import Configuration
-
-MIN_PAIRS = 4
-"""Minimum number of pairs for a claim. Three pairs of bimodal values agree too easily by chance."""
 
 
 class Kind(enum.Enum):
@@ -125,7 +123,7 @@ class Verdict(NamedTuple):
 
 
 def undecided(baseline: Configuration, reason: str) -> Verdict:
-    """The verdict of a search without a final: keep the default, nothing is shown."""
+    """The verdict of a search without a final: nothing is shown."""
     return Verdict(Kind.INCONCLUSIVE, baseline, None, None, reason)
 
 
@@ -143,14 +141,14 @@ def judge(
 
     level
         The one-sided error of this look, before it is shared among the finalists: `rule.error` for a
-        single planned look, `looks.look_level` otherwise.
+        single look, `FinalPlan.level` otherwise.
     baseline_kept
         Whether the baseline met every requirement, for each block.
     with_chances
         Compute probabilities, which do not affect the verdict and take most of the time.
     """
     if not contenders:
-        return undecided(baseline, "there was nothing to compare with the default")
+        return undecided(baseline, "there was nothing to compare with the bare command")
     share = level / len(contenders)
     best_shares = _best_shares(contenders, seed if with_chances else None)
     chances = [
@@ -173,13 +171,13 @@ def judge(
         best = baseline
         is_none = all(_is_no_gain(row, rule) or row.contender.dropped for row in alive)
         broken = sum(kept is False for kept in baseline_kept)
-        # Do not advise a default that breaks requirements.
+        # Do not advise a bare command that breaks requirements.
         is_none = is_none and _is_no_gain(leader, rule) and broken <= 1
         kind = Kind.NO_GAIN if is_none else Kind.INCONCLUSIVE
         reason = _no_gain_reason(leader, rule) if is_none else _open_reason(leader)
         if broken > 1:
             measured = sum(kept is not None for kept in baseline_kept)
-            reason += f"; the default broke requirements in {broken} of {measured} launches"
+            reason += f"; the bare command broke requirements in {broken} of {measured} launches"
     return Verdict(
         kind=kind,
         best=best,
@@ -317,11 +315,11 @@ def _gain_reason(winner: Standing, first: Standing) -> str:
     interval = winner.interval
     assert interval is not None
     text = (
-        f"{interval.estimate:.3f} times the default in {interval.pairs} pairs, with 95 % confidence"
+        f"{interval.estimate:.3f} times the bare command in {interval.pairs} pairs, with 95 % confidence"
         f" at least {interval.low:.3f}"
     )
     if winner.keeps_more and not winner.is_gain:
-        text = f"it meets the requirements and the default does not; {text}"
+        text = f"it meets the requirements and the bare command does not; {text}"
     if winner is not first:
         text += (
             f"; preferred to one of {_estimate(first):.3f} times, which is not clearly better and"
@@ -353,5 +351,5 @@ def _where(leader: Standing) -> str:
     assert interval is not None
     span = f"95 % confidence interval: {_percent(interval.low)} to {_percent(interval.high)}"
     if interval.estimate < 1.0:
-        return f"no finalist is ahead of the default: the best is at {_percent(interval.estimate)} ({span})"
+        return f"no finalist is ahead of the bare command: the best is at {_percent(interval.estimate)} ({span})"
     return f"the best finalist is at {_percent(interval.estimate)} ({span})"

@@ -15,9 +15,9 @@ from xtune.launches.launch import Outcome, Steadiness
 from xtune.screen.cautions import Warned, launch_warnings
 from xtune.screen.conclusion import Conclusion
 from xtune.screen.quantities import launches, spans
+from xtune.search.events import Ended
 from xtune.search.provenance import outdated
 from xtune.search.records import Record, Stage
-from xtune.search.session import Ended
 from xtune.space.parameters import BARE, Configuration
 
 MAX_P_VALUE = 0.05

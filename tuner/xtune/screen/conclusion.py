@@ -23,10 +23,10 @@ from xtune.screen.quantities import amount, counted, duration, launches, percent
 from xtune.screen.words import describe_gains, settings, unmet
 from xtune.search.ablation import Ablation, ablations_of
 from xtune.search.encoding import decode_final_plan
+from xtune.search.events import Favourite, Resolution
 from xtune.search.provenance import Made
 from xtune.search.records import Record, Stage
 from xtune.search.scale import Scale
-from xtune.search.strategy import Favourite, Resolution
 from xtune.search.study import Subject
 from xtune.space.parameters import BARE, Configuration, Value, Where
 from xtune.space.resolution import Resolver
@@ -259,7 +259,7 @@ class Conclusion(NamedTuple):
             configuration, interval = self.verdict.leader, self.verdict.interval
             shown = settings(configuration, self.space)
             ratio = None if interval is None else interval.estimate
-        elif self.favourite is not None:
+        elif self.favourite is not None and self.favourite.is_ahead:
             configuration, ratio = self.favourite.configuration, self.favourite.ratio
             shown = f"{settings(configuration, self.space)}: {amount(self.favourite.value, self.objective)}"
             shown += "" if ratio is None else f", {number(ratio, 3)} times the bare command"

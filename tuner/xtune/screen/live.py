@@ -19,9 +19,8 @@ from xtune.launches.objectives import Objective
 from xtune.screen.plain import PlainScreen
 from xtune.screen.quantities import duration, launches
 from xtune.screen.words import STAGES, describe_favourite, describe_step, time_left
-from xtune.search.events import Progress
+from xtune.search.events import Favourite, Progress
 from xtune.search.records import Record, Stage, Step
-from xtune.search.strategy import Favourite
 from xtune.space.spaces import Space
 
 REFRESHES_PER_S = 1.0

@@ -21,9 +21,8 @@ from xtune.screen.words import (
     time_left,
 )
 from xtune.search.budget import Budget
-from xtune.search.events import Observer, Outline, Progress
+from xtune.search.events import Favourite, Observer, Outline, Progress, Resolution
 from xtune.search.records import Record, Stage, Step
-from xtune.search.strategy import Favourite, Resolution
 from xtune.space.spaces import Space
 
 FIRST_PAUSE_S = 5.0

@@ -12,9 +12,8 @@ from xtune.launches.launch import Launch, Outcome
 from xtune.launches.objectives import WALL, Objective
 from xtune.screen.quantities import amount, counted, duration, launches
 from xtune.search.budget import Budget
-from xtune.search.events import Outline, Progress
+from xtune.search.events import Favourite, Outline, Progress, Resolution
 from xtune.search.records import Record, Stage, Step
-from xtune.search.strategy import Favourite, Resolution
 from xtune.space.offers import LeftOut
 from xtune.space.parameters import BARE, Configuration
 from xtune.space.spaces import Space
@@ -22,7 +21,6 @@ from xtune.space.spaces import Space
 STAGES = {
     Stage.BASELINE: "the bare command",
     Stage.SEED: "starting points",
-    Stage.RACE: "racing all configurations",
     Stage.SEARCH: "searching",
     Stage.CONTROL: "the bare command again",
     Stage.ABLATION: "the best without some of its changes",
@@ -81,14 +79,11 @@ def describe_space(
 
 def describe_outline(outline: Outline) -> str:
     """How the space will be searched."""
-    how = "each is launched several times" if outline.races else "a model chooses what to launch"
     plans = ""
     if outline.plans is not None:
         plans = f" ({outline.plans:,} different ways to start the program)"
     before = f"; {launches(outline.records)} of earlier searches count" if outline.records else ""
-    return (
-        f"budget: {outline.budget}; {counted(outline.size, 'configuration')}{plans}: {how}{before}"
-    )
+    return f"budget: {outline.budget}; {counted(outline.size, 'configuration')}{plans}{before}"
 
 
 def time_left(progress: Progress, budget: Budget) -> float | None:
@@ -120,10 +115,9 @@ def describe_favourite(favourite: Favourite, space: Space, objective: Objective)
     is_behind = favourite.ratio is not None and favourite.ratio < 1.0
     ahead = "the bare command, then " if is_behind else ""
     shown = settings(favourite.configuration, space)
-    text = (
-        f"{ahead}{shown}: {amount(favourite.value, objective)},"
-        f" {number(favourite.low)} to {number(favourite.high)}"
-    )
+    text = f"{ahead}{shown}: {amount(favourite.value, objective)}"
+    if favourite.low is not None and favourite.high is not None:
+        text += f", {number(favourite.low)} to {number(favourite.high)}"
     if favourite.ratio is not None:
         text += f"; {number(favourite.ratio, 3)} times the bare command"
     return text
@@ -135,11 +129,13 @@ def describe_resolution(resolution: Resolution, budget: Budget) -> str:
 
 
 def describe_gains(resolution: Resolution) -> str:
-    """**Ex.:** ``from about 6 % at the noise seen (3.1 % from launch to launch)``."""
-    gain = 100 * resolution.gain
+    """**Ex.:** ``from 4.1 to 9 % on, depending on the noise (3.1 % from launch to launch so far)``."""
+    low, high = (
+        f"{100 * one:.{0 if one >= 0.1 else 1}f}" for one in (resolution.low, resolution.high)
+    )
     return (
-        f"from about {gain:.{0 if gain >= 10 else 1}f} % at the noise seen"
-        f" ({100 * resolution.spread:.1f} % from launch to launch)"
+        f"from {low} to {high} % on, depending on the noise"
+        f" ({100 * resolution.spread:.1f} % from launch to launch so far)"
     )
 
 
