@@ -38,7 +38,7 @@ def test_a_clear_gain_is_claimed_with_its_interval() -> None:
     assert verdict.more is None
     assert verdict.standings[0].chance == 1 / 512
     assert verdict.standings[0].probability_best > 0.99
-    assert "1.100 times the default" in verdict.reason
+    assert "1.100 times the bare command" in verdict.reason
 
 
 def test_a_gain_below_the_minimal_effect_is_none() -> None:
@@ -56,14 +56,16 @@ def test_a_gain_below_the_minimal_effect_is_none() -> None:
 def test_a_loss_is_no_gain() -> None:
     verdict = judged(contender(ONE, around(0.9, 0.02, 8)))
     assert verdict.kind is Kind.NO_GAIN
-    assert verdict.reason.startswith("no finalist is ahead of the default: the best is at -10.0 %")
+    assert verdict.reason.startswith(
+        "no finalist is ahead of the bare command: the best is at -10.0 %"
+    )
 
 
 @pytest.mark.parametrize(
     ("ratio", "said"),
     [
         (1.03, "the best finalist is at +3.0 % (95 % confidence interval: -1.2 % to +7.4 %)"),
-        (0.99, "no finalist is ahead of the default: the best is at -1.0 % (95 % conf"),
+        (0.99, "no finalist is ahead of the bare command: the best is at -1.0 % (95 % conf"),
     ],
 )
 def test_what_is_neither_says_where_the_best_is(ratio: float, said: str) -> None:
@@ -154,7 +156,7 @@ def test_keeping_what_the_default_breaks_is_a_gain() -> None:
     assert verdict.kind is Kind.GAIN
     assert verdict.best == ONE
     assert verdict.gain == pytest.approx(0.9)
-    assert "meets the requirements and the default does not" in verdict.reason
+    assert "meets the requirements and the bare command does not" in verdict.reason
 
 
 def test_blocks_in_which_both_keep_it_tell_nothing() -> None:
@@ -165,12 +167,12 @@ def test_blocks_in_which_both_keep_it_tell_nothing() -> None:
 
 
 def test_keeping_it_by_chance_is_none() -> None:
-    """4 blocks of 8 where only the default broke it: 1 in 16, by chance."""
+    """4 blocks of 8 where only the bare command broke it: 1 in 16, by chance."""
     broken = [False] * 4 + [True] * 4
     row = contender(ONE, around(0.9, 0.02, 8), kept=[True] * 8)
     verdict = judged(row, baseline_kept=broken)
     assert verdict.kind is Kind.INCONCLUSIVE
-    assert "the default broke requirements in 4 of 8 launches" in verdict.reason
+    assert "the bare command broke requirements in 4 of 8 launches" in verdict.reason
     mostly = contender(ONE, around(0.9, 0.02, 8), kept=[True] * 6 + [False] * 2)
     assert judged(mostly, baseline_kept=[False] * 6 + [True] * 2).kind is Kind.INCONCLUSIVE
 
@@ -194,4 +196,4 @@ def test_the_same_contenders_get_the_same_verdict() -> None:
 def test_without_a_final_the_default_stays() -> None:
     verdict = undecided(BARE, "stopped before the final")
     assert (verdict.kind, verdict.best, verdict.gain) == (Kind.INCONCLUSIVE, BARE, None)
-    assert judged().reason == "there was nothing to compare with the default"
+    assert judged().reason == "there was nothing to compare with the bare command"

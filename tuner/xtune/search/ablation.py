@@ -80,21 +80,20 @@ def ablations_of(
     larger = [
         one for one in plans if one != configuration and changes <= space.changes(one).items()
     ]
+    known: list[tuple[str, list[float]]] = []
+    whole: list[float] = []
     for base in (configuration, *larger):
-        whole = scores.get(plan_of(base), [])
-        known = [
+        others = [
             (name, scores[plan_of(other)])
             for name, other in without_each(space, base)
-            if plan_of(other) in scores and plan_of(other) != plan_of(base)
+            if plan_of(other) in scores
+            and plan_of(other) != plan_of(base)
+            and name in dict(changes)
         ]
-        if whole and any(name in space.changes(configuration) for name, _ in known):
-            break
-    else:
-        return ()
+        if len(others) > len(known) and plan_of(base) in scores:
+            known, whole = others, scores[plan_of(base)]
     found = []
     for name, without in known:
-        if name not in space.changes(configuration):
-            continue
         lost = sum(without) / len(without) - sum(whole) / len(whole)
         error = scale.spread * math.sqrt(1.0 / len(without) + 1.0 / len(whole))
         reach = student_quantile(0.5 * (1.0 - CONFIDENCE) / len(known), scale.degrees) * error

@@ -28,8 +28,11 @@ REPEAT_EVERY = 5
 """Every fifth launch repeats the best: the best of many single launches is mostly luck."""
 
 MAX_FAILURES = 1
-MAX_FAILED_SHARE = 0.25
+MAX_FAILED_SHARE = 0.5
 """A plan with more failures than both is not launched again: one bad launch may be chance."""
+
+FAILED_MERIT = 0.5
+"""Factor for what has failed once, so that it is tried again, but after its like."""
 
 MIN_SPREAD = 0.02
 """Minimum assumed standard deviation between configurations: 2 %."""
@@ -40,8 +43,8 @@ CUT_MARGIN = 0.02
 PRIOR_TIMES = 2.0
 """The assumed standard deviation of configurations, relative to that of the launched ones."""
 
-SIMILARITY_RATE = 0.7
-"""Similarity of two values of an ordered parameter: exp(-0.7) between its ends."""
+SIMILARITY_RATE = 1.0
+"""Similarity of the values of an ordered parameter: 1/e between its ends."""
 
 MAX_RESOLVED = 512
 """Spaces up to this size are resolved to plans beforehand, larger ones during the search."""
@@ -130,17 +133,20 @@ class Proposer:
         """
         belief = Belief(self, ratings, spread)
         best = self.favourites(ratings, belief, BEST_AROUND)
-        if best and (len(ratings) + 1) % REPEAT_EVERY == 0:
-            return best[0]
-        launched = belief.launched
         out = {*taken, *failed_plans(ratings)}
+        free = [one for one in best if self.resolve(one) not in out]
+        if free and (len(ratings) + 1) % REPEAT_EVERY == 0:
+            return free[0]
+        launched = belief.launched
         members = self._around(launched.values(), best)
         chance = np.random.default_rng((self._seed, len(ratings)))
-        merits = np.zeros(len(members))
+        merits = np.ones(len(members))
         if launched:
             means, deviations = belief.of(members)
             merits = improvement(means, deviations, float(belief.of(best)[0][0]) if best else 0.0)
-        merits = merits * self._success(members, ratings)
+        failed = {one.configuration: one.plan_hash for one in ratings if one.is_failure}
+        merits *= self._success(members, ratings)
+        merits *= [FAILED_MERIT if one in failed else 1.0 for one in members]
         # Ties are broken at random: otherwise the order of the space would decide about the untried.
         order = np.lexsort(
             (chance.random(len(members)), -np.round(merits / (merits.max() or 1.0), 6))
@@ -150,9 +156,10 @@ class Proposer:
             plan_hash = self.resolve(members[at])
             if plan_hash is None or plan_hash in out:
                 continue
-            if plan_hash not in launched:
+            if plan_hash in launched:
+                again = again or launched[plan_hash]
+            elif members[at] in failed or plan_hash not in failed.values():
                 return members[at]
-            again = again or launched[plan_hash]
         return again
 
     def favourites(

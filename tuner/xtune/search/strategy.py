@@ -42,6 +42,9 @@ CUT_SPREADS = 6.0
 FINALIST_DEVIATIONS = 2.0
 """A configuration further behind the favourite than this, by the model, is not a finalist."""
 
+LEAD_ERRORS = 3.0
+"""A favourite is named as promising if it leads by so many standard errors: it is the best of many."""
+
 MAX_CHECKS = 6
 """Maximum number of changes of the best that are left out, one at a time, before a final."""
 
@@ -315,7 +318,7 @@ class Strategy:
             unscore(mean, self._objective),
             *ends,
             None if scale.bare is None else math.exp(lead),
-            is_ahead=lead > 2.0 * error,
+            is_ahead=lead > LEAD_ERRORS * error,
         )
 
     def resolution(self, records: Sequence[Record], allowance: Allowance) -> Resolution | None:
