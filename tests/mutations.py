@@ -31,8 +31,6 @@ TESTS_OF = {
     "tuner/xtune": "tests/tuner",
     "runtime_ext/xruntime": "tests/runtime_ext",
 }
-RENAMED = {"optimization/program": "optimization_program"}
-"""Directories whose tests are in one of another name."""
 TIERS = ("not long and not full", "long")
 TIMEOUT_S = 600.0
 """Seconds for the tests of one tier; a mutant that makes them hang is noticed."""
@@ -105,7 +103,7 @@ def tests_of(path: Path) -> Path:
     relative = path.relative_to(ROOT).as_posix()
     package = next(package for package in TESTS_OF if relative.startswith(f"{package}/"))
     inside = os.path.dirname(relative.removeprefix(f"{package}/"))
-    directory = ROOT / TESTS_OF[package] / RENAMED.get(inside, inside)
+    directory = ROOT / TESTS_OF[package] / inside
     while not directory.is_dir():
         directory = directory.parent
     return directory

@@ -12,6 +12,7 @@
 #include "xkernels/interaction.h"
 #include "xkernels/library.h"
 #include "xkernels/mailbox.h"
+#include "xkernels/nms.h"
 #include "xkernels/optimizer.h"
 #include "xkernels/roi_align.h"
 #include "xkernels/team.h"

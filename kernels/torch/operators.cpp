@@ -150,9 +150,10 @@ Tensors merged_embedding_bag(Tensors weights, bool /*sparse*/, Tensors indices, 
 
   xk_bag_problem problem{};
   const int32_t result = xk_bags_forward(&bags, &problem);
-  require(problem.kind == XK_BAG_PROBLEM_NONE, "merged_embedding_bag: table ", problem.table,
-          problem.kind == XK_BAG_PROBLEM_INDEX ? ": index " : ": offset ", problem.value,
-          " at position ", problem.position, " is invalid");
+  require(result > XK_INVALID_INDEX || result < XK_INVALID_LAST_OFFSET,
+          "merged_embedding_bag: table ", problem.table,
+          result == XK_INVALID_INDEX ? ": index " : ": offset ", problem.value, " at position ",
+          problem.position, " is invalid");
   check_result(result);
   return results;
 }

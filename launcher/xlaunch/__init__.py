@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from xlaunch.machine.topology import Machine
     from xlaunch.planning import MAX, Plan, Request, plan
     from xlaunch.report import Report
-    from xlaunch.supervision.background import RunningLaunch
+    from xlaunch.supervision.client import RunningLaunch
 
 __version__ = "0.1.0"
 
@@ -47,7 +47,7 @@ _HOMES = {
     "Plan": "xlaunch.planning",
     "Report": "xlaunch.report",
     "Request": "xlaunch.planning",
-    "RunningLaunch": "xlaunch.supervision.background",
+    "RunningLaunch": "xlaunch.supervision.client",
     "UsageError": "xlaunch.errors",
     "XLaunchError": "xlaunch.errors",
     "launch": "xlaunch.launching",

@@ -20,7 +20,7 @@ from xlaunch.planning.plans import Plan
 
 if TYPE_CHECKING:
     from xlaunch.report import Report
-    from xlaunch.supervision.background import RunningLaunch
+    from xlaunch.supervision.client import RunningLaunch
 
 __all__ = ["check_startable", "launch", "run_plan", "start"]
 
@@ -41,7 +41,7 @@ def launch(
     where the system is not Linux.
     """
     _require_linux("xlaunch.launch")
-    from xlaunch.supervision.background import KeeperProcess
+    from xlaunch.supervision.client import KeeperProcess
 
     prepared = _prepare(plan, environment)
     with _enough_descriptors(plan):
@@ -80,7 +80,7 @@ def start(
     Raises `XLaunchError` when nothing could be started, and where the system is not Linux.
     """
     _require_linux("xlaunch.start")
-    from xlaunch.supervision.background import start_in_background
+    from xlaunch.supervision.client import start_in_background
 
     prepared = _prepare(plan, environment)
     with _enough_descriptors(plan):
@@ -106,7 +106,7 @@ def run_plan(
         plan = plan._replace(request=plan.request._replace(pty=False))
     caches = environment.caches
     if caches.base is not None:
-        from xlaunch.cache.daily import start_pruner
+        from xlaunch.cache.prune import start_pruner
 
         start_pruner(caches.base)
         for line in caches.hold():

@@ -76,19 +76,6 @@ def inspect_ownership(path: str, *, named: bool = False, private: bool = False) 
     return Ownership(None, None if shared is None else f"{shared}, and you are in it")
 
 
-def make_private(directory: str) -> None:
-    """Create a directory and its missing parents, each for this user only. Raises OSError."""
-    if os.path.isdir(directory):
-        return
-    parent = os.path.dirname(directory)
-    if parent != directory:
-        make_private(parent)
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(directory, 0o700)
-    if not os.path.isdir(directory):
-        raise NotADirectoryError(errno.ENOTDIR, "is not a directory", directory)
-
-
 def _steps(path: str, links_left: list[int]) -> Iterator[tuple[str, os.stat_result]]:
     """Every file on the way to an absolute path, which may contain ``..`` after a link."""
     here = "/"

@@ -18,6 +18,7 @@ Nothing needs to be preloaded. torch is imported when a name that needs it is fi
 from __future__ import annotations
 
 import importlib
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from xruntime.compilation.counters import report_counters_at_exit
@@ -25,10 +26,10 @@ from xruntime.errors import DeviceError, KernelsUnavailableError
 
 if TYPE_CHECKING:
     from xruntime import allocator, nn, optim, optimization, quantization
+    from xruntime.aoti.compiling import compile_package
+    from xruntime.aoti.package import StreamPackage, load_package
     from xruntime.devices import DeviceProperties, describe_device, device, device_option
     from xruntime.optimization.front_end import optimize
-    from xruntime.packages.compiling import compile_package
-    from xruntime.packages.package import StreamPackage, load_package
     from xruntime.reporting import report
     from xruntime.streams.compiling import CompiledForStreams, compile_for_streams
     from xruntime.streams.hints import MultiStreamModuleHint
@@ -99,9 +100,9 @@ _MODULES = {
     "optimize": "optimization.front_end",
     "MultiStreamModuleHint": "streams.hints",
     "MultiStreamModule": "streams.module",
-    "StreamPackage": "packages.package",
-    "compile_package": "packages.compiling",
-    "load_package": "packages.package",
+    "StreamPackage": "aoti.package",
+    "compile_package": "aoti.compiling",
+    "load_package": "aoti.package",
     "Task": "threads.task",
     "TaskFuture": "threads.worker",
 }
@@ -110,12 +111,22 @@ _MODULES = {
 
 def __getattr__(name: str) -> Any:
     if name in ("allocator", "nn", "optim", "optimization", "quantization"):
-        return importlib.import_module(f"xruntime.{name}")
+        return _import_module(name)
     if name not in _MODULES:
         raise AttributeError(f"module 'xruntime' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"xruntime.{_MODULES[name]}"), name)
+    value = getattr(_import_module(_MODULES[name]), name)
     globals()[name] = value
     return value
+
+
+def _import_module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(f"xruntime.{name}")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        message = f"xruntime.{name} needs torch, which is not installed: pip install torch"
+        raise ModuleNotFoundError(message, name="torch") from None
 
 
 def __dir__() -> list[str]:

@@ -24,7 +24,7 @@ from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.machine.cpuinfo import parse_cpuinfo
 from xlaunch.machine.files import Tree
 from xlaunch.machine.gpus import Vendor, read_driver_version, read_gpus
-from xlaunch.wording import align, size
+from xlaunch.text import align, size
 from xruntime.errors import DeviceError
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ before its wait.
 from __future__ import annotations
 
 import ctypes
+import enum
 import functools
 import os
 import sys
@@ -24,7 +25,7 @@ from typing import NamedTuple
 
 from xruntime.errors import KernelsUnavailableError
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 """The XK_ABI_VERSION of xkernels.h that this package uses."""
 
 LIBRARY_NAME = "libxkernels.so"
@@ -50,6 +51,25 @@ TIMED_OUT = -5
 NO_ISA = -6
 """XK_NO_ISA: the operators have no instruction set to run on; `isa_name` raises the reason."""
 
+
+class Problem(enum.IntEnum):
+    """What operators return for a wrong argument; nothing was done. XK_... of xkernels/library.h."""
+
+    INVALID_TYPE = -10
+    INVALID_SIZE = -11
+    INVALID_POINTER = -12
+    INVALID_MODE = -13
+    INVALID_INDEX = -14
+    INVALID_FIRST_OFFSET = -15
+    DECREASING_OFFSET = -16
+    LARGE_OFFSET = -17
+    INVALID_LAST_OFFSET = -18
+    INVALID_IMAGE = -19
+    NO_PIXELS = -20
+    INVALID_GROUPS = -21
+    INVALID_ORDER = -22
+
+
 FLOAT32 = 0
 BFLOAT16 = 1
 FLOAT16 = 2
@@ -61,12 +81,6 @@ INT64 = 1
 BAG_SUM = 0
 BAG_MEAN = 1
 BAG_MAX = 2
-PROBLEM_NONE = 0
-PROBLEM_INDEX = 1
-PROBLEM_FIRST = 2
-PROBLEM_DECREASING = 3
-PROBLEM_BEYOND = 4
-PROBLEM_LAST = 5
 
 
 class CTeamMember(ctypes.Structure):
@@ -161,7 +175,6 @@ class CBagProblem(ctypes.Structure):
         ("table", ctypes.c_int64),
         ("position", ctypes.c_int64),
         ("value", ctypes.c_int64),
-        ("kind", ctypes.c_int32),  # PROBLEM_...
     )
 
 

@@ -7,8 +7,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from comparison import Comparison, Goal, report, times_faster
-from measurement import Case, Result
+from benchmarks.harness.comparison import Comparison, Goal, report, times_faster
+from benchmarks.harness.measurement import Case, Result
 
 
 def test_the_ratio_and_its_interval_are_those_of_paired_logarithms() -> None:

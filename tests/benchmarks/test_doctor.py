@@ -7,8 +7,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from doctor.__main__ import draw as draw_findings
-from doctor.__main__ import place, read_judged
+from benchmarks.doctor.__main__ import draw as draw_findings
+from benchmarks.doctor.__main__ import place, read_judged
 
 from xlaunch.doctor.lint.rules import BY_CODE
 from xlaunch.doctor.lint.source import Finding

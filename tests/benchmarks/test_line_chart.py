@@ -6,7 +6,7 @@ from __future__ import annotations
 from xml.etree import ElementTree
 
 import pytest
-from line_chart import HEIGHT, MARGIN, WIDTH, Chart, svg
+from benchmarks.harness.line_chart import HEIGHT, MARGIN, WIDTH, Chart, svg
 
 PREFIX = "{http://www.w3.org/2000/svg}"
 

@@ -12,7 +12,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-COMMAND = Path(__file__).resolve().parents[2] / "benchmarks" / "optim"
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND = (sys.executable, "-m", "benchmarks.optimizers")
 
 
 @pytest.mark.long
@@ -20,7 +21,7 @@ def test_every_optimizer_has_a_row(tmp_path: Path) -> None:
     results = tmp_path / "optim.json"
     settings = ["--elements", "100_000", "--layout", "odd", "--rounds", "2", "--json", str(results)]
     run = subprocess.run(
-        [sys.executable, str(COMMAND), *settings], capture_output=True, text=True, check=True
+        [*COMMAND, *settings], cwd=ROOT, capture_output=True, text=True, check=True
     )
     raw = json.loads(results.read_text())
     seconds = {case["name"]: case["seconds"] for case in raw["cases"]}

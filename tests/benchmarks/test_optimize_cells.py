@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-COMMAND = Path(__file__).resolve().parents[2] / "benchmarks" / "optimize"
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND = (sys.executable, "-m", "benchmarks.optimize")
 
 
 @pytest.mark.full
@@ -23,7 +24,8 @@ def test_cells_are_kept(tmp_path: Path) -> None:
         asked = [word for mode in modes for word in ("--mode", mode)]
         work = ["--work", "mobilenet", "--dtype", "float32", "--batch", "2"]
         return subprocess.run(
-            [sys.executable, str(COMMAND), *work, *asked, *forms, *settings],
+            [*COMMAND, *work, *asked, *forms, *settings],
+            cwd=ROOT,
             capture_output=True,
             text=True,
             check=True,

@@ -13,15 +13,14 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from other_python import add_ipex_option, cases_of
+from benchmarks.harness.other_python import add_ipex_option, cases_of
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+ROOT = Path(__file__).resolve().parents[2]
 
-MEASURED = f"""
-import sys, time
-sys.path.insert(0, {str(BENCHMARKS)!r})
-from other_python_side import measure_by_name
-measure_by_name({{"short, 1 ms": lambda: time.sleep(1e-3), "long": lambda: time.sleep(0.1)}}, 0.01)
+MEASURED = """
+import time
+from benchmarks.harness.other_python_side import measure_by_name
+measure_by_name({"short, 1 ms": lambda: time.sleep(1e-3), "long": lambda: time.sleep(0.1)}, 0.01)
 """
 
 
@@ -45,7 +44,7 @@ def test_a_process_has_as_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     ("python", "reason"),
     [
         ("/nowhere/python", "/nowhere/python: No such file or directory"),
-        (str(BENCHMARKS), f"{BENCHMARKS}: Permission denied"),
+        (str(ROOT), f"{ROOT}: Permission denied"),
         (sys.executable, "No package metadata was found for intel_extension_for_pytorch"),
     ],
 )
@@ -63,10 +62,11 @@ def test_a_python_without_ipex_is_an_error(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("command", ["ops", "optim"])
+@pytest.mark.parametrize("command", ["operators", "optimizers"])
 def test_benchmarks_refuse_a_python_without_ipex(command: str) -> None:
     run = subprocess.run(
-        [sys.executable, BENCHMARKS / command, "--ipex-python", sys.executable],
+        [sys.executable, "-m", f"benchmarks.{command}", "--ipex-python", sys.executable],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,

@@ -4,23 +4,16 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import subprocess
 import sys
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
 import pytest
+from benchmarks.optimize import pause
 
-COMMAND = Path(__file__).resolve().parents[2] / "benchmarks" / "pause"
-sys.path.insert(0, str(COMMAND.parent))
-
-loader = SourceFileLoader("benchmark_of_pauses", str(COMMAND))
-spec = importlib.util.spec_from_loader(loader.name, loader)
-assert spec is not None
-pause = importlib.util.module_from_spec(spec)
-loader.exec_module(pause)
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND = (sys.executable, "-m", "benchmarks.optimize.pause")
 
 
 def start(competitor: str, *done_s: float, repeat: int = 0) -> object:
@@ -76,7 +69,8 @@ def test_short_starts(tmp_path: Path) -> None:
     results = tmp_path / "pause.json"
     asked = ["--works", "minilm", "--lengths", "1", "--json", str(results)]
     done = subprocess.run(
-        [sys.executable, str(COMMAND), *asked, "--competitors", pause.FIRST],
+        [*COMMAND, *asked, "--competitors", pause.FIRST],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         check=True,

@@ -3,13 +3,8 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-
-from profiles import judgements
-from turns import Launched, Measured
+from benchmarks.harness.turns import Launched, Measured
+from benchmarks.launching.profiles import judgements
 
 
 def rated(*rates: float) -> Measured:

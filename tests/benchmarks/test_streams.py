@@ -3,23 +3,9 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from importlib.machinery import SourceFileLoader
-from pathlib import Path
-
 import pytest
-
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
-
-from turns import Launched, Measured  # noqa: E402
-
-loader = SourceFileLoader("benchmark_of_streams", str(BENCHMARKS / "streams"))
-spec = importlib.util.spec_from_loader(loader.name, loader)
-assert spec is not None
-streams = importlib.util.module_from_spec(spec)
-loader.exec_module(streams)
+from benchmarks.harness.turns import Launched, Measured
+from benchmarks.streams import __main__ as streams
 
 SPLITS = [streams.Split(8, 4), streams.Split(32, 1), streams.Split(16, 1)]
 

@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from tuner_recordings import read_recording
+from benchmarks.tuner.recorded import read_recording
 
 import xlaunch
 import xtune
@@ -49,7 +49,7 @@ def environment(directory: Path) -> dict[str, str]:
     return {
         "PATH": os.environ["PATH"],
         "HOME": str(directory),
-        "PYTHONPATH": ":".join(FLOORS),
+        "PYTHONPATH": ":".join([str(ROOT), *FLOORS]),
         "XDG_RUNTIME_DIR": str(directory / "runtime"),
         "XDG_CACHE_HOME": str(directory / "cache"),
         "XDG_CONFIG_HOME": str(directory / "config"),
@@ -59,7 +59,7 @@ def environment(directory: Path) -> dict[str, str]:
 
 def start(directory: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, str(ROOT / "benchmarks" / "tuner"), *arguments],
+        [sys.executable, "-m", "benchmarks.tuner", *arguments],
         env=environment(directory),
         cwd=directory,
         stdout=subprocess.PIPE,

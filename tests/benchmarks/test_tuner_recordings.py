@@ -9,8 +9,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.tiers import quick_first
-from tuner_recordings import (
+from benchmarks.tuner.recorded import (
     Header,
     Plan,
     RecordedLaunch,
@@ -20,7 +19,8 @@ from tuner_recordings import (
     write_header,
     write_launch,
 )
-from tuner_synthetic import SHAPES, synthetic_recording
+from benchmarks.tuner.synthetic import SHAPES, synthetic_recording
+from tests.tiers import quick_first
 
 from xlaunch.errors import UsageError
 from xtune.launches.launch import Launch, Outcome, Secondary, Series, Steadiness

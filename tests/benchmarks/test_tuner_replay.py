@@ -7,8 +7,8 @@ import math
 import statistics
 
 import pytest
-from tuner_recordings import Header, Plan, RecordedLaunch, Recording
-from tuner_replay import ResampledMeasurer, levelled, noise_of, share
+from benchmarks.tuner.recorded import Header, Plan, RecordedLaunch, Recording
+from benchmarks.tuner.replay import ResampledMeasurer, levelled, noise_of, share
 
 from xtune.launches.launch import Launch, Outcome, Secondary
 from xtune.launches.objectives import Goal, Objective

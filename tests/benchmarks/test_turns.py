@@ -13,19 +13,22 @@ import time
 from pathlib import Path
 
 import pytest
-
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
-
-from turns import DIRECTORY, Contender, Launched, Measured, take_turns, times  # noqa: E402
+from benchmarks.harness.turns import (
+    DIRECTORY,
+    ROOT,
+    Contender,
+    Launched,
+    Measured,
+    take_turns,
+    times,
+)
 
 PATIENCE_S = 60.0
 
-WORKER = f"""\
+WORKER = """\
 import sys, threading, time
 from pathlib import Path
-sys.path.insert(0, {str(BENCHMARKS)!r})
-from turns import Turn
+from benchmarks.harness.turns import Turn
 directory, log, name, seconds, slots = Path(sys.argv[1]), *sys.argv[2:6]
 def work(slot):
     turn = Turn(directory, slot, int(slots))
@@ -34,7 +37,7 @@ def work(slot):
             began = time.perf_counter()
             time.sleep(float(seconds))
             with open(log, "a") as stream:
-                stream.write(f"{{name}} {{began}} {{time.perf_counter()}}\\n")
+                stream.write(f"{name} {began} {time.perf_counter()}\\n")
 threads = [threading.Thread(target=work, args=(slot,)) for slot in range(int(slots))]
 [thread.start() for thread in threads]
 """
@@ -133,12 +136,13 @@ def test_what_one_that_died_left_behind_does_not_work_on(tmp_path: Path) -> None
 def test_workers_end_with_a_benchmark_that_is_killed(tmp_path: Path) -> None:
     log = tmp_path / "log"
     code = (
-        f"import sys; sys.path.insert(0, {str(BENCHMARKS)!r})\n"
-        "from turns import Contender, take_turns\n"
+        "from benchmarks.harness.turns import Contender, take_turns\n"
         f"contender = Contender({worker(log, 'left', 0.01)!r})\n"
         "list(take_turns({'left': contender}, launches=1, turns=1000, seconds=0.1, title='killed'))"
     )
-    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True
+    )
     assert process.stderr is not None
     assert "killed, turn 1" in process.stderr.readline()
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()

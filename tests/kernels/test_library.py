@@ -60,10 +60,10 @@ def test_python_declares_every_function_once() -> None:
 
 def test_python_knows_every_answer_below_zero() -> None:
     declared = dict(re.findall(r"#define XK_(\w+) \((-\d+)\)", DECLARATIONS))
-    assert len(declared) == 6
-    assert {name: getattr(native, name) for name in declared} == {
-        name: int(value) for name, value in declared.items()
-    }
+    problems = {problem.name: problem.value for problem in native.Problem}
+    others = {name: getattr(native, name) for name in declared.keys() - problems.keys()}
+    assert len(others) == 6
+    assert others | problems == {name: int(value) for name, value in declared.items()}
 
 
 def test_team_reports_every_thread_once(kernels: ctypes.CDLL) -> None:
@@ -120,7 +120,7 @@ def test_every_header_can_be_included_alone(needs: Needs) -> None:
     compiler = shutil.which("gcc")
     needs(compiler, "gcc")
     names = [str(path.relative_to(INCLUDE)) for path in INCLUDE.rglob("*.h")]
-    assert len(names) == 8
+    assert len(names) == 9
     for name in names:
         subprocess.run(
             [str(compiler), "-x", "c", "-std=c99", "-Werror", "-I", INCLUDE, "-fsyntax-only", "-"],

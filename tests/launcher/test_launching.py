@@ -17,7 +17,7 @@ import pytest
 from tests.launcher.launching import PATIENCE_S, is_alive, wait_until
 
 import xlaunch
-from xlaunch.measurement.live import (
+from xlaunch.metrics.live import (
     LINES_AFTER_MARK,
     LiveLine,
     LiveReader,
@@ -454,7 +454,7 @@ def test_what_is_half_written_is_left_for_the_next_time():
 
 
 def test_file_does_not_grow_without_bound(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("xlaunch.measurement.live.MAX_LIVE_BYTES", 1000)
+    monkeypatch.setattr("xlaunch.metrics.live.MAX_LIVE_BYTES", 1000)
     writer, reader = pair()
     for step in range(1000):
         writer.write(LiveValue(0, "a", 1.0, step))

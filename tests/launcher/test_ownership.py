@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from xlaunch.ownership import Ownership, inspect_ownership, make_private
+from xlaunch.ownership import Ownership, inspect_ownership
 
 
 @pytest.fixture
@@ -163,20 +163,6 @@ def test_directory_for_one_user_alone(library: Path):
         found = inspect_ownership(str(directory), private=True)
         assert (found.refusal is None) is fine, oct(mode)
         assert found.note is None
-
-
-def test_private_directories_are_made_so_whatever_the_mask(tmp_path: Path):
-    before = os.umask(0)
-    try:
-        make_private(str(tmp_path / "one" / "two"))
-    finally:
-        os.umask(before)
-    for directory in (tmp_path / "one", tmp_path / "one" / "two"):
-        assert directory.stat().st_mode & 0o777 == 0o700
-    make_private(str(tmp_path / "one"))
-    (tmp_path / "file").write_text("")
-    with pytest.raises(NotADirectoryError):
-        make_private(str(tmp_path / "file"))
 
 
 def test_user_s_own_group_is_the_user(library: Path, monkeypatch: pytest.MonkeyPatch):

@@ -12,9 +12,9 @@ from tests.runtime_ext.gil import gil_held_share
 from tests.runtime_ext.stream_threads import call_in_thread
 from tests.runtime_ext.tiny_models import Waves
 
-from xruntime.compilation.kinds import Kind, gil_enabled, kind_of
-from xruntime.packages.compiling import compile_package
-from xruntime.packages.package import load_package
+from xruntime.aoti.compiling import compile_package
+from xruntime.aoti.package import load_package
+from xruntime.compilation.gil import Kind, gil_enabled, kind_of
 from xruntime.streams.compiling import compile_for_streams
 
 pytestmark = [

@@ -30,3 +30,12 @@ def test_what_needs_no_torch_does_not_import_it() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert done.stdout == "False\n"
+
+
+def test_without_torch_the_error_says_what_to_install() -> None:
+    script = "import sys; sys.modules['torch'] = None; from xruntime import optimize"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    last = done.stderr.splitlines()[-1]
+    assert last.endswith("needs torch, which is not installed: pip install torch")

@@ -52,26 +52,20 @@ typedef struct xk_bags {
   int32_t include_last_offset; /* 1: `offsets` has bags + 1 entries; the last is index_count */
 } xk_bags;
 
-/* The first invalid index or offset. */
+/* Where the first invalid index or offset is. */
 typedef struct xk_bag_problem {
   int64_t table;
   int64_t position; /* in its indices or offsets */
   int64_t value;
-  int32_t kind; /* XK_BAG_PROBLEM_... */
 } xk_bag_problem;
-#define XK_BAG_PROBLEM_NONE 0
-#define XK_BAG_PROBLEM_INDEX 1      /* not from 0 to rows - 1 */
-#define XK_BAG_PROBLEM_FIRST 2      /* the first offset is not 0 */
-#define XK_BAG_PROBLEM_DECREASING 3 /* an offset is less than the one before */
-#define XK_BAG_PROBLEM_BEYOND 4     /* an offset is larger than index_count */
-#define XK_BAG_PROBLEM_LAST 5       /* include_last_offset: the last one is not index_count */
 
 /* Every function checks all arguments, indices and offsets before it reads a row or writes. It runs
  * on the calling thread's OpenMP team; small calls run on the calling thread alone. Sums are
  * computed in fp32, of each column in the order of positions, and rounded once; so results do not
- * depend on the number of threads or the instruction set. Returns 0; XK_INVALID_ARGUMENT, with
- * `problem` if an index or an offset is invalid; XK_REFUSED without memory; or XK_NO_ISA. After an
- * error nothing has changed. No written block may overlap with another block of the call. */
+ * depend on the number of threads or the instruction set. Returns 0;
+ * XK_INVALID_MODE; XK_INVALID_INDEX or one of the codes of offsets, with the place in `problem`,
+ * which may be NULL; or a code that is common to all operators. No written block may overlap with
+ * another block of the call. */
 
 /* Reduces each bag: output (written), and max_positions of XK_BAG_MAX (written). */
 XK_API int32_t xk_bags_forward(const xk_bags* bags, xk_bag_problem* problem);

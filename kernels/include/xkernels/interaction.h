@@ -16,10 +16,9 @@ extern "C" {
  * depend on the instruction set in the last bits of fp32, because it has its own order of
  * summation, with or without fused multiply-add.
  *
- * They run on the calling thread's OpenMP team; small batches run on the calling thread alone. They
- * return 0; XK_INVALID_ARGUMENT if there is no input, a size is negative or too large (features:
- * above INT32_MAX), or a pointer is NULL or not aligned; XK_NO_ISA; or XK_REFUSED without memory.
- * After an error nothing has changed. */
+ * They run on the calling thread's OpenMP team; small batches run on the calling thread alone.
+ * `count` is 1 to 2^14, and `features` at most INT32_MAX. They return 0 or a code that is common to
+ * all operators. */
 
 /* Writes (batch, features + count (count - 1) / 2) values to `output`, dense: the row of the first
  * input, then x_i . x_j for all i > j, ordered by i, then j. */

@@ -16,7 +16,7 @@ extern "C" {
 #endif
 
 /* The version of this interface. Callers compare it with xk_abi_version() first. */
-#define XK_ABI_VERSION 2
+#define XK_ABI_VERSION 3
 
 /* Error codes of the functions, all below zero. */
 #define XK_INVALID_ARGUMENT (-1) /* an argument violates the contract; nothing was done */
@@ -25,6 +25,22 @@ extern "C" {
 #define XK_INTERRUPTED (-4)      /* a signal was handled during the sleep: call again */
 #define XK_TIMED_OUT (-5)        /* the timeout has passed */
 #define XK_NO_ISA (-6)           /* operators: xk_isa_name() is NULL; nothing was done */
+
+/* Operators return one of these for a wrong argument, XK_NO_ISA, or XK_REFUSED without memory.
+ * After an error nothing has changed. */
+#define XK_INVALID_TYPE (-10)         /* unknown, or none that the function takes */
+#define XK_INVALID_SIZE (-11)         /* negative or too large, or sizes that do not fit together */
+#define XK_INVALID_POINTER (-12)      /* NULL, or not aligned to its elements */
+#define XK_INVALID_MODE (-13)         /* bags: unknown, or not together with factors */
+#define XK_INVALID_INDEX (-14)        /* bags: not from 0 to rows - 1 */
+#define XK_INVALID_FIRST_OFFSET (-15) /* bags: not 0 */
+#define XK_DECREASING_OFFSET (-16)    /* bags: less than the one before */
+#define XK_LARGE_OFFSET (-17)         /* bags: larger than index_count */
+#define XK_INVALID_LAST_OFFSET (-18)  /* bags, include_last_offset: not index_count */
+#define XK_INVALID_IMAGE (-19)        /* roi_align: a box has the number of no image */
+#define XK_NO_PIXELS (-20)            /* roi_align: images without pixels have regions */
+#define XK_INVALID_GROUPS (-21)       /* nms: they do not begin one after another */
+#define XK_INVALID_ORDER (-22)        /* nms: the number of no box */
 
 /* Types of values in memory. */
 #define XK_FLOAT32 0

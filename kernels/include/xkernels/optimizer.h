@@ -51,9 +51,8 @@ typedef struct xk_tensors {
 
 /* Each function updates all tensors in one pass over memory (Lamb and Lars: two), on the calling
  * thread's OpenMP team; small steps run on the calling thread alone. The result does not depend on
- * the number of threads or the instruction set. Returns 0; XK_INVALID_ARGUMENT if an array is
- * missing, a size is negative, a type is unknown, or a pointer is NULL or not aligned;
- * XK_NO_ISA; or (Lamb and Lars) XK_REFUSED without memory. After an error nothing has changed.
+ * the number of threads or the instruction set. Returns 0 or a code that is common to all
+ * operators.
  *
  * w: weight, g: gradient (negated if maximize), t: step from 1. All formulas are torch.optim's
  * where it has the optimizer. Terms with a weight decay of 0 are left out, so that 0 * Inf makes no

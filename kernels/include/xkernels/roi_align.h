@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pooling of image regions, and suppression of overlapping boxes. xkernels.h has what holds for
- * every function. */
+/* Pooling of image regions. xkernels.h has what holds for every function. */
 #ifndef XKERNELS_ROI_ALIGN_H
 #define XKERNELS_ROI_ALIGN_H
 
@@ -42,9 +41,8 @@ typedef struct xk_roi_align_task {
  * or the instruction set.
  *
  * Both functions run on the calling thread's OpenMP team; small tasks run on the calling thread
- * alone. They return 0; XK_INVALID_ARGUMENT if a size is negative or too large, an image without
- * pixels has regions, a box has the number of no image, or a pointer is NULL or not aligned;
- * XK_NO_ISA; or XK_REFUSED without memory. After an error nothing has changed. */
+ * alone. They return 0; XK_NO_PIXELS if images without pixels have regions; XK_INVALID_IMAGE if a
+ * box has the number of no image; or a code that is common to all operators. */
 
 /* Writes the pooled regions of `images` to `output`. */
 XK_API int32_t xk_roi_align(const xk_roi_align_task* task, const void* images, const float* boxes,
@@ -54,22 +52,6 @@ XK_API int32_t xk_roi_align(const xk_roi_align_task* task, const void* images, c
  * gradients of the pooled regions give. */
 XK_API int32_t xk_roi_align_backward(const xk_roi_align_task* task, const void* gradients,
                                      const float* boxes, float* sums);
-
-/* Sets kept[i] to 1 for each box that no better box suppresses, otherwise to 0.
- *
- * `boxes` are x1, y1, x2, y2 each, in fp32, or in fp64 if `in_fp64`. `order` has the number of
- * every box once: the boxes of each group together, within a group the best first. Group g begins
- * at starts[g] and ends before starts[g + 1]; starts[0] is 0 and starts[groups] is `count`. A box
- * that is kept suppresses all later boxes of its group whose intersection over union with it is
- * greater than `threshold`. Comparisons with NaN are false, as in torchvision.ops.nms. The result
- * does not depend on the instruction set.
- *
- * Runs on the calling thread's OpenMP team; few boxes on the calling thread alone. Returns 0;
- * XK_INVALID_ARGUMENT for a size below 0, a group that ends before it begins, a number in `order`
- * that is no box's, or a pointer that is NULL or not aligned; XK_NO_ISA; or XK_REFUSED without
- * memory. After an error nothing has changed. */
-XK_API int32_t xk_nms(const void* boxes, int32_t in_fp64, int64_t count, const int64_t* order,
-                      const int64_t* starts, int64_t groups, double threshold, uint8_t* kept);
 
 #ifdef __cplusplus
 }

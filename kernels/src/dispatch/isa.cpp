@@ -14,8 +14,8 @@
 
 namespace {
 
-#define XK_NAME(suffix, name) name,
-constexpr const char* kNames[] = {XK_EACH_ISA(XK_NAME)};
+#define XK_NAME(suffix, name, argument) name,
+constexpr const char* kNames[] = {XK_EACH_ISA(XK_NAME, )};
 #undef XK_NAME
 constexpr int kCount = sizeof(kNames) / sizeof(kNames[0]);
 
@@ -83,7 +83,9 @@ __attribute__((constructor)) void choose() {
 
 }  // namespace
 
-int xkernels::isa_index() { return choice.isa; }
+xkernels::Isa xkernels::isa_in_use() { return static_cast<Isa>(choice.isa); }
+
+int32_t xk_abi_version(void) { return XK_ABI_VERSION; }
 
 const char* xk_isa_name(void) { return choice.isa < 0 ? nullptr : kNames[choice.isa]; }
 

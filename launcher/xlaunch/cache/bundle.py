@@ -3,11 +3,11 @@
 
 A bundle is a tar, plain or compressed by gzip, whose first member lists all the others:
 
-    manifest.json                       schema_version, created, glibc, caches
-    manifest.json.sig                   if it was signed
+    manifest.json                       schema_version, created, caches
+    manifest.json.sig                   its signature, if it was signed
     inductor/torch2.13.0-.../24/c24.so  the files, in the order of the manifest
 
-What is in a bundle is run as code where it is imported. `bundle_signature` says who made it.
+Programs run the files of a bundle as code after it is imported. `bundle_signature` says who made it.
 """
 
 from __future__ import annotations
@@ -22,23 +22,22 @@ import shutil
 import stat
 import tarfile
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from xlaunch.cache import bundle_signature, formats
-from xlaunch.cache.directories import CacheDirectory, check_base, check_below, hold
+from xlaunch.cache.contents import LOCAL_KINDS, entries_of
+from xlaunch.cache.store import CacheDirectory, hold, why_unusable
 from xlaunch.cache.table import BY_NAME, Format
-from xlaunch.cache.usage import LOCAL_KINDS, entries_of
 from xlaunch.errors import UsageError
-from xlaunch.machine.c_library import glibc_version
-from xlaunch.whole_files import is_special_file, write_whole
+from xlaunch.files import is_special_file, write_whole
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
 SIGNATURE = "manifest.json.sig"
 MAX_PATH_BYTES = 1024
 MAX_MANIFEST_BYTES = 32 << 20
-"""Enough for a hundred thousand files. Parsing what is no manifest takes twenty times as much memory."""
+"""Enough for a hundred thousand files. Parsing other JSON may need twenty times as much memory."""
 
 _MODES: dict[str, Any] = {".gz": "w:gz", ".tgz": "w:gz"}
 _READ_ATTEMPTS = 3
@@ -58,33 +57,21 @@ class File(NamedTuple):
 
 
 class BundledCache(NamedTuple):
-    """The files of one cache."""
+    """The files of one cache, as the manifest lists them."""
 
     cache: str
     key: str
     parts: Mapping[str, str]
     files: tuple[File, ...]
 
-
-class Manifest(NamedTuple):
-    """What a bundle contains."""
-
-    created: str
-    """ISO 8601, UTC."""
-    glibc: str | None
-    """Version of the C library that the libraries were linked with. **Ex.:** ``"2.36"``."""
-    caches: tuple[BundledCache, ...]
-
-    @property
-    def members(self) -> list[tuple[str, File]]:
-        """The name in the tar and the description of every file, in the order of the tar."""
-        return [
-            (f"{it.cache}/{it.key}/{file.path}", file) for it in self.caches for file in it.files
-        ]
-
     @property
     def size_bytes(self) -> int:
-        return sum([file.size_bytes for _, file in self.members])
+        return sum([file.size_bytes for file in self.files])
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the files in the tar."""
+        return [f"{self.cache}/{self.key}/{file.path}" for file in self.files]
 
 
 class Exported(NamedTuple):
@@ -97,7 +84,8 @@ class Exported(NamedTuple):
     weights_bytes: int
     """Of the caches that contain weights of models."""
     left_out: tuple[str, ...]
-    """Files that are damaged, were written all the time, or have control characters in their name. Locks and temporary files do not count."""
+    """Files that are damaged, changed at each attempt to read them, or have control characters in their
+    names. Locks and unfinished files are not listed."""
 
 
 def export(
@@ -111,15 +99,13 @@ def export(
     if len({it.cache for it in directories}) < len(directories):
         raise UsageError("a bundle holds one directory of each cache; export the others separately")
     if is_special_file(path):
-        raise UsageError(f"{path} is no regular file; name a file to write or to replace")
-    refusal = check_base(base)
-    for directory in directories:
-        refusal = refusal or check_below(base, directory.path)
-    if refusal is not None:
-        raise UsageError(refusal)
+        raise UsageError(f"{path} is not a regular file; name a file to write or to replace")
     place = os.path.realpath(path)
     left_out: list[str] = []
     try:
+        refusal = why_unusable(base, directories)
+        if refusal is not None:
+            raise UsageError(refusal)
         with contextlib.ExitStack() as stack:
             for directory in directories:
                 descriptor = hold(directory)
@@ -128,50 +114,45 @@ def export(
             copies = stack.enter_context(
                 tempfile.TemporaryDirectory(prefix=".xlaunch-", dir=os.path.dirname(place))
             )
-            caches = tuple([_copy_cache(it, copies, left_out) for it in directories])
-            now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-            glibc = ".".join(map(str, glibc_version() or ())) or None
-            manifest = Manifest(now, glibc, caches)
-            _write(place, manifest, copies, sign)
+            caches = [_copy_cache(it, copies, left_out) for it in directories]
+            _write(place, caches, copies, sign)
     except OSError as error:
         what = error.filename or path
         raise UsageError(f"{what} cannot be read or written: {error.strerror}") from None
-    weights = manifest._replace(caches=tuple([it for it in caches if BY_NAME[it.cache].weights]))
-    files, size_bytes = len(manifest.members), manifest.size_bytes
-    return Exported(path, files, size_bytes, weights.size_bytes, tuple(left_out))
+    files = sum([len(it.files) for it in caches])
+    weights_bytes = sum([it.size_bytes for it in caches if BY_NAME[it.cache].weights])
+    size_bytes = sum([it.size_bytes for it in caches])
+    return Exported(path, files, size_bytes, weights_bytes, tuple(left_out))
 
 
-def decode(data: bytes) -> Manifest:
-    """Read ``manifest.json``. Raises ValueError for all that is not as it should be."""
+def decode(data: bytes) -> tuple[BundledCache, ...]:
+    """Read ``manifest.json``. Raises ValueError if anything in it is not as `export` writes it."""
     try:
         content = json.loads(data)
         if content["schema_version"] != SCHEMA_VERSION:
             version = content["schema_version"]
             raise ValueError(
-                f"schema version {version!r:.80} is not {SCHEMA_VERSION}, as it was "
-                "exported by another version of xlaunch"
+                f"schema version {version!r:.80} is not {SCHEMA_VERSION}: "
+                "another version of xlaunch exported it"
             )
         caches = []
         for it in content["caches"]:
             files = tuple([File(**file) for file in it["files"]])
             caches.append(BundledCache(it["cache"], it["key"], it["parts"], files))
-        manifest = Manifest(content["created"], content["glibc"], tuple(caches))
-        _check(manifest)
+        _check(caches)
     except (LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"its {MANIFEST} is not valid: {type(error).__name__} {error}") from None
-    return manifest
+    return tuple(caches)
 
 
-def _check(manifest: Manifest) -> None:
-    """Raise ValueError unless everything is such as `export` writes; another type may raise TypeError."""
-    glibc, names = manifest.glibc, [name for name, _ in manifest.members]
-    if glibc is not None and not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9}){1,3}", glibc):
-        raise ValueError(f"{glibc!r:.80} is no version of glibc")
-    for it in manifest.caches:
+def _check(caches: Sequence[BundledCache]) -> None:
+    """Raise ValueError unless `export` could have written this; TypeError for values of other types."""
+    for it in caches:
         if it.cache not in BY_NAME or not re.fullmatch(r"[\w+-][\w+.-]{0,199}", it.key, re.ASCII):
-            raise ValueError(f"{f'{it.cache}/{it.key}'!r:.300} is no cache that this xlaunch knows")
+            name = f"{it.cache}/{it.key}"
+            raise ValueError(f"{name!r:.300} is not a cache that this xlaunch knows")
         if {type(text) for text in it.parts.values()} - {str}:
-            raise ValueError(f"a part of the key {it.key} is no text")
+            raise ValueError(f"a part of the key {it.key} is not text")
         for file in it.files:
             if (
                 [type(value) for value in file] != [str, int, str, bool, int]
@@ -182,21 +163,22 @@ def _check(manifest: Manifest) -> None:
                 raise ValueError(
                     f"{file.path!r:.300} is a lock or unfinished, or is not described as a file"
                 )
+    names = [name for it in caches for name in it.names]
     for name in names:
         encoded = os.fsencode(name)
         odd = [it for it in encoded.split(b"/") if it in (b"", b".", b"..") or len(it) > 255]
         if odd or _CONTROL.search(name) or len(encoded) > MAX_PATH_BYTES:
-            raise ValueError(f"{name!r:.300} is no path that a bundle may have")
+            raise ValueError(f"{name!r:.300} is not a path that a bundle may have")
     above = {name[: slash.start()] for name in names for slash in re.finditer("/", name)}
     twice = len(set(names)) < len(names) or not above.isdisjoint(names)
-    if twice or len({it.cache for it in manifest.caches}) < len(manifest.caches):
+    if twice or len({it.cache for it in caches}) < len(caches):
         raise ValueError("it describes a cache or a file twice, or a file as a directory")
 
 
 def files_below(root: str, below: str = "") -> Iterator[str]:
     """The paths of the regular files below a directory, from there.
 
-    Raises `UsageError` for links and for what belongs to another user.
+    Raises `UsageError` for links and for files of another user.
     """
     path = os.path.join(root, below)
     try:
@@ -215,7 +197,7 @@ def files_below(root: str, below: str = "") -> Iterator[str]:
 
 
 def _copy_cache(directory: CacheDirectory, copies: str, left_out: list[str]) -> BundledCache:
-    """Copy the files of a cache, without locks and what is not complete yet."""
+    """Copy the files of a cache, without locks and unfinished files."""
     parts = directory.parts()
     if parts is None:
         raise UsageError(
@@ -227,11 +209,10 @@ def _copy_cache(directory: CacheDirectory, copies: str, left_out: list[str]) -> 
         entries = entries_of(directory.cache, relative)
         if entries.kind in LOCAL_KINDS:
             continue
-        if _CONTROL.search(relative):
-            left_out.append(os.path.join(directory.path, relative))
-            continue
         with contextlib.suppress(FileNotFoundError):
-            file = _copy(directory.path, relative, copies, entries.format)
+            file = None
+            if not _CONTROL.search(relative):
+                file = _copy(directory.path, relative, copies, entries.format)
             if file is None:
                 left_out.append(os.path.join(directory.path, relative))
             else:
@@ -240,7 +221,7 @@ def _copy_cache(directory: CacheDirectory, copies: str, left_out: list[str]) -> 
 
 
 def _copy(root: str, relative: str, copies: str, form: Format) -> File | None:
-    """Copy a file into the directory `copies`, named by its SHA-256. None: it is damaged or changes."""
+    """Copy a file to `copies`, named by its SHA-256. None if it is damaged or keeps changing."""
     new = os.path.join(copies, "copy")
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
     for _ in range(_READ_ATTEMPTS):
@@ -260,25 +241,24 @@ def _copy(root: str, relative: str, copies: str, form: Format) -> File | None:
     return None
 
 
-def _write(place: str, manifest: Manifest, copies: str, sign: str | None) -> None:
+def _write(place: str, caches: Iterable[BundledCache], copies: str, sign: str | None) -> None:
     """Write a bundle from the files that `_copy` has made, and move it to `place`."""
-    caches = [
-        it._asdict() | {"files": [file._asdict() for file in it.files]} for it in manifest.caches
-    ]
-    # Version 0.1 requires "warm".
-    own = manifest._asdict() | {"caches": caches, "warm": {}}
-    data = json.dumps({"schema_version": SCHEMA_VERSION, **own}, indent=1).encode()
+    listed = [it._asdict() | {"files": [file._asdict() for file in it.files]} for it in caches]
+    created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    manifest = {"schema_version": SCHEMA_VERSION, "created": created, "caches": listed}
+    data = json.dumps(manifest, indent=1).encode()
     if len(data) > MAX_MANIFEST_BYTES:
-        raise UsageError(f"{len(manifest.members)} files are too many for a bundle; see --only")
+        raise UsageError("these are too many files for a bundle; see --only")
     first = {MANIFEST: data}
     if sign is not None:
         first[SIGNATURE] = bundle_signature.sign(data, sign)
     for name, data in first.items():
         write_whole(os.path.join(copies, name), data)
     members = [(name, name) for name in first]
-    members += [(name, file.sha256) for name, file in manifest.members]
-    mode = _MODES.get(os.path.splitext(place)[1], "w")
+    for it in caches:
+        members += zip(it.names, [file.sha256 for file in it.files], strict=True)
     whole = os.path.join(copies, "bundle")
+    mode = _MODES.get(os.path.splitext(place)[1], "w")
     with tarfile.open(whole, mode, format=tarfile.GNU_FORMAT, encoding="utf-8") as tar:
         for name, copied in members:
             with open(os.path.join(copies, copied), "rb") as stream:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Import bundles: check all of one in a staging directory, then put its files in place one by one.
+"""Import bundles: check all of one in a staging directory, then move its files into place one by one.
 
-Files that are there are never replaced, links never followed, and never more is read than the manifest
+Existing files are never replaced, links never followed, and no more is read than the manifest
 announces, however far a compressed file might expand.
 """
 
@@ -12,61 +12,45 @@ import gzip
 import hashlib
 import io
 import os
+import re
 import shutil
 import tarfile
 import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any, NamedTuple, cast
 
-from xlaunch.cache import bundle, bundle_signature
-from xlaunch.cache.directories import (
-    CacheDirectory,
-    begin_use,
-    check_base,
-    check_below,
-    directory_of,
-    hold,
-)
-from xlaunch.cache.imported import ImportedFile, read_imported, write_imported
+from xlaunch.cache import bundle, bundle_signature, contents, store
+from xlaunch.cache.contents import ImportedFile
+from xlaunch.cache.formats import relocate
 from xlaunch.cache.key import Hardware, Key, Packages, differences, key_of
-from xlaunch.cache.leftovers import staging_directory
-from xlaunch.cache.relocation import relocate
+from xlaunch.cache.staging import staging_directory
+from xlaunch.cache.store import CacheDirectory
 from xlaunch.cache.table import BY_NAME, Format, Part
-from xlaunch.cache.usage import entries_of, unit_of
 from xlaunch.errors import UsageError
-from xlaunch.machine.c_library import glibc_version
-from xlaunch.ownership import make_private
+from xlaunch.files import make_private
+from xlaunch.text import printable
 
 MAX_SIGNATURE_BYTES = 1 << 16
 
 _ORDER = (Format.ELF, Format.ANY, Format.LOCK, Format.JSON, Format.PICKLE)
-"""Code before what names it. Nearly all programs compile again what is named and absent, but versions of
-Triton before 3.9 fail where the description of a kernel is there and its code is not."""
+"""Code comes before files that name it. Nearly all programs compile again if the code is absent, but
+versions of Triton before 3.9 fail if a kernel's description is there without its code."""
 
-_DAMAGE = (
-    ValueError,
-    EOFError,
-    RecursionError,
-    tarfile.TarError,
-    zlib.error,
-    gzip.BadGzipFile,
-)
-
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+_DAMAGE = (ValueError, EOFError, RecursionError, tarfile.TarError, zlib.error, gzip.BadGzipFile)
 
 
 class Imported(NamedTuple):
-    """What `import_bundle` has done."""
+    """The result of `import_bundle`."""
 
     added: int
     kept: int
-    """Files of the bundle that were not added because something is in their place."""
+    """Files of the bundle that were not added, because others are in their place."""
     size_bytes: int
     """Of the files that were added."""
     caches: tuple[CacheDirectory, ...]
     signer: str | None
-    """Who has signed, if that was to be checked."""
+    """Who has signed; None if no signature was required."""
 
 
 def import_bundle(
@@ -79,75 +63,80 @@ def import_bundle(
     force: bool = False,
     max_bytes: int | None = None,
 ) -> Imported:
-    """Add the files of a bundle to the caches below `base`; what is there stays.
+    """Add the files of a bundle to the caches below `base`; existing files are kept.
 
-    Nothing is added unless all of the bundle is intact. A kill at any moment leaves only whole files,
+    Nothing is added unless the whole bundle is intact. A kill at any moment leaves only whole files,
     and a second import adds the others. `allowed_signers`: a file as in ssh-keygen(1), one of whose keys
     must have signed. `force`: import what was made for another machine, environment or C library, too.
-    `max_bytes`: the size that the caches are kept within, which a bundle may not exceed. Raises
-    `UsageError`.
+    `max_bytes`: the size limit of the caches, which a bundle may not exceed. Raises `UsageError`.
     """
     base = os.path.abspath(base)
     try:
-        refusal = check_base(base)
-        if refusal is not None:
-            raise UsageError(refusal)
+        _require_usable(base)
         with open(path, "rb") as file:
             with _damage_as_error(path):
                 reader = _Reader(file)
-                manifest, signer = _read_manifest(reader, allowed_signers)
-            keys = _keys(manifest, path, hardware, packages, force=force)
-            directories = {name: directory_of(base, key) for name, key in keys.items()}
+                caches, signer = _read_manifest(reader, allowed_signers)
+            keys = _keys(caches, path, hardware, packages, force=force)
+            directories = [store.directory_of(base, keys[it.cache]) for it in caches]
             make_private(base)
             with staging_directory(base) as staging:
-                _check_target(base, directories, manifest, path, max_bytes)
-                staged = {}
+                _require_usable(base, directories)
+                _check_room(base, sum([it.size_bytes for it in caches]), path, max_bytes)
                 with _damage_as_error(path):
-                    for it in manifest.caches:
-                        staged[it.cache] = _stage(reader, it, staging, directories[it.cache])
+                    staged = [
+                        _stage(reader, it, staging, directory)
+                        for it, directory in zip(caches, directories, strict=True)
+                    ]
                     reader.end()
                 sizes = []
-                for name, files in staged.items():
-                    sizes += _place(begin_use(base, keys[name]), files, f"{staging}/{name}")
+                for it, files in zip(caches, staged, strict=True):
+                    directory = store.begin_use(base, keys[it.cache])
+                    sizes += _place(directory, files, f"{staging}/{it.cache}")
     except OSError as error:
         what = error.filename or path
         raise UsageError(f"{what} cannot be read or written: {error.strerror}") from None
-    kept = len(manifest.members) - len(sizes)
-    return Imported(len(sizes), kept, sum(sizes), tuple(directories.values()), signer)
+    kept = sum([len(it.files) for it in caches]) - len(sizes)
+    return Imported(len(sizes), kept, sum(sizes), tuple(directories), signer)
+
+
+def _require_usable(base: str, directories: Sequence[CacheDirectory] = ()) -> None:
+    """Raise `UsageError` for directories that others can write, and for links in them."""
+    refusal = store.why_unusable(base, directories)
+    if refusal is not None:
+        raise UsageError(refusal)
+    for directory in directories:
+        list(bundle.files_below(directory.path))
 
 
 class _Header(tarfile.TarInfo):
-    """Lets nothing through but regular files and their names: tarfile reads others into memory whole.
+    """Accepts only headers of regular files and of long names; tarfile reads other ones into memory.
 
-    Every Python's tarfile calls this method for each header. It is private, but some, such as 3.12.3 of
+    tarfile of every Python version calls this private method for each header. Some, such as 3.12.3 of
     Ubuntu 24.04, no longer call the public `frombuf`.
     """
 
     def _proc_member(self, tar: tarfile.TarFile) -> Any:
         name = self.type == tarfile.GNUTYPE_LONGNAME and self.size <= bundle.MAX_PATH_BYTES + 1
         if self.size < 0 or not (name or self.type in (tarfile.REGTYPE, tarfile.AREGTYPE)):
-            raise ValueError(f"it contains {self.name!r:.300}, which is no regular file")
+            raise ValueError(f"it contains {self.name!r:.300}, which is not a regular file")
         return super()._proc_member(tar)  # type: ignore[misc]
 
 
 @contextlib.contextmanager
 def _damage_as_error(path: str) -> Iterator[None]:
-    """Raise `UsageError` for what is found wrong in the block with the bundle at `path`."""
+    """Raise `UsageError` if the block finds damage in the bundle at `path`."""
     try:
         yield
     except _DAMAGE as error:
-        what = _printable(str(error))
+        what = printable(str(error))
         raise UsageError(
-            f"{path} is no bundle of xlaunch, or is damaged: {what}; nothing was imported"
+            f"{path} is not a bundle of xlaunch, or is damaged: {what}; nothing was imported"
         ) from None
 
 
-def _printable(text: str) -> str:
-    return "".join([c if c.isprintable() else "?" for c in text])
-
-
 class _Reader:
-    """The members of a bundle, one after the other. Its methods raise what is in `_DAMAGE`."""
+    """Reads the members of a bundle in their order. Its methods raise the errors in `_DAMAGE`."""
 
     def __init__(self, file: io.BufferedReader) -> None:
         start = file.peek(2)
@@ -174,7 +163,7 @@ class _Reader:
         self._member = self._tar.next()
 
     def end(self) -> None:
-        """Check that nothing but padding follows, and the checksum of what is compressed."""
+        """Check that only padding follows, and the checksum of compressed data."""
         rest = self._stream.read(2 * tarfile.RECORDSIZE)
         if self.name is not None or any(rest) or len(rest) == 2 * tarfile.RECORDSIZE:
             raise ValueError(f"it goes on after the last file in its {bundle.MANIFEST}")
@@ -182,8 +171,8 @@ class _Reader:
 
 def _read_manifest(
     reader: _Reader, allowed_signers: str | None
-) -> tuple[bundle.Manifest, str | None]:
-    """The manifest, and its signer if that is to be checked."""
+) -> tuple[tuple[bundle.BundledCache, ...], str | None]:
+    """Read the manifest; return its caches, and the signer if one is required."""
     content, signature, signer = io.BytesIO(), io.BytesIO(), None
     reader.copy(bundle.MANIFEST, content, bundle.MAX_MANIFEST_BYTES)
     if reader.name == bundle.SIGNATURE:
@@ -194,53 +183,51 @@ def _read_manifest(
 
 
 def _keys(
-    manifest: bundle.Manifest, path: str, hardware: Hardware, packages: Packages, *, force: bool
+    caches: Sequence[bundle.BundledCache],
+    path: str,
+    hardware: Hardware,
+    packages: Packages,
+    *,
+    force: bool,
 ) -> Mapping[str, Key]:
     """The key that each cache in the bundle has on this machine."""
-    keys = {it.cache: key_of(BY_NAME[it.cache], hardware, packages) for it in manifest.caches}
+    keys = {it.cache: key_of(BY_NAME[it.cache], hardware, packages) for it in caches}
     reasons = []
-    for it in manifest.caches:
-        own_parts = dict(keys[it.cache].parts)
-        # An older C library will do, see below; bundles of version 0.1 do not name theirs here.
-        own_parts.pop(Part.C_LIBRARY.value, None)
-        parts = {name: text for name, text in it.parts.items() if name != Part.C_LIBRARY.value}
-        lines = differences(own_parts, parts)
+    for it in caches:
+        parts = dict(keys[it.cache].parts)
+        c_library = it.parts.get(Part.C_LIBRARY)
+        if c_library is not None and _runs_on(hardware.c_library, c_library):
+            parts[Part.C_LIBRARY] = c_library
+        lines = differences(parts, it.parts)
         if lines:
             reasons.append(f"{it.cache}: {'; '.join(lines)}")
-    own, theirs = glibc_version(), None
-    if manifest.glibc is not None:
-        theirs = tuple([int(number) for number in manifest.glibc.split(".")])[:2]
-    if (own is None) != (theirs is None) or (own and theirs and theirs > own):
-        shown = ["not glibc" if it is None else ".".join(map(str, it)) for it in (own, theirs)]
-        reasons.append(f"C library: {'; '.join(shown)}")
     if reasons and not force:
         raise UsageError(
             f"{path} was made for something else (first this machine, then the bundle): "
-            f"{_printable(' | '.join(reasons))}; export it on a machine like this one, or import it "
+            f"{printable(' | '.join(reasons))}; export it on a machine like this one, or import it "
             "nevertheless with --force"
         )
     return keys
 
 
-def _check_target(
-    base: str,
-    directories: Mapping[str, CacheDirectory],
-    manifest: bundle.Manifest,
-    path: str,
-    max_bytes: int | None,
-) -> None:
-    """Raise `UsageError` where files must not be put, or there is no room for them."""
-    for place in [it.path for it in directories.values()]:
-        refusal = check_below(base, place)
-        if refusal is not None:
-            raise UsageError(refusal)
-        list(bundle.files_below(place))
-    needed, space = manifest.size_bytes, os.statvfs(base)
+def _runs_on(own: str, theirs: str) -> bool:
+    """Whether libraries that were linked against one C library run with this machine's.
+
+    **Ex.:** libraries for ``glibc 2.31`` run with ``glibc 2.36``, not the other way round.
+    """
+    found = [re.fullmatch(r"glibc ([0-9]{1,9})\.([0-9]{1,9})", it) for it in (theirs, own)]
+    versions = [(int(it[1]), int(it[2])) for it in found if it is not None]
+    return len(versions) == 2 and versions == sorted(versions)
+
+
+def _check_room(base: str, needed: int, path: str, max_bytes: int | None) -> None:
+    """Raise `UsageError` if the size limit or the disk has no room for so many bytes."""
     if max_bytes is not None and needed > max_bytes:
         raise UsageError(
             f"{path} contains {needed} bytes, and caches are kept within {max_bytes}; "
             "XLAUNCH_CACHE_MAX_SIZE allows more"
         )
+    space = os.statvfs(base)
     free = space.f_bavail * space.f_frsize
     if needed > free:
         raise UsageError(
@@ -252,10 +239,9 @@ def _check_target(
 def _stage(
     reader: _Reader, bundled: bundle.BundledCache, staging: str, directory: CacheDirectory
 ) -> dict[str, ImportedFile]:
-    """Copy the files of a cache to `staging`, as they are going to be in `directory`; by their paths."""
+    """Copy the files of a cache to `staging`, with the content that they will have in `directory`."""
     found = {}
-    for file in bundled.files:
-        name = f"{bundled.cache}/{bundled.key}/{file.path}"
+    for name, file in zip(bundled.names, bundled.files, strict=True):
         path = os.path.join(staging, bundled.cache, file.path)
         os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
         with open(path, "xb") as copy:
@@ -264,7 +250,7 @@ def _stage(
         if _sha256(path) != file.sha256:
             raise ValueError(f"{name!r:.300} is not what its {bundle.MANIFEST} says (SHA-256)")
         relocate(path, os.path.join(directory.path, file.path))
-        # A time to come would keep ninja, and the pruner, from ever seeing a change.
+        # With a time in the future, ninja and the pruner would not see later changes.
         now_ns = time.time_ns()
         os.utime(path, ns=(now_ns, min(max(file.modified_ns, 0), now_ns)))
         found[file.path] = ImportedFile(_sha256(path), os.stat(path).st_mtime_ns)
@@ -277,12 +263,14 @@ def _sha256(path: str) -> str:
 
 
 def _place(directory: CacheDirectory, files: Mapping[str, ImportedFile], staging: str) -> list[int]:
-    """Move what is staged to its place, unless something is there; the sizes of what was moved."""
-    descriptor = hold(directory)
+    """Move staged files into place, unless something is there; return the sizes of those moved."""
+    descriptor = store.hold(directory)
     try:
         new = _choose(directory, files)
         # The record comes first, so that a kill leaves no file without its SHA-256.
-        write_imported(directory, read_imported(directory) | {path: files[path] for path in new})
+        contents.write_imported(
+            directory, contents.read_imported(directory) | {path: files[path] for path in new}
+        )
         sizes = {path: os.path.getsize(os.path.join(staging, path)) for path in new}
         return [sizes[it] for it in new if _put(os.path.join(staging, it), directory.path, it)]
     finally:
@@ -298,45 +286,35 @@ def _choose(directory: CacheDirectory, files: Mapping[str, ImportedFile]) -> lis
         with contextlib.suppress(FileNotFoundError):
             if _sha256(os.path.join(directory.path, path)) == files[path].sha256:
                 same.add(path)
-    different = {unit_of(directory.cache, path) for path in existing - same}
+    different = {contents.unit_of(directory.cache, path) for path in existing - same}
     new = [
-        it for it in files if it not in existing and unit_of(directory.cache, it) not in different
+        it
+        for it in files
+        if it not in existing and contents.unit_of(directory.cache, it) not in different
     ]
-    return sorted(new, key=lambda it: (_ORDER.index(entries_of(directory.cache, it).format), it))
+    return sorted(
+        new, key=lambda it: (_ORDER.index(contents.entries_of(directory.cache, it).format), it)
+    )
 
 
 def _put(staged: str, directory: str, path: str) -> bool:
-    """Move a file to `path` in `directory`; False where something has that name."""
-    parent, name = os.path.split(path)
-    descriptor = _open_below(directory, parent)
-    try:
-        os.link(staged, name, dst_dir_fd=descriptor, follow_symlinks=False)
-    except FileExistsError:
-        return False
-    except OSError:  # a file system without hard links
-        # Between these two a program may write the same entry, which is then replaced by ours.
-        if name in os.listdir(descriptor):
-            return False
-        os.rename(staged, name, dst_dir_fd=descriptor)
-    finally:
-        os.close(descriptor)
-    return True
-
-
-def _open_below(directory: str, path: str) -> int:
-    """Open the directory `path` in `directory`; make what is absent, and follow no links."""
-    here = os.open(directory, _DIRECTORY)
-    for part in path.split("/") if path else ():
-        above = here
+    """Move a file to `path` in `directory`; False if something has that name."""
+    *parents, name = path.split("/")
+    with contextlib.ExitStack() as stack:
         try:
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(part, 0o700, dir_fd=above)
-            here = os.open(part, _DIRECTORY, dir_fd=above)
+            descriptor = stack.enter_context(store.open_below(directory, *parents, make=True))
         except OSError as error:
             raise UsageError(
-                f"{directory}/{path} cannot be used: {part!r} in it is no directory, or a link "
-                f"({error.strerror}); xlaunch cache verify --fix removes links"
+                f"{directory}/{path} cannot be used: {error.filename!r} in it is not a directory, or is a "
+                f"link ({error.strerror}); xlaunch cache verify --fix removes links"
             ) from None
-        finally:
-            os.close(above)
-    return here
+        try:
+            os.link(staged, name, dst_dir_fd=descriptor, follow_symlinks=False)
+        except FileExistsError:
+            return False
+        except OSError:  # a file system without hard links
+            # If a program creates the same file between these two lines, it is replaced.
+            if name in os.listdir(descriptor):
+                return False
+            os.rename(staged, name, dst_dir_fd=descriptor)
+    return True

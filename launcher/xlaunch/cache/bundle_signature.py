@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signatures of bundles by SSH keys, as ``ssh-keygen -Y`` makes and checks them; see ssh-keygen(1)."""
+"""Signatures of bundles by SSH keys, made and verified by ``ssh-keygen -Y``; see ssh-keygen(1)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import tempfile
 from subprocess import CompletedProcess
 
 from xlaunch.errors import UsageError
+from xlaunch.files import write_whole
 from xlaunch.ownership import inspect_ownership
-from xlaunch.whole_files import write_whole
+from xlaunch.text import printable
 
 NAMESPACE = "xlaunch-cache"
-"""A signature that was made for something else is not accepted."""
+"""Signatures for another namespace are refused."""
 
 TIMEOUT_S = 60
-"""For one call; a key on a device may wait for a touch."""
+"""For one call of ssh-keygen; a hardware key may wait for a touch."""
 
 _PROMPTS = ("SSH_ASKPASS", "DISPLAY", "WAYLAND_DISPLAY")
 
@@ -24,7 +25,7 @@ _PROMPTS = ("SSH_ASKPASS", "DISPLAY", "WAYLAND_DISPLAY")
 def sign(data: bytes, key: str) -> bytes:
     """Sign with the private key in the file `key`, or with its copy in the SSH agent.
 
-    Raises `UsageError`. Nobody is asked for a passphrase.
+    Raises `UsageError`. Never asks for a passphrase.
     """
     with tempfile.TemporaryDirectory(prefix="xlaunch-") as directory:
         path = os.path.join(directory, "manifest")
@@ -41,43 +42,36 @@ def sign(data: bytes, key: str) -> bytes:
 
 
 def verify(data: bytes, signature: bytes, allowed_signers: str) -> str:
-    """The identity in the file `allowed_signers` whose key has signed. Raises `UsageError`."""
+    """Return the identity in the file `allowed_signers` whose key has signed. Raises `UsageError`."""
+    option = f"--allowed-signers {allowed_signers!r}"
     try:
         os.close(os.open(allowed_signers, os.O_RDONLY))
     except OSError as error:
-        what = f"--allowed-signers {allowed_signers!r} cannot be read"
-        raise UsageError(f"{what}: {error.strerror}") from None
+        raise UsageError(f"{option} cannot be read: {error.strerror}") from None
     trusted = inspect_ownership(allowed_signers)
-    if trusted.refusal or trusted.note:
-        raise UsageError(
-            f"--allowed-signers {allowed_signers!r}: others could add a key to it: "
-            f"{trusted.refusal or trusted.note}"
-        )
+    shared = trusted.refusal or trusted.note
+    if shared:
+        raise UsageError(f"{option}: others could add a key to it: {shared}")
     if not signature:
-        raise UsageError(f"--allowed-signers {allowed_signers!r}: the bundle is not signed")
+        raise UsageError(f"{option}: the bundle is not signed")
     with tempfile.TemporaryDirectory(prefix="xlaunch-") as directory:
         path = os.path.join(directory, "manifest.sig")
         write_whole(path, signature)
-        file = os.path.abspath(allowed_signers)
-        found = _ssh_keygen("find-principals", "-f", file, "-s", path)
-        done = found
+        key = ("-f", os.path.abspath(allowed_signers), "-s", path)
+        done = found = _ssh_keygen("find-principals", *key)
         words = found.stdout.decode(errors="replace").replace(",", "\n").splitlines()
         for identity in [word for word in words if word and not word.startswith("!")]:
-            done = _ssh_keygen(
-                "verify", "-f", file, "-I", identity, "-n", NAMESPACE, "-s", path, data=data
-            )
+            done = _ssh_keygen("verify", *key, "-I", identity, "-n", NAMESPACE, data=data)
             if done.returncode == 0:
                 return identity
     reason = _reason(done)
     if found.returncode != 0 and "principal" in reason:
         reason = "its key is not in that file"
-    raise UsageError(
-        f"--allowed-signers {allowed_signers!r}: the bundle is not signed by one of them: {reason}"
-    )
+    raise UsageError(f"{option}: the bundle is not signed by one of them: {reason}")
 
 
 def _ssh_keygen(action: str, *arguments: str, data: bytes = b"") -> CompletedProcess[bytes]:
-    # A session of its own has no terminal that a passphrase could be asked at.
+    # In a new session there is no terminal at which it could ask for a passphrase.
     environment = {name: value for name, value in os.environ.items() if name not in _PROMPTS}
     environment |= {"SSH_ASKPASS_REQUIRE": "never", "LC_ALL": "C"}
     try:
@@ -98,8 +92,7 @@ def _ssh_keygen(action: str, *arguments: str, data: bytes = b"") -> CompletedPro
 
 
 def _reason(done: CompletedProcess[bytes]) -> str:
-    """The last line of its messages, as far as it can be printed."""
+    """The last line of its messages, with unprintable characters replaced."""
     text = (done.stderr or done.stdout).decode(errors="replace")
     lines = [line.strip() for line in text.splitlines() if line.strip("@ \t\r")]
-    last = lines[-1] if lines else f"exit code {done.returncode}"
-    return "".join([c if c.isprintable() else "?" for c in last])
+    return printable(lines[-1] if lines else f"exit code {done.returncode}")

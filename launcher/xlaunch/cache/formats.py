@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a file of a cache is intact, as far as that can be seen without loading it.
+"""Formats of files in caches: whether one is intact, and what must be changed in one that moves.
 
-Pickles are walked, never executed; libraries are not opened by the dynamic linker.
+Nothing is loaded: pickles are parsed, never executed; the dynamic linker opens no library.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fnmatch
 import io
 import json
 import os
@@ -17,7 +19,7 @@ from xlaunch.cache.table import Format
 
 
 def damage(stream: IO[bytes], form: Format) -> str | None:
-    """Why the content of a file is not of its format; None if it seems to be. Raises OSError."""
+    """How the content of a file violates its format; None if no damage is found. Raises OSError."""
     if form is Format.ELF:
         return _elf_damage(stream)
     if form is Format.PICKLE:
@@ -31,18 +33,18 @@ def damage(stream: IO[bytes], form: Format) -> str | None:
 
 
 _ELF_LAYOUTS = {1: "28xII6xHHHH", 2: "32xQQ6xHHHH"}
-"""By the class of the file (32 or 64 bits), from elf(5): where the header has e_phoff, e_shoff, e_phentsize,
-e_phnum, e_shentsize and e_shnum."""
+"""Layout of e_phoff, e_shoff, e_phentsize, e_phnum, e_shentsize and e_shnum in the header, by the class of the
+file (32 or 64 bits); see elf(5)."""
 
 
 def _elf_damage(stream: IO[bytes]) -> str | None:
-    """Check that the tables of segments and sections are there: one is the last thing that linkers write."""
+    """Check that the file contains its tables of segments and sections; linkers write one of them last."""
     size = stream.seek(0, os.SEEK_END)
     stream.seek(0)
     start = stream.read(64)
     layout = _ELF_LAYOUTS.get(start[4]) if start[:4] == b"\x7fELF" and len(start) > 5 else None
     if layout is None:
-        return "it is no ELF file"
+        return "it is not an ELF file"
     try:
         fields = struct.unpack_from((">" if start[5] == 2 else "<") + layout, start)
     except struct.error:
@@ -66,3 +68,27 @@ def _pickle_damage(stream: IO[bytes]) -> str | None:
     except (ValueError, OverflowError):
         return "it is not a complete pickle"
     return None
+
+
+GROUP = "__grp__*.json"
+"""Triton's lists of a kernel's files by their absolute paths. It ignores those that do not exist; see
+FileCacheManager in triton/runtime/cache.py. Inductor keeps what Triton compiles in its own cache."""
+
+
+def relocate(path: str, place: str) -> None:
+    """Rewrite the paths in the file at `path` if it is one of `GROUP` and is going to be at `place`.
+
+    Other content is left as it is. Raises OSError.
+    """
+    if not fnmatch.fnmatchcase(os.path.basename(place), GROUP):
+        return
+    home = os.path.dirname(place)
+    damaged = (ValueError, LookupError, TypeError, RecursionError)
+    with open(path, "r+b") as stream, contextlib.suppress(*damaged):
+        content = json.loads(stream.read())
+        names = dict(content["child_paths"])
+        children = {name: os.path.join(home, os.path.basename(name)) for name in names}
+        data = json.dumps(content | {"child_paths": children}).encode()
+        stream.seek(0)
+        stream.write(data)
+        stream.truncate()

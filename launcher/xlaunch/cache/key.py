@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys: what the entries of a cache are valid for, and no more.
+"""Keys: the hardware and the versions that the entries of a cache are valid for.
 
 Features that no compiler uses, which a new kernel may add to /proc/cpuinfo, are not part of a key, nor
 are packages that the cache's row does not name.
@@ -25,73 +25,23 @@ ABSENT = "absent"
 """The version of a package that is not installed."""
 
 X86_EXTENSIONS = frozenset(
-    [
-        "cx16",
-        "popcnt",
-        "pni",
-        "ssse3",
-        "sse4_1",
-        "sse4_2",
-        "sse4a",
-        "lahf_lm",
-        "movbe",
-        "abm",
-        "bmi1",
-        "bmi2",
-        "tbm",
-        "xop",
-        "fma4",
-        "fma",
-        "f16c",
-        "adx",
-        "avx",
-        "avx2",
-        "avx_vnni",
-        "avx_vnni_int8",
-        "avx_vnni_int16",
-        "avx_ifma",
-        "avx_ne_convert",
-        "avx10",
-        "avx512f",
-        "avx512bw",
-        "avx512cd",
-        "avx512dq",
-        "avx512vl",
-        "avx512ifma",
-        "avx512vbmi",
-        "avx512_vbmi2",
-        "avx512_vnni",
-        "avx512_bitalg",
-        "avx512_vpopcntdq",
-        "avx512_bf16",
-        "avx512_fp16",
-        "avx512_vp2intersect",
-        "avx512er",
-        "avx512pf",
-        "avx512_4vnniw",
-        "avx512_4fmaps",
-        "amx_tile",
-        "amx_int8",
-        "amx_bf16",
-        "amx_fp16",
-        "amx_complex",
-        "aes",
-        "vaes",
-        "pclmulqdq",
-        "vpclmulqdq",
-        "gfni",
-        "sha_ni",
-        "sha512",
-        "sm3",
-        "sm4",
-    ]
-)
-"""Names in /proc/cpuinfo of what GCC's and LLVM's ``-march=native`` may use. See
+    (
+        "cx16", "popcnt", "pni", "ssse3", "sse4_1", "sse4_2", "sse4a", "lahf_lm", "movbe", "abm",
+        "bmi1", "bmi2", "tbm", "xop", "fma4", "fma", "f16c", "adx", "avx", "avx2", "avx_vnni",
+        "avx_vnni_int8", "avx_vnni_int16", "avx_ifma", "avx_ne_convert", "avx10", "avx512f",
+        "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512ifma", "avx512vbmi",
+        "avx512_vbmi2", "avx512_vnni", "avx512_bitalg", "avx512_vpopcntdq", "avx512_bf16",
+        "avx512_fp16", "avx512_vp2intersect", "avx512er", "avx512pf", "avx512_4vnniw",
+        "avx512_4fmaps", "amx_tile", "amx_int8", "amx_bf16", "amx_fp16", "amx_complex", "aes",
+        "vaes", "pclmulqdq", "vpclmulqdq", "gfni", "sha_ni", "sha512", "sm3", "sm4",
+    )
+)  # fmt: skip
+"""Names in /proc/cpuinfo of the extensions that ``-march=native`` of GCC and LLVM may use. See
 arch/x86/include/asm/cpufeatures.h of Linux and the list of GCC's x86 options. Instructions that
 compilers never choose by themselves, such as clwb and xsave, are left out."""
 
 ARM_NOT_EXTENSIONS = frozenset(("evtstrm", "cpuid", "paca", "pacg", "bti"))
-"""Features of an Arm processor that do not change what compilers generate for it."""
+"""Features of Arm processors that compilers do not use."""
 
 
 class Hardware(NamedTuple):
@@ -104,7 +54,7 @@ class Hardware(NamedTuple):
     gpu_drivers: tuple[str, ...]
     """One for each vendor of `gpus`. **Ex.:** ``("NVIDIA 550.54.15",)``."""
     c_library: str = UNKNOWN
-    """**Ex.:** ``"glibc 2.36"``; libraries that were linked with another one may not load."""
+    """**Ex.:** ``"glibc 2.36"``; libraries that were linked against another version may not load."""
 
     @property
     def why_unknown(self) -> str | None:
@@ -133,22 +83,13 @@ class Key(NamedTuple):
     @property
     def name(self) -> str:
         """The name of its directory. **Ex.:** ``torch2.13.0+cpu-py3.11-x86_64-5f0c9a21``."""
-        parts = dict(self.parts)
-        words = [
-            f"{name}{parts[name]}"
-            for name in self._packages
-            if parts[name] not in (ABSENT, UNKNOWN)
-        ]
-        python = parts.get(Part.PYTHON.value)
-        words += [f"py{python}"] if python not in (None, UNKNOWN) else []
+        facts, parts = set(Part), dict(self.parts)
+        known = {name: text for name, text in self.parts if text not in (ABSENT, UNKNOWN)}
+        words = [f"{name}{text}" for name, text in known.items() if name not in facts]
+        words += [f"py{known[Part.PYTHON]}"] if Part.PYTHON in known else []
         digest = zlib.crc32(repr(self.parts).encode())
-        text = "-".join([*words, parts[Part.ARCHITECTURE.value], f"{digest:08x}"])
+        text = "-".join([*words, parts[Part.ARCHITECTURE], f"{digest:08x}"])
         return "".join([c if c.isalnum() or c in "+-._" else "_" for c in text])
-
-    @property
-    def _packages(self) -> list[str]:
-        facts = {part.value for part in Part}
-        return [name for name, _ in self.parts if name not in facts]
 
 
 def is_key_name(name: str) -> bool:
@@ -236,7 +177,7 @@ def differences(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
     lines = []
     for name in dict.fromkeys([*one, *other]):
         left, right = one.get(name, ABSENT), other.get(name, ABSENT)
-        instructions = name == Part.INSTRUCTION_SET.value
+        instructions = name == Part.INSTRUCTION_SET
         unknown = instructions and {left, right} & {UNKNOWN, ""}
         if left == right and not unknown:
             continue

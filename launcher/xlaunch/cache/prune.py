@@ -1,45 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keep the caches within their size: what was not used for longest goes first.
+"""Keep the caches within their size: the least recently used are removed first.
 
-Directories go in the order of their last use, and their files in the order of their last change;
-access times are not reliable (noatime, relatime). Files that make sense only together go together. What
-a launch uses at the moment loses only files that are older than a day: libraries compile again what they
-miss.
+Directories go in the order of their last use, and units within them in the order of their last change;
+access times are not reliable (noatime, relatime). A cache that is in use loses only units that are older
+than a day: libraries compile again what they miss. Once a day, a launch starts the pruner as a process of
+its own.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shutil
+import sys
 import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from xlaunch.cache.daily import DAY_S
-from xlaunch.cache.directories import (
-    RECORD,
-    CacheDirectory,
-    named_by_processes,
-    not_in_use,
-    open_below,
-    stored,
-)
-from xlaunch.cache.imported import IMPORTED
-from xlaunch.cache.leftovers import REMOVING, remove_leftovers
-from xlaunch.cache.usage import CachedFile, files_of, unit_of
+from xlaunch.cache import contents, store
+from xlaunch.cache.contents import IMPORTED, CachedFile
+from xlaunch.cache.staging import DAY_S, REMOVING, remove_leftovers
+from xlaunch.cache.store import RECORD, CacheDirectory
+from xlaunch.errors import XLaunchError
 
 DEFAULT_MAX_BYTES = 20 << 30
+STAMP = "pruned"
+"""A file in the base directory; its modification time is the start of the last pruning."""
 
 
 class Removal(NamedTuple):
-    """What was removed of one cache, or would be."""
+    """What was removed from one cache, or would be."""
 
     directory: CacheDirectory
     files: int
     size_bytes: int
     whole: bool
-    """The directory went, too."""
+    """The directory was removed, too."""
 
 
 def prune(
@@ -51,107 +46,145 @@ def prune(
 ) -> list[Removal]:
     """Remove what exceeds `max_bytes` on disk, and caches that no launch used for `older_than_s`.
 
-    Never waits for a launch, nor makes one wait. `dry_run`: remove nothing. Raises OSError where a
+    Never waits for a launch, nor makes one wait. `dry_run`: remove nothing. Raises `XLaunchError` if a
     file cannot be removed.
     """
-    now_s = time.time()
+    remover = _Remover(base, dry_run)
     if not dry_run:
         remove_leftovers(base)
-    directories = sorted(stored(base), key=lambda it: it.last_use_s)
+    directories = sorted(store.stored(base), key=lambda it: it.last_use_s)
     units = {it: _units(it) for it in directories}
     excess = 0
     if max_bytes is not None:
-        excess = sum([_size(unit) for own in units.values() for unit in own]) - max_bytes
-    found, named = [], named_by_processes()
-    for directory in directories:
-        expired = older_than_s is not None and now_s - directory.last_use_s > older_than_s
-        if excess <= 0 and not expired:
-            continue
-        wanted = units[directory] if expired else _oldest(units[directory], excess)
-        whole = len(wanted) == len(units[directory])
-        removal = _remove(base, directory, wanted, now_s, named, whole=whole, dry_run=dry_run)
-        excess -= removal.size_bytes
-        if removal.files or removal.whole:
+        excess = sum([unit.size_bytes for own in units.values() for unit in own]) - max_bytes
+    found = []
+    for directory, own in units.items():
+        expired = older_than_s is not None and remover.now_s - directory.last_use_s > older_than_s
+        if excess > 0 or expired:
+            removal = remover.remove(directory, own if expired else _oldest(own, excess), len(own))
+            excess -= removal.size_bytes
             found.append(removal)
-    return found
+    return [removal for removal in found if removal.files or removal.whole]
 
 
 def clear(base: str, directories: Iterable[CacheDirectory], *, dry_run: bool) -> list[Removal]:
-    """Remove whole caches, but for those in use. Raises OSError."""
-    found, named = [], named_by_processes()
+    """Remove whole caches, except those in use. Raises `XLaunchError` as `prune` does."""
+    remover, found = _Remover(base, dry_run), []
     for directory in directories:
-        units, now_s = _units(directory), time.time()
-        removal = _remove(base, directory, units, now_s, named, whole=True, dry_run=dry_run)
-        if removal.whole:
-            found.append(removal)
-    return found
+        units = _units(directory)
+        found.append(remover.remove(directory, units, len(units)))
+    return [removal for removal in found if removal.whole]
 
 
-def _units(directory: CacheDirectory) -> list[list[CachedFile]]:
-    """The files of a cache, in lists of those that make sense only together; the oldest first."""
+class _Unit(NamedTuple):
+    changed_s: float
+    size_bytes: int
+    files: tuple[CachedFile, ...]
+
+
+def _units(directory: CacheDirectory) -> list[_Unit]:
+    """The units of a cache, the oldest first."""
     found: dict[str, list[CachedFile]] = {}
-    for file in files_of(directory.path):
-        unit = unit_of(directory.cache, os.path.relpath(file.path, directory.path))
+    for file in contents.files_of(directory.path):
+        unit = contents.unit_of(directory.cache, os.path.relpath(file.path, directory.path))
         found.setdefault(unit, []).append(file)
-    return sorted(found.values(), key=_changed_s)
+    units = []
+    for files in found.values():
+        changed_s = max([file.changed_s for file in files])
+        units.append(_Unit(changed_s, contents.total(files).size_bytes, tuple(files)))
+    return sorted(units, key=lambda unit: unit.changed_s)
 
 
-def _changed_s(unit: list[CachedFile]) -> float:
-    return max([file.changed_s for file in unit])
-
-
-def _size(unit: list[CachedFile]) -> int:
-    return sum([file.size_bytes for file in unit])
-
-
-def _oldest(units: list[list[CachedFile]], size_bytes: int) -> list[list[CachedFile]]:
-    """The first units that are at least so large together."""
+def _oldest(units: list[_Unit], size_bytes: int) -> list[_Unit]:
+    """The first units whose total size reaches `size_bytes`."""
     total = 0
     for count, unit in enumerate(units):
         if total >= size_bytes:
             return units[:count]
-        total += _size(unit)
+        total += unit.size_bytes
     return units
 
 
-def _remove(
-    base: str,
-    directory: CacheDirectory,
-    wanted: list[list[CachedFile]],
-    now_s: float,
-    named: frozenset[str],
-    *,
-    whole: bool,
-    dry_run: bool,
-) -> Removal:
-    used_s = directory.last_use_s
-    doomed: str | None = None
-    with not_in_use(directory, named) as unheld, open_below(base, directory.cache) as above:
-        free = unheld and directory.last_use_s == used_s  # a launch may be about to hold it
-        whole &= free
-        if not free:
-            wanted = [unit for unit in wanted if now_s - _changed_s(unit) > DAY_S]
-        if whole and not dry_run:
-            doomed = REMOVING + os.urandom(4).hex()
-            os.rename(directory.key, doomed, src_dir_fd=above, dst_dir_fd=above)
+class _Remover:
+    """Removes units and directories of caches that are not in use."""
+
+    def __init__(self, base: str, dry_run: bool) -> None:
+        self.now_s = time.time()
+        self._base = base
+        self._dry_run = dry_run
+        self._named = store.named_by_processes()
+
+    def remove(self, directory: CacheDirectory, wanted: list[_Unit], count: int) -> Removal:
+        """Remove the `wanted` units of `count`, and the directory if they are all.
+
+        If the cache is in use, only units that are older than a day.
+        """
+        used_s = directory.last_use_s
+        with store.not_in_use(directory, self._named) as unheld:
+            free = unheld and directory.last_use_s == used_s  # a launch may be about to hold it
+            whole = free and len(wanted) == count
+            if not free:
+                wanted = [unit for unit in wanted if self.now_s - unit.changed_s > DAY_S]
+            set_aside = None
+            if whole and not self._dry_run:
+                set_aside = self._set_aside(directory)
+            elif not self._dry_run:
+                self._remove_all([file.path for unit in wanted for file in unit.files])
+        if set_aside is not None:  # no launch has to wait for this
+            self._remove_all([set_aside])
+        files = sum([len(unit.files) for unit in wanted])
+        return Removal(directory, files, sum([unit.size_bytes for unit in wanted]), whole)
+
+    def _remove_all(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            if not store.remove_below(self._base, path):
+                raise XLaunchError(f"{path} cannot be removed")
+
+    def _set_aside(self, directory: CacheDirectory) -> str:
+        """Rename a directory, so that launches do not find it, and remove its records."""
+        name = REMOVING + os.urandom(4).hex()
+        with store.open_below(self._base, directory.cache) as above:
+            os.rename(directory.key, name, src_dir_fd=above, dst_dir_fd=above)
             for suffix in (RECORD, IMPORTED):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(directory.key + suffix, dir_fd=above)
-        elif not dry_run:
-            for unit in wanted:
-                for file in unit:
-                    _unlink(base, file.path)
-    if doomed is not None:
-        with open_below(base, directory.cache) as above:
-            shutil.rmtree(doomed, dir_fd=above)
-    return Removal(directory, sum(map(len, wanted)), sum(map(_size, wanted)), whole)
+        return os.path.join(self._base, directory.cache, name)
 
 
-def _unlink(base: str, path: str) -> None:
-    """Remove a file below `base`, unless it has vanished or is no longer below real directories."""
-    *parents, name = os.path.relpath(path, base).split(os.sep)
-    with (
-        contextlib.suppress(FileNotFoundError, NotADirectoryError),
-        open_below(base, *parents) as directory,
-    ):
-        os.unlink(name, dir_fd=directory)
+def start_pruner(base: str) -> None:
+    """Prune in a detached process, once a day at most."""
+    stamp = os.path.join(base, STAMP)
+    try:
+        due = time.time() - os.stat(stamp).st_mtime > DAY_S
+        if not due:
+            return
+    except FileNotFoundError:
+        due = False  # at the first launch there is nothing to prune
+    except OSError:
+        return
+    with contextlib.suppress(OSError):
+        os.close(os.open(stamp, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
+        os.utime(stamp)
+        if due:
+            _detach([sys.executable, "-P", "-m", "xlaunch", "cache", "prune", "--cache-dir", base])
+
+
+def _detach(command: list[str]) -> None:
+    """Start a command that is neither a child of this process nor attached to its terminal."""
+    pid = os.fork()
+    if pid:
+        os.waitpid(pid, 0)
+        return
+    try:
+        os.setsid()
+        if os.fork() == 0:
+            null = os.open(os.devnull, os.O_RDWR)
+            for number in (0, 1, 2):
+                os.dup2(null, number)
+            # Keep neither pipes nor the working directory of the caller in use.
+            os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+            os.chdir("/")
+            os.nice(19)
+            os.execv(command[0], command)
+    finally:
+        os._exit(0)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of compile caches: supporting another one takes another row.
+"""The table of compile caches: another row supports another cache.
 
-Autotuning results and the graphs of AOTAutograd are within Inductor's directory.
+Autotuning results and the graphs of AOTAutograd are in Inductor's directory.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from xlaunch.machine.gpus import Vendor
 
 
 class Format(enum.Enum):
-    """What an intact file of a cache looks like, as far as it can be seen without loading it."""
+    """How a file of a cache is checked without loading it."""
 
     ELF = "ELF"
     PICKLE = "pickle"
     JSON = "JSON"
     LOCK = "lock"
-    """A lock that is held while the file exists. Where its holder was killed it blocks others."""
+    """A lock that is held while the file exists: if its holder is killed, others wait forever."""
     ANY = "any"
 
 
@@ -29,11 +29,11 @@ class Entries(NamedTuple):
     kind: str
     """**Ex.:** ``"compiled graphs"``."""
     pattern: str
-    """For `fnmatch`, from the cache's directory; an asterisk matches slashes too."""
+    """For `fnmatch`, relative to the cache's directory; an asterisk matches slashes too."""
     format: Format = Format.ANY
 
 
-class Part(enum.Enum):
+class Part(enum.StrEnum):
     """A fact of the machine that entries depend on."""
 
     ARCHITECTURE = "architecture"
@@ -42,19 +42,21 @@ class Part(enum.Enum):
     CPU_MODEL = "cpu_model"
     """Vendor, family and model, for code generators that tune for them and check."""
     C_LIBRARY = "c_library"
-    """For libraries that the system's linker made."""
+    """For libraries that the system's linker creates."""
     PYTHON = "python"
     """Major and minor version: extension modules and marshalled code."""
     GPUS = "gpus"
     GPU_DRIVER = "gpu_driver"
 
 
-class Switch(NamedTuple):
-    """A variable with a fixed value that a cache needs to be useful."""
+class Variable(NamedTuple):
+    """An environment variable that a launch sets for a cache."""
 
-    variable: str
+    name: str
     value: str
     reason: str
+    option: str | None = None
+    """The option that asks for this value. **Ex.:** ``"--cache-dir /caches"``."""
 
 
 class Cache(NamedTuple):
@@ -73,13 +75,13 @@ class Cache(NamedTuple):
     """The first kind that matches a file is its kind; others are ``other files``."""
     vendor: Vendor | None = None
     """The cache is set up only where a GPU of this vendor is."""
-    switches: tuple[Switch, ...] = ()
+    switches: tuple[Variable, ...] = ()
+    """Variables with fixed values that the cache needs to be useful."""
     changes_behaviour: bool = False
     """Using it changes what a program does: only with `--cache all`."""
-    together: str | None = None
-    """A regular expression. Files in whose paths it matches the same text make sense only together:
-    the files of two machines are never mixed there, and pruning removes all of them. None: each file
-    stands alone."""
+    unit: str | None = None
+    """A regular expression. Files in whose paths it matches the same text form one unit: imported whole
+    or not at all, and pruned together. None: each file is a unit."""
     weights: bool = False
     """Its files contain the weights of models."""
 
@@ -116,7 +118,7 @@ CACHES = (
             Entries("compiled models", "*.so", Format.ELF),
             Entries("descriptions", "*.json", Format.JSON),
         ),
-        together=r"[^/]*",  # the directory of a compiled form
+        unit=r"[^/]*",  # the directory of a compiled form
         weights=True,
     ),
     Cache(
@@ -143,7 +145,7 @@ CACHES = (
             Entries("locks", "*/lock", Format.LOCK),
             Entries("objects", "*.o", Format.ELF),
         ),
-        together=r"[^/]*",  # an extension: ninja compares the times of its files
+        unit=r"[^/]*",  # an extension: ninja compares the times of its files
     ),
     Cache(
         "numba",
@@ -155,7 +157,7 @@ CACHES = (
             Entries("indices", "*.nbi", Format.PICKLE),
             Entries("functions", "*.nbc", Format.PICKLE),
         ),
-        together=r".*?(?=(\.[0-9]+)?\.nb[ic]$)",  # an index names its functions by number
+        unit=r".*?(?=(\.[0-9]+)?\.nb[ic]$)",  # an index names its functions by number
     ),
     Cache(
         "cuda",
@@ -165,9 +167,9 @@ CACHES = (
         (),
         vendor=Vendor.NVIDIA,
         switches=(
-            Switch("CUDA_CACHE_MAXSIZE", "4294967296", "the driver keeps 1 GiB unless told to"),
+            Variable("CUDA_CACHE_MAXSIZE", "4294967296", "the driver keeps 1 GiB unless told to"),
         ),
-        together=r"",  # one index
+        unit=r"",  # one index
     ),
     Cache(
         "cupy",
@@ -186,7 +188,9 @@ CACHES = (
         (Entries("locks", "*.lock", Format.LOCK),),
         vendor=Vendor.INTEL,
         switches=(
-            Switch("SYCL_CACHE_PERSISTENT", "1", "SYCL keeps nothing between runs unless told to"),
+            Variable(
+                "SYCL_CACHE_PERSISTENT", "1", "SYCL keeps nothing between runs unless told to"
+            ),
         ),
     ),
     Cache(
@@ -230,5 +234,5 @@ KEEP_NOTHING = "0"
 """With this value of XRUNTIME_CACHE_DIR xruntime keeps nothing."""
 
 PROFILE_VARIABLE = "TORCH_COMPILE_JOB_ID"
-"""With `--cache all` torch keeps which sizes changed (PGO), and later runs compile for changing sizes
+"""With `--cache all` torch records which sizes changed (PGO), so that later runs compile for changing sizes
 at once. See https://docs.pytorch.org/tutorials/recipes/torch_compile_caching_tutorial.html"""

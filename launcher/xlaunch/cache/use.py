@@ -1,31 +1,74 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Begin to use caches: where they are, whether they may be used, and what is done before the first use.
+"""Begin to use caches: which ones, in which directories, and whether these may be used.
 
-For launches, and for xruntime in a process that no launch has told where its cache is.
+A launch points the variable of each cache to a private directory per key. Inductor's default is under
+/tmp with a predictable name, and its entries are loaded as code; the caches of Triton, CUDA and others
+are spread over the home directory. xruntime uses the same directory in a process without a launch.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import sys
-from collections.abc import Iterable, Mapping
+import zlib
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
-from xlaunch.cache.directories import (
-    CacheDirectory,
-    begin_use,
-    check_base,
-    check_below,
-    directory_of,
-    hold,
-    private_base,
-)
-from xlaunch.cache.key import Hardware, Key, Packages, key_of, read_hardware
-from xlaunch.cache.repair import remove_cut_libraries
-from xlaunch.cache.seed import plant, seed_directory
-from xlaunch.cache.table import BY_NAME
+from xlaunch.cache import preparation, store
+from xlaunch.cache.key import Hardware, Packages, applies, key_of, read_hardware
+from xlaunch.cache.store import CacheDirectory, hold
+from xlaunch.cache.table import BY_NAME, CACHES, KEEP_NOTHING, PROFILE_VARIABLE, Variable
 from xlaunch.errors import UsageError
 
 NO_HOME = "there is no home directory"
+NAMELESS = (
+    "--cache-dir: the directory's name is empty; name a directory, leave the option out for the one below "
+    "XDG_CACHE_HOME, or use --no-cache to have none"
+)
+HEADERS_VARIABLE = "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"
+
+
+class UsedCache(NamedTuple):
+    """A cache whose directory xlaunch chose, and which it prepares, holds and reports."""
+
+    directory: CacheDirectory
+    warmth: str
+    """At the start: ``cold`` (empty) or ``used`` (with code of earlier launches)."""
+
+
+class CacheSettings(NamedTuple):
+    """What a launch does about compile caches."""
+
+    variables: tuple[Variable, ...] = ()
+    """To be set, unless the user has set them."""
+    used: tuple[UsedCache, ...] = ()
+    base: str | None = None
+    """The directory of all caches; None: they stay where they are."""
+    warnings: tuple[str, ...] = ()
+
+    def hold(self) -> list[str]:
+        """Protect the caches from pruning while this process or one of its children runs.
+
+        Returns a line for the user if that fails.
+        """
+        paths = [used.directory.path for used in self.used if hold(used.directory) is None]
+        if not paths:
+            return []
+        return [f"not protected from pruning, as its record cannot be locked: {', '.join(paths)}"]
+
+
+NOT_KEPT = CacheSettings(
+    (
+        Variable(
+            BY_NAME["optimized"].variable,
+            KEEP_NOTHING,
+            "xruntime keeps no compiled models: --no-cache",
+        ),
+    )
+)
+"""With `--no-cache`."""
 
 
 def default_directory(environment: Mapping[str, str]) -> str | None:
@@ -37,7 +80,7 @@ def default_directory(environment: Mapping[str, str]) -> str | None:
 def cache_home(environment: Mapping[str, str]) -> str | None:
     """**Ex.:** ``~/.cache/xlaunch``; None without a home."""
     base = environment.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(base):  # the specification has relative ones ignored
+    if not os.path.isabs(base):  # the specification says to ignore relative ones
         home = environment.get("HOME", "")
         if not os.path.isabs(home):
             return None
@@ -45,52 +88,154 @@ def cache_home(environment: Mapping[str, str]) -> str | None:
     return os.path.join(base, "xlaunch")
 
 
-def why_unusable(
-    base: str, directories: Iterable[CacheDirectory], hardware: Hardware
-) -> str | None:
-    """Why these directories below `base` may not be used; None if they may. Raises OSError."""
-    refusal = hardware.why_unknown or check_base(base)
-    for directory in directories:
-        refusal = refusal or check_below(base, directory.path)
-    return refusal
+def cache_settings(
+    environment: Mapping[str, str],
+    *,
+    packages: Packages,
+    asked: str | None = None,
+    everything: bool = False,
+    fixed: Collection[str] = (),
+    program: Sequence[str] = (),
+    make: bool,
+    hardware: Hardware | None = None,
+) -> CacheSettings:
+    """Choose the directory of every compile cache, and say what is there.
 
+    They are below `asked` (`--cache-dir`, see `store.private_base`): a failure is then a `UsageError`. By
+    default they are below XDG_CACHE_HOME: a failure is then a warning, and no cache is moved.
 
-def prepare(base: str, key: Key, seed: str | None) -> CacheDirectory:
-    """Make the directory of a cache, from the seed if there is one, or repair it.
-
-    Raises OSError, and `UsageError` for a seed that may not be used.
+    `environment`: the user's own variables; a cache that one of them moves is left there, unless
+    `--cache-dir` moves it. `fixed`: names of those that not even `--cache-dir` replaces (`--env`).
+    `everything`: also the caches that change what programs do. `make`: create the directories, for this
+    user only. `hardware`: None: this machine's.
     """
-    if seed is not None:
-        plant(seed, base, key)
-    directory = directory_of(base, key)
-    if os.path.exists(directory.record):
-        remove_cut_libraries(directory, directory.last_use_s)
-    return begin_use(base, key)
+    headers, warnings = _header_settings(environment, make=make)
+    stay = "compile caches stay where they are"
+    if asked == "":
+        raise UsageError(NAMELESS)
+    base = asked or default_directory(environment)
+    if base is None:
+        return CacheSettings(headers, warnings=(f"{stay}: {NO_HOME}", *warnings))
+    base = store.private_base(base)
+    hardware = hardware or read_hardware()
+    rows = [it for it in CACHES if applies(it, hardware, everything=everything)]
+    keys = {it.name: key_of(it, hardware, packages) for it in rows}
+    directories = {name: store.directory_of(base, key) for name, key in keys.items()}
+    used = []
+    for it in rows:
+        own = environment.get(it.variable)
+        free = asked is not None or not own
+        if (free and it.variable not in fixed) or own == directories[it.name].path:
+            used.append(it.name)
+    try:
+        refusal = hardware.why_unknown or store.why_unusable(
+            base, [directories[name] for name in used]
+        )
+        seed = preparation.seed_directory(environment)
+        cold = {name for name, it in directories.items() if store.is_empty(it.path)}
+        if seed is not None:
+            cold = {
+                name for name in cold if store.is_empty(store.directory_of(seed, keys[name]).path)
+            }
+        if make and refusal is None:
+            for name in used:
+                preparation.prepare(base, keys[name], seed)
+    except OSError as error:
+        refusal = f"{error.filename or base}: {error.strerror}"
+    if refusal is not None:
+        if asked is not None:
+            raise UsageError(f"--cache-dir {asked}: {refusal}")
+        return CacheSettings(headers, warnings=(f"{stay}: {refusal}", *warnings))
+    option = None if asked is None else f"--cache-dir {asked}"
+    variables = [*headers]
+    for it in rows:
+        state = f"; {_COLD if it.name in cold else _USED}" if it.name in used else ""
+        path = directories[it.name].path
+        variables += [Variable(it.variable, path, _WHERE + state, option), *it.switches]
+    if everything:
+        variables.append(_profile(program))
+    found = [UsedCache(directories[name], "cold" if name in cold else "used") for name in used]
+    return CacheSettings(tuple(variables), tuple(found), base, warnings)
+
+
+_WHERE = "compiled code is kept in a private directory for this hardware and these versions"
+_COLD = "cold: it is empty"
+_USED = "used: it has code of earlier launches"
+
+
+def _header_settings(
+    environment: Mapping[str, str], *, make: bool
+) -> tuple[tuple[Variable, ...], tuple[str, ...]]:
+    """Keep torch from precompiled headers that others may have made: a variable and a warning.
+
+    torch takes them from a directory for temporary files with a predictable name, wherever its cache is
+    (see `_HEADER_DIR` in torch/_inductor/codecache.py). `make`: make that directory before others can.
+    """
+    if environment.get(HEADERS_VARIABLE) == "0" or not hasattr(os, "getuid"):
+        return (), ()
+    path = _torch_directory(environment)
+    headers = os.path.join(path, "precompiled_headers")
+    try:
+        if make:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(path, 0o700)
+        places = [place for place in (path, headers) if os.path.lexists(place)]
+        shared = [reason for reason in map(store.why_shared, places) if reason is not None]
+    except OSError as error:
+        shared = [f"{path}: {error.strerror}"]
+    if not shared:
+        return (), ()
+    reason = f"torch would take precompiled headers from {headers}, but {shared[0]}"
+    if environment.get(HEADERS_VARIABLE):
+        return (), (f"{reason}; {HEADERS_VARIABLE}=0 prevents it",)
+    return (Variable(HEADERS_VARIABLE, "0", reason),), (f"{reason}; it compiles without them",)
+
+
+def _torch_directory(environment: Mapping[str, str]) -> str:
+    """Torch's directory for temporary files, with user and place as `getpass` and `tempfile` find them."""
+    names = [environment.get(name) for name in ("LOGNAME", "USER", "LNAME", "USERNAME")]
+    user = next(filter(None, names), None)
+    if user is None:
+        import pwd
+
+        try:
+            user = pwd.getpwuid(os.getuid()).pw_name
+        except KeyError:
+            user = f"uid_{os.getuid()}"
+    named = [environment.get(name) for name in ("TMPDIR", "TEMP", "TMP")]
+    places = [*filter(None, named), "/tmp", "/var/tmp", "/usr/tmp", "."]  # noqa: S108
+    place = next((it for it in places if os.access(it, os.W_OK | os.X_OK)), ".")
+    user = re.sub(r'[\\/:*?"<>|]', "_", user)
+    return os.path.join(os.path.abspath(place), f"torchinductor_{user}")
+
+
+def _profile(program: Sequence[str]) -> Variable:
+    words = [os.path.abspath(word) if os.path.exists(word) else word for word in program]
+    job = f"xlaunch-{zlib.crc32(repr(words).encode()):08x}"
+    return Variable(PROFILE_VARIABLE, job, "torch keeps which sizes changed in earlier runs (PGO)")
 
 
 def own_directory(
     name: str, environment: Mapping[str, str], versions: Mapping[str, str]
 ) -> CacheDirectory:
-    """The directory of the cache `name` for this process, as a launch of it would choose and make it.
+    """The directory of the cache `name` for this process, as a launch would choose and make it.
 
     It is below `default_directory`, and held until this process, and those that inherit its
-    descriptors, have ended: call this once. Where it cannot be locked it is used nevertheless; a
-    pruner may then remove files that this process looks for. `versions`: those of the installed
-    distributions, of which the cache's key takes what it needs. Raises `UsageError` with the reason in
-    one line: there is no home, or one that cannot be written; others may write there; it is unknown
-    which instructions this processor has.
+    descriptors, have ended: call this once. If it cannot be locked, it is used anyway, and a pruner may
+    remove files that this process looks for. `versions`: those of the installed distributions. Raises
+    `UsageError` with the reason in one line: there is no home, or one that cannot be written; others may
+    write there; it is unknown which instructions this processor has.
     """
     base = default_directory(environment)
     if base is None:
         raise UsageError(NO_HOME)
-    base, hardware = private_base(base), read_hardware()
-    python = "{}.{}".format(*sys.version_info)
-    key = key_of(BY_NAME[name], hardware, Packages(versions, python))
+    base, hardware = store.private_base(base), read_hardware()
+    key = key_of(BY_NAME[name], hardware, Packages(versions, "{}.{}".format(*sys.version_info)))
     try:
-        refusal = why_unusable(base, [directory_of(base, key)], hardware)
+        refusal = hardware.why_unknown or store.why_unusable(base, [store.directory_of(base, key)])
         if refusal is not None:
             raise UsageError(refusal)
-        directory = prepare(base, key, seed_directory(environment))
+        directory = preparation.prepare(base, key, preparation.seed_directory(environment))
     except OSError as error:
         raise UsageError(f"{error.filename or base}: {error.strerror}") from None
     hold(directory)
@@ -100,11 +245,11 @@ def own_directory(
 def check_directory(path: str) -> None:
     """Raise `UsageError` unless a directory for compiled code is this user's own.
 
-    It may not be a link, belong to another user, or be writable by others, nor may one above it. One
-    that does not exist yet is judged by the nearest above it that does.
+    It may not be a link, belong to another user, or be writable by others, nor may one above it. If it
+    does not exist yet, the nearest existing directory above it is checked.
     """
     try:
-        refusal = check_base(path)
+        refusal = store.why_unusable(path)
     except OSError as error:
         refusal = f"{error.filename or path}: {error.strerror}"
     if refusal is not None:

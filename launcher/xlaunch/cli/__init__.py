@@ -17,7 +17,7 @@ from xlaunch.errors import UsageError, XLaunchError
 if TYPE_CHECKING:
     import click
 
-COMMANDS = frozenset(("cache", "doctor", "env", "libraries", "plan", "topology"))
+COMMANDS = frozenset(("cache", "doctor", "env", "libraries", "plan", "ps", "topology"))
 """Each is the object `command` in the module of the same name."""
 
 RESERVED = COMMANDS | {"explain", "help", "report", "run", "version"}
@@ -39,6 +39,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 def run(arguments: Sequence[str]) -> int:
     """Run the command line; its exit code."""
     return report_errors(_dispatch, arguments)
+
+
+MIN_LIKENESS = 0.75
+"""Options that are less like a misspelt one are not offered for it."""
 
 
 def report_errors(
@@ -155,8 +159,30 @@ def _explain(error: click.ClickException) -> str:
 
     if not isinstance(error, click.NoSuchOption):
         return error.format_message().rstrip(".")
+    near = _meant(error)
+    hint = f"; did you mean {near}?" if near else ""
+    return f"there is no option {error.option_name}{hint}"
+
+
+def _meant(error: click.NoSuchOption) -> str:
+    """Options of the command that an unknown one may mean, by meaning or else by spelling."""
+    from difflib import SequenceMatcher
+
+    from xlaunch.cli.migration import SYNONYMS
+
+    offered = (
+        set() if error.ctx is None else {it for p in error.ctx.command.params for it in p.opts}
+    )
+    word = error.option_name.lstrip("-").replace("_", "-")
+    for option, names in SYNONYMS.items():
+        if word in names and option.split()[0] in offered:
+            return option
     # --no-smt and the like are near to every option that begins with n.
     opposite = error.option_name.startswith("--no-")
-    near = [it for it in error.possibilities or () if opposite or not it.startswith("--no-")]
-    hint = f"; did you mean {' or '.join(sorted(near))}?" if near else ""
-    return f"there is no option {error.option_name}{hint}"
+    near = [
+        it
+        for it in error.possibilities or ()
+        if (opposite or not it.startswith("--no-"))
+        and SequenceMatcher(None, error.option_name, it).ratio() >= MIN_LIKENESS
+    ]
+    return " or ".join(sorted(near))

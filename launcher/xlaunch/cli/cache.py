@@ -11,42 +11,33 @@ from typing import Any
 
 import click
 
-from xlaunch.cache.directories import (
-    CacheDirectory,
-    check_base,
-    foreign,
-    is_empty,
-    named_by_processes,
-    not_in_use,
-    private_base,
-    stored,
-)
+from xlaunch.cache import contents, store
 from xlaunch.cache.key import Hardware, Packages, fingerprint, read_hardware
 from xlaunch.cache.prune import DEFAULT_MAX_BYTES, Removal, clear, prune
 from xlaunch.cache.table import BY_NAME
-from xlaunch.cache.usage import Usage, usage_by_kind, usage_of
 from xlaunch.cache.use import NO_HOME, default_directory
 from xlaunch.cli import say
 from xlaunch.cli.cache_warm import warm_command
 from xlaunch.cli.options import CONTEXT, Parsed, click_option, resolved_options, with_options
-from xlaunch.environment.prefix import find_installed, prefix_of
 from xlaunch.environment.program import find_interpreter
+from xlaunch.environment.python_environment import find_installed, prefix_of
 from xlaunch.errors import UsageError, XLaunchError
+from xlaunch.options.definitions import BY_KEY
 from xlaunch.options.kinds import POSITIVE_DURATION, SIZE
-from xlaunch.options.table import BY_KEY
-from xlaunch.wording import align, counted, size
+from xlaunch.text import align, counted, size
 
 SETTINGS = {**CONTEXT, "allow_interspersed_args": True}
 
 MAX_SIZE_VARIABLE = "XLAUNCH_CACHE_MAX_SIZE"
 """The size that launches keep the caches within; 20 GiB if it is not set."""
 
-DIRECTORY = [click_option(BY_KEY["cache_dir"])]
-JSON = [click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")]
-DRY_RUN = [click.option("--dry-run", is_flag=True, help="Only show what would be removed.")]
-PYTHON = [click.option("--python", metavar="FILE", help="The interpreter that caches are for.")]
+DIRECTORY = click_option(BY_KEY["cache_dir"])
+JSON = click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
+DRY_RUN = click.option("--dry-run", is_flag=True, help="Only show what would be removed.")
+PYTHON = click.option("--python", metavar="FILE", help="The interpreter that caches are for.")
+NO_WEIGHTS_HELP = "Leave out what contains the weights of models."
 
-Options = Sequence[Callable[[Callable[..., Any]], Callable[..., Any]]]
+Option = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 @click.group(
@@ -67,11 +58,10 @@ def command(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-def _subcommand(*options: Options) -> Callable[[Callable[..., Any]], click.Command]:
+def _subcommand(*options: Option) -> Callable[[Callable[..., Any]], click.Command]:
     def decorate(function: Callable[..., Any]) -> click.Command:
-        made = with_options(*options)(function)
-        name = function.__name__.strip("_").removesuffix("_command")
-        return command.command(name, context_settings=SETTINGS)(made)
+        made = with_options(options)(function)
+        return command.command(function.__name__.strip("_"), context_settings=SETTINGS)(made)
 
     return decorate
 
@@ -79,65 +69,52 @@ def _subcommand(*options: Options) -> Callable[[Callable[..., Any]], click.Comma
 @_subcommand(DIRECTORY, JSON)
 def _ls(*, cache_dir: str | None, as_json: bool) -> None:
     """List the caches, with their size and last use."""
-    base = _base(cache_dir)
-    rows, named = [], named_by_processes()
-    for directory in sorted(stored(base), key=lambda it: -it.last_use_s):
-        usage = usage_of(directory)
-        with not_in_use(directory, named) as free:
-            rows.append((directory, usage, not free))
-    if as_json:
-        _print_json(
-            base=base,
-            caches=[
-                {**_named(it), **usage._asdict(), "last_use_s": it.last_use_s, "in_use": used}
-                for it, usage, used in rows
-            ],
+    base, named = _base(cache_dir), store.named_by_processes()
+    rows = [("cache", "key", "files", "size", "last use", "")]
+    caches = []
+    for it in sorted(store.stored(base), key=lambda it: -it.last_use_s):
+        usage, last_use_s = contents.usage_of(it), it.last_use_s
+        with store.not_in_use(it, named) as free:
+            cells = (
+                str(usage.files),
+                size(usage.size_bytes),
+                _ago(last_use_s),
+                "in use" * (not free),
+            )
+        caches.append(
+            it._asdict() | usage._asdict() | {"last_use_s": last_use_s, "in_use": not free}
         )
-        return
-    if not rows:
-        click.echo(f"{base}: nothing is kept here yet")
-        return
-    heads = ("cache", "key", "files", "size", "last use", "")
-    cells = [
-        (it.cache, it.key, str(usage.files), size(usage.size_bytes), _ago(it), "in use" * used)
-        for it, usage, used in rows
-    ]
-    click.echo("\n".join([base, *align([heads, *cells], right=(2, 3))]))
+        rows.append((it.cache, it.key, *cells))
+    lines = [base, *align(rows, right=(2, 3))] if caches else [f"{base}: nothing is kept here yet"]
+    _answer(as_json, lines, base=base, caches=caches)
 
 
 @_subcommand(DIRECTORY, JSON)
 def _du(*, cache_dir: str | None, as_json: bool) -> None:
     """Show the size on disk of each kind of file, and in all."""
-    base = _base(cache_dir)
-    found: dict[tuple[str, str], Usage] = {}
-    for directory in stored(base):
-        for kind, usage in usage_by_kind(directory).items():
-            before = found.get((directory.cache, kind), Usage())
-            found[directory.cache, kind] = Usage(
-                before.files + usage.files, before.size_bytes + usage.size_bytes
-            )
-    total = sum([usage.size_bytes for usage in found.values()])
-    if as_json:
-        kinds = [{"cache": c, "kind": k, **usage._asdict()} for (c, k), usage in found.items()]
-        _print_json(base=base, kinds=kinds, size_bytes=total, max_bytes=_max_bytes())
-        return
-    rows = [
-        (cache, kind, str(usage.files), size(usage.size_bytes))
-        for (cache, kind), usage in sorted(found.items())
+    base, max_bytes = _base(cache_dir), _max_bytes()
+    found: dict[tuple[str, str], list[contents.CachedFile]] = {}
+    for directory in store.stored(base):
+        for kind, files in contents.files_by_kind(directory).items():
+            found.setdefault((directory.cache, kind), []).extend(files)
+    usages = {names: contents.total(files) for names, files in found.items()}
+    total = sum([usage.size_bytes for usage in usages.values()])
+    rows = [("cache", "kind", "files", "size")]
+    for (cache, kind), usage in sorted(usages.items()):
+        rows.append((cache, kind, str(usage.files), size(usage.size_bytes)))
+    lines = [
+        *align(rows if usages else [], right=(2, 3)),
+        f"{base}: {size(total)} of {size(max_bytes)}",
     ]
-    lines = align([("cache", "kind", "files", "size"), *rows], right=(2, 3)) if rows else []
-    click.echo("\n".join([*lines, f"{base}: {size(total)} of {size(_max_bytes())}"]))
+    kinds = [{"cache": c, "kind": k, **usage._asdict()} for (c, k), usage in usages.items()]
+    _answer(as_json, lines, base=base, kinds=kinds, size_bytes=total, max_bytes=max_bytes)
 
 
 @_subcommand(
-    [
-        click.option("--max-size", type=Parsed(SIZE), help="Keep at most this much: 20GiB."),
-        click.option(
-            "--older-than",
-            type=Parsed(POSITIVE_DURATION),
-            help="Remove what is unused so long: 30d.",
-        ),
-    ],
+    click.option("--max-size", type=Parsed(SIZE), help="Keep at most this much: 20GiB."),
+    click.option(
+        "--older-than", type=Parsed(POSITIVE_DURATION), help="Remove what is unused so long: 30d."
+    ),
     DIRECTORY,
     DRY_RUN,
     JSON,
@@ -162,67 +139,57 @@ def _prune(
     _show_removals(base, found, dry_run=dry_run, as_json=as_json)
 
 
-@_subcommand([click.argument("caches", nargs=-1, metavar="[CACHE...]")], DIRECTORY, DRY_RUN, JSON)
+@_subcommand(click.argument("caches", nargs=-1, metavar="[CACHE...]"), DIRECTORY, DRY_RUN, JSON)
 def _clear(*, caches: tuple[str, ...], cache_dir: str | None, dry_run: bool, as_json: bool) -> None:
     """Remove whole caches, all of them if none is named. Those in use are kept."""
-    for name in caches:
-        _check_name(name)
+    _check_names(caches)
     base = _base(cache_dir)
-    wanted = [it for it in stored(base) if not caches or it.cache in caches]
+    wanted = [it for it in store.stored(base) if not caches or it.cache in caches]
     found = clear(base, wanted, dry_run=dry_run)
-    kept = [it for it in wanted if it not in {removal.directory for removal in found}]
-    for directory in kept:
+    removed = [removal.directory for removal in found]
+    for directory in [it for it in wanted if it not in removed]:
         say(f"warning: {directory.path} is in use and kept")
     _show_removals(base, found, dry_run=dry_run, as_json=as_json)
 
 
-@_subcommand([click.option("--fix", is_flag=True, help="Remove what is damaged.")], DIRECTORY, JSON)
+@_subcommand(click.option("--fix", is_flag=True, help="Remove what is damaged."), DIRECTORY, JSON)
 def _verify(*, fix: bool, cache_dir: str | None, as_json: bool) -> int:
     """Check owner, mode and format of every file.
 
     The exit code is 1 if something is wrong. Imported files are compared with their SHA-256. Nothing is loaded or unpickled. --fix removes
     damaged files and stale locks: libraries compile again what they miss.
     """
-    from xlaunch.cache.verify import verify
+    from xlaunch.cache.check import verify
 
     base = _asked_base(cache_dir)
     problems = verify(base, fix=fix)
-    if as_json:
-        _print_json(base=base, problems=[problem._asdict() for problem in problems])
-    else:
-        for problem in problems:
-            click.echo(f"{problem.path}: {problem.what}{' (fixed)' if problem.fixed else ''}")
-        left = sum([not problem.fixed for problem in problems])
-        files = sum([usage_of(it).files for it in stored(base)])
-        click.echo(
-            f"{base}: {counted(files, 'file')}, "
-            + (f"{counted(left, 'problem')} left" if left else "whole")
-        )
-    return int(any(not problem.fixed for problem in problems))
+    lines = [f"{it.path}: {it.what}{' (fixed)' if it.fixed else ''}" for it in problems]
+    left = sum([not problem.fixed for problem in problems])
+    files = sum([contents.usage_of(it).files for it in store.stored(base)])
+    result = f"{counted(left, 'problem')} left" if left else "whole"
+    lines.append(f"{base}: {counted(files, 'file')}, {result}")
+    _answer(as_json, lines, base=base, problems=[problem._asdict() for problem in problems])
+    return int(left > 0)
 
 
 @_subcommand(PYTHON, JSON)
 def _fingerprint(*, python: str | None, as_json: bool) -> None:
     """Print the keys of the caches here, and what each is made of."""
     found = fingerprint(*_here(python))
-    if as_json:
-        click.echo(json.dumps(found, indent=1))
-        return
+    lines = []
     for name, value in found["caches"].items():
-        click.echo(f"{name}: {value['key']}")
-        for part, text in value["parts"].items():
-            click.echo(f"  {part}: {text}")
+        lines += [
+            f"{name}: {value['key']}",
+            *[f"  {p}: {text}" for p, text in value["parts"].items()],
+        ]
+    _answer(as_json, lines, **found)
 
 
 @_subcommand(
-    [
-        click.argument("file"),
-        click.option("--sign", metavar="KEY", help="Sign with this private SSH key (ssh-keygen)."),
-        click.option("--only", metavar="CACHE", multiple=True, help="Only this cache; repeatable."),
-        click.option(
-            "--no-weights", is_flag=True, help="Leave out what contains the weights of models."
-        ),
-    ],
+    click.argument("file"),
+    click.option("--sign", metavar="KEY", help="Sign with this private SSH key (ssh-keygen)."),
+    click.option("--only", metavar="CACHE", multiple=True, help="Only this cache; repeatable."),
+    click.option("--no-weights", is_flag=True, help=NO_WEIGHTS_HELP),
     DIRECTORY,
     PYTHON,
     JSON,
@@ -244,17 +211,16 @@ def _export(
     """
     from xlaunch.cache.bundle import export
 
-    for name in only:
-        _check_name(name)
+    _check_names(only)
     base = _base(cache_dir)
     keys = {(name, it["key"]) for name, it in fingerprint(*_here(python))["caches"].items()}
     wanted = [
         it
-        for it in stored(base)
+        for it in store.stored(base)
         if (it.cache, it.key) in keys
         and (not only or it.cache in only)
         and not (no_weights and BY_NAME[it.cache].weights)
-        and not is_empty(it.path)
+        and not store.is_empty(it.path)
     ]
     if not wanted:
         raise UsageError(
@@ -262,24 +228,19 @@ def _export(
             "see xlaunch cache ls, and --python for another environment"
         )
     done = export(base, wanted, file, sign=sign)
-    if as_json:
-        _print_json(file=file, caches=[_named(it) for it in wanted], **done._asdict())
-        return
     names = ", ".join([it.cache for it in wanted])
-    weights = ""
+    line = f"{file}: {names}; {counted(done.files, 'file')}, {size(done.size_bytes)}"
     if done.weights_bytes:
-        weights = f", of it {size(done.weights_bytes)} with a model's weights"
-    click.echo(f"{file}: {names}; {counted(done.files, 'file')}, {size(done.size_bytes)}{weights}")
+        line += f", of it {size(done.weights_bytes)} with a model's weights"
+    _answer(as_json, [line], file=file, caches=[it._asdict() for it in wanted], **done._asdict())
 
 
 @_subcommand(
-    [
-        click.argument("file"),
-        click.option(
-            "--allowed-signers", metavar="FILE", help="Require a signature by one of these keys."
-        ),
-        click.option("--force", is_flag=True, help="Import what was made for other hardware, too."),
-    ],
+    click.argument("file"),
+    click.option(
+        "--allowed-signers", metavar="FILE", help="Require a signature by one of these keys."
+    ),
+    click.option("--force", is_flag=True, help="Import what was made for other hardware, too."),
     DIRECTORY,
     PYTHON,
     JSON,
@@ -300,25 +261,15 @@ def _import(
     """
     from xlaunch.cache.bundle_import import import_bundle
 
-    base = _base(cache_dir)
-    max_bytes = _max_bytes()
+    base, most, here = _base(cache_dir), _max_bytes(), _here(python)
     done = import_bundle(
-        base,
-        file,
-        *_here(python),
-        allowed_signers=allowed_signers,
-        force=force,
-        max_bytes=max_bytes,
+        base, file, *here, allowed_signers=allowed_signers, force=force, max_bytes=most
     )
-    for removal in prune(base, max_bytes=max_bytes):
-        what = f"{counted(removal.files, 'file')}, {size(removal.size_bytes)}"
-        say(f"pruned to {size(max_bytes)}: {removal.directory.path}: {what}")
-    if as_json:
-        _print_json(base=base, **done._asdict())
-        return
-    click.echo(
-        f"{base}: {counted(done.added, 'file')} added ({size(done.size_bytes)}), {done.kept} here already"
-    )
+    for it in prune(base, max_bytes=most):
+        what = f"{counted(it.files, 'file')}, {size(it.size_bytes)}"
+        say(f"pruned to {size(most)}: {it.directory.path}: {what}")
+    added = f"{counted(done.added, 'file')} added ({size(done.size_bytes)})"
+    _answer(as_json, [f"{base}: {added}, {done.kept} here already"], base=base, **done._asdict())
 
 
 command.add_command(warm_command, "warm")
@@ -329,13 +280,13 @@ def _asked_base(cache_dir: str | None) -> str:
     base = asked or default_directory(os.environ)
     if base is None:
         raise UsageError(f"{NO_HOME} for caches: name one with --cache-dir")
-    return private_base(base)
+    return store.private_base(base)
 
 
 def _base(cache_dir: str | None) -> str:
     base = _asked_base(cache_dir)
     try:
-        refusal = check_base(base)
+        refusal = store.why_unusable(base)
     except OSError as error:
         raise XLaunchError(f"{base}: {error.strerror}") from None
     if refusal is not None:
@@ -351,55 +302,43 @@ def _here(python: str | None) -> tuple[Hardware, Packages]:
 
 def _max_bytes() -> int:
     text = os.environ.get(MAX_SIZE_VARIABLE)
-    if not text:
-        return DEFAULT_MAX_BYTES
     try:
-        number: int = SIZE.parse(text)
+        number: int = SIZE.parse(text) if text else DEFAULT_MAX_BYTES
     except UsageError as error:
         raise UsageError(f"{MAX_SIZE_VARIABLE}: {error}") from None
     return number
 
 
-def _check_name(name: str) -> None:
-    if name not in BY_NAME:
-        raise UsageError(f"there is no cache {name!r}; the caches are {', '.join(BY_NAME)}")
+def _check_names(names: Sequence[str]) -> None:
+    for name in names:
+        if name not in BY_NAME:
+            raise UsageError(f"there is no cache {name!r}; the caches are {', '.join(BY_NAME)}")
 
 
 def _show_removals(base: str, found: Sequence[Removal], *, dry_run: bool, as_json: bool) -> None:
     total = sum([removal.size_bytes for removal in found])
-    for line in foreign(base):
+    for line in store.foreign(base):
         say(f"warning: left alone: {line}")
-    if as_json:
-        removed = [
-            {
-                **_named(it.directory),
-                "files": it.files,
-                "size_bytes": it.size_bytes,
-                "whole": it.whole,
-            }
-            for it in found
-        ]
-        _print_json(base=base, removed=removed, size_bytes=total, dry_run=dry_run)
-        return
     verb = "would be removed" if dry_run else "removed"
+    lines, removed = [], []
     for it in found:
-        click.echo(
-            f"{it.directory.path}: {counted(it.files, 'file')}, {size(it.size_bytes)} {verb}"
-        )
-    click.echo(f"{base}: {size(total)} {verb}")
+        what = f"{counted(it.files, 'file')}, {size(it.size_bytes)} {verb}"
+        lines.append(f"{it.directory.path}: {what}")
+        sizes = {"files": it.files, "size_bytes": it.size_bytes, "whole": it.whole}
+        removed.append(it.directory._asdict() | sizes)
+    lines.append(f"{base}: {size(total)} {verb}")
+    _answer(as_json, lines, base=base, removed=removed, size_bytes=total, dry_run=dry_run)
 
 
-def _named(directory: CacheDirectory) -> dict[str, str]:
-    return directory._asdict()
-
-
-def _ago(directory: CacheDirectory) -> str:
-    seconds = max(0.0, time.time() - directory.last_use_s)
+def _ago(time_s: float) -> str:
+    seconds = max(0.0, time.time() - time_s)
     for unit, length in (("day", 86_400), ("hour", 3600), ("minute", 60)):
         if seconds >= length:
             return f"{counted(int(seconds // length), unit)} ago"
     return "now"
 
 
-def _print_json(**values: Any) -> None:
-    click.echo(json.dumps({"schema_version": 1, **values}, indent=1))
+def _answer(as_json: bool, lines: Sequence[str], **values: Any) -> None:
+    """Print the values as JSON, or the lines."""
+    text = "\n".join(lines)
+    click.echo(json.dumps({"schema_version": 1, **values}, indent=1) if as_json else text)

@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import os
 
-from xlaunch.cache.usage import LOCAL_KINDS, entries_of, files_of
+from xlaunch.cache.warm import compiled_files, count_by_kind
 from xlaunch.cli import say
 from xlaunch.cli.options import launch_command
-from xlaunch.environment import Environment, prepare_environment
+from xlaunch.environment import prepare_environment
 from xlaunch.errors import UsageError
 from xlaunch.machine import read_machine
 from xlaunch.options.layers import Resolved, request_from
 from xlaunch.planning.planner import plan
-from xlaunch.wording import counted
+from xlaunch.text import counted
 
 MAX_RUNS = 3
 TIMED_OUT = 124
@@ -42,42 +42,22 @@ def warm_command(asked: Resolved) -> int:
         say(f"warning: {warning}")
     if environment.caches.base is None:
         raise UsageError("no cache can be kept: name a directory with --cache-dir")
-    before = _compiled(environment)
+    before = compiled_files(environment.caches)
     for run in range(1, MAX_RUNS + 1):
         report = launch(made, table=not options.get("quiet", False))
         if report.exit_code not in (0, TIMED_OUT):
             say(f"the program failed with exit code {report.exit_code}; the caches are not warm")
             return report.exit_code
-        after = _compiled(environment)
+        after = compiled_files(environment.caches)
         new = {name: kind for name, kind in after.items() if name not in before}
         if not new:
-            done = f"warm after {counted(run, 'run')}: {_counts(list(after.values()))}"
+            done = f"warm after {counted(run, 'run')}: {count_by_kind(after.values())}"
             say(done if after else "nothing was compiled: the program uses none of the caches")
             return 0
-        say(f"run {run} compiled {_counts(list(new.values()))}")
+        say(f"run {run} compiled {count_by_kind(new.values())}")
         before = after
     say(
-        f"the program still compiles after {MAX_RUNS} runs: {_counts(list(new.values()))}; sizes or "
+        f"the program still compiles after {MAX_RUNS} runs: {count_by_kind(new.values())}; sizes or "
         "names that change from run to run are the usual reason"
     )
     return 1
-
-
-def _compiled(environment: Environment) -> dict[str, tuple[str, str]]:
-    """Cache and kind of each file in the caches, by its path; locks and unfinished files are left out."""
-    found = {}
-    for used in environment.caches.used:
-        for file in files_of(used.directory.path):
-            relative = os.path.relpath(file.path, used.directory.path)
-            kind = entries_of(used.directory.cache, relative).kind
-            if kind not in LOCAL_KINDS:
-                found[file.path] = used.directory.cache, kind
-    return found
-
-
-def _counts(files: list[tuple[str, str]]) -> str:
-    """**Ex.:** ``inductor (compiled graphs 1, libraries 7)``."""
-    words: dict[str, list[str]] = {}
-    for cache, kind in sorted(set(files)):
-        words.setdefault(cache, []).append(f"{kind} {files.count((cache, kind))}")
-    return "; ".join([f"{cache} ({', '.join(kinds)})" for cache, kinds in words.items()])

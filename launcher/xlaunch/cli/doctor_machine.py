@@ -13,15 +13,16 @@ from typing import Any
 import click
 
 from xlaunch.cli.machine_drawing import DIM, HEADING, WIDTH, Drawing, Line, Segment
-from xlaunch.cli.topology import machine_of, show
+from xlaunch.cli.topology import show
 from xlaunch.doctor.checks import Result, run_checks
 from xlaunch.doctor.checks.findings import Facts, Severity
-from xlaunch.environment.prefix import prefix_of
 from xlaunch.environment.program import find_interpreter
+from xlaunch.environment.python_environment import prefix_of
 from xlaunch.errors import UsageError
 from xlaunch.machine.files import Tree
+from xlaunch.machine.other_machine import machine_of
 from xlaunch.machine.topology import Machine
-from xlaunch.wording import counted
+from xlaunch.text import counted
 
 SCHEMA_VERSION = 1
 """Version of ``--json``; raised when a key changes its meaning or is removed."""

@@ -17,7 +17,7 @@ from xlaunch.doctor.lint.running import Result, check_codes, check_paths
 from xlaunch.doctor.lint.source import Finding
 from xlaunch.errors import UsageError
 from xlaunch.options.layers import nearest
-from xlaunch.wording import counted
+from xlaunch.text import counted
 
 SCHEMA_VERSION = 1
 FORMATS = ("text", "json", "github")

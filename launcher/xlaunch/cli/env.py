@@ -16,7 +16,6 @@ from xlaunch.cache.table import KEEP_NOTHING
 from xlaunch.cache.table import VARIABLES as CACHE_VARIABLES
 from xlaunch.cli import say
 from xlaunch.cli.options import Parsed, launch_command
-from xlaunch.cli.topology import machine_of
 from xlaunch.environment import optimization, prepare_environment
 from xlaunch.environment.allocators import AUTO, choose_profile
 from xlaunch.environment.preload import VARIABLE as PRELOAD
@@ -25,6 +24,7 @@ from xlaunch.environment.variables import OURS, Setting, split_inherited, withou
 from xlaunch.errors import UsageError
 from xlaunch.machine.c_library import glibc_version
 from xlaunch.machine.cpu_list import format_cpu_list
+from xlaunch.machine.other_machine import machine_of
 from xlaunch.options.kinds import one_of
 from xlaunch.options.layers import Resolved, request_from
 from xlaunch.planning.planner import plan

@@ -14,6 +14,7 @@ from xlaunch.cli.options import launch_command
 from xlaunch.environment import prepare_environment
 from xlaunch.errors import UsageError
 from xlaunch.machine import read_machine
+from xlaunch.options.definitions import BY_KEY
 from xlaunch.options.layers import Resolved, request_from
 from xlaunch.planning.planner import plan
 from xlaunch.planning.request import OnFailure, Request
@@ -72,6 +73,9 @@ def command(asked: Resolved) -> int:
         for warning in (*made.warnings, *environment.warnings):
             say(f"warning: {warning}")
     restarts = request.on_failure is OnFailure.RESTART
+    if not quiet and (misplaced := misplaced_options(request.program)):
+        says = f"{' and '.join(misplaced)} after {request.program[0]} went to the program"
+        say(f"note: {says}, which does not mention it; xlaunch's options stand before the program")
     if not quiet and request.max_restarts is not None and not restarts:
         say("warning: --max-restarts does nothing without --on-failure restart")
 
@@ -82,6 +86,27 @@ def command(asked: Resolved) -> int:
     return run_plan(
         made, environment, note=note, table=not quiet, explain=options.get("verbose", False)
     )
+
+
+def misplaced_options(program: Sequence[str]) -> list[str]:
+    """Options of xlaunch among the arguments of a script that does not know them.
+
+    **Ex.:** ``infer.py --instances 4``, where infer.py nowhere says ``instances``.
+    """
+    names = {word: word[2:].partition("=")[0] for word in program[1:] if word.startswith("--")}
+    known = {word: name for word, name in names.items() if name.replace("-", "_") in BY_KEY}
+    if not known or not program[0].endswith(".py"):
+        return []
+    try:
+        with open(program[0], encoding="utf-8", errors="replace") as script:
+            text = script.read()
+    except OSError:
+        return []
+    return [
+        f"--{name}"
+        for name in dict.fromkeys(known.values())
+        if name not in text and name.replace("-", "_") not in text
+    ]
 
 
 def _refuse_command_names(request: Request, arguments: Sequence[str]) -> None:

@@ -11,10 +11,10 @@ import click
 
 from xlaunch.cli.options import CONTEXT
 from xlaunch.environment.libraries import NAMES, find_libraries, how_to_install, places
-from xlaunch.environment.prefix import prefix_of
 from xlaunch.environment.preload import Judged, judge, preloaded
 from xlaunch.environment.program import find_interpreter
-from xlaunch.wording import align
+from xlaunch.environment.python_environment import prefix_of
+from xlaunch.text import align
 
 
 @click.command(context_settings=CONTEXT)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.machine.topology import CPUs, Machine, NumaNode
-from xlaunch.wording import counted
+from xlaunch.text import counted
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult

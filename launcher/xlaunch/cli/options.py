@@ -11,10 +11,10 @@ import click
 
 from xlaunch.cli import say
 from xlaunch.errors import UsageError
-from xlaunch.options.files import file_layers
+from xlaunch.options.definitions import BY_KEY, IN_FILES, OPTIONS, Group, Option
 from xlaunch.options.kinds import FLAG, Kind
 from xlaunch.options.layers import COMMAND_LINE, Layer, Resolved, resolve, variables_layer
-from xlaunch.options.table import BY_KEY, IN_FILES, OPTIONS, Group, Option
+from xlaunch.options.settings_files import file_layers
 
 Command = Callable[..., Any]
 
@@ -67,6 +67,27 @@ class GroupedCommand(click.Command):
             if records:
                 with formatter.section(title):
                     formatter.write_dl(records, col_max=34)
+
+
+class LaunchCommand(GroupedCommand):
+    """A command that takes the options of a launch, in former words too."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse `args`; those of ipexrun and run_cpu are translated, and a note shows the command."""
+        typed = tuple(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            from xlaunch.cli.migration import in_todays_words, is_old
+
+            if not is_old(error.option_name):
+                raise
+        arguments, notes = in_todays_words(typed, ctx.command_path)
+        program = super().parse_args(ctx, list(arguments))
+        if not ctx.params.get("quiet"):
+            for note in notes:
+                say(f"note: {note}")
+        return program
 
 
 def click_option(option: Option) -> Callable[[Command], Command]:
@@ -126,7 +147,7 @@ def launch_command(
 
         callback.__doc__ = run.__doc__
         command = with_program(with_options(own, options)(callback), required=program_required)
-        return click.command(cls=GroupedCommand, context_settings=CONTEXT)(command)
+        return click.command(cls=LaunchCommand, context_settings=CONTEXT)(command)
 
     return decorate
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 import click
 
 from xlaunch.cli.options import launch_command
-from xlaunch.cli.topology import machine_of
 from xlaunch.environment import Environment, prepare_environment
 from xlaunch.environment.program import starts_ranks
 from xlaunch.environment.variables import Setting
+from xlaunch.machine.other_machine import machine_of
 from xlaunch.machine.topology import Machine
 from xlaunch.options.layers import Resolved, request_from
 from xlaunch.planning.planner import plan

@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -14,10 +12,9 @@ import click
 from xlaunch.cli.machine_drawing import Drawing, draw_machine
 from xlaunch.cli.options import CONTEXT, GroupedCommand, click_option, click_options, with_options
 from xlaunch.errors import UsageError
-from xlaunch.machine import read_machine
-from xlaunch.machine.topology import Machine
+from xlaunch.machine.other_machine import machine_of
+from xlaunch.options.definitions import BY_KEY, Group
 from xlaunch.options.layers import COMMAND_LINE, Layer, request_from, resolve, variables_layer
-from xlaunch.options.table import BY_KEY, Group
 from xlaunch.planning.planner import plan
 from xlaunch.planning.request import Request
 
@@ -63,30 +60,6 @@ def command(*, as_json: bool, capture: str | None, **typed: Any) -> None:
             made = plan(request, machine) if request != Request() else None
             notes = (*machine.notes, *(made.warnings if made is not None else ()))
             show(draw_machine(machine, made), notes)
-
-
-@contextlib.contextmanager
-def machine_of(sysroot: str | None, synthetic: str | None) -> Iterator[Machine]:
-    """The machine that the options name; this one if they name none.
-
-    What had to be unpacked or made up is in a temporary directory, which is removed at the end.
-    Raises `UsageError` if it cannot be read.
-    """
-    if synthetic is not None:
-        from xlaunch.machine.scratch import scratch_directory
-        from xlaunch.machine.synthetic import parse_levels, write_tree
-
-        levels = parse_levels(synthetic)
-        with scratch_directory() as directory:
-            write_tree(levels, directory)
-            yield read_machine(directory)
-    elif sysroot is not None and os.path.isfile(sysroot):
-        from xlaunch.machine.capture import unpacked
-
-        with unpacked(sysroot) as directory:
-            yield read_machine(directory)
-    else:
-        yield read_machine("/" if sysroot is None else sysroot)
 
 
 def show(drawing: Drawing, notes: tuple[str, ...]) -> None:

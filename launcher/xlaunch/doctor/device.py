@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from xlaunch.planning.request import Request
 from xlaunch.report import Report
 from xlaunch.report.devices import DevicesReport, DeviceUse, Verdict
-from xlaunch.report.table import describe_total
-from xlaunch.wording import size
+from xlaunch.report.run_table import describe_total
+from xlaunch.text import size
 
 SCHEMA_VERSION = 1
 

@@ -12,10 +12,10 @@ from xlaunch.doctor.device import script_of
 from xlaunch.errors import UsageError
 from xlaunch.machine.files import Tree
 from xlaunch.machine.gpus import Vendor, read_gpus
-from xlaunch.measurement.metric_lines import Kind
+from xlaunch.metrics.metric_lines import Kind
 from xlaunch.planning.request import Request
 from xlaunch.report import Report
-from xlaunch.wording import align, counted, number
+from xlaunch.text import align, counted, number
 
 VENDORS = {"cuda": (Vendor.NVIDIA, Vendor.AMD), "xpu": (Vendor.INTEL,)}
 """Whose GPUs torch calls so."""

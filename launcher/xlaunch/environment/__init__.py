@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from xlaunch.cache.use import NOT_KEPT, CacheSettings, cache_settings
 from xlaunch.environment.allocators import (
     AUTO,
     AUTO_LIBRARY,
@@ -16,11 +17,15 @@ from xlaunch.environment.allocators import (
     allocator_settings,
     choose_profile,
 )
-from xlaunch.environment.caches import CacheSettings, cache_settings
+from xlaunch.environment.huge_pages import glibc_asks, page_settings, page_warning, system_mode
 from xlaunch.environment.openmp import choose_openmp
-from xlaunch.environment.pages import glibc_asks, page_settings, page_warning, system_mode
-from xlaunch.environment.prefix import Installed, find_installed, interpreter_of, prefix_of
 from xlaunch.environment.program import Program, resolve_program, starts_ranks
+from xlaunch.environment.python_environment import (
+    Installed,
+    find_installed,
+    interpreter_of,
+    prefix_of,
+)
 from xlaunch.environment.substitution import own_program, with_own_variables
 from xlaunch.environment.threads import thread_settings
 from xlaunch.environment.variables import (
@@ -36,6 +41,7 @@ from xlaunch.environment.variables import (
 from xlaunch.errors import UsageError
 from xlaunch.machine.c_library import glibc_version
 from xlaunch.planning.plans import Plan
+from xlaunch.planning.request import Caches
 
 __all__ = ["Environment", "Program", "Setting", "prepare_environment"]
 
@@ -110,14 +116,20 @@ def prepare_environment(
     installed = Installed()
     if interpreter is not None and prefix is not None:
         installed = find_installed(prefix, interpreter, given)
-    caches = cache_settings(
-        request,
-        given,
-        packages=installed.for_keys(),
-        program=program.argv,
-        make=make_directories,
-    )
-    proposals += caches.proposals
+    caches = NOT_KEPT
+    if not request.no_cache:
+        caches = cache_settings(
+            given,
+            packages=installed.for_keys(),
+            asked=request.cache_dir,
+            everything=request.cache is Caches.ALL,
+            fixed=dict(request.env),
+            program=program.argv,
+            make=make_directories,
+        )
+    proposals += [
+        Proposal(it.name, it.value, it.reason, option=it.option) for it in caches.variables
+    ]
     warnings += caches.warnings
     piped = (plan.relayed and not request.pty) or request.log_dir is not None
     # An instance that is not relayed writes to this process's own output.

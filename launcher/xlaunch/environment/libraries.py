@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from xlaunch.environment.elf import ElfError, Target, read_elf, read_target
-from xlaunch.environment.prefix import base_of, site_directories
+from xlaunch.environment.python_environment import base_of, site_directories
 from xlaunch.errors import UsageError
 from xlaunch.ownership import inspect_ownership
 

@@ -185,8 +185,8 @@ def _runtime(
 ) -> tuple[OpenMPProfile, Library | None, tuple[str, ...]]:
     """The profile, the library to preload for it, and warnings."""
     from xlaunch.environment.libraries import OPENMP, kind_of
-    from xlaunch.environment.prefix import interpreter_of, prefix_of
     from xlaunch.environment.preload import preloaded, require_library
+    from xlaunch.environment.python_environment import interpreter_of, prefix_of
 
     interpreter = interpreter_of(program, environment)
     prefix = None if interpreter is None else prefix_of(interpreter)
@@ -228,7 +228,7 @@ def program_runtime(prefix: str, interpreter: str | None = None) -> str | None:
     """
     from xlaunch.environment.elf import ElfError, read_elf
     from xlaunch.environment.libraries import OPENMP, kind_of
-    from xlaunch.environment.prefix import site_directories
+    from xlaunch.environment.python_environment import site_directories
 
     for site in site_directories(prefix, interpreter):
         try:

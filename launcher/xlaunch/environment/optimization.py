@@ -11,8 +11,8 @@ import os
 import subprocess
 from collections.abc import Iterator, Mapping
 
-from xlaunch.environment.prefix import runs_interpreter, shebang_of
 from xlaunch.environment.program import Program, starts_ranks
+from xlaunch.environment.python_environment import runs_interpreter, shebang_of
 from xlaunch.environment.variables import Proposal
 from xlaunch.errors import UsageError
 from xlaunch.planning.request import Optimize
@@ -21,7 +21,7 @@ VARIABLE = "XLAUNCH_OPTIMIZE"
 """For the hook: the precision, and a second word ``wait`` with `--optimize-wait`."""
 
 PATH = "PYTHONPATH"
-HOOK = os.path.join("optimization", "program", "startup")
+HOOK = os.path.join("program_hook", "startup")
 """The hook's directory inside the package xruntime."""
 
 CHILD_TIMEOUT_S = 60.0

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from xlaunch.cache.use import cache_home
 from xlaunch.environment.variables import Proposal
 from xlaunch.errors import UsageError
-from xlaunch.ownership import inspect_ownership, make_private
+from xlaunch.files import make_private
+from xlaunch.ownership import inspect_ownership
 
 if TYPE_CHECKING:
     from xlaunch.environment.libraries import Library
@@ -336,7 +337,7 @@ def _write(directory: str, kept: dict[str, str | None]) -> str | None:
     """Replace the file atomically. A note if that fails, else None."""
     import json
 
-    from xlaunch.whole_files import write_whole
+    from xlaunch.files import write_whole
 
     path = os.path.join(directory, "preloads.json")
     try:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from xlaunch.environment.prefix import Installed
+from xlaunch.environment.python_environment import Installed
 from xlaunch.environment.variables import Proposal
 
 

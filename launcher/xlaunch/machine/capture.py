@@ -19,11 +19,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from xlaunch.errors import UsageError
+from xlaunch.files import write_whole
 from xlaunch.machine.architecture import UNKNOWN, read_architecture
 from xlaunch.machine.cgroups import ControlGroups
 from xlaunch.machine.files import Tree, is_live
 from xlaunch.machine.scratch import scratch_directory
-from xlaunch.whole_files import write_whole
 
 SUFFIXES = (".tar.xz", ".tar.gz", ".tar")
 MAX_BYTES = 1 << 30

@@ -16,7 +16,7 @@ from xlaunch.machine.groups import Groups, SharingReader, gather, sample_cores
 from xlaunch.machine.nodes import read_numa_nodes
 from xlaunch.machine.shared_caches import CacheReader
 from xlaunch.machine.topology import CPUs, NumaNode, Package, Topology
-from xlaunch.wording import plural
+from xlaunch.text import plural
 
 CPU_DIRECTORY = "/sys/devices/system/cpu"
 

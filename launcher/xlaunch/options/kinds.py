@@ -127,7 +127,7 @@ def parse_directory(text: str) -> str:
 
 def parse_metric(text: str) -> str:
     """A metric: a name as it is printed, or a regular expression with a group."""
-    from xlaunch.measurement.metric_lines import parse_metric as check
+    from xlaunch.metrics.metric_lines import parse_metric as check
 
     check(text)
     return text
@@ -160,6 +160,15 @@ def one_of(words: type[enum.Enum], metavar: str = "") -> Kind:
             raise UsageError(f"{text!r} is not one of {', '.join(allowed)}") from None
 
     return Kind(metavar or "|".join(allowed), parse, allowed[0])
+
+
+def spelt(kind: Kind, **former: str) -> Kind:
+    """The same kind, which also takes words of other launchers: ``default`` for ``glibc``."""
+
+    def parse(text: str) -> Any:
+        return kind.parse(former.get(text, text))
+
+    return kind._replace(parse=parse)
 
 
 def plain(value: Any) -> Any:

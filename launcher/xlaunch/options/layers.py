@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from xlaunch.environment.variables import OPTION_PREFIX
 from xlaunch.errors import UsageError
+from xlaunch.options.definitions import BY_KEY, FIELDS, IN_FILES, OPTIONS, Option
 from xlaunch.options.kinds import FLAG, VARIABLE, plain
-from xlaunch.options.table import BY_KEY, FIELDS, IN_FILES, OPTIONS, Option
 from xlaunch.planning.contradictions import find_contradiction
 from xlaunch.planning.request import Request
 

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from xlaunch.errors import UsageError
-from xlaunch.options.files import SUFFIX, read_preset
+from xlaunch.files import write_output
+from xlaunch.options.definitions import IN_FILES, Option
 from xlaunch.options.kinds import VARIABLE, plain
-from xlaunch.options.table import IN_FILES, Option
-from xlaunch.whole_files import write_output
+from xlaunch.options.settings_files import SUFFIX, read_preset
 
 WIDTH = 98
 """Columns of a comment."""

@@ -12,7 +12,7 @@ from xlaunch.planning.placement import NODE, PACKAGE, Core
 from xlaunch.planning.plans import Decision, Instance
 from xlaunch.planning.pool import Pool
 from xlaunch.planning.request import MAX, Request
-from xlaunch.wording import counted
+from xlaunch.text import counted
 
 
 def explain_siblings(request: Request, pool: Pool) -> list[Decision]:

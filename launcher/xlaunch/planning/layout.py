@@ -8,7 +8,7 @@ from typing import NamedTuple, NoReturn
 from xlaunch.errors import UsageError
 from xlaunch.planning.plans import Decision
 from xlaunch.planning.request import MAX, Mode, Request
-from xlaunch.wording import counted
+from xlaunch.text import counted
 
 LATENCY_CORES = 4
 """Cores of each instance in `Mode.LATENCY`."""

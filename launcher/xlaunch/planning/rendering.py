@@ -10,7 +10,7 @@ from xlaunch.machine.cpu_list import format_cpu_list, name_numbers
 from xlaunch.machine.topology import Machine
 from xlaunch.planning.plans import Instance, Plan
 from xlaunch.planning.request import MemoryPolicy, Place
-from xlaunch.wording import align, counted
+from xlaunch.text import align, counted
 
 SCHEMA_VERSION = 1
 """Of `plan_to_dict`: rises when a key changes its meaning or goes."""

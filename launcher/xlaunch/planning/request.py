@@ -178,6 +178,6 @@ class Request(NamedTuple):
     pty: bool = False
     """Run instances on pseudo-terminals."""
     metric: tuple[str, ...] = ()
-    """Numbers in the instances' output to report on; see `xlaunch.measurement.metric_lines`."""
+    """Numbers in the instances' output to report on; see `xlaunch.metrics.metric_lines`."""
     report: str | None = None
     """Write the report of the run to this file as JSON."""

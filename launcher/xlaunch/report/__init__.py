@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from xlaunch.machine.topology import CPUs
 
 if TYPE_CHECKING:
-    from xlaunch.measurement.metrics import InstanceMetric, MetricSeries, MetricTotal
-    from xlaunch.report.compilation import CacheReport, TorchCompilation
+    from xlaunch.cache.warm import CacheReport, TorchCompilation
+    from xlaunch.metrics.collector import InstanceMetric, MetricSeries, MetricTotal
     from xlaunch.report.devices import DevicesReport
 
 

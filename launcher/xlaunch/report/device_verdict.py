@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from xlaunch.report.devices import Device, DeviceUse, Reading, Sample, Verdict
-from xlaunch.wording import size
+from xlaunch.text import size
 
 IDLE_SHARE = 0.05
 """A device that is busy for less of the time is idle: displays and monitors use about so much."""

@@ -15,7 +15,7 @@ from xlaunch.report.devices import Device, DevicesReport, Reading, Sample
 from xlaunch.report.drm_counters import DrmCounters
 from xlaunch.report.known_messages import KnownMessages
 from xlaunch.report.nvidia_counters import NvidiaCounters
-from xlaunch.wording import size
+from xlaunch.text import size
 
 INTERVAL_S = 0.25
 """NVML averages over a sixth of a second to a second, so more often would say nothing new."""

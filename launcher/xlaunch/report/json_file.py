@@ -9,8 +9,8 @@ import sys
 from typing import Any
 
 from xlaunch.errors import UsageError, XLaunchError
+from xlaunch.files import is_special_file, write_whole
 from xlaunch.report import Report
-from xlaunch.whole_files import is_special_file, write_whole
 
 SCHEMA_VERSION = 1
 

@@ -15,7 +15,7 @@ INITIAL_PID_NAMESPACE = "pid:[4026531836]"
 
 INSTALL = (
     "NVIDIA's driver is here, but its counters cannot be read without the package nvidia-ml-py: "
-    "pip install 'xlaunch[gpu]'"
+    "pip install nvidia-ml-py"
 )
 
 

@@ -15,7 +15,7 @@ import sys
 
 from xlaunch.errors import XLaunchError
 from xlaunch.machine.processes import children, has_job_control, proc_is_ours
-from xlaunch.report.occupancy import anything_runs
+from xlaunch.supervision.other_work import anything_runs
 from xlaunch.supervision.signalling import PASSED_ON, kill_descendants, signal_name
 from xlaunch.supervision.supervised import Task, supervise
 from xlaunch.supervision.syscalls import SI_KERNEL, become_subreaper
@@ -170,7 +170,7 @@ def _die_of_interrupt(*, whole_group: bool) -> None:
 def _choose_fifo_directory(task: Task) -> str | None:
     if not task.plan.request.metric:
         return None
-    from xlaunch.measurement.measuring import choose_directory
+    from xlaunch.metrics.measuring import choose_directory
 
     return choose_directory()
 
@@ -178,6 +178,6 @@ def _choose_fifo_directory(task: Task) -> str | None:
 def _remove_fifo_directory(directory: str | None) -> None:
     """Remove the directory of FIFOs where the supervisor was killed before it could."""
     if directory is not None:
-        from xlaunch.measurement.measuring import remove_directory
+        from xlaunch.metrics.measuring import remove_directory
 
         remove_directory(directory)

@@ -12,12 +12,12 @@ from xlaunch.machine.cpu_list import name_numbers
 from xlaunch.machine.processes import TICKS_PER_SECOND
 from xlaunch.planning.plans import Instance
 from xlaunch.report import InstanceReport
-from xlaunch.report.observation import Observation
+from xlaunch.supervision.sampling import Observation
 from xlaunch.supervision.signalling import group_exists, signal_name
 from xlaunch.supervision.start import Child
 
 if TYPE_CHECKING:
-    from xlaunch.measurement.metrics import InstanceMetric
+    from xlaunch.metrics.collector import InstanceMetric
 
 
 class Running:

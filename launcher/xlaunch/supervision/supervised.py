@@ -9,17 +9,17 @@ import select
 import signal
 from typing import TYPE_CHECKING, NamedTuple
 
+from xlaunch.cache.warm import CompilationWatch
 from xlaunch.environment import Environment
+from xlaunch.files import is_special_file
 from xlaunch.planning.plans import Plan
 from xlaunch.report import Report
-from xlaunch.report.compilation import CompilationWatch
 from xlaunch.report.json_file import write_report_or_complain
-from xlaunch.report.table import render_report
+from xlaunch.report.run_table import render_report
 from xlaunch.supervision.supervisor import ENDING, Supervisor
-from xlaunch.whole_files import is_special_file
 
 if TYPE_CHECKING:
-    from xlaunch.measurement.live import LiveWriter
+    from xlaunch.metrics.live import LiveWriter
 
 
 class Task(NamedTuple):
@@ -48,7 +48,7 @@ def supervise(
     others_run: bool,
 ) -> int:
     """Run the instances; the exit code of the first failure, or 0. The arguments: see `Supervisor`."""
-    watch = CompilationWatch(task.environment)
+    watch = CompilationWatch(task.environment.caches)
     more = watch.variables()
     variables = tuple([{**own, **more} for own in task.environment.variables])
     supervisor = Supervisor(

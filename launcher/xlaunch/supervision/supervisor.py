@@ -26,11 +26,11 @@ from xlaunch.output.relay import Chunk, Relay
 from xlaunch.planning.plans import Plan
 from xlaunch.planning.request import OnFailure
 from xlaunch.report import Report
-from xlaunch.report.observation import Observer
-from xlaunch.report.occupancy import Occupancy, StolenTime
 from xlaunch.supervision.leftovers import LEFTOVER_INTERVAL_S, Leftovers
+from xlaunch.supervision.other_work import Occupancy, StolenTime
 from xlaunch.supervision.restarts import Restarts
 from xlaunch.supervision.running import Running, describe_escape, reports_of
+from xlaunch.supervision.sampling import Observer
 from xlaunch.supervision.signalling import (
     PASSED_ON,
     deliver,
@@ -50,11 +50,11 @@ from xlaunch.supervision.states import (
 )
 from xlaunch.supervision.syscalls import SI_KERNEL, SignalInfo, SignalQueue, become_subreaper
 from xlaunch.supervision.terminal import CtrlC, Terminal
-from xlaunch.wording import counted
+from xlaunch.text import counted
 
 if TYPE_CHECKING:
-    from xlaunch.measurement.live import LiveWriter
-    from xlaunch.measurement.measuring import Measuring
+    from xlaunch.metrics.live import LiveWriter
+    from xlaunch.metrics.measuring import Measuring
     from xlaunch.report.device_watch import DeviceWatch
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -131,7 +131,7 @@ class Supervisor:
         self._occupancy = Occupancy(cpus, self._started, bound=plan.bound) if others_run else None
         self._measuring: Measuring | None = None
         if plan.request.metric or live is not None:
-            from xlaunch.measurement.measuring import Measuring
+            from xlaunch.metrics.measuring import Measuring
 
             self._measuring = Measuring(plan, fifo_directory, live, self._poll)
         self._live_line = live_line

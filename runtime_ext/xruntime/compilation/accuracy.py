@@ -29,8 +29,8 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from xruntime.errors import CompilationError
-from xruntime.nests import described, leaves, place
-from xruntime.threads.modes import Autocast
+from xruntime.pytrees import described, leaves, place
+from xruntime.threads.torch_modes import Autocast
 
 TOLERANCES: Final[Mapping[torch.dtype, float]] = {
     torch.int8: 0.25,

@@ -15,7 +15,7 @@ import torch
 from torch.utils import dlpack
 
 from xruntime.errors import BatchError
-from xruntime.nests import entries, rebuilt
+from xruntime.pytrees import entries, rebuilt
 
 _SCALARS = frozenset(
     (

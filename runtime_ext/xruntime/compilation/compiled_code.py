@@ -40,7 +40,7 @@ from xruntime.compilation.inductor import (
 )
 from xruntime.compilation.samples import Sample
 from xruntime.errors import CompilationError
-from xruntime.threads.modes import Autocast
+from xruntime.threads.torch_modes import Autocast
 
 _log = logging.getLogger("xruntime")
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import torch
 
-from xruntime.compilation.kinds import Kind, kind_of
+from xruntime.compilation.gil import Kind, kind_of
 from xruntime.errors import CompilationError
 
 compiling: Final = threading.RLock()

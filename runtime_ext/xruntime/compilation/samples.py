@@ -10,7 +10,7 @@ import torch
 
 from xruntime.compilation.call_shapes import CallShape
 from xruntime.errors import SampleError, ThreadCountError
-from xruntime.nests import leaves, mapped, place
+from xruntime.pytrees import leaves, mapped, place
 
 
 class Sample(NamedTuple):

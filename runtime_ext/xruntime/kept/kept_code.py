@@ -37,7 +37,7 @@ from xruntime.kept.libraries import (
 from xruntime.kept.making import CAN_FORK, NotCompiledError, Order
 from xruntime.kept.store import Code, open_store
 from xruntime.kept.watched_state import WatchedState
-from xruntime.threads.modes import Autocast
+from xruntime.threads.torch_modes import Autocast
 
 MAX_FORMS: Final = 64
 """Calls of further forms are compiled by torch."""

@@ -29,7 +29,7 @@ from xruntime.kept.making import (
     compile_in_child,
 )
 from xruntime.kept.store import Code, Refused, Store, open_store, write_refusal
-from xruntime.threads.modes import Autocast
+from xruntime.threads.torch_modes import Autocast
 
 FORMAT: Final = "1"
 """Of what is kept; entries of another one are not found."""

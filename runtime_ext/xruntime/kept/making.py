@@ -27,6 +27,9 @@ from typing import Any, Final, NamedTuple, NoReturn
 import torch
 from torch import nn
 
+from xruntime.aoti.files import own_description
+from xruntime.aoti.inputs import input_specs
+from xruntime.aoti.linking import linking_settings
 from xruntime.compilation.inductor import (
     compiling,
     explaining,
@@ -37,9 +40,6 @@ from xruntime.compilation.inductor import (
 from xruntime.errors import CompilationError
 from xruntime.kept.calls import Pattern, Served
 from xruntime.kept.store import LIBRARY, write_description
-from xruntime.packages.files import own_description
-from xruntime.packages.inputs import input_specs
-from xruntime.packages.linking import linking_settings
 from xruntime.threads.team import team_of
 
 CAN_FORK: Final = hasattr(os, "fork") and sys.platform == "linux"

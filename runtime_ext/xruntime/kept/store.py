@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import fcntl
 import functools
 import hashlib
 import importlib.metadata
@@ -23,15 +22,16 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from xlaunch.cache.leftovers import PARTIAL
+from xlaunch.cache.staging import PARTIAL
 from xlaunch.cache.table import KEEP_NOTHING
 from xlaunch.cache.use import check_directory, own_directory
 from xlaunch.errors import UsageError
+from xlaunch.files import locked
+from xruntime.aoti.files import check_machine, check_trusted
+from xruntime.aoti.inputs import Inputs, InputSpec
+from xruntime.aoti.runners import CRunner
 from xruntime.errors import PackageError
 from xruntime.kept.calls import Pattern, Served
-from xruntime.packages.files import check_machine, check_trusted
-from xruntime.packages.inputs import Inputs, InputSpec
-from xruntime.packages.runners import CRunner
 
 VARIABLE: Final = "XRUNTIME_CACHE_DIR"
 """Names the directory; 0: nothing is kept."""
@@ -137,15 +137,9 @@ class Store:
 
         Raises OSError.
         """
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         path = os.path.join(self.path, f"{name}.lock")
-        descriptor = os.open(path, flags, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            with _unfinished(path):
-                yield
-        finally:
-            os.close(descriptor)
+        with locked(path), _unfinished(path):
+            yield
 
     @contextlib.contextmanager
     def partial(self) -> Iterator[str]:

@@ -158,26 +158,23 @@ class BagsCall:
         result = getattr(native.library(), function)(
             ctypes.byref(self._bags), *numbers, ctypes.byref(problem)
         )
-        if problem.kind != native.PROBLEM_NONE:
-            raise self._error(problem)
-        check(result)
-
-    def _error(self, problem: native.CBagProblem) -> EmbeddingBagError:
-        table = self.tables[problem.table]
-        where = f"table {problem.table}: "
-        found = f"{problem.value} at position {problem.position}"
-        if problem.kind == native.PROBLEM_INDEX:
+        table = self.tables[problem.table] if self.tables else native.CBagTable()
+        where = f"{problem.value} at position {problem.position}"
+        if result == native.Problem.INVALID_INDEX:
             allowed = f"allowed are 0 to {table.rows - 1}" if table.rows else "no index is allowed"
-            return EmbeddingIndexError(
-                f"{where}index {found}: {allowed}, because the table has {table.rows} rows"
+            raise EmbeddingIndexError(
+                f"table {problem.table}: index {where}: {allowed}, because the table has"
+                f" {table.rows} rows"
             )
-        reasons = {
-            native.PROBLEM_FIRST: "the first offset must be 0",
-            native.PROBLEM_DECREASING: "offsets must not decrease",
-            native.PROBLEM_BEYOND: f"there are {table.index_count} indices",
-            native.PROBLEM_LAST: (
+        offsets = {
+            native.Problem.INVALID_FIRST_OFFSET: "the first offset must be 0",
+            native.Problem.DECREASING_OFFSET: "offsets must not decrease",
+            native.Problem.LARGE_OFFSET: f"there are {table.index_count} indices",
+            native.Problem.INVALID_LAST_OFFSET: (
                 f"with include_last_offset=True the last one is {table.index_count}, the number of"
                 " indices"
             ),
         }
-        return EmbeddingBagError(f"{where}offset {found}: {reasons[problem.kind]}")
+        if result in offsets:
+            raise EmbeddingBagError(f"table {problem.table}: offset {where}: {offsets[result]}")
+        check(result)

@@ -59,7 +59,7 @@ class BagOptimizer(torch.optim.Optimizer):
             if self._has_state():
                 self.state[table][self.STATE] = torch.zeros_like(table, dtype=torch.float32)
             if table.dtype == torch.bfloat16:
-                # The lower halves of the fp32 weights; xruntime.optim.split has the format.
+                # The lower halves of the fp32 weights; xruntime.optim.split_bf16 has the format.
                 self.state[table]["remainder"] = torch.zeros_like(table, dtype=torch.int16)
 
     def _has_state(self) -> bool:

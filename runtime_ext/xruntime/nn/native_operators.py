@@ -109,4 +109,4 @@ def check(result: int) -> None:
         native.isa_name()  # raises
     if result == native.REFUSED:
         raise MemoryError("no memory for a native operator")
-    raise RuntimeError(f"a native operator refuses its arguments ({result})")
+    raise RuntimeError(f"a native operator refuses its arguments: {native.Problem(result).name}")

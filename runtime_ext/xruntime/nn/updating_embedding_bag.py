@@ -13,7 +13,7 @@ from torch import nn
 from xruntime.errors import EmbeddingBagError
 from xruntime.nn.embedding_bag import MergedEmbeddingBag
 from xruntime.nn.embedding_updates import BagAdagrad, BagOptimizer, BagSGD, register
-from xruntime.optim.split import join, split
+from xruntime.optim.split_bf16 import join, split
 
 
 class UpdatingEmbeddingBag(MergedEmbeddingBag):

@@ -12,10 +12,6 @@ A bf16 parameter has a 16-bit remainder in the optimizer's state; both together 
 Adagrad, Adam and AdamW leave fp32 parameters to torch's fused implementations.
 """
 
-from xruntime.optim.adagrad import Adagrad
-from xruntime.optim.adam import Adam, AdamW
-from xruntime.optim.lamb import Lamb
-from xruntime.optim.lars import Lars
-from xruntime.optim.sgd import SGD
+from xruntime.optim.optimizers import SGD, Adagrad, Adam, AdamW, Lamb, Lars
 
 __all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Lamb", "Lars"]

@@ -3,21 +3,21 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, Literal, overload
+from typing import Any, ClassVar, Literal, NamedTuple, overload
 
 import torch
 from torch import distributed
 from torch.optim import Optimizer
-from torch.optim.optimizer import ParamsT
 
 from xruntime import native
 from xruntime.errors import OptimizerError
 from xruntime.optim.dense import DenseStep, State, StateNames, as_count
 from xruntime.optim.layout import can_be_walked_together, empty_like
 from xruntime.optim.sparse import SparseStep
-from xruntime.optim.split import join, split
+from xruntime.optim.split_bf16 import join, split
 from xruntime.optim.step_call import FORMATS, TYPES, Formats, Update
 
 Rounding = Literal["split", "stochastic"]
@@ -27,8 +27,65 @@ _NEVER = ("amsgrad", "capturable", "differentiable")
 """Options of torch's optimizers that are not supported: False is accepted."""
 _OURS = ("rounding", "state_dtype")
 """Options that torch's optimizers do not have."""
+_NUMBERS = (0.0, math.inf)
+_RANGES = {
+    **dict.fromkeys(("lr", "momentum", "weight_decay", "lr_decay", "eps"), _NUMBERS),
+    **dict.fromkeys(("initial_accumulator_value", "trust_coefficient"), _NUMBERS),
+    "betas": (0.0, 1.0),
+}
+"""Numeric options: each at least the first number and less than the second."""
+_FLAGS = ("nesterov", "decoupled_weight_decay", "adaptive")
+"""Options that the kernels take as an integer."""
 _GENERATOR = "generator"
 """The entry of a state_dict with the state of the generator for stochastic rounding."""
+
+
+class Rule(NamedTuple):
+    """What the kernels call an optimizer, and the names of its state, which are torch's."""
+
+    function: str
+    arguments: tuple[str, ...]
+    """The options that the function takes after the tensors, in its order."""
+    first: str
+    """A momentum is kept while the option is not 0, and its first step sets it."""
+    second: str | None = None
+    initial: str | None = None
+    """The option with the first state's initial value. None: 0."""
+    without_sparse: tuple[str, ...] | None = None
+    """The options that must be 0 for sparse gradients. None: they are not supported."""
+    delegate: type[Optimizer] | None = None
+    """torch's optimizer, which updates parameters of other dtypes than bf16."""
+
+    def names(self, group: Group) -> StateNames:
+        """Return the state with a group's options."""
+        if "momentum" in self.arguments:
+            kept = group["momentum"] != 0
+            return StateNames(self.first if kept else None, None, False, kept)
+        initial = 0.0 if self.initial is None else float(group[self.initial])
+        return StateNames(self.first, self.second, True, False, initial)
+
+    def update(self, group: Group) -> Update:
+        """Return the native call with a group's options."""
+        values: list[float] = []
+        for name in self.arguments:
+            value = group[name]
+            if name in _FLAGS:
+                values.append(int(value))
+            else:
+                values += map(float, value if isinstance(value, tuple | list) else (value,))
+        return lambda library, tensors: int(getattr(library, self.function)(tensors, *values))
+
+    def sparse_obstacle(self, group: Group) -> str | None:
+        """Return why a sparse gradient cannot be used with a group's options, if so."""
+        if self.without_sparse is None:
+            return "it does not support sparse gradients; use SGD or Adagrad, or sparse=False"
+        for option in self.without_sparse:
+            if group[option] != 0:
+                return (
+                    f"sparse gradients with {option}={group[option]} are not supported; use"
+                    f" {option}=0 for parameters with sparse gradients, in a group of their own"
+                )
+        return None
 
 
 def load_with_hooks(
@@ -69,19 +126,17 @@ def _version(tensor: torch.Tensor) -> int:
 class NativeOptimizer(Optimizer):
     """The base of the optimizers of this package; it is not an optimizer itself."""
 
-    DELEGATE: ClassVar[type[Optimizer] | None] = None
-    """torch's optimizer, which updates parameters of other dtypes than bf16."""
-    RANGES: ClassVar[dict[str, tuple[float, float]]] = {}
-    """The numeric options: each at least the first number and less than the second."""
+    RULE: ClassVar[Rule]
 
     _dense: dict[tuple[int, StateNames, Formats], DenseStep]
     _delegate: Optimizer | None
     _given: dict[torch.Tensor, int]
     """Parameters whose fp32 weights were given since the last step, with their versions then."""
 
-    def __init__(
-        self, params: ParamsT, defaults: dict[str, Any], generator: torch.Generator | None
-    ) -> None:
+    def _begin(self, arguments: dict[str, Any]) -> None:
+        """Initialize, with a subclass's arguments: all but `params` and `generator` are options."""
+        options = {name: value for name, value in arguments.items() if name != "self"}
+        params, generator = options.pop("params"), options.pop("generator")
         if generator is not None and generator.device.type != "cpu":
             raise OptimizerError(
                 f"{self._name}: the generator is on {generator.device}, not the CPU"
@@ -89,20 +144,7 @@ class NativeOptimizer(Optimizer):
         self._generator = generator
         self._given = {}
         self._forget()
-        super().__init__(params, defaults)
-
-    # What subclasses say.
-
-    def _names(self, group: Group) -> StateNames:
-        raise NotImplementedError
-
-    def _update(self, group: Group) -> Update:
-        """Return the native call with the group's options."""
-        raise NotImplementedError
-
-    def _sparse_obstacle(self, group: Group) -> str | None:
-        """Return why a sparse gradient cannot be used with these options, if so."""
-        return "it does not support sparse gradients; use SGD or Adagrad, or sparse=False"
+        Optimizer.__init__(self, params, options)
 
     # The step.
 
@@ -137,7 +179,7 @@ class NativeOptimizer(Optimizer):
             ]
             self._run_delegate(delegated)
             for group, prepared in zip(self.param_groups, steps, strict=True):
-                update = self._update(group)
+                update = self.RULE.update(group)
                 for step in prepared:
                     seed = self._seed() if group["rounding"] == "stochastic" else 0
                     step.run(update, maximize=bool(group["maximize"]), seed=seed)
@@ -149,14 +191,14 @@ class NativeOptimizer(Optimizer):
         """Check a group's parameters and prepare their calls; list those that torch updates."""
         alike: dict[tuple[torch.dtype, torch.dtype], list[torch.Tensor]] = {}
         steps: list[DenseStep | SparseStep] = []
-        names = self._names(group)
+        names = self.RULE.names(group)
         for parameter in group["params"]:
             gradient = parameter.grad
             if gradient is None:
                 continue
             if gradient.layout == torch.sparse_coo:
                 steps.append(self._sparse_step(group, parameter, names))
-            elif parameter.dtype != torch.bfloat16 and self.DELEGATE is not None:
+            elif parameter.dtype != torch.bfloat16 and self.RULE.delegate is not None:
                 delegated.append(parameter)
             else:
                 alike.setdefault((parameter.dtype, gradient.dtype), []).append(parameter)
@@ -172,7 +214,7 @@ class NativeOptimizer(Optimizer):
         return steps
 
     def _sparse_step(self, group: Group, parameter: torch.Tensor, names: StateNames) -> SparseStep:
-        obstacle = self._sparse_obstacle(group)
+        obstacle = self.RULE.sparse_obstacle(group)
         if obstacle is not None:
             raise OptimizerError(f"{self._name}: {obstacle}")
         formats = self._formats(group, parameter)
@@ -188,7 +230,7 @@ class NativeOptimizer(Optimizer):
 
     def _state_dtype(self, group: Group, parameter: torch.Tensor) -> torch.dtype:
         """Return the dtype of a parameter's moments; torch's are in the parameter's dtype."""
-        if self.DELEGATE is not None and parameter.dtype != torch.bfloat16:
+        if self.RULE.delegate is not None and parameter.dtype != torch.bfloat16:
             return parameter.dtype
         dtype: torch.dtype = group["state_dtype"]
         return dtype
@@ -206,7 +248,7 @@ class NativeOptimizer(Optimizer):
         """Let torch's optimizer update these parameters of each group, by its fused loops if they can."""
         groups = []
         for group, ours in zip(self.param_groups, parameters, strict=True):
-            names = self._names(group)
+            names = self.RULE.names(group)
             alike: dict[tuple[bool, bool], list[torch.Tensor]] = {}
             for parameter in ours:
                 alike.setdefault(self._delegation(parameter, names), []).append(parameter)
@@ -214,10 +256,10 @@ class NativeOptimizer(Optimizer):
                 {**group, "params": members, "fused": fused, "foreach": False}
                 for (fused, _), members in alike.items()
             ]
-        if not groups or self.DELEGATE is None:
+        if not groups or self.RULE.delegate is None:
             return
         if self._delegate is None:
-            kind: Any = self.DELEGATE
+            kind: Any = self.RULE.delegate
             self._delegate = kind(groups[0]["params"])
         self._delegate.param_groups = groups
         self._delegate.state = self.state
@@ -256,7 +298,9 @@ class NativeOptimizer(Optimizer):
         for option in _NEVER:
             if group.get(option):
                 raise OptimizerError(f"{name}: {option}=True is not supported; leave it out")
-        for option, (low, limit) in self.RANGES.items():
+        for option, (low, limit) in _RANGES.items():
+            if option not in group:
+                continue
             values = group[option] if isinstance(group[option], tuple | list) else (group[option],)
             if not all(low <= float(value) < limit for value in values):
                 allowed = f"at least {low:g}" + (f" and below {limit:g}" if limit < 1e300 else "")
@@ -271,7 +315,7 @@ class NativeOptimizer(Optimizer):
                 f" {', '.join(map(str, TYPES))}"
             )
         allowed_dtypes = [torch.bfloat16, torch.float32]
-        if self.DELEGATE is not None:
+        if self.RULE.delegate is not None:
             allowed_dtypes.append(torch.float64)
         for parameter in group["params"]:
             if parameter.dtype not in allowed_dtypes:
@@ -366,7 +410,7 @@ class NativeOptimizer(Optimizer):
         Moments are in fp32; what torch does not know is left out. The weights are
         `master_state_dict(model)`. Raises OptimizerError if torch has no such optimizer.
         """
-        if self.DELEGATE is None:
+        if self.RULE.delegate is None:
             raise OptimizerError(f"{self._name}: torch.optim has no such optimizer")
         saved = super().state_dict()
         groups = [

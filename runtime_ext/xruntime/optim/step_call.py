@@ -74,4 +74,6 @@ class StepCall:
             native.isa_name()  # raises
         if result == native.REFUSED:
             raise MemoryError("no memory for the norms of the parameters")
-        raise OptimizerError(f"the native step refuses its arguments ({result})")
+        raise OptimizerError(
+            f"the native step refuses its arguments: {native.Problem(result).name}"
+        )

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
 
-from xruntime.optimization.sequences import (
+from xruntime.optimization.module_order import (
     CONVOLUTIONS,
     NORMS,
     Recording,

@@ -10,17 +10,17 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from xruntime.aoti.compiling import compile_package
+from xruntime.aoti.package import load_package
 from xruntime.compilation.call_shapes import of_its_own
 from xruntime.compilation.compiled_code import CompiledCode
 from xruntime.compilation.inductor import first_line
 from xruntime.compilation.samples import Sample
 from xruntime.errors import CompilationError
+from xruntime.optimization.module_order import hooks_of
 from xruntime.optimization.outputs import with_tensors
 from xruntime.optimization.runner import Runner
-from xruntime.optimization.sequences import hooks_of
-from xruntime.packages.compiling import compile_package
-from xruntime.packages.package import load_package
-from xruntime.threads.modes import Autocast
+from xruntime.threads.torch_modes import Autocast
 
 GRAPHS: Final = {
     "auto": "a library that is compiled aside and kept for the next start; until then as with none",

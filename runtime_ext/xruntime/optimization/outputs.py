@@ -11,7 +11,7 @@ import torch
 
 from xruntime.compilation.samples import Sample
 from xruntime.errors import BatchError
-from xruntime.nests import entries, rebuilt
+from xruntime.pytrees import entries, rebuilt
 
 MAX_DEPTH = 32
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from xruntime.optimization.layers import Joined, JoinedLinear, lowered_class
-from xruntime.optimization.sequences import CONVOLUTIONS, has_hooks, shared_parameters
+from xruntime.optimization.module_order import CONVOLUTIONS, has_hooks, shared_parameters
 from xruntime.optimization.steps import SkipPassError
 from xruntime.optimization.work import Work
 

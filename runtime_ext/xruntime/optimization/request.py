@@ -3,19 +3,20 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch import nn
 
+from xruntime.compilation.gil import kind_of
 from xruntime.compilation.inductor import eager_module
-from xruntime.compilation.kinds import kind_of
 from xruntime.compilation.samples import Sample, sample_call
 from xruntime.errors import OptimizationError
-from xruntime.nests import leaves, place
 from xruntime.optimization.graph import GRAPHS
-from xruntime.optimization.steps import INFERENCE, TRAINING, is_explained
+from xruntime.optimization.steps import INFERENCE, TRAINING, is_explained, is_for_training
+from xruntime.pytrees import leaves, place
 
 LEVELS: Final = ("O0", "O1")
 DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
@@ -66,6 +67,13 @@ def checked_request(
     original = getattr(model, "_orig_mod", None)
     if not isinstance(original, nn.Module):
         original = model
+    if is_for_training(original) and not training:
+        if inplace:
+            raise OptimizationError(
+                f"this {type(original).__name__} is optimized for training, and its optimizer may hold a"
+                " part of its weights: leave inplace out, and a copy of it is optimized"
+            )
+        model = original = copy.deepcopy(original)
     if is_explained(original):
         raise OptimizationError(
             f"this {type(original).__name__} is optimized already: give optimize() the original module"

@@ -16,7 +16,7 @@ from torch.utils._device import DeviceContext
 from xruntime.errors import CompilationError
 from xruntime.kept.watched_state import FrozenModel
 from xruntime.optimization.outputs import restored, tensors_in
-from xruntime.threads.modes import Autocast, current_autocast
+from xruntime.threads.torch_modes import Autocast, current_autocast
 
 Call = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 

@@ -151,6 +151,13 @@ def is_explained(model: object) -> bool:
     return isinstance(model, nn.Module) and model in _explanations
 
 
+def is_for_training(model: object) -> bool:
+    """Whether `optimize` returned this module together with an optimizer."""
+    if not isinstance(model, nn.Module) or model not in _explanations:
+        return False
+    return any(step.name == "fused_optimizer" for step in _explanations[model][0].steps)
+
+
 def remember(model: nn.Module, explanation: Explanation, aside: Aside | None = None) -> None:
     _explanations[model] = explanation, aside
 

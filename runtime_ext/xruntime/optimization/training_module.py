@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from typing import Any, NamedTuple, NoReturn
 
@@ -11,6 +12,7 @@ from torch import nn
 
 from xruntime.errors import OptimizationError
 from xruntime.optim.native_optimizer import NativeOptimizer
+from xruntime.optimization.layers import Lowered
 from xruntime.optimization.module import subclass
 from xruntime.optimization.runner import Modes
 
@@ -21,10 +23,16 @@ class HeldForTraining(NamedTuple):
     kind: type[nn.Module]
     """The input's class."""
     modes: Modes
+    split: dict[nn.Module, _SplitWeights]
+    """Of each module; empty if no weights are split."""
 
 
 class TrainableModule(nn.Module):
-    """A module optimized for training. Its class is also a subclass of the input's class."""
+    """A module optimized for training. Its class is also a subclass of the input's class.
+
+    A copy of it is a module of the input's class with weights in fp32, for averages of weights and for
+    another `optimize`.
+    """
 
     _xruntime_optimized: HeldForTraining
 
@@ -34,17 +42,45 @@ class TrainableModule(nn.Module):
             " module, and script that"
         )
 
-    def __deepcopy__(self, _: Any) -> NoReturn:
-        _refuse_copy()
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
+        held = self._xruntime_optimized
+        state = self.state_dict()
+        for name, parameter in self.named_parameters():
+            if parameter.dtype != state[name].dtype:
+                value = nn.Parameter(state[name], parameter.requires_grad)
+                memo[id(parameter)] = value
+        # The hooks of the copy are dropped below.
+        memo.update({id(hooks): hooks for hooks in held.split.values()})
+        made: nn.Module = held.kind.__new__(held.kind)
+        memo[id(self)] = made
+        own = {name: value for name, value in vars(self).items() if value is not held}
+        vars(made).update(copy.deepcopy(own, memo))
+        for module in made.modules():
+            if isinstance(module, Lowered):
+                plain: Any = module
+                plain.__class__ = module._layer  # noqa: SLF001 - torch's class
+            _drop_hooks(module)
+        return made
 
     def __reduce_ex__(self, _: Any) -> NoReturn:
         _refuse_copy()
 
 
+def _drop_hooks(module: nn.Module) -> None:
+    """Drop the hooks of `_SplitWeights` from a copied module."""
+    for name in ("_state_dict_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"):
+        hooks = vars(module)[name]
+        for number, hook in list(hooks.items()):
+            # torch wraps some, and one is a partial.
+            function = getattr(hook, "hook", getattr(hook, "func", hook))
+            if isinstance(getattr(function, "__self__", None), _SplitWeights):
+                del hooks[number]
+
+
 def _refuse_copy() -> NoReturn:
     raise OptimizationError(
-        "a module optimized for training belongs to its optimizer and is not copied or pickled: load its"
-        " state_dict() into a plain module"
+        "a module optimized for training belongs to its optimizer: it is not pickled, and its parts are not"
+        " copied: copy all of it by copy.deepcopy, or load its state_dict() into a plain module"
     )
 
 
@@ -64,11 +100,11 @@ def make_trainable(
             outputs = held.kind.forward(self, *args, **kwargs)
         return held.modes.result(outputs)
 
-    model._xruntime_optimized = HeldForTraining(kind, modes)  # type: ignore[assignment] # noqa: SLF001 - it becomes our class
+    hooks = {module: _SplitWeights(optimizer) for module in model.modules()} if optimizer else {}
+    model._xruntime_optimized = HeldForTraining(kind, modes, hooks)  # type: ignore[assignment] # noqa: SLF001 - it becomes our class
     model.__class__ = subclass(TrainableModule, kind, forward, dtype)
-    if optimizer is not None:
-        for module in model.modules():
-            _SplitWeights(optimizer).attach(module)
+    for module, split in hooks.items():
+        split.attach(module)
 
 
 class _SplitWeights:

@@ -15,9 +15,9 @@ from xruntime.compilation.inductor import compiling, first_line
 from xruntime.compilation.samples import Sample
 from xruntime.optimization.edits import Edits
 from xruntime.optimization.module import optimized_class, own_dtype
+from xruntime.optimization.module_order import Recording, Traced, record, trace
 from xruntime.optimization.outputs import copied
 from xruntime.optimization.runner import Modes, Runner
-from xruntime.optimization.sequences import Recording, Traced, record, trace
 
 
 class Work:

@@ -10,7 +10,7 @@
     save(fast, "model.pt2")
     fast = load("model.pt2")
 
-The model itself is never changed. torchao (``pip install 'xlaunch[int8]'``) and torch are imported when
+The model itself is never changed. torchao (``pip install 'torchao>=0.18'``) and torch are imported when
 they are first needed.
 """
 

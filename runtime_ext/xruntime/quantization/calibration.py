@@ -75,7 +75,7 @@ class Observed(nn.Module):
             raise QuantizationError(
                 f"the calibration of {self.name} has ended: calibrate again for more batches"
             )
-        kwargs = self.signature.check(args, kwargs)
+        args, kwargs = self.signature.check(args, kwargs)
         with torch.no_grad(), torch.autocast("cpu", enabled=False):
             try:
                 outputs = self._prepared[0](*args, **kwargs)
@@ -268,7 +268,7 @@ def prepare(
         The inputs of one call: a tensor, a tuple of arguments, or a dict of keyword arguments.
     dynamic_shapes
         Which sizes may differ in later calls, as `torch.export.export` takes it. None: dimension 0 of
-        every tensor, if the module allows it.
+        every tensor, if the module allows it. "auto": every size that it allows.
 
     Raises QuantizationError, RecipeError, SampleError; CompilationError for a model that is not eager,
     or in training mode.

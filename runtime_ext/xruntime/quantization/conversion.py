@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import torch
 
 from xruntime.compilation.inductor import first_line
@@ -50,8 +52,29 @@ def converted_graph(observed: Observed, conf: QuantConf) -> tuple[torch.fx.Graph
         raise QuantizationError(
             f"torchao cannot convert {observed.name}: {first_line(error)}"
         ) from error
+    _include_zero(graph)
     _drop_unused(graph)
     return in_eval_mode(graph), complete
+
+
+def _include_zero(graph: torch.fx.GraphModule) -> None:
+    """Let the ranges of dynamic quantization include zero, as torch's operator does.
+
+    Inductor's decomposition of choose_qparams does not (torch 2.13): of inputs that are all positive, it
+    clips the largest by the smallest.
+    """
+    aten, nodes = torch.ops.aten, graph.graph
+    choose = torch.ops.quantized_decomposed.choose_qparams.tensor
+    for node in nodes.find_nodes(op="call_function", target=choose):
+        with nodes.inserting_before(node):
+            both = nodes.call_function(aten.aminmax.default, (node.args[0],))
+            smallest, largest = (nodes.call_function(operator.getitem, (both, at)) for at in (0, 1))
+            bounds = [
+                nodes.call_function(aten.clamp_max.default, (smallest, 0.0)),
+                nodes.call_function(aten.clamp_min.default, (largest, 0.0)),
+            ]
+            node.update_arg(0, nodes.call_function(aten.stack.default, (bounds,)))
+    graph.recompile()
 
 
 def _drop_unused(graph: torch.fx.GraphModule) -> None:

@@ -23,7 +23,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
-from xlaunch.whole_files import write_whole
+from xlaunch.files import write_whole
 from xruntime.compilation.inductor import first_line
 from xruntime.errors import QuantizationError
 from xruntime.quantization.quantized_module import QuantizedModule

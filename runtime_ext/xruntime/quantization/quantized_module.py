@@ -12,8 +12,8 @@ import torch
 from torch.export import ExportedProgram
 
 from xruntime.compilation.compiled_code import CompiledCode
+from xruntime.compilation.gil import Kind
 from xruntime.compilation.inductor import compiling
-from xruntime.compilation.kinds import Kind
 from xruntime.errors import QuantizationError
 from xruntime.quantization.recipe import QuantConf
 from xruntime.quantization.signatures import Signature
@@ -70,7 +70,7 @@ class QuantizedModule(torch.nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the outputs, computed in INT8."""
-        kwargs = self._signature.check(args, kwargs)
+        args, kwargs = self._signature.check(args, kwargs)
         code = self._codes.get(torch.get_num_threads())
         if code is None:
             return self._first_call(args, kwargs)
@@ -78,7 +78,7 @@ class QuantizedModule(torch.nn.Module):
 
     def eager(self, *args: Any, **kwargs: Any) -> Any:
         """Return the outputs of `model`, which is slow and differs by rounding only."""
-        kwargs = self._signature.check(args, kwargs)
+        args, kwargs = self._signature.check(args, kwargs)
         with torch.inference_mode(), torch.autocast("cpu", enabled=False):
             return self._orig_mod(*args, **kwargs)
 

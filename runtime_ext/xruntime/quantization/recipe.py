@@ -25,7 +25,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple, Self
 
-from xlaunch.whole_files import write_whole
+from xlaunch.files import write_whole
 from xruntime.errors import RecipeError
 
 SCHEMA_VERSION: Final = 1

@@ -66,16 +66,26 @@ class Signature:
         self.inputs = [_input(exported, spec.arg) for spec in _user_inputs(exported)]
         args, kwargs = self._spec.unflatten(range(self._spec.num_leaves))
         self._keywords = list(kwargs)
+        first = exported.module_call_graph[0].signature
+        names = None if first is None else first.forward_arg_names
+        self._positional = list(names or ())[: len(args)]
+        """The names of the arguments that were exported by position."""
         # The usual call needs no pytree: tensors by position alone.
         self._plain = not kwargs and all(isinstance(one, int) for one in args)
 
-    def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Return `kwargs` in the order of the export. Raises QuantizationError for a call that differs."""
+    def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sample:
+        """Return the call in the form of the export; arguments may be given by name.
+
+        Raises QuantizationError for a call that differs.
+        """
         if self._plain and not kwargs and len(args) == len(self.inputs):
             flat = list(args)
         else:
-            if set(kwargs) == set(self._keywords):
-                kwargs = {name: kwargs[name] for name in self._keywords}
+            given = dict(kwargs)
+            missing = self._positional[len(args) :]
+            if set(given) == {*missing, *self._keywords}:
+                args = (*args, *[given[name] for name in missing])
+                kwargs = {name: given[name] for name in self._keywords}
             flat, spec = pytree.tree_flatten((args, kwargs))
             if spec != self._spec:
                 raise QuantizationError(
@@ -86,7 +96,7 @@ class Signature:
             problem = one.problem(value)
             if problem is not None:
                 raise QuantizationError(f"{self._name}: {problem}")
-        return kwargs
+        return Sample(args, kwargs)
 
     def _expected(self) -> str:
         args, kwargs = self._spec.unflatten([one.name for one in self.inputs])
@@ -98,11 +108,12 @@ def export(module: torch.nn.Module, call: Sample, dynamic_shapes: object = None)
 
     dynamic_shapes
         As `torch.export.export` takes it. None: dimension 0 of every tensor may vary if the module
-        allows it; in an example where it is 1, all tensors must allow it.
+        allows it; in an example where it is 1, all tensors must allow it. "auto": so may every size.
 
     Raises QuantizationError.
     """
-    if dynamic_shapes is not None:
+    every = dynamic_shapes == "auto"
+    if dynamic_shapes is not None and not every:
         return _exported(module, call, dynamic_shapes)
     values = pytree.tree_leaves(tuple(call))
     tensors = [one for one in values if isinstance(one, torch.Tensor) and one.dim()]
@@ -110,14 +121,14 @@ def export(module: torch.nn.Module, call: Sample, dynamic_shapes: object = None)
         # A size of 1 never varies in torch.export, so one item is exported as two.
         twice = Sample(*pytree.tree_map_only(torch.Tensor, _doubled, tuple(call)))
         try:
-            exported = _exported(module, twice, _batch_may_vary(module, twice))
+            exported = _exported(module, twice, _varying(module, twice, every=every))
         except QuantizationError:
             return _exported(module, call, None)
         inputs = Signature(exported, "").inputs
         if all(one.shape[0] is None for one in inputs if one.shape):
             return exported
         return _exported(module, call, None)
-    return _exported(module, call, _batch_may_vary(module, call))
+    return _exported(module, call, _varying(module, call, every=every))
 
 
 def export_again(module: torch.nn.Module, exported: ExportedProgram) -> ExportedProgram:
@@ -152,11 +163,13 @@ def _doubled(value: torch.Tensor) -> torch.Tensor:
     return torch.cat([value, value]) if value.dim() else value
 
 
-def _batch_may_vary(module: torch.nn.Module, call: Sample) -> Any:
+def _varying(module: torch.nn.Module, call: Sample, *, every: bool) -> Any:
     shapes: Any = ShapesCollection()  # type: ignore[no-untyped-call] # of torch
     for value in pytree.tree_leaves(tuple(call)):
         if isinstance(value, torch.Tensor) and value.dim():
-            shapes[value] = {0: Dim.AUTO}
+            sizes = list(enumerate(value.shape))[: None if every else 1]
+            # torch warns of sizes of 1, which it always fixes.
+            shapes[value] = {dim: Dim.AUTO for dim, size in sizes if size != 1}
     return shapes.dynamic_shapes(module, call.args, call.kwargs)
 
 

@@ -19,7 +19,7 @@ from xruntime.errors import QuantizationError
 
 MIN_VERSION: Final = (0, 18)
 
-INSTALL: Final = "pip install 'xlaunch[int8]'"
+INSTALL: Final = "pip install 'torchao>=0.18'"
 
 _QUANTIZERS: Final = "torchao.quantization.pt2e.quantizer"
 

@@ -23,8 +23,8 @@ from typing import Any, Final, NamedTuple, NoReturn, Self
 import torch
 
 from xruntime.compilation.accuracy import Difference
+from xruntime.compilation.gil import Kind
 from xruntime.compilation.inductor import first_line
-from xruntime.compilation.kinds import Kind
 from xruntime.compilation.samples import (
     Sample,
     check_threads,
@@ -34,8 +34,8 @@ from xruntime.compilation.samples import (
 )
 from xruntime.errors import CompilationError, GILWarning
 from xruntime.kept.kept_code import KeptCode
-from xruntime.threads.modes import Autocast, current_autocast
 from xruntime.threads.team import resize_team, team_of
+from xruntime.threads.torch_modes import Autocast, current_autocast
 
 _log = logging.getLogger("xruntime")
 

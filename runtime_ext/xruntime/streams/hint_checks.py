@@ -12,7 +12,7 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 
 from xruntime.errors import BatchError, HintError
-from xruntime.nests import Path, described, leaves, place, shape_of
+from xruntime.pytrees import Path, described, leaves, place, shape_of
 from xruntime.streams.hints import HintFields, HintNode, MultiStreamModuleHint
 
 

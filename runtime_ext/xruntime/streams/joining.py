@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, inference_mode, is_inference_mode_enabled
 
 from xruntime.errors import BatchError
-from xruntime.nests import Path, described, entries, leaves, place, rebuilt, shape_of
+from xruntime.pytrees import Path, described, entries, leaves, place, rebuilt, shape_of
 from xruntime.streams.hint_checks import (
     EXAMPLE,
     UNMENTIONED,

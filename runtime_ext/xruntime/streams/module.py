@@ -16,15 +16,15 @@ from typing import Any, Final, Self
 
 import torch
 
-from xruntime.compilation.kinds import gil_enabled, kind_of
+from xruntime.aoti.package import StreamPackage
+from xruntime.compilation.gil import gil_enabled, kind_of
 from xruntime.errors import ClosedError, GILWarning, StreamCountError
-from xruntime.packages.package import StreamPackage
 from xruntime.streams.compiling import CompiledForStreams
-from xruntime.streams.counts import Measured, StreamCountSearch, counts_to_try
 from xruntime.streams.hints import MultiStreamModuleHint
 from xruntime.streams.joining import join
-from xruntime.streams.running import QUEUE_LENGTH, Streams, ordered_results
 from xruntime.streams.splitting import count_items, even_sizes, split
+from xruntime.streams.stream_count import Measured, StreamCountSearch, counts_to_try
+from xruntime.streams.stream_pool import QUEUE_LENGTH, Streams, ordered_results
 from xruntime.streams.whole_batch import (
     compare,
     copied,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from xruntime.errors import BatchError
-from xruntime.nests import Path, entries, leaves, place, rebuilt, shape_of
+from xruntime.pytrees import Path, entries, leaves, place, rebuilt, shape_of
 from xruntime.streams.hint_checks import (
     EXAMPLE,
     UNMENTIONED,

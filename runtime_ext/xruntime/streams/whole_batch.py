@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from xruntime.compilation.accuracy import difference, tolerance_for
-from xruntime.compilation.kinds import Kind, kind_of
+from xruntime.compilation.gil import Kind, kind_of
 from xruntime.errors import BatchError, CompilationError
-from xruntime.nests import entries, rebuilt
+from xruntime.pytrees import entries, rebuilt
 from xruntime.streams.compiling import CompiledForStreams
 from xruntime.streams.splitting import Call
-from xruntime.threads.modes import current_autocast
+from xruntime.threads.torch_modes import current_autocast
 
 Original: TypeAlias = Callable[..., Any]
 

@@ -30,8 +30,8 @@ from xruntime.errors import ClosedError, LostInForkError
 from xruntime.native import CLOSED, INTERRUPTED
 from xruntime.threads.futures import LightFuture
 from xruntime.threads.mailbox import Mailbox
-from xruntime.threads.modes import Autocast, ThreadModes, current_autocast
 from xruntime.threads.team import confine_team, resize_team
+from xruntime.threads.torch_modes import Autocast, ThreadModes, current_autocast
 
 T = TypeVar("T")
 

@@ -7,12 +7,12 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from xruntime import native
+from xruntime.native import Problem
 
 
 class Call:
@@ -55,31 +55,29 @@ def test_sums(built_library: Path) -> None:
     assert list(call.output) == [9, 11, 13, 6, 8, 10]
 
 
-WRONG: dict[str, Callable[[Call], None]] = {
-    "a negative count": lambda call: setattr(call.bags, "count", -1),
-    "no tables": lambda call: setattr(call.bags, "tables", None),
-    "an unknown value type": lambda call: setattr(call.bags, "value_type", 3),
-    "an unknown index type": lambda call: setattr(call.bags, "index_type", 2),
-    "an unknown mode": lambda call: setattr(call.bags, "mode", 3),
-    "last offset without offsets": lambda call: (
-        setattr(call.bags, "include_last_offset", 1),
-        setattr(call.table, "offsets", None),
-    )[0],
-    "no columns": lambda call: setattr(call.table, "dim", 0),
-    "negative rows": lambda call: setattr(call.table, "rows", -1),
-    "too many rows": lambda call: setattr(call.table, "rows", 2**31),
-    "too many indices": lambda call: setattr(call.table, "index_count", 2**31),
-    "negative bags": lambda call: setattr(call.table, "bags", -1),
-    "bags of unequal length": lambda call: (
-        setattr(call.table, "offsets", None),
-        setattr(call.table, "bags", 3),
-    )[0],
+WRONG: dict[str, tuple[dict[str, int | None], Problem]] = {
+    "a negative count": ({"count": -1}, Problem.INVALID_SIZE),
+    "no tables": ({"tables": None}, Problem.INVALID_POINTER),
+    "an unknown value type": ({"value_type": 3}, Problem.INVALID_TYPE),
+    "an unknown index type": ({"index_type": 2}, Problem.INVALID_TYPE),
+    "an unknown mode": ({"mode": 3}, Problem.INVALID_MODE),
+    "last offset without offsets": (
+        {"include_last_offset": 1, "offsets": None},
+        Problem.INVALID_SIZE,
+    ),
+    "no columns": ({"dim": 0}, Problem.INVALID_SIZE),
+    "negative rows": ({"rows": -1}, Problem.INVALID_SIZE),
+    "too many rows": ({"rows": 2**31}, Problem.INVALID_SIZE),
+    "too many indices": ({"index_count": 2**31}, Problem.INVALID_SIZE),
+    "negative bags": ({"bags": -1}, Problem.INVALID_SIZE),
+    "bags of unequal length": ({"offsets": None, "bags": 3}, Problem.INVALID_SIZE),
     **{
-        f"no {name}": lambda call, name=name: setattr(call.table, name, None)
+        f"no {name}": ({name: None}, Problem.INVALID_POINTER)
         for name in ("weights", "indices", "output", "state")
     },
-    "an odd address": lambda call: setattr(call.table, "weights", call.table.weights + 1),
+    "an odd address": ({"weights": 4097}, Problem.INVALID_POINTER),
 }
+"""Fields of the call or its table, and what is said of them."""
 
 
 @pytest.mark.parametrize("wrong", WRONG)
@@ -87,10 +85,11 @@ def test_wrong_arguments_are_refused_before_anything_changes(
     built_library: Path, wrong: str
 ) -> None:
     call = Call()
-    WRONG[wrong](call)
+    fields, problem = WRONG[wrong]
+    for name, value in fields.items():
+        setattr(call.bags if hasattr(call.bags, name) else call.table, name, value)
     before = list(call.weights)
-    assert call.run("xk_bags_adagrad", 0.1, 1e-8) == native.INVALID_ARGUMENT
-    assert call.problem.kind == native.PROBLEM_NONE
+    assert call.run("xk_bags_adagrad", 0.1, 1e-8) == problem
     assert list(call.weights) == before
 
 
@@ -99,21 +98,20 @@ def test_maxima_and_means_take_no_factors(built_library: Path) -> None:
         call = Call()
         call.bags.mode = mode
         call.table.factors = ctypes.addressof(call.state)
-        assert call.run() == native.INVALID_ARGUMENT
+        assert call.run() == Problem.INVALID_MODE
 
 
 def test_a_problem_names_table_position_and_value(built_library: Path) -> None:
-    for name, position, value, kind in (
-        ("indices", 2, 4, native.PROBLEM_INDEX),
-        ("indices", 0, -1, native.PROBLEM_INDEX),
-        ("offsets", 0, 1, native.PROBLEM_FIRST),
-        ("offsets", 1, -1, native.PROBLEM_DECREASING),
-        ("offsets", 1, 5, native.PROBLEM_BEYOND),
+    for name, position, value, code in (
+        ("indices", 2, 4, Problem.INVALID_INDEX),
+        ("indices", 0, -1, Problem.INVALID_INDEX),
+        ("offsets", 0, 1, Problem.INVALID_FIRST_OFFSET),
+        ("offsets", 1, -1, Problem.DECREASING_OFFSET),
+        ("offsets", 1, 5, Problem.LARGE_OFFSET),
     ):
         call = Call()
         getattr(call, name)[position] = value
-        assert call.run() == native.INVALID_ARGUMENT
+        assert call.run() == code
         problem = call.problem
-        found = (problem.table, problem.position, problem.value, problem.kind)
-        assert found == (0, position, value, kind)
+        assert (problem.table, problem.position, problem.value) == (0, position, value)
         assert not any(call.output)

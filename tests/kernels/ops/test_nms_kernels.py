@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 from tests.kernels.ops.instruction_sets import ISAS  # noqa: E402
 from tests.runtime_ext.nn.vision_references import nms_reference  # noqa: E402
 
-from xruntime import native  # noqa: E402
+from xruntime.native import Problem  # noqa: E402
 
 Library = ctypes.CDLL
 Load = Callable[[str], Library]
@@ -131,13 +131,13 @@ def test_no_boxes(load: Load) -> None:
         assert len(run(library, empty, order, starts)) == 0
 
 
-WRONG: dict[str, tuple[int, Any]] = {
-    "no boxes": (0, None),
-    "a negative count": (2, -1),
-    "no order": (3, None),
-    "no starts": (4, None),
-    "a negative number of groups": (5, -1),
-    "no result": (7, None),
+WRONG: dict[str, tuple[int, Any, Problem]] = {
+    "no boxes": (0, None, Problem.INVALID_POINTER),
+    "a negative count": (2, -1, Problem.INVALID_SIZE),
+    "no order": (3, None, Problem.INVALID_POINTER),
+    "no starts": (4, None, Problem.INVALID_POINTER),
+    "a negative number of groups": (5, -1, Problem.INVALID_SIZE),
+    "no result": (7, None, Problem.INVALID_POINTER),
 }
 
 
@@ -146,27 +146,27 @@ def test_a_wrong_argument_is_refused(load: Load, wrong: str) -> None:
     boxes, order = make_boxes(5, torch.float32), torch.arange(5)
     starts, kept = torch.tensor([0, 5]), torch.full((5,), 7, dtype=torch.uint8)
     call = arguments(boxes, order, starts, kept)
-    at, value = WRONG[wrong]
+    at, value, problem = WRONG[wrong]
     call[at] = value
-    assert load(ISAS[-1]).xk_nms(*call) == native.INVALID_ARGUMENT
+    assert load(ISAS[-1]).xk_nms(*call) == problem
     assert kept.tolist() == [7] * 5
 
 
 @pytest.mark.parametrize(
-    ("order", "starts"),
+    ("order", "starts", "problem"),
     [
-        ([0, 1, 2, 3, 5], [0, 5]),
-        ([0, 1, 2, 3, -1], [0, 5]),
-        ([0, 1, 2, 3, 4], [1, 5]),
-        ([0, 1, 2, 3, 4], [0, 4]),
-        ([0, 1, 2, 3, 4], [0, 6, 5]),
+        ([0, 1, 2, 3, 5], [0, 5], Problem.INVALID_ORDER),
+        ([0, 1, 2, 3, -1], [0, 5], Problem.INVALID_ORDER),
+        ([0, 1, 2, 3, 4], [1, 5], Problem.INVALID_GROUPS),
+        ([0, 1, 2, 3, 4], [0, 4], Problem.INVALID_GROUPS),
+        ([0, 1, 2, 3, 4], [0, 6, 5], Problem.INVALID_GROUPS),
     ],
 )
 def test_wrong_orders_and_groups_are_refused(
-    load: Load, order: list[int], starts: list[int]
+    load: Load, order: list[int], starts: list[int], problem: Problem
 ) -> None:
     boxes, kept = make_boxes(5, torch.float32), torch.full((5,), 7, dtype=torch.uint8)
     given = torch.tensor(order), torch.tensor(starts)
     call = arguments(boxes, *given, kept)
-    assert load(ISAS[-1]).xk_nms(*call) == native.INVALID_ARGUMENT
+    assert load(ISAS[-1]).xk_nms(*call) == problem
     assert kept.tolist() == [7] * 5

@@ -18,7 +18,8 @@ torch = pytest.importorskip("torch")
 from tests.kernels.ops.instruction_sets import ISAS  # noqa: E402
 
 from xruntime import native  # noqa: E402
-from xruntime.optim.split import join, split  # noqa: E402
+from xruntime.native import Problem  # noqa: E402
+from xruntime.optim.split_bf16 import join, split  # noqa: E402
 from xruntime.optim.step_call import Arrays, Formats, StepCall  # noqa: E402
 
 # Odd, empty, a block and a chunk of the kernels with one element less and more; enough for a team.
@@ -287,20 +288,20 @@ def edit_array(name: str, value: int) -> Callable[[native.CTensors], None]:
     return edit
 
 
-WRONG: dict[str, Callable[[native.CTensors], None]] = {
-    "a negative count": set_field("count", -1),
+WRONG: dict[str, tuple[Callable[[native.CTensors], None], Problem]] = {
+    "a negative count": (set_field("count", -1), Problem.INVALID_SIZE),
     **{
-        f"no {name}": set_field(name, None)
+        f"no {name}": (set_field(name, None), Problem.INVALID_POINTER)
         for name in (*("sizes", "weights", "remainders", "gradients", "first", "second", "steps"),)
     },
-    "an unknown weight format": set_field("weight_format", 3),
-    "an unknown gradient type": set_field("gradient_type", 2),
-    "an unknown state type": set_field("state_type", -1),
-    "a negative size": edit_array("sizes", -1),
-    "a size that is too large": edit_array("sizes", 2**62),
-    "a null pointer": edit_array("gradients", 0),
-    "a null step": edit_array("steps", 0),
-    "an odd address": edit_array("second", 4097),
+    "an unknown weight format": (set_field("weight_format", 3), Problem.INVALID_TYPE),
+    "an unknown gradient type": (set_field("gradient_type", 2), Problem.INVALID_TYPE),
+    "an unknown state type": (set_field("state_type", -1), Problem.INVALID_TYPE),
+    "a negative size": (edit_array("sizes", -1), Problem.INVALID_SIZE),
+    "a size that is too large": (edit_array("sizes", 2**62), Problem.INVALID_SIZE),
+    "a null pointer": (edit_array("gradients", 0), Problem.INVALID_POINTER),
+    "a null step": (edit_array("steps", 0), Problem.INVALID_POINTER),
+    "an odd address": (edit_array("second", 4097), Problem.INVALID_POINTER),
 }
 
 
@@ -312,23 +313,24 @@ def test_a_wrong_argument_is_refused_before_anything_changes(
     case = make(native.WEIGHTS_SPLIT, torch.bfloat16, torch.float32)
     before = case.copy()
     call = StepCall(arrays_of(case), case.formats)
-    WRONG[wrong](call._tensors)
+    change, problem = WRONG[wrong]
+    change(call._tensors)
     result = CALLS[name](load(ISAS[-1]), ctypes.byref(call._tensors))
-    assert result == native.INVALID_ARGUMENT
+    assert result == problem
     for one, other in zip(case.everything(), before.everything(), strict=True):
         assert torch.equal(one, other)
 
 
 def test_no_tensors_struct_is_refused(load: Load) -> None:
     for call in CALLS.values():
-        assert call(load(ISAS[-1]), None) == native.INVALID_ARGUMENT
+        assert call(load(ISAS[-1]), None) == Problem.INVALID_POINTER
 
 
 def test_momentum_needs_to_know_which_are_fresh(load: Load) -> None:
     case = make(native.WEIGHTS_SPLIT, torch.bfloat16, torch.float32)
     call = StepCall(arrays_of(case)._replace(fresh=None), case.formats)
     for name in ("sgd", "lars"):
-        assert CALLS[name](load(ISAS[-1]), call._pointer) == native.INVALID_ARGUMENT
+        assert CALLS[name](load(ISAS[-1]), call._pointer) == Problem.INVALID_POINTER
     assert CALLS["plain"](load(ISAS[-1]), call._pointer) == 0
 
 

@@ -7,7 +7,6 @@ import ctypes
 import itertools
 import math
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -17,6 +16,7 @@ from tests.kernels.ops.instruction_sets import ISAS  # noqa: E402
 from tests.runtime_ext.nn.vision_references import roi_align_reference  # noqa: E402
 
 from xruntime import native  # noqa: E402
+from xruntime.native import Problem  # noqa: E402
 
 TYPES = {
     torch.float32: native.FLOAT32,
@@ -223,22 +223,18 @@ def test_few_regions_and_empty_ones(load: Load) -> None:
         assert not run_backward(library, gradient, boxes, task).any()
 
 
-def set_field(name: str, value: object) -> Callable[[native.CRoiAlignTask], None]:
-    return lambda task: setattr(task, name, value)
-
-
-WRONG: dict[str, Callable[[Any], None]] = {
+WRONG: dict[str, tuple[str, int, Problem]] = {
     **{
-        f"a negative number of {name}": set_field(name, -1)
+        f"a negative number of {name}": (name, -1, Problem.INVALID_SIZE)
         for name in ("images", "channels", "height", "width", "boxes")
     },
-    "an image that is too large": set_field("height", 2**24 + 1),
-    "too many values": set_field("channels", 2**60),
-    "no bins": set_field("output_width", 0),
-    "too many bins": set_field("output_height", 2**16 + 1),
-    "an unknown type": set_field("type", 3),
-    "no pixels": set_field("height", 0),
-    "fewer images than boxes have": set_field("images", 1),
+    "an image that is too large": ("height", 2**24 + 1, Problem.INVALID_SIZE),
+    "too many values": ("channels", 2**60, Problem.INVALID_SIZE),
+    "no bins": ("output_width", 0, Problem.INVALID_SIZE),
+    "too many bins": ("output_height", 2**16 + 1, Problem.INVALID_SIZE),
+    "an unknown type": ("type", 3, Problem.INVALID_TYPE),
+    "no pixels": ("height", 0, Problem.NO_PIXELS),
+    "fewer images than boxes have": ("images", 1, Problem.INVALID_IMAGE),
 }
 
 
@@ -246,20 +242,21 @@ WRONG: dict[str, Callable[[Any], None]] = {
 def test_a_wrong_task_is_refused_before_anything_changes(load: Load, wrong: str) -> None:
     images, boxes = torch.randn(2, 3, 8, 9), make_boxes(2, 8, 9)
     task = task_of(images, boxes, (2, 2), channels_last=False)
-    WRONG[wrong](task)
+    field, value, problem = WRONG[wrong]
+    setattr(task, field, value)
     output, sums = torch.full((len(boxes), 3, 2, 2), 7.0), torch.full(images.shape, 7.0)
     library = load(ISAS[-1])
     assert (
         library.xk_roi_align(
             ctypes.byref(task), images.data_ptr(), boxes.data_ptr(), output.data_ptr()
         )
-        == native.INVALID_ARGUMENT
+        == problem
     )
     assert (
         library.xk_roi_align_backward(
             ctypes.byref(task), output.data_ptr(), boxes.data_ptr(), sums.data_ptr()
         )
-        == native.INVALID_ARGUMENT
+        == problem
     )
     assert torch.equal(output, torch.full_like(output, 7))
     assert torch.equal(sums, torch.full_like(sums, 7))
@@ -276,8 +273,8 @@ def test_wrong_pointers_are_refused(load: Load, pointer: int | None) -> None:
         pointers = [*right]
         pointers[at] = None if pointer is None else right[at] + pointer
         for function in (library.xk_roi_align, library.xk_roi_align_backward):
-            assert function(ctypes.byref(task), *pointers) == native.INVALID_ARGUMENT
-    assert library.xk_roi_align(None, *right) == native.INVALID_ARGUMENT
+            assert function(ctypes.byref(task), *pointers) == Problem.INVALID_POINTER
+    assert library.xk_roi_align(None, *right) == Problem.INVALID_POINTER
 
 
 @pytest.mark.parametrize("number", [-1.0, 2.0, math.nan])
@@ -288,7 +285,7 @@ def test_a_box_of_no_image_is_refused(load: Load, number: float) -> None:
     task = task_of(images, boxes, (2, 2), channels_last=False)
     pointers = images.data_ptr(), boxes.data_ptr(), output.data_ptr()
     code = load(ISAS[-1]).xk_roi_align(ctypes.byref(task), *pointers)
-    assert code == native.INVALID_ARGUMENT
+    assert code == Problem.INVALID_IMAGE
     assert torch.equal(output, torch.full_like(output, 7))
 
 

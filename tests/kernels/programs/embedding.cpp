@@ -146,7 +146,7 @@ void run(const Case& one) {
   }
   if (one.mode == XK_BAG_SUM) expect(xk_bags_factor_gradients(&bags, &problem), 0, "factors");
   for (const auto& table : tables) table->gradients.sum_up();
-  const int32_t updated = one.value_type == XK_FLOAT16 ? XK_INVALID_ARGUMENT : 0;
+  const int32_t updated = one.value_type == XK_FLOAT16 ? XK_INVALID_TYPE : 0;
   expect(xk_bags_sgd(&bags, 0.1, 0.9, 0.01, &problem), updated, "sgd");
   expect(xk_bags_adagrad(&bags, 0.1, 1e-8, &problem), updated, "adagrad");
   for (const auto& table : tables) {
@@ -156,8 +156,8 @@ void run(const Case& one) {
   }
   // An index that is no row, at the end of the last table: nothing is read or written.
   fields.back().rows = 1;
-  expect(xk_bags_forward(&bags, &problem), XK_INVALID_ARGUMENT, "bad index");
-  expect(xk_bags_sgd(&bags, 0.1, 0, 0, &problem), XK_INVALID_ARGUMENT, "bad index");
+  expect(xk_bags_forward(&bags, &problem), XK_INVALID_INDEX, "bad index");
+  expect(xk_bags_sgd(&bags, 0.1, 0, 0, &problem), XK_INVALID_INDEX, "bad index");
 }
 
 }  // namespace

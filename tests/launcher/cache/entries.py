@@ -9,8 +9,8 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-from xlaunch.cache.directories import CacheDirectory, begin_use
 from xlaunch.cache.key import Hardware, Packages, key_of
+from xlaunch.cache.store import CacheDirectory, begin_use
 from xlaunch.cache.table import BY_NAME
 
 HARDWARE = Hardware("x86_64", ("avx2", "fma"), "GenuineIntel 6 143", (), ())

@@ -16,7 +16,7 @@ def row(cache: Cache) -> str:
     where = "always" if cache.vendor is None else f"with a GPU of {cache.vendor.value}"
     if cache.changes_behaviour:
         where = "with `--cache all`"
-    variables = [cache.variable, *[f"{it.variable}={it.value}" for it in cache.switches]]
+    variables = [cache.variable, *[f"{it.name}={it.value}" for it in cache.switches]]
     names = ", ".join([f"`{variable}`" for variable in variables])
     return f"| {cache.name} | {names} | {', '.join([*parts, *cache.packages])} | {where} |"
 

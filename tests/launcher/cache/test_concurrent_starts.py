@@ -22,7 +22,7 @@ from tests.launcher.cache.compiling import (
     find_compiler,
 )
 
-from xlaunch.cache.verify import verify
+from xlaunch.cache.check import verify
 
 
 class Place(NamedTuple):

@@ -30,7 +30,7 @@ from tests.launcher.cache.compiling import (
     only_cache,
 )
 
-from xlaunch.cache.seed import VARIABLE as SEED
+from xlaunch.cache.preparation import VARIABLE as SEED
 
 NOBODY = 65534
 STRANGER = 65533

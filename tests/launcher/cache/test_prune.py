@@ -15,8 +15,11 @@ from typing import Any
 
 import pytest
 
-from xlaunch.cache.daily import DAY_S, start_pruner
-from xlaunch.cache.directories import (
+from xlaunch.cache.contents import files_of, usage_of
+from xlaunch.cache.key import Hardware, Packages, key_of
+from xlaunch.cache.prune import clear, prune, start_pruner
+from xlaunch.cache.staging import DAY_S
+from xlaunch.cache.store import (
     CacheDirectory,
     begin_use,
     foreign,
@@ -24,10 +27,7 @@ from xlaunch.cache.directories import (
     not_in_use,
     stored,
 )
-from xlaunch.cache.key import Hardware, Packages, key_of
-from xlaunch.cache.prune import clear, prune
 from xlaunch.cache.table import BY_NAME
-from xlaunch.cache.usage import files_of, usage_of
 
 HARDWARE = Hardware("x86_64", ("avx2",), "GenuineIntel 6 143", (), ())
 PAGE = 4096
@@ -111,7 +111,7 @@ def test_what_a_launch_begins_to_use_meanwhile_is_not_removed_whole(tmp_path, ca
             yield free
 
     os.utime(os.path.join(caches[0].path, "0.cpp"))
-    monkeypatch.setattr("xlaunch.cache.prune.not_in_use", noted_just_before)
+    monkeypatch.setattr("xlaunch.cache.store.not_in_use", noted_just_before)
     assert [it.whole for it in prune(str(tmp_path), max_bytes=0)] == [False] * 3
     assert clear(str(tmp_path), caches, dry_run=False) == []
     assert [files(it) for it in caches] == [{"0.cpp"}, set(), set()]  # younger than a day
@@ -238,7 +238,7 @@ def test_a_program_that_closes_its_descriptors_holds_its_caches(tmp_path, caches
 
 
 def test_a_locked_record_is_not_waited_for_without_limit(caches, monkeypatch):
-    monkeypatch.setattr("xlaunch.cache.directories.HOLD_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("xlaunch.cache.store.HOLD_TIMEOUT_S", 0.05)
     with not_in_use(caches[0], frozenset()) as free:
         assert free
         assert hold(caches[0]) is None
@@ -259,20 +259,9 @@ def test_descriptors_fit_below_a_low_limit(caches):
     os.close(held)
 
 
-def test_command_lines_that_version_0_1_kept_are_removed(tmp_path, caches):
-    for name, content in (("0123abcd.json", '{"program": ["p"], "caches": []}'), ("mine", "{}")):
-        (tmp_path / "warm").mkdir(exist_ok=True)
-        (tmp_path / "warm" / name).write_text(content)
-    prune(str(tmp_path))
-    assert os.listdir(tmp_path / "warm") == ["mine"]
-    (tmp_path / "warm" / "mine").unlink()
-    prune(str(tmp_path))
-    assert not (tmp_path / "warm").exists()
-
-
 def test_a_launch_starts_a_pruner_once_a_day(tmp_path, caches):
     environment = {**os.environ, "XLAUNCH_CACHE_MAX_SIZE": str(6 * PAGE)}
-    code = f"from xlaunch.cache.daily import start_pruner; start_pruner({str(tmp_path)!r})"
+    code = f"from xlaunch.cache.prune import start_pruner; start_pruner({str(tmp_path)!r})"
 
     def launch() -> None:
         subprocess.run([sys.executable, "-c", code], check=True, env=environment)
@@ -300,7 +289,7 @@ def test_the_pruner_keeps_nothing_of_its_launch_open(tmp_path):
     reading, writing = os.pipe()
     shown = tmp_path / "shown"
     show = f"ls -l /proc/$$/fd /proc/$$/cwd > {shown}.new; mv {shown}.new {shown}"
-    code = f"from xlaunch.cache.daily import _detach; _detach(['/bin/sh', '-c', {show!r}])"
+    code = f"from xlaunch.cache.prune import _detach; _detach(['/bin/sh', '-c', {show!r}])"
     subprocess.run([sys.executable, "-c", code], check=True, pass_fds=(writing,), cwd=tmp_path)
     os.close(writing)
     assert os.read(reading, 1) == b""

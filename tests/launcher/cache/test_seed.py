@@ -9,9 +9,9 @@ from pathlib import Path
 
 from tests.launcher.cache.entries import CONTENT, HARDWARE, PACKAGES, fill
 
-from xlaunch.cache.directories import directory_of
 from xlaunch.cache.key import key_of
-from xlaunch.cache.seed import plant
+from xlaunch.cache.preparation import plant
+from xlaunch.cache.store import directory_of
 from xlaunch.cache.table import BY_NAME
 
 

@@ -213,6 +213,18 @@ def test_a_listing_changes_nothing(tmp_path):
         assert not list(tmp_path.iterdir())
 
 
+def test_verify_reports_problems_as_json(base):
+    (directory,) = fill(Path(base[1]), "inductor")
+    path = Path(directory.path, "24", "c24.so")
+    path.write_bytes(b"x")
+    done = ask("cache", "verify", *base, "--json")
+    assert done.code == 1
+    (problem,) = json.loads(done.out)["problems"]
+    what = "it is not an ELF file"
+    assert problem == {"path": str(path), "check": "format", "what": what, "fixed": False}
+    assert ask("cache", "verify", *base, "--fix").out.decode().endswith("files, whole\n")
+
+
 def test_a_shared_directory_has_one_for_each_user(tmp_path, compiler):
     shared = tmp_path / "shared"
     shared.mkdir()

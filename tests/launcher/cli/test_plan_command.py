@@ -13,7 +13,7 @@ from tests.launcher.machine.trees import CPU, write_files
 
 import xlaunch
 from xlaunch.cache.table import CACHES
-from xlaunch.options.table import OPTIONS, Group
+from xlaunch.options.definitions import OPTIONS, Group
 
 TWO = ("--instances", "2", "--ncores", "1", "--oversubscribe")
 
@@ -169,7 +169,7 @@ def test_usage_shows_whether_a_program_is_needed(command: str):
 
 @pytest.mark.parametrize(
     ("typed", "meant"),
-    [("--nproc-per-node", None), ("--ncore", "--ncores"), ("--no-smtt", "--no-smt")],
+    [("--frobnicate", None), ("--ncore", "--ncores"), ("--no-smtt", "--no-smt")],
 )
 def test_opposite_of_a_flag_is_suggested_to_who_means_one(typed: str, meant: str | None):
     message = ask(typed, "true").refused()

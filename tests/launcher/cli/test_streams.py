@@ -21,7 +21,7 @@ from tests.launcher.cli.commands import (
 )
 from tests.launcher.launching import is_alive
 
-from xlaunch.cache.directories import MIN_DESCRIPTOR
+from xlaunch.cache.store import MIN_DESCRIPTOR
 
 SEVERAL = ("--instances", "2", "--ncores", "1", "--oversubscribe", "-q", "--no-tag")
 IN_PLACE_AND_SUPERVISED = pytest.mark.parametrize(

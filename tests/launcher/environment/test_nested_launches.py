@@ -137,7 +137,9 @@ def test_inner_launch_decides_anew_on_the_caches(tmp_path):
     one, other = ("--cache-dir", str(tmp_path / "one")), ("--cache-dir", str(tmp_path / "other"))
     assert launched(one)[INDUCTOR].startswith(one[1])
     assert launched(one, other)[INDUCTOR].startswith(other[1])
-    assert INDUCTOR not in launched(one, ("--no-cache",))
+    without = launched(one, ("--no-cache",))
+    assert INDUCTOR not in without
+    assert without["XRUNTIME_CACHE_DIR"] == "0"
     for levels in ((one, ("--no-cache",)), (one, ()), ((*one, "--supervise"), ())):
         assert launched(*levels, **{INDUCTOR: "/mine"})[INDUCTOR] == "/mine"
     assert launched(one, other, **{INDUCTOR: "/mine"})[INDUCTOR].startswith(other[1])

@@ -12,7 +12,7 @@ import pytest
 from tests.launcher.cli.commands import ask, clean_environment, show, two_cpus, xlaunch
 from tests.launcher.environment.made_up import environment
 
-from xlaunch.environment.prefix import Installed, find_installed
+from xlaunch.environment.python_environment import Installed, find_installed
 from xlaunch.environment.threads import VARIABLES, thread_settings
 
 

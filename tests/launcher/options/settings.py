@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from xlaunch.cli.launch import command
 from xlaunch.cli.options import CONTEXT, resolved_options
 from xlaunch.options import kinds
+from xlaunch.options.definitions import IN_FILES, Option
 from xlaunch.options.layers import request_from
-from xlaunch.options.table import IN_FILES, Option
 from xlaunch.planning.request import MAX, Request
 
 

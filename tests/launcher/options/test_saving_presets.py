@@ -19,10 +19,10 @@ from tests.launcher.options.settings import (
 )
 
 from xlaunch.cli import run
+from xlaunch.options.definitions import IN_FILES, Option
 from xlaunch.options.kinds import FLAG
 from xlaunch.options.layers import request_from
 from xlaunch.options.presets import preset_text
-from xlaunch.options.table import IN_FILES, Option
 from xlaunch.planning.contradictions import find_contradiction
 
 __all__ = ["home"]

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from xlaunch.measurement.metrics import InstanceMetric, MetricTotal
+from xlaunch.cache.warm import CacheReport, TorchCompilation
+from xlaunch.metrics.collector import InstanceMetric, MetricTotal
 from xlaunch.report import InstanceReport, Report
-from xlaunch.report.compilation import CacheReport, TorchCompilation
 from xlaunch.report.json_file import (
     COLUMNS,
     check_report_path,
@@ -19,7 +19,7 @@ from xlaunch.report.json_file import (
     write_report,
     write_report_or_complain,
 )
-from xlaunch.report.table import EXPLANATION, describe_total, render_report
+from xlaunch.report.run_table import EXPLANATION, describe_total, render_report
 
 FIRST = InstanceReport(
     index=0, pid=42, cpus_asked=(0, 1), cpus_observed=(0,), numa_nodes=(0,), exit_code=0, signal=None,

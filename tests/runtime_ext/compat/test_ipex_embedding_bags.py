@@ -38,13 +38,23 @@ def plain_step(modules: nn.ModuleList, optimizer: torch.optim.Optimizer) -> None
     optimizer.step()
 
 
-def test_merged_bags_give_what_the_modules_give() -> None:
-    modules = bags()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_merged_bags_give_what_the_modules_give(dtype: torch.dtype) -> None:
+    modules = bags(dtype=dtype)
     merged = ipex.nn.modules.MergedEmbeddingBag.from_embeddingbag_list(modules)
     outputs = merged(INDICES, OFFSETS)
-    for module, index, offset, output in zip(modules, INDICES, OFFSETS, outputs, strict=True):
-        torch.testing.assert_close(output, module(index, offset))
+    expected = [m(i, o) for m, i, o in zip(modules, INDICES, OFFSETS, strict=True)]
+    torch.testing.assert_close(outputs, expected)
+    wanted = torch.autograd.grad(loss(expected), list(modules.parameters()))
+    torch.testing.assert_close(torch.autograd.grad(loss(outputs), list(merged.weights)), wanted)
     assert [tuple(weight.shape) for weight in merged.weights] == list(SIZES)
+    without_offsets = merged([torch.tensor([[1, 2]]), torch.tensor([[3, 3]])])
+    assert [tuple(one.shape) for one in without_offsets] == [(1, 33), (1, 5)]
+
+
+def test_tables_of_float64_are_not_updated_in_backward() -> None:
+    with pytest.raises(EmbeddingBagError, match=r"table 0 is of torch\.float64"):
+        SGD.from_embeddingbag_list(bags(dtype=torch.float64))
 
 
 def test_sgd_updates_in_backward_and_follows_sgd_args() -> None:
@@ -102,17 +112,35 @@ def test_specs() -> None:
         SGD([])
 
 
-def test_interaction_has_a_gradient() -> None:
-    inputs = [torch.rand(3, 5, requires_grad=True) for _ in range(3)]
-    output = ipex.nn.functional.interaction(*inputs)
+def interaction_of_torch(inputs: list[torch.Tensor]) -> torch.Tensor:
     stacked = torch.stack(inputs, 1)
     products = stacked @ stacked.transpose(1, 2)
-    rows, columns = torch.tril_indices(3, 3, -1)
-    expected = torch.cat([inputs[0], products[:, rows, columns]], 1)
-    torch.testing.assert_close(output, expected)
+    rows, columns = torch.tril_indices(len(inputs), len(inputs), -1)
+    return torch.cat([inputs[0], products[:, rows, columns]], 1)
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "promoted"),
+    [
+        ((torch.float32, torch.float32, torch.float32), torch.float32),
+        ((torch.bfloat16, torch.float32, torch.bfloat16), torch.float32),
+        ((torch.bfloat16, torch.float16, torch.float16), torch.float32),
+        ((torch.bfloat16, torch.bfloat16, torch.bfloat16), torch.bfloat16),
+    ],
+)
+def test_interaction_promotes_and_has_a_gradient(
+    dtypes: tuple[torch.dtype, ...], promoted: torch.dtype
+) -> None:
+    inputs = [torch.rand(3, 5, dtype=dtype, requires_grad=True) for dtype in dtypes]
+    output = ipex.nn.functional.interaction(*inputs)
+    assert output.dtype == promoted
+    expected = interaction_of_torch([one.to(promoted) for one in inputs])
+    close = {"rtol": 0.02, "atol": 0.02} if promoted == torch.bfloat16 else {}
+    torch.testing.assert_close(output, expected, **close)
     gradients = torch.autograd.grad(output.square().sum(), inputs, retain_graph=True)
     wanted = torch.autograd.grad(expected.square().sum(), inputs)
-    torch.testing.assert_close(gradients, wanted)
+    for found, reference in zip(gradients, wanted, strict=True):
+        torch.testing.assert_close(found, reference, rtol=0.05, atol=0.05)
 
 
 def test_frozen_batch_norm_takes_the_weights_of_a_batch_norm() -> None:

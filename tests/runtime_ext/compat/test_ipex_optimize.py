@@ -13,7 +13,7 @@ from torch import nn
 
 import xruntime.compat.ipex as ipex
 from xruntime import optimization
-from xruntime.compat.ipex import optimizing, reports
+from xruntime.compat.ipex import optimizing, replacements, switches
 from xruntime.errors import CompatibilityWarning, OptimizationError
 from xruntime.optimization import Outcome
 
@@ -23,8 +23,8 @@ BATCH = torch.rand(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.fixture(autouse=True)
-def nothing_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reports, "_reported", set())
+def nothing_reported() -> None:
+    replacements.reported.clear()
 
 
 def small_model() -> nn.Module:
@@ -94,6 +94,56 @@ def test_arguments_without_effect_are_reported_once(arguments: dict[str, Any], s
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         ipex.optimize(small_model(), **arguments)
+
+
+def test_level_o0_takes_fp32_and_no_lower_dtype() -> None:
+    model = small_model()
+    plain = ipex.optimize(model, level="O0", dtype=torch.float32)
+    assert applied(plain) == applied(ipex.optimize(model, level="O0"))
+    assert torch.equal(plain(BATCH), model(BATCH))
+    with pytest.raises(OptimizationError, match="level='O0' changes no numerics"):
+        ipex.optimize(model, level="O0", dtype=torch.bfloat16)
+
+
+def test_channels_last_is_switched_off_and_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(switches, "channels_last", None)
+    assert "channels_last" in applied(ipex.optimize(small_model()))
+    with pytest.warns(CompatibilityWarning, match=r"it is passes={'channels_last': False}"):
+        ipex.disable_auto_channels_last()
+    assert "channels_last" not in applied(ipex.optimize(small_model()))
+    with pytest.warns(CompatibilityWarning, match=r"ipex\.optimize, which does it by default"):
+        ipex.enable_auto_channels_last()
+    assert "channels_last" in applied(ipex.optimize(small_model()))
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("compiler")
+def test_the_backend_of_torch_compile_is_inductor() -> None:
+    model = small_model()
+    with torch.no_grad():
+        for options in ({}, {"options": {"freezing": True}}, {"mode": "max-autotune"}):
+            replacements.reported.clear()
+            torch.compiler.reset()
+            compiled: Any = torch.compile(model, backend="ipex", **options)
+            with pytest.warns(CompatibilityWarning, match=r"Inductor.* leave the backend out"):
+                outputs = compiled(BATCH)
+            torch.testing.assert_close(outputs, model(BATCH))
+
+
+def test_a_trained_model_is_copied_and_optimized_for_evaluation() -> None:
+    model = small_model().train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trained, fused = ipex.optimize(model, optimizer=optimizer, dtype=torch.bfloat16)
+    average = torch.optim.swa_utils.AveragedModel(trained)
+    trained(BATCH).square().mean().backward()
+    fused.step()
+    average.update_parameters(trained)
+    assert {p.dtype for p in average.parameters()} == {torch.float32}
+    evaluated = ipex.optimize(trained.eval(), dtype=torch.bfloat16)
+    with torch.no_grad():
+        torch.testing.assert_close(evaluated(BATCH), trained(BATCH), atol=0.02, rtol=0)
+        best = ipex.optimize(average.module.eval(), dtype=torch.bfloat16)
+        torch.testing.assert_close(best(BATCH), trained(BATCH), atol=0.02, rtol=0)
 
 
 def test_a_torchscript_module_is_returned_as_it_is() -> None:

@@ -25,13 +25,14 @@ from torch.ao.quantization import (
 )
 
 import xruntime.compat.ipex as ipex
-from xruntime.compat.ipex import reports
+from xruntime.compat.ipex import replacements
 from xruntime.compat.ipex.quantization import autotuning
 from xruntime.compat.ipex.quantization.settings import new_recipe
 from xruntime.errors import CompatibilityWarning, QuantizationError, RecipeError
 from xruntime.quantization import QuantConf
 
 STATIC = ipex.quantization.default_static_qconfig_mapping
+DYNAMIC = ipex.quantization.default_dynamic_qconfig_mapping
 PER_CHANNEL = PerChannelMinMaxObserver.with_args(
     dtype=torch.qint8, qscheme=torch.per_channel_symmetric
 )
@@ -43,8 +44,8 @@ def torchao(needs: Callable[[object, str], None]) -> None:
 
 
 @pytest.fixture
-def nothing_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reports, "_reported", set())
+def nothing_reported() -> None:
+    replacements.reported.clear()
 
 
 def small_model() -> nn.Module:
@@ -121,8 +122,8 @@ def test_example_inputs_are_given_once() -> None:
 def test_what_was_not_prepared_is_not_converted() -> None:
     with pytest.raises(QuantizationError, match=r"convert takes what ipex\.quantization\.prepare"):
         ipex.quantization.convert(small_model())  # type: ignore[arg-type]
-    with pytest.raises(QuantizationError, match=r"autotune takes what ipex\.quantization\.prepare"):
-        ipex.quantization.autotune(small_model(), eval_func=float)  # type: ignore[arg-type]
+    with pytest.raises(QuantizationError, match=r"autotune takes a float model or what"):
+        ipex.quantization.autotune(float, eval_func=float)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -142,6 +143,17 @@ def test_a_batch_of_a_loader_may_have_a_label(batch: object, inputs: object, ite
 
 
 # With torchao
+
+
+class Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(8, 6), nn.Linear(6, 3)
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.last(torch.relu(self.first(ids))) * mask
+        return outputs
 
 
 @pytest.mark.long
@@ -252,16 +264,75 @@ class TestWithTorchao:
         ):
             prepared(torch.rand(4, 8, dtype=torch.float64))
 
-    def test_keyword_inputs_and_dynamic_quantization(self) -> None:
-        model, batch = small_model(), torch.rand(4, 8)
-        prepared = ipex.quantization.prepare(
-            model,
-            ipex.quantization.default_dynamic_qconfig_mapping,
-            example_kwarg_inputs={"input": batch},
+    @pytest.mark.parametrize("example", ["keywords", "positions"])
+    def test_dynamic_quantization_of_any_length_called_either_way(self, example: str) -> None:
+        model = Masked().eval()
+        ids, mask = torch.rand(4, 5, 8), torch.ones(4, 5, 1)
+        given: dict[str, Any] = (
+            {"example_inputs": (ids, mask)}
+            if example == "positions"
+            else {"example_kwarg_inputs": {"mask": mask, "ids": ids}}
         )
+        prepared = ipex.quantization.prepare(model, DYNAMIC, **given)
+        converted: Any = ipex.quantization.convert(prepared)
+        for length in (5, 9, 2):
+            ids, mask = torch.rand(3, length, 8), torch.ones(3, length, 1)
+            for outputs in (
+                converted.eager(mask=mask, ids=ids),
+                *([converted.eager(ids, mask=mask)] if example == "positions" else []),
+            ):
+                assert 0 < (outputs - model(ids, mask)).abs().max() < 0.05
+        with pytest.raises(QuantizationError, match="is called with 1 argument"):
+            converted.eager(ids)
+        with pytest.raises(QuantizationError, match="and the keyword nask"):
+            converted.eager(ids, nask=mask)
+
+    def test_sizes_of_static_quantization_vary_where_they_are_named(self) -> None:
+        batch = torch.randint(0, 9, (2, 5)).float()
+        for shapes, fits in ((None, False), ("auto", True)):
+            prepared = ipex.quantization.prepare(
+                nn.Sequential(nn.Unflatten(1, (-1, 1)), nn.Linear(1, 3)).eval(),
+                STATIC,
+                batch,
+                dynamic_shapes=shapes,
+            )
+            if fits:
+                assert prepared(torch.zeros(2, 7)).shape == (2, 7, 3)
+                continue
+            with pytest.raises(QuantizationError, match=r"\(any, 5\) is expected"):
+                prepared(torch.zeros(2, 7))
+
+    def test_a_model_in_training_mode_is_quantized_in_eval_mode(
+        self, nothing_reported: None
+    ) -> None:
+        model = nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6), nn.Dropout()).train()
+        batch = torch.rand(4, 8)
+        with pytest.warns(CompatibilityWarning, match="is in training mode: a copy in eval mode"):
+            prepared = ipex.quantization.prepare(model, STATIC, example_inputs=batch)
+        assert all(module.training for module in model.modules())
+        assert model[1].num_batches_tracked == 0
+        torch.testing.assert_close(prepared(batch), copy.deepcopy(model).eval()(batch))
+
+    @pytest.mark.usefixtures("compiler")
+    @pytest.mark.filterwarnings("ignore:.*torch.jit.*")
+    def test_dynamic_quantization_without_an_example(self, tmp_path: Path) -> None:
+        model = small_model()
+        prepared = ipex.quantization.prepare(model, DYNAMIC)
+        with pytest.raises(
+            QuantizationError, match=r"no example inputs.*call the prepared model once"
+        ):
+            prepared.save_qconf_summary(tmp_path / "conf.json")
         converted = ipex.quantization.convert(prepared)
-        outputs = converted.eager(input=batch)
-        assert 0 < (outputs - model(batch)).abs().max() < 0.05
+        with torch.no_grad():
+            for batch in (torch.rand(4, 8), torch.rand(2, 5, 8)[0]):
+                assert 0 < (converted(batch) - model(batch)).abs().max() < 0.05
+            fresh = ipex.quantization.convert(prepared)
+            traced = torch.jit.freeze(torch.jit.trace(fresh, batch))
+            assert torch.equal(traced(batch), converted(batch))
+        # Called once, the prepared model has its example.
+        torch.testing.assert_close(prepared(batch), model(batch))
+        prepared.save_qconf_summary(tmp_path / "conf.json")
+        assert QuantConf.load(tmp_path / "conf.json").names("int8") == ["0", "2"]
 
     def test_a_converted_module_can_be_copied_and_pickled(self, prepared: Any) -> None:
         batch = torch.rand(4, 8)
@@ -288,7 +359,28 @@ class TestWithTorchao:
             pytest.warns(CompatibilityWarning, match="op_type_dict"),
             pytest.raises(QuantizationError, match="not a single batch"),
         ):
-            tune(prepared, [], eval_func=float, op_type_dict={})
+            tune(prepared, [], eval_func=float, op_type_dict={"linear": {}})
+
+    @pytest.mark.usefixtures("compiler")
+    def test_both_orders_of_autotune_s_arguments(self, prepared: Any) -> None:
+        data = [(torch.rand(4, 8), torch.ones(4)) for _ in range(3)]
+        seen: list[nn.Module] = []
+
+        def evaluate(model: nn.Module) -> float:
+            seen.append(model)
+            return 1.0
+
+        tune = ipex.quantization.autotune
+        criterion = {"absolute": 0.5}
+        for tuned in (
+            # Up to release 2.0, of a prepared model.
+            tune(prepared, data, evaluate, [8], criterion, 0),
+            tune(prepared_model=prepared, calib_dataloader=data, eval_func=evaluate),
+            # From 2.1 on, of a float model.
+            tune(small_model(), data, None, evaluate, None, None, [8], criterion),
+        ):
+            assert ipex.quantization.convert(tuned).conf.names("int8") == ["0", "2"]
+        assert len(seen) >= 9
 
 
 @pytest.mark.full

@@ -11,7 +11,7 @@ from tests.runtime_ext.tiny_models import Images
 
 from xruntime.compilation.accuracy import TOLERANCES, difference, tolerance_for
 from xruntime.errors import CompilationError
-from xruntime.threads.modes import Autocast
+from xruntime.threads.torch_modes import Autocast
 
 
 def test_largest_difference_counts_against_the_largest_value() -> None:

@@ -30,7 +30,7 @@ from tests.runtime_ext.tiny_models import (
 from torch import nn
 
 from xruntime.compilation.call_shapes import CallShape
-from xruntime.compilation.kinds import Kind, kind_of
+from xruntime.compilation.gil import Kind, kind_of
 from xruntime.errors import (
     CompilationError,
     StreamCountError,

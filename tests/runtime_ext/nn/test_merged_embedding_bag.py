@@ -488,4 +488,4 @@ def test_structs_have_the_layout_of_the_header() -> None:
 
     assert ctypes.sizeof(native_library.CBagTable) == 15 * 8
     assert ctypes.sizeof(native_library.CBags) == 32
-    assert ctypes.sizeof(native_library.CBagProblem) == 32
+    assert ctypes.sizeof(native_library.CBagProblem) == 24

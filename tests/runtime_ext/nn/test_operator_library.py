@@ -24,7 +24,7 @@ PROGRAM = """
 import json
 import torch
 from torch import nn
-from xruntime.nn import MergedEmbeddingBag, dot_interaction, embedding_operators, interaction
+from xruntime.nn import MergedEmbeddingBag, embedding_operators, interaction, interaction_operator
 from xruntime.nn.native_operators import LIBRARY
 
 class Model(nn.Module):
@@ -53,8 +53,8 @@ expected = torch.cat([bags[:, 0], products[:, rows, columns]], 1)
 compiled = torch.compile(model, fullgraph=True, options={"cpp_wrapper": True})
 torch.testing.assert_close(call(compiled, *indices), expected)
 
-native = embedding_operators.native, dot_interaction.native
-embedding_operators.native = dot_interaction.native = Python()
+native = embedding_operators.native, interaction_operator.native
+embedding_operators.native = interaction_operator.native = Python()
 torch.testing.assert_close(call(compiled, *indices), expected)
 torch.testing.assert_close(call(model, *indices), expected)
 wrong = [indices[0], torch.full((4, 5), 50), indices[2]]
@@ -62,7 +62,7 @@ try:
     call(compiled, *wrong)
 except RuntimeError as error:
     of_compiled = str(error)
-embedding_operators.native, dot_interaction.native = native
+embedding_operators.native, interaction_operator.native = native
 try:
     call(model, *wrong)
 except IndexError as error:

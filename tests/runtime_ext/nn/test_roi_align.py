@@ -12,7 +12,7 @@ from tests.runtime_ext.nn.vision_references import roi_align_reference
 
 from xruntime.errors import OperatorError
 from xruntime.nn import RoIAlign, roi_align
-from xruntime.nn.region_align import _format_of_kernel
+from xruntime.nn.roi_align_operator import _format_of_kernel
 
 BOXES = torch.tensor(
     [[0, 1, 2, 9, 12.5], [1, -4, 3, 8, 30], [0, 5, 5, 5, 5], [1, 7.3, 8.1, 21, 9.2]]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
@@ -150,3 +151,14 @@ def test_a_failed_step_leaves_momentum_to_be_set_by_the_next() -> None:
     other.step()
     for one, wanted in zip(parameters, reference, strict=True):
         assert torch.equal(one, wanted)
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adagrad", "Adam", "AdamW"])
+def test_arguments_are_torchs_and_three_more(name: str) -> None:
+    """In torch's order, with torch's defaults."""
+    found = inspect.signature(getattr(optim, name)).parameters
+    theirs = inspect.signature(getattr(torch.optim, name)).parameters
+    assert [*found][: len(theirs)] == [*theirs]
+    assert [*found][len(theirs) :] == ["rounding", "state_dtype", "generator"]
+    for option, wanted in theirs.items():
+        assert (found[option].default, found[option].kind) == (wanted.default, wanted.kind)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tests.runtime_ext.optim.training import ours, torchs
 
-from xruntime.optim.split import join
+from xruntime.optim.split_bf16 import join
 
 ROWS, WIDTH = 50, 7
 

@@ -10,7 +10,7 @@ import torch
 
 from xruntime import optim
 from xruntime.optim.native_optimizer import NativeOptimizer
-from xruntime.optim.split import join
+from xruntime.optim.split_bf16 import join
 
 OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "sgd": ("SGD", {"lr": 0.1, "momentum": 0.9, "dampening": 0.1, "weight_decay": 0.01}),

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -153,17 +152,65 @@ def test_a_part_saves_and_loads_weights_in_fp32() -> None:
     torch.testing.assert_close(dict(faster.state_dict()), expected, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, pickle.dumps])
-def test_a_trained_model_and_its_parts_are_not_copied(
-    duplicate: Callable[[object], object],
-) -> None:
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_a_copy_is_a_plain_module_with_weights_in_fp32(dtype: torch.dtype | None) -> None:
+    model, optimizer = made("adamw")
+    faster, stepper = optimize(model, optimizer=optimizer, dtype=dtype)
+    train(faster, stepper, 2)
+    exact = {name: value.clone() for name, value in faster.state_dict().items()}
+    copied = copy.deepcopy(nn.ModuleDict({"part": faster}))["part"]
+    assert type(copied) is Classifier
+    assert type(copied.last) is nn.Linear
+    torch.testing.assert_close(dict(copied.state_dict()), exact, rtol=0, atol=0)
+    assert all(p.dtype == torch.float32 and p.requires_grad for p in copied.parameters())
+    # It goes its own way, and can be pickled.
+    train(faster, stepper, 2)
+    torch.testing.assert_close(dict(copied.state_dict()), exact, rtol=0, atol=0)
+    drawn = {name: torch.randn_like(value.float()) for name, value in exact.items()}
+    copied.load_state_dict(drawn)
+    assert torch.equal(pickle.loads(pickle.dumps(copied)).last.weight, drawn["last.weight"])
+    assert torch.equal(copied.last.weight, drawn["last.weight"])
+    assert not torch.equal(faster.state_dict()["last.weight"], drawn["last.weight"])
+
+
+def test_weights_are_averaged_in_fp32() -> None:
+    model, optimizer = made("sgd")
+    faster, stepper = optimize(model, optimizer=optimizer, dtype=torch.bfloat16)
+    average = torch.optim.swa_utils.AveragedModel(faster)
+    seen = []
+    for _ in range(3):
+        train(faster, stepper, 1)
+        average.update_parameters(faster)
+        seen.append(faster.last.weight.detach().float())
+    assert average.module.last.weight.dtype == torch.float32
+    torch.testing.assert_close(average.module.last.weight.detach(), sum(seen) / 3)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_a_trained_model_is_optimized_again_for_evaluation(dtype: torch.dtype | None) -> None:
+    model, optimizer = made("adam")
+    faster, stepper = optimize(model, optimizer=optimizer, dtype=dtype)
+    train(faster, stepper, 2)
+    with pytest.raises(OptimizationError, match="leave inplace out, and a copy"):
+        optimize(faster.eval(), inplace=True)
+    fast = optimize(faster, dtype=dtype, sample_input=IMAGES, graph="none")
+    with torch.no_grad():
+        torch.testing.assert_close(fast(IMAGES), faster(IMAGES), rtol=0.05, atol=0.05)
+    assert explain(fast).step("conv_bn").outcome is Outcome.APPLIED
+    torch.testing.assert_close(dict(fast.state_dict()), dict(faster.state_dict()), rtol=0, atol=0)
+    # Training goes on.
+    before = faster.state_dict()["last.weight"].clone()
+    train(faster.train(), stepper, 1)
+    assert not torch.equal(faster.state_dict()["last.weight"], before)
+
+
+def test_a_trained_model_is_not_pickled_and_its_parts_are_not_copied() -> None:
     model, optimizer = made("sgd")
     faster, _ = optimize(model, optimizer=optimizer, dtype=torch.bfloat16)
-    with pytest.raises(OptimizationError, match=r"not copied or pickled: load its state_dict"):
-        duplicate(faster)
-    # The class of a layer with bf16 weights cannot be pickled, which pickle finds out first.
-    with pytest.raises((OptimizationError, pickle.PicklingError)):
-        duplicate(faster.last)
+    with pytest.raises(OptimizationError, match=r"copy all of it by copy.deepcopy, or load its"):
+        pickle.dumps(faster)
+    with pytest.raises(OptimizationError, match=r"its parts are not copied"):
+        copy.deepcopy(faster.last)
 
 
 def test_torch_compiles_a_trained_model_whole() -> None:

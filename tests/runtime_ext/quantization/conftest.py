@@ -14,5 +14,5 @@ def torchao(native: None, needs: Needs) -> None:
     """torchao is here, and imported without its warnings."""
     from xruntime.quantization.torchao_package import import_torchao
 
-    needs(importlib.util.find_spec("torchao"), "torchao (pip install 'xlaunch[int8]')")
+    needs(importlib.util.find_spec("torchao"), "torchao (pip install '.[int8]')")
     import_torchao()

@@ -15,7 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 nn = torch.nn
 
-from tests.runtime_ext.packages.archives import rewritten  # noqa: E402
+from tests.runtime_ext.aoti.archives import rewritten  # noqa: E402
 from tests.runtime_ext.quantization.int8_models import (  # noqa: E402
     Branches,
     calibrated,
@@ -521,7 +521,7 @@ for Blocked.name, call in (
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
-    line = "QuantizationError INT8 needs torchao, which is not installed: pip install 'xlaunch[int8]'\n"
+    line = "QuantizationError INT8 needs torchao, which is not installed: pip install 'torchao>=0.18'\n"
     absent = done.stdout.removeprefix(line * 2)
     assert absent != done.stdout, done.stderr
     assert absent.startswith("QuantizationError torchao ")

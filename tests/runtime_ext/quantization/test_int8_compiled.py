@@ -13,8 +13,8 @@ torch = pytest.importorskip("torch")
 from tests.runtime_ext.quantization.int8_models import calibrated, images, residual  # noqa: E402
 
 from xruntime import CPUPool, MultiStreamModule, compile_for_streams, pin  # noqa: E402
-from xruntime.compilation.kinds import Kind, kind_of  # noqa: E402
-from xruntime.quantization import QuantizedModule, convert, load, save  # noqa: E402
+from xruntime.compilation.gil import Kind, kind_of  # noqa: E402
+from xruntime.quantization import QuantConf, QuantizedModule, convert, load, prepare, save  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("compiler", "torchao")
 
@@ -93,3 +93,22 @@ def test_each_shape_has_code_of_its_own(
         assert torch.equal(module(images(4)), before)
         assert len(caplog.messages) == graphs > 0
     assert distance(other, module.eager(images(6))) < TOLERANCE
+
+
+@pytest.mark.long
+def test_dynamic_ranges_include_zero() -> None:
+    """Inductor's own leave it out: of positive inputs, the largest were clipped by the smallest."""
+    from torch._inductor.utils import run_and_get_code
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 6)).eval()
+    module = convert(prepare(model, QuantConf("dynamic"), torch.rand(4, 8)))
+    # It resets torch's compiler, so nothing that was compiled before is called again.
+    _, sources = run_and_get_code(module, torch.rand(4, 8))
+    assert "qlinear" in "\n".join(sources)
+    for low, high in ((5.0, 6.0), (-6.0, -5.0), (-1.0, 1.0)):
+        batch = torch.empty(4, 8).uniform_(low, high)
+        outputs = module(batch)
+        torch.testing.assert_close(outputs, module.eager(batch), rtol=1e-5, atol=1e-5)
+        with torch.no_grad():
+            assert distance(outputs, model(batch)) < 0.02

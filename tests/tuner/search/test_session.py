@@ -9,9 +9,9 @@ import math
 from collections.abc import Iterator, Sequence
 
 import pytest
+from benchmarks.tuner.memory import MemoryStore
 from tests.tiers import quick_first
 from tests.tuner.search.scripted import BEST, RATE, SMALL, SPACE, ScriptedMeasurer, gain
-from tuner_memory import MemoryStore
 
 from xtune.errors import (
     BudgetError,

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from xtune.errors import StorageError, TunerError
+from xtune.errors import StorageError
 from xtune.search import storage as storing
-from xtune.search.host_turn import HostTurn, runtime_directory
+from xtune.search.host_turn import HostTurn
 from xtune.search.storage import default_url, file_system_of, file_url, open_storage
 
 MOUNTS = """\
@@ -108,30 +108,6 @@ def test_a_file_that_is_no_database_is_one_clear_line(tmp_path: Path) -> None:
     path.write_text("this is a diary" * 100)
     with pytest.raises(StorageError, match="file is not a database"):
         open_storage(str(path))
-
-
-def test_the_runtime_directory_is_private(tmp_path: Path) -> None:
-    directory = runtime_directory({"XDG_RUNTIME_DIR": str(tmp_path)})
-    assert directory == tmp_path / "xtune"
-    assert directory.stat().st_mode & 0o777 == 0o700
-    assert runtime_directory({"XDG_RUNTIME_DIR": str(tmp_path)}) == directory
-
-
-def test_without_a_runtime_directory_one_in_memory_is_made(tmp_path: Path) -> None:
-    absent = str(tmp_path / "absent")
-    directory = runtime_directory({"XDG_RUNTIME_DIR": absent}, str(tmp_path))
-    assert directory == tmp_path / f"xtune-{os.geteuid()}"
-
-
-def test_a_directory_of_somebody_else_s_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "xtune").mkdir(mode=0o700)
-    (tmp_path / "xtune").chmod(0o777)
-    with pytest.raises(TunerError, match="not a private directory"):
-        runtime_directory({"XDG_RUNTIME_DIR": str(tmp_path)})
-    (tmp_path / "xtune").rmdir()
-    (tmp_path / "xtune").symlink_to(tmp_path)
-    with pytest.raises(TunerError, match="not a private directory"):
-        runtime_directory({"XDG_RUNTIME_DIR": str(tmp_path)})
 
 
 def test_who_waits_is_told_for_whom(tmp_path: Path) -> None:

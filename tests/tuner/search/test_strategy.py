@@ -139,9 +139,9 @@ def test_it_finds_what_is_best(goal: Goal) -> None:
     favourite = one.favourite(records)
     assert favourite is not None
     assert gain(favourite.configuration) == gain(BEST)
-    assert favourite.low is not None
-    assert favourite.high is not None
-    assert favourite.low < favourite.value < favourite.high
+    assert favourite.value == pytest.approx(
+        100.0 * math.exp(gain(BEST) * (1 if goal is Goal.MAXIMIZE else -1)), rel=0.03
+    )
     assert favourite.ratio == pytest.approx(math.exp(gain(BEST)), rel=0.03)
 
 
@@ -250,48 +250,6 @@ def test_a_requirement_that_is_broken_now_and_then_does_not_eliminate_the_best(
         assert favourite is not None
         missed += favourite.configuration["allocator"] != "tcmalloc"
     assert missed <= searches // 50
-
-
-@pytest.mark.parametrize("searches", [40, pytest.param(300, marks=pytest.mark.long)])
-def test_the_interval_of_the_best_so_far_holds_the_truth(searches: int) -> None:
-    """Of 95 % intervals nine in ten at least, though the best of many is a lucky one."""
-    held = 0
-    for seed in range(searches):
-        measurer = ScriptedMeasurer(seed=seed, noise=0.02)
-        one = strategy(measurer, seed=seed)
-        favourite = one.favourite(follow(one, measurer, 25))
-        assert favourite is not None
-        assert favourite.low is not None
-        assert favourite.high is not None
-        true = 100.0 * math.exp(gain(favourite.configuration))
-        held += favourite.low <= true <= favourite.high
-    assert held / searches >= 0.85
-
-
-def test_the_interval_of_the_best_so_far_is_as_wide_as_the_noise() -> None:
-    measurer = ScriptedMeasurer(noise=0.003)
-    one = strategy(measurer)
-    records = follow(one, measurer, 3)
-    favourite = one.favourite(records)
-    assert favourite is not None
-    assert (favourite.low, favourite.high) == (None, None), "no plan was launched twice"
-    favourite = one.favourite(follow(one, measurer, 17, records=records))
-    assert favourite is not None
-    assert favourite.low is not None
-    assert favourite.high is not None
-    assert favourite.high / favourite.low < 1.03
-    assert favourite.is_ahead
-
-
-def test_a_lead_within_the_noise_is_none() -> None:
-    ahead = 0
-    for seed in range(30):
-        measurer = ScriptedMeasurer(lambda _: 0.0, noise=0.04, seed=seed)
-        one = strategy(measurer, seed=seed)
-        favourite = one.favourite(follow(one, measurer, 20))
-        assert favourite is not None
-        ahead += favourite.is_ahead
-    assert ahead <= 3
 
 
 def test_what_breaks_a_requirement_is_never_best() -> None:

@@ -14,9 +14,9 @@ from tests.launcher.cli.commands import clean_environment
 from tests.launcher.planning.shapes import make_machine
 
 import xlaunch
+from xlaunch.environment.huge_pages import SystemMode, system_mode
 from xlaunch.environment.libraries import find_library
 from xlaunch.environment.openmp import program_runtime
-from xlaunch.environment.pages import SystemMode, system_mode
 from xlaunch.errors import ProgramNotFoundError
 from xlaunch.planning import Request
 from xtune.space.offers import SWITCHES, Offers, huge_pages_to_try, read_offers

@@ -17,7 +17,7 @@ from tests.tiers import quick_first
 import xlaunch as library
 from xlaunch.cli.launch import command
 from xlaunch.cli.options import resolved_options
-from xlaunch.cli.topology import machine_of
+from xlaunch.machine.other_machine import machine_of
 from xlaunch.options.layers import request_from
 from xlaunch.planning import Request, plan_to_dict
 from xlaunch.planning.request import ECores

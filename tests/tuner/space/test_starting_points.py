@@ -17,8 +17,8 @@ from tests.tuner.space.test_presets_of_configurations import (
     WORK,
 )
 
-from xlaunch.cli.topology import machine_of
 from xlaunch.errors import UsageError
+from xlaunch.machine.other_machine import machine_of
 from xlaunch.machine.topology import Machine
 from xlaunch.planning import Request
 from xtune.errors import SpaceError

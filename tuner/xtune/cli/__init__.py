@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Sequence
 
 import xlaunch.cli
 from xlaunch.cli import flush_streams, prepare_streams, report_errors, run_click
+from xlaunch.errors import UsageError
 
 COMMANDS = {
     "export": "xtune.cli.export",
@@ -19,6 +21,11 @@ COMMANDS = {
 
 RESERVED = frozenset(COMMANDS) | {"help", "version"}
 """Names that mean a program only after ``--`` or in a path."""
+
+PACKAGES = ("numpy", "optuna", "scipy")
+"""What searching needs; an extra, `tune`, so that the launcher installs without."""
+
+HELP = frozenset(("-h", "--help", "--version"))
 
 EXIT_INTERRUPTED = 130
 """Exit code of shells for a program that Ctrl-C ended."""
@@ -48,6 +55,8 @@ def say(text: str) -> None:
 
 def _dispatch(arguments: list[str]) -> int:
     word = arguments[0] if arguments else ""
+    if not HELP.intersection(arguments) and word not in ("help", "version"):
+        _require_packages()
     if word in COMMANDS:
         from importlib import import_module
 
@@ -58,3 +67,12 @@ def _dispatch(arguments: list[str]) -> int:
     from xtune.cli.tune import command
 
     return run_click(command, "xtune", arguments, "xtune")
+
+
+def _require_packages() -> None:
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        names, are = " and ".join(missing), "is" if len(missing) == 1 else "are"
+        raise UsageError(
+            f"xtune needs {names}, which {are} not installed: pip install {' '.join(missing)}"
+        )

@@ -28,7 +28,7 @@ SCHEMA_VERSION = 1
 )
 def command(*, study: str | None, storage: str | None, output: str | None, no_samples: bool) -> int:
     """Print STUDY, or the latest one, as JSON: machine, program, space and every launch."""
-    from xlaunch.whole_files import write_output
+    from xlaunch.files import write_output
     from xtune.cli.studies import find_stored, open_named
     from xtune.search.encoding import encode_launch
     from xtune.search.study_store import StudyStore

@@ -20,9 +20,9 @@ from xtune.cli.options import STORAGE
 def command(*, storage: str | None, as_json: bool) -> int:
     """List the stored studies, oldest first: name, launches, verdict, metric and program."""
     from xtune.cli.studies import open_named
-    from xtune.screen.quantities import launches
     from xtune.search.study import list_studies
     from xtune.search.study_store import StudyStore
+    from xtune.show.quantities import launches
 
     rows: list[dict[str, Any]] = []
     for study in list_studies(open_named(storage)):

@@ -11,9 +11,9 @@ import click
 
 from xlaunch.cli.options import CONTEXT, Command, ParamType, Parsed, click_options, with_options
 from xlaunch.errors import UsageError
+from xlaunch.options.definitions import Group
 from xlaunch.options.kinds import POSITIVE_DURATION, WHOLE_NUMBER
 from xlaunch.options.layers import request_from
-from xlaunch.options.table import Group
 from xlaunch.planning.request import Request
 
 DEFAULT_BUDGET = "40 launches"

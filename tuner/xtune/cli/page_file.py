@@ -6,12 +6,12 @@ from __future__ import annotations
 import os
 
 from xlaunch.errors import UsageError
-from xlaunch.whole_files import write_output
+from xlaunch.files import write_output
 from xtune.cli import say
 from xtune.cli.studies import StoredStudy
-from xtune.page.document import render_page
-from xtune.screen.conclusion import Conclusion
 from xtune.search.provenance import made_with
+from xtune.show.page import render_page
+from xtune.show.results import Result
 
 SUFFIXES = (".html", ".htm")
 MIB = 1 << 20
@@ -36,12 +36,12 @@ def check_page(path: str) -> None:
         raise UsageError(f"{what} exists and is not a regular file; choose another name")
 
 
-def write_page(path: str, plotly: str, conclusion: Conclusion, stored: StoredStudy) -> None:
+def write_page(path: str, plotly: str, result: Result, stored: StoredStudy) -> None:
     """Write the page in one step; on failure an existing file is left alone.
 
     Raises `UsageError` if it cannot be written.
     """
-    made = made_with(stored.study, conclusion.records)
-    text = render_page(conclusion._replace(directory=stored.directory, made=made), plotly)
+    made = made_with(stored.study, result.records)
+    text = render_page(result._replace(directory=stored.directory, made=made), plotly)
     write_output(path, text, option="--html")
     say(f"page: {path} ({len(text.encode()) / MIB:.1f} MiB)")

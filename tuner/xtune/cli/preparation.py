@@ -10,7 +10,7 @@ from typing import NamedTuple
 from xlaunch.errors import UsageError
 from xlaunch.machine import read_machine
 from xlaunch.machine.topology import Machine
-from xlaunch.measurement.metric_lines import Kind
+from xlaunch.metrics.metric_lines import Kind
 from xlaunch.planning import Mode, Request, plan
 from xtune.cli import say
 from xtune.cli.options import Asked

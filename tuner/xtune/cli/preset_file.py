@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 
 from xlaunch.errors import UsageError
-from xtune.screen.conclusion import Conclusion
+from xtune.show.results import Result
 from xtune.space.parameters import BARE
 
 SUFFIX = ".toml"
@@ -14,7 +14,7 @@ DEFAULT_STEM = "best"
 MAX_NAMES = 1000
 
 
-def write_preset(conclusion: Conclusion, wanted: str | None) -> tuple[str | None, str]:
+def write_preset(result: Result, wanted: str | None) -> tuple[str | None, str]:
     """Write the winner's preset; return its path, or None and the reason.
 
     wanted
@@ -23,13 +23,13 @@ def write_preset(conclusion: Conclusion, wanted: str | None) -> tuple[str | None
 
     Raises `UsageError` if the user's file cannot be written.
     """
-    from xlaunch.whole_files import write_output
+    from xlaunch.files import write_output
 
-    best = conclusion.verdict.best
+    best = result.verdict.best
     if best == BARE:
-        return None, "" if wanted is None else f"{wanted} is not written: the default is kept"
+        return None, "" if wanted is None else f"{wanted} is not written: the bare command is kept"
     path = wanted or _free_name()
-    text = conclusion.resolver.preset(best, use=path)
+    text = result.resolver.preset(best, use=path)
     if wanted is None and not any(line and line[0] != "#" for line in text.splitlines()):
         return None, ""  # only arguments of the program change
     try:

@@ -39,9 +39,9 @@ def command(
     from xtune.cli.page_file import check_page, write_page
     from xtune.cli.preparation import prepare
     from xtune.cli.preset_file import write_preset
-    from xtune.cli.searching import print_conclusion, recall, require_launched
+    from xtune.cli.searching import print_result, recall, require_launched
     from xtune.cli.studies import enter, find_stored, open_named
-    from xtune.page.document import require_libraries
+    from xtune.show.page import require_libraries
 
     if html is not None:
         check_page(html)
@@ -54,14 +54,14 @@ def command(
     enter(stored.directory)
     task = prepare(stored.asked, known=stored.study.subject, launches=html is not None)
     asked = stored.asked._replace(storage=storage)
-    conclusion = recall(task, asked, stored.study)
-    require_launched(conclusion.launches, stored.study.name)
+    result = recall(task, asked, stored.study)
+    require_launched(result.launches, stored.study.name)
     if save_preset is not None:
-        path, why = write_preset(conclusion, save_preset)
-        conclusion = conclusion._replace(preset=path)
+        path, why = write_preset(result, save_preset)
+        result = result._replace(preset=path)
         if why:
             say(f"note: {why}")
     if html is not None and plotly is not None:
-        write_page(html, plotly, conclusion, stored)
-    print_conclusion(conclusion, as_json=as_json)
+        write_page(html, plotly, result, stored)
+    print_result(result, as_json=as_json)
     return 0

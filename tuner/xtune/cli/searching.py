@@ -22,12 +22,9 @@ from xtune.cli.preset_file import write_preset
 from xtune.errors import StorageError
 from xtune.evidence.verdicts import Kind, Rule, Verdict, undecided
 from xtune.launches.launch import Launch
-from xtune.screen.conclusion import Conclusion
-from xtune.screen.plain import PlainScreen
-from xtune.screen.quantities import launches
-from xtune.screen.words import aim, describe_space, settings
 from xtune.search.budget import Budget, parse_budget
-from xtune.search.events import Allowance, Ended, Observer, Result, Seed
+from xtune.search.events import Allowance, Ended, Observer, Seed
+from xtune.search.events import Result as Searched
 from xtune.search.history import changed_variables, keep_beginning, shown_records
 from xtune.search.host_turn import HostTurn, runtime_directory
 from xtune.search.provenance import Provenance, keep_provenance, made_with, outdated
@@ -36,6 +33,11 @@ from xtune.search.storage import Storage
 from xtune.search.strategy import Strategy
 from xtune.search.study import Study, earlier_winners, open_study
 from xtune.search.study_store import StudyStore
+from xtune.show.quantities import launches
+from xtune.show.results import Result
+from xtune.show.screens import PlainScreen
+from xtune.show.text import result_lines
+from xtune.show.words import aim, describe_space, settings
 from xtune.space.identities import identify_program
 from xtune.space.parameters import BARE, Configuration
 from xtune.tuning import Search
@@ -161,7 +163,7 @@ def run_search(
                     screen.edited()
                 yield
 
-        result = Search(
+        found = Search(
             task.space,
             strategy,
             task.runner,
@@ -172,15 +174,15 @@ def run_search(
             limit_s=asked.timeout_s,
             turn=turn,
         ).run()
-    conclusion = conclude(task, asked, study, result)
-    path, why = write_preset(conclusion, shown.save_preset)
-    print_conclusion(conclusion._replace(preset=path), as_json=shown.as_json)
+    result = conclude(task, asked, study, found)
+    path, why = write_preset(result, shown.save_preset)
+    print_result(result._replace(preset=path), as_json=shown.as_json)
     if why and not shown.quiet:
         say(f"note: {why}")
-    if result.ended is Ended.STORAGE:
-        say(f"error: {result.trouble}")
+    if found.ended is Ended.STORAGE:
+        say(f"error: {found.trouble}")
         return StorageError.exit_code
-    if result.ended is Ended.INTERRUPTED:
+    if found.ended is Ended.INTERRUPTED:
         return EXIT_INTERRUPTED if signals.number is None else 128 + signals.number
     return 0
 
@@ -231,8 +233,8 @@ def _keep_provenance(task: Task, study: Study, store: StudyStore, *, quiet: bool
     return now
 
 
-def recall(task: Task, asked: Asked, study: Study) -> Conclusion:
-    """The conclusion from the launches of a study, whatever this process inherits."""
+def recall(task: Task, asked: Asked, study: Study) -> Result:
+    """The result from the launches of a study, whatever this process inherits."""
     records, others = shown_records(study)
     if others:
         say(_left_out(others, "they were started in another way (xtune export has them)"))
@@ -244,7 +246,7 @@ def recall(task: Task, asked: Asked, study: Study) -> Conclusion:
     else:
         verdict = final.decision().verdict
     favourite = strategy.favourite(records)
-    return Conclusion(
+    return Result(
         study.name,
         study.subject,
         task.resolver,
@@ -259,42 +261,42 @@ def recall(task: Task, asked: Asked, study: Study) -> Conclusion:
     )
 
 
-def print_conclusion(conclusion: Conclusion, *, as_json: bool) -> None:
+def print_result(result: Result, *, as_json: bool) -> None:
     """Print the result of a search."""
     if as_json:
-        click.echo(json.dumps(conclusion.to_plain()))
+        click.echo(json.dumps(result.to_plain()))
         return
-    for line in conclusion.lines():
+    for line in result_lines(result):
         click.echo(line)
 
 
-def conclude(task: Task, asked: Asked, study: Study, result: Result) -> Conclusion:
+def conclude(task: Task, asked: Asked, study: Study, found: Searched) -> Result:
     """The result of a search; it is also stored in the study if that can be reached."""
-    earlier = _earlier(study, result.verdict)
+    earlier = _earlier(study, found.verdict)
     try:
-        study.keep_note("ended", result.ended.value)
+        study.keep_note("ended", found.ended.value)
         if not earlier:
-            study.keep_verdict(result.verdict)
+            study.keep_verdict(found.verdict)
     except StorageError as error:
-        if result.ended is not Ended.STORAGE:  # which is reported
+        if found.ended is not Ended.STORAGE:  # which is reported
             say(f"warning: the verdict is not stored: {error}")
     ended = {
         Ended.INTERRUPTED: "interrupted: this is the verdict so far",
         Ended.STORAGE: "ended early: the storage could not be written",
     }
-    return Conclusion(
+    return Result(
         study.name,
         task.subject,
         task.resolver,
-        result.verdict,
-        result.favourite,
-        _ended(result.records),
+        found.verdict,
+        found.favourite,
+        _ended(found.records),
         second=second_goal(asked),
         storage=asked.storage,
-        trouble=ended.get(result.ended, ""),
+        trouble=ended.get(found.ended, ""),
         earlier=earlier,
-        resolution=result.resolution,
-        ended=result.ended.value,
+        resolution=found.resolution,
+        ended=found.ended.value,
     )
 
 
@@ -337,7 +339,7 @@ def _screen(task: Task, shown: Shown) -> Iterator[Observer]:
     if shown.quiet:
         yield Observer()
     elif sys.stderr.isatty() and not shown.verbose and os.environ.get("TERM") != "dumb":
-        from xtune.screen.live import LiveScreen
+        from xtune.show.screens import LiveScreen
 
         with LiveScreen(task.space, task.objective) as screen:
             yield screen

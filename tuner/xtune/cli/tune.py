@@ -63,9 +63,9 @@ def command(
         store_presets,
     )
     from xtune.cli.studies import open_named
-    from xtune.screen.plain import WAITING
     from xtune.search.budget import parse_budget
     from xtune.search.study import list_studies
+    from xtune.show.screens import WAITING
 
     if asked.budget is not None:
         parse_budget(asked.budget)

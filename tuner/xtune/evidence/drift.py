@@ -62,7 +62,7 @@ class Drift(NamedTuple):
             return None
         return Caution(
             Trouble.DRIFT,
-            f"the machine drifted: control launches of the default moved by {self.span:.1%} over"
+            f"the machine drifted: control launches of the bare command moved by {self.span:.1%} over"
             f" {self.lasted_s / 60:.0f} min, and differ by {self.noise:.1%} from launch to launch;"
             " values of the search are not corrected; the final is not affected, because its launches"
             " are interleaved",

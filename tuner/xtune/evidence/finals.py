@@ -53,7 +53,7 @@ class Finalist(NamedTuple):
 
     configuration: Configuration
     changes: int = 0
-    """Settings that differ from the default."""
+    """Settings that differ from xlaunch's defaults."""
 
 
 class FinalPlan(NamedTuple):

@@ -10,8 +10,8 @@ gain
     (the exact sign test on the blocks in which only one of them met it; McNemar 1947), at the same
     corrected level. That adds at most another 2.5 %.
 no gain
-    The upper end of every finalist's interval is below 1 + the minimal effect, and the bare
-    command meets the requirements. Keep the bare command.
+    The upper end of every finalist's interval is below 1 + the minimal effect, and the bare command meets
+    the requirements. Keep it.
 inconclusive
     Anything else, with the launches that should settle it.
 """
@@ -57,7 +57,7 @@ class Contender(NamedTuple):
 
     configuration: Configuration
     changes: int
-    """Settings that differ from the default; of equal finalists, the one with fewer wins."""
+    """Settings that differ from xlaunch's defaults; of equal finalists, the one with fewer wins."""
     log_ratios: tuple[float | None, ...]
     """Log ratio to the baseline in each block; None if one of them has no value."""
     kept: tuple[bool | None, ...] = ()
@@ -123,7 +123,7 @@ class Verdict(NamedTuple):
 
 
 def undecided(baseline: Configuration, reason: str) -> Verdict:
-    """The verdict of a search without a final: nothing is shown."""
+    """The verdict of a search without a final: keep the bare command, nothing is shown."""
     return Verdict(Kind.INCONCLUSIVE, baseline, None, None, reason)
 
 
@@ -314,9 +314,8 @@ def _percent(ratio: float) -> str:
 def _gain_reason(winner: Standing, first: Standing) -> str:
     interval = winner.interval
     assert interval is not None
-    text = (
-        f"{interval.estimate:.3f} times the bare command in {interval.pairs} pairs, with 95 % confidence"
-        f" at least {interval.low:.3f}"
+    text = f"{interval.estimate:.3f} times the bare command in {_pairs(interval)}" + (
+        f", with 95 % confidence at least {interval.low:.3f}" if interval.low > 0.0 else ""
     )
     if winner.keeps_more and not winner.is_gain:
         text = f"it meets the requirements and the bare command does not; {text}"
@@ -336,13 +335,19 @@ def _open_reason(leader: Standing) -> str:
     interval = leader.interval
     assert interval is not None
     if interval.pairs < MIN_PAIRS:
-        return f"{interval.pairs} pairs are too few; a verdict needs at least {MIN_PAIRS}"
+        few = f"{_pairs(interval)} {'is' if interval.pairs == 1 else 'are'} too few"
+        return f"{few}; a verdict needs at least {MIN_PAIRS}"
     if interval.low > 1.0 and interval.plain <= 1.0:
         return (
             f"the best finalist is usually at {_percent(interval.estimate)}, but with its outliers"
             f" the mean is {_percent(interval.plain)}"
         )
     return _where(leader)
+
+
+def _pairs(interval: RatioInterval) -> str:
+    """**Ex.:** ``1 pair``."""
+    return f"{interval.pairs} {'pair' if interval.pairs == 1 else 'pairs'}"
 
 
 def _where(leader: Standing) -> str:

@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from xlaunch.measurement.live import LINES_AFTER_MARK, LiveLine
+from xlaunch.metrics.live import LINES_AFTER_MARK, LiveLine
 from xtune.launches.launch import Series
 from xtune.launches.objectives import Goal, Objective
 

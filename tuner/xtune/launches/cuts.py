@@ -18,8 +18,8 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from xlaunch.measurement.metric_lines import Kind
-from xlaunch.wording import number
+from xlaunch.metrics.metric_lines import Kind
+from xlaunch.text import number
 from xtune.launches.launch import Series, Steadiness
 from xtune.launches.objectives import Goal
 from xtune.launches.steadiness import judge
@@ -65,7 +65,7 @@ def _favourable_bound(series: Series, *, maximise: bool) -> float | None:
     """The best value that one instance may reach; None if unknown."""
     import numpy as np
 
-    # The first value does not count, see xlaunch.measurement.metrics.
+    # The first value does not count, see xlaunch.metrics.collector.
     times, values = series.times_s[1:], series.values[1:]
     if len(values) < MIN_VALUES:
         return None

@@ -15,8 +15,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from xlaunch.measurement.metric_lines import SECONDS_PER_UNIT, Kind
-from xlaunch.measurement.metrics import MIN_FOR_P99
+from xlaunch.metrics.collector import MIN_FOR_P99
+from xlaunch.metrics.metric_lines import SECONDS_PER_UNIT, Kind
 from xtune.errors import ObjectiveError
 from xtune.launches.announcements import MARK
 from xtune.launches.launch import Secondary

@@ -20,12 +20,12 @@ import xlaunch
 from xlaunch.environment import Environment
 from xlaunch.errors import XLaunchError
 from xlaunch.machine.topology import Machine
-from xlaunch.measurement.metric_lines import Kind
+from xlaunch.metrics.metric_lines import Kind
 from xlaunch.planning import Plan, Request
 from xlaunch.planning.request import OnFailure
 from xlaunch.report import InstanceReport, Report
 from xlaunch.run_warnings import WarningKind, kind_of
-from xlaunch.wording import number
+from xlaunch.text import number
 from xtune.errors import SpaceError
 from xtune.launches.announcements import MARK, Announced, Announcement, read_announcements
 from xtune.launches.bare import bare_command

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from xlaunch.wording import number
+from xlaunch.text import number
 from xtune.launches.launch import Steadiness
 
 if TYPE_CHECKING:

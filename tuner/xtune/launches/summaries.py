@@ -16,8 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
-from xlaunch.measurement.metric_lines import SECONDS_PER_UNIT, Kind, kind_of, parse_metric
-from xlaunch.measurement.metrics import MIN_FOR_P99, MetricTotal, durations, percentile
+from xlaunch.metrics.collector import MIN_FOR_P99, MetricTotal, durations, percentile
+from xlaunch.metrics.metric_lines import SECONDS_PER_UNIT, Kind, kind_of, parse_metric
 from xlaunch.report import Report
 from xtune.launches.announcements import MARK
 from xtune.launches.launch import Series, Steadiness

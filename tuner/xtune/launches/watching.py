@@ -8,10 +8,10 @@ import select
 import time
 from typing import NamedTuple
 
-from xlaunch.measurement.live import LiveLine, LiveStart, LiveValue
-from xlaunch.measurement.metric_lines import Kind
-from xlaunch.supervision.background import RunningLaunch
-from xlaunch.wording import number
+from xlaunch.metrics.live import LiveLine, LiveStart, LiveValue
+from xlaunch.metrics.metric_lines import Kind
+from xlaunch.supervision.client import RunningLaunch
+from xlaunch.text import number
 from xtune.launches.cuts import may_be_cut, surely_worse
 from xtune.launches.energy import MAX_PAUSE_S, EnergyMeter
 from xtune.launches.launch import Outcome, Series

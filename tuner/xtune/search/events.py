@@ -54,13 +54,8 @@ class Favourite(NamedTuple):
     configuration: Configuration
     value: float
     """Estimated by the model, in the unit of the metric."""
-    low: float | None
-    high: float | None
-    """95 % by the noise between launches of one plan; None while no plan was repeated."""
     ratio: float | None
     """Ratio to the bare command, above 1 is better."""
-    is_ahead: bool = False
-    """Its lead over the bare command is larger than the noise."""
 
 
 class Outline(NamedTuple):

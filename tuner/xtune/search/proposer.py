@@ -152,7 +152,7 @@ class Proposer:
             (chance.random(len(members)), -np.round(merits / (merits.max() or 1.0), 6))
         )
         again: Configuration | None = None
-        for at in order:
+        for at in map(int, order):
             plan_hash = self.resolve(members[at])
             if plan_hash is None or plan_hash in out:
                 continue

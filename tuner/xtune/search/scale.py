@@ -60,11 +60,6 @@ class Scale:
         scores = [score for score in found if score is not None]
         return sum(scores) / len(scores) if scores else None
 
-    def launches_of(self, plan_hash: str) -> int:
-        """The number of launches of a plan with a score."""
-        scored = [one for one in self._records if one.step.plan_hash == plan_hash]
-        return sum(self.score_of(one) is not None for one in scored)
-
     @property
     def spread(self) -> float:
         """Standard deviation of scores between launches of one plan, combined with the prior."""

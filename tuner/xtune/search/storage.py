@@ -8,7 +8,6 @@ All are Optuna storages, so its dashboard and command line can open them. Only p
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import random
 import time
@@ -17,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from xlaunch.files import locked
 from xtune.errors import StorageError
 
 if TYPE_CHECKING:
@@ -69,8 +69,7 @@ class Storage(NamedTuple):
         if self.lock_path is None:
             yield
             return
-        with open(self.lock_path, "a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(self.lock_path, mode=0o666):
             yield
 
     @contextlib.contextmanager

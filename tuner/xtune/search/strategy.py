@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Sequence
 
 from xtune.evidence.advice import blocks_for, smallest_gain, spread_range
-from xtune.evidence.distributions import student_quantile
 from xtune.evidence.finals import Final, Finalist, plan_final
 from xtune.evidence.verdicts import Rule
 from xtune.launches.launch import Outcome
@@ -41,9 +40,6 @@ CUT_SPREADS = 6.0
 
 FINALIST_DEVIATIONS = 2.0
 """A configuration further behind the favourite than this, by the model, is not a finalist."""
-
-LEAD_ERRORS = 3.0
-"""A favourite is named as promising if it leads by so many standard errors: it is the best of many."""
 
 MAX_CHECKS = 6
 """Maximum number of changes of the best that are left out, one at a time, before a final."""
@@ -303,23 +299,8 @@ class Strategy:
         if not found:
             return None
         mean = float(self._belief(scale).of(found)[0][0])
-        ends: tuple[float | None, float | None] = (None, None)
-        lead = 0.0 if scale.bare is None else mean - scale.bare
-        spread, degrees = scale.noise_seen
-        launches = scale.launches_of(self._hash(found[0]))
-        if degrees:
-            reach = student_quantile(0.025, degrees) * spread / math.sqrt(launches)
-            sides = [unscore(mean + side * reach, self._objective) for side in (-1, 1)]
-            ends = (min(sides), max(sides))
-        bare = scale.launches_of(self._hash(BARE))
-        error = scale.spread * math.sqrt(1.0 / launches + 1.0 / max(bare, 1))
-        return Favourite(
-            found[0],
-            unscore(mean, self._objective),
-            *ends,
-            None if scale.bare is None else math.exp(lead),
-            is_ahead=lead > LEAD_ERRORS * error,
-        )
+        ratio = None if scale.bare is None else math.exp(mean - scale.bare)
+        return Favourite(found[0], unscore(mean, self._objective), ratio)
 
     def resolution(self, records: Sequence[Record], allowance: Allowance) -> Resolution | None:
         """The gains that the search can show; None before a plan was repeated, or without a final."""

@@ -11,8 +11,13 @@ import platform
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 
-from xlaunch.environment.prefix import interpreter_of, prefix_of, python_version, site_directories
 from xlaunch.environment.program import resolve_program
+from xlaunch.environment.python_environment import (
+    interpreter_of,
+    prefix_of,
+    python_version,
+    site_directories,
+)
 from xlaunch.environment.variables import split_inherited
 from xlaunch.errors import XLaunchError
 from xlaunch.planning import Request

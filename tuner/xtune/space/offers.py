@@ -13,13 +13,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from xlaunch.environment.allocators import PROFILES as ALLOCATOR_PROFILES
+from xlaunch.environment.huge_pages import SystemMode, system_mode
 from xlaunch.environment.libraries import ALLOCATORS, OPENMP, kind_of
 from xlaunch.environment.openmp import program_runtime
-from xlaunch.environment.pages import SystemMode, system_mode
-from xlaunch.environment.prefix import interpreter_of, prefix_of, site_directories
 from xlaunch.environment.preload import VARIABLE as LD_PRELOAD
 from xlaunch.environment.preload import preloaded
 from xlaunch.environment.program import PYTHON_SUFFIXES, resolve_program
+from xlaunch.environment.python_environment import interpreter_of, prefix_of, site_directories
 from xlaunch.environment.variables import split_inherited
 from xlaunch.machine.topology import Machine
 from xlaunch.planning import Request

@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from xlaunch.cli import RESERVED
+from xlaunch.options.definitions import IN_FILES, Option
 from xlaunch.options.kinds import FLAG, VARIABLE
 from xlaunch.options.layers import field_of, shown
 from xlaunch.options.presets import preset_text
-from xlaunch.options.table import IN_FILES, Option
 from xlaunch.planning import MAX, Request
 from xtune.space.launch_options import LAYOUT, OPTION_KEYS, OPTIONS
 

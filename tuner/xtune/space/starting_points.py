@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from xlaunch.errors import UsageError
 from xlaunch.machine.topology import Machine
-from xlaunch.options.files import read_preset
+from xlaunch.options.definitions import IN_FILES
 from xlaunch.options.layers import field_of, request_from
-from xlaunch.options.table import IN_FILES
+from xlaunch.options.settings_files import read_preset
 from xlaunch.planning import Request, plan
 from xtune.errors import SpaceError
 from xtune.space.launch_options import LAYOUT, UNSET, with_option

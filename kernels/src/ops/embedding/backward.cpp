@@ -15,10 +15,6 @@ using xkernels::kColumns;
 using xkernels::Part;
 using xkernels::Table;
 
-#define XK_ENTRY(suffix, name) &xkernels::optimizer_##suffix,
-constexpr const xkernels::Kernels* kOptimizers[] = {XK_EACH_ISA(XK_ENTRY)};
-#undef XK_ENTRY
-
 // Rows to write are prefetched so many entries before.
 constexpr int64_t kEntriesAhead = 6;
 
@@ -43,7 +39,7 @@ class Rows {
         kernels_(kernels),
         part_(part),
         table_(bags, part.table),
-        width_(xkernels::value_width(bags.value_type)) {}
+        width_(xkernels::width_of(bags.value_type)) {}
 
   template <typename Fetch, typename Visit>
   void visit(int64_t first_number, const Fetch& fetch, const Visit& visit_row) const {
@@ -149,20 +145,21 @@ int32_t visit_rows(const xk_bags* bags, BagNeeds needs, xk_bag_problem* problem,
     first_numbers[number] = bags->tables[part.table].gradient_row_count;
     bags->tables[part.table].gradient_row_count += part.row_count;
   }
-  const EmbeddingKernels& kernels = *xkernels::embedding_kernels();
-  xkernels::run_tasks(grouping.part_count(), xkernels::is_large(*bags), [&](int64_t number) {
-    const Rows rows(*bags, grouping, kernels, grouping.part(number));
-    rows.visit(first_numbers[number], fetch, visit);
-  });
+  const EmbeddingKernels& kernels = *xkernels::kernels<EmbeddingKernels>();
+  xkernels::run_tasks(grouping.part_count(), xkernels::is_large(*bags),
+                      [&](int64_t number, int64_t) {
+                        const Rows rows(*bags, grouping, kernels, grouping.part(number));
+                        rows.visit(first_numbers[number], fetch, visit);
+                      });
   return 0;
 }
 
 // Stores the gradient of a row as row `to` of a table's gradients.
 void store_gradient(const NamedRow& named, int64_t to, int32_t type) {
   const xk_bag_table& t = named.table.fields;
-  char* gradients = static_cast<char*>(t.gradients) + named.column * xkernels::value_width(type);
-  xkernels::embedding_kernels()->store(named.gradient, 1, named.columns, type,
-                                       gradients + to * named.table.row_bytes);
+  char* gradients = static_cast<char*>(t.gradients) + named.column * xkernels::width_of(type);
+  xkernels::kernels<EmbeddingKernels>()->store(named.gradient, 1, named.columns, type,
+                                               gradients + to * named.table.row_bytes);
 }
 
 // Some columns of a row as a chunk of the optimizers' kernels.
@@ -171,7 +168,7 @@ xkernels::Chunk chunk_of(const NamedRow& named, int32_t type) {
   const int64_t first = named.row * t.dim + named.column;
   const bool split = type == XK_BFLOAT16;
   xkernels::Chunk chunk = {};
-  chunk.weight = static_cast<char*>(t.weights) + first * xkernels::value_width(type);
+  chunk.weight = static_cast<char*>(t.weights) + first * xkernels::width_of(type);
   chunk.remainder = split ? t.remainders + first : nullptr;
   chunk.gradient = named.gradient;
   chunk.first = t.state == nullptr ? nullptr : t.state + first;
@@ -189,13 +186,13 @@ int32_t update(const xk_bags* bags, bool has_state, xk_bag_problem* problem, con
   needs.state = has_state;
   const auto fetch = [=](const Table& table, int64_t row, int64_t column, int columns) {
     const xk_bag_table& t = table.fields;
-    const int width = xkernels::value_width(bags->value_type);
+    const int width = xkernels::width_of(bags->value_type);
     fetch_for_writing(t.weights, table, row, column, columns, width);
     if (width == 2) fetch_for_writing(t.remainders, table, row, column, columns, 2);
     if (has_state) fetch_for_writing(t.state, table, row, column, columns, 4);
   };
   return visit_rows(bags, needs, problem, fetch, [&](const NamedRow& named) {
-    act(*kOptimizers[xkernels::isa_index()], chunk_of(named, bags->value_type));
+    act(*xkernels::kernels<xkernels::OptimizerKernels>(), chunk_of(named, bags->value_type));
   });
 }
 
@@ -230,7 +227,7 @@ int32_t xk_bags_sgd(const xk_bags* bags, double lr, double momentum, double weig
                              false,
                              false};
   return update(bags, momentum != 0, problem,
-                [&](const xkernels::Kernels& kernels, const xkernels::Chunk& chunk) {
+                [&](const xkernels::OptimizerKernels& kernels, const xkernels::Chunk& chunk) {
                   kernels.sgd(chunk, sgd);
                 });
 }
@@ -238,7 +235,7 @@ int32_t xk_bags_sgd(const xk_bags* bags, double lr, double momentum, double weig
 int32_t xk_bags_adagrad(const xk_bags* bags, double lr, double eps, xk_bag_problem* problem) {
   const xkernels::Adagrad adagrad = {static_cast<float>(lr), 0.0F, static_cast<float>(eps)};
   return update(bags, true, problem,
-                [&](const xkernels::Kernels& kernels, const xkernels::Chunk& chunk) {
+                [&](const xkernels::OptimizerKernels& kernels, const xkernels::Chunk& chunk) {
                   kernels.adagrad(chunk, adagrad);
                 });
 }

@@ -1,21 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What the functions of embedding bags share: reading indices, checks, memory, tasks, windows.
-#ifndef XKERNELS_OPS_EMBEDDING_BAGS_H
-#define XKERNELS_OPS_EMBEDDING_BAGS_H
-
-#include <omp.h>
-#include <stdint.h>
-#include <stdlib.h>
+#pragma once
 
 #include "ops/embedding/kernels.h"
+#include "ops/team.h"
 
 namespace xkernels {
 
 // Calls that read fewer values run on the calling thread: waking a team takes longer.
 constexpr int64_t kBagGrain = 32768;
-
-inline int value_width(int32_t type) { return type == XK_FLOAT32 ? 4 : 2; }
 
 inline int64_t number_at(const void* numbers, int32_t type, int64_t at) {
   return type == XK_INT64 ? static_cast<const int64_t*>(numbers)[at]
@@ -27,7 +21,7 @@ class Table {
  public:
   Table(const xk_bags& bags, int64_t number)
       : fields(bags.tables[number]),
-        row_bytes(fields.dim * value_width(bags.value_type)),
+        row_bytes(fields.dim * width_of(bags.value_type)),
         index_type_(bags.index_type),
         length_(fields.bags == 0 ? 0 : fields.index_count / fields.bags) {}
 
@@ -63,40 +57,6 @@ class Table {
   const int64_t length_;  // of each bag, without offsets
 };
 
-// Memory without a constructor, which is freed with the object.
-template <typename Element>
-class Buffer {
- public:
-  Buffer() = default;
-  ~Buffer() { free(elements_); }
-  Buffer(const Buffer&) = delete;
-  Buffer& operator=(const Buffer&) = delete;
-
-  // The elements are not initialized. False without memory.
-  bool allocate(int64_t count) {
-    const size_t bytes = sizeof(Element) * static_cast<size_t>(count < 1 ? 1 : count);
-    elements_ = static_cast<Element*>(malloc(bytes));
-    return elements_ != nullptr;
-  }
-  Element& operator[](int64_t at) { return elements_[at]; }
-  const Element& operator[](int64_t at) const { return elements_[at]; }
-  Element* data() { return elements_; }
-
- private:
-  Element* elements_ = nullptr;
-};
-
-// Calls work(0) to work(tasks - 1), each once, on the team or on the calling thread.
-template <typename Work>
-void run_tasks(int64_t tasks, bool parallel, const Work& work) {
-  if (!parallel || tasks < 2) {
-    for (int64_t task = 0; task < tasks; ++task) work(task);
-    return;
-  }
-#pragma omp parallel for schedule(dynamic, 1) default(none) shared(tasks, work)
-  for (int64_t task = 0; task < tasks; ++task) work(task);
-}
-
 // Checks arguments, then all indices and offsets. `needs` says which fields the function uses.
 struct BagNeeds {
   bool weights, written_weights, factors, output, max_positions, gradients, gradient_rows, state;
@@ -105,9 +65,6 @@ int32_t check_bags(const xk_bags* bags, BagNeeds needs, xk_bag_problem* problem)
 
 // Whether a call is worth a team.
 bool is_large(const xk_bags& bags);
-
-// The loops of the instruction set; nullptr if there is none.
-const EmbeddingKernels* embedding_kernels();
 
 // Addresses and factors of consecutive rows to read, some at a time. Fill is a function of the
 // number of an item that sets its address and, if there are factors, its factor.
@@ -148,5 +105,3 @@ class Window {
 };
 
 }  // namespace xkernels
-
-#endif  // XKERNELS_OPS_EMBEDDING_BAGS_H

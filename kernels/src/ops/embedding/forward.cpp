@@ -35,7 +35,7 @@ void visit_bags(const xk_bags& bags, const Visit& visit) {
   }
   const bool parallel = total >= xkernels::kBagGrain;
   const int64_t tasks = parallel ? int64_t{omp_get_max_threads()} * kTasksPerThread : 1;
-  xkernels::run_tasks(tasks, parallel, [&](int64_t task) {
+  xkernels::run_tasks(tasks, parallel, [&](int64_t task, int64_t) {
     const int64_t share = total / tasks + 1;
     const int64_t begin = task * share, end = begin + share;
     int64_t before = 0;
@@ -58,7 +58,7 @@ class Reduction {
         kernels_(kernels),
         type_(bags.value_type),
         index_type_(bags.index_type),
-        width_(xkernels::value_width(bags.value_type)),
+        width_(xkernels::width_of(bags.value_type)),
         column_(column),
         columns_(columns_from(table, column)) {}
 
@@ -127,7 +127,7 @@ void factor_gradients(const xk_bags& bags, const Table& table, const EmbeddingKe
                       int64_t first, int64_t last) {
   const xk_bag_table& t = table.fields;
   const int32_t type = bags.value_type;
-  const int width = xkernels::value_width(type);
+  const int width = xkernels::width_of(type);
   const char* weights = static_cast<const char*>(t.weights);
   const int64_t stop = table.begin(last);
   for (int64_t bag = first, at = table.begin(first); bag < last; ++bag) {
@@ -156,7 +156,7 @@ int32_t xk_bags_forward(const xk_bags* bags, xk_bag_problem* problem) {
   needs.weights = needs.output = needs.max_positions = true;
   const int32_t result = check_bags(bags, needs, problem);
   if (result != 0) return result;
-  const EmbeddingKernels& kernels = *xkernels::embedding_kernels();
+  const EmbeddingKernels& kernels = *xkernels::kernels<EmbeddingKernels>();
   visit_bags(*bags, [&](const Table& table, int64_t first, int64_t last) {
     for (int64_t column = 0; column < table.fields.dim; column += kColumns) {
       const Reduction reduction(*bags, table, kernels, column);
@@ -175,8 +175,8 @@ int32_t xk_bags_factor_gradients(const xk_bags* bags, xk_bag_problem* problem) {
   needs.weights = needs.output = needs.gradients = needs.factors = true;
   const int32_t result = check_bags(bags, needs, problem);
   if (result != 0) return result;
-  const EmbeddingKernels& kernels = *xkernels::embedding_kernels();
-  const int width = xkernels::value_width(bags->value_type);
+  const EmbeddingKernels& kernels = *xkernels::kernels<EmbeddingKernels>();
+  const int width = xkernels::width_of(bags->value_type);
   visit_bags(*bags, [&](const Table& table, int64_t first, int64_t last) {
     factor_gradients(*bags, table, kernels, first, last);
   });

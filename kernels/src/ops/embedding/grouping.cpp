@@ -68,16 +68,15 @@ bool Grouping::allocate(const xk_bags& bags) {
     piece_count_ += source.pieces;
     counts += source.pieces * source.parts;
   }
-  if (!counts_.allocate(counts) || !parts_.allocate(part_count_)) return false;
-  memset(counts_.data(), 0, sizeof(uint32_t) * static_cast<size_t>(counts));
-  return entries_.allocate(entry_count_) && scratch_.allocate(entry_count_) &&
+  return counts_.allocate_zeros(counts) && parts_.allocate(part_count_) &&
+         entries_.allocate(entry_count_) && scratch_.allocate(entry_count_) &&
          bag_of_.allocate(entry_count_);
 }
 
 // Calls visit(number of the table, begin, end, counts of the piece) for every piece.
 template <typename Visit>
 void Grouping::visit_pieces(bool parallel, const Visit& visit) {
-  run_tasks(piece_count_, parallel, [&](int64_t task) {
+  run_tasks(piece_count_, parallel, [&](int64_t task, int64_t) {
     int64_t number = 0;
     for (; task >= sources_[number].pieces; ++number) task -= sources_[number].pieces;
     const Source& source = sources_[number];
@@ -154,7 +153,7 @@ bool Grouping::make(const xk_bags& bags) {
       entries[next[row >> source.shift]++] = row << 32 | static_cast<uint64_t>(at);
     }
   });
-  run_tasks(part_count_, parallel, [&](int64_t number) { sort(parts_[number]); });
+  run_tasks(part_count_, parallel, [&](int64_t number, int64_t) { sort(parts_[number]); });
   return true;
 }
 

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The positions of all tables, grouped by the row that they name, so that each row has one owner.
-#ifndef XKERNELS_OPS_EMBEDDING_GROUPING_H
-#define XKERNELS_OPS_EMBEDDING_GROUPING_H
+#pragma once
 
 #include <stdint.h>
 
@@ -62,5 +61,3 @@ class Grouping {
 };
 
 }  // namespace xkernels
-
-#endif  // XKERNELS_OPS_EMBEDDING_GROUPING_H

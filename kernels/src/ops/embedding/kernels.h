@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What each instruction set implements of embedding bags: loops over the columns of some rows.
-#ifndef XKERNELS_OPS_EMBEDDING_KERNELS_H
-#define XKERNELS_OPS_EMBEDDING_KERNELS_H
+#pragma once
 
 #include <stdint.h>
 
@@ -59,10 +58,6 @@ struct EmbeddingKernels {
   void (*load)(const void* from, int32_t type, int n, float* to);
 };
 
-#define XK_DECLARE(suffix, name) extern const EmbeddingKernels embedding_##suffix;
-XK_EACH_ISA(XK_DECLARE)
-#undef XK_DECLARE
+XK_DECLARE_KERNELS(EmbeddingKernels)
 
 }  // namespace xkernels
-
-#endif  // XKERNELS_OPS_EMBEDDING_KERNELS_H

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What each instruction set implements of the interaction: some rows of a batch.
-#ifndef XKERNELS_OPS_INTERACTION_KERNELS_H
-#define XKERNELS_OPS_INTERACTION_KERNELS_H
+#pragma once
 
 #include <stdint.h>
 
@@ -42,10 +41,6 @@ struct InteractionKernels {
                    const void* gradient, void* const* gradients);
 };
 
-#define XK_DECLARE(suffix, name) extern const InteractionKernels interaction_##suffix;
-XK_EACH_ISA(XK_DECLARE)
-#undef XK_DECLARE
+XK_DECLARE_KERNELS(InteractionKernels)
 
 }  // namespace xkernels
-
-#endif  // XKERNELS_OPS_INTERACTION_KERNELS_H

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What each instruction set implements of non-maximum suppression.
-#ifndef XKERNELS_OPS_NMS_KERNELS_H
-#define XKERNELS_OPS_NMS_KERNELS_H
+#pragma once
 
 #include <stdint.h>
 
 #include "dispatch/isa.h"
-#include "xkernels/roi_align.h"
+#include "xkernels/nms.h"
 
 namespace xkernels {
 
@@ -17,23 +16,17 @@ struct Boxes {
   const Number* sides[5];
 };
 
+// Sets suppressed[i] to 1, for i from `begin` to `end`, where box `by` overlaps with box i by more
+// than the threshold.
 template <typename Number>
-struct Suppression {
-  // Sets suppressed[i] to 1, for i from `begin` to `end`, where box `by` overlaps with box i by
-  // more than the threshold.
-  void (*suppress)(const Boxes<Number>&, int64_t by, int64_t begin, int64_t end, Number threshold,
-                   uint8_t* suppressed);
-};
+using Suppress = void (*)(const Boxes<Number>&, int64_t by, int64_t begin, int64_t end,
+                          Number threshold, uint8_t* suppressed);
 
 struct NmsKernels {
-  Suppression<float> in_fp32;
-  Suppression<double> in_fp64;
+  Suppress<float> in_fp32;
+  Suppress<double> in_fp64;
 };
 
-#define XK_DECLARE(suffix, name) extern const NmsKernels nms_##suffix;
-XK_EACH_ISA(XK_DECLARE)
-#undef XK_DECLARE
+XK_DECLARE_KERNELS(NmsKernels)
 
 }  // namespace xkernels
-
-#endif  // XKERNELS_OPS_NMS_KERNELS_H

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What each instruction set implements of the optimizers: updates of one chunk of one tensor.
-#ifndef XKERNELS_OPS_OPTIMIZER_KERNELS_H
-#define XKERNELS_OPS_OPTIMIZER_KERNELS_H
+#pragma once
 
 #include <stdint.h>
 
@@ -11,8 +10,8 @@
 
 namespace xkernels {
 
-// Elements that are converted to fp32, updated and converted back at a time: all buffers fit into
-// the first-level cache. Random numbers are keyed by the number of the block in its tensor.
+// Elements whose squares are added in fp32, and whose random numbers have one key, which is made of
+// the number of the block in its tensor.
 constexpr int kBlockSize = 256;
 
 // Part of one tensor. It begins at a multiple of kBlockSize.
@@ -56,7 +55,7 @@ struct SquaredNorms {
   double weights, updates;
 };
 
-struct Kernels {
+struct OptimizerKernels {
   void (*sgd)(const Chunk&, const Sgd&);
   void (*adagrad)(const Chunk&, const Adagrad&);
   void (*adam)(const Chunk&, const Adam&);
@@ -68,10 +67,6 @@ struct Kernels {
   SquaredNorms (*norms)(const Chunk&);
 };
 
-#define XK_DECLARE(suffix, name) extern const Kernels optimizer_##suffix;
-XK_EACH_ISA(XK_DECLARE)
-#undef XK_DECLARE
+XK_DECLARE_KERNELS(OptimizerKernels)
 
 }  // namespace xkernels
-
-#endif  // XKERNELS_OPS_OPTIMIZER_KERNELS_H

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Optimizer steps: checks, per-tensor numbers, and the division of all tensors among the team.
-#include <omp.h>
-#include <stdint.h>
-#include <stdlib.h>
-
 #include "ops/optimizer/kernels.h"
+#include "ops/team.h"
 
 namespace {
 
+using xkernels::Buffer;
 using xkernels::Chunk;
-using xkernels::Kernels;
+using xkernels::OptimizerKernels;
 using xkernels::SquaredNorms;
+using xkernels::usable;
+using xkernels::width_of;
 
 // A chunk is run by one thread. Sums over a tensor are added chunk by chunk, so this number is part
 // of the result.
@@ -20,25 +20,14 @@ constexpr int64_t kChunkSize = 32 * xkernels::kBlockSize;
 // Steps of fewer elements run on the calling thread: waking a team takes longer.
 constexpr int64_t kGrain = 32768;
 
-#define XK_ENTRY(suffix, name) &xkernels::optimizer_##suffix,
-constexpr const Kernels* kImplementations[] = {XK_EACH_ISA(XK_ENTRY)};
-#undef XK_ENTRY
-
-const Kernels* implementation() {
-  const int isa = xkernels::isa_index();
-  return isa < 0 ? nullptr : kImplementations[isa];
-}
-
-int width_of(int32_t type) { return type == XK_FLOAT32 ? 4 : 2; }
+// Bytes of a stored weight, or its upper half.
+int weight_width(const xk_tensors& t) { return t.weight_format == XK_WEIGHTS_FLOAT32 ? 4 : 2; }
 
 template <typename Pointer>
 bool all_usable(const xk_tensors& tensors, Pointer const* pointers, int width) {
   if (pointers == nullptr) return false;
   for (int64_t i = 0; i < tensors.count; ++i) {
-    if (tensors.sizes[i] == 0) continue;
-    if (pointers[i] == nullptr || reinterpret_cast<uintptr_t>(pointers[i]) % width != 0) {
-      return false;
-    }
+    if (!usable(pointers[i], width, tensors.sizes[i])) return false;
   }
   return true;
 }
@@ -48,30 +37,32 @@ struct Needs {
   bool first, second, steps, fresh;
 };
 
-bool valid(const xk_tensors* tensors, Needs needs) {
-  if (tensors == nullptr || tensors->count < 0) return false;
+int32_t problem_of(const xk_tensors* tensors, Needs needs) {
+  if (tensors == nullptr) return XK_INVALID_POINTER;
   const xk_tensors& t = *tensors;
-  if (t.weight_format < XK_WEIGHTS_FLOAT32 || t.weight_format > XK_WEIGHTS_STOCHASTIC) return false;
-  if (t.gradient_type != XK_FLOAT32 && t.gradient_type != XK_BFLOAT16) return false;
-  if (t.state_type != XK_FLOAT32 && t.state_type != XK_BFLOAT16) return false;
-  if (t.count == 0) return true;
-  if (t.sizes == nullptr) return false;
-  for (int64_t i = 0; i < t.count; ++i) {
-    if (t.sizes[i] < 0 || t.sizes[i] > INT64_MAX / 8) return false;
+  if (t.weight_format < XK_WEIGHTS_FLOAT32 || t.weight_format > XK_WEIGHTS_STOCHASTIC ||
+      (t.gradient_type != XK_FLOAT32 && t.gradient_type != XK_BFLOAT16) ||
+      (t.state_type != XK_FLOAT32 && t.state_type != XK_BFLOAT16)) {
+    return XK_INVALID_TYPE;
   }
-  const int state = width_of(t.state_type);
-  if (!all_usable(t, t.weights, t.weight_format == XK_WEIGHTS_FLOAT32 ? 4 : 2)) return false;
-  if (t.weight_format == XK_WEIGHTS_SPLIT && !all_usable(t, t.remainders, 2)) return false;
-  if (!all_usable(t, t.gradients, width_of(t.gradient_type))) return false;
-  if (needs.first && !all_usable(t, t.first, state)) return false;
-  if (needs.second && !all_usable(t, t.second, state)) return false;
-  if (needs.fresh && t.fresh == nullptr) return false;
-  if (!needs.steps) return true;
-  if (t.steps == nullptr) return false;
+  if (t.count < 0) return XK_INVALID_SIZE;
+  if (t.count == 0) return 0;
+  if (t.sizes == nullptr) return XK_INVALID_POINTER;
   for (int64_t i = 0; i < t.count; ++i) {
-    if (t.steps[i] == nullptr || reinterpret_cast<uintptr_t>(t.steps[i]) % 4 != 0) return false;
+    if (t.sizes[i] < 0 || t.sizes[i] > INT64_MAX / 8) return XK_INVALID_SIZE;
   }
-  return true;
+  const bool split = t.weight_format == XK_WEIGHTS_SPLIT;
+  if (!all_usable(t, t.weights, weight_width(t)) || (split && !all_usable(t, t.remainders, 2)) ||
+      !all_usable(t, t.gradients, width_of(t.gradient_type)) ||
+      (needs.first && !all_usable(t, t.first, width_of(t.state_type))) ||
+      (needs.second && !all_usable(t, t.second, width_of(t.state_type))) ||
+      (needs.fresh && t.fresh == nullptr) || (needs.steps && t.steps == nullptr)) {
+    return XK_INVALID_POINTER;
+  }
+  for (int64_t i = 0; needs.steps && i < t.count; ++i) {
+    if (!usable(t.steps[i], 4)) return XK_INVALID_POINTER;
+  }
+  return 0;
 }
 
 void* advance(void* pointer, int64_t bytes) {
@@ -82,7 +73,7 @@ Chunk chunk_of(const xk_tensors& t, Needs needs, int64_t entry, int64_t start) {
   const int64_t left = t.sizes[entry] - start;
   const int64_t state = start * width_of(t.state_type);
   Chunk chunk;
-  chunk.weight = advance(t.weights[entry], start * (t.weight_format == XK_WEIGHTS_FLOAT32 ? 4 : 2));
+  chunk.weight = advance(t.weights[entry], start * weight_width(t));
   chunk.remainder = t.weight_format == XK_WEIGHTS_SPLIT ? t.remainders[entry] + start : nullptr;
   chunk.gradient = static_cast<const char*>(t.gradients[entry]) + start * width_of(t.gradient_type);
   chunk.first = needs.first ? advance(t.first[entry], state) : nullptr;
@@ -101,7 +92,7 @@ Chunk chunk_of(const xk_tensors& t, Needs needs, int64_t entry, int64_t start) {
 // A share of all chunks: calls visit(entry, number of the chunk, chunk) for the chunks that begin
 // at or after element `begin` of all tensors' elements, and before `end`.
 template <typename Visit>
-void visit_share(const xk_tensors& t, Needs needs, int64_t begin, int64_t end, Visit visit) {
+void visit_share(const xk_tensors& t, Needs needs, int64_t begin, int64_t end, const Visit& visit) {
   int64_t before = 0;  // elements of the tensors before this one
   int64_t number = 0;
   for (int64_t entry = 0; entry < t.count && before < end; ++entry) {
@@ -121,21 +112,13 @@ void visit_share(const xk_tensors& t, Needs needs, int64_t begin, int64_t end, V
 // Visits every chunk once, each thread those of an equal share of all elements: many small tensors
 // and few large ones are balanced alike.
 template <typename Visit>
-void visit_all(const xk_tensors& t, Needs needs, Visit visit) {
+void visit_all(const xk_tensors& t, Needs needs, const Visit& visit) {
   int64_t total = 0;
   for (int64_t entry = 0; entry < t.count; ++entry) total += t.sizes[entry];
-  if (total < kGrain) {
-    visit_share(t, needs, 0, total, visit);
-    return;
-  }
-#pragma omp parallel default(none) shared(t, needs, total, visit)
-  {
-    const int64_t id = omp_get_thread_num();
-    const int64_t team = omp_get_num_threads();
-    const int64_t share = total / team, rest = total % team;
-    const int64_t begin = id * share + (id < rest ? id : rest);
-    visit_share(t, needs, begin, begin + share + (id < rest ? 1 : 0), visit);
-  }
+  xkernels::run_on_team(total >= kGrain, [&](int64_t thread, int64_t threads) {
+    const xkernels::Share share = xkernels::share_of(total, thread, threads);
+    visit_share(t, needs, share.begin, share.end, visit);
+  });
 }
 
 void count_steps(const xk_tensors& t) {
@@ -167,17 +150,10 @@ class Norms {
     for (int64_t entry = 0; entry < t.count; ++entry) {
       chunks += (t.sizes[entry] + kChunkSize - 1) / kChunkSize;
     }
-    chunks_ = static_cast<SquaredNorms*>(calloc(chunks + 1, sizeof(SquaredNorms)));
-    rates_ = static_cast<double*>(calloc(t.count + 1, sizeof(double)));
+    allocated_ = chunks_.allocate_zeros(chunks) && rates_.allocate_zeros(t.count);
   }
-  ~Norms() {
-    free(chunks_);
-    free(rates_);
-  }
-  Norms(const Norms&) = delete;
-  Norms& operator=(const Norms&) = delete;
 
-  bool allocated() const { return chunks_ != nullptr && rates_ != nullptr; }
+  bool allocated() const { return allocated_; }
   void set(int64_t chunk, SquaredNorms norms) { chunks_[chunk] = norms; }
   double rate(int64_t entry) const { return rates_[entry]; }
 
@@ -197,8 +173,9 @@ class Norms {
 
  private:
   const xk_tensors& tensors_;
-  SquaredNorms* chunks_;
-  double* rates_;
+  Buffer<SquaredNorms> chunks_;
+  Buffer<double> rates_;
+  bool allocated_;
 };
 
 }  // namespace
@@ -212,8 +189,9 @@ int32_t xk_lars(const xk_tensors* tensors, double lr, double momentum, double da
                 double weight_decay, int32_t nesterov, double trust, double eps, int32_t adaptive) {
   const bool remembers = momentum != 0;
   const Needs needs = {remembers, false, false, remembers};
-  if (!valid(tensors, needs)) return XK_INVALID_ARGUMENT;
-  const Kernels* kernels = implementation();
+  const int32_t problem = problem_of(tensors, needs);
+  if (problem != 0) return problem;
+  const OptimizerKernels* kernels = xkernels::kernels<OptimizerKernels>();
   if (kernels == nullptr) return XK_NO_ISA;
   const xk_tensors& t = *tensors;
   const xkernels::Sgd shared = {static_cast<float>(lr),
@@ -252,8 +230,9 @@ int32_t xk_lars(const xk_tensors* tensors, double lr, double momentum, double da
 int32_t xk_adagrad(const xk_tensors* tensors, double lr, double lr_decay, double weight_decay,
                    double eps) {
   const Needs needs = {true, false, true, false};
-  if (!valid(tensors, needs)) return XK_INVALID_ARGUMENT;
-  const Kernels* kernels = implementation();
+  const int32_t problem = problem_of(tensors, needs);
+  if (problem != 0) return problem;
+  const OptimizerKernels* kernels = xkernels::kernels<OptimizerKernels>();
   if (kernels == nullptr) return XK_NO_ISA;
   const xk_tensors& t = *tensors;
   count_steps(t);
@@ -268,8 +247,9 @@ int32_t xk_adagrad(const xk_tensors* tensors, double lr, double lr_decay, double
 int32_t xk_adam(const xk_tensors* tensors, double lr, double beta1, double beta2, double eps,
                 double weight_decay, int32_t decoupled) {
   const Needs needs = {true, true, true, false};
-  if (!valid(tensors, needs)) return XK_INVALID_ARGUMENT;
-  const Kernels* kernels = implementation();
+  const int32_t problem = problem_of(tensors, needs);
+  if (problem != 0) return problem;
+  const OptimizerKernels* kernels = xkernels::kernels<OptimizerKernels>();
   if (kernels == nullptr) return XK_NO_ISA;
   const xk_tensors& t = *tensors;
   count_steps(t);
@@ -292,8 +272,9 @@ int32_t xk_adam(const xk_tensors* tensors, double lr, double beta1, double beta2
 int32_t xk_lamb(const xk_tensors* tensors, double lr, double beta1, double beta2, double eps,
                 double weight_decay, int32_t adaptive) {
   const Needs needs = {true, true, true, false};
-  if (!valid(tensors, needs)) return XK_INVALID_ARGUMENT;
-  const Kernels* kernels = implementation();
+  const int32_t problem = problem_of(tensors, needs);
+  if (problem != 0) return problem;
+  const OptimizerKernels* kernels = xkernels::kernels<OptimizerKernels>();
   if (kernels == nullptr) return XK_NO_ISA;
   const xk_tensors& t = *tensors;
   Norms norms(t);

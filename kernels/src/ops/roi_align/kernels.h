@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What each instruction set implements of roi_align: part of one region, or part of one image.
-#ifndef XKERNELS_OPS_ROI_ALIGN_KERNELS_H
-#define XKERNELS_OPS_ROI_ALIGN_KERNELS_H
+#pragma once
 
 #include <stdint.h>
 
@@ -51,10 +50,6 @@ struct RoiKernels {
 // Vectors are at most this long.
 constexpr int64_t kRoiMaxLanes = 16;
 
-#define XK_DECLARE(suffix, name) extern const RoiKernels roi_align_##suffix;
-XK_EACH_ISA(XK_DECLARE)
-#undef XK_DECLARE
+XK_DECLARE_KERNELS(RoiKernels)
 
 }  // namespace xkernels
-
-#endif  // XKERNELS_OPS_ROI_ALIGN_KERNELS_H

@@ -2,21 +2,18 @@
 //
 // Checks of roi_align's arguments, its memory, and the division of regions and images among the
 // team.
-#include "xkernels/roi_align.h"
-
-#include <omp.h>
-#include <stdint.h>
-#include <stdlib.h>
-
 #include "ops/roi_align/kernels.h"
+#include "ops/team.h"
 
 namespace {
 
+using xkernels::Cutter;
 using xkernels::RoiAxis;
 using xkernels::RoiKernels;
 using xkernels::RoiPart;
 using xkernels::RoiScratch;
 using xkernels::RoiShare;
+using xkernels::usable;
 
 // Tasks of fewer pooled values run on the calling thread: waking a team takes longer.
 constexpr int64_t kGrain = 4096;
@@ -36,19 +33,6 @@ constexpr int64_t kMinPooledChannels = 8;
 
 // Fewer channels of a part would share cache lines or repeat the preparation of regions too often.
 constexpr int64_t kMinChannels = 16;
-
-#define XK_ENTRY(suffix, name) &xkernels::roi_align_##suffix,
-constexpr const RoiKernels* kImplementations[] = {XK_EACH_ISA(XK_ENTRY)};
-#undef XK_ENTRY
-
-const RoiKernels* implementation() {
-  const int isa = xkernels::isa_index();
-  return isa < 0 ? nullptr : kImplementations[isa];
-}
-
-bool usable(const void* pointer, uintptr_t width) {
-  return pointer != nullptr && reinterpret_cast<uintptr_t>(pointer) % width == 0;
-}
 
 // The product, or -1 if it is above kMaxValues. The factors are at least 0, or -1 for a product
 // that was.
@@ -77,66 +61,41 @@ bool boxes_valid(const xk_roi_align_task& task, const float* boxes) {
   return true;
 }
 
-bool valid(const xk_roi_align_task* given, const void* values, const float* boxes, const void* bins,
-           int values_width, int bins_width) {
+int32_t problem_of(const xk_roi_align_task* given, const void* values, const float* boxes,
+                   const void* bins, bool values_in_fp32) {
+  if (given == nullptr) return XK_INVALID_POINTER;
   const xk_roi_align_task& task = *given;
-  if (task.type < XK_FLOAT32 || task.type > XK_FLOAT16) return false;
-  if (task.images < 0 || task.channels < 0 || task.boxes < 0) return false;
-  if (task.height < 0 || task.height > kMaxSide || task.width < 0 || task.width > kMaxSide) {
-    return false;
+  if (task.type < XK_FLOAT32 || task.type > XK_FLOAT16) return XK_INVALID_TYPE;
+  const auto outside = [](int64_t size, int64_t least, int64_t most) {
+    return size < least || size > most;
+  };
+  if (task.images < 0 || task.channels < 0 || task.boxes < 0 || outside(task.height, 0, kMaxSide) ||
+      outside(task.width, 0, kMaxSide) || outside(task.output_height, 1, kMaxBins) ||
+      outside(task.output_width, 1, kMaxBins)) {
+    return XK_INVALID_SIZE;
   }
-  if (task.output_height < 1 || task.output_height > kMaxBins) return false;
-  if (task.output_width < 1 || task.output_width > kMaxBins) return false;
   const Sizes sizes = sizes_of(task);
-  if (sizes.pixels < 0 || sizes.bins < 0) return false;
-  if (task.boxes == 0) return true;
-  if (task.height == 0 || task.width == 0) return false;
-  if (!usable(boxes, 4) || !boxes_valid(task, boxes)) return false;
-  return task.channels == 0 || (usable(values, static_cast<uintptr_t>(values_width)) &&
-                                usable(bins, static_cast<uintptr_t>(bins_width)));
+  if (sizes.pixels < 0 || sizes.bins < 0) return XK_INVALID_SIZE;
+  if (task.boxes == 0) return 0;
+  if (task.height == 0 || task.width == 0) return XK_NO_PIXELS;
+  const int width = xkernels::width_of(task.type);
+  if (!usable(boxes, 4) || !usable(values, values_in_fp32 ? 4 : width, task.channels) ||
+      !usable(bins, width, task.channels)) {
+    return XK_INVALID_POINTER;
+  }
+  return boxes_valid(task, boxes) ? 0 : XK_INVALID_IMAGE;
 }
 
-// One scratch for each thread, in one block that is not touched before it is used.
-class Memory {
- public:
-  Memory(const xk_roi_align_task& task, int64_t threads)
-      : row_bins_(task.output_height),
-        column_bins_(task.output_width),
-        rows_(entries(task, task.output_height, task.height)),
-        columns_(entries(task, task.output_width, task.width)),
-        line_(task.width),
-        floats_((line_ + task.output_width + xkernels::kRoiMaxLanes + 2 * (rows_ + columns_)) / 2 *
-                    2 +
-                2),
-        bytes_(8 * (row_bins_ + column_bins_ + 2) + 4 * floats_),
-        block_(static_cast<char*>(malloc(static_cast<size_t>(threads * bytes_)))) {}
-  ~Memory() { free(block_); }
-  Memory(const Memory&) = delete;
-  Memory& operator=(const Memory&) = delete;
+// The most pixels that all bins along an axis can read.
+int64_t entries(const xk_roi_align_task& task, int64_t bins, int64_t size) {
+  const int64_t ratio = task.sampling_ratio;
+  return bins * (ratio > 0 && 2 * ratio < size ? 2 * ratio : size);
+}
 
-  bool allocated() const { return block_ != nullptr; }
-
-  RoiScratch of_thread(int64_t thread) const {
-    int64_t* starts = reinterpret_cast<int64_t*>(block_ + thread * bytes_);
-    int32_t* pixels = reinterpret_cast<int32_t*>(starts + row_bins_ + column_bins_ + 2);
-    float* weights = reinterpret_cast<float*>(pixels + rows_ + columns_);
-    float* line = weights + rows_ + columns_;
-    return {{starts, pixels, weights},
-            {starts + row_bins_ + 1, pixels + rows_, weights + rows_},
-            line,
-            line + line_};
-  }
-
- private:
-  // The most pixels that all bins along an axis can read.
-  static int64_t entries(const xk_roi_align_task& task, int64_t bins, int64_t size) {
-    const int64_t ratio = task.sampling_ratio;
-    return bins * (ratio > 0 && 2 * ratio < size ? 2 * ratio : size);
-  }
-
-  int64_t row_bins_, column_bins_, rows_, columns_, line_, floats_, bytes_;
-  char* block_;
-};
+RoiAxis cut_axis(Cutter& cutter, int64_t bins, int64_t entries) {
+  return {cutter.take<int64_t>(bins + 1), cutter.take<int32_t>(entries),
+          cutter.take<float>(entries)};
+}
 
 int64_t at_least_one(int64_t value) { return value < 1 ? 1 : value; }
 
@@ -150,7 +109,7 @@ struct Division {
   int64_t divisible, size, parts;  // rows or channels; how many a part has; parts
 };
 
-Division divide(const xk_roi_align_task& task, int64_t threads, int64_t width) {
+Division divide(const xk_roi_align_task& task, int64_t threads) {
   const int64_t wanted = threads == 1 ? 1 : kPartsOfThread * threads;
   Division by;
   if (task.channels_last) {
@@ -160,7 +119,8 @@ Division divide(const xk_roi_align_task& task, int64_t threads, int64_t width) {
     by.size = divide_up(by.divisible, smaller(divide_up(wanted, by.box_parts), by.divisible));
     by.parts = divide_up(by.divisible, by.size);
   } else {
-    const int64_t fitting = kChannelBytes / (task.height * task.width * width);
+    const int64_t fitting =
+        kChannelBytes / (task.height * task.width * xkernels::width_of(task.type));
     const int64_t most = fitting < kMinPooledChannels ? kMinPooledChannels : fitting;
     by.divisible = task.channels;
     by.size = smaller(divide_up(task.channels, smaller(wanted, task.channels)), most);
@@ -175,20 +135,19 @@ Division divide(const xk_roi_align_task& task, int64_t threads, int64_t width) {
 // Calls visit(scratch, part) for 0 to `parts`, on the team if `values` are many.
 template <typename Visit>
 int32_t visit_parts(const xk_roi_align_task& task, int64_t values, int64_t threads, int64_t parts,
-                    Visit visit) {
+                    const Visit& visit) {
   const bool alone = values < kGrain || threads == 1;
-  const Memory memory(task, alone ? 1 : threads);
+  const auto cut = [&](Cutter& cutter) {
+    return RoiScratch{
+        cut_axis(cutter, task.output_height, entries(task, task.output_height, task.height)),
+        cut_axis(cutter, task.output_width, entries(task, task.output_width, task.width)),
+        cutter.take<float>(task.width),
+        cutter.take<float>(task.output_width + xkernels::kRoiMaxLanes)};
+  };
+  const xkernels::ThreadMemory memory(alone ? 1 : threads, cut);
   if (!memory.allocated()) return XK_REFUSED;
-  if (alone) {
-    for (int64_t part = 0; part < parts; ++part) visit(memory.of_thread(0), part);
-    return 0;
-  }
-#pragma omp parallel default(none) shared(memory, parts, visit)
-  {
-    const RoiScratch scratch = memory.of_thread(omp_get_thread_num());
-#pragma omp for schedule(dynamic)
-    for (int64_t part = 0; part < parts; ++part) visit(scratch, part);
-  }
+  xkernels::run_tasks(parts, !alone,
+                      [&](int64_t part, int64_t thread) { visit(memory.of_thread(thread), part); });
   return 0;
 }
 
@@ -196,15 +155,14 @@ int32_t visit_parts(const xk_roi_align_task& task, int64_t values, int64_t threa
 
 int32_t xk_roi_align(const xk_roi_align_task* task, const void* images, const float* boxes,
                      void* output) {
-  if (task == nullptr) return XK_INVALID_ARGUMENT;
-  const int width = task->type == XK_FLOAT32 ? 4 : 2;
-  if (!valid(task, images, boxes, output, width, width)) return XK_INVALID_ARGUMENT;
-  const RoiKernels* kernels = implementation();
+  const int32_t problem = problem_of(task, images, boxes, output, false);
+  if (problem != 0) return problem;
+  const RoiKernels* kernels = xkernels::kernels<RoiKernels>();
   if (kernels == nullptr) return XK_NO_ISA;
   const int64_t values = sizes_of(*task).bins;
   if (values == 0) return 0;
   const int64_t threads = omp_get_max_threads();
-  const Division whole = divide(*task, threads, width);
+  const Division whole = divide(*task, threads);
   return visit_parts(*task, values, threads, whole.box_parts * whole.parts,
                      [=](const RoiScratch& scratch, int64_t part) {
                        const int64_t box = part % whole.box_parts * whole.boxes;
@@ -217,10 +175,9 @@ int32_t xk_roi_align(const xk_roi_align_task* task, const void* images, const fl
 
 int32_t xk_roi_align_backward(const xk_roi_align_task* task, const void* gradients,
                               const float* boxes, float* sums) {
-  if (task == nullptr) return XK_INVALID_ARGUMENT;
-  const int width = task->type == XK_FLOAT32 ? 4 : 2;
-  if (!valid(task, sums, boxes, gradients, 4, width)) return XK_INVALID_ARGUMENT;
-  const RoiKernels* kernels = implementation();
+  const int32_t problem = problem_of(task, sums, boxes, gradients, true);
+  if (problem != 0) return problem;
+  const RoiKernels* kernels = xkernels::kernels<RoiKernels>();
   if (kernels == nullptr) return XK_NO_ISA;
   const int64_t values = sizes_of(*task).bins;
   if (values == 0) return 0;

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 
 from xlaunch.doctor.checks.findings import Check, Facts, Finding, Severity, is_live
-from xlaunch.wording import size
+from xlaunch.text import size
 
 TITLE = "Caches"
 
@@ -23,7 +23,7 @@ OPTION = "xlaunch --cache-dir DIRECTORY PROGRAM"
 
 def show_directory(facts: Facts) -> Iterator[Finding]:
     """What would keep a launch from using its default directory. Nothing is made."""
-    from xlaunch.cache.directories import check_base
+    from xlaunch.cache.store import why_unusable
     from xlaunch.cache.use import default_directory
 
     base = default_directory(facts.environment)
@@ -34,7 +34,7 @@ def show_directory(facts: Facts) -> Iterator[Finding]:
     while not os.path.lexists(here):
         here = os.path.dirname(here)
     try:
-        refusal = check_base(base)
+        refusal = why_unusable(base)
         if refusal is None and not os.access(here, os.W_OK | os.X_OK):
             refusal = f"{here} is not writable"
         status = os.statvfs(here)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from xlaunch.doctor.checks.findings import Check, Facts, Finding, Severity
-from xlaunch.wording import counted
+from xlaunch.text import counted
 
 TITLE = "Container"
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from xlaunch.doctor.checks.findings import Check, Facts, Finding, Severity
 from xlaunch.machine.cpu_list import format_cpu_list, name_numbers
 from xlaunch.machine.cpuinfo import parse_cpuinfo
-from xlaunch.wording import counted
+from xlaunch.text import counted
 
 TITLE = "CPU"
 

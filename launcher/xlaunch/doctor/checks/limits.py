@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from xlaunch.doctor.checks.findings import Check, Facts, Finding, Severity, is_live
 from xlaunch.machine.cgroups import ControlGroups
-from xlaunch.wording import counted, size
+from xlaunch.text import counted, size
 
 TITLE = "Limits"
 

@@ -15,7 +15,7 @@ TITLE = "Load"
 def show_load(facts: Facts) -> Iterator[Finding]:
     """Sample for half a second, if anything else is runnable, as a supervised run does."""
     # Imported here: they need what only Linux has.
-    from xlaunch.report.occupancy import SAMPLE_S, Occupancy, StolenTime, anything_runs
+    from xlaunch.supervision.other_work import SAMPLE_S, Occupancy, StolenTime, anything_runs
 
     if not anything_runs():
         yield Finding(Severity.OK, "no other process is running")

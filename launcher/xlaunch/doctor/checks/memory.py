@@ -7,9 +7,9 @@ import os
 from collections.abc import Iterator
 
 from xlaunch.doctor.checks.findings import Check, Facts, Finding, Severity, is_live
-from xlaunch.environment.pages import SYSTEM_MODE_FILE, SystemMode, system_mode
+from xlaunch.environment.huge_pages import SYSTEM_MODE_FILE, SystemMode, system_mode
 from xlaunch.machine.cgroups import ControlGroups
-from xlaunch.wording import size
+from xlaunch.text import size
 
 TITLE = "Memory"
 

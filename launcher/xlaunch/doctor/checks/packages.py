@@ -14,7 +14,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from xlaunch.doctor.checks.findings import Check, Facts, Finding, Severity, has_environment
-from xlaunch.environment.prefix import find_installed, site_directories
+from xlaunch.environment.python_environment import find_installed, site_directories
 from xlaunch.machine.gpus import Vendor, read_driver_version, read_gpus
 
 TITLE = "Packages"

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import ast
 import enum
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from xlaunch.doctor.lint.facts import (
     Binding,
-    Block,
+    Call,
     Facts,
     Function,
     Scope,
@@ -30,9 +31,7 @@ class Kind(enum.Enum):
     """A model or layer: a `torch.nn.Module`."""
     OUTPUT = "output"
     """What a module returns: a tensor, or several."""
-    OPTIMIZER = "optimizer"
     LOADER = "loader"
-    DEVICE = "device"
     OTHER = "other"
     """Known to be none of these, such as a number."""
 
@@ -107,11 +106,6 @@ _MODULE_ROOTS = frozenset(
 LIGHTNING = frozenset(("lightning", "pytorch_lightning", "lightning_fabric"))
 """They move, switch and wait by themselves."""
 
-CLOCKS = frozenset(
-    f"time.{name}{unit}" for name in ("time", "perf_counter", "monotonic") for unit in ("", "_ns")
-) | {"timeit.default_timer"}
-"""Functions that read a clock."""
-
 _MODULE_METHODS = frozenset(("parameters", "named_parameters", "modules", "named_modules", "eval"))
 _DEPTH = 30
 """Expressions that are nested deeper are not understood."""
@@ -156,6 +150,12 @@ class Names:
     def call_name(self, node: ast.expr | None, scope: Scope) -> str:
         """The full name of what a call calls; empty for any other expression."""
         return (self.full(node.func, scope) or "") if isinstance(node, ast.Call) else ""
+
+    def calls_named(self, full: str) -> Iterator[Call]:
+        """The calls of what an import makes known by this full name."""
+        for call in self.facts.called.get(full.rpartition(".")[2], ()):
+            if self.full(call.node.func, call.scope) == full:
+                yield call
 
     def is_kind(self, node: ast.AST | None, scope: Scope, *kinds: Kind) -> bool:
         """Whether an expression is known to hold one of `kinds`."""
@@ -210,19 +210,6 @@ class Names:
             if inner is not None and depth < _DEPTH and self.is_module_class(inner, depth + 1):
                 return True
         return False
-
-    def binding_before(
-        self, name: str, scope: Scope, position: tuple[int, int], within: Block
-    ) -> Binding | None:
-        """The last binding of a local name before a place, if it is sure to have run by then.
-
-        `within`: the block of the place. None if the last one stands in a branch.
-        """
-        before = [one for one in scope.bindings.get(name, ()) if one.position <= position]
-        if not before:
-            return None
-        last = max(before, key=lambda one: one.position)
-        return last if within.is_within(last.block) else None
 
     def owner(self, scope: Scope, receiver: str) -> Scope | None:
         """The scope that binds a receiver such as ``model`` or ``self.model``."""
@@ -303,8 +290,6 @@ class Names:
             guess = Kind.TENSOR
         elif methods & _MODULE_METHODS:
             guess = Kind.MODULE
-        elif {"zero_grad", "step"} <= methods:
-            guess = Kind.OPTIMIZER
         if guess is None or any(one.kind is not guess for one in others):
             return None
         return Value(guess)
@@ -447,14 +432,12 @@ def _kind_of_call(name: str) -> Kind | None:
         return Kind.TENSOR
     if name.startswith("torch.nn.") and _is_class(name) and ".utils." not in name:
         return Kind.MODULE
-    if name.startswith("torch.optim.") and _is_class(name) and "lr_scheduler" not in name:
-        return Kind.OPTIMIZER
     if name.startswith("torch.") and name.removeprefix("torch.") in _TENSOR_FUNCTIONS:
         return Kind.TENSOR
     if name.startswith(_MODELS):
         last = name.rpartition(".")[2]
         return Kind.MODULE if not last.startswith(("get_model_", "get_weight", "list_")) else None
-    return _MADE.get(name)
+    return Kind.LOADER if name == "torch.utils.data.DataLoader" else None
 
 
 def _kind_of_method(value: Value, method: str) -> Value | None:
@@ -482,22 +465,13 @@ _ALIASES = (
     ("torch.nn.parallel.DataParallel", "torch.nn.DataParallel"),
     ("torch.utils.data.dataloader.", "torch.utils.data."),
     ("torch.utils.data.dataset.", "torch.utils.data."),
-    ("torch.optim.adam.", "torch.optim."),
-    ("torch.optim.sgd.", "torch.optim."),
-    ("torch.optim.adamw.", "torch.optim."),
 )
-_MADE = {
-    "torch.utils.data.DataLoader": Kind.LOADER,
-    "torch.device": Kind.DEVICE,
-}
 _ANNOTATIONS = {
     "torch.Tensor": Kind.TENSOR,
     "torch.FloatTensor": Kind.TENSOR,
     "torch.LongTensor": Kind.TENSOR,
     "torch.nn.Module": Kind.MODULE,
-    "torch.optim.Optimizer": Kind.OPTIMIZER,
     "torch.utils.data.DataLoader": Kind.LOADER,
-    "torch.device": Kind.DEVICE,
 }
 
 

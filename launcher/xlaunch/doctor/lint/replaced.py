@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from xlaunch.doctor.lint.facts import Block, Function, Problem
@@ -81,8 +82,8 @@ def _is_optional(block: Block, words: tuple[str, ...]) -> bool:
             if any(word in test for word in words):
                 return True
         # The other branch has the successor already.
-        if isinstance(around.node, ast.If | ast.IfExp | ast.Try) and "torch.amp." in ast.unparse(
-            around.node
+        if isinstance(around.node, ast.If | ast.IfExp | ast.Try) and re.search(
+            r"torch\.amp\b", ast.unparse(around.node)
         ):
             return True
     return False

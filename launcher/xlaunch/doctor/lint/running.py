@@ -44,7 +44,7 @@ _SUBJECTS = re.compile(
 _IS_TEST = re.compile(r"(^|[/\\])(test_[^/\\]*|[^/\\]*_test|conftest)\.py$")
 _TESTS = re.compile(r"(unittest|pytest|torch\.testing)\b(?!\.mock)")
 """What tests, and the helpers of tests, import."""
-_SPEED = ("XL1", "XL012", "XL021", "XL030", "XL031", "XL041")
+_SPEED = ("XL1", "XL030", "XL031", "XL041")
 """Rules about speed, which tests do not need."""
 
 _FEW_FILES = 48
@@ -253,7 +253,7 @@ def _read_table(table: dict[str, Any], path: str) -> Selection:
         if key not in Selection._fields:
             raise UsageError(f"{place}: there is no option {key!r}; there are select and ignore")
         if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-            raise UsageError(f'{place}: {key} must be a list of codes such as ["XL012"]')
+            raise UsageError(f'{place}: {key} must be a list of codes such as ["XL030"]')
         try:
             check_codes(value)
         except UsageError as error:

@@ -6,8 +6,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from xlaunch.doctor.lint.facts import Block, Function, Problem, dotted
-from xlaunch.doctor.lint.names import CLOCKS, Names
+from xlaunch.doctor.lint.facts import Block, Problem, dotted
+from xlaunch.doctor.lint.names import Names
 
 VARIABLES = frozenset(
     (
@@ -82,46 +82,18 @@ def _settings(names: Names) -> Iterator[tuple[ast.expr | ast.stmt, str, Block]]:
 
 
 def _fixed(names: Names) -> Iterator[Problem]:
-    facts = names.facts
-    calls = [
-        call
-        for call in facts.called.get("set_num_threads", ())
-        if names.full(call.node.func, call.scope) == "torch.set_num_threads"
-    ]
-    # Counts that are compared, restored, or make sums reproducible are meant.
-    # So is one thread for each of several processes.
-    meant = {
-        "get_num_threads",
-        "deterministic",
-        "use_deterministic_algorithms",
-        "init_process_group",
-    }
-    if meant & facts.words or len(calls) > 1:
+    # Counts that are compared or restored are meant, and so is one thread.
+    if "get_num_threads" in names.facts.words:
         return
-    for call in calls:
+    for call in names.calls_named("torch.set_num_threads"):
         count = call.node.args[0] if call.node.args else None
-        if not (isinstance(count, ast.Constant) and type(count.value) is int):
-            continue
-        function = call.scope.node
-        in_worker = isinstance(function, Function | ast.Lambda) and (
-            any(
-                word in getattr(function, "name", "lambda") for word in ("worker", "init", "lambda")
+        if isinstance(count, ast.Constant) and type(count.value) is int and count.value > 1:
+            yield (
+                call.node,
+                "XL041",
+                f"torch.set_num_threads({count.value}) fixes the count on every machine and overrides "
+                f"what a launcher set; leave it out, and choose with xlaunch --ncores",
             )
-            or bool(facts.modules() & _STARTING)
-            or "multiprocessing" in facts.words
-        )
-        # A measurement says how many threads it is of.
-        measures = any(
-            names.full(one.node.func, one.scope) in CLOCKS for one in facts.within[call.scope]
-        )
-        if in_worker or measures or call.block.loops():
-            continue
-        yield (
-            call.node,
-            "XL041",
-            f"torch.set_num_threads({count.value}) fixes the count on every machine and overrides "
-            f"what a launcher set; leave it out, and choose with xlaunch --ncores",
-        )
 
 
 def _typing(block: Block) -> bool:

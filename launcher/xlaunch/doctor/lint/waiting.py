@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""XL03x: what makes the device wait for the CPU, or the CPU for a compiler; timing that does not wait."""
+"""XL03x: what makes the device wait for the CPU; timing that does not wait."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import ast
 from collections.abc import Iterator
 
 from xlaunch.doctor.lint.facts import Block, Call, Problem, Scope, dotted, operands
-from xlaunch.doctor.lint.names import CLOCKS, Kind
-from xlaunch.doctor.lint.work import ModuleCall, Work, bound_in, names_in
+from xlaunch.doctor.lint.names import Kind
+from xlaunch.doctor.lint.work import Work
 
 _WAITING = frozenset(
     (
@@ -16,26 +16,33 @@ _WAITING = frozenset(
         "print", "synchronize", "tolist", "wait",
     )
 )  # fmt: skip
+_CLOCKS = frozenset(
+    f"time.{name}{unit}" for name in ("time", "perf_counter", "monotonic") for unit in ("", "_ns")
+) | {"timeit.default_timer"}
 
 
 def check_waiting(work: Work) -> Iterator[Problem]:
-    """Reads in hot loops, clocks around work that is queued, compilation in loops."""
-    if work.uses_device:
-        lines = set()
-        for step in work.steps:
-            for call in work.within(step):
-                if call.block.loops()[0] is not step or _is_conditional(call.block, step):
-                    continue
-                if call.line not in lines and (problem := _read(work, call)) is not None:
-                    lines.add(call.line)
-                    yield problem
-        yield from _timings(work)
-    yield from _compilations(work)
+    """Reads in hot loops, and clocks around work that is queued."""
+    if not work.uses_device:
+        return
+    lines = set()
+    for step in work.steps:
+        for call in work.within(step):
+            if call.block.loops()[0] is not step or _is_conditional(call.block, step):
+                continue
+            if call.line not in lines and (problem := _read(work, call)) is not None:
+                lines.add(call.line)
+                yield problem
+    yield from _timings(work)
 
 
 def _read(work: Work, call: Call) -> Problem | None:
     if call.receiver is not None:
-        if call.name in ("item", "cpu", "tolist") and _is_computed(work, call.receiver, call.scope):
+        # Outputs are copied because they are needed on the CPU; losses, to be shown.
+        reads = call.name == "item" or (
+            call.name in ("cpu", "tolist") and "loss" in ast.unparse(call.receiver).lower()
+        )
+        if reads and _is_computed(work, call.receiver, call.scope):
             return _wait(call.node, f"{dotted(call.receiver) or 'a tensor'}.{call.name}()")
     elif call.name in ("print", "float"):
         for given in call.node.args:
@@ -93,38 +100,11 @@ def _is_conditional(block: Block, step: Block) -> bool:
     return False
 
 
-def _depends_on_round(block: Block, loop: Block) -> bool:
-    """Whether a condition around code in a loop reads what the loop changes."""
-    changed = bound_in(loop)
-    for one in block.outwards():
-        if one is loop:
-            break
-        if isinstance(one.node, ast.Try):
-            return True
-        if isinstance(one.node, ast.If | ast.IfExp) and names_in(one.node.test) & changed:
-            return True
-    return False
-
-
 def _timings(work: Work) -> Iterator[Problem]:
-    for region, called, node in timed_calls(work):
-        if not (work.is_moved(called.text, called.call.scope)):
-            continue
-        if any(one.name in _WAITING or "sync" in one.name for one in region):
-            continue
-        yield (
-            node,
-            "XL031",
-            f"this measures how long {called.text}() takes to be queued; call "
-            f"torch.cuda.synchronize() before both clocks are read",
-        )
-
-
-def timed_calls(work: Work) -> Iterator[tuple[list[Call], ModuleCall, ast.BinOp]]:
-    """Calls between two readings of a clock, the first model called there, and the difference."""
     for difference, block in work.facts.differences:
-        start = _reading(work, difference.right, block, (difference.lineno, difference.col_offset))
-        end = _reading(work, difference.left, block, (difference.lineno, difference.col_offset))
+        position = (difference.lineno, difference.col_offset)
+        start = _reading(work, difference.right, block, position)
+        end = _reading(work, difference.left, block, position)
         if start is None or end is None:
             continue
         region = [
@@ -133,28 +113,32 @@ def timed_calls(work: Work) -> Iterator[tuple[list[Call], ModuleCall, ast.BinOp]
             if start < call.position
             and (call.node.end_lineno or 0, call.node.end_col_offset or 0) <= end
         ]
-        called = next(
-            (one for one in work.module_calls if one.call in region and not work.is_loss(one)),
-            None,
-        )
-        if called is None:
+        called = next((one for one in work.module_calls if one.call in region), None)
+        if called is None or not work.is_moved(called.text, called.call.scope):
             continue
         # Over the batches of a loader, what is still queued at the end hardly counts.
-        if any(
+        over_loader = any(
             isinstance(loop.node, ast.For)
             and work.names.is_kind(loop.node.iter, loop.scope, Kind.LOADER)
             and start < (loop.node.lineno, 0)
             for loop in called.call.block.loops()
+        )
+        if not over_loader and not any(
+            one.name in _WAITING or "sync" in one.name for one in region
         ):
-            continue
-        yield region, called, difference
+            yield (
+                difference,
+                "XL031",
+                f"this measures how long {called.text}() takes to be queued; call "
+                f"torch.cuda.synchronize() before both clocks are read",
+            )
 
 
 def _reading(
     work: Work, node: ast.expr, block: Block, position: tuple[int, int]
 ) -> tuple[int, int] | None:
     """Where a clock was read for a value."""
-    if work.names.call_name(node, block.scope) in CLOCKS:
+    if work.names.call_name(node, block.scope) in _CLOCKS:
         return node.lineno, node.col_offset
     if isinstance(node, ast.Name):
         bound = [one for one in block.scope.bindings.get(node.id, ()) if one.position <= position]
@@ -163,29 +147,7 @@ def _reading(
             last is not None
             and last.how == "is"
             and isinstance(last.node, ast.expr)
-            and work.names.call_name(last.node, block.scope) in CLOCKS
+            and work.names.call_name(last.node, block.scope) in _CLOCKS
         ):
             return last.position
     return None
-
-
-def _compilations(work: Work) -> Iterator[Problem]:
-    for call in work.facts.called.get("compile", ()):
-        if work.names.full(call.node.func, call.scope) != "torch.compile":
-            continue
-        loops = [one for one in call.block.loops() if isinstance(one.node, ast.For | ast.While)]
-        if not loops or "reset" in work.facts.words:
-            continue
-        # torch keeps what it compiled of a function with the function's code.
-        compiled = call.node.args[0] if call.node.args else None
-        if isinstance(compiled, ast.Name):
-            home = call.scope.find(compiled.id)
-            if home is not None and home.bindings[compiled.id][0].how == "function":
-                continue
-        read = set().union(set(), *(names_in(one) for one in call.passed))
-        if not read & bound_in(loops[0], call.node) and not _depends_on_round(call.block, loops[0]):
-            yield (
-                call.node,
-                "XL032",
-                "torch.compile in a loop may compile again in every round; compile once before it",
-            )

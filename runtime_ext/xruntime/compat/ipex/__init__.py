@@ -7,25 +7,29 @@
 
 docs/migration-ipex.md lists call by call what each becomes. Names that are gone raise an AttributeError
 that says what to use. Importing this module changes nothing in torch, except that TorchScript files with
-INT8 modules can be loaded.
+INT8 modules can be loaded, and that IPEX_FP32_MATH_MODE is followed where it is set.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 # Registers the operator that saved traces contain.
 import xruntime.compat.ipex.int8_operator  # noqa: F401
-from xruntime.compat.ipex.gone import missing
+from xruntime.compat.ipex.replacements import missing
 
 if TYPE_CHECKING:
     from torch.backends.mkldnn import VERBOSE_OFF, VERBOSE_ON, VERBOSE_ON_CREATION, verbose
 
     from xruntime.compat.ipex import cpu, nn, optim, quantization
     from xruntime.compat.ipex.optimizing import optimize
-    from xruntime.compat.ipex.precision import (
+    from xruntime.compat.ipex.switches import (
         FP32MathMode,
+        disable_auto_channels_last,
+        enable_auto_channels_last,
+        enable_onednn_fusion,
         get_fp32_math_mode,
         set_fp32_math_mode,
     )
@@ -36,6 +40,9 @@ __all__ = [
     "VERBOSE_ON_CREATION",
     "FP32MathMode",
     "cpu",
+    "disable_auto_channels_last",
+    "enable_auto_channels_last",
+    "enable_onednn_fusion",
     "get_fp32_math_mode",
     "nn",
     "optim",
@@ -52,14 +59,15 @@ _HERE = "xruntime.compat.ipex"
 _ONEDNN = "torch.backends.mkldnn"
 
 _PLACES = {
-    "FP32MathMode": f"{_HERE}.precision",
-    "VERBOSE_OFF": _ONEDNN,
-    "VERBOSE_ON": _ONEDNN,
-    "VERBOSE_ON_CREATION": _ONEDNN,
-    "get_fp32_math_mode": f"{_HERE}.precision",
     "optimize": f"{_HERE}.optimizing",
-    "set_fp32_math_mode": f"{_HERE}.precision",
-    "verbose": _ONEDNN,
+    **dict.fromkeys(("VERBOSE_OFF", "VERBOSE_ON", "VERBOSE_ON_CREATION", "verbose"), _ONEDNN),
+    **dict.fromkeys(
+        (
+            *("FP32MathMode", "get_fp32_math_mode", "set_fp32_math_mode", "enable_onednn_fusion"),
+            *("disable_auto_channels_last", "enable_auto_channels_last"),
+        ),
+        f"{_HERE}.switches",
+    ),
 }
 """The module of each name, which is imported when the name is first used."""
 
@@ -70,7 +78,7 @@ def __getattr__(name: str) -> Any:
     if name in _SUBMODULES:
         return importlib.import_module(f"{_HERE}.{name}")
     if name not in _PLACES:
-        raise missing(__name__, name)
+        missing(__name__, name)
     value = getattr(importlib.import_module(_PLACES[name]), name)
     globals()[name] = value
     return value
@@ -78,3 +86,9 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+if os.environ.get("IPEX_FP32_MATH_MODE"):
+    from xruntime.compat.ipex.switches import follow_environment
+
+    follow_environment()

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ipex.optimize`: xruntime.optimize with the arguments of the extension."""
+"""`ipex.optimize`: xruntime.optimize with the arguments of the extension; and its compiler's name."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import torch
 from torch import nn
 
-from xruntime.compat.ipex.reports import report
+from xruntime.compat.ipex import switches
+from xruntime.compat.ipex.replacements import report
 from xruntime.optimization import INFERENCE, TRAINING
 from xruntime.optimization import optimize as _optimize
 
@@ -54,7 +56,7 @@ def optimize(
         An eager module on the CPU: in eval mode without an optimizer. A TorchScript module is returned as
         it is.
     dtype, optimizer, level, inplace
-        As for xruntime.optimize.
+        As for xruntime.optimize. With level="O0", float32 is accepted: it changes nothing.
     sample_input
         A tensor, or a tuple of arguments. With it, each change is checked on the sample and undone if the
         outputs differ.
@@ -90,6 +92,8 @@ def optimize(
         if value is not None:
             report(f"optimize({name}={value!r}) has no effect: {_WITHOUT_EFFECT[name]}")
     passes, unused = _switches(given, training=optimizer is not None)
+    if switches.channels_last is not None:
+        passes["channels_last"] = switches.channels_last
     for name in unused:
         kind = "inference" if optimizer is not None else "training"
         report(f"optimize({name}={given[name]!r}) has no effect here: it is for {kind}")
@@ -103,7 +107,7 @@ def optimize(
         else:
             graph = "auto"
     options: dict[str, Any] = {
-        "dtype": dtype,
+        "dtype": None if level == "O0" and dtype is torch.float32 else dtype,
         "sample_input": sample_input,
         "level": level,
         "inplace": inplace,
@@ -129,3 +133,21 @@ def _switches(
         elif value:
             unused.append(name)
     return passes, unused
+
+
+def compile_backend(
+    graph: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Any:
+    """Compile by Inductor for ``torch.compile(model, backend="ipex")``; say once that the name can go."""
+    from torch._inductor import list_mode_options
+    from torch._inductor.compile_fx import compile_fx
+
+    report(
+        'torch.compile(backend="ipex") compiles by Inductor, torch\'s default: leave the backend out'
+    )
+    patches = {**(list_mode_options(mode) if mode else {}), **(options or {})}
+    return compile_fx(graph, inputs, config_patches=patches)

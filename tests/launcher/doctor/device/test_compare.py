@@ -16,7 +16,7 @@ from xlaunch.doctor.device_compare import (
     request_for,
     run_all,
 )
-from xlaunch.measurement.metrics import MetricSeries, MetricTotal
+from xlaunch.metrics.collector import MetricSeries, MetricTotal
 from xlaunch.planning.request import Request
 from xlaunch.report import Report
 

@@ -137,7 +137,7 @@ def test_configuration(tmp_path: Path):
     assert ask("doctor", "--ignore", "XL05", ".", cwd=tmp_path).code == 1
     assert ask("plan", cwd=tmp_path).code == 0
     for text, told in (
-        ("ignore = 3", 'ignore must be a list of codes such as ["XL012"]'),
+        ("ignore = 3", 'ignore must be a list of codes such as ["XL030"]'),
         ("ignore = ['XL9']", "ignore: there is no rule 'XL9'"),
         ("omit = []", "there is no option 'omit'; there are select and ignore"),
         ("= 1", "is not TOML"),

@@ -88,26 +88,8 @@ FOUND = {
     ],
     "XL011": [
         WHOLE.replace("        x, y = x.to(device), y.to(device)\n", "        y = y.to(device)\n"),
-        WHOLE.replace("x, y = x.to(device), y.to(device)", "x = x.to(device)"),
-        WHOLE.replace("Net().to(device)", "Net()")
-        .replace("test(model, device, test_loader)", "")
-        .replace(EVALUATE, ""),
-        MODEL + "model = Net()\nmodel(torch.ones(3).cuda())",
-    ],
-    "XL012": [
-        WHOLE.replace(
-            "        optimizer.zero_grad()\n",
-            "        optimizer.zero_grad()\n        m = torch.zeros(3)\n        m = m.to(device)\n",
-        ),
-    ],
-    "XL013": [
-        WHOLE + "x = torch.ones(3, device='cuda')",
-        WHOLE + "model.cuda()",
-        WHOLE + "x = unknown.to('cuda:0')",
     ],
     "XL020": [WHOLE.replace("    model.eval()\n", "")],
-    "XL021": [WHOLE.replace("    with torch.no_grad():\n", "    if True:\n")],
-    "XL022": [WHOLE.replace("    model.train()\n", "")],
     "XL023": [
         MODEL + "def run(data):\n    for x in DataLoader(data, num_workers=4): ...\n"
         "for epoch in range(3):\n    run(everything)\n",
@@ -124,9 +106,6 @@ FOUND = {
         MODEL + "import time\nmodel = Net().cuda()\nx = torch.ones(3, device='cuda')\n"
         "torch.cuda.synchronize()\nstart = time.time()\nfor _ in range(9):\n    model(x)\n"
         "end = time.time()\nprint(end - start)\n",
-    ],
-    "XL032": [
-        MODEL + "model = Net()\nwhile True:\n    model = torch.compile(model)\n    model(x)\n",
     ],
     "XL040": [
         "import numpy as np\nimport os\nos.environ.setdefault('MKL_NUM_THREADS', '2')",
@@ -174,51 +153,27 @@ LEFT_ALONE = {
     "what a function returns may be moved": MODEL
     + "def build():\n    net = Net()\n    net.to('cuda')\n    return net\n"
     "model = build()\nmodel(torch.ones(3).cuda())",
-    "a condition about devices": WHOLE + "if device.type == 'cuda':\n    model.cuda()",
-    "the device is required": WHOLE + "assert torch.cuda.is_available()\nmodel.cuda()",
-    "no choice of devices": MODEL + "model = Net().cuda()",
     "reads now and then": WHOLE.replace(
         "loss.backward()\n", "loss.backward()\n        if step % 9 == 0:\n            print(loss.item())\n"
+    ),
+    "outputs that are kept": WHOLE.replace(
+        "loss.backward()\n", "loss.backward()\n        kept.append(model(x).cpu().numpy())\n"
     ),
     "reads without a device": MODEL
     + "model = Net()\nfor x, y in DataLoader(data):\n    loss = F.cross_entropy(model(x), y)\n"
     "    loss.backward()\n    total += loss.item()\n",
-    "a decorator": WHOLE.replace("    with torch.no_grad():\n", "    if True:\n").replace(
-        "def test", "@torch.inference_mode()\ndef test"
-    ),
-    "the caller": WHOLE.replace("    with torch.no_grad():\n", "    if True:\n").replace(
-        "    test(model", "    with torch.no_grad(): test(model"
-    ),
     "a loader for each fold": MODEL
     + "for fold in folds:\n    loader = DataLoader(fold, num_workers=2)\n",
-    "compiled in several ways": MODEL
-    + "model = Net()\nfor mode in modes:\n    fast = torch.compile(model, mode=mode)",
     "threads for children": "import os, subprocess, torch\nos.environ['OMP_NUM_THREADS'] = '1'",
+    "threads of a test": "import pytest, torch\ntorch.set_num_threads(2)",
     "threads that are compared": "import torch\nfor n in counts:\n    torch.set_num_threads(n)",
-    "one thread for the same bits": "import torch\ntorch.backends.cudnn.deterministic = True\n"
-    "torch.set_num_threads(1)",
-    "a measurement of one thread": "import time, torch\ntorch.set_num_threads(1)\nstart = time.time()",
-    "threads of a test": "import pytest, torch\ntorch.set_num_threads(1)",
-    "filled before it is moved": WHOLE.replace(
-        "        optimizer.zero_grad()\n",
-        "        m = torch.zeros(3)\n        m[y] = 1\n        m = m.to(device)\n",
-    ),
-    "an attack in an evaluation": WHOLE.replace(
-        "    with torch.no_grad():\n", "    if True:\n"
-    ).replace("output = model(", "x = attack(model, x)\n            output = model("),
-    "one thread a process": "import torch\ntorch.distributed.init_process_group()\n"
-    "torch.set_num_threads(1)",
-    "created once for many steps": MODEL + "model = Net().cuda()\nfor restart in range(9):\n"
-    "    x = torch.zeros(3).cuda()\n    for step in range(99):\n        model(x).sum().backward()\n",
-    "created in a test": MODEL + "def _test():\n    model = Net().cuda()\n"
-    "    for n in sizes:\n        model(torch.zeros(n).cuda())\n",
-    "shapes without data": WHOLE.replace(
-        "        optimizer.zero_grad()\n", "        m = torch.zeros(3).to('meta')\n"
-    ),
-    "threads of a worker": "import torch\ndef worker_init(n):\n    torch.set_num_threads(1)",
+    "one thread on purpose": "import torch\ntorch.set_num_threads(1)",
+    "threads that are restored": "import torch\nn = torch.get_num_threads()\ntorch.set_num_threads(4)",
     "an optional extension": "try:\n    import intel_extension_for_pytorch\nexcept ImportError: ...",
     "autocast by version": "import torch\nif version >= (2, 4):\n    a = torch.amp.autocast('cuda')\n"
     "else:\n    a = torch.cuda.amp.autocast()",
+    "the name of another version": "import torch\nif NEW:\n    from torch.amp import GradScaler\n"
+    "else:\n    from torch.cuda.amp import GradScaler",
     "named, not used": "import torch\nx in (torch.cuda.amp.autocast, 1)",
 }  # fmt: skip
 
@@ -231,14 +186,12 @@ class Pictures:
 """
 NOT_ADVISED = {
     "data in memory": (
-        "import torch\nclass Windows:\n    def __getitem__(self, i):\n"
-        "        return torch.tensor(self.values[i : i + 9])\n"
-        "loader = torch.utils.data.DataLoader(Windows(), batch_size=9)",
-        "torch.tensor(",
-        "read(",
+        "import numpy\n" + MODEL + "loader = DataLoader(data, batch_size=9)",
+        "import numpy",
+        "import torchvision",
     ),
     "no workers by choice": (
-        MODEL + "loader = DataLoader(data, batch_size=9, num_workers=0)",
+        "import torchvision\n" + MODEL + "loader = DataLoader(data, batch_size=9, num_workers=0)",
         ", num_workers=0",
         "",
     ),
@@ -248,36 +201,10 @@ NOT_ADVISED = {
         "=4",
     ),
     "a mask": ("import torch\n" + DATASET.replace("image", "mask"), "mask", "image"),
-    "an evaluation set": (
-        "import torch\n" + DATASET.replace("Pictures", "EvalPictures"),
-        "Eval",
-        "",
-    ),
     "one tensor": (
         "import torch\noptimizer = torch.optim.Adam([alpha])",
         "[alpha]",
         "parameters",
-    ),
-    "a smoke test": (
-        "from torchvision.models import resnet50\nmodel = resnet50()\nif True:\n    model(images)",
-        "if True",
-        "for images in batches",
-    ),
-    "patches": (
-        "from torchvision.models import vit_b_16\nm = vit_b_16()\nfor x in batches:\n    m(x)",
-        "vit_b_16",
-        "resnet50",
-    ),
-    "wrapped again": (
-        WHOLE + "if isinstance(model, nn.DataParallel):\n    model = nn.DataParallel(model.module)",
-        "isinstance(model, nn.DataParallel)",
-        "several",
-    ),
-    "the time of an export": (
-        MODEL + "import time\nmodel = Net()\nstart = time.time()\ny = model(x)\nexport(model)\n"
-        "print(time.time() - start)",
-        "export",
-        "prepare",
     ),
 }  # fmt: skip
 """A script without advice, a part of it, and what makes it a script with advice in its place."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, NoReturn, ParamSpec, TypeVar
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
 
 import xruntime
 from xlaunch.machine.cpu_list import format_cpu_list
-from xruntime.compat.ipex.gone import missing
+from xruntime.compat.ipex.replacements import missing
 from xruntime.streams.hints import MultiStreamModuleHint
 from xruntime.streams.module import AUTO
 from xruntime.streams.module import MultiStreamModule as _MultiStreamModule
@@ -125,5 +126,4 @@ class MultiStreamModule(_MultiStreamModule):
         self._search = None
 
 
-def __getattr__(name: str) -> NoReturn:
-    raise missing(__name__, name)
+__getattr__ = partial(missing, __name__)

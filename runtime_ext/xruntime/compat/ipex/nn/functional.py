@@ -3,13 +3,25 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+from functools import partial, reduce
 
-from xruntime.compat.ipex.gone import missing
-from xruntime.nn import interaction
+import torch
+
+from xruntime import nn
+from xruntime.compat.ipex.replacements import missing
 
 __all__ = ["interaction"]
 
 
-def __getattr__(name: str) -> NoReturn:
-    raise missing(__name__, name)
+def interaction(*tensors: torch.Tensor) -> torch.Tensor:
+    """`xruntime.nn.interaction` of tensors whose dtypes may differ: the result has the promoted one.
+
+    Raises OperatorError.
+    """
+    if tensors:
+        dtype = reduce(torch.promote_types, [tensor.dtype for tensor in tensors])
+        tensors = tuple([tensor.to(dtype) for tensor in tensors])
+    return nn.interaction(*tensors)
+
+
+__getattr__ = partial(missing, __name__)

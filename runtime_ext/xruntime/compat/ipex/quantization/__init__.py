@@ -13,9 +13,8 @@ torchao is imported by the first call.
 
 from __future__ import annotations
 
-from typing import NoReturn
+from functools import partial
 
-from xruntime.compat.ipex.gone import missing
 from xruntime.compat.ipex.quantization.autotuning import autotune
 from xruntime.compat.ipex.quantization.converted import convert
 from xruntime.compat.ipex.quantization.prepared import prepare
@@ -25,6 +24,7 @@ from xruntime.compat.ipex.quantization.settings import (
     default_static_qconfig,
     default_static_qconfig_mapping,
 )
+from xruntime.compat.ipex.replacements import missing
 
 __all__ = [
     "autotune",
@@ -37,5 +37,4 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> NoReturn:
-    raise missing(__name__, name)
+__getattr__ = partial(missing, __name__)

@@ -11,9 +11,11 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from xruntime import quantization
-from xruntime.compat.ipex.quantization.prepared import Prepared
-from xruntime.compat.ipex.reports import report
+from xruntime.compat.ipex.quantization.prepared import Prepared, eval_form
+from xruntime.compat.ipex.replacements import report
+from xruntime.compilation.samples import sample_call
 from xruntime.errors import QuantizationError
+from xruntime.quantization import QuantConf
 
 CRITERIA: Final = ("relative", "absolute")
 
@@ -36,19 +38,22 @@ class _Recorder(nn.Module):
 
 
 def autotune(
-    model: Prepared,
+    model: nn.Module | None = None,
     calib_dataloader: Iterable[object] | None = None,
-    calib_func: Callable[[nn.Module], object] | None = None,
-    eval_func: Callable[[nn.Module], float] | None = None,
-    op_type_dict: Mapping[str, object] | None = None,
+    calib_func: Callable[..., Any] | None = None,
+    eval_func: Any = None,
+    op_type_dict: Any = None,
+    smoothquant_args: Any = None,
     sampling_sizes: Sequence[int] | None = None,
     accuracy_criterion: Mapping[str, float] | None = None,
     tuning_time: int = 0,
+    *,
+    prepared_model: Prepared | None = None,
 ) -> Prepared:
     """Return a prepared model whose recipe keeps the accuracy; `convert` needs no calibration then.
 
     model
-        What `prepare` returned.
+        A float model, which the first batch is the example of, or what `prepare` returned.
     calib_dataloader
         Batches to calibrate with: a tensor, a dict of keyword arguments, or a pair of inputs and label.
     calib_func
@@ -59,45 +64,55 @@ def autotune(
         The number of items to calibrate with; of several, the largest. None: 100.
     accuracy_criterion
         ``{"relative": 0.01}``, the default, or ``{"absolute": 0.01}``: the largest allowed drop.
-    op_type_dict, tuning_time
-        Accepted: the recipe says what stays float, and the search ends with the first result that is
-        accurate enough.
+    op_type_dict, smoothquant_args, tuning_time
+        Accepted and reported: the recipe says what stays float, and the search ends with the first result
+        that is accurate enough.
 
+    Up to release 2.0 the arguments were ``(prepared_model, calib_dataloader, eval_func, sampling_sizes,
+    accuracy_criterion, tuning_time)``; such calls are understood too.
     Raises QuantizationError, also if no recipe is accurate enough.
     """
-    prepared = _checked(model)
+    if calib_dataloader is not None and calib_func is not None and not callable(eval_func):
+        # The older order: each argument takes the place of one that is not given.
+        sampling_sizes = sampling_sizes or eval_func
+        accuracy_criterion = accuracy_criterion or op_type_dict
+        tuning_time = tuning_time or smoothquant_args or 0
+        calib_func, eval_func, op_type_dict, smoothquant_args = None, calib_func, None, None
+    given = prepared_model or model
+    if not isinstance(given, nn.Module):
+        raise QuantizationError(
+            "autotune takes a float model or what ipex.quantization.prepare returned, and this is a"
+            f" {type(given).__name__}"
+        )
     if eval_func is None:
         raise QuantizationError(
             "eval_func is None: autotune needs a function that returns the accuracy"
         )
     criterion, drop = _criterion(accuracy_criterion)
-    if op_type_dict is not None:
-        report(
-            "autotune(op_type_dict=...) is ignored: load a recipe in which operators are float before",
-        )
-    if tuning_time:
-        report(
-            "autotune(tuning_time=...) is ignored: the search ends with the first accurate result",
-        )
-    batches = _batches(prepared, calib_dataloader, calib_func, max(sampling_sizes or (100,)))
+    ignored = {
+        "op_type_dict": (op_type_dict, "load a recipe in which operators are float before"),
+        "smoothquant_args": (smoothquant_args, "torchao.prototype.smoothquant does it before"),
+        "tuning_time": (tuning_time, "the search ends with the first accurate result"),
+    }
+    for name, (value, instead) in ignored.items():
+        if value:
+            report(f"autotune({name}=...) is ignored: {instead}")
+    float_model = given.model if isinstance(given, Prepared) else eval_form(given)
+    batches = _batches(float_model, calib_dataloader, calib_func, max(sampling_sizes or (100,)))
+    if not batches:
+        raise QuantizationError("autotune got not a single batch: give some typical data")
+    if not isinstance(given, Prepared) or given.waits:
+        recipe = given.recipe if isinstance(given, Prepared) else QuantConf()
+        given = Prepared(float_model, recipe, sample_call(batches[0]), None)
     tuned = quantization.autotune(
-        prepared.model,
+        given.model,
         batches,
         eval_func,
         drop,
-        conf=prepared.observed.conf,
+        conf=given.observed.conf,
         relative=criterion == "relative",
     )
-    return Prepared(prepared.model, tuned.conf, prepared.example)
-
-
-def _checked(model: object) -> Prepared:
-    if not isinstance(model, Prepared):
-        raise QuantizationError(
-            f"autotune takes what ipex.quantization.prepare returned, and this is a"
-            f" {type(model).__name__}"
-        )
-    return model
+    return given.again(recipe=tuned.conf)
 
 
 def _criterion(given: Mapping[str, float] | None) -> tuple[str, float]:
@@ -110,7 +125,7 @@ def _criterion(given: Mapping[str, float] | None) -> tuple[str, float]:
 
 
 def _batches(
-    prepared: Prepared,
+    model: nn.Module,
     loader: Iterable[object] | None,
     function: Callable[[nn.Module], object] | None,
     items: int,
@@ -119,7 +134,7 @@ def _batches(
     if loader is not None:
         batches = map(_inputs, loader)
     elif function is not None:
-        recorder = _Recorder(prepared.model)
+        recorder = _Recorder(model)
         with torch.no_grad():
             function(recorder)
         batches = recorder.calls

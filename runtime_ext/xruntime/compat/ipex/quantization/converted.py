@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils import _pytree as pytree
 
 from xruntime import quantization
 from xruntime.compat.ipex.int8_operator import is_traced, pack, unpack, untraced
 from xruntime.compat.ipex.quantization.prepared import Prepared
-from xruntime.compat.ipex.reports import report
+from xruntime.compat.ipex.replacements import report
+from xruntime.compilation.samples import Sample
 from xruntime.errors import QuantizationError
 from xruntime.quantization.quantized_module import QuantizedModule
 
@@ -47,26 +50,46 @@ class Converted(QuantizedModule):
         return self._archive
 
 
-def convert(model: Prepared, inplace: bool = False) -> Converted:
+class ConvertedLater(nn.Module):
+    """An INT8 module that is made when it is first called, for a model prepared without an example."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        super().__init__()
+        # Neither is a part of this module, as torch.jit.trace sees it.
+        self._prepared, self._made = [prepared], list[Converted]()
+        self.training = False
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the outputs, computed in INT8. Raises QuantizationError."""
+        with _lock:
+            if not self._made:
+                with untraced():
+                    prepared = self._prepared[0].again(example=Sample(args, kwargs))
+                    self._made.append(_traceable(quantization.convert(prepared.observed)))
+        return self._made[0](*args, **kwargs)
+
+
+_lock = threading.RLock()
+
+
+def convert(model: Prepared, inplace: bool = False) -> nn.Module:
     """Return the INT8 module that the recipe of a prepared model describes.
 
-    `inplace` is accepted: the prepared model is never changed. Raises QuantizationError, for example
-    without a single batch of calibration, and RecipeError; the prepared model is as before then.
+    Without example inputs, its first call is the example. `inplace` is accepted: the prepared model is
+    never changed. Raises QuantizationError, for example without a single batch of calibration, and
+    RecipeError; the prepared model is as before then.
     """
-    observed = _observed(model)
-    if inplace:
-        report(
-            "convert(inplace=True): the prepared model is never changed; use what convert returns",
-        )
-    return _traceable(quantization.convert(observed))
-
-
-def _observed(model: object) -> quantization.Observed:
     if not isinstance(model, Prepared):
         raise QuantizationError(
             f"convert takes what ipex.quantization.prepare returned, and this is a {type(model).__name__}"
         )
-    return model.observed
+    if inplace:
+        report(
+            "convert(inplace=True): the prepared model is never changed; use what convert returns",
+        )
+    if model.waits:
+        return ConvertedLater(model)
+    return _traceable(quantization.convert(model.observed))
 
 
 def _traceable(module: QuantizedModule) -> Converted:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +13,8 @@ from torch import nn
 
 from xruntime import quantization
 from xruntime.compat.ipex.quantization.settings import new_recipe
-from xruntime.compat.ipex.reports import report
+from xruntime.compat.ipex.replacements import report
+from xruntime.compilation.samples import Sample
 from xruntime.errors import QuantizationError
 from xruntime.quantization import QuantConf
 
@@ -20,12 +22,20 @@ from xruntime.quantization import QuantConf
 class Prepared(nn.Module):
     """What `prepare` returns: called with batches of typical data, it returns the model's outputs."""
 
-    def __init__(self, model: nn.Module, conf: QuantConf, example: object) -> None:
+    def __init__(
+        self, model: nn.Module, conf: QuantConf, example: Sample | None, dynamic_shapes: object
+    ) -> None:
         super().__init__()
         # Not parts of this module, whose weights are those of the observed copy.
-        self._model, self._example = [model], example
-        self._observed = [quantization.prepare(model, conf, example)]
+        self._model, self._recipe, self._shapes = [model], conf, dynamic_shapes
+        self._example = example
+        self._observed: list[quantization.Observed] = []
+        """Empty until there is an example."""
         self.training = False
+        if example is not None:
+            self._observed = [
+                quantization.prepare(model, conf, example, dynamic_shapes=dynamic_shapes)
+            ]
 
     @property
     def model(self) -> nn.Module:
@@ -33,17 +43,35 @@ class Prepared(nn.Module):
         return self._model[0]
 
     @property
-    def example(self) -> Any:
-        """The example inputs: a tuple of arguments or a dict of keyword arguments."""
-        return self._example
+    def waits(self) -> bool:
+        """Whether it has no example inputs: those of its first call will be."""
+        return not self._observed
 
     @property
     def observed(self) -> quantization.Observed:
-        """The calibration, for xruntime.quantization."""
+        """The calibration, for xruntime.quantization. Raises QuantizationError before the first call."""
+        if self.waits:
+            raise QuantizationError(
+                "prepare was given no example inputs, so the model's operators are not known: call the"
+                " prepared model once, or give example_inputs"
+            )
         return self._observed[0]
+
+    @property
+    def recipe(self) -> QuantConf:
+        """The recipe, which is incomplete before the calibration ends."""
+        return self._recipe if self.waits else self.observed.conf
+
+    def again(self, *, recipe: QuantConf | None = None, example: Sample | None = None) -> Prepared:
+        """Prepare the same model with another recipe or example. Raises what `prepare` raises."""
+        return Prepared(
+            self.model, recipe or self.recipe.copy(), example or self._example, self._shapes
+        )
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Observe a batch; return the model's outputs. Raises QuantizationError."""
+        if self.waits:
+            self._take_over(self.again(example=Sample(args, kwargs)))
         return self.observed(*args, **kwargs)
 
     def save_qconf_summary(self, qconf_summary: str | os.PathLike[str]) -> None:
@@ -63,14 +91,18 @@ class Prepared(nn.Module):
 
     def take(self, conf: QuantConf) -> None:
         """Take over a recipe. Raises RecipeError, QuantizationError; then nothing has changed."""
-        observed = self.observed
-        if observed.batches and conf.mode == observed.conf.mode:
-            conf.check_operators(observed.operators, observed.name)
+        if self.waits:
+            self._recipe = conf
+        elif self.observed.batches and conf.mode == self.observed.conf.mode:
+            conf.check_operators(self.observed.operators, self.observed.name)
             # What was observed supplies scales that the recipe does not have.
-            observed.finish()
-            observed.conf = conf
+            self.observed.finish()
+            self.observed.conf = conf
         else:
-            self._observed = [quantization.prepare(self.model, conf, self.example)]
+            self._take_over(self.again(recipe=conf))
+
+    def _take_over(self, other: Prepared) -> None:
+        self._example, self._observed = other._example, other._observed
 
 
 def prepare(
@@ -80,21 +112,27 @@ def prepare(
     inplace: bool = False,
     bn_folding: bool = True,
     example_kwarg_inputs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: object = None,
 ) -> Prepared:
     """Return a copy of `model` that observes its tensors; the model is not changed.
 
     model
-        An eager module in eval mode, on the CPU, in float32.
+        An eager module on the CPU, in float32. Of a module in training mode, a copy in eval mode with the
+        same weights is prepared.
     configure
         `default_static_qconfig_mapping`, `default_dynamic_qconfig_mapping`, or torch's QConfigMapping or
         QConfig.
     example_inputs, example_kwarg_inputs
-        The inputs of one call: a tensor or a tuple of arguments, or a dict of keyword arguments.
+        The inputs of one call: a tensor or a tuple of arguments, or a dict of keyword arguments. Dynamic
+        quantization needs none: the first call is the example then.
     inplace, bn_folding
         Accepted: the result is always a copy, with batch norms folded.
+    dynamic_shapes
+        As for `xruntime.quantization.prepare`. None: dimension 0 of every tensor may vary; for dynamic
+        quantization every size that the model allows.
 
-    Raises QuantizationError, SampleError; CompilationError for a model that is not eager or in training
-    mode.
+    Raises QuantizationError, SampleError; CompilationError for a model that is not eager.
     """
     conf = new_recipe(configure)
     if inplace:
@@ -103,19 +141,42 @@ def prepare(
         )
     if not bn_folding:
         report("prepare(bn_folding=False): batch norms are folded nevertheless")
-    return Prepared(model, conf, _example(example_inputs, example_kwarg_inputs))
-
-
-def _example(inputs: Any, keywords: Mapping[str, Any] | None) -> tuple[Any, ...] | dict[str, Any]:
-    given = [one for one in (inputs, keywords) if one is not None]
-    if len(given) != 1:
+    model = eval_form(model)
+    example = _example(example_inputs, example_kwarg_inputs)
+    dynamic = conf.mode == "dynamic"
+    if example is None and not dynamic:
         raise QuantizationError(
-            f"{'both' if given else 'neither'} of example_inputs and example_kwarg_inputs"
-            f" {'are' if given else 'is'} given: prepare needs the inputs of one call in one of them"
+            "neither of example_inputs and example_kwarg_inputs is given: static quantization needs the"
+            " inputs of one call in one of them"
+        )
+    if dynamic_shapes is None and dynamic:
+        dynamic_shapes = "auto"
+    return Prepared(model, conf, example, dynamic_shapes)
+
+
+def eval_form(model: Any) -> Any:
+    """Return the module, or of one in training mode a copy in eval mode that shares its weights."""
+    if not isinstance(model, nn.Module) or not any(one.training for one in model.modules()):
+        return model
+    report(
+        f"this {type(model).__name__} is in training mode: a copy in eval mode, with the same weights, is"
+        " quantized",
+        stacklevel=3,
+    )
+    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    return copy.deepcopy(model, shared).eval()
+
+
+def _example(inputs: Any, keywords: Mapping[str, Any] | None) -> Sample | None:
+    if inputs is not None and keywords is not None:
+        raise QuantizationError(
+            "both of example_inputs and example_kwarg_inputs are given: prepare needs the inputs of one call"
+            " in one of them"
         )
     if keywords is not None:
-        return dict(keywords)
-    if isinstance(inputs, torch.Tensor | Mapping):
-        # A dict here is the one positional argument.
-        return (inputs,)
-    return tuple(inputs)
+        return Sample((), dict(keywords))
+    if inputs is None:
+        return None
+    # A dict here is the one positional argument.
+    alone = isinstance(inputs, torch.Tensor | Mapping)
+    return Sample((inputs,) if alone else tuple(inputs), {})

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
-from xruntime.compat.ipex.reports import report
+from xruntime.compat.ipex.replacements import report
 from xruntime.errors import QuantizationError
 from xruntime.quantization import QuantConf
 

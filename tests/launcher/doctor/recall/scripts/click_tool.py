@@ -35,7 +35,7 @@ def train(root, epochs, lr, augment, resume, gpu):
     train_set, valid_set = random_split(dataset, [0.9, 0.1])
     train_loader = DataLoader(train_set, 32, shuffle=True, collate_fn=pad, num_workers=4)
     valid_loader = DataLoader(valid_set, 32, collate_fn=pad)
-    model = Recognizer().cuda()  # expect: XL013
+    model = Recognizer().cuda()
     if resume:
         model.load_state_dict(torch.load("digits.pt", map_location=device, weights_only=True))
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)

@@ -69,10 +69,10 @@ for epoch in range(opt.niter):
     for i, (real, _) in enumerate(dataloader):
         netD.zero_grad()
         real = real.to(device)
-        label = torch.ones(real.size(0)).to(device)  # expect: XL012
+        label = torch.ones(real.size(0)).to(device)
         errD_real = criterion(netD(real), label)
         errD_real.backward()
-        noise = torch.randn(real.size(0), opt.nz, 1, 1).to(device)  # expect: XL012
+        noise = torch.randn(real.size(0), opt.nz, 1, 1).to(device)
         fake = netG(noise)
         label.fill_(0)
         errD_fake = criterion(netD(fake.detach()), label)

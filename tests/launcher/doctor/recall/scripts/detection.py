@@ -56,7 +56,7 @@ def evaluate(model, loader, device):
     found = []
     for images, targets in loader:
         images = [image.to(device) for image in images]
-        outputs = model(images)  # expect: XL021
+        outputs = model(images)
         found += [{k: v.cpu() for k, v in output.items()} for output in outputs]
     return found
 

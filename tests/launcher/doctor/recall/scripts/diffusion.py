@@ -44,7 +44,7 @@ class Trainer:
         with tqdm(total=self.steps) as bar:
             for step in range(self.steps):
                 x = next(self.data).to(self.device)
-                t = torch.randint(0, T, (x.shape[0],)).to(self.device)  # expect: XL012
+                t = torch.randint(0, T, (x.shape[0],)).to(self.device)
                 noise = torch.randn_like(x)
                 with torch.autocast(self.device.type):
                     predicted = self.model(self.noisy(x, t, noise), t)

@@ -55,7 +55,7 @@ class Regressor:
         return self
 
     def _validate(self, X, y):
-        self.model.eval()  # expect: XL022
+        self.model.eval()
         with torch.no_grad():
             predicted = self.model(torch.as_tensor(X).float().to(self.device))
         return float(np.mean((predicted.squeeze(-1).cpu().numpy() - y) ** 2))

@@ -43,7 +43,7 @@ def run_fold(fold, trn, val):
         net.eval()
         preds = []
         for xb, _ in val_loader:
-            out = net(xb.to(DEVICE))  # expect: XL021
+            out = net(xb.to(DEVICE))
             preds.append(out.squeeze(1).sigmoid().detach().cpu())
         auc = roc_auc_score(y[val].numpy(), torch.cat(preds).numpy())
         print(f"fold {fold} epoch {epoch} auc {auc:.4f}")

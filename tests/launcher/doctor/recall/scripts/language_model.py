@@ -65,7 +65,7 @@ opt = torch.optim.AdamW(model.parameters(), lr=1e-3)
 started = time.time()
 for step in range(args.steps):
     if args.compile:
-        model = torch.compile(model)  # expect: XL032
+        model = torch.compile(model)
     for group in opt.param_groups:
         group["lr"] = 1e-3 * min(1.0, (step + 1) / 100)
     x, y = get_batch("train")

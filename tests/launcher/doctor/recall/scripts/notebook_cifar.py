@@ -44,7 +44,7 @@ for epoch in range(20):
     hits = 0
     for xb, yb in valid_dl:
         xb, yb = xb.to(device), yb.to(device)
-        pred = net(xb).argmax(1)  # expect: XL021
+        pred = net(xb).argmax(1)
         hits += (pred == yb).sum().item()
     print(f"epoch {epoch}: loss {history[-1]:.3f}, accuracy {hits / len(valid_ds):.3f}")
 

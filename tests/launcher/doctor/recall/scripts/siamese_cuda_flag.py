@@ -71,5 +71,5 @@ for epoch in range(1, opt.epochs + 1):
     for a, b, _ in test_loader:
         if cuda:
             a, b = a.cuda(), b.cuda()
-        distances.append(F.pairwise_distance(*model(a, b)).mean())  # expect: XL021
+        distances.append(F.pairwise_distance(*model(a, b)).mean())
     print("epoch", epoch, "distance", torch.stack(distances).mean().item())

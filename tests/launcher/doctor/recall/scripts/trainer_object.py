@@ -59,7 +59,7 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self, loader: DataLoader) -> float:
-        self.model.eval()  # expect: XL022
+        self.model.eval()
         right = total = 0
         for inputs, targets in loader:
             predicted = self.model(inputs.to(self.device)).argmax(dim=-1)

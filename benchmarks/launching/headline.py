@@ -1,0 +1,71 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Compare launches: plain python, run_cpu, xlaunch without a flag, and two layouts.
+
+    python -m benchmarks.launching.headline --json headline.json
+    python -m benchmarks.launching.headline --work resnet50-bf16 --launches 6 --layout 16x4 --layout 64x1
+    python -m benchmarks.launching.headline --work minilm-fp32 --layout 2x1       # on two CPUs
+
+ResNet-50 and BERT-base (random weights, eager), fp32 and bf16; MiniLM on request. One process works
+on batches of 64; the instances of a layout work on batches of 1, and their rates are added. Several
+launches of each case of a row are alive and work in turns (turns.py). Goals on 64 CPUs:
+without a flag at least 2.5 times plain python on ResNet-50 bf16 and 1.4 times on BERT bf16; the best
+layout 4 and 2.5 times.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from benchmarks.harness.measurement import machine_line, print_table
+from benchmarks.harness.turns import WORKLOADS, Contender, measure_rows, rate_cell, turn_parser
+
+WORKS = {
+    "resnet50-fp32": ["resnet50", "--dtype", "float32"],
+    "resnet50-bf16": ["resnet50", "--dtype", "bfloat16"],
+    "bert-fp32": ["bert", "--dtype", "float32"],
+    "bert-bf16": ["bert", "--dtype", "bfloat16"],
+    "minilm-fp32": ["minilm", "--dtype", "float32"],
+}
+DEFAULT = [name for name in WORKS if not name.startswith("minilm")]
+PLAIN = "python"
+BATCH = 64
+
+
+def contenders(work: str, layouts: list[str]) -> dict[str, Contender]:
+    """Return the cases of a row."""
+    script = [*WORKLOADS, *WORKS[work]]
+    xlaunch = [sys.executable, "-m", "xlaunch", "-q"]
+    large = [*script, "--batch", str(BATCH)]
+    found = {
+        PLAIN: Contender([sys.executable, *large], BATCH),
+        "run_cpu": Contender([sys.executable, "-m", "torch.backends.xeon.run_cpu", *large], BATCH),
+        "xlaunch": Contender([*xlaunch, *large], BATCH),
+    }
+    for layout in layouts:
+        instances, cores = layout.split("x")
+        options = ["--instances", instances, "--ncores", cores, "--no-tag"]
+        command = [*xlaunch, *options, *script, "--batch", "1"]
+        found[f"xlaunch {layout}"] = Contender(command, processes=int(instances))
+    return found
+
+
+def main() -> int:
+    parser = turn_parser(__doc__, seconds=1.0)
+    parser.add_argument("--work", action="append", choices=WORKS, help="default: all but MiniLM")
+    parser.add_argument("--layout", action="append", help="instances x cores; default 16x4, 64x1")
+    options = parser.parse_args()
+    print(machine_line())
+    layouts = options.layout or ["16x4", "64x1"]
+    rows = ((work, contenders(work, layouts)) for work in options.work or DEFAULT)
+    measured = measure_rows(rows, options, "headline")
+    names = list(next(iter(measured.values()), {}))
+    print_table(
+        [f"images or sequences/s, times {PLAIN} [95 %]", *names],
+        [[w, *(rate_cell(one, row[PLAIN]) for one in row.values())] for w, row in measured.items()],
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Comparison of the profiles of one setting (allocator, OpenMP runtime) on the same workloads."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+
+from benchmarks.harness.measurement import machine_line, print_table
+from benchmarks.harness.turns import (
+    WORKLOADS,
+    Contender,
+    Measured,
+    measure_rows,
+    rate_cell,
+    times,
+    turn_parser,
+)
+
+WORKS = {
+    "resnet50-fp32-64": (64, ["resnet50", "--dtype", "float32", "--batch", "64"]),
+    "resnet50-bf16-64": (64, ["resnet50", "--dtype", "bfloat16", "--batch", "64"]),
+    "resnet50-fp32-1": (1, ["resnet50", "--dtype", "float32", "--batch", "1"]),
+    "resnet50-bf16-1": (1, ["resnet50", "--dtype", "bfloat16", "--batch", "1"]),
+    "bert-fp32-64": (64, ["bert", "--dtype", "float32", "--batch", "64"]),
+    "bert-bf16-64": (64, ["bert", "--dtype", "bfloat16", "--batch", "64"]),
+    "bert-fp32-1": (1, ["bert", "--dtype", "float32", "--batch", "1"]),
+    "bert-bf16-1": (1, ["bert", "--dtype", "bfloat16", "--batch", "1"]),
+    "blocks": (1, ["blocks", "--batch", "1"]),
+    "sentences": (192, ["sentences", "--batch", "32"]),
+    "digits": (64, ["digits", "--batch", "64"]),
+    "resnet50-fp32-8": (8, ["resnet50", "--dtype", "float32", "--batch", "8"]),
+    "bert-training": (8, ["bert-training", "--dtype", "float32", "--batch", "8"]),
+    "gpt2-bf16": (16, ["gpt2", "--dtype", "bfloat16", "--batch", "1"]),
+    "served-bf16-16x1": (1, ["served", "--dtype", "bfloat16", "--clients", "16"]),
+}
+"""Workloads with the items of a step and their arguments."""
+
+
+def compare_profiles(
+    description: str | None,
+    option: str,
+    profiles: Sequence[str],
+    *,
+    auto: str,
+    rule: str,
+    least: float,
+) -> int:
+    """Measure every profile of xlaunch's `option`; the first is the peer of the others.
+
+    auto
+        The profile that xlaunch chooses by itself; a second table compares it with the others.
+    rule, least
+        The rule by which it was chosen: at least `least` times as fast as any other on every row.
+    """
+    options = _parse(description, profiles)
+    chosen = options.profile or profiles
+    cases = {name: (name, []) for name in chosen}
+    for entry in options.env:
+        name, _, variable = entry.partition("=")
+        cases.setdefault(name, (chosen[0], []))[1].append(variable)
+    print(machine_line())
+    rows = (
+        (
+            work,
+            {
+                name: Contender(
+                    [
+                        *(sys.executable, "-m", "xlaunch", "-q", option, profile),
+                        *(word for entry in environment for word in ("--env", entry)),
+                        *(*WORKLOADS, *WORKS[work][1]),
+                    ],
+                    WORKS[work][0],
+                )
+                for name, (profile, environment) in cases.items()
+            },
+        )
+        for work in options.work or WORKS
+    )
+    measured = measure_rows(rows, options, option.lstrip("-"))
+    first = next(iter(cases))
+    print_table(
+        [f"rate, times {first} [95 %], peak/resting MiB", *cases],
+        [
+            [work, *(_cell(one, row[first]) for one in row.values())]
+            for work, row in measured.items()
+        ],
+    )
+    if auto in cases:
+        print()
+        others = [name for name in cases if name != auto]
+        rows = [
+            [work, *(str(times(row[auto], row[other]) or "-") for other in others)]
+            for work, row in measured.items()
+        ]
+        print_table([f"{auto} is so many times", *others], rows)
+        print(f"\nrule of auto: {rule}")
+        print(*judgements(measured, auto, least), sep="\n")
+    return 0
+
+
+def judgements(
+    measured: Mapping[str, Mapping[str, Measured]], auto: str, least: float
+) -> list[str]:
+    """List where `auto` is not `least` times as fast as another, where that is open, and count the rest.
+
+    The 95 % confidence intervals decide.
+    """
+    broken, undecided, kept = [], [], 0
+    for work, row in measured.items():
+        for name, other in row.items():
+            ratio = None if name == auto else times(row[auto], other)
+            if ratio is None:
+                continue
+            if ratio.low >= least:
+                kept += 1
+                continue
+            line = f"{work}, {ratio} times {name}"
+            (broken if ratio.high < least else undecided).append(line)
+    lines = [f"  broken: {line}" for line in broken]
+    lines += [f"  undecided: {line}" for line in undecided]
+    return [*lines, f"  kept: {kept} of {kept + len(lines)}"]
+
+
+def _parse(description: str | None, profiles: Sequence[str]) -> argparse.Namespace:
+    parser = turn_parser(description, seconds=0.5)
+    parser.add_argument("--profile", action="append", help=f"default: {', '.join(profiles)}")
+    parser.add_argument("--work", action="append", choices=WORKS, help="default: all")
+    parser.add_argument(
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME=VAR=VALUE",
+        help="another case: the first profile with a variable; repeat for several variables",
+    )
+    return parser.parse_args()
+
+
+def _cell(measured: Measured, base: Measured) -> str:
+    memory = measured.memory_mib()
+    if memory is None:
+        return "-"
+    peak, resting = memory
+    return f"{rate_cell(measured, base)} {peak:.0f}/{resting:.0f}"

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cases of merged embedding bags: forward, and forward with backward and SGD.
+
+Uniform indices name every row alike; Zipf's, whose frequencies fall with the rank, are those of words
+and products. Goals for fp32: forward 1.3 times as fast as the best peer; training with the update in
+backward twice as fast as nn.EmbeddingBag(sparse=True) with torch.optim.SGD.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from benchmarks.harness.comparison import MIN_MEASURED_S, Comparison, Goal, repeated
+from benchmarks.harness.measurement import Case
+from benchmarks.harness.other_python import cases_of
+from xruntime.nn import MergedEmbeddingBag, MergedEmbeddingBagWithSGD
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DISTRIBUTIONS = ("uniform", "zipf")
+EXPONENT = 1.05
+"""Of Zipf's law: the row of rank k is named k^-EXPONENT as often as the first."""
+LR = 0.01
+LOOP = "loop of nn.EmbeddingBag"
+IPEX_SAFE_DIM = 15
+"""With more columns IPEX 2.8 may update by wrong gradients: see ops_ipex_embedding.py."""
+
+
+class Shape(NamedTuple):
+    """The sizes of all tables and lookups."""
+
+    tables: int
+    rows: int
+    dim: int
+    batch: int
+    length: int
+    """Of each bag."""
+
+
+class Data(NamedTuple):
+    """Lookups in each table, and gradients of the results."""
+
+    indices: list[torch.Tensor]
+    offsets: list[torch.Tensor]
+    gradients: list[torch.Tensor]
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("embedding")
+    group.add_argument("--tables", type=int, default=26, help="default 26")
+    group.add_argument("--rows", type=int, default=100_000, help="of a table; default 100,000")
+    group.add_argument("--dim", type=int, default=128, help="default 128")
+    group.add_argument("--batch", type=int, default=2048, help="bags of a table; default 2048")
+    group.add_argument("--length", type=int, default=20, help="of a bag; default 20")
+    group.add_argument("--dtype", choices=DTYPES, action="append", help="default: all")
+    group.add_argument("--indices", choices=DISTRIBUTIONS, action="append", help="default: all")
+
+
+def draw(shape: Shape, distribution: str, dtype: torch.dtype) -> Data:
+    """Draw lookups; the frequent rows are anywhere in the table."""
+    torch.manual_seed(0)
+    count = shape.batch * shape.length
+    if distribution == "uniform":
+        indices = [torch.randint(shape.rows, (count,)) for _ in range(shape.tables)]
+    else:
+        shares = torch.arange(1, shape.rows + 1, dtype=torch.float64).pow(-EXPONENT).cumsum(0)
+        ranks = [
+            torch.searchsorted(shares, torch.rand(count, dtype=torch.float64) * shares[-1])
+            for _ in range(shape.tables)
+        ]
+        indices = [torch.randperm(shape.rows)[rank.clamp(max=shape.rows - 1)] for rank in ranks]
+    return Data(
+        indices,
+        [torch.arange(0, count, shape.length) for _ in range(shape.tables)],
+        [torch.randn(shape.batch, shape.dim).to(dtype) for _ in range(shape.tables)],
+    )
+
+
+def without_grad(call: Callable[[], object]) -> Callable[[], object]:
+    def run() -> object:
+        with torch.no_grad():
+            return call()
+
+    return run
+
+
+def forward_cases(
+    loop: nn.ModuleList, data: Data, *, compiled: bool, ipex: list[Case]
+) -> list[Case]:
+    """All cases share the tables."""
+    merged = MergedEmbeddingBag.from_embeddingbag_list(list(loop))
+
+    def each() -> list[torch.Tensor]:
+        return [bag(*one) for bag, *one in zip(loop, data.indices, data.offsets, strict=True)]
+
+    cases = [
+        repeated("merged", without_grad(lambda: merged(data.indices, data.offsets))),
+        repeated(f"{LOOP}, eager", without_grad(each)),
+    ]
+    if compiled:
+        torch.compiler.reset()
+        cases.append(repeated(f"{LOOP}, compiled", without_grad(torch.compile(each))))
+    return [*cases, *ipex]
+
+
+def training_cases(loop: nn.ModuleList, data: Data, *, ipex: list[Case]) -> list[Case]:
+    """Forward, backward and a step of SGD. All cases share the tables."""
+    updating = MergedEmbeddingBagWithSGD.from_embeddingbag_list(list(loop), lr=LR)
+    merged = MergedEmbeddingBag.from_embeddingbag_list(list(loop))
+    optimizer = torch.optim.SGD(loop.parameters(), lr=LR)
+
+    def update() -> None:
+        torch.autograd.backward(updating(data.indices, data.offsets), data.gradients)
+
+    def step(results: list[torch.Tensor]) -> None:
+        torch.autograd.backward(results, data.gradients)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def each() -> None:
+        triples = zip(loop, data.indices, data.offsets, strict=True)
+        step([bag(indices, offsets) for bag, indices, offsets in triples])
+
+    return [
+        repeated("merged, updated in backward", update),
+        repeated(
+            "merged, sparse=True, torch SGD", lambda: step(merged(data.indices, data.offsets))
+        ),
+        repeated(f"{LOOP}, sparse=True, torch SGD", each),
+        *ipex,
+    ]
+
+
+def ipex_cases(
+    python: Path | None, shape: Shape, distribution: str, dtype: str, kind: str
+) -> list[Case]:
+    if python is None:
+        return []
+    module = "benchmarks.operators.ipex_embedding"
+    words = [kind, dtype, distribution, *map(str, shape), str(MIN_MEASURED_S)]
+    cases = cases_of(["IPEX"], [python, "-m", module, *words])
+    if kind == "training" and shape.dim > IPEX_SAFE_DIM:
+        return [case._replace(name="IPEX (its updates may be wrong)") for case in cases]
+    return cases
+
+
+def comparisons(options: argparse.Namespace) -> Iterator[Comparison]:
+    """Yield forward and training for each dtype and distribution."""
+    shape = Shape(options.tables, options.rows, options.dim, options.batch, options.length)
+    pairs = itertools.product(options.dtype or DTYPES, options.indices or DISTRIBUTIONS)
+    for dtype, distribution in pairs:
+        data = draw(shape, distribution, DTYPES[dtype])
+        loop = nn.ModuleList(
+            nn.EmbeddingBag(shape.rows, shape.dim, mode="sum", sparse=True, dtype=DTYPES[dtype])
+            for _ in range(shape.tables)
+        )
+        sizes = f"{shape.tables} tables of {shape.rows:,} x {shape.dim}, {dtype}, {distribution}"
+        exact = dtype == "float32"
+        ipex = ipex_cases(options.ipex_python, shape, distribution, dtype, "forward")
+        cases = forward_cases(loop, data, compiled=not options.no_compile, ipex=ipex)
+        yield Comparison(f"forward, {sizes}", "merged", cases, Goal(1.3) if exact else None)
+        ipex = ipex_cases(options.ipex_python, shape, distribution, dtype, "training")
+        cases = training_cases(loop, data, ipex=ipex)
+        goal = Goal(2.0, (f"{LOOP}, sparse=True, torch SGD",)) if exact else None
+        yield Comparison(f"training, {sizes}", "merged, updated in backward", cases, goal)

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`xruntime.optimize` beside torch.compile: speed, the pause before it, second starts."""

@@ -1,0 +1,274 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Compare the bytes per second of optimizer steps: xruntime.optim and torch's fused optimizers in fp32.
+
+    python -m benchmarks.optimizers
+    python -m benchmarks.optimizers --elements 100_000_000 --rounds 20 --json optim.json
+    python -m benchmarks.optimizers --layout large
+    python -m benchmarks.optimizers --ipex-python ~/venvs/ipex/bin/python
+    python -m benchmarks.optimizers --curves docs/optimizers_loss.svg
+
+Every step updates the same number of elements in few large, in odd-sized or in many small tensors. All
+reads and writes of weights, remainders, gradients and states are counted, for both passes of Lamb and
+Lars. The peer of Lamb is torch's fused AdamW, that of Lars torch's fused SGD. Goal: at least 85 % of the
+peer's bytes per second for every split optimizer, Lamb and Lars.
+
+Rows of IPEX count the bytes of ours, whatever it moves. For AdamW it has no kernel: it copies gradients to
+fp32, lets torch step fp32 weights, and copies those to bf16.
+
+With --curves it measures no time: it trains a network on scikit-learn's digits and a small transformer for
+1,000 steps by AdamW with each way of storing the weights, and draws their losses. Goal: split bf16 stays
+within 1 % of fp32's loss at every step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from benchmarks.harness import line_chart
+from benchmarks.harness.measurement import (
+    Case,
+    machine_line,
+    measure_rounds,
+    option_parser,
+    print_table,
+    quartiles,
+    until_stopped,
+    write_json,
+    write_raw,
+)
+from benchmarks.harness.other_python import add_ipex_option, cases_of
+from benchmarks.harness.other_python_side import seconds_of_one
+from benchmarks.optimizers import training as optim_training
+from benchmarks.optimizers.layouts import LAYOUTS
+from xruntime import native, optim
+
+GOAL = 0.85
+MIN_MEASURED_S = 0.05
+CURVE_STEPS = 1_000
+CURVE_GOAL = 0.01
+
+
+class Kind(NamedTuple):
+    """One optimizer with the way its weights are stored, and the bytes of a step for each element."""
+
+    name: str
+    make: Callable[[Sequence[torch.Tensor]], torch.optim.Optimizer] | None
+    """None: IPEX's, of optim_ipex.py."""
+    dtype: torch.dtype
+    bytes_: int
+    peer: str | None
+
+
+def bytes_of(weight: int, gradient: int, states: int, *, norms: str | None = None) -> int:
+    """Count the bytes of a step: reads, writes, and those of the pass for norms.
+
+    `weight` includes the remainder. Lamb's first pass ("moments") reads all and writes the states, and
+    its second reads no gradient; Lars's first ("weights") reads weights and gradients.
+    """
+    one_pass = weight + gradient + states + weight + states
+    if norms == "moments":
+        return weight + gradient + 2 * states + weight + states + weight
+    return one_pass + (weight + gradient if norms == "weights" else 0)
+
+
+def kinds() -> list[Kind]:
+    momentum = {"lr": 1e-3, "momentum": 0.9}
+    full, half = torch.float32, torch.bfloat16
+    return [
+        Kind(
+            "torch SGD, fp32",
+            partial(torch.optim.SGD, fused=True, **momentum),
+            full,
+            bytes_of(4, 4, 4),
+            None,
+        ),
+        Kind(
+            "SGD, split", partial(optim.SGD, **momentum), half, bytes_of(4, 2, 4), "torch SGD, fp32"
+        ),
+        Kind(
+            "Lars, split",
+            partial(optim.Lars, **momentum),
+            half,
+            bytes_of(4, 2, 4, norms="weights"),
+            "torch SGD, fp32",
+        ),
+        Kind(
+            "Lars, fp32",
+            partial(optim.Lars, **momentum),
+            full,
+            bytes_of(4, 4, 4, norms="weights"),
+            "torch SGD, fp32",
+        ),
+        Kind(
+            "torch Adagrad, fp32",
+            partial(torch.optim.Adagrad, fused=True),
+            full,
+            bytes_of(4, 4, 4),
+            None,
+        ),
+        Kind("Adagrad, split", optim.Adagrad, half, bytes_of(4, 2, 4), "torch Adagrad, fp32"),
+        Kind(
+            "torch AdamW, fp32",
+            partial(torch.optim.AdamW, fused=True),
+            full,
+            bytes_of(4, 4, 8),
+            None,
+        ),
+        Kind("AdamW, split", optim.AdamW, half, bytes_of(4, 2, 8), "torch AdamW, fp32"),
+        Kind(
+            "Lamb, split", optim.Lamb, half, bytes_of(4, 2, 8, norms="moments"), "torch AdamW, fp32"
+        ),
+        Kind(
+            "Lamb, fp32", optim.Lamb, full, bytes_of(4, 4, 8, norms="moments"), "torch AdamW, fp32"
+        ),
+    ]
+
+
+def ipex_kinds() -> list[Kind]:
+    """IPEX's optimizers. A step counts the bytes of ours, which has the same result."""
+    full, half = torch.float32, torch.bfloat16
+    sgd, adagrad, adamw = "torch SGD, fp32", "torch Adagrad, fp32", "torch AdamW, fp32"
+    lars = bytes_of(4, 4, 4, norms="weights")
+    split_lamb = bytes_of(4, 2, 8, norms="moments")
+    lamb = bytes_of(4, 4, 8, norms="moments")
+    return [
+        Kind("IPEX SGD, split", None, half, bytes_of(4, 2, 4), sgd),
+        Kind("IPEX Lars, fp32", None, full, lars, sgd),
+        Kind("IPEX Adagrad, split", None, half, bytes_of(4, 2, 4), adagrad),
+        Kind("IPEX Adam, split", None, half, bytes_of(4, 2, 8), adamw),
+        Kind("IPEX AdamW, fp32 and bf16 copy", None, half, bytes_of(4, 2, 8), adamw),
+        Kind("IPEX Lamb, split", None, half, split_lamb, adamw),
+        Kind("IPEX Lamb, fp32", None, full, lamb, adamw),
+    ]
+
+
+def case_of(kind: Kind, sizes: Sequence[int]) -> Case:
+    """A case that repeats steps for MIN_MEASURED_S and returns the seconds of one."""
+    assert kind.make is not None
+    parameters = [torch.nn.Parameter(torch.randn(size, dtype=kind.dtype)) for size in sizes]
+    for parameter in parameters:
+        parameter.grad = torch.randn_like(parameter)
+    optimizer = kind.make(parameters)
+    return Case(kind.name, partial(seconds_of_one, optimizer.step, MIN_MEASURED_S))
+
+
+def cases(layout: str, options: argparse.Namespace) -> list[Case]:
+    """The cases of all kinds, and those of IPEX in one process."""
+    sizes = LAYOUTS[layout](options.elements)
+    found = [case_of(kind, sizes) for kind in kinds()]
+    if options.ipex_python is not None:
+        module = "benchmarks.optimizers.ipex"
+        words = [layout, str(options.elements), str(MIN_MEASURED_S)]
+        names = [kind.name for kind in ipex_kinds()]
+        found += cases_of(names, [options.ipex_python, "-m", module, *words])
+    return found
+
+
+def draw_curves(svg: Path, json: Path | None) -> None:
+    """Train each network in each way; print the differences from fp32, and draw the losses."""
+    x = range(optim_training.INTERVAL, CURVE_STEPS + 1, optim_training.INTERVAL)
+    charts, goals = [], []
+    curves: dict[str, dict[str, list[float]]] = {}
+    for work in (optim_training.digits(), optim_training.transformer()):
+        found = {
+            name: optim_training.losses(work, "adamw", way, CURVE_STEPS)
+            for name, way in optim_training.WAYS.items()
+        }
+        full = found["fp32"]
+        rows = [
+            [name, f"{curve[-1]:.4f}", f"{optim_training.gap(curve, full):.2%}"]
+            for name, curve in found.items()
+        ]
+        print(f"\n{work.name}, {CURVE_STEPS:,} steps of AdamW")
+        print_table(["weights", "last loss", "largest difference from fp32"], rows)
+        gap = optim_training.gap(found["split bf16"], full)
+        verdict = "met" if gap <= CURVE_GOAL else "MISSED"
+        goals.append(
+            f"goal {verdict}: {work.name}: split bf16 within {gap:.2%} of fp32, at most {CURVE_GOAL:.0%}"
+        )
+        curves[work.name] = {name: curve.tolist() for name, curve in found.items()}
+        charts.append(line_chart.Chart(work.name, x, curves[work.name]))
+    print("", *goals, sep="\n")
+    svg.write_text(line_chart.svg(charts, x_title="step", y_title="loss"))
+    write_raw(json, "optim curves", {"goals": goals, "steps": list(x), "losses": curves})
+
+
+def main() -> int:
+    parser = option_parser(__doc__, rounds=9)
+    parser.add_argument(
+        "--elements",
+        type=int,
+        default=20_000_000,
+        help="of all tensors together (default 20 million)",
+    )
+    parser.add_argument("--layout", choices=LAYOUTS, action="append", help="default: all of them")
+    parser.add_argument(
+        "--curves", type=Path, metavar="SVG", help="train instead, and draw the losses to this file"
+    )
+    add_ipex_option(parser)
+    options = parser.parse_args()
+    if options.elements < 100_000:
+        parser.error("--elements is at least 100,000")
+    all_results, goals = [], []
+    if options.curves:
+        if not options.curves.parent.is_dir():
+            parser.error(
+                f"--curves {options.curves}: there is no directory {options.curves.parent}"
+            )
+        if importlib.util.find_spec("sklearn") is None:
+            parser.error("--curves needs scikit-learn, for its digits: pip install scikit-learn")
+        draw_curves(options.curves, options.json)
+        return 0
+    print(
+        f"{machine_line()}; torch {torch.__version__}, {torch.get_num_threads()} threads;", end=" "
+    )
+    print(f"instruction set {native.isa_name()}; load {os.getloadavg()[0]:.1f}")
+    all_kinds = [*kinds(), *(ipex_kinds() if options.ipex_python else [])]
+    by_name = {kind.name: kind for kind in all_kinds}
+    with until_stopped():
+        for layout in options.layout or LAYOUTS:
+            sizes = LAYOUTS[layout](options.elements)
+            results = measure_rounds(cases(layout, options), options.rounds)
+            seconds = {result.name: result.seconds for result in results}
+            rows = []
+            for kind in by_name.values():
+                moved = kind.bytes_ * sum(sizes)
+                low, median, high = quartiles(seconds[kind.name])
+                row = [
+                    kind.name,
+                    f"{median * 1e3:.1f} ms ({low * 1e3:.1f} to {high * 1e3:.1f})",
+                    f"{moved / median / 1e9:.1f}",
+                    "",
+                ]
+                if kind.peer is not None:
+                    peer = by_name[kind.peer]
+                    pairs = zip(seconds[kind.peer], seconds[kind.name], strict=True)
+                    share = quartiles([a / b * kind.bytes_ / peer.bytes_ for a, b in pairs]).median
+                    row[-1] = f"{share:.0%}"
+                    if kind.make is not None:
+                        verdict = "met" if share >= GOAL else "MISSED"
+                        goals.append(
+                            f"goal {verdict}: {layout}: {kind.name}: {share:.0%} of {kind.peer}'s bytes"
+                            f" per second, at least {GOAL:.0%}"
+                        )
+                rows.append(row)
+            print(f"\n{len(sizes)} tensors ({layout}), {sum(sizes):,} elements")
+            print_table(["step", "time (quartiles)", "GB/s", "of its peer"], rows)
+            all_results += [r._replace(name=f"{layout}: {r.name}") for r in results]
+    print("", *goals, sep="\n")
+    write_json(options.json, "optim", all_results, goals)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,190 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Compare the round trip of a call to another thread: xruntime's Task and Python's own means.
+
+    python -m benchmarks.streams.task
+    python -m benchmarks.streams.task --ipex-venv ~/venvs/ipex --json task.json
+    python -m benchmarks.streams.task --threads 4
+
+It times submit, wait and result of a tiny module (a linear layer of 4 x 4, inference mode). Direct
+calls are the lower bound; ThreadPoolExecutor and a thread behind queue.SimpleQueue are the peers; with
+--ipex-venv, a virtual environment with Intel's extension for PyTorch and intel-openmp, its Task is
+measured too. With --threads that many threads submit at once, each to a worker of its own, and the
+table has time over calls. Goals on 2 CPUs: at most 20 us, and at most a quarter of
+ThreadPoolExecutor; on 64 CPUs at most 15 us.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from benchmarks.harness.measurement import (
+    Case,
+    goal_line,
+    machine_line,
+    measure_rounds,
+    option_parser,
+    print_table,
+    quartiles,
+    ratio,
+    write_json,
+)
+from xruntime.threads.cpu_pool import CPUPool
+from xruntime.threads.task import Task
+
+CALLS = 3000
+TASK = "xruntime Task"
+EXECUTOR = "ThreadPoolExecutor"
+
+# The same round trip under Intel's extension, in a separate process; prints seconds for each call.
+IPEX_PROBE = f"""
+import sys, time, warnings
+warnings.filterwarnings("ignore")
+import torch, intel_extension_for_pytorch as ipex
+layer = torch.nn.Linear(4, 4).eval()
+batch = torch.randn(1, 4)
+with torch.inference_mode():
+    if sys.argv[1] == "scripted":
+        layer = torch.jit.freeze(torch.jit.trace(layer, batch))
+    task = ipex.cpu.runtime.Task(layer, ipex.cpu.runtime.CPUPool([0]))
+    for _ in range({CALLS // 10}):
+        task(batch).get()
+    began = time.perf_counter()
+    for _ in range({CALLS}):
+        task(batch).get()
+    print((time.perf_counter() - began) / {CALLS})
+"""
+
+
+class QueueWorker:
+    """A thread that takes calls from one SimpleQueue and returns results through another."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue = queue.SimpleQueue()
+        self._results: queue.SimpleQueue = queue.SimpleQueue()
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def __call__(self, function: Callable, *args: object) -> object:
+        self._calls.put((function, args))
+        return self._results.get()
+
+    def _serve(self) -> None:
+        with torch.inference_mode():
+            while True:
+                function, args = self._calls.get()
+                self._results.put(function(*args))
+
+
+def seconds_of(calls: Sequence[Callable[[], object]]) -> float:
+    """Time CALLS repetitions of each of `calls`, each in its own thread; return seconds over calls."""
+    start = threading.Barrier(len(calls))
+
+    def repeat(call: Callable[[], object]) -> float:
+        with torch.inference_mode():
+            for _ in range(CALLS // 10):
+                call()
+            start.wait()
+            began = time.perf_counter()
+            for _ in range(CALLS):
+                call()
+        return began
+
+    others = [threading.Thread(target=repeat, args=(call,)) for call in calls[1:]]
+    for thread in others:
+        thread.start()
+    began = repeat(calls[0])
+    for thread in others:
+        thread.join()
+    return (time.perf_counter() - began) / (CALLS * len(calls))
+
+
+def one_thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,))
+
+
+def ipex_case(kind: str, venv: Path, runtime: Path) -> Case:
+    """Intel's Task with an eager or a scripted module; its runtime extension needs libiomp5."""
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    environment["LD_PRELOAD"] = str(runtime)
+    command = [venv / "bin" / "python", "-c", IPEX_PROBE, kind]
+
+    def measure() -> float:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        return float(done.stdout.splitlines()[-1])
+
+    return Case(f"IPEX Task, {kind}", measure)
+
+
+def ipex_cases(venv: Path | None) -> list[Case]:
+    if venv is None:
+        return []
+    runtime = next(venv.glob("lib/**/libiomp5.so"), None)
+    if runtime is None:
+        sys.exit(f"{venv} has no libiomp5.so, which IPEX's Task needs: pip install intel-openmp")
+    return [ipex_case(kind, venv, runtime) for kind in ("eager", "scripted")]
+
+
+def main() -> int:
+    parser = option_parser(__doc__, rounds=9)
+    parser.add_argument(
+        "--threads", type=int, default=1, help="threads that submit at once (default 1)"
+    )
+    parser.add_argument("--ipex-venv", type=Path, help="a virtual environment with IPEX 2.8")
+    options = parser.parse_args()
+    if options.threads < 1:
+        parser.error("--threads is at least 1")
+    if options.threads > 1 and options.ipex_venv:
+        parser.error("--ipex-venv is measured by one thread: leave --threads out")
+    cpus = sorted(os.sched_getaffinity(0))
+    layer = torch.nn.Linear(4, 4).eval()
+    batch = torch.randn(1, 4)
+    workers = range(options.threads)
+    queued = [QueueWorker() for _ in workers]
+    with contextlib.ExitStack() as opened:
+        opened.enter_context(torch.inference_mode())
+        pools = [CPUPool([cpus[-1 - at % len(cpus)]]) for at in workers]
+        tasks = [opened.enter_context(Task(layer, pool)) for pool in pools]
+        executors = [opened.enter_context(one_thread()) for _ in workers]
+        ways = {
+            "direct call": [lambda: layer(batch)] * options.threads,
+            TASK: [lambda one=one: one(batch).result() for one in tasks],
+            EXECUTOR: [lambda one=one: one.submit(layer, batch).result() for one in executors],
+            "queue.SimpleQueue": [lambda one=one: one(layer, batch) for one in queued],
+        }
+        cases = [Case(name, partial(seconds_of, calls)) for name, calls in ways.items()]
+        results = measure_rounds([*cases, *ipex_cases(options.ipex_venv)], options.rounds)
+    print(f"{machine_line()}; torch {torch.__version__}")
+    by_name = {result.name: result for result in results}
+    rows = []
+    for result in results:
+        low, median, high = (value * 1e6 for value in quartiles(result.seconds))
+        times = ratio(result, by_name[TASK]).median
+        rows.append([result.name, f"{median:.1f} us ({low:.1f} to {high:.1f})", f"{times:.2f}"])
+    print_table(["a round trip, by", "time (quartiles)", "times Task"], rows)
+    few_cpus = len(cpus) < 8
+    taken_us = quartiles(by_name[TASK].seconds).median * 1e6
+    share = ratio(by_name[TASK], by_name[EXECUTOR]).median
+    goals = []
+    if options.threads == 1:
+        goals.append(goal_line("round trip", taken_us, 20.0 if few_cpus else 15.0, "us"))
+        if few_cpus:
+            goals.append(goal_line("share of ThreadPoolExecutor's", share, 0.25, ""))
+    print(*goals, sep="\n")
+    write_json(options.json, "task", results, goals)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records every plan of a space by real launches, in an order that is drawn, one file line each.
+
+A recorder that was killed goes on where it was: the order follows from the seed, every launch is on
+the disk before the next one begins, and a line that was not finished is cut off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+import random
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, TextIO
+
+from benchmarks.harness.measurement import machine_line
+from benchmarks.tuner.recorded import (
+    Header,
+    Plan,
+    RecordedLaunch,
+    Recording,
+    read_recording,
+    write_header,
+    write_launch,
+)
+from xlaunch.errors import UsageError
+from xtune.cli.options import parse_search
+from xtune.cli.preparation import Task, prepare
+from xtune.search.host_turn import HostTurn, runtime_directory
+from xtune.space.parameters import BARE, Configuration
+
+
+class Options(NamedTuple):
+    """How to record."""
+
+    name: str
+    rounds: int
+    """Launches of each plan."""
+    control_every: int
+    """Launches between two of the bare command within a round, besides its own."""
+    seed: int
+    samples: bool
+    """Keep every raw sample, not only what a launch comes to."""
+
+
+def record(path: Path, arguments: Sequence[str], options: Options) -> None:
+    """Record what `xtune ARGUMENTS` would search, or go on with it.
+
+    Raises UsageError where the file holds something else, and what xtune raises for its arguments.
+    """
+    task = prepare(parse_search(arguments))
+    header, plans = _header(task, options), _plans(task)
+    order = launch_order(plans, options)
+    with _opened(path, header, plans, order) as (stream, done):
+        say(f"{len(plans) - 1} plans, {len(order)} launches, {done} of them made already")
+        turn = HostTurn(runtime_directory(os.environ), lambda holder: say(f"waiting for {holder}"))
+        walls: list[float] = []
+        for number in range(done, len(order)):
+            with turn():
+                if number == done:
+                    # What the first launch finds cold says nothing about its plan.
+                    task.runner.measure(BARE)
+                round_number, plan = order[number]
+                launch = task.runner.measure(plan.configurations[0])
+            write_launch(
+                stream, header, RecordedLaunch(round_number, launch), series=options.samples
+            )
+            os.fsync(stream.fileno())
+            walls.append(launch.secondary.wall_s)
+            left_s = (len(order) - number - 1) * statistics.fmean(walls)
+            changed = task.space.changes(launch.configuration) if number_of(plan) else "bare"
+            shown = launch.outcome.value if launch.value is None else f"{launch.value:g}"
+            say(
+                f"{number + 1} of {len(order)}: {changed or 'default'}: {shown}; {left_s:.0f} s left"
+            )
+
+
+def number_of(plan: Plan) -> int:
+    """0 for the bare command's plan, 1 for others."""
+    return int(plan.configurations[0] != BARE)
+
+
+def launch_order(plans: Sequence[Plan], options: Options) -> list[tuple[int, Plan]]:
+    """Every launch in order: round by round, all plans once in each, drawn by the seed."""
+    bare = plans[0]
+    order: list[tuple[int, Plan]] = []
+    for round_number in range(options.rounds):
+        rest = [plan for plan in plans if plan.plan_hash is not None]
+        random.Random(f"{options.seed} round {round_number}").shuffle(rest)
+        for at, plan in enumerate(rest):
+            if options.control_every and at % options.control_every == options.control_every - 1:
+                order.append((round_number, bare))
+            order.append((round_number, plan))
+    return order
+
+
+def say(text: str) -> None:
+    print(f"record: {text}", file=sys.stderr, flush=True)
+
+
+def _header(task: Task, options: Options) -> Header:
+    versions = {"kernel": platform.release(), "python": platform.python_version()}
+    for name in ("torch", "numpy", "xlaunch"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    return Header(
+        name=options.name,
+        space=task.space,
+        machine=machine_line(),
+        command=task.subject.program.words,
+        objective=task.objective,
+        versions=tuple(sorted(versions.items())),
+    )
+
+
+def _plans(task: Task) -> list[Plan]:
+    """The bare command's, those of the space with the least changed configuration first, the rest."""
+    found: dict[str | None, list[Configuration]] = {}
+    by_changes = sorted(task.space, key=lambda one: len(task.space.changes(one)))
+    for configuration in by_changes:
+        found.setdefault(task.resolver.plan_hash(configuration), []).append(configuration)
+    impossible = found.pop(None, [])
+    plans = [Plan(plan_hash, tuple(members)) for plan_hash, members in found.items()]
+    plans.insert(0, Plan(task.resolver.plan_hash(BARE), (BARE,)))
+    return [*plans, Plan(None, tuple(impossible))] if impossible else plans
+
+
+@contextlib.contextmanager
+def _opened(
+    path: Path, header: Header, plans: Sequence[Plan], order: Sequence[tuple[int, Plan]]
+) -> Iterator[tuple[TextIO, int]]:
+    """The file, ready for the next launch, and how many it holds."""
+    if path.suffix == ".gz":
+        raise UsageError(f"{path}: a finished recording is compressed (gzip), not one being made")
+    if path.exists() and path.stat().st_size:
+        recording = _cut_to_whole_lines(path)
+        _require_same(path, recording, header, plans, order)
+        with path.open("a") as stream:
+            yield stream, len(recording.launches)
+    else:
+        with path.open("w") as stream:
+            write_header(stream, header, plans)
+            yield stream, 0
+
+
+def _cut_to_whole_lines(path: Path) -> Recording:
+    data = path.read_bytes()
+    whole = data.rfind(b"\n") + 1
+    if whole < len(data):
+        os.truncate(path, whole)
+    return read_recording(path)
+
+
+def _require_same(
+    path: Path,
+    recording: Recording,
+    header: Header,
+    plans: Sequence[Plan],
+    order: Sequence[tuple[int, Plan]],
+) -> None:
+    """Raise UsageError unless the file is an earlier part of what is to be recorded."""
+    theirs = recording.header
+    same = (theirs.space, theirs.command, theirs.objective, theirs.machine.split(";")[0])
+    wanted = (header.space, header.command, header.objective, header.machine.split(";")[0])
+    made = [(one.round, one.launch.plan_hash) for one in recording.launches]
+    planned = [(number, plan.plan_hash) for number, plan in order[: len(made)]]
+    if same != wanted or recording.plans != tuple(plans) or made != planned:
+        raise UsageError(
+            f"{path} is a recording of something else ({theirs.name}: {' '.join(theirs.command)}, on"
+            f" {theirs.machine}), or in another order; give another file, or the same options"
+        )

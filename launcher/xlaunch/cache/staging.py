@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Directories of work in progress within the caches; a kill leaves them behind."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import time
+from collections.abc import Iterator
+
+from xlaunch.cache.store import open_below, remove_below, stored
+from xlaunch.cache.table import BY_NAME
+from xlaunch.files import try_lock
+
+DAY_S = 86_400.0
+
+# Prefixes of their names:
+IMPORTING = ".importing-"  # in the base: files of an import until all of them are checked
+SEEDING = ".seeding-"  # the copy of a seed, beside the directory that it becomes
+REMOVING = ".removing-"  # a cache that is being pruned
+COUNTERS = ".counters-"  # in the base: followed by the PID of the launch that collects in it
+PARTIAL = ".partial-"  # in a cache: followed by the PID of the process that compiles there
+
+_OUTSIDE_CACHES = (IMPORTING, SEEDING, REMOVING, COUNTERS)
+
+
+@contextlib.contextmanager
+def staging_directory(base: str) -> Iterator[str]:
+    """An empty private directory below `base`, removed at the end; waits for other imports to end.
+
+    Raises OSError.
+    """
+    with _abandoned(base, timeout_s=math.inf) as found:
+        for path in found:
+            remove_below(base, path)
+        path = os.path.join(base, IMPORTING + os.urandom(8).hex())
+        os.mkdir(path, 0o700)
+        try:
+            yield path
+        finally:
+            remove_below(base, path)
+
+
+def leftovers(base: str) -> list[str]:
+    """Abandoned staging directories."""
+    with contextlib.suppress(OSError), _abandoned(base) as found:
+        return found
+    return []
+
+
+def remove_leftovers(base: str) -> None:
+    """Remove abandoned staging directories."""
+    with contextlib.suppress(OSError), _abandoned(base) as found:
+        for path in found:
+            remove_below(base, path)
+
+
+def is_staging(path: str) -> bool:
+    """Whether a directory outside of the caches is named as staging directories are."""
+    return os.path.basename(path).startswith(_OUTSIDE_CACHES)
+
+
+@contextlib.contextmanager
+def _abandoned(base: str, *, timeout_s: float = 0.0) -> Iterator[list[str]]:
+    """The paths of abandoned directories. Raises OSError.
+
+    `base` is locked against imports during the block, unless one takes longer than `timeout_s`.
+    """
+    with open_below(base) as lock:
+        alone = try_lock(lock, timeout_s=timeout_s)
+        found = []
+        places: list[tuple[list[str], tuple[str, ...]]] = [([], _OUTSIDE_CACHES)]
+        places += [([name], _OUTSIDE_CACHES) for name in BY_NAME]
+        places += [([it.cache, it.key], (PARTIAL,)) for it in stored(base)]
+        for above, prefixes in places:
+            with (
+                contextlib.suppress(OSError),
+                open_below(base, *above) as descriptor,
+                os.scandir(descriptor) as entries,
+            ):
+                for it in entries:
+                    ours = it.name.startswith(prefixes) and it.is_dir(follow_symlinks=False)
+                    if ours and ((alone and it.name.startswith(IMPORTING)) or _is_abandoned(it)):
+                        found.append(os.path.join(base, *above, it.name))
+        yield found
+
+
+def _is_abandoned(entry: os.DirEntry[str]) -> bool:
+    """Whether nothing was added for a day, and the process whose PID is in the name has ended."""
+    number = entry.name.removeprefix(COUNTERS).removeprefix(PARTIAL).partition("-")[0]
+    old = time.time() - entry.stat(follow_symlinks=False).st_mtime > DAY_S
+    return old and not (number.isdecimal() and os.path.exists(f"/proc/{number}"))

@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The options of ipexrun and of torch's run_cpu, in xlaunch's words.
+
+    xlaunch --ninstances 2 --ncores-per-instance 4 infer.py
+    xlaunch: note: today this is: xlaunch --instances 2 --ncores 4 infer.py
+
+Old names are accepted with dashes and with underscores. What an option meant there it means here: the
+facts are in the launchers' own ``--help`` (Intel's extension for PyTorch 1.11 to 2.8, torch 2.13).
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from xlaunch.errors import UsageError
+from xlaunch.machine.cpu_list import parse_cpu_list
+from xlaunch.machine.other_machine import machine_of
+from xlaunch.machine.topology import Machine
+from xlaunch.options.definitions import OPTIONS
+from xlaunch.options.kinds import FLAG
+
+
+class Old(NamedTuple):
+    """What an option of the old launchers becomes."""
+
+    new: str = ""
+    """Today's option; empty: nothing is needed. **Ex.:** ``"instances"``."""
+    value: str | None = None
+    """The value of `new`, for an old flag. None: as typed, or `new` is a flag too."""
+    takes_value: bool = False
+    words: Mapping[str, str] = {}
+    """Values that are spelt otherwise today."""
+    unset: Collection[str] = ("", "-1")
+    """Values that mean: not given."""
+    note: str = ""
+    """Why nothing is needed, or what differs."""
+    error: str = ""
+    """Why it can mean nothing here, and what to use."""
+
+
+_NONE_GIVEN = ("", "-1", "0")
+_BINDS = "xlaunch binds by itself, without numactl or taskset"
+_RANKS = "xlaunch starts no ranks of its own: torchrun --nproc-per-node P xlaunch train.py"
+_ONECCL = "oneCCL's workers have no cores of their own under torchrun: leave it out, and use --reserve-cores N"
+_MPI = (
+    "xlaunch calls no mpiexec: mpirun ... xlaunch train.py gives each rank its share of the cores"
+)
+_IPEX = "what --optimize does is printed when the program starts"
+_ALLOCATORS = {"default": "glibc"}
+_RUNTIMES = {"default": "gnu"}
+
+OLD = {
+    "ninstances": Old("instances", takes_value=True, unset=_NONE_GIVEN),
+    "ncores-per-instance": Old("ncores", takes_value=True, unset=_NONE_GIVEN),
+    "ncore-per-instance": Old("ncores", takes_value=True, unset=_NONE_GIVEN),
+    "instance-idx": Old("instance-index", takes_value=True),
+    "rank": Old("instance-index", takes_value=True),
+    "latency-mode": Old("mode", "latency"),
+    "throughput-mode": Old("mode", "throughput"),
+    "multi-instance": Old("mode", "throughput"),
+    "nodes-list": Old("numa-nodes", takes_value=True),
+    "node-id": Old("numa-nodes", takes_value=True),
+    "cores-list": Old("cpus", takes_value=True),
+    "core-list": Old("cpus", takes_value=True),
+    "use-logical-cores": Old("smt"),
+    "use-logical-core": Old("smt"),
+    "use-e-cores": Old("ecores", "include"),
+    "strategy": Old("place", takes_value=True, words={"close": "compact"}),
+    "bind-numa-node": Old(),
+    "skip-cross-node-cores": Old(),
+    "memory-allocator": Old("allocator", takes_value=True, words=_ALLOCATORS),
+    "enable-tcmalloc": Old("allocator", "tcmalloc"),
+    "enable-jemalloc": Old("allocator", "jemalloc"),
+    "use-default-allocator": Old("allocator", "glibc"),
+    "benchmark": Old(note="allocator profiles keep memory for reuse without it"),
+    "omp-runtime": Old("omp", takes_value=True, words=_RUNTIMES),
+    "disable-iomp": Old("omp", "gnu"),
+    "multi-task-manager": Old(takes_value=True, note=_BINDS),
+    "disable-numactl": Old(note=_BINDS),
+    "disable-taskset": Old(note=_BINDS),
+    "log-path": Old("log-dir", takes_value=True),
+    "log-dir": Old("log-dir", takes_value=True),
+    "log-file-prefix": Old(takes_value=True),
+    "auto-ipex": Old("optimize", "fp32"),
+    "dtype": Old(takes_value=True),
+    "auto-ipex-verbose": Old(note=_IPEX),
+    "disable-ipex-graph-mode": Old(error="use xruntime.optimize(model, graph=False) in the script"),
+    "convert-fp64-to-fp32": Old(error="it was for Intel's GPUs; convert the model in the script"),
+    "distributed": Old(error=_RANKS),
+    "nnodes": Old(takes_value=True, error=_RANKS),
+    "nprocs-per-node": Old(takes_value=True, error=_RANKS),
+    "nproc-per-node": Old(takes_value=True, error=_RANKS),
+    "master-addr": Old(takes_value=True, error=_RANKS),
+    "master-port": Old(takes_value=True, error=_RANKS),
+    "hostfile": Old(takes_value=True, error=_MPI),
+    "extra-mpi-params": Old(takes_value=True, error=_MPI),
+    "more-mpi-params": Old(takes_value=True, error=_MPI),
+    "ccl-worker-count": Old(takes_value=True, error=_ONECCL),
+    "logical-cores-for-ccl": Old(error=_ONECCL),
+}
+"""Every option of the old launchers that is spelt otherwise today, or means something with others."""
+
+PRECISIONS = {"float32": "fp32", "bfloat16": "bf16"}
+
+SYNONYMS = {
+    "--instances": ("np", "n-procs", "nproc", "processes", "replicas", "workers", "num-instances"),
+    "--ncores": ("cores", "cores-per-instance", "threads", "nthreads", "num-threads", "num-cores"),
+    "--cpus": ("affinity", "cpu", "cpu-list", "cpu-set", "cpuset", "physcpubind", "taskset"),
+    "--numa-nodes": ("cpunodebind", "node", "nodes", "numa", "numa-node", "nodeset"),
+    "--numa-nodes LIST --mem-policy bind": ("membind",),
+    "--mem-policy interleave": ("interleave",),
+    "--mem-policy local": ("localalloc",),
+    "--mem-policy preferred": ("preferred",),
+    "--allocator": ("malloc", "jemalloc", "tcmalloc", "mimalloc"),
+    "--omp": ("openmp", "iomp", "libomp"),
+    "--thp": ("huge-pages", "hugepages", "transparent-hugepages"),
+    "--smt": ("hyperthreads", "hyperthreading", "ht", "logical"),
+    "--log-dir": ("log", "logs", "logdir", "output", "output-dir"),
+    "--on-failure restart": ("restart", "restarts"),
+    "--dry-run": ("dryrun", "print-only"),
+    "--optimize bf16": ("bf16", "bfloat16", "amp"),
+    "--verify-device": ("gpu", "gpus"),
+}
+"""Today's option, and unknown ones for which it is offered."""
+
+
+class Translation(NamedTuple):
+    arguments: tuple[str, ...]
+    """Today's options, then the program and its arguments."""
+    notes: tuple[str, ...]
+
+
+def is_old(name: str) -> bool:
+    """Whether the old launchers have this option, or today's with underscores: ``--log_dir``."""
+    plain = name.lstrip("-").replace("_", "-")
+    return plain in OLD or ("_" in name and plain in _TODAY)
+
+
+def in_todays_words(arguments: Sequence[str], command: str) -> Translation:
+    """What `arguments` of ``xlaunch`` or a command of it are today, with a note that shows it."""
+    typed = {name: value for name, value, _ in _split(arguments)[0]}
+    with machine_of(typed.get("sysroot"), typed.get("synthetic")) as machine:
+        found = translate(arguments, machine)
+    shown = shlex.join([*command.split(), *found.arguments])
+    return found._replace(notes=(f"today this is: {shown}", *found.notes))
+
+
+def translate(arguments: Sequence[str], machine: Machine) -> Translation:
+    """Put the old options among `arguments` into today's words; the program's own words stay.
+
+    `machine`: where cores are counted for ``--use-logical-cores`` and ``--bind-numa-node``. Raises
+    `UsageError` for a value that is missing or that means nothing, and for options of ranks.
+    """
+    typed, rest = _split(arguments)
+    options: dict[str, str | None] = {}
+    others: list[str] = []
+    old: dict[str, str] = {}
+    notes: list[str] = []
+    for name, value, words in typed:
+        entry = OLD.get(name)
+        if entry is None:
+            others += words
+            continue
+        if entry.error:
+            raise UsageError(f"{words[0]}: {entry.error}")
+        old[name] = value or ""
+        if entry.note:
+            notes.append(f"{words[0]} is not needed: {entry.note}")
+        if entry.new and value is not None and entry.takes_value:
+            if value.strip() not in entry.unset:
+                options[entry.new] = entry.words.get(value, value).replace(" ", "")
+        elif entry.new:
+            options.setdefault(entry.new, entry.value)
+    _combine(options, old, others, machine, notes)
+    order = sorted(options, key=lambda key: list(_TODAY).index(key))
+    new = [word for key in order for word in _words(key, options[key])]
+    return Translation((*others, *new, *rest), tuple(notes))
+
+
+def _combine(
+    options: dict[str, str | None],
+    old: Mapping[str, str],
+    others: list[str],
+    machine: Machine,
+    notes: list[str],
+) -> None:
+    """What the old options meant together."""
+    sized = options.keys() & {"instances", "ncores"}
+    if "mode" in options and sized and not old.keys() & {"latency-mode", "throughput-mode"}:
+        del options["mode"]  # --multi-instance is a word for what follows from the sizes
+    elif "mode" in options:
+        for key in sized:
+            del options[key]
+            notes.append(
+                f"--mode {options['mode']} decides; the given --{key} had no effect either"
+            )
+    if "cpus" in options and options.pop("numa-nodes", None) is not None:
+        notes.append("--cpus decides; the given NUMA nodes had no effect either")
+    if "smt" in options and (cores := options.get("ncores")) is not None:
+        options["ncores"] = _cores_of_cpus(cores, machine)
+    if old.keys() & {"bind-numa-node", "skip-cross-node-cores"}:
+        _keep_within_nodes(options, machine, notes)
+    alone = "ncores" in options and "instances" not in options
+    if alone and not {"-n", "--instances"} & {word.partition("=")[0] for word in others}:
+        options["instances"] = "max"
+    if "dtype" in old and "auto-ipex" in old:
+        precision = PRECISIONS.get(old["dtype"])
+        if precision is None:
+            raise UsageError(f"--dtype {old['dtype']!r}: write float32 or bfloat16")
+        options["optimize"] = precision
+    if prefix := old.get("log-file-prefix"):
+        if options.get("log-dir") is None:
+            raise UsageError("--log-file-prefix: name the directory too, with --log-dir")
+        options["log-dir"] = f"{options['log-dir']}/{prefix}"
+
+
+def _cores_of_cpus(text: str, machine: Machine) -> str:
+    """With logical cores, the old launchers counted CPUs: 8 of them are 4 cores of 2 siblings."""
+    siblings = max(map(len, machine.topology.cores))
+    if not text.isdigit() or int(text) % siblings:
+        raise UsageError(
+            f"--ncores-per-instance {text!r} with logical cores: a core has {siblings} of them here, so"
+            f" write a multiple of {siblings}; xlaunch places whole cores"
+        )
+    return str(int(text) // siblings)
+
+
+def _keep_within_nodes(options: dict[str, str | None], machine: Machine, notes: list[str]) -> None:
+    """Make instances small enough for none to straddle NUMA nodes, where only their number is given."""
+    count = options.get("instances")
+    if count is None or not count.isdigit() or "ncores" in options or int(count) < 2:
+        return
+    allowed = set(machine.limits.allowed_cpus)
+    if (cpus := options.get("cpus")) is not None:
+        allowed &= set(parse_cpu_list(cpus))
+    nodes = options.get("numa-nodes")
+    asked = None if nodes is None else set(parse_cpu_list(nodes))
+    sizes = [
+        sum(1 for core in machine.topology.cores if allowed.intersection(core, node.cpus))
+        for node in machine.topology.numa_nodes
+        if asked is None or node.id in asked
+    ]
+    for size in range(max(sizes, default=0), 0, -1):
+        if sum(cores // size for cores in sizes) >= int(count):
+            options["ncores"] = str(size)
+            if size * int(count) < sum(sizes):
+                notes.append(
+                    f"instances have one size, {size} cores, so that none straddles NUMA nodes"
+                )
+            return
+
+
+_TODAY = {option.name: option for option in OPTIONS}
+_SHORT = {option.short: option for option in OPTIONS if option.short}
+
+
+def _split(
+    arguments: Sequence[str],
+) -> tuple[list[tuple[str, str | None, list[str]]], tuple[str, ...]]:
+    """The options before the program, each as (name, value, words), and the program's words."""
+    found: list[tuple[str, str | None, list[str]]] = []
+    position = 0
+    while position < len(arguments):
+        word = arguments[position]
+        if word == "--" or not word.startswith("-") or word == "-":
+            break
+        typed, has_value, value = word.partition("=")
+        option = _SHORT.get(typed)
+        name = option.name if option is not None else typed.lstrip("-").replace("_", "-")
+        takes_value = OLD[name].takes_value if name in OLD else _takes_value(name)
+        words = [word if name in OLD or option is not None else word.replace(typed, f"--{name}", 1)]
+        if takes_value and not has_value:
+            position += 1
+            if position == len(arguments):
+                raise UsageError(f"{typed} takes a value")
+            value = arguments[position]
+            words.append(value)
+        found.append((name, value if takes_value else None, words))
+        position += 1
+    return found, tuple(arguments[position:])
+
+
+def _takes_value(name: str) -> bool:
+    option = _TODAY.get(name)
+    return option is not None and option.kind is not FLAG
+
+
+def _words(key: str, value: str | None) -> Iterable[str]:
+    return [f"--{key}"] if value is None else [f"--{key}", value]

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`xlaunch ps`: the launches that run on this host, and the cores that they have taken."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+from xlaunch.cli.options import CONTEXT
+from xlaunch.leases import Lease, read_leases
+from xlaunch.machine.cpu_list import format_cpu_list
+from xlaunch.text import align, size
+
+if TYPE_CHECKING:
+    import psutil
+
+SCHEMA_VERSION = 1
+SAMPLE_S = 0.2
+"""Seconds over which CPU time is measured."""
+WATCH_S = 2.0
+
+
+class Running(NamedTuple):
+    """A launch and what its processes use."""
+
+    lease: Lease
+    user: str
+    cpu_percent: float
+    """100 for each CPU that is kept busy; of processes that may be read."""
+    rss_bytes: int
+    """Resident memory of all processes; pages that several share are counted for each."""
+
+
+@click.command(context_settings=CONTEXT)
+@click.option("--json", "as_json", is_flag=True, help="Print the launches as JSON.")
+@click.option("--watch", is_flag=True, help=f"Show them again every {WATCH_S:.0f} seconds.")
+def command(*, as_json: bool, watch: bool) -> None:
+    """Show the launches that run on this host: cores, program, uptime, CPU, memory, last metric.
+
+    Launches of other users are shown, too; those in other containers are not.
+    """
+    if as_json:
+        found = [_to_dict(one) for one in look()]
+        click.echo(json.dumps({"schema_version": SCHEMA_VERSION, "launches": found}, indent=1))
+        return
+    while True:
+        lines = table(look())
+        if not watch:
+            click.echo("\n".join(lines))
+            return
+        if sys.stdout.isatty():
+            click.clear()
+        click.echo("\n".join([time.strftime("%H:%M:%S"), *lines]))
+        time.sleep(WATCH_S)
+
+
+def look() -> list[Running]:
+    """The launches that run now, the oldest first. Takes `SAMPLE_S`."""
+    import psutil
+
+    leases = read_leases()
+    trees = {lease: _processes(lease.pid) for lease in leases}
+    before = {lease: _cpu_s(tree) for lease, tree in trees.items()}
+    began = time.monotonic()
+    if leases:
+        time.sleep(SAMPLE_S)
+    elapsed_s = time.monotonic() - began
+    found = []
+    for lease, tree in trees.items():
+        user, rss_bytes = str(lease.uid), 0
+        with contextlib.suppress(psutil.Error):
+            user = psutil.Process(lease.pid).username()
+        for process in tree:
+            with contextlib.suppress(psutil.Error):
+                rss_bytes += process.memory_info().rss
+        used_s = max(0.0, _cpu_s(tree) - before[lease])
+        found.append(Running(lease, user, 100 * used_s / elapsed_s, rss_bytes))
+    return found
+
+
+def _processes(pid: int) -> list[psutil.Process]:
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
+    except psutil.Error:
+        return []
+
+
+def _cpu_s(processes: Sequence[psutil.Process]) -> float:
+    import psutil
+
+    total_s = 0.0
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            times = process.cpu_times()
+            total_s += times.user + times.system
+    return total_s
+
+
+def table(found: Sequence[Running]) -> list[str]:
+    """The launches as lines of text, without columns that are empty for all."""
+    if not found:
+        return ["no launch runs on this host"]
+    columns = [
+        ("pid", [str(it.lease.pid) for it in found]),
+        ("user", [it.user for it in found]),
+        ("program", [it.lease.program for it in found]),
+        ("instances", [str(it.lease.instances) for it in found]),
+        ("CPUs", [format_cpu_list(it.lease.cpus) or "not bound" for it in found]),
+        ("uptime", [uptime(it.lease.uptime_s) for it in found]),
+        ("CPU %", [f"{it.cpu_percent:.0f}" for it in found]),
+        ("memory", [size(it.rss_bytes) for it in found]),
+        ("exclusive", ["yes" if it.lease.exclusive else "" for it in found]),
+        ("metric", [it.lease.metric for it in found]),
+        ("logs", [it.lease.log_dir for it in found]),
+    ]
+    kept = [(name, cells) for name, cells in columns if any(cells)]
+    return align([[name for name, _ in kept], *zip(*[cells for _, cells in kept], strict=True)])
+
+
+def uptime(seconds: float) -> str:
+    """**Ex.:** ``42s``, ``3m 20s``, ``5h 02m``, ``2d 03h``."""
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m {whole % 60:02}s"
+    if whole < 86400:
+        return f"{whole // 3600}h {whole % 3600 // 60:02}m"
+    return f"{whole // 86400}d {whole % 86400 // 3600:02}h"
+
+
+def _to_dict(one: Running) -> dict[str, object]:
+    lease = one.lease
+    return {
+        "pid": lease.pid,
+        "user": one.user,
+        "program": lease.program,
+        "instances": lease.instances,
+        "cpus": list(lease.cpus),
+        "exclusive": lease.exclusive,
+        "uptime_s": round(lease.uptime_s, 1),
+        "cpu_percent": round(one.cpu_percent, 1),
+        "rss_bytes": one.rss_bytes,
+        "metric": lease.metric or None,
+        "log_dir": lease.log_dir or None,
+    }

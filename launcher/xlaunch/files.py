@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole files, private directories, and locks that the kernel releases when their holder ends."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import stat
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+from xlaunch.errors import UsageError, XLaunchError
+
+MEMORY = "/dev/shm"  # noqa: S108 - the directory made there is private, which is checked
+MAX_RECORD_BYTES = 1 << 20
+LOCK_INTERVAL_S = 0.01
+
+
+def write_whole(path: str, data: bytes, *, mode: int = 0o666) -> None:
+    """Write or replace a regular file, whole or not at all. Raises OSError, and then leaves nothing behind.
+
+    A link is followed. The umask applies to `mode`.
+    """
+    directory, name = os.path.split(os.path.realpath(path))
+    temporary = os.path.join(directory, f".{name[:200]}.{os.urandom(4).hex()}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | BINARY, mode)
+    try:
+        with open(descriptor, "wb") as stream:
+            stream.write(data)
+        os.replace(temporary, os.path.join(directory, name))
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+BINARY = getattr(os, "O_BINARY", 0)
+"""Windows alone has a text mode."""
+
+
+def write_output(path: str, text: str, *, option: str = "") -> None:
+    """Write a text file that an option names, whole. Raises `UsageError`, which names `option`."""
+    what = f"{option} {path!r}".strip()
+    try:
+        write_whole(path, text.encode())
+    except UnicodeEncodeError:
+        raise UsageError(f"{what} cannot be written: a value in it is not UTF-8") from None
+    except OSError as error:
+        raise UsageError(f"{what} cannot be written: {error.strerror}") from None
+
+
+def is_special_file(path: str) -> bool:
+    """Whether `path` is a pipe, a terminal, or a name such as /dev/stdout: nothing to be replaced."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        return True
+    directory, name = os.path.split(path)
+    try:
+        place = os.path.join(os.path.realpath(directory), name)
+    except OSError:  # relative to a working directory that was removed
+        return False
+    return re.fullmatch("/dev/std(out|err)|/proc/[0-9]+/fd/[0-9]+", place) is not None
+
+
+def make_private(directory: str) -> None:
+    """Create a directory and its missing parents, each for this user only. Raises OSError."""
+    if os.path.isdir(directory):
+        return
+    parent = os.path.dirname(directory)
+    if parent != directory:
+        make_private(parent)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(directory, 0o700)
+    if not os.path.isdir(directory):
+        raise NotADirectoryError(errno.ENOTDIR, "is not a directory", directory)
+
+
+def runtime_directory(name: str, environment: Mapping[str, str], memory: str = MEMORY) -> str:
+    """Make this user's private directory for locks and records of this host, never on a shared file system.
+
+    It is ``$XDG_RUNTIME_DIR/name``, else ``/dev/shm/name-UID``. Raises `XLaunchError` if it cannot be
+    made, is a link, or others may enter it.
+    """
+    given = environment.get("XDG_RUNTIME_DIR", "")
+    if os.path.isabs(given) and os.access(given, os.W_OK | os.X_OK):
+        directory = os.path.join(given, name)
+    else:
+        directory = os.path.join(memory, f"{name}-{os.geteuid()}")
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(directory, 0o700)
+        status = os.lstat(directory)
+    except OSError as error:
+        raise XLaunchError(
+            f"no directory for locks: {directory}: {error.strerror}; set XDG_RUNTIME_DIR to a private"
+            " directory of this host"
+        ) from error
+    private = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+    if not private or status.st_mode & 0o077:
+        raise XLaunchError(
+            f"{directory} is not a private directory of yours; remove it, or set XDG_RUNTIME_DIR"
+        )
+    return directory
+
+
+def try_lock(descriptor: int, *, shared: bool = False, timeout_s: float = 0.0) -> bool:
+    """Lock an open file or directory (flock) until all copies of `descriptor` are closed.
+
+    Child processes may inherit copies. Returns False if another process still holds the lock after
+    `timeout_s`, or if the file system or the operating system has no such locks.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return False
+    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(LOCK_INTERVAL_S)
+        except OSError:
+            return False
+
+
+@contextlib.contextmanager
+def locked(
+    path: str, *, mode: int = 0o600, waiting: Callable[[int], None] | None = None
+) -> Iterator[int]:
+    """Hold the exclusive lock of a file during the block, and yield its descriptor.
+
+    The file is created with `mode` if it is absent, and a link is refused. `waiting`: called with the
+    descriptor before waiting for another holder. Raises OSError.
+    """
+    import fcntl
+
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(path, flags, mode)
+    try:
+        if not try_lock(descriptor):
+            if waiting is not None:
+                waiting(descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def read_record(descriptor: int) -> bytes:
+    """The content of a file that `locked` has opened. Raises OSError."""
+    return os.pread(descriptor, MAX_RECORD_BYTES, 0)
+
+
+def write_record(descriptor: int, data: bytes) -> None:
+    """Replace the content of a file that `locked` has opened. Raises OSError.
+
+    A reader without the lock finds the old content, the new, or a mixture, but never an empty file.
+    """
+    os.pwrite(descriptor, data, 0)
+    os.truncate(descriptor, len(data))

@@ -1,0 +1,387 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metric values of instances: collected while they run, summed up at the end.
+
+Means are taken over the *common steady window*: from when every instance was past its first value
+(or past the start barrier) to when the first instance ended. Outside it some instance was not at
+work yet, or no longer, and the others had the machine to themselves.
+
+A rate holds for the time since the value before it, so rates are weighted by that time: 50 and 150
+images/s over the same number of images take 3 and 1 seconds, and make 75 images/s.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from xlaunch.metrics.live import LiveLine, LiveValue, LiveWriter
+from xlaunch.metrics.metric_lines import Kind, LineSplitter, Metric, convert
+from xlaunch.run_warnings import RunWarning, WarningKind
+from xlaunch.text import plural
+
+PERCENTILES = (50, 90, 99)
+MIN_FOR_P99 = 100
+"""Minimum number of values for a p99, which of fewer would be little more than the largest."""
+
+AT_ONCE_S = 0.005
+"""Values closer than this came at once: printed together, not at the pace of the program."""
+
+MAX_KEPT = 1 << 17
+"""Maximum number of values kept of one metric of one instance: beyond it, half of them go."""
+
+LINES_TO_SHOW = 3
+SHOWN_WIDTH = 80
+
+
+class InstanceMetric(NamedTuple):
+    """One metric of one instance."""
+
+    name: str
+    count: int  # type: ignore[assignment]  # hides tuple.count
+    """Values over the whole run."""
+    last: float | None
+    mean: float | None
+    """Over the window of its `MetricTotal`; of a rate, weighted by time."""
+
+
+class MetricTotal(NamedTuple):
+    """One metric over all instances."""
+
+    name: str
+    kind: str
+    """``rate``, ``latency`` or ``value``; which of the following are not None depends on it."""
+    unit: str | None
+    """Unit of a time, if it was printed. **Ex.:** ``"ms"``."""
+    window_s: float | None
+    """Length of the common steady window; None where not every instance had a value in it."""
+    count: int  # type: ignore[assignment]  # hides tuple.count
+    """Number of values that the following fields summarize."""
+    sum: float | None
+    """Of a rate: the sum of the instances' means."""
+    mean: float | None
+    """Of a value: the mean of the instances' means; of a time: of all values."""
+    p50: float | None
+    p90: float | None
+    p99: float | None
+    """Of a time: over the values of all instances together."""
+    notes: tuple[str, ...]
+    """Reservations about the result."""
+    window_from_s: float | None = None
+    """Values before this do not count, in seconds since the run began; None: all count."""
+
+
+class MetricSeries(NamedTuple):
+    """Every value of one metric of one instance, in order."""
+
+    metric: str
+    instance: int
+    times_s: Sequence[float]
+    """Arrival times, in seconds since the run began."""
+    values: Sequence[float]
+    kept_one_in: int
+    """1, or if there were more than `MAX_KEPT`: one of this many values was kept."""
+
+
+class Measured(NamedTuple):
+    """The metrics of a run."""
+
+    by_instance: Mapping[int, tuple[InstanceMetric, ...]] = {}
+    totals: tuple[MetricTotal, ...] = ()
+    series: tuple[MetricSeries, ...] = ()
+    lines_seen: tuple[str, ...] = ()
+
+
+class Values(NamedTuple):
+    """The values of one metric of one instance that count."""
+
+    values: list[float]
+    durations_s: list[float] | None
+    """For how long each of them holds; None where that is unknown, or the same for all."""
+
+    def mean(self, kind: Kind) -> float | None:
+        """The mean; of a rate, weighted by time."""
+        if kind is not Kind.RATE or self.durations_s is None:
+            return _mean(self.values)
+        weighted = zip(self.values, self.durations_s, strict=True)
+        return sum(value * weight for value, weight in weighted) / sum(self.durations_s)
+
+
+class Series:
+    """The values of one metric of one instance, with their arrival times."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.first_at: float | None = None
+        self.last: float | None = None
+        self.stride = 1
+        """One of this many values was kept."""
+        self._times = array("d")
+        self._values = array("d")
+
+    def add(self, value: float, now: float) -> None:
+        """Add a value."""
+        if self.first_at is None:
+            self.first_at = now
+        self.last = value
+        if self.count % self.stride == 0:
+            self._times.append(now)
+            self._values.append(value)
+        self.count += 1
+        if len(self._values) > MAX_KEPT:
+            self._times, self._values = self._times[::2], self._values[::2]
+            self.stride *= 2
+
+    def since(self, began: float) -> tuple[array[float], array[float]]:
+        """Arrival times in seconds since `began`, and values."""
+        return array("d", (at - began for at in self._times)), self._values
+
+    def after(self, start: float | None, end: float | None = None) -> Values:
+        """The values that arrived after `start`, until `end`.
+
+        Of several that were read exactly at `start`, all but the first count.
+        """
+        kept = [
+            (at, value)
+            for place, (at, value) in enumerate(zip(self._times, self._values, strict=True))
+            if (start is None or at > start or (at == start and place > 0))
+            and (end is None or at <= end)
+        ]
+        times = [at for at, _ in kept]
+        return Values([value for _, value in kept], durations(self._times, times, start))
+
+
+class Collector:
+    """Collects metric values from the output of all instances."""
+
+    def __init__(
+        self,
+        metrics: Sequence[Metric],
+        indices: Iterable[int],
+        *,
+        began: float = 0.0,
+        live: LiveWriter | None = None,
+    ) -> None:
+        """`began`: the start of the run, on the clock of all times here."""
+        self._metrics = metrics
+        self._began = began
+        self._live = live
+        self._indices = tuple(indices)
+        self._series = {(m.name, index): Series() for m in metrics for index in self._indices}
+        self._units: dict[str, str] = {}
+        self._splitters: dict[tuple[int, str], LineSplitter] = {}
+        self._unseen = [metric.name for metric in metrics]
+        self._lines: deque[str] = deque(maxlen=LINES_TO_SHOW)
+        """The last lines with numbers, while some metric was not seen yet."""
+        self.past_first: set[int] = set()
+        """Instances that have printed or reported a value."""
+
+    def feed(self, index: int, stream: str, data: bytes, now: float) -> None:
+        """Take bytes of a stream of an instance: out, err or metrics."""
+        splitter = self._splitters.setdefault((index, stream), LineSplitter())
+        for line in splitter.feed(data):
+            self._read(index, stream, line, now)
+
+    def finish(self, index: int, now: float) -> None:
+        """Read the last line of an instance that has ended, if it has no line end."""
+        for (owner, stream), splitter in self._splitters.items():
+            for line in splitter.finish() if owner == index else ():
+                self._read(index, stream, line, now)
+
+    def _read(self, index: int, stream: str, line: str, now: float) -> None:
+        if self._live is not None:
+            self._live.write_marked(LiveLine(index, stream, now, line))
+        for metric in self._metrics:
+            value = metric.read_report(line) if stream == "metrics" else metric.read(line)
+            if value is None:
+                continue
+            if metric.name in self._unseen:
+                self._unseen.remove(metric.name)
+            if value.unit is not None:
+                self._units.setdefault(metric.name, value.unit)
+            number = convert(value, self._units.get(metric.name))
+            self._series[metric.name, index].add(number, now)
+            if self._live is not None:
+                self._live.write(LiveValue(index, metric.name, now, number))
+            self.past_first.add(index)
+        if self._unseen and any(char.isdigit() for char in line):
+            self._lines.append(line.strip())
+
+    def raw(self) -> tuple[MetricSeries, ...]:
+        """Every value, by metric, then by instance."""
+        return tuple(
+            MetricSeries(metric, index, *series.since(self._began), kept_one_in=series.stride)
+            for (metric, index), series in self._series.items()
+        )
+
+    @property
+    def lines_seen(self) -> tuple[str, ...]:
+        """The last lines with numbers, if some metric was never seen."""
+        shown = dict.fromkeys(line[:SHOWN_WIDTH] for line in self._lines)
+        return tuple(shown) if self._unseen else ()
+
+    def unseen(self) -> str | None:
+        """A line about metrics that no instance printed, with the last lines that had numbers."""
+        if not self._unseen:
+            return None
+        wanted = ", ".join(map(repr, self._unseen))
+        if not self._lines:
+            text = "no line has it, nor any other number"
+        else:
+            shown = " | ".join(self.lines_seen)
+            text = f"no line has it; the last lines with numbers: {shown}"
+        return RunWarning(f"--metric {wanted}: {text}", WarningKind.UNSEEN_METRIC)
+
+    def sum_up(
+        self, ends: Mapping[int, float], released_at: float | None
+    ) -> tuple[dict[int, tuple[InstanceMetric, ...]], tuple[MetricTotal, ...]]:
+        """The metrics of each instance, and over all.
+
+        `ends`: when each instance ended; the first time, if it was restarted. `released_at`: when the
+        start barrier opened, if instances waited there.
+        """
+        by_instance: dict[int, list[InstanceMetric]] = {index: [] for index in self._indices}
+        totals = []
+        for metric in self._metrics:
+            series = {index: self._series[metric.name, index] for index in self._indices}
+            window, values, notes = _steady(series, ends, released_at)
+            means = {index: found.mean(metric.kind) for index, found in values.items()}
+            for index in self._indices:
+                one = series[index]
+                by_instance[index].append(
+                    InstanceMetric(metric.name, one.count, one.last, means[index])
+                )
+            unit = self._units.get(metric.name)
+            pooled = sorted(value for found in values.values() for value in found.values)
+            total = _total(metric, unit, window, pooled, list(means.values()), notes)
+            if window.start is not None:
+                total = total._replace(window_from_s=window.start - self._began)
+            totals.append(total)
+        return {index: tuple(found) for index, found in by_instance.items()}, tuple(totals)
+
+
+def percentile(ordered: Sequence[float], percent: float) -> float:
+    """The percentile of values in ascending order, interpolated linearly."""
+    position = (len(ordered) - 1) * percent / 100
+    low = int(position)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
+
+
+def durations(
+    times_s: Sequence[float], kept_s: Sequence[float], after_s: float | None
+) -> list[float] | None:
+    """For how long each kept value of an instance holds, in seconds.
+
+    Values that came at once share the time since those before them. When the first values of all
+    began is not known: they get the median of the other durations. None where nothing is known, and
+    where all are equal.
+
+    times_s
+        Of all values of the instance.
+    kept_s
+        Of the values that count, consecutive ones of `times_s`.
+    after_s
+        Time before this does not count; None: all counts.
+    """
+    if not kept_s:
+        return None
+    first = bisect_left(times_s, kept_s[0])
+    while first > 0 and times_s[first] - times_s[first - 1] <= AT_ONCE_S:
+        first -= 1
+    begins_s = [at for at in (after_s, times_s[first - 1] if first > 0 else None) if at is not None]
+    before_s = max(begins_s, default=float("-inf"))
+    groups: list[list[float]] = []
+    for at_s in kept_s:
+        if groups and at_s - groups[-1][-1] <= AT_ONCE_S:
+            groups[-1].append(at_s)
+        else:
+            groups.append([at_s])
+    found: list[float] = []
+    for group in groups:
+        found += [(group[-1] - before_s) / len(group)] * len(group)
+        before_s = group[-1]
+    if first == 0 and (after_s is None or after_s >= times_s[0]):
+        if len(groups) == 1:
+            return None
+        size = len(groups[0])
+        found[:size] = [percentile(sorted(found[size:]), 50)] * size
+    return found if min(found) < max(found) else None
+
+
+class _Window(NamedTuple):
+    """The time in which values count."""
+
+    start: float | None
+    """None: from the start of the run."""
+    length_s: float | None
+    """None: until the end of the run."""
+
+
+def _steady(
+    series: Mapping[int, Series], ends: Mapping[int, float], released_at: float | None
+) -> tuple[_Window, dict[int, Values], list[str]]:
+    """The window, the values that count, and reservations about them."""
+    notes = []
+    printed = {index: one for index, one in series.items() if one.first_at is not None}
+    missing = sorted(series.keys() - printed.keys())
+    if missing and printed:
+        notes.append(f"no value of {_instances(missing)}")
+    strides = {one.stride for one in printed.values()} - {1}
+    if strides:
+        notes.append(f"only one in {max(strides)} values was kept")
+    firsts = [one.first_at for one in printed.values() if one.first_at is not None]
+    start = released_at if released_at is not None else max(firsts, default=0.0)
+    end = min(ends.values(), default=start)
+    values = {index: one.after(start, end) for index, one in series.items()}
+    without = [index for index in printed if not values[index].values]
+    if printed and not missing and not without:
+        return _Window(start, end - start), values, notes
+    if without and len(series) > 1:
+        notes.append(
+            f"no common window: no further value of {_instances(without)} while all ran; "
+            "means of all values"
+        )
+    values = {index: one.after(released_at) for index, one in series.items()}
+    return _Window(released_at, None), values, notes
+
+
+def _total(
+    metric: Metric,
+    unit: str | None,
+    window: _Window,
+    pooled: Sequence[float],
+    means_or_none: Iterable[float | None],
+    notes: list[str],
+) -> MetricTotal:
+    """One metric over all instances, from their values in ascending order and their means."""
+    means = [mean for mean in means_or_none if mean is not None]
+    total = MetricTotal(
+        name=metric.name, kind=metric.kind.value, unit=unit,
+        window_s=window.length_s, count=len(pooled),
+        sum=None, mean=None, p50=None, p90=None, p99=None, notes=(),
+    )  # fmt: skip
+    if pooled and metric.kind is Kind.RATE:
+        total = total._replace(sum=sum(means))
+    elif pooled and metric.kind is Kind.VALUE:
+        total = total._replace(mean=_mean(means))
+    elif pooled:
+        p50, p90, p99 = (percentile(pooled, percent) for percent in PERCENTILES)
+        if len(pooled) < MIN_FOR_P99:
+            notes.append(f"no p99 of {len(pooled)} values: it takes {MIN_FOR_P99}")
+        total = total._replace(
+            mean=_mean(pooled), p50=p50, p90=p90,
+            p99=p99 if len(pooled) >= MIN_FOR_P99 else None,
+        )  # fmt: skip
+    return total._replace(notes=tuple(notes))
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _instances(indices: Sequence[int]) -> str:
+    listed = ", ".join(map(str, indices[:8])) + (", ..." if len(indices) > 8 else "")
+    return f"{plural(len(indices), 'instance')} {listed}"

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measuring instances while they run: the start barrier, and the numbers that they print or report.
+
+Exists under `--metric` only. The supervisor hands over what it relays; log files, and the FIFOs that
+XLAUNCH_METRICS names, are read here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import time
+
+from xlaunch.machine.cpu_list import name_numbers
+from xlaunch.metrics.barrier import Barrier
+from xlaunch.metrics.collector import Collector, Measured
+from xlaunch.metrics.live import LiveStart, LiveWriter
+from xlaunch.metrics.metric_lines import Metric, parse_metric
+from xlaunch.output.logs import STREAMS, log_path
+from xlaunch.output.tagged_lines import READ_SIZE
+from xlaunch.planning.plans import Plan
+from xlaunch.planning.request import Request
+
+LOG_INTERVAL_S = 0.1
+"""Polling interval of log files, and so the resolution of the times of values in them."""
+
+MAX_BYTES_AT_ONCE = 64 * READ_SIZE
+"""Maximum size to read from one log file before signals are handled again."""
+
+
+def metrics_of(request: Request) -> tuple[Metric, ...]:
+    """The metrics of `--metric`, each once. Raises `UsageError`."""
+    return tuple([parse_metric(text) for text in dict.fromkeys(request.metric)])
+
+
+def choose_directory() -> str:
+    """A new name for the private directory of the FIFOs of one run."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    usable = os.path.isabs(runtime) and os.access(runtime, os.W_OK | os.X_OK)
+    base = runtime if usable else os.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - a new name in it
+    return os.path.join(base, f"xlaunch-{os.urandom(8).hex()}")
+
+
+def remove_directory(directory: str) -> None:
+    """Remove a directory of FIFOs, if it exists."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(directory):
+            os.unlink(os.path.join(directory, name))
+        os.rmdir(directory)
+
+
+class Measuring:
+    """The measuring of one run."""
+
+    def __init__(
+        self, plan: Plan, directory: str | None, live: LiveWriter | None, poll: select.poll
+    ) -> None:
+        """`directory`: to be made for FIFOs. `live`: gets each value. `poll`: the supervisor's."""
+        self._plan = plan
+        self._directory = directory
+        self._poll = poll
+        self._live = live
+        indices = [instance.index for instance in plan.instances]
+        self._collector = Collector(
+            metrics_of(plan.request), indices, began=time.monotonic(), live=live
+        )
+        self._ends: dict[int, float] = {}
+        self._pipes: dict[int, int] = {}
+        self._pipe_paths: dict[int, str] = {}
+        self._barrier: Barrier | None = None
+        self._look_cost_s = 0.0
+        self._logs: dict[tuple[int, str], int] = {}
+        self._logs_due = time.monotonic()
+        self.problem: str | None = None
+        """Why there is no start barrier."""
+        if directory is not None:
+            self._make_channels(directory, indices)
+
+    def _make_channels(self, directory: str, indices: list[int]) -> None:
+        try:
+            os.mkdir(directory, 0o700)
+            self._barrier = Barrier(directory, indices, time.monotonic())
+            for index in indices:
+                path = os.path.join(directory, f"metrics-{index}")
+                os.mkfifo(path, 0o600)
+                # Also for writing: so there is never an end of file, and no writer waits for us.
+                pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+                self._pipes[pipe] = index
+                self._pipe_paths[index] = path
+                self._poll.register(pipe, select.POLLIN)
+        except OSError as error:
+            self._barrier = None
+            self.problem = (
+                f"no start barrier: cannot make FIFOs in {directory!r} ({error.strerror})"
+            )
+
+    def variables(self, index: int) -> dict[str, str]:
+        """The variables that name an instance's barrier and its FIFO for metrics."""
+        found = {}
+        if self._barrier is not None:
+            found["XLAUNCH_BARRIER"] = self._barrier.path(index)
+        if index in self._pipe_paths:
+            found["XLAUNCH_METRICS"] = self._pipe_paths[index]
+        return found
+
+    def started(self, index: int, now: float) -> None:
+        """An instance was started or restarted at `now`."""
+        if self._live is not None:
+            self._live.write(LiveStart(index, now))
+        if self._barrier is not None:
+            self._barrier.back(index)
+        if self._plan.request.log_dir is not None:
+            for stream in STREAMS:
+                self._logs.setdefault((index, stream), 0)
+
+    def ended(self, index: int) -> None:
+        """An instance has ended, for good or to be restarted. Its output was handed over before."""
+        self._read_logs(index)
+        for descriptor, owner in self._pipes.items():
+            if owner == index:
+                self.read(descriptor)
+        self._collector.finish(index, time.monotonic())
+        self._ends.setdefault(index, time.monotonic())
+        if self._barrier is not None:
+            self._barrier.gone(index)
+
+    def release(self) -> None:
+        """Open the barrier for good: the run is ending."""
+        if self._barrier is not None:
+            self._barrier.release(time.monotonic())
+
+    def feed(self, index: int, stream: str, data: bytes) -> None:
+        """Take what an instance wrote to a relayed stream."""
+        self._collector.feed(index, stream, data, time.monotonic())
+
+    def owns(self, descriptor: int) -> bool:
+        """Whether `read` is to be called when poll() reports this descriptor."""
+        return descriptor in self._pipes
+
+    def read(self, descriptor: int) -> None:
+        """Read what an instance reported through its FIFO."""
+        with contextlib.suppress(BlockingIOError):
+            data = os.read(descriptor, READ_SIZE)
+            self.feed(self._pipes[descriptor], "metrics", data)
+
+    @property
+    def due(self) -> float:
+        """When `look` wants to be called."""
+        times = [self._logs_due] if self._logs else []
+        times += [self._barrier.due] if self._barrier is not None else []
+        return min(times, default=float("inf"))
+
+    def look(self) -> str | None:
+        """Look at the barrier and at log files, if it is time; a warning about the barrier."""
+        now = time.monotonic()
+        if self._logs and now >= self._logs_due:
+            self._read_logs()
+            self._logs_due = time.monotonic() + LOG_INTERVAL_S
+        if self._barrier is not None and now >= self._barrier.due:
+            spent = time.thread_time()
+            self._barrier.look(now, self._collector.past_first, self._look_cost_s)
+            self._look_cost_s = time.thread_time() - spent
+            overdue, self._barrier.overdue = self._barrier.overdue, []
+            if overdue:
+                missing = name_numbers("instance", overdue)
+                return f"start barrier opened without {missing}, which did not come"
+        return None
+
+    def _read_logs(self, only: int | None = None) -> None:
+        directory = self._plan.request.log_dir
+        for (index, stream), read in self._logs.items():
+            if directory is None or only not in (None, index):
+                continue
+            position = read
+            with contextlib.suppress(OSError):
+                descriptor = os.open(log_path(directory, index, stream), os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    end = position + MAX_BYTES_AT_ONCE
+                    while position < end and (data := os.pread(descriptor, READ_SIZE, position)):
+                        position += len(data)
+                        self.feed(index, stream, data)
+                finally:
+                    os.close(descriptor)
+            self._logs[index, stream] = position
+
+    def finish(self) -> str | None:
+        """Read the rest of files and FIFOs after the last instance; a warning about missing metrics."""
+        for descriptor in self._pipes:
+            self._poll.unregister(descriptor)
+            with contextlib.suppress(BlockingIOError):
+                while data := os.read(descriptor, READ_SIZE):
+                    self.feed(self._pipes[descriptor], "metrics", data)
+            os.close(descriptor)
+        self._pipes.clear()
+        before = None
+        while before != self._logs:
+            before = dict(self._logs)
+            self._read_logs()
+        for index in self._ends:
+            self._collector.finish(index, time.monotonic())
+        if self._directory is not None:
+            remove_directory(self._directory)
+        return self._collector.unseen()
+
+    def results(self) -> Measured:
+        """The metrics of each instance and over all, once finished."""
+        barrier = self._barrier
+        released_at = barrier.released_at if barrier is not None and barrier.came else None
+        by_instance, totals = self._collector.sum_up(self._ends, released_at)
+        return Measured(by_instance, totals, self._collector.raw(), self._collector.lines_seen)

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every option of a launch, once: for the command line, variables, presets and configuration."""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+from xlaunch.options.kinds import (
+    COUNT,
+    DIRECTORY,
+    DURATION,
+    FILE,
+    FLAG,
+    METRIC,
+    NAME_OR_FILE,
+    NAMED_DIRECTORY,
+    NUMBER_LIST,
+    POSITIVE_DURATION,
+    TEXT,
+    VARIABLE,
+    WHOLE_NUMBER,
+    Kind,
+    one_of,
+    spelt,
+)
+from xlaunch.planning.request import (
+    Caches,
+    ECores,
+    HugePages,
+    MemoryPolicy,
+    Mode,
+    OnFailure,
+    Optimize,
+    Place,
+)
+
+
+class Group(enum.Enum):
+    """The parts of ``--help``."""
+
+    LAYOUT = "Layout"
+    MEMORY = "Memory"
+    ENVIRONMENT = "Environment"
+    SUPERVISION = "Supervision"
+    OUTPUT = "Output"
+    PRESETS = "Presets"
+
+
+class Option(NamedTuple):
+    """One option."""
+
+    name: str
+    """As it is typed and as files have it. **Ex.:** ``"log-dir"``."""
+    kind: Kind
+    group: Group
+    help: str
+    short: str = ""
+    """**Ex.:** ``"-q"``."""
+    multiple: bool = False
+    """It may be given several times."""
+    opposite: bool = False
+    """A flag with a ``--no-`` form."""
+    one_call: bool = False
+    """Typed or set by a variable; no file holds it. **Ex.:** ``--dry-run``."""
+
+    @property
+    def key(self) -> str:
+        """Its name in Python, which is its field in `Request` if it has one (`FIELDS`)."""
+        return self.name.replace("-", "_")
+
+
+FIELDS = {"timeout": "timeout_s", "grace": "grace_s"}
+"""Options whose field in `Request` has another name."""
+
+_L, _M, _E, _S, _O, _P = Group
+_PRECISION = one_of(Optimize, metavar="DTYPE")
+_POLICY = one_of(MemoryPolicy, metavar="POLICY")
+
+OPTIONS = (
+    Option("instances", COUNT, _L, "Number of instances; max: as many as fit.", "-n"),
+    Option("ncores", COUNT, _L, "Physical cores per instance, or max."),
+    Option("mode", one_of(Mode), _L, "4 cores each, or one instance per node."),
+    Option("cpus", NUMBER_LIST, _L, "Use only these logical CPUs: 0-3,8."),
+    Option("numa-nodes", NUMBER_LIST, _L, "Use only the CPUs of these NUMA nodes."),
+    Option("reserve-cores", WHOLE_NUMBER, _L, "Leave this many cores idle."),
+    Option("instance-index", NUMBER_LIST, _L, "Run only these instances of the layout."),
+    Option("place", one_of(Place), _L, "Side by side (default), or far apart."),
+    Option("smt", FLAG, _L, "Use all SMT siblings of each core.", opposite=True),
+    Option("ecores", one_of(ECores), _L, "Efficiency cores (default: exclude)."),
+    Option("oversubscribe", FLAG, _L, "Let instances share cores."),
+    Option("sysroot", DIRECTORY, _L, "Plan for a captured machine.", one_call=True),
+    Option("synthetic", TEXT, _L, 'Plan for a made-up machine: "core:8".', one_call=True),
+    Option("mem-policy", _POLICY, _M, "NUMA memory policy: bind, local, ..."),
+    Option("allocator", spelt(NAME_OR_FILE, default="glibc"), _M, "Allocator profile or library."),
+    Option("thp", one_of(HugePages), _M, "Transparent huge pages (default auto)."),
+    Option("module", FLAG, _E, "PROGRAM is a Python module.", "-m"),
+    Option("python", FILE, _E, "Python interpreter for scripts and modules."),
+    Option("no-python", FLAG, _E, "Execute PROGRAM itself even if it is a .py file."),
+    Option("env", VARIABLE, _E, "Set an environment variable for every instance.", multiple=True),
+    Option("substitute", FLAG, _E, "Replace {index}, {cpus} and others in ARGS, as in --env."),
+    Option("optimize", _PRECISION, _E, "Optimize the script's models: auto, fp32, bf16."),
+    Option("optimize-wait", FLAG, _E, "Compile before the first call, not aside."),
+    Option("omp", spelt(NAME_OR_FILE, default="gnu"), _E, "OpenMP runtime: auto, gnu, intel, llvm, none or a library."),
+    Option("cache-dir", NAMED_DIRECTORY, _E, "Directory for compile caches."),
+    Option("cache", one_of(Caches), _E, "Which caches; all: also JAX and PGO."),
+    Option("no-cache", FLAG, _E, "Leave compile caches where they are."),
+    Option("on-failure", one_of(OnFailure), _S, "Stop all (default), continue, restart."),
+    Option("max-restarts", COUNT, _S, "Restarts per instance; default 3."),
+    Option("timeout", POSITIVE_DURATION, _S, "Stop the run after this time: 90, 10m."),
+    Option("grace", DURATION, _S, "SIGTERM to SIGKILL; default 10s."),
+    Option("supervise", FLAG, _S, "Keep a supervisor in any case."),
+    Option("verify-device", FLAG, _S, "Report which GPUs worked."),
+    Option("log-dir", DIRECTORY, _O, "Write each instance's output to files in DIR."),
+    Option("tag", FLAG, _O, "Put the instance's number before each line.", opposite=True),
+    Option("pty", FLAG, _O, "Run instances on a pseudo-terminal, for progress bars."),
+    Option("metric", METRIC, _O, "Report a number that instances print.", multiple=True),
+    Option("report", FILE, _O, "Write a report of the run as JSON."),
+    Option("dry-run", FLAG, _O, "Print the plan and run nothing.", one_call=True),
+    Option("json", FLAG, _O, "Print the plan as JSON.", one_call=True),
+    Option("explain", FLAG, _O, "Print the reason for each decision.", one_call=True),
+    Option("verbose", FLAG, _O, "Print the plan before running it.", "-v"),
+    Option("quiet", FLAG, _O, "Print no notes and no table at the end.", "-q"),
+    Option("preset", FILE, _P, "Take options from a TOML file.", one_call=True),
+    Option("save-preset", FILE, _P, "Write the options to FILE, for --preset.", one_call=True),
+    Option("isolated", FLAG, _P, "Ignore [tool.xlaunch] and config.toml.", one_call=True),
+)  # fmt: skip
+
+BY_KEY = {option.key: option for option in OPTIONS}
+
+IN_FILES = tuple([option for option in OPTIONS if not option.one_call])
+"""The options that presets and configuration may hold."""
+
+INSIDE_INSTANCES = frozenset(
+    [option.key for option in OPTIONS if option.group is _E] + ["allocator", "thp", "quiet", "verbose"]
+)  # fmt: skip
+"""Options that the project's and the user's files set inside an instance too. The others, such as
+the layout, were applied by the outer launcher."""

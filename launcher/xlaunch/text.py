@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counts with their nouns, and columns of text, for every message and table of the launcher."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+
+
+def counted(number: int, noun: str) -> str:
+    """**Ex.:** ``1 instance``, ``4 instances``."""
+    return f"{number} {plural(number, noun)}"
+
+
+def plural(number: int, noun: str) -> str:
+    """The noun alone, with an s unless the number is 1."""
+    return noun if number == 1 else f"{noun}s"
+
+
+def printable(text: str) -> str:
+    """The text with a question mark for each character that cannot be printed."""
+    return "".join([c if c.isprintable() else "?" for c in text])
+
+
+def size(size_bytes: int) -> str:
+    """**Ex.:** ``512 B``, ``1.5 MiB``, ``20 GiB``."""
+    value, unit = float(size_bytes), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.3g} {unit}" if value < 1000 else f"{value:.0f} {unit}"
+
+
+def align(rows: Sequence[Sequence[str]], *, right: Collection[int] = ()) -> list[str]:
+    """The rows as lines, each column as wide as its widest cell; those in `right` to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.rjust(width) if column in right else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
+def number(value: float, digits: int = 4) -> str:
+    """A number to some significant digits. **Ex.:** ``0.0123``, ``12.34``, ``126,800``."""
+    if not math.isfinite(value):
+        return f"{'-' * (value < 0)}\N{INFINITY}" if math.isinf(value) else "not a number"
+    if not (value == 0 or 1e-4 <= abs(value) < 1e12):
+        return f"{value:.{digits}g}"
+    rounded = float(f"{value:.{digits}g}")
+    places = max(0, digits - 1 - math.floor(math.log10(abs(rounded)))) if rounded else 0
+    text = f"{rounded:,.{places}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`compile_package`: compiles a module into an AOTInductor package."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from xruntime.aoti.files import own_description
+from xruntime.aoti.linking import linking_settings
+from xruntime.compilation.inductor import (
+    compiling,
+    eager_module,
+    explaining,
+    inductor_options,
+    keep_device_guard,
+)
+from xruntime.compilation.samples import Sample, check_threads, sample_call
+from xruntime.errors import CompilationError
+from xruntime.pytrees import mapped
+from xruntime.threads.team import team_of
+
+
+def compile_package(
+    model: torch.nn.Module,
+    sample: object,
+    path: str | os.PathLike[str],
+    *,
+    threads: int,
+    freezing: bool = True,
+    dynamic: bool = False,
+    options: Mapping[str, Any] | None = None,
+) -> Path:
+    """Compile an eager module into the package `path` (.pt2), for streams of `threads` cores.
+
+    `sample`, `freezing`, `dynamic` and `options` are as for compile_for_streams; the precision is the
+    module's own, so convert it first, for example by .to(torch.bfloat16). The package runs only the
+    sample's shape; with `dynamic`, dimension 0 of a tensor may vary unless the module fixes it. It runs
+    on CPUs with the instructions of this one.
+
+    Raises CompilationError, SampleError, ThreadCountError, KernelsUnavailableError.
+    """
+    import torch._inductor as inductor
+
+    call = _dense(sample_call(sample))
+    module = eager_module(model)
+    path = os.path.abspath(os.fspath(path))
+    if not path.endswith(".pt2") or not os.path.isdir(os.path.dirname(path)):
+        raise CompilationError(
+            f"{path}: a package needs a name that ends in .pt2, in a directory that exists"
+        )
+    settings = inductor_options(options, threads=check_threads(threads), freezing=freezing)
+    del settings["cpp_wrapper"]  # a package always has one
+    metadata = own_description(threads, torch.__version__)
+    settings["aot_inductor.metadata"] = metadata | settings.get("aot_inductor.metadata", {})
+    keep_device_guard()
+    with compiling, team_of(threads), explaining(module, only_compiles=True), torch.no_grad():
+        settings = linking_settings() | settings
+        exported = torch.export.export(
+            module,
+            call.args,
+            call.kwargs,
+            dynamic_shapes=_varying(module, call) if dynamic else None,
+        )
+        if dynamic and not exported.range_constraints:
+            raise CompilationError(
+                f"dynamic=True: dimension 0 of no tensor of the sample can vary in"
+                f" {type(module).__name__}. Give a sample of at least 2 items; TORCH_LOGS=+dynamic shows"
+                " what fixes the size"
+            )
+        written: str = inductor.aoti_compile_and_package(
+            exported, package_path=path, inductor_configs=settings
+        )
+    return Path(written)
+
+
+def _dense(call: Sample) -> Sample:
+    """Return the same call with tensors without gaps, so that the package expects such."""
+
+    def dense(value: Any) -> Any:
+        gaps = isinstance(value, torch.Tensor) and _has_gaps(value)
+        return value.contiguous() if gaps else value
+
+    return Sample(mapped(dense, call.args), mapped(dense, call.kwargs))
+
+
+def _has_gaps(value: torch.Tensor) -> bool:
+    formats = [torch.contiguous_format]
+    formats += {4: [torch.channels_last], 5: [torch.channels_last_3d]}.get(value.dim(), [])
+    return not any(value.is_contiguous(memory_format=known) for known in formats)
+
+
+def _varying(module: torch.nn.Module, call: Sample) -> dict[str, Any]:
+    """torch.export's dynamic_shapes that let dimension 0 of each tensor vary, by parameter."""
+
+    def vary(value: Any) -> dict[int, Any] | None:
+        tensor = isinstance(value, torch.Tensor) and value.dim()
+        return {0: torch.export.Dim.AUTO} if tensor else None
+
+    bound = inspect.signature(module.forward).bind(*call.args, **call.kwargs)
+    return {name: mapped(vary, value) for name, value in bound.arguments.items()}

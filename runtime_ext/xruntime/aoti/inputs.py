@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finding the tensors that a package takes in the arguments of a call, and checking them.
+
+Compiled code assumes the memory layout of compile time, and torch's own runner checks nothing: a tensor
+of another dtype, shape or layout gives wrong numbers without an error. The package's C++ has the expected
+values, in checks that AOTI_RUNTIME_CHECK_INPUTS=1 would switch on. They are read from there and made
+before the call, because that variable holds for all packages of a process, and an input that those
+checks refuse is never freed.
+
+Sizes that may vary are not compared with limits: the limits in the code are those under which Inductor
+chose its kernels, and not the ones that the package was exported for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from xruntime.errors import PackageInputError
+from xruntime.pytrees import Path, described, entries, place
+
+_NUMBER = re.compile(
+    r'"input_handles\[(\d+)\]: unmatched (dim|stride) value at (\d+), "\s*<<\s*"expected: (-?\d+), "'
+)
+_VARYING = re.compile(r'"input_handles\[(\d+)\]: dim value is too (?:small|large) at (\d+), "')
+_HANDLE = re.compile(r"\b(\w+)(?:_handle)? = \w*(?:Handle)?\(?input_handles\[(\d+)\]\)?;")
+_DTYPE = re.compile(r"int32_t (\w+)_expected_dtype = aoti_torch_dtype_(\w+)\(\);")
+
+
+class InputSpec(NamedTuple):
+    """One tensor that the code was compiled for.
+
+    **Ex.:** ``InputSpec(torch.float32, 2, {1: 128}, {0: 128, 1: 1})``: any number of rows of 128.
+    """
+
+    dtype: torch.dtype
+    dims: int
+    sizes: dict[int, int]
+    """By dimension, where it is fixed."""
+
+    strides: dict[int, int]
+    """By dimension, where it is fixed. Others follow from sizes that vary."""
+
+
+def input_specs(sources: Iterable[str], count: int | None) -> tuple[InputSpec | None, ...] | None:
+    """Read the specs of `count` inputs from the package's C++; None for an input without a complete one.
+
+    Without a count, the C++ determines it; if it has no checks, the result is None.
+    """
+    sources = list(sources)
+    if count is None:
+        checked = [int(index) for source in sources for _, index in _HANDLE.findall(source)]
+        if not checked:
+            return None
+        count = max(checked) + 1
+    dtypes: dict[int, torch.dtype] = {}
+    numbers: dict[str, dict[int, dict[int, int]]] = {"dim": {}, "stride": {}}
+    dims = [0] * count
+    varying: list[set[int]] = [set() for _ in range(count)]
+    for source in sources:
+        names = {name: int(index) for name, index in _HANDLE.findall(source)}
+        for name, dtype in _DTYPE.findall(source):
+            known = getattr(torch, dtype, None)
+            if name in names and isinstance(known, torch.dtype):
+                dtypes[names[name]] = known
+        for index, what, dim, value in _NUMBER.findall(source):
+            numbers[what].setdefault(int(index), {})[int(dim)] = int(value)
+        for index, dim in [
+            (index, dim) for index, _, dim, _ in _NUMBER.findall(source)
+        ] + _VARYING.findall(source):
+            if int(index) < count:
+                dims[int(index)] = max(dims[int(index)], int(dim) + 1)
+        for index, dim in _VARYING.findall(source):
+            if int(index) < count:
+                varying[int(index)].add(int(dim))
+    return tuple(
+        _complete(
+            InputSpec(dtypes[i], dims[i], numbers["dim"].get(i, {}), numbers["stride"].get(i, {})),
+            varying[i],
+        )
+        if i in dtypes
+        else None
+        for i in range(count)
+    )
+
+
+def _complete(spec: InputSpec, varying: set[int]) -> InputSpec | None:
+    """Return the spec; None if checks are missing, as in the C++ of another torch."""
+    every = set(range(spec.dims))
+    if spec.sizes.keys() | varying != every:
+        return None
+    # If all sizes are fixed, all strides are; the innermost one always is.
+    strides = every <= spec.strides.keys() if spec.sizes.keys() == every else bool(spec.strides)
+    return spec if strides else None
+
+
+class Inputs:
+    """Finds the tensors of a call in the order that the code takes them, and checks them.
+
+    `form` is a nest (args, kwargs) like that of the exported call, with any leaves.
+    """
+
+    def __init__(self, form: Any, specs: tuple[InputSpec | None, ...] | None) -> None:
+        self._args, self._kwargs = form
+        self._specs = specs
+
+    @property
+    def unchecked(self) -> str:
+        """The inputs without a spec, in words; empty if all have one."""
+        if self._specs is None:
+            return "all inputs"
+        unknown = sum(spec is None for spec in self._specs)
+        return f"{unknown} of {_inputs(len(self._specs))}" if unknown else ""
+
+    def of_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        """Return the tensors of a call.
+
+        A tensor with other strides than the code expects is copied if the code has all strides. Raises
+        PackageInputError if the call has another form, or a tensor another dtype, shape, device or layout.
+        """
+        found: list[tuple[Path, torch.Tensor]] = []
+        _collect(self._args, args, ("args",), found)
+        _collect(self._kwargs, kwargs, ("kwargs",), found)
+        if self._specs is None:
+            return [tensor for _, tensor in found]
+        if len(found) != len(self._specs):
+            raise PackageInputError(
+                f"the call has {_tensors(len(found))} and the package takes {len(self._specs)}: numbers"
+                " and flags became part of the code when it was compiled"
+            )
+        return [
+            tensor if spec is None else _fitting(path, tensor, spec)
+            for (path, tensor), spec in zip(found, self._specs, strict=True)
+        ]
+
+
+def _collect(form: Any, value: Any, path: Path, found: list[tuple[Path, torch.Tensor]]) -> None:
+    """Append the tensors of `value` to `found`, in the order of `form`."""
+    if isinstance(value, torch.Tensor):
+        if entries(form) is not None:
+            raise _form_error(form, value, path)
+        if value.device.type != "cpu" or value.layout is not torch.strided:
+            raise PackageInputError(
+                f"{place(path)} is a tensor on {value.device} with the layout {value.layout}: the package"
+                " takes dense tensors on the CPU"
+            )
+        found.append((path, value))
+        return
+    expected = entries(form)
+    if expected is None:
+        if entries(value) is not None:
+            raise _form_error(form, value, path)
+        return
+    given = entries(value)
+    if given is None:
+        raise _form_error(form, value, path)
+    there = dict(given)
+    if there.keys() != dict(expected).keys():
+        raise _form_error(form, value, path)
+    for key, inner in expected:
+        _collect(inner, there[key], (*path, key), found)
+
+
+def _form_error(form: Any, value: Any, path: Path) -> PackageInputError:
+    if path == ("args",):
+        return PackageInputError(
+            f"the call has {len(value)} positional arguments, and the package was exported with"
+            f" {len(form)}: call it as the module was called then"
+        )
+    if path == ("kwargs",):
+        return PackageInputError(
+            f"the call has the keyword arguments {_names(value)}, and the package was exported with"
+            f" {_names(form)}: call it as the module was called then"
+        )
+    expected = "one value" if entries(form) is None else described(form)
+    return PackageInputError(
+        f"{place(path)} is {described(value)}, and the package was exported with {expected} there"
+    )
+
+
+def _names(arguments: dict[str, Any]) -> str:
+    return ", ".join(arguments) or "(none)"
+
+
+def _fitting(path: Path, tensor: torch.Tensor, spec: InputSpec) -> torch.Tensor:
+    """Return the tensor, or a copy in the expected layout. Raises PackageInputError."""
+    shape, strides = tensor.shape, tensor.stride()
+    if tensor.dtype is not spec.dtype:
+        raise PackageInputError(
+            f"{place(path)} is {tensor.dtype}, and the package was compiled for {spec.dtype}: convert it by"
+            f" .to({spec.dtype})"
+        )
+    if len(shape) != spec.dims or any(shape[dim] != size for dim, size in spec.sizes.items()):
+        sizes = [str(spec.sizes.get(dim, "any")) for dim in range(spec.dims)]
+        expected = f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"
+        raise PackageInputError(
+            f"{place(path)} is {tuple(shape)}, and the package was compiled for {expected}"
+        )
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    fits = _has_strides(shape, strides, spec.strides)
+    if len(spec.strides) == spec.dims:
+        return tensor if fits else _laid_out(path, tensor, spec.strides)
+    # The code computes the other strides from the sizes: as for a dense tensor, unless its sample was
+    # not dense.
+    usual = [known for known in _usual_strides(shape) if _has_strides(shape, known, spec.strides)]
+    if fits and (not usual or any(_has_strides(shape, strides, dict(enumerate(s))) for s in usual)):
+        return tensor
+    raise PackageInputError(
+        f"{place(path)} has the strides {strides}, and the package was compiled for tensors without gaps in"
+        " one memory format: use .contiguous(), or the memory format of the sample"
+    )
+
+
+def _laid_out(path: Path, tensor: torch.Tensor, strides: dict[int, int]) -> torch.Tensor:
+    if 0 in strides.values():
+        raise PackageInputError(
+            f"{place(path)} has the strides {tensor.stride()}, and the package was compiled for an"
+            f" expanded tensor with {tuple(strides.values())}: expand it like the sample"
+        )
+    wanted = [strides[dim] for dim in range(tensor.dim())]
+    return torch.empty_strided(tensor.shape, wanted, dtype=tensor.dtype).copy_(tensor)
+
+
+def _has_strides(shape: torch.Size, strides: tuple[int, ...], expected: dict[int, int]) -> bool:
+    """Whether the strides are the expected ones, where these are known and matter."""
+    # Strides of dimensions of size 1, and of empty tensors, are never used.
+    return not shape.numel() or all(
+        strides[dim] == stride or shape[dim] == 1 for dim, stride in expected.items()
+    )
+
+
+def _usual_strides(shape: torch.Size) -> Iterator[tuple[int, ...]]:
+    """Yield the strides of a contiguous tensor and of one with channels last."""
+    contiguous = [1] * len(shape)
+    for dim in range(len(shape) - 2, -1, -1):
+        contiguous[dim] = contiguous[dim + 1] * max(1, shape[dim + 1])
+    yield tuple(contiguous)
+    if len(shape) in (4, 5):
+        order = [0, *range(2, len(shape)), 1]
+        strides, step = [1] * len(shape), 1
+        for dim in reversed(order):
+            strides[dim] = step
+            step *= max(1, shape[dim])
+        yield tuple(strides)
+
+
+def _inputs(count: int) -> str:
+    return "1 input" if count == 1 else f"{count} inputs"
+
+
+def _tensors(count: int) -> str:
+    return "1 tensor" if count == 1 else f"{count} tensors"

@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sees each outermost call of a module in a program, and has the optimized form take those it can.
+
+`torch.nn.Module.__call__` is replaced once, right after torch was imported, and stays replaced:
+torch.compile then takes the replacement for the original. Nothing else of the program is changed: modules
+keep their class and attributes, and what is known about them is kept beside them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+import time
+import weakref
+from functools import partial
+from typing import Any, Final
+
+import torch
+
+from xruntime.compilation.accuracy import TOLERANCES, tolerance_for
+from xruntime.devices import cpu_bf16_flags
+from xruntime.optimization.aside import compiled_aside
+from xruntime.optimization.front_end import optimize
+from xruntime.optimization.runner import transformed
+from xruntime.optimization.steps import Outcome, explain
+from xruntime.program_hook.refusals import (
+    DifferentError,
+    NotYetError,
+    PipelineError,
+    Refusal,
+    UnfitError,
+    caller_refusal,
+    mode_refusal,
+    module_refusal,
+)
+from xruntime.program_hook.routed import Routed
+
+MAX_MODULES: Final = 8
+"""So many modules are optimized, each in the time of a compilation. A program that calls ``model.forward``
+calls every block of a model as one."""
+
+MAX_FIRST_CALLS: Final = 3
+"""So many calls may change a module before it is left alone."""
+
+MAX_LINES: Final = 40
+MAX_REFUSED_CALLS: Final = 100
+"""After so many calls that were refused, a module is left alone for good."""
+
+
+class _Thread(threading.local):
+    inside = False
+    """The thread is in the call of a module that was decided on."""
+
+
+class _Known:
+    """What is known about one module."""
+
+    def __init__(self) -> None:
+        self.routed: Routed | None = None
+        self.left = False
+        self.parts = False
+        """It was left alone, and its parts are considered."""
+
+        self.fp32 = False
+        """bf16 was tried, and differs too much."""
+
+        self.refused_calls = 0
+
+
+class Interception:
+    """The decisions of one process."""
+
+    def __init__(self, precision: str, *, wait: bool) -> None:
+        self._wait = wait
+        self.thread = _Thread()
+        self.active = True
+        self._auto = precision == "auto"
+        self._bf16, self._why_precision = _precision(precision)
+        self._known: weakref.WeakKeyDictionary[torch.nn.Module, _Known] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._parts: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        """Parts of modules that were decided on: their own calls run as they are."""
+
+        self._deciding = threading.Lock()
+        self._optimized = 0
+        self._lines = 0
+        self._refusals: set[tuple[type, str]] = set()
+        """Those that were reported."""
+
+        self._pid = os.getpid()
+        self.run = torch.nn.Module.__call__
+
+    def install(self) -> None:
+        """Replace `torch.nn.Module.__call__`."""
+        thread, original, outermost = self.thread, self.run, self.outermost
+        compiling = torch.compiler.is_compiling
+        callback = torch._C._dynamo.eval_frame.get_eval_frame_callback  # noqa: SLF001
+
+        def call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            # torch.compile evaluates the first condition when it traces this.
+            if compiling() or thread.inside or callback() is not None:
+                return original(self, *args, **kwargs)
+            return outermost(self, args, kwargs)
+
+        # torch.compile starts at the first frame that is not in this file of torch's, and stores code
+        # by code object: here all modules of a program would share one.
+        place = original.__code__
+        call.__code__ = call.__code__.replace(
+            co_filename=place.co_filename,
+            co_firstlineno=place.co_firstlineno,
+            co_name=place.co_name,
+        )
+        call.__name__, call.__qualname__ = original.__name__, original.__qualname__
+        torch.nn.Module.__call__ = call  # type: ignore[method-assign]
+        atexit.register(self._report_idle)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._turn_off)
+
+    def outermost(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+        """Call `module`, or its optimized form. Calls that these make are not outermost."""
+        self.thread.inside = True
+        try:
+            try:
+                known = self._known.get(module)
+            except TypeError:  # it cannot be hashed
+                return self.run(module, *args, **kwargs)
+            if not self.active or (known is not None and known.left):
+                self.thread.inside = known is None or not known.parts
+                return self.run(module, *args, **kwargs)
+            if known is not None and known.routed is not None:
+                return self._routed(known, known.routed, module, args, kwargs)
+            # Another thread that comes meanwhile, also one that optimizing starts, does not wait.
+            if not self._deciding.acquire(blocking=False):
+                return self.run(module, *args, **kwargs)
+            try:
+                return self._decide(module, args, kwargs)
+            finally:
+                self._deciding.release()
+        finally:
+            self.thread.inside = False
+
+    def _decide(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+        """Call a module that has no optimized form, and make one if it can be made."""
+        known = self._known.setdefault(module, _Known())
+        if known.left or known.routed is not None:
+            return self.run(module, *args, **kwargs)
+        dtype, routed = None, None
+        try:
+            refusal = self._refusal(module, args, kwargs)
+            if refusal is None:
+                dtype = self._dtype_for(known, module)
+                tolerance = tolerance_for(module.parameters(), None)
+                if dtype is not None:
+                    tolerance = TOLERANCES[dtype]
+                routed = Routed(module, self.run, args, kwargs, tolerance)
+        except Exception as error:  # noqa: BLE001 - the program goes on
+            refusal = Refusal(_text(error), final=False)
+        if routed is None:
+            self._refuse(known, module, refusal or Refusal("", final=True))
+            return self.run(module, *args, **kwargs)
+        began = time.perf_counter()
+        outputs, failure = routed.prepare(
+            module, args, kwargs, partial(_optimized_form, dtype=dtype, wait=self._wait)
+        )
+        if failure is None:
+            self._keep(known, module, routed, time.perf_counter() - began)
+        elif isinstance(failure, NotYetError) and known.refused_calls < MAX_FIRST_CALLS:
+            reason = str(failure) if known.refused_calls else ""
+            self._refuse(known, module, Refusal(reason, final=False))
+        else:
+            self._give_up(known, module, failure)
+        return outputs
+
+    def _give_up(self, known: _Known, module: torch.nn.Module, failure: Exception) -> None:
+        """There is no optimized form that may run, or no longer; try fp32 if bf16 was our choice."""
+        different = isinstance(failure, DifferentError)
+        ran, known.routed = known.routed is not None, None
+        if different and self._auto and self._dtype_for(known, module) is torch.bfloat16:
+            known.fp32 = True
+            self._say(f"{type(module).__name__}: fp32 is tried, because in bf16 {failure}")
+        else:
+            reason = f"{_text(failure)}{'; it ran optimized until now' if ran else ''}"
+            parts = isinstance(failure, PipelineError)
+            self._refuse(known, module, Refusal(reason, final=True, parts=parts))
+
+    def _refusal(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Refusal | None:
+        if module in self._parts:
+            return Refusal("", final=True)
+        if transformed():
+            return Refusal("torch traces or transforms its calls", final=True)
+        refusal = module_refusal(module) or caller_refusal() or mode_refusal(module, args, kwargs)
+        if refusal is None and self._optimized == MAX_MODULES:
+            return Refusal(f"{MAX_MODULES} modules are optimized already", final=True)
+        return refusal
+
+    def _keep(
+        self, known: _Known, module: torch.nn.Module, routed: Routed, elapsed_s: float
+    ) -> None:
+        assert routed.optimized is not None
+        known.routed = routed
+        self._optimized += 1
+        self._parts.update(part for part in module.modules() if part is not module)
+        self._parts.update(routed.optimized.modules())
+        steps = explain(routed.optimized).steps
+        aside = compiled_aside(routed.optimized)
+        if aside is not None:
+            aside.report = partial(self._report, type(module).__name__)
+            steps = tuple([step for step in steps if step.name != "graph"])
+        applied = [step.name for step in steps if step.outcome is Outcome.APPLIED]
+        others = [f"{it.name} ({it.reason})" for it in steps if it.outcome is not Outcome.APPLIED]
+        used = {str(it.dtype).removeprefix("torch.") for it in module.parameters()}
+        ours = "precision" in applied and not known.fp32
+        chosen = self._why_precision if ours else ", ".join(sorted(used))
+        graph = "" if aside is None else f" graph: {aside.describe()};"
+        self._say(
+            f"{type(module).__name__}: optimized in {elapsed_s:.1f} s: {chosen}; {', '.join(applied)};"
+            f"{graph} {routed.difference}; not applied: {'; '.join(others) or 'nothing'}"
+        )
+
+    def _report(self, name: str, line: str) -> None:
+        self._say(f"{name}: {line}")
+
+    def _dtype_for(self, known: _Known, module: torch.nn.Module) -> torch.dtype | None:
+        """The precision to compute in; None: the module keeps its own."""
+        if {parameter.dtype for parameter in module.parameters()} != {torch.float32}:
+            return None
+        return torch.bfloat16 if self._bf16 and not known.fp32 else torch.float32
+
+    def _routed(
+        self, known: _Known, routed: Routed, module: torch.nn.Module, args: Any, kwargs: Any
+    ) -> Any:
+        try:
+            return routed(module, args, kwargs)
+        except Exception as error:  # noqa: BLE001 - the program's module decides whether it is one
+            outputs = self.run(module, *args, **kwargs)
+            self._give_up(known, module, error)
+            return outputs
+
+    def _refuse(self, known: _Known, module: torch.nn.Module, refusal: Refusal) -> None:
+        known.refused_calls += 1
+        known.left = refusal.final or known.refused_calls >= MAX_REFUSED_CALLS
+        known.parts = refusal.parts
+        if known.left and not known.parts:
+            with contextlib.suppress(TypeError):  # a part cannot be hashed
+                self._parts.update(part for part in module.modules() if part is not module)
+        if refusal.reason and (type(module), refusal.reason) not in self._refusals:
+            self._refusals.add((type(module), refusal.reason))
+            self._say(f"{type(module).__name__}: left as it is: {refusal.reason}")
+
+    def _say(self, text: str) -> None:
+        self._lines += 1
+        if self._lines == MAX_LINES:
+            text = "further modules are not reported"
+        if self._lines <= MAX_LINES and sys.stderr is not None:
+            with contextlib.suppress(OSError, ValueError):  # it is closed
+                line = f"xruntime: optimize: {' '.join(text.split())}"
+                print(line, file=sys.stderr, flush=True)
+
+    def _report_idle(self) -> None:
+        if not self._lines and os.getpid() == self._pid:
+            self._say("nothing is optimized: the program called no module that has parameters")
+
+    def _turn_off(self) -> None:
+        """In a forked child, whose torch has not the parent's threads."""
+        self.active = False
+
+
+def start(precision: str, *, wait: bool) -> None:
+    """Begin, with the precision of ``xlaunch --optimize``: auto, fp32 or bf16.
+
+    `wait`: compile before a model's first call (``--optimize-wait``).
+    """
+    Interception(precision, wait=wait).install()
+
+
+def _optimized_form(
+    module: torch.nn.Module, sample: tuple[Any, Any], dtype: torch.dtype | None, *, wait: bool
+) -> torch.nn.Module:
+    return optimize(module, dtype=dtype, sample_input=sample, wait=wait, keep_weights=False)
+
+
+def _precision(asked: str) -> tuple[bool, str]:
+    """Whether to compute in bf16, and the same for the report."""
+    if asked != "auto":
+        return asked == "bf16", asked
+    found = cpu_bf16_flags()
+    if found:
+        return True, f"bf16 (auto: this CPU has {found[0]})"
+    return False, "fp32 (auto: this CPU has no instructions for bf16)"
+
+
+def _text(error: Exception) -> str:
+    text = str(error).strip()
+    return text if isinstance(error, UnfitError) else f"{type(error).__name__}: {text}"[:400]

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why a module, or one call of it, is left to the program's own module."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NamedTuple
+
+import torch
+
+from xruntime.compilation.gil import Kind, kind_of
+from xruntime.optimization.module import OptimizedModule
+from xruntime.pytrees import described, leaves, place
+
+PLAIN = (
+    *(type(None), bool, int, float, complex, str, bytes),
+    *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format),
+)
+"""Types of arguments and outputs, besides tensors, that no call can change."""
+
+COMPILERS = (
+    "xruntime",
+    "torch.jit",
+    "torch.export",
+    "torch.fx",
+    "torch._dynamo",
+    "torch._inductor",
+)
+"""Packages that call a module to compile it, or to compare it with what they made."""
+
+Form = tuple[Any, ...]
+"""What an optimized form is for: each argument's place, and its dtype and rank or plain value."""
+
+
+class UnfitError(Exception):
+    """A module has no optimized form, or none that may run any longer. The text says why."""
+
+
+class NotYetError(UnfitError):
+    """One call is unfit, and the next may be fit: a first call often fills caches of the module."""
+
+
+class PipelineError(UnfitError):
+    """The module hands its arguments from part to part. The parts may be fit.
+
+    **Ex.:** a SentenceTransformer, whose parts add their outputs to one dict.
+    """
+
+
+class DifferentError(UnfitError):
+    """The optimized form computes something else than the module."""
+
+
+class Refusal(NamedTuple):
+    """**Ex.:** ``Refusal("gradients are on ...", final=False)``"""
+
+    reason: str
+    """Empty: nothing that a user would want to know."""
+
+    final: bool
+    """The module is left alone for good; otherwise its next calls are considered."""
+
+    parts: bool = False
+    """The calls of its parts are considered in its place."""
+
+
+def module_refusal(module: torch.nn.Module) -> Refusal | None:
+    """Return why `module` is left alone, whatever it is called with; None if it need not be."""
+    kind = kind_of(module)
+    if kind is not Kind.EAGER:
+        return Refusal(f"it is {kind.value} already", final=True)
+    parts = list(module.modules())
+    if any(isinstance(part, OptimizedModule) for part in parts):
+        return Refusal("the program uses xruntime.optimize", final=True)
+    ours = [part for part in parts if type(part).__module__.partition(".")[0] == "xruntime"]
+    if ours:
+        return Refusal(f"the program uses xruntime's {type(ours[0]).__name__}", final=True)
+    parameters = list(module.parameters())
+    if any(torch.nn.parameter.is_lazy(it) for it in parameters):
+        return Refusal("", final=False)
+    if not parameters:
+        return Refusal("", final=True)
+    if len(parts) == 1 and type(module).__module__.startswith("torch.nn."):
+        return Refusal("the program calls a single layer of torch's", final=True)
+    if any(part.training for part in parts):
+        return Refusal("it runs in training mode", final=True)
+    tensors = [*parameters, *module.buffers()]
+    unusual = [it for it in tensors if type(it) not in (torch.Tensor, torch.nn.Parameter)]
+    if unusual:
+        return Refusal(f"it holds a {type(unusual[0]).__name__}, not plain tensors", final=True)
+    elsewhere = [it.device for it in tensors if it.device.type != "cpu"]
+    return Refusal(f"it is on {elsewhere[0]}, not on the CPU", final=False) if elsewhere else None
+
+
+def caller_refusal() -> Refusal | None:
+    """Refuse calls by one of `COMPILERS`, from whatever depth."""
+    frame = sys._getframe()  # noqa: SLF001 - quicker by far than module inspect
+    while frame.f_back is not None:
+        frame = frame.f_back
+        name = frame.f_globals.get("__name__", "")
+        if not name.startswith("xruntime.program_hook"):
+            found = [it for it in COMPILERS if name == it or name.startswith(f"{it}.")]
+            if found:
+                return Refusal(f"the program uses {found[0]}", final=True)
+    return None
+
+
+def mode_refusal(module: torch.nn.Module, args: Any, kwargs: Any) -> Refusal | None:
+    """Return why a call cannot run an optimized form under torch's modes as they are."""
+    if torch.is_autocast_enabled("cpu"):
+        return Refusal("the program chose autocast", final=False)
+    if torch.is_grad_enabled():
+        inputs = [value for _, value in leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
+        if any(tensor.requires_grad for tensor in (*inputs, *module.parameters())):
+            reason = "gradients are on; torch.inference_mode() or torch.no_grad() turns them off"
+            return Refusal(reason, final=False)
+    return None
+
+
+def form_of(**values: Any) -> Form:
+    """Return the form of arguments, or of outputs. Raises UnfitError for what a call may change.
+
+    **Ex.:** ``form_of(args=(x,), kwargs={})``
+    """
+    form: list[Any] = []
+    for path, value in [found for name in values for found in leaves(values[name], (name,))]:
+        if type(value) in (torch.Tensor, torch.nn.Parameter):
+            if value.device.type != "cpu" or value.layout is not torch.strided:
+                raise UnfitError(f"{place(path)} is {value.layout} on {value.device}")
+            form.append((path, value.dtype, value.dim()))
+        elif isinstance(value, PLAIN):
+            form.append((path, type(value), value))
+        else:
+            raise UnfitError(f"{place(path)} is {described(value)}, which a call may change")
+    return tuple(form)
+
+
+def sizes_of(args: Any, kwargs: Any) -> tuple[torch.Size, ...]:
+    """Return the shapes of all tensors of a call."""
+    return tuple(
+        [value.shape for _, value in leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
+    )

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Command lines of ipexrun and of torch's run_cpu do what they did, and a note shows today's words."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+from tests.launcher.cli.commands import ask, xlaunch
+
+from xlaunch.cli.migration import OLD
+from xlaunch.options.definitions import BY_KEY
+
+TWO_PACKAGES = "package:2 node:1 core:28 pu:2"
+
+TODAY = [
+    ("--ninstances 2 --ncores-per-instance 4", "--instances 2 --ncores 4"),
+    ("--ninstances=2 --ncores_per_instance=4", "--instances 2 --ncores 4"),
+    ("--ncores-per-instance 4", "--instances max --ncores 4"),
+    ("-n 3 --ncore_per_instance 4", "-n 3 --ncores 4"),
+    ("--ninstances 0 --ncores-per-instance -1", ""),
+    ("--ninstances 2 --instance-idx -1", "--instances 2"),
+    ("--ninstances 2 --rank 0", "--instances 2 --instance-index 0"),
+    ("--latency-mode", "--mode latency"),
+    ("--throughput_mode", "--mode throughput"),
+    ("--multi_instance", "--mode throughput"),
+    ("--multi-instance --ninstances 2", "--instances 2"),
+    ("--nodes-list 0-1", "--numa-nodes 0-1"),
+    ("--node_id -1", ""),
+    ("--node-id 0", "--numa-nodes 0"),
+    ("--core-list '0, 1, 3'", "--cpus 0,1,3"),
+    ("--cores-list 0-3 --nodes-list 1", "--cpus 0-3"),
+    ("--use-logical-cores --ninstances 2", "--instances 2 --smt"),
+    ("--use_logical_core --ninstances 1 --ncores-per-instance 8", "--instances 1 --ncores 4 --smt"),
+    ("--use-e-cores", "--ecores include"),
+    ("--strategy scatter", "--place scatter"),
+    ("--strategy close --ninstances 1", "--instances 1 --place compact"),
+    ("--ninstances 3 --bind-numa-node", "--instances 3 --ncores 14"),
+    ("--ninstances 7 --skip_cross_node_cores --use-logical-cores", "--instances 7 --ncores 7 --smt"),
+    ("--ninstances 3 --bind-numa-node --nodes-list 1", "--instances 3 --ncores 9 --numa-nodes 1"),
+    ("--memory-allocator default", "--allocator glibc"),
+    ("--memory-allocator jemalloc --benchmark", "--allocator jemalloc"),
+    ("--enable_tcmalloc", "--allocator tcmalloc"),
+    ("--use-default-allocator --disable_iomp", "--allocator glibc --omp gnu"),
+    ("--omp-runtime auto --multi-task-manager taskset", "--omp auto"),
+    ("--disable-numactl --disable-taskset", ""),
+    ("--log_path logs --log-file-prefix run", "--log-dir logs/run"),
+    ("--log-dir logs --log_file_prefix run", "--log-dir logs/run"),
+    ("--auto-ipex", "--optimize fp32"),
+    ("--auto-ipex --dtype bfloat16 --auto-ipex-verbose", "--optimize bf16"),
+    ("--ninstances 1 --timeout 5m --env A=1", "--timeout 5m --env A=1 --instances 1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("old", "today"), TODAY)
+def test_old_words_do_what_todays_do(old: str, today: str, tmp_path: Path) -> None:
+    script = tmp_path / "infer.py"
+    script.touch()
+    machine = ["--synthetic", TWO_PACKAGES, "--json", "--allocator", "glibc"]
+    program = [str(script), "--ninstances", "9"]
+    done = ask("plan", *machine, *shlex.split(old), *program)
+    assert done.code == 0, done.err
+    shown = f"today this is: xlaunch plan --synthetic '{TWO_PACKAGES}' --json --allocator glibc "
+    note = next(line for line in done.err.splitlines() if "today this is" in line)
+    assert note == f"xlaunch: note: {shown}{today} {shlex.join(program)}".replace("  ", " ")
+    assert json.loads(done.out) == json.loads(
+        ask("plan", *machine, *shlex.split(today), *program).out
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "said"),
+    [
+        ("--ccl-worker-count 4", "leave it out, and use --reserve-cores N"),
+        ("--nproc_per_node 2", "torchrun --nproc-per-node P xlaunch train.py"),
+        ("--hostfile hosts", "mpirun ... xlaunch train.py"),
+        ("--convert-fp64-to-fp32", "convert the model in the script"),
+        ("--disable-ipex-graph-mode", "graph=False"),
+        ("--ninstances", "--ninstances takes a value"),
+        ("--ninstances many", "'many' is not a count"),
+        ("--auto-ipex --dtype int8", "write float32 or bfloat16"),
+        ("--log-file-prefix run", "name the directory too, with --log-dir"),
+        ("--use-logical-cores --ncores-per-instance 3", "write a multiple of 2"),
+    ],
+)
+def test_what_can_mean_nothing_says_what_to_use(old: str, said: str) -> None:
+    message = ask("plan", "--synthetic", TWO_PACKAGES, *shlex.split(old)).refused()
+    assert said in message
+
+
+def test_what_is_not_needed_is_named() -> None:
+    done = ask("plan", "--synthetic", TWO_PACKAGES, "--latency_mode", "--ninstances", "3")
+    assert "the given --instances had no effect either" in done.err
+    done = ask("plan", "--synthetic", TWO_PACKAGES, "--disable_numactl", "-q")
+    assert done.err == ""
+    done = ask("plan", "--synthetic", TWO_PACKAGES, "--ninstances", "3", "--bind-numa-node")
+    assert "one size, 14 cores, so that none straddles NUMA nodes" in done.err
+
+
+def test_every_old_option_becomes_one_of_today_or_says_why() -> None:
+    for name, old in OLD.items():
+        assert old.new.replace("-", "_") in BY_KEY or not old.new, name
+    page = (Path(__file__).parents[3] / "docs/migration.md").read_text().replace("_", "-")
+    alike = {"core-list", "disable-ipex-graph-mode"}
+    assert [name for name in OLD.keys() - alike if f"--{name}" not in page] == []
+    help_text = ask("--help").out.decode()
+    assert not any(f"--{name} " in help_text for name in OLD.keys() - {"log-dir"})
+
+
+def test_words_of_other_launchers_for_allocator_and_openmp() -> None:
+    asked = ["plan", "--json", "--synthetic", TWO_PACKAGES]
+    default = ask(*asked, "--allocator", "default", "--omp", "default", "--", "true")
+    assert default.out == ask(*asked, "--allocator", "glibc", "--omp", "gnu", "--", "true").out
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("--membind=0", "--numa-nodes LIST --mem-policy bind"),
+        ("--cpunodebind=0", "--numa-nodes"),
+        ("--physcpubind=0", "--cpus"),
+        ("--nproc=2", "--instances"),
+        ("--num_threads=2", "--ncores"),
+        ("--timout=3", "--timeout"),
+        ("--bugdet=3", None),
+    ],
+)
+def test_an_unknown_option_is_suggested_by_meaning(typed: str, meant: str | None) -> None:
+    message = ask(typed, "true").refused()
+    assert message.partition("; did you mean ")[2].partition("?")[0] == (meant or "")
+
+
+def test_old_words_run_a_program(tmp_path: Path) -> None:
+    script = tmp_path / "infer.py"
+    script.write_text("import os\nprint(sorted(os.sched_getaffinity(0)))\n")
+    done = xlaunch("--ninstances", "1", "--ncores_per_instance", "1", script)
+    assert done.code == 0
+    assert len(json.loads(done.out)) == 1
+    assert f"xlaunch --instances 1 --ncores 1 {script}" in done.err
+
+
+def test_options_after_a_script_that_does_not_know_them_are_pointed_out(tmp_path: Path) -> None:
+    script = tmp_path / "infer.py"
+    script.write_text("print('--report')\n")
+    words = [script, "--instances", "2", "--report=f", "--batch", "3"]
+    done = xlaunch(*words)
+    assert "note: --instances after " in done.err
+    assert "note" not in xlaunch("-q", *words).err
+    script.write_text("print('--instances', '--report')\n")
+    assert "note" not in xlaunch(*words).err

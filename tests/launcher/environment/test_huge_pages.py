@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Huge pages asked for or forbidden."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from xlaunch.environment.huge_pages import (
+    SystemMode,
+    glibc_asks,
+    page_settings,
+    page_warning,
+    system_mode,
+)
+from xlaunch.planning.request import HugePages
+
+XLAUNCH = [sys.executable, "-m", "xlaunch"]
+
+
+@pytest.mark.parametrize("supervise", [[], ["--supervise", "-q"]])
+@pytest.mark.parametrize(("thp", "enabled"), [("never", "0"), ("auto", "1")])
+def test_never_holds_for_the_program_and_what_it_starts(supervise, thp, enabled, needs):
+    needs("THP_enabled" in Path("/proc/self/status").read_text(), "a kernel that shows it (5.0)")
+    command = [*XLAUNCH, *supervise, "--thp", thp, "--"]
+    show = "grep THP_enabled /proc/self/status; sh -c 'grep THP_enabled /proc/self/status'"
+    done = subprocess.run([*command, "sh", "-c", show], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["THP_enabled:", enabled] * 2
+
+
+@pytest.mark.parametrize("mode", list(SystemMode))
+def test_system_mode(mode, tmp_path):
+    file = tmp_path / "enabled"
+    words = [f"[{m.value}]" if m is mode else m.value for m in list(SystemMode)[:3]]
+    file.write_text(" ".join(words) + "\n")
+    assert system_mode(str(file)) is mode
+    assert system_mode(str(tmp_path / "absent")) is SystemMode.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("asked", "mode", "glibc", "threads", "asks"),
+    [
+        (HugePages.AUTO, SystemMode.MADVISE, (2, 36), 16, True),
+        (HugePages.AUTO, SystemMode.MADVISE, (2, 36), 15, False),
+        (HugePages.ALWAYS, SystemMode.MADVISE, (2, 36), 1, True),
+        (HugePages.AUTO, SystemMode.MADVISE, (2, 34), 64, False),
+        (HugePages.AUTO, SystemMode.MADVISE, None, 64, False),
+        (HugePages.AUTO, SystemMode.ALWAYS, (2, 36), 64, False),
+        (HugePages.AUTO, SystemMode.NEVER, (2, 36), 64, False),
+        (HugePages.MADVISE, SystemMode.MADVISE, (2, 36), 64, False),
+        (HugePages.NEVER, SystemMode.MADVISE, (2, 36), 64, False),
+        (HugePages.ALWAYS, SystemMode.MADVISE, (2, 36), 64, True),
+    ],
+)
+def test_when_glibc_asks(asked, mode, glibc, threads, asks):
+    assert glibc_asks(asked, mode, glibc, threads=threads) is asks
+
+
+def test_always_asks_by_torch_too_and_says_when_it_is_in_vain():
+    assert [p.name for p in page_settings(HugePages.ALWAYS)] == ["THP_MEM_ALLOC_ENABLE"]
+    assert page_settings(HugePages.AUTO) == ()
+    assert "no effect" in (page_warning(HugePages.ALWAYS, SystemMode.NEVER) or "")
+    assert page_warning(HugePages.ALWAYS, SystemMode.MADVISE) is None

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers on lines: which one is meant, and what kind it is of."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xlaunch.errors import UsageError
+from xlaunch.metrics.metric_lines import (
+    MAX_LINE,
+    Kind,
+    LineSplitter,
+    Value,
+    convert,
+    kind_of,
+    parse_metric,
+)
+
+
+def number_on(metric: str, line: str) -> float | None:
+    value = parse_metric(metric).read(line)
+    return None if value is None else value.number
+
+
+@pytest.mark.parametrize(
+    ("metric", "line", "number"),
+    [
+        ("sentences/s", "123.4 sentences/s", 123.4),
+        ("sentences/s", "in 2.50 s on 4 thread(s): 123.4 sentences/s", 123.4),
+        ("sentences/s", "12.5sentences/s", 12.5),
+        ("sentences/s", "sentences/s: 123.4", 123.4),
+        ("sentences/s", "sentences/s = 123.4", 123.4),
+        ("sentences/s", "sentences/s=123.4", 123.4),
+        ("sentences/s", "sentences/s 123.4", 123.4),
+        ("sentences/s", '{"step": 3, "sentences/s": 123.4}', 123.4),
+        ("sentences/s", "{'sentences/s': '123.4'}", 123.4),
+        ("sentences/s", "1e3 sentences/s", 1000.0),
+        ("sentences/s", "1.5E+02 sentences/s", 150.0),
+        ("sentences/s", "1,234.5 sentences/s", 1234.5),
+        ("sentences/s", "1,234,567 sentences/s", 1234567.0),
+        ("sentences/s", "~123 sentences/s (best)", 123.0),
+        ("sentences/s", "120.0 sentences/s, 3 left", 120.0),
+        ("sentences/s", "120.0 sentences/s 3 left", 120.0),
+        ("sentences/s", ".5 sentences/s", 0.5),
+        ("sentences/s", "-5 sentences/s", -5.0),
+        ("images", "images: 12.", 12.0),
+        ("loss", "step 12 loss 0.25 accuracy 0.9", 0.25),
+        ("accuracy", "step 12 loss 0.25 accuracy 93%", 93.0),
+        ("loss", "epoch 3, loss=2.5e-3", 0.0025),
+        ("it", "it: -3", -3.0),
+        ("fps", "12 fps 3 dropped", 12.0),
+        ("latency", "latency: 12.5ms", 12.5),
+        ("latency", "latency 12.5 ms", 12.5),
+        ("ms", "took 12.5 ms", 12.5),
+        ("s", "12.5 s", 12.5),
+        ("total time", "total time: 3", 3.0),
+        ("a.b", "a.b 3", 3.0),
+        ("a(b)", "", None),
+        (r"took ([\d.]+) of", "took 12.5 of 13", 12.5),
+        (r"x=([^ ]+)", "x=1,234 y", 1234.0),
+        # What only looks like it.
+        ("sentences/s", "sentences/s", None),
+        ("sentences/s", "no sentences/s: 0x10", None),
+        ("sentences/s", "12,34 sentences/s", None),
+        ("sentences/s", "v1.2.3 sentences/s", None),
+        ("sentences/s", "1.2k sentences/s", None),
+        ("sentences/s", "sentences/s: 1.2k", None),
+        ("sentences/s", "sentences/s: 12k", None),
+        ("sentences/s", "sentences/s: nan", None),
+        ("sentences/s", "1e999 sentences/s", None),
+        ("sentences/s", "123 sentences/sec", None),
+        ("sentences/s", "3-12 sentences/s", None),
+        ("images", "120 images/s", None),
+        ("loss", "val_loss: 1", None),
+        ("loss", "val-loss: 1 train/loss: 2 closs: 3", None),
+        ("s", "12 ms", None),
+        ("a.b", "axb 3", None),
+        (r"x=([^ ]+)", "x=many", None),
+        (r"x(=(\d))?", "x", None),
+    ],
+)  # fmt: skip
+def test_number_on_a_line(metric: str, line: str, number: float | None):
+    assert number_on(metric, line) == number
+
+
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        ("latency: 12 ms", Value(12.0, "ms")),
+        ("latency=12us", Value(12.0, "us")),
+        ("latency 1.5 seconds", Value(1.5, "seconds")),
+        ("latency: 12 requests", Value(12.0, None)),
+        ("latency: 12", Value(12.0, None)),
+        ("latency: 12 ms/step", Value(12.0, None)),
+    ],
+)
+def test_unit_of_a_time(line: str, value: Value):
+    assert parse_metric("latency").read(line) == value
+
+
+def test_units_are_converted_to_the_first():
+    assert convert(Value(1500.0, "us"), "ms") == pytest.approx(1.5)
+    assert convert(Value(2.0, "s"), "ms") == pytest.approx(2000)
+    assert convert(Value(2.0, None), "ms") == 2.0
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("sentences/s", Kind.RATE), ("tokens/sec", Kind.RATE), ("images per second", Kind.RATE),
+        ("images_per_s", Kind.RATE), ("samples/min", Kind.RATE), ("fps", Kind.RATE),
+        ("throughput", Kind.RATE), ("Throughput", Kind.RATE), (r"([\d.]+) images/s", Kind.RATE),
+        ("latency", Kind.TIME), ("latency_ms", Kind.TIME), ("ms", Kind.TIME), ("s", Kind.TIME),
+        ("µs", Kind.TIME), ("step time", Kind.TIME), ("s/it", Kind.TIME), ("ms/step", Kind.TIME),
+        ("elapsed", Kind.TIME), (r"took ([\d.]+) ms", Kind.TIME),
+        ("loss", Kind.VALUE), ("accuracy", Kind.VALUE), ("timeouts", Kind.VALUE),
+        ("GB/step", Kind.VALUE), (r"loss\s+([\d.]+)", Kind.VALUE), ("rate", Kind.VALUE),
+    ],
+)  # fmt: skip
+def test_kind_of_a_name(name: str, kind: Kind):
+    assert kind_of(name) is kind
+    assert parse_metric(name).kind is kind
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_kind_may_be_said(kind: Kind):
+    metric = parse_metric(f"{kind.value}:total")
+    assert (metric.kind, metric.name) == (kind, "total")
+    assert metric.read("total: 4") == Value(4.0, None)
+
+
+def test_other_words_before_a_colon_are_part_of_the_name():
+    metric = parse_metric("train:loss")
+    assert metric.name == "train:loss"
+    assert metric.read("train:loss 4") == Value(4.0, None)
+
+
+@pytest.mark.parametrize(
+    "line", ["ttft 12.5", "ttft: 12.5", "ttft = 12.5", "  ttft 12.5  ", "first ttft 12.5 after"]
+)
+def test_reported_line(line: str):
+    assert parse_metric("ttft").read_report(line) == Value(12.5, None)
+
+
+def test_reported_name_may_be_anything():
+    assert parse_metric("a b/c: d").read_report("a b/c: d 1e-3") == Value(0.001, None)
+    assert parse_metric("ms").read_report("ms 3") == Value(3.0, "ms")
+    assert parse_metric("loss").read_report("loss many") is None
+
+
+@pytest.mark.parametrize("text", ["", " ", "rate:", "latency: ", "x(", "(?:x)", "x(?P<", "(" * 200])
+def test_metric_that_cannot_be(text: str):
+    with pytest.raises(UsageError, match="--metric"):
+        parse_metric(text)
+
+
+NAMES = st.sampled_from(["sentences/s", "loss", "ms", "latency", "tokens per second", "%", "a[0]"])
+
+
+@given(
+    NAMES,
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.sampled_from(["{}: {}", "{}={}", "{} = {}", '"{}": {}', "{} {}"]),
+    st.sampled_from(["", "step 7: ", "[3/9] "]),
+    st.sampled_from(["", " ok", ", 5 left", ")"]),
+)
+def test_number_behind_its_name(name: str, number: float, form: str, before: str, after: str):
+    assert number_on(name, before + form.format(name, repr(number)) + after) == number
+
+
+@given(st.sampled_from(["images/s", "ms", "fps"]), st.integers(0, 10**12), st.booleans())
+def test_number_before_its_unit(unit: str, number: int, thousands: bool):
+    text = f"{number:,}" if thousands else str(number)
+    assert number_on(unit, f"step 7 of 9: {text} {unit}; 3 left") == number
+
+
+@given(st.text(max_size=30), st.text(max_size=60))
+def test_any_line_is_read_or_not_but_never_fails(metric: str, line: str):
+    try:
+        wanted = parse_metric(metric)
+    except UsageError:
+        return
+    value = wanted.read(line)
+    assert value is None or isinstance(value.number, float)
+    wanted.read_report(line)
+
+
+# Lines
+
+
+def lines_of(chunks: list[bytes]) -> list[str]:
+    splitter = LineSplitter()
+    found = [line for chunk in chunks for line in splitter.feed(chunk)]
+    return [*found, *splitter.finish()]
+
+
+def test_lines_end_at_newlines_and_updates():
+    assert lines_of([b"a\nb\r\nc\rd", b"e\n\n", b"last"]) == ["a", "b", "c", "de", "last"]
+
+
+def test_colours_are_no_part_of_a_line():
+    (line,) = lines_of([b"\x1b[1;32m123.4\x1b[0m images/s\x1b[K"])
+    assert number_on("images/s", line) == 123.4
+
+
+def test_bytes_that_are_no_text():
+    assert lines_of([b"\xff 1 ms\n"]) == ["\ufffd 1 ms"]
+
+
+def test_endless_line_is_not_kept():
+    splitter = LineSplitter()
+    for _ in range(100):
+        assert list(splitter.feed(b"x" * 65536)) == []
+    (line,) = splitter.feed(b"\n")
+    assert line == "x" * MAX_LINE
+
+
+@given(st.binary(max_size=200), st.lists(st.integers(0, 200), max_size=5))
+def test_how_the_bytes_arrive_does_not_matter(data: bytes, cuts: list[int]):
+    cuts = sorted({0, len(data), *(min(cut, len(data)) for cut in cuts)})
+    chunks = [data[low:high] for low, high in itertools.pairwise(cuts)]
+    assert lines_of(chunks) == lines_of([data])

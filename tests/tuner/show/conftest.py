@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tests of pages share: plotly's script, and a browser where there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from tests.tuner.show.browser import Browser, find_chromium
+
+from xtune.show.page import require_libraries
+
+
+@pytest.fixture(scope="session")
+def plotly() -> str:
+    """Plotly's script."""
+    return require_libraries()
+
+
+@pytest.fixture(scope="module")
+def browser(needs: Callable[[object, str], None]) -> Iterator[Browser]:
+    needs(find_chromium(), "chromium (Debian's package)")
+    with Browser() as browser:
+        yield browser

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What launches alone warn of: work of others, drift, hosts that differ."""
+
+from __future__ import annotations
+
+from tests.tuner.show.made_up import FOUR, launch, recorded
+
+from xtune.search.records import Record
+from xtune.show.warnings import launch_warnings
+from xtune.space.parameters import BARE
+
+BUSY = "CPU 0 is busy with other work (80%): make (PID 42); --cpus takes others"
+
+
+def told(*records: Record) -> list[tuple[str, str]]:
+    return [(one.about, one.text) for one in launch_warnings(records)]
+
+
+def test_work_of_others_beside_a_tenth_of_the_launches() -> None:
+    busy = launch(FOUR, 100.0, shared_cpus=("earlier", "note"))
+    last = busy._replace(shared_cpus=(BUSY,))
+    calm = [launch(FOUR, 100.0)] * 17
+    assert told(*recorded([*calm, busy, busy, last])) == [
+        (
+            "others",
+            f"3 launches of 20 (18 to 20) shared their CPUs with other work; the last: {BUSY}",
+        )
+    ]
+    assert told(*recorded([*calm, *calm, last])) == []
+
+
+def test_drift_of_the_bare_command() -> None:
+    bare = [launch(BARE, 100.0 * 1.02**at, began_s=60.0 * at) for at in range(20)]
+    ((about, text),) = told(*recorded(bare))
+    assert about == "drift"
+    assert text.startswith("the machine drifted")
+    assert told(*recorded(one._replace(value=100.0) for one in bare)) == []
+    # What is tuned may well change.
+    assert told(*recorded(one._replace(configuration=FOUR) for one in bare)) == []
+
+
+def test_hosts_that_differ() -> None:
+    here, there = [launch(BARE, 100.0)] * 3, [launch(BARE, 130.0)] * 3
+    # One bad launch, or one without a value, makes no difference.
+    more = [launch(BARE, None), launch(BARE, 0.0), launch(BARE, 500.0), *there]
+    assert told(*recorded(here), *recorded(more, "there")) == [
+        (
+            "hosts",
+            "the bare command differs by 30 % between the 2 hosts of this study; values are"
+            " compared within a host",
+        )
+    ]
+    near = [launch(BARE, 109.0)] * 3
+    assert told(*recorded(here), *recorded(near, "there")) == []

@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a page says of searches that ended in every way; read back as HTML."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.tiers import quick_first
+from tests.tuner.search.scripted import RATE, SPACE
+from tests.tuner.show.cases import CASES, case
+from tests.tuner.show.pages import SECTIONS, charts_of, findings, read_page
+
+from xlaunch.cli.machine_drawing import draw_machine
+from xlaunch.machine.cpu_list import format_cpu_list
+from xlaunch.text import number
+from xtune.evidence.verdicts import Kind
+from xtune.launches.launch import Launch, Outcome, Secondary
+from xtune.launches.objectives import Objective, Requirement
+from xtune.search.events import Resolution
+from xtune.search.provenance import Made, Provenance
+from xtune.show.text import result_lines
+from xtune.space.parameters import BARE
+from xtune.space.spaces import Space
+
+
+@pytest.mark.parametrize("name", quick_first(CASES, 3))
+def test_all_sections_charts_and_values_are_there(name: str) -> None:
+    found, root = case(name)
+    sections = [one.attributes["id"] for one in root.all("section")]
+    second = ["front"] if found.second is not None else []
+    assert sorted(map(str, sections)) == sorted([*SECTIONS, *second])
+    (nav,) = root.all("nav")
+    links = [one.attributes["href"] for one in nav.all("a")]
+    assert links == [f"#{name}" for name in sections]
+    for section in root.all("section"):
+        (title,) = section.all("h2")
+        assert title.words
+        assert len(section.words) > len(title.words) + 10
+    ids = [str(one.attributes["id"]) for one in root.all() if "id" in one.attributes]
+    assert len(set(ids)) == len(ids)
+
+    charts = charts_of(root)
+    assert charts.keys() == {one[6:] for one in ids if one.startswith("chart-")}
+    assert {"history", "distributions"} <= charts.keys()
+    assert all(chart["data"] for chart in charts.values())
+
+    plain = found.to_plain()
+    assert json.loads(root.by_id("verdict-json").text) == plain
+    assert root.by_id("command").text == plain["command"]
+    assert root.value("baseline-value") == plain["baseline"]["value"]
+    assert root.value("launches") == plain["launches"] == len(found.records)
+    if plain["gain"] is not None:
+        assert root.value("gain") == plain["gain"]
+    if plain["interval"] is not None:
+        assert [root.value("low"), root.value("high")] == plain["interval"]
+    history = root.by_id("history")
+    assert len(history.rows()) == plain["launches"]
+    values = [json.loads(str(one.attributes["value"])) for one in history.all("data")]
+    assert values == [launch.value for launch in found.launches]
+
+
+def test_a_gain_says_ratio_command_preset_and_plan() -> None:
+    found, root = case("gain")
+    assert found.verdict.kind is Kind.GAIN
+    estimate, interval = found.verdict.gain, found.verdict.interval
+    assert estimate is not None
+    assert interval is not None
+    word, shown = root.by_id("headline").words.rstrip("\N{MULTIPLICATION SIGN}").split()
+    assert word == "Gain:"
+    assert float(shown) == pytest.approx(estimate, abs=0.05 * (interval.high - interval.low))
+    assert 'allocator = "tcmalloc"' in root.by_id("preset").text
+    assert root.by_id("command").text.startswith("xlaunch ")
+    standings = root.by_id("decision").rows()
+    assert len(standings) == len(found.verdict.standings)
+    wins = [row for row in standings if row[-1] == "wins"]
+    (winner,) = wins
+    assert "batch=8" in winner[1]
+    people = found.contestants
+    assert [row[0] for row in root.by_id("distributions").rows()] == [one.name for one in people]
+    assert people[0].configuration == BARE
+    left_out = [row for row in root.by_id("importance").rows() if " instead of " in row[1]]
+    assert [row[0] for row in left_out] == [one.name for one in found.ablations]
+    assert set(found.space.changes(found.verdict.best)) == {row[0] for row in left_out}
+    assert ["batch", "4 instead of 8"] in [row[:2] for row in left_out]
+
+
+def test_the_winner_is_drawn_on_the_machine() -> None:
+    found = findings(60, space=Space([SPACE.parameter("batch"), SPACE.parameter("smt")]))
+    assert dict(found.verdict.best) == {"batch": 8, "smt": False}
+    root = read_page(found)
+    plan = found.resolver.resolve(found.verdict.best).plan
+    assert root.by_id("plan-drawing").text == str(draw_machine(found.resolver.machine, plan))
+    (instance,) = plan.instances
+    row = root.by_id("plan").rows()[0]
+    assert row[:4] == [
+        "0", format_cpu_list(instance.cpus), str(instance.ncores), str(instance.threads),
+    ]  # fmt: skip
+    variables = [row[0] for row in root.by_id("plan").rows()[1:]]
+    assert "OMP_NUM_THREADS" in variables
+
+
+def test_noise_and_the_smallest_gain_are_said_where_known() -> None:
+    found = case("gain").found
+    for resolution in (Resolution(0.0314, 20, 0.0681, 0.0542, 0.0921), None):
+        said = read_page(found._replace(resolution=resolution)).by_id("verdict").words
+        is_known = resolution is not None
+        assert ("noise from launch to launch3.1 %" in said) is is_known
+        assert ("smallest gain that the final finds (80 % power)6.8 %" in said) is is_known
+
+
+def test_configurations_are_parallel_categories() -> None:
+    found, root = case("gain")
+    (trace,) = charts_of(root)["configurations"]["data"]
+    assert trace["type"] == "parcats"
+    *settings, groups = trace["dimensions"]
+    launched = {one.configuration for one in found.launches if one.value is not None} - {BARE}
+    assert len(groups["values"]) == len(launched)
+    assert groups["values"] == sorted(groups["values"])  # the best first
+    medians = sorted(map(found.median, launched), reverse=True)
+    assert groups["ticktext"][0].endswith(f" to {number(medians[0])}")
+    assert groups["ticktext"][-1].startswith(f"{number(medians[-1])} to ")
+    assert {one["label"] for one in settings} <= {one.name for one in SPACE.parameters}
+    (batch,) = [one for one in settings if one["label"] == "batch"]
+    names = dict(zip(batch["categoryarray"], batch["ticktext"], strict=True))
+    assert names[batch["values"][0]] == "8"
+    assert names[SPACE.parameter("batch").values.index(4)] == "4 *"
+    assert len(batch["values"]) == len(launched)
+
+
+def test_no_gain_keeps_the_default() -> None:
+    found, root = case("no gain")
+    assert found.verdict.kind is Kind.NO_GAIN
+    assert root.by_id("headline").words == "No gain: keep the bare command"
+    assert not [one for one in root.all() if one.attributes.get("id") == "preset"]
+    assert root.by_id("command").text == found.to_plain()["baseline"]["command"]
+    assert "The best finalist:" in root.by_id("plan").words
+
+
+def test_inconclusive_says_what_is_promising_and_how_to_go_on() -> None:
+    found, root = case("inconclusive")
+    assert found.verdict.kind is Kind.INCONCLUSIVE
+    assert found.verdict.more is not None
+    assert found.verdict.interval is not None
+    assert found.verdict.interval.estimate > 1.0
+    assert (
+        root.by_id("headline").words
+        == "Inconclusive: neither a gain nor its absence is established"
+    )
+    assert root.by_id("promising").text.startswith("xlaunch ")
+    command = f"xtune resume --budget '{found.verdict.more.launches} launches' 'made up'"
+    assert f"should settle it (90 % power): {command}" in root.by_id("verdict").words
+    assert any(
+        line.endswith(f"should settle it (90 % power): {command}") for line in result_lines(found)
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("behind", Kind.NO_GAIN), ("behind, no final", Kind.INCONCLUSIVE)]
+)
+def test_what_is_behind_the_bare_command_is_not_recommended(name: str, kind: Kind) -> None:
+    found, root = case(name)
+    assert found.verdict.kind is kind
+    assert not [line for line in result_lines(found) if "not proven" in line or "to try it" in line]
+    behind = [
+        line for line in result_lines(found) if "nothing is ahead of the bare command" in line
+    ]
+    assert len(behind) == (kind is Kind.INCONCLUSIVE)
+    assert not [one for one in root.all() if one.attributes.get("id") == "promising"]
+
+
+def test_one_launch_makes_a_page_that_claims_nothing() -> None:
+    found, root = case("one launch")
+    assert found.to_plain()["interval"] is None
+    assert "no final" in root.by_id("warnings").words.lower()
+    assert "There was no final" in root.by_id("decision").words
+    assert "Fewer than two configurations" in root.by_id("configurations").words
+    assert charts_of(root).keys() == {"history", "distributions"}
+
+
+def test_failures_come_with_the_end_of_standard_error() -> None:
+    found, root = case("some fail")
+    rows = found.failures
+    assert [one.outcome for one in rows] == [Outcome.CRASHED]
+    section = root.by_id("failures")
+    assert f"crashed, {len(rows[0].numbers)} times" in section.words
+    assert "exit code 1" in section.words
+    assert [one.text for one in section.all("pre")] == ["it cannot"]
+    assert len(list(section.all("li"))) == len(rows[0].configurations)
+    assert all("allocator=tcmalloc" in one.words for one in section.all("li"))
+    history = charts_of(root)["history"]
+    crossed = [trace for trace in history["data"] if trace.get("yaxis") == "y2"]
+    assert sum(len(trace["x"]) for trace in crossed) == sum(
+        launch.value is None for launch in found.launches
+    )
+
+
+def test_two_goals_have_a_front() -> None:
+    _, root = case("two goals")
+    section = root.by_id("front")
+    assert "items/s" in section.words
+    assert "accuracy" in section.words
+    assert section.rows()
+    assert "front" in charts_of(root)
+
+
+def test_times_say_their_unit_and_better_is_above_one() -> None:
+    found, root = case("times")
+    assert root.by_id("baseline-value").words.endswith(" ms")
+    assert "less is better" in root.by_id("history").words
+    assert found.verdict.gain is not None
+    assert found.verdict.gain > 1.0
+    best = [one for one in found.best_so_far if one is not None]
+    assert best == sorted(best, reverse=True)
+    groups = charts_of(root)["configurations"]["data"][0]["dimensions"][-1]["ticktext"]
+    fastest, slowest = (float(one.partition(" ")[0]) for one in (groups[0], groups[-1]))
+    assert fastest < slowest
+
+
+def test_wall_time_is_in_seconds() -> None:
+    _, root = case("wall")
+    assert root.by_id("baseline-value").words.endswith(" s")
+    assert "wall time (s)" in root.by_id("history").words
+
+
+def test_raw_samples_are_drawn_where_there_are_many() -> None:
+    found, root = case("samples")
+    data = charts_of(root)["samples"]["data"]
+    assert all(trace["type"] == "box" for trace in data)
+    for trace in data:
+        for label, median in zip(trace["x"], trace["median"], strict=True):
+            value = found.launches[int(label.rpartition(">")[2]) - 1].value
+            assert value is not None
+            assert median == pytest.approx(1.003 * value)
+    assert "samples" not in charts_of(case("gain").root)
+
+
+def test_what_breaks_a_requirement_is_said_to() -> None:
+    bound = Requirement("rss<=1MiB", "rss", at_most=True, limit=1 << 20)
+
+    def change(launch: Launch) -> Launch:
+        peak = 1 << 21 if launch.configuration.get("allocator") == "tcmalloc" else 1 << 19
+        secondary = Secondary(launch.secondary.wall_s, peak_rss_bytes=peak)
+        return launch._replace(requirements=(("rss<=1MiB", float(peak)),), secondary=secondary)
+
+    objective = Objective(RATE.metric, RATE.goal, (bound,))
+    found = findings(60, objective=objective, change=change)
+    root = read_page(found)
+    ended = [(row[2], row[-1]) for row in root.by_id("history").rows()]
+    broke = [configuration for configuration, how in ended if how == "breaks a requirement"]
+    assert broke
+    assert all("allocator=tcmalloc" in configuration for configuration in broke)
+    assert "with rss<=1MiB" in root.words
+    for value, launch in zip(found.best_so_far, found.launches, strict=True):
+        assert value is None or objective.is_feasible(launch) or value != launch.value
+
+
+def test_space_and_machine_are_told_in_full() -> None:
+    found, root = case("gain")
+    rows = {row[0]: row for row in root.by_id("space").rows()}
+    for parameter in SPACE.parameters:
+        assert rows[parameter.name][1].split() == [str(value) for value in parameter.values]
+    assert root.by_id("machine-drawing").text == str(draw_machine(found.resolver.machine))
+    versions = root.by_id("versions").words
+    assert "xtune" in versions
+    assert "Python" in versions
+    assert "the versions of the launches were not kept" in versions
+
+
+def test_versions_are_those_of_the_launches() -> None:
+    before = Provenance("", {"program": {"torch": "1.0.1"}, "system": {}, "tuner": {}})
+    after = Provenance("", {"program": {"torch": "1.0.2"}, "system": {}, "tuner": {}})
+    made = (Made(before, (1, 2, 3, 9)), Made(after, (4, 10)))
+    root = read_page(case("gain").found._replace(made=made))
+    versions = root.by_id("versions").words
+    assert "torch1.0.2" in versions
+    assert "1.0.1" not in versions
+    assert "When the latest launches were made" in versions
+    warned = root.by_id("warnings").words
+    assert "4 of the launches (1 to 3, 9) ran with torch 1.0.1 (now 1.0.2)" in warned

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the screens say, and how often."""
+
+from __future__ import annotations
+
+import pytest
+from tests.tuner.show.made_up import FOUR, RATE, launch
+from tests.tuner.show.made_up import SPACE as RATES
+
+from xtune.launches.launch import Launch, Outcome, Secondary
+from xtune.launches.objectives import WALL, Goal, Objective
+from xtune.launches.requirements import parse_requirement
+from xtune.search.budget import Budget
+from xtune.search.events import Favourite, Outline, Progress, Resolution
+from xtune.search.records import Record, Stage, Step
+from xtune.show.screens import MAX_PAUSE_S, PlainScreen
+from xtune.show.words import (
+    aim,
+    describe_favourite,
+    describe_left,
+    describe_outline,
+    describe_space,
+    describe_step,
+    settings,
+    time_left,
+    unmet,
+)
+from xtune.space.offers import LeftOut
+from xtune.space.parameters import BARE, Configuration, Parameter, Where
+from xtune.space.spaces import Space
+
+SPACE = Space([Parameter("n", (1, 2), 1, Where.PROGRAM, ordered=True)])
+OBJECTIVE = Objective(WALL, Goal.MINIMIZE)
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def launched(number: int, outcome: Outcome = Outcome.MEASURED) -> Record:
+    value = 1.0 if outcome is Outcome.MEASURED else None
+    one = Configuration({"n": 2})
+    tail = "" if outcome is Outcome.MEASURED else "first\nno room left\n"
+    launch = Launch(one, "hash", outcome, value, 0.0, secondary=Secondary(1.0), stderr_tail=tail)
+    return Record(number, Step(Stage.SEARCH, one, "hash", str(number)), "here", launch)
+
+
+def test_what_is_left_out_takes_one_line_unless_it_is_asked_for() -> None:
+    left_out = [LeftOut("smt", "no siblings"), LeftOut("omp=gnu", "the same as auto here")]
+    (line,) = list(describe_space(SPACE, left_out))[2:]
+    assert line == "  left out: smt, omp=gnu (-v gives the reasons)"
+    (line,) = list(describe_space(SPACE, [*left_out, LeftOut("omp=llvm", "not found")]))[2:]
+    assert line == "  left out: smt, 2 values of omp (-v gives the reasons)"
+    assert list(describe_space(SPACE, left_out, verbose=True))[2:] == [
+        "  left out: smt: no siblings",
+        "  left out: omp=gnu: the same as auto here",
+    ]
+    assert len(list(describe_space(SPACE, []))) == 2
+
+
+def test_settings_are_told_by_what_differs() -> None:
+    assert settings(BARE, SPACE) == "the bare command"
+    assert settings(Configuration({}), SPACE) == "xlaunch's defaults"
+    assert settings(Configuration({"n": 2}), SPACE) == "n=2"
+
+
+def test_the_time_left_counts_all_that_a_launch_takes_and_ends_with_the_budget() -> None:
+    progress = Progress(launches=10, left=30.0, elapsed_s=20.0, left_s=3.0, stage=Stage.SEARCH)
+    assert time_left(progress, Budget(launches=40)) == 60.0
+    assert time_left(progress, Budget(time_s=50.0)) == 30.0
+    assert time_left(progress._replace(launches=0), Budget(launches=40)) is None
+
+
+def test_lines_come_rarely_and_ever_more_so() -> None:
+    said: list[str] = []
+    clock = Clock()
+    screen = PlainScreen(SPACE, OBJECTIVE, said.append, clock=clock)
+    screen.started(Outline(2, 2, budget=Budget(launches=2000), records=0))
+    for number in range(1800):  # half an hour of launches of a second
+        clock.now_s += 1.0
+        progress = Progress(number + 1, 2000.0 - number, clock.now_s, None, Stage.SEARCH)
+        screen.launched(launched(number), progress)
+    assert said[0].startswith("budget: 2000 launches; 2 configurations")
+    assert "a launch took 1.0 s; the search will take up to 33 min" in said[1]
+    assert 1800 / MAX_PAUSE_S < len(said) < 50
+
+
+def test_a_failure_is_told_once() -> None:
+    said: list[str] = []
+    screen = PlainScreen(SPACE, OBJECTIVE, said.append, clock=Clock())
+    progress = Progress(1, 10.0, 1.0, None, Stage.SEARCH)
+    screen.launched(launched(0), progress)
+    screen.launched(launched(1, Outcome.OUT_OF_MEMORY), progress)
+    screen.launched(launched(2, Outcome.OUT_OF_MEMORY), progress)
+    assert said[1:] == ["n=2: out of memory: no room left"]
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def screen(said: list[str]) -> PlainScreen:
+    return PlainScreen(RATES, RATE, said.append, clock=Clock())
+
+
+PROGRESS = Progress(launches=12, left=28.0, elapsed_s=24.0, left_s=None, stage=Stage.SEARCH)
+
+
+def test_waiting_is_told_once_a_minute(said: list[str]) -> None:
+    clock = Clock()
+    screen = PlainScreen(RATES, RATE, said.append, clock=clock)
+    for _ in range(121):
+        screen.waiting("PID 42")
+        clock.now_s += 1.0
+    assert said == ["another search is using this host (PID 42); waiting for its launch to end"] * 3
+    clock.now_s += MAX_PAUSE_S
+    screen.waiting_for_others(["node1 4711", "node2 4712"])
+    clock.now_s += MAX_PAUSE_S
+    screen.waiting_for_others([])
+    rest = ": the next launch depends on it (Ctrl-C ends the search)"
+    assert said[3:] == [
+        f"waiting for node1, node2{rest}",
+        f"waiting for the machine that runs the final{rest}",
+    ]
+
+
+def test_work_of_others_is_told_once(said: list[str], screen: PlainScreen) -> None:
+    for number in range(3):
+        record = launched(number)
+        assert record.launch is not None
+        busy = record.launch._replace(shared_cpus=("CPU 0 is busy with other work",))
+        screen.launched(record._replace(launch=busy), PROGRESS)
+    assert said[0] == "warning: CPU 0 is busy with other work"
+    assert [line for line in said[1:] if "busy" in line] == []
+
+
+def test_a_verbose_screen_tells_each_launch(said: list[str]) -> None:
+    screen = PlainScreen(RATES, RATE, said.append, verbose=True, clock=Clock())
+    screen.stage_changed(Stage.BASELINE)
+    for number in range(2):
+        screen.launched(launched(number), PROGRESS)
+    screen.launched(launched(2, Outcome.CRASHED), PROGRESS)
+    assert said == [
+        "the bare command",
+        "n=2: 1 items/s; a launch took 1.0 s; the search will take up to 56 s",
+        "search: n=2: 1 items/s",
+        "search: n=2: crashed: no room left",
+    ]
+
+
+def test_what_happens_to_a_search_is_told(said: list[str], screen: PlainScreen) -> None:
+    screen.stage_changed(Stage.BASELINE)
+    screen.stage_changed(Stage.FINAL)
+    screen.lost(Step(Stage.SEED, FOUR, "hash", "1", origin="preset mine.toml"))
+    screen.edited()
+    screen.storage_trouble("the storage cannot be reached", 10.0)
+    assert said == [
+        "final: the best and the bare command in turns",
+        "n=4 (preset mine.toml): another worker gave this launch up as lost; it does not count",
+        "warning: the program was edited during the search; earlier launches ran the old version;"
+        " if the edit affects speed, start a new study with --study NAME",
+        "the storage cannot be reached; next attempt in 10 s",
+    ]
+
+
+def test_what_the_budget_can_show_is_told(said: list[str], screen: PlainScreen) -> None:
+    screen.started(Outline(3, 2, budget=Budget(launches=40), records=7))
+    screen.resolution_known(Resolution(spread=0.031, degrees=9, gain=0.123, low=0.0951, high=0.182))
+    assert said == [
+        "budget: 40 launches; 3 configurations (2 different ways to start the program);"
+        " 7 launches of earlier searches count",
+        "40 launches: detects gains above 9.5 to 18 % (noise: 3.1 % from launch to launch);"
+        " smaller ones stay open",
+    ]
+
+
+def test_an_outline_without_known_plans_or_earlier_launches() -> None:
+    outline = Outline(3, None, budget=Budget(time_s=600.0), records=0)
+    assert describe_outline(outline) == ("budget: 10m; 3 configurations")
+
+
+def test_progress_names_the_best_so_far(said: list[str]) -> None:
+    clock = Clock()
+    screen = PlainScreen(RATES, RATE, said.append, clock=clock)
+    screen.started(Outline(3, 3, budget=Budget(launches=40), records=0))
+    screen.launched(launched(0), PROGRESS)
+    screen.favourite_changed(Favourite(FOUR, 402.0, 3.98))
+    clock.now_s += MAX_PAUSE_S
+    screen.launched(launched(1), PROGRESS)
+    assert said[2:] == [
+        "12 launches, up to 28 left (56 s); best so far n=4: 402 items/s, 3.98 times the bare"
+        " command"
+    ]
+
+
+def test_a_favourite_that_is_behind_comes_after_the_bare_command() -> None:
+    behind = Favourite(FOUR, 99.0, 0.99)
+    assert describe_favourite(behind, RATES, RATE) == (
+        "the bare command, then n=4: 99 items/s, 0.990 times the bare command"
+    )
+    alone = describe_favourite(behind._replace(ratio=None), RATES, RATE)
+    assert alone == "n=4: 99 items/s"
+
+
+def test_how_much_is_left() -> None:
+    assert describe_left(PROGRESS, Budget(launches=40)) == "12 launches, up to 28 left (56 s)"
+    assert describe_left(PROGRESS, Budget(time_s=60.0)) == "12 launches, up to 36 s left"
+    untimed = PROGRESS._replace(left=float("inf"))
+    assert describe_left(untimed, Budget(launches=40)) == "12 launches"
+
+
+def test_the_aim_and_what_breaks_it() -> None:
+    small, quick = parse_requirement("rss<=1GiB"), parse_requirement("p99(ms)<=5ms")
+    objective = RATE._replace(requirements=(small, quick))
+    assert aim(objective) == "items/s, maximize, with rss<=1GiB, with p99(ms)<=5ms"
+    assert aim(OBJECTIVE) == "wall time, minimize"
+    why = "--require 'p99(ms)<=5ms': p99 takes 100 values"
+    seen = launch(
+        FOUR, 1.0, requirements=((small.text, 2.0**31), (quick.text, None)), notes=("slow", why)
+    )
+    assert unmet(seen, objective) == f"rss<=1GiB; {why}"
+
+
+def test_the_bare_command_needs_no_origin() -> None:
+    step = Step(Stage.CONTROL, BARE, "hash", "1", origin="a control")
+    assert describe_step(step, RATES) == "the bare command"
+    assert describe_step(step._replace(configuration=FOUR), RATES) == "n=4 (a control)"

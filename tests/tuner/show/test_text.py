@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is printed at the end of a search, for each way in which it may end."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from tests.captures import read_capture
+from tests.tuner.show.made_up import FOUR, RATE, SPACE, TWO, launch, recorded
+
+from xlaunch.planning import Request
+from xtune.evidence.fronts import SecondGoal
+from xtune.evidence.ratios import RatioInterval
+from xtune.evidence.verdicts import Kind, MoreBudget, Verdict, undecided
+from xtune.launches.launch import Launch, Outcome
+from xtune.launches.objectives import Goal, Objective
+from xtune.launches.requirements import parse_requirement
+from xtune.search.events import Favourite, Resolution
+from xtune.search.study import Subject
+from xtune.show.results import Result
+from xtune.show.text import result_lines, resume_command
+from xtune.space.identities import MachineIdentity, ProgramIdentity
+from xtune.space.parameters import BARE, Configuration
+from xtune.space.resolution import Resolver
+
+PROGRAM = ("echo", "{n}")
+PATH = {"PATH": "/usr/bin:/bin"}
+RESOLVER = Resolver(SPACE, Request(program=PROGRAM), PATH, read_capture("1-cpu"))
+
+LAUNCHES = (launch(BARE, 100.0), launch(FOUR, 400.0), launch(BARE, 102.0), launch(FOUR, 404.0))
+
+
+def interval(estimate: float, low: float, high: float) -> RatioInterval:
+    return RatioInterval(estimate, low, high, plain=estimate, error=0.01, level=0.025, pairs=6)
+
+
+GAIN = Verdict(Kind.GAIN, FOUR, FOUR, interval(3.98, 3.9, 4.06), "it is ahead")
+NO_GAIN = Verdict(Kind.NO_GAIN, BARE, FOUR, interval(0.99, 0.98, 1.0), "n=4 gains nothing")
+OPEN = Verdict(Kind.INCONCLUSIVE, BARE, FOUR, interval(1.03, 0.98, 1.08), "6 pairs are too few")
+EARLY = undecided(BARE, "interrupted before the final")
+MEDIAN = "  n=4: median 402 items/s (2 launches)"
+DETAILS = "  4 launches, 8.0 s in all; details: xtune report rates"
+
+
+def concluded(
+    verdict: Verdict,
+    launches: tuple[Launch, ...] = LAUNCHES,
+    objective: Objective = RATE,
+    **more: object,
+) -> Result:
+    program = ProgramIdentity("c0ffee", "/bin/echo", "abc", PROGRAM)
+    subject = Subject(MachineIdentity((("cores", "1"),)), program, SPACE, objective)
+    found = Result("rates", subject, RESOLVER, verdict, None, recorded(launches))
+    return found._replace(**more)  # type: ignore[arg-type]
+
+
+def test_a_gain() -> None:
+    assert list(result_lines(concluded(GAIN))) == [
+        "gain: 3.98 times as good as the bare command",
+        "  95 % confidence interval: 3.90 to 4.06 (6 pairs)",
+        "  best: n=4",
+        "  median: 402 items/s (2 launches); bare command: 101 items/s (2 launches)",
+        MEDIAN,
+        "  run it: xlaunch echo 4",
+        DETAILS,
+    ]
+
+
+def test_a_preset_and_a_storage_are_part_of_the_commands() -> None:
+    found = concluded(GAIN, preset="best.toml", storage="my studies.db")
+    assert list(result_lines(found))[-3:] == [
+        "  run it: xlaunch --preset best.toml echo 4",
+        "  preset: best.toml",
+        "  4 launches, 8.0 s in all; details: xtune report --storage 'my studies.db' rates",
+    ]
+    assert resume_command(found) == "xtune resume --storage 'my studies.db' rates"
+
+
+def test_no_gain() -> None:
+    # What is behind is neither promising nor to be gone on with.
+    assert list(result_lines(concluded(NO_GAIN))) == [
+        "no gain: keep the bare command",
+        "  n=4 gains nothing",
+        MEDIAN,
+        "  run it: echo 1",
+        DETAILS,
+    ]
+
+
+def test_inconclusive() -> None:
+    noise = Resolution(spread=0.031, degrees=9, gain=0.0642, low=0.0471, high=0.1042)
+    assert list(result_lines(concluded(OPEN, resolution=noise))) == [
+        "inconclusive: neither a gain nor its absence is established",
+        "  6 pairs are too few",
+        "  most promising, but not proven: n=4; to try it: xlaunch echo 4",
+        "  this budget detects gains above 4.7 to 10 % (noise: 3.1 % from launch to launch)",
+        "  to continue: xtune resume rates",
+        MEDIAN,
+        "  run it: echo 1",
+        DETAILS,
+    ]
+
+
+def test_inconclusive_with_the_budget_that_should_settle_it() -> None:
+    verdict = OPEN._replace(more=MoreBudget(blocks=6, launches=12, seconds=130.0))
+    assert (
+        "  about 12 launches more (2 min 10 s) in its final should settle it (90 % power):"
+        " xtune resume --budget '12 launches' rates"
+    ) in result_lines(concluded(verdict))
+
+
+def test_advice_of_many_launches_says_what_would_need_fewer() -> None:
+    verdict = OPEN._replace(more=MoreBudget(blocks=447, launches=894, seconds=3600.0))
+    assert (
+        "  a difference this small takes about 894 launches more: raise --min-effect or make each"
+        " launch longer; to continue all the same: xtune resume rates"
+    ) in result_lines(concluded(verdict))
+
+
+@pytest.mark.parametrize(
+    ("value", "ratio", "said"),
+    [
+        (
+            *(400.0, 4.0),
+            "most promising, but not proven: n=4: 400 items/s, 4.00 times the bare command;"
+            " to try it: xlaunch echo 4",
+        ),
+        (*(400.0, None), "the best so far is n=4: 400 items/s; the noise is not known yet"),
+        (
+            *(103.0, 1.03),
+            "nothing is ahead of the bare command by more than the noise; the best is n=4:"
+            " 103 items/s, 1.030 times the bare command",
+        ),
+        (
+            *(99.0, 0.99),
+            "nothing is ahead of the bare command so far; the best is n=4: 99 items/s, 0.990 times"
+            " the bare command",
+        ),
+    ],
+)
+def test_without_a_final_the_favourite_is_named(
+    value: float, ratio: float | None, said: str
+) -> None:
+    favourite = Favourite(FOUR, value, ratio)
+    noise = Resolution(spread=0.031, degrees=9, gain=0.0642, low=0.0471, high=0.1042)
+    lines = list(result_lines(concluded(EARLY, favourite=favourite, resolution=noise)))
+    assert lines[1:3] == ["  interrupted before the final", f"  {said}"]
+    assert (
+        len([line for line in result_lines(concluded(EARLY)) if "n=4" in line]) == 1
+    )  # its median
+
+
+def test_a_leader_within_the_noise_is_not_promising() -> None:
+    near = OPEN._replace(interval=interval(1.03, 0.98, 1.08)._replace(error=0.02))
+    lines = list(result_lines(concluded(near)))
+    assert "  nothing is ahead of the bare command by more than the noise; the best is n=4" in lines
+    unknown = concluded(EARLY, favourite=Favourite(FOUR, 400.0, 4.0))
+    best = "the best so far is n=4: 400 items/s, 4.00 times the bare command"
+    assert f"  {best}; the noise is not known yet" in result_lines(unknown)
+
+
+def test_one_pair_has_no_interval() -> None:
+    kept = interval(1.2, 0.0, math.inf)._replace(error=math.inf, pairs=1)
+    assert list(result_lines(concluded(GAIN._replace(interval=kept))))[:2] == [
+        "gain: 1.20 times as good as the bare command",
+        "  1 pair: too few for a confidence interval",
+    ]
+
+
+def test_bounds_keep_the_digits_that_tell_them_from_1() -> None:
+    narrow = interval(1.0436, 1.0004, 1.0886)
+    assert list(result_lines(concluded(GAIN._replace(interval=narrow))))[:2] == [
+        "gain: 1.0436 times as good as the bare command",
+        "  95 % confidence interval: 1.0004 to 1.0886 (6 pairs)",
+    ]
+
+
+def test_failed_launches_are_counted_by_how_they_failed() -> None:
+    launches = (
+        launch(BARE, 100.0),
+        launch(TWO, None),
+        launch(FOUR, None, outcome=Outcome.OUT_OF_MEMORY),
+        launch(TWO, None),
+        launch(TWO, None, outcome=Outcome.CUT),
+    )
+    lost = "the storage cannot be reached"
+    found = concluded(EARLY, launches, trouble=lost, earlier="an earlier search found a gain")
+    assert list(result_lines(found)) == [
+        "inconclusive: neither a gain nor its absence is established",
+        "  interrupted before the final",
+        "  to continue: xtune resume rates",
+        "  an earlier search found a gain",
+        "  failed launches: 2 crashed, 1 out of memory (xtune export has their standard error)",
+        f"  {lost}",
+        "  run it: echo 1",
+        "  5 launches, 10 s in all; details: xtune report rates",
+    ]
+
+
+def test_broken_requirements_are_counted_and_marked() -> None:
+    bound = parse_requirement("rss<=1MiB")
+    launches = tuple(
+        one._replace(requirements=((bound.text, float(size)),))
+        for one, size in zip(LAUNCHES, (1, 1 << 21, 1, 1 << 22), strict=True)
+    )
+    objective = RATE._replace(requirements=(bound,))
+    lines = list(result_lines(concluded(NO_GAIN, launches, objective)))
+    assert f"{MEDIAN}; broke rss<=1MiB in 2 of 2 launches" in lines
+    assert "  2 of 4 launches broke requirements; the last: rss<=1MiB" in lines
+
+
+def test_warnings_come_with_the_result() -> None:
+    busy = "CPU 0 is busy with other work (80%): make (PID 42)"
+    launches = (*LAUNCHES[:3], LAUNCHES[3]._replace(shared_cpus=(busy,)))
+    told = f"1 launch of 4 (4) shared their CPUs with other work; the last: {busy}"
+    assert list(result_lines(concluded(NO_GAIN, launches)))[-3] == f"  warning: {told}"
+
+
+SECOND = SecondGoal("latency", Goal.MINIMIZE)
+
+
+@pytest.mark.parametrize(
+    ("latencies", "why"),
+    [
+        ({BARE: (), TWO: ()}, "no launch has both values"),
+        ({BARE: (20.0,), TWO: (30.0,)}, "no launch with both values meets the requirements"),
+        (
+            {BARE: (20.0,), TWO: (9.0, 8.0)},
+            "only one configuration has both values and meets the requirements",
+        ),
+        (
+            {BARE: (9.0,), TWO: (8.0,)},
+            "no configuration was launched twice, so the noise is unknown",
+        ),
+    ],
+)
+def test_without_a_front_the_reason_is_given(
+    latencies: dict[Configuration, tuple[float, ...]], why: str
+) -> None:
+    bound = parse_requirement("latency<=10")
+    launches = tuple(
+        launch(one, 100.0, metrics=(("latency", value),), requirements=((bound.text, value),))
+        for one, values in latencies.items()
+        for value in values
+    )
+    objective = RATE._replace(requirements=(bound,))
+    found = concluded(EARLY, launches, objective, second=SECOND)
+    assert f"  front of items/s and latency: none, because {why}" in result_lines(found)
+
+
+def test_as_json() -> None:
+    noise = Resolution(spread=0.031, degrees=9, gain=0.0642, low=0.0471, high=0.1042)
+    assert concluded(GAIN, resolution=noise).to_plain() == {
+        "verdict": "gain",
+        "gain": 3.98,
+        "interval": [3.9, 4.06],
+        "best": {"n": 4},
+        "baseline": {
+            "command": "echo 1",
+            "settings": {"n": 1},
+            "metric": "items/s",
+            "value": 101.0,
+            "launches": 2,
+        },
+        "launches": 4,
+        "noise": 0.031,
+        "smallest_gain": 0.0642,
+        "command": "xlaunch echo 4",
+    }
+    few = OPEN._replace(interval=interval(1.03, 0.0, math.inf))  # JSON has no infinity
+    assert concluded(few).to_plain()["interval"] == [0.0, None]
+    nothing = concluded(EARLY, launches=()).to_plain()
+    assert (nothing["interval"], nothing["baseline"]["value"], nothing["launches"]) == (
+        *(None, None),
+        0,
+    )

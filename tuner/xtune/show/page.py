@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The result of a search as one HTML file, with its style, data and scripts inside.
+
+Its Content Security Policy (level 3) allows the page's two scripts by their hashes and no fetching,
+so markup that got past the escaping could still do nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import shlex
+from collections.abc import Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from xlaunch import text as words
+from xlaunch.cli.machine_drawing import draw_machine
+from xlaunch.environment.variables import Setting
+from xlaunch.errors import UsageError, XLaunchError
+from xlaunch.machine.cpu_list import format_cpu_list
+from xlaunch.planning.plans import Plan
+from xlaunch.planning.rendering import numactl_line, render_plan
+from xtune.evidence.fronts import front_of
+from xtune.evidence.pareto import Place
+from xtune.evidence.verdicts import Kind, Standing
+from xtune.launches.launch import Outcome
+from xtune.show import quantities
+from xtune.show.charts import MAX_CONFIGURATIONS, MAX_DIMENSIONS, charts_of, printable
+from xtune.show.results import HEADLINES, Result, finite
+from xtune.show.text import advice, describe_interval, result_lines, resume_command
+from xtune.show.warnings import warnings_of
+from xtune.show.words import aim, settings_of
+from xtune.space.installed import PROGRAM, SYSTEM, TUNER, Installed, installed
+from xtune.space.parameters import BARE, Where
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+WHERE = {
+    Where.OPTION: "option of xlaunch",
+    Where.VARIABLE: "environment variable",
+    Where.PROGRAM: "parameter of the program",
+}
+
+GROUPS = {TUNER: "Tuner", PROGRAM: "Program", SYSTEM: "System"}
+
+FILTERS = (
+    quantities.counted,
+    quantities.duration,
+    quantities.launches,
+    words.number,
+    quantities.percent,
+    quantities.size,
+    quantities.spans,
+)
+
+
+class Placement(NamedTuple):
+    """How the winner is started, and where it runs."""
+
+    plan: Plan
+    settings: Sequence[Setting]
+    """Of the first instance; those of the others differ in index, CPUs and file names."""
+    drawing: str
+    words: str
+
+
+def require_libraries() -> str:
+    """Plotly's script. Raises `UsageError` if plotly or Jinja2 cannot be imported."""
+    try:
+        import_module("jinja2")
+        plotly = import_module("plotly.offline")  # has no types
+    except ImportError as error:
+        raise UsageError(
+            f"the page needs plotly and Jinja2 ({error}): pip install plotly Jinja2"
+        ) from None
+    # A hash is of the text as the browser reads it, with one kind of line end.
+    text = str(plotly.get_plotlyjs()).replace("\r\n", "\n").replace("\r", "\n")
+    return text.replace("</script", "<\\/script").replace("<!--", "<\\!--")
+
+
+def render_page(result: Result, plotly: str) -> str:
+    """The whole file.
+
+    plotly
+        Plotly's script, from `require_libraries`.
+    """
+    from markupsafe import Markup
+
+    environment = page_environment()
+    importance, second, lead = result.importance, result.second, result.lead
+    charts = charts_of(result, importance)
+    script = _source(environment, "page.js")
+    policy = (
+        "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:;"
+        f" script-src '{_digest(plotly)}' '{_digest(script)}'; base-uri 'none'; form-action 'none'"
+    )
+    is_promising = lead is not None and lead.is_promising and lead.value is None
+    headline = HEADLINES[result.verdict.kind]
+    points = front_of(result.launches, result.objective, second) if second else ()
+    page = environment.get_template("page.html").render(
+        BARE=BARE,
+        MAX_CONFIGURATIONS=MAX_CONFIGURATIONS,
+        MAX_DIMENSIONS=MAX_DIMENSIONS,
+        WHERE=WHERE,
+        ablations=result.ablations,
+        advice=advice(result),
+        aim=aim(result.objective),
+        broke=lambda one: f"broke {told}" if (told := result.broke(one)) else "",
+        charts=charts,
+        charts_json=[chart.to_plain(name) for name, chart in charts.items() if chart is not None],
+        contestants=result.contestants,
+        cpu_list=format_cpu_list,
+        cut=sum(launch.outcome is Outcome.CUT for launch in result.launches),
+        drawing=str(draw_machine(result.resolver.machine)),
+        failures=result.failures,
+        front=[point for point in points if point.place is Place.FRONT],
+        headline=headline[0].upper() + headline[1:],
+        importance=importance,
+        interval_of=lambda interval: describe_interval(interval, "\N{MULTIPLICATION SIGN}"),
+        json_value=lambda value: "null" if finite(value) is None else repr(value),
+        names={one.configuration: one.name for one in result.contestants},
+        numactl_line=numactl_line,
+        other=None if second is None else quantities.quantity_of(second.metric, second.goal),
+        period=_period(result),
+        plain=result.to_plain(),
+        preset=None if result.preset is None else os.path.basename(result.preset),
+        pieces=lambda configuration: settings_of(configuration, result.space),
+        placement=_placement(result),
+        plotly=Markup(plotly),  # noqa: S704
+        points=points,
+        policy=policy,
+        promising=shlex.join(result.resolver.command(result.shown)) if is_promising else "",
+        quantity=quantities.objective_quantity(result.objective),
+        ratios=quantities.ratios,
+        result=result,
+        resume_command=resume_command(result),
+        script=Markup(script),  # noqa: S704
+        sentence=_sentence,
+        standing_word=lambda row: _standing_word(result, row),
+        style=Markup(_source(environment, "page.css")),  # noqa: S704
+        verdict=result.verdict,
+        versions=_versions(result),
+        warnings=warnings_of(result),
+        words="\n".join(result_lines(result)),
+    )
+    return f"{page.strip()}\n"
+
+
+def page_environment() -> Environment:
+    """Jinja's environment: it escapes all values, and shows control characters as escapes."""
+    import jinja2
+    from markupsafe import Markup
+
+    def finalize(value: Any) -> Any:
+        is_plain = isinstance(value, str) and not isinstance(value, Markup)
+        return printable(value) if is_plain else value
+
+    environment = jinja2.Environment(
+        autoescape=True,
+        finalize=finalize,
+        loader=jinja2.PackageLoader("xtune.show"),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
+    environment.filters |= {one.__name__: one for one in FILTERS}
+    environment.filters["all_ratios"] = lambda values: quantities.ratios(*values)
+    return environment
+
+
+def _source(environment: Environment, name: str) -> str:
+    assert environment.loader is not None
+    return environment.loader.get_source(environment, name)[0]
+
+
+def _digest(script: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}"
+
+
+def _sentence(line: str) -> str:
+    line = line[:1].upper() + line[1:]
+    return line if line.endswith((".", "!", "?")) else f"{line}."
+
+
+def _period(result: Result) -> str:
+    ended_s = max(launch.began_s + launch.secondary.wall_s for launch in result.launches)
+    return quantities.period(result.launches[0].began_s, ended_s)
+
+
+def _standing_word(result: Result, row: Standing) -> str:
+    contender, verdict = row.contender, result.verdict
+    if contender.out:
+        return f"out: {contender.out}"
+    if contender.dropped:
+        return f"dropped: {contender.dropped}"
+    if verdict.kind is Kind.GAIN and contender.configuration == verdict.best:
+        return "wins"
+    if row.is_gain:
+        return "also a gain"
+    return "meets what the bare command breaks" if row.keeps_more else "no gain shown"
+
+
+def _placement(result: Result) -> Placement | str:
+    """How the winner runs, or the reason why it cannot."""
+    shown, resolver = result.shown, result.resolver
+    if shown == BARE:
+        return (
+            "The bare command runs without xlaunch: on any CPU that it may use, with the environment"
+            " that it inherits."
+        )
+    try:
+        plan = resolver.resolve(shown).plan
+        settings = resolver.environment(shown).settings
+    except XLaunchError as error:
+        return f"It cannot run on this machine in its present state: {error}"
+    return Placement(
+        plan,
+        settings[0],
+        str(draw_machine(resolver.machine, plan)),
+        render_plan(plan, resolver.machine, explain=True),
+    )
+
+
+def _versions(result: Result) -> dict[str, dict[str, str]]:
+    """What the latest launches were made with, or what is installed now if that was not kept."""
+    found: Installed = (
+        result.made[-1].provenance.installed
+        if result.made
+        else installed(result.resolver.request(BARE))
+    )
+    return {title: dict(found[group]) for group, title in GROUPS.items() if found.get(group)}

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The result of a search as lines of text, the verdict first."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Iterator
+
+from xlaunch.text import number
+from xtune.evidence.fronts import front_of
+from xtune.evidence.pareto import Place
+from xtune.evidence.ratios import RatioInterval, has_ratio
+from xtune.evidence.verdicts import Kind
+from xtune.launches.launch import Outcome
+from xtune.show.quantities import amount, counted, duration, launches, percent, ratios
+from xtune.show.results import HEADLINES, Result
+from xtune.show.warnings import launch_warnings
+from xtune.show.words import describe_gains, settings, unmet
+from xtune.space.parameters import BARE, Configuration
+
+MIN_EFFECT_SHOWN = 0.005
+"""Smaller effects get no line, however sure they are."""
+
+MAX_CONFIGURATIONS_SHOWN = 8
+"""Size of a space up to which all configurations are listed."""
+
+MAX_FRONT_SHOWN = 12
+
+MAX_MORE = 8
+"""More launches than this many times those made are not advised."""
+
+
+def result_lines(result: Result) -> Iterator[str]:
+    """The text of `xtune` and `xtune report`."""
+    verdict = result.verdict
+    if verdict.kind is not Kind.GAIN or verdict.interval is None:
+        yield HEADLINES[verdict.kind]
+    else:
+        yield from _claim(verdict.interval)
+    if verdict.kind is Kind.GAIN:
+        yield f"  best: {settings(verdict.best, result.space)}"
+        if result.values(BARE) and result.values(verdict.best):
+            best, bare = _medians(result, verdict.best), _medians(result, BARE)
+            yield f"  median: {best}; bare command: {bare}"
+    else:
+        yield f"  {verdict.reason}"
+    if verdict.kind is Kind.INCONCLUSIVE:
+        yield from _lead(result)
+        if result.resolution is not None:
+            yield f"  this budget detects gains {describe_gains(result.resolution)}"
+        yield f"  {advice(result)}: {resume_command(result)}"
+    if result.earlier:
+        yield f"  {result.earlier}"
+    yield from _mattered(result)
+    yield from _failures(result)
+    yield from _front(result)
+    for warned in launch_warnings(result.records):
+        yield f"  warning: {warned.text}"
+    if result.trouble:
+        yield f"  {result.trouble}"
+    yield f"  run it: {result.command}"
+    if result.preset is not None:
+        yield f"  preset: {result.preset}"
+    yield (
+        f"  {launches(len(result.launches))}, {duration(result.wall_s)} in all; details: xtune report"
+        f"{_storage_option(result)} {shlex.quote(result.study)}"
+    )
+
+
+def describe_interval(interval: RatioInterval, unit: str = "") -> str:
+    """The interval of a ratio; a dash for too few pairs. **Ex.:** ``1.012 to 1.088``."""
+    if not interval.low > 0.0:
+        return "\N{EN DASH}"
+    low, high = ratios(interval.low, interval.high)
+    return f"{low}{unit} to {high}{unit}"
+
+
+def advice(result: Result) -> str:
+    """What the resume command is for."""
+    more = result.verdict.more
+    if more is None:
+        return "to continue"
+    if not _is_affordable(result):
+        return (
+            f"a difference this small takes about {launches(more.launches)} more: raise --min-effect"
+            " or make each launch longer; to continue all the same"
+        )
+    return (
+        f"about {launches(more.launches)} more ({duration(more.seconds)}) in its final should"
+        " settle it (90 % power)"
+    )
+
+
+def resume_command(result: Result) -> str:
+    """The command that continues the search; with the budget that should settle it, if advised."""
+    more = result.verdict.more if _is_affordable(result) else None
+    budget = "" if more is None else f" --budget '{more.launches} launches'"
+    return f"xtune resume{_storage_option(result)}{budget} {shlex.quote(result.study)}"
+
+
+def _is_affordable(result: Result) -> bool:
+    more = result.verdict.more
+    return more is not None and more.launches <= MAX_MORE * len(result.launches)
+
+
+def _storage_option(result: Result) -> str:
+    """--storage, if it was given."""
+    return "" if result.storage is None else f" --storage {shlex.quote(result.storage)}"
+
+
+def _claim(interval: RatioInterval) -> Iterator[str]:
+    times = ratios(interval.estimate, interval.low, interval.high)[0]
+    yield f"{HEADLINES[Kind.GAIN]}: {times} times as good as the bare command"
+    pairs = counted(interval.pairs, "pair")
+    if interval.low > 0.0:
+        yield f"  95 % confidence interval: {describe_interval(interval)} ({pairs})"
+    else:
+        yield f"  {pairs}: too few for a confidence interval"
+
+
+def _medians(result: Result, configuration: Configuration) -> str:
+    values = result.values(configuration)
+    median = result.median(configuration)
+    assert median is not None
+    return f"{amount(median, result.objective)} ({launches(len(values))})"
+
+
+def _lead(result: Result) -> Iterator[str]:
+    """The best configuration of a search that proved nothing."""
+    lead = result.lead
+    if lead is None:
+        return
+    shown = settings(lead.configuration, result.space)
+    if lead.value is not None:
+        shown += f": {amount(lead.value, result.objective)}"
+        shown += f", {ratios(lead.ratio)[0]} times the bare command" if lead.ratio else ""
+    if lead.is_promising:
+        command = shlex.join(result.resolver.command(lead.configuration))
+        yield f"  most promising, but not proven: {shown}; to try it: {command}"
+    elif lead.ratio is not None and lead.ratio <= 1.0:
+        yield f"  nothing is ahead of the bare command so far; the best is {shown}"
+    elif lead.is_promising is None:
+        yield f"  the best so far is {shown}; the noise is not known yet"
+    else:
+        yield f"  nothing is ahead of the bare command by more than the noise; the best is {shown}"
+
+
+def _mattered(result: Result) -> Iterator[str]:
+    """The settings that mattered; for a small space the median of each configuration."""
+    importance, lines = result.importance, list[str]()
+    for left_out in result.ablations:
+        ratio, low, high = ratios(left_out.ratio, left_out.low, left_out.high)
+        change = f"{left_out.name}={left_out.value}"
+        lines.append(f"  without its {change}: {ratio} times as good, {low} to {high}")
+    for row in importance.settings:
+        if row.matters and any(abs(one.ratio - 1.0) >= MIN_EFFECT_SHOWN for one in row.effects):
+            best = row.effects[0]
+            ratio, low, high = ratios(best.ratio, best.low, best.high)
+            lines.append(
+                f"  mattered: {row.name} ({percent(row.share)} of the differences,"
+                f" {percent(row.share_low)} to {percent(row.share_high)}): {best.value} is {ratio}"
+                f" times its default, {low} to {high}"
+            )
+    yield from lines
+    if result.space.size > MAX_CONFIGURATIONS_SHOWN:
+        if not lines:
+            yield f"  what mattered: {importance.note or 'no single setting for certain'}"
+        return
+    listed = [one for one in result.space if result.values(one)]
+    if not lines or any(map(result.broke, listed)):
+        for one in listed:
+            broke = result.broke(one)
+            mark = f"; broke {broke}" if broke else ""
+            yield f"  {settings(one, result.space)}: median {_medians(result, one)}{mark}"
+
+
+def _failures(result: Result) -> Iterator[str]:
+    failed: Counter[str] = Counter()
+    for one in result.failures:
+        failed[one.outcome.value] += len(one.numbers)
+    if failed:
+        counts = ", ".join(f"{count} {outcome}" for outcome, count in failed.items())
+        yield f"  failed launches: {counts} (xtune export has their standard error)"
+    measured = [one for one in result.launches if one.outcome is Outcome.MEASURED]
+    broke = [one for one in measured if not result.objective.is_feasible(one)]
+    if broke:
+        yield (
+            f"  {len(broke):,} of {launches(len(measured))} broke requirements; the last:"
+            f" {unmet(broke[-1], result.objective)}"
+        )
+
+
+def _front(result: Result) -> Iterator[str]:
+    """The Pareto front of two goals, best by the objective first; the bare command is a candidate.
+
+    Configurations that are behind, but not surely, are left out.
+    """
+    second = result.second
+    if second is None:
+        return
+    points = front_of(result.launches, result.objective, second)
+    title = f"front of {result.objective.metric} and {second.metric}"
+    if not points:
+        yield f"  {title}: none, because {_no_front(result)}"
+        return
+    front = [point for point in points if point.place is Place.FRONT]
+    yield f"  {title} ({len(front)} of {len(points)}):"
+    for point in front[:MAX_FRONT_SHOWN]:
+        both = ", ".join(
+            f"{number(one.value)} ({number(one.low)} to {number(one.high)})"
+            for one in (point.first, point.other)
+        )
+        yield f"    {settings(point.configuration, result.space)}: {both}"
+    if len(front) > MAX_FRONT_SHOWN:
+        yield f"    and {len(front) - MAX_FRONT_SHOWN} more"
+
+
+def _no_front(result: Result) -> str:
+    assert result.second is not None
+    second = result.second
+    both = [one for one in result.launches if has_ratio(one.value) and has_ratio(second.of(one))]
+    kept = {one.configuration for one in both if result.objective.is_feasible(one)}
+    if not both:
+        return "no launch has both values"
+    if not kept:
+        return "no launch with both values meets the requirements"
+    if len(kept) == 1:
+        meets = " and meets the requirements" if result.objective.requirements else ""
+        return f"only one configuration has both values{meets}"
+    return "no configuration was launched twice, so the noise is unknown"

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Warnings about the launches and the verdict of a study: shared CPUs, drift, noise, contradictions."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from xlaunch.text import number
+from xtune.evidence.drift import Control, drift_of
+from xtune.evidence.noise import Trouble, noise_cautions, pooled_spread
+from xtune.evidence.ratios import has_ratio
+from xtune.evidence.verdicts import Kind, Standing
+from xtune.launches.launch import Launch, Outcome, Steadiness
+from xtune.search.events import Ended
+from xtune.search.provenance import outdated
+from xtune.search.records import Record, Stage
+from xtune.show.quantities import launches, percent, ratios, spans
+from xtune.show.results import Result
+from xtune.space.parameters import BARE
+
+MIN_HOST_DIFFERENCE = 0.10
+"""Relative difference of the bare command between hosts from which on there is a warning."""
+
+MIN_SHARED = 0.10
+"""Share of launches with busy CPUs from which on there is a warning; the median outweighs fewer."""
+
+MAX_P_VALUE = 0.05
+"""A gain with a larger p-value in the exact test is a disagreement between two tests."""
+
+ENDINGS = {
+    Ended.INTERRUPTED.value: "the last search was interrupted; this is the verdict so far",
+    Ended.STORAGE.value: "the last search ended early: its storage could not be written",
+}
+
+_MINOR = (Trouble.TOO_FEW, Trouble.MORE_THAN_NEEDED)
+
+
+class Warned(NamedTuple):
+    """A warning for the reader of a verdict."""
+
+    about: str
+    """**Ex.:** ``drift``, ``disagreement``."""
+    text: str
+
+
+def launch_warnings(records: Sequence[Record]) -> Iterator[Warned]:
+    """Warnings that follow from the launches alone."""
+    seen = [shared_with(record.launch) for record in records if record.launch is not None]
+    numbers = [number for number, note in enumerate(seen, start=1) if note]
+    if numbers and len(numbers) >= MIN_SHARED * len(seen):
+        yield Warned(
+            "others",
+            f"{launches(len(numbers))} of {len(seen):,} ({spans(numbers)}) shared their CPUs with"
+            f" other work; the last: {seen[numbers[-1] - 1]}",
+        )
+    hosts: dict[str, list[Control]] = {}
+    for record in records:
+        launch = record.launch
+        if launch is not None and launch.configuration == BARE and has_ratio(launch.value):
+            assert launch.value is not None
+            control = Control(launch.began_s, launch.value)
+            hosts.setdefault(record.host, []).append(control)
+    for host, controls in enumerate(hosts.values(), start=1):
+        caution = drift_of(controls).caution
+        if caution is not None:
+            where = f"host {host}: " if len(hosts) > 1 else ""
+            yield Warned("drift", where + caution.text)
+    medians = [statistics.median(one.value for one in controls) for controls in hosts.values()]
+    if len(medians) > 1 and max(medians) > (1.0 + MIN_HOST_DIFFERENCE) * min(medians):
+        yield Warned(
+            "hosts",
+            f"the bare command differs by {percent(max(medians) / min(medians) - 1.0)} between the"
+            f" {len(medians)} hosts of this study; values are compared within a host",
+        )
+
+
+def shared_with(launch: Launch) -> str | None:
+    """The note on what else used a launch's CPUs; None if nothing did."""
+    return next(iter(launch.shared_cpus), None)
+
+
+def warnings_of(result: Result) -> tuple[Warned, ...]:
+    """All warnings of the page, the most important first."""
+    return (
+        *_provenance(result),
+        *launch_warnings(result.records),
+        *_disagreement(result),
+        *_noise(result),
+        *_ending(result),
+    )
+
+
+def _provenance(result: Result) -> Iterator[Warned]:
+    if not result.made:
+        return
+    numbers, changes = outdated(result.made, result.made[-1].provenance)
+    if numbers:
+        yield Warned(
+            "provenance",
+            f"{len(numbers):,} of the launches ({spans(numbers)}) ran with {', '.join(changes)};"
+            " they are compared with the others all the same",
+        )
+
+
+def _disagreement(result: Result) -> Iterator[Warned]:
+    verdict = result.verdict
+    mine = (row for row in verdict.standings if row.contender.configuration == verdict.leader)
+    leader = next(mine, None)
+    if leader is None or leader.interval is None:
+        return
+    yield from _search_and_final(result, leader)
+    # With n pairs that all agree, the exact test's p-value is 1 / 2**n: that is no disagreement.
+    attainable = 1.01 * 0.5**leader.interval.pairs
+    if verdict.kind is Kind.GAIN and leader.chance > max(MAX_P_VALUE, attainable):
+        yield Warned(
+            "disagreement",
+            f"the exact sign-flip test is less sure of the gain (p = {number(leader.chance, 2)}) than"
+            " the interval, which assumes more; more pairs would make them agree",
+        )
+    if leader.outlying:
+        plain, robust = ratios(leader.interval.plain, leader.interval.estimate)
+        yield Warned(
+            "outliers",
+            f"outliers in the final: block {spans([block + 1 for block in leader.outlying])}; the"
+            f" plain mean is {plain}, the robust estimate {robust}",
+        )
+
+
+def _search_and_final(result: Result, leader: Standing) -> Iterator[Warned]:
+    """Warn if the launches before the final contradict the final."""
+    interval = leader.interval
+    assert interval is not None
+    mine, bare = (
+        [
+            record.launch.value
+            for record in result.records
+            if record.step.stage is not Stage.FINAL
+            and record.step.configuration == wanted
+            and record.launch is not None
+            and has_ratio(record.launch.value)
+            and record.launch.value is not None
+        ]
+        for wanted in (leader.contender.configuration, BARE)
+    )
+    if not mine or not bare:
+        return
+    seen = (statistics.median(mine) / statistics.median(bare)) ** result.objective.sign
+    configurations = dict.fromkeys(launch.configuration for launch in result.launches)
+    spread = pooled_spread([list(filter(has_ratio, result.values(one))) for one in configurations])
+    noise = 0.0 if spread is None else spread.spread * math.sqrt(1 / len(mine) + 1 / len(bare))
+    slack = math.exp(2.0 * noise)
+    if interval.low / slack <= seen <= interval.high * slack:
+        return
+    how, lucky = "worse", ""
+    if seen > interval.high:
+        how, lucky = "better", "; the best of many launches is usually a lucky one"
+    ratio, low, high = ratios(seen, interval.low, interval.high)
+    yield Warned(
+        "disagreement",
+        f"the leader looked {how} before the final ({ratio}, {launches(len(mine))}) than in it"
+        f" ({low} to {high}); only the final counts{lucky}",
+    )
+
+
+def _noise(result: Result) -> Iterator[Warned]:
+    values = [value for value in result.values(BARE) if has_ratio(value)]
+    for caution in noise_cautions(values) if len(values) > 1 else ():
+        if caution.trouble not in _MINOR:
+            yield Warned("noise", f"the bare command: {caution.text}")
+    names = {result.shown: "the best finalist", BARE: "the bare command"}
+    for configuration, name in reversed(names.items()):
+        mine = [one for one in result.launches if one.configuration == configuration]
+        measured = [one for one in mine if one.outcome is Outcome.MEASURED]
+        for steadiness in (Steadiness.NOT_STEADY, Steadiness.SLOW_DOWN):
+            count = sum(one.steadiness is steadiness for one in measured)
+            if 2 * count > len(measured):
+                yield Warned(
+                    "steadiness",
+                    f"{name}: {steadiness.value} in {count} of {launches(len(measured))}; the mean of"
+                    " such a launch depends on how long it runs",
+                )
+
+
+def _ending(result: Result) -> Iterator[Warned]:
+    if result.ended in ENDINGS:
+        yield Warned("ending", ENDINGS[result.ended])
+    if result.final_plan is None:
+        yield Warned(
+            "no final",
+            "there was no final, so nothing is claimed; the values below come from the search",
+        )
