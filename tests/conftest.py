@@ -19,6 +19,12 @@ hypothesis.settings.register_profile("xlaunch", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("xlaunch")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_records(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Launches of one test process do not see those of another one, whose cores they would avoid."""
+    os.environ["XLAUNCH_RECORDS_DIR"] = str(tmp_path_factory.mktemp("records"))
+
+
 @pytest.fixture(scope="session")
 def needs() -> Callable[[object, str], None]:
     """`needs(found, what)`: skip where `found` is nothing.

@@ -34,7 +34,7 @@ from benchmarks.harness.measurement import (
 )
 from xlaunch.machine import read_machine
 from xlaunch.machine.synthetic import parse_levels, write_tree
-from xlaunch.planning import Request, plan
+from xlaunch.planning import LayoutRequest, plan
 
 SHAPE = "package:2 node:4 l3:8 core:8 pu:2"
 CPUS = 1024
@@ -75,8 +75,7 @@ def main() -> None:
 
         cases = [Case(READ, lambda: timed(partial(read_machine, directory)))]
         for instances in INSTANCE_COUNTS:
-            request = Request(program=("true",), instances=instances)
-            made = partial(plan, request, machine)
+            made = partial(plan, LayoutRequest(instances=instances), machine)
             cases.append(Case(plan_name(instances), partial(timed, made)))
         files = [str(path) for path in Path(directory).glob(CPU_FILES) if path.is_file()]
         cases.append(Case(EVERY_FILE, partial(timed, partial(read_each, files))))

@@ -53,12 +53,13 @@ Tensor dense(const Tensor& tensor) {
   return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
 }
 
-// A new matrix, by a direct call: through the dispatcher it takes several times as long.
-Tensor new_matrix(int64_t rows, int64_t columns, int32_t dtype) {
-  const int64_t sizes[] = {rows, columns}, strides[] = {columns, 1};
+// A new dense tensor, by a direct call: through the dispatcher it takes several times as long.
+Tensor new_tensor(std::initializer_list<int64_t> sizes, int32_t dtype) {
+  const int64_t strides[] = {std::end(sizes)[-1], 1};
   AtenTensorHandle handle = nullptr;
-  TORCH_ERROR_CODE_CHECK(
-      aoti_torch_empty_strided(2, sizes, strides, dtype, aoti_torch_device_type_cpu(), 0, &handle));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.begin(),
+                                                  std::end(strides) - sizes.size(), dtype,
+                                                  aoti_torch_device_type_cpu(), 0, &handle));
   return Tensor(handle);
 }
 
@@ -78,84 +79,121 @@ void require(bool holds, const Parts&... parts) {
   }
 }
 
-void check_result(int32_t result) {
-  require(result != XK_NO_ISA, "no instruction set to run on: see python -m xruntime kernels");
-  require(result != XK_REFUSED, "no memory for a native operator");
-  require(result == 0, "a native operator refuses its arguments (", result, ")");
+void check_result(const char* name, int32_t result) {
+  require(result != XK_NO_ISA, name, ": no instruction set: see python -m xruntime kernels");
+  require(result != XK_REFUSED, name, ": no memory");
+  require(result == 0, name, ": the arguments are refused (", result, ")");
 }
+
+// The arguments of xk_bags_forward, less the results. It keeps the tensors.
+class Bags {
+ public:
+  Bags(const char* name, Tensors weights, Tensors indices, Tensors offsets, Tensors factors,
+       int64_t mode, bool include_last_offset)
+      : tables(weights.size()),
+        name_(name),
+        weights_(std::move(weights)),
+        indices_(std::move(indices)),
+        offsets_(std::move(offsets)),
+        factors_(std::move(factors)) {
+    const size_t count = tables.size();
+    if (count == 0) return;
+    require(indices_.size() == count && (offsets_.empty() || offsets_.size() == count) &&
+                (factors_.empty() || factors_.size() == count),
+            name_, ": give indices, offsets and per-sample weights for each of ", count, " tables");
+    bags_.count = static_cast<int64_t>(count);
+    bags_.tables = tables.data();
+    bags_.value_type = value_type(weights_[0].scalar_type());
+    bags_.index_type = index_type(indices_[0].scalar_type());
+    bags_.mode = static_cast<int32_t>(mode);
+    bags_.include_last_offset = include_last_offset;
+    for (size_t at = 0; at < count; ++at) fill(at);
+  }
+
+  // The dtype of the tables, as torch numbers it.
+  int32_t dtype() const { return dtype_of(weights_[0]); }
+
+  void run() {
+    xk_bag_problem problem{};
+    const int32_t result = xk_bags_forward(&bags_, &problem);
+    require(result > XK_INVALID_INDEX || result < XK_INVALID_LAST_OFFSET, name_, ": table ",
+            problem.table, result == XK_INVALID_INDEX ? ": index " : ": offset ", problem.value,
+            " at position ", problem.position, " is invalid");
+    check_result(name_, result);
+  }
+
+  std::vector<xk_bag_table> tables;
+
+ private:
+  // Sets the arguments of a table. The library checks what they say of it.
+  void fill(size_t at) {
+    Tensor &weight = weights_[at] = dense(weights_[at]),
+           &index = indices_[at] = dense(indices_[at]);
+    const auto index_dtype = indices_[0].scalar_type();
+    bool agree = weight.dim() == 2 && weight.scalar_type() == weights_[0].scalar_type() &&
+                 index.dim() == (offsets_.empty() ? 2 : 1) && index.scalar_type() == index_dtype;
+    xk_bag_table& table = tables[at];
+    if (!offsets_.empty()) {
+      Tensor& offset = offsets_[at] = dense(offsets_[at]);
+      agree = agree && offset.dim() == 1 && offset.scalar_type() == index_dtype;
+      table.offsets = offset.const_data_ptr();
+      table.bags = offset.numel() - bags_.include_last_offset;
+    }
+    if (!factors_.empty()) {
+      Tensor& factor = factors_[at] = dense(factors_[at]);
+      agree = agree && factor.dim() == index.dim() && factor.numel() == index.numel() &&
+              factor.scalar_type() == weight.scalar_type();
+      table.factors = factor.const_data_ptr();
+    }
+    require(agree, name_, ": tensors of table ", at, " have other shapes or dtypes");
+    table.rows = weight.size(0);
+    table.dim = weight.size(1);
+    table.index_count = index.numel();
+    if (offsets_.empty()) table.bags = index.size(0);
+    table.weights = const_cast<void*>(weight.const_data_ptr());  // only read
+    table.indices = index.const_data_ptr();
+    require(table.bags >= 0, name_, ": no offsets of table ", at);
+  }
+
+  const char* name_;
+  xk_bags bags_{};
+  Tensors weights_, indices_, offsets_, factors_;
+};
 
 // What the dispatcher gives: a list of the results, then of the positions of maxima.
 Tensors merged_embedding_bag(Tensors weights, bool /*sparse*/, Tensors indices, Tensors offsets,
                              Tensors factors, int64_t mode, bool include_last_offset) {
-  const size_t count = weights.size();
-  if (count == 0) {
-    return {};
+  Bags bags("merged_embedding_bag", std::move(weights), std::move(indices), std::move(offsets),
+            std::move(factors), mode, include_last_offset);
+  Tensors results, positions;
+  for (xk_bag_table& table : bags.tables) {
+    results.push_back(new_tensor({table.bags, table.dim}, bags.dtype()));
+    table.output = results.back().mutable_data_ptr();
+    if (mode != XK_BAG_MAX) continue;
+    positions.push_back(new_tensor({table.bags, table.dim}, aoti_torch_dtype_int32()));
+    table.max_positions = static_cast<int32_t*>(positions.back().mutable_data_ptr());
   }
-  require(indices.size() == count && (offsets.empty() || offsets.size() == count) &&
-              (factors.empty() || factors.size() == count),
-          "merged_embedding_bag: give indices, offsets and per-sample weights for each of ", count,
-          " tables");
-  require(mode >= XK_BAG_SUM && mode <= XK_BAG_MAX && (factors.empty() || mode == XK_BAG_SUM),
-          "merged_embedding_bag: reduction ", mode, ", or per-sample weights with it");
-  const ScalarType dtype = weights[0].scalar_type(), index_dtype = indices[0].scalar_type();
-  std::vector<xk_bag_table> tables(count);
-  xk_bags bags{};
-  bags.count = static_cast<int64_t>(count);
-  bags.tables = tables.data();
-  bags.value_type = value_type(dtype);
-  bags.index_type = index_type(index_dtype);
-  bags.mode = static_cast<int32_t>(mode);
-  bags.include_last_offset = include_last_offset;
-  Tensors results(mode == XK_BAG_MAX ? 2 * count : count);
-
-  for (size_t at = 0; at < count; ++at) {
-    Tensor& weight = weights[at] = dense(weights[at]);
-    Tensor& index = indices[at] = dense(indices[at]);
-    require(weight.dim() == 2 && weight.size(1) > 0 && weight.scalar_type() == dtype &&
-                bags.value_type >= 0,
-            "merged_embedding_bag: table ", at, " has another shape or dtype");
-    require(index.dim() == (offsets.empty() ? 2 : 1) && index.scalar_type() == index_dtype &&
-                bags.index_type >= 0 && (!offsets.empty() || !include_last_offset),
-            "merged_embedding_bag: indices of table ", at, " have another shape or dtype");
-    xk_bag_table& table = tables[at];
-    table.rows = weight.size(0);
-    table.dim = weight.size(1);
-    table.index_count = index.numel();
-    table.weights = const_cast<void*>(weight.const_data_ptr());  // only read
-    table.indices = index.const_data_ptr();
-    table.bags = index.size(0);
-    if (!offsets.empty()) {
-      Tensor& offset = offsets[at] = dense(offsets[at]);
-      require(offset.dim() == 1 && offset.scalar_type() == index_dtype &&
-                  offset.numel() >= include_last_offset,
-              "merged_embedding_bag: offsets of table ", at, " have another shape or dtype");
-      table.offsets = offset.const_data_ptr();
-      table.bags = offset.numel() - include_last_offset;
-    }
-    if (!factors.empty()) {
-      Tensor& factor = factors[at] = dense(factors[at]);
-      require(factor.dim() == index.dim() && factor.numel() == index.numel() &&
-                  factor.scalar_type() == dtype,
-              "merged_embedding_bag: per-sample weights of table ", at,
-              " have another shape or dtype");
-      table.factors = factor.const_data_ptr();
-    }
-    results[at] = new_matrix(table.bags, table.dim, dtype_of(weight));
-    table.output = results[at].mutable_data_ptr();
-    if (mode == XK_BAG_MAX) {
-      results[count + at] = new_matrix(table.bags, table.dim, aoti_torch_dtype_int32());
-      table.max_positions = static_cast<int32_t*>(results[count + at].mutable_data_ptr());
-    }
-  }
-
-  xk_bag_problem problem{};
-  const int32_t result = xk_bags_forward(&bags, &problem);
-  require(result > XK_INVALID_INDEX || result < XK_INVALID_LAST_OFFSET,
-          "merged_embedding_bag: table ", problem.table,
-          result == XK_INVALID_INDEX ? ": index " : ": offset ", problem.value, " at position ",
-          problem.position, " is invalid");
-  check_result(result);
+  bags.run();
+  results.insert(results.end(), positions.begin(), positions.end());
   return results;
+}
+
+// All results in one tensor, one after another, without positions.
+Tensor merged_embedding_bag_packed(Tensors weights, Tensors indices, Tensors offsets,
+                                   Tensors factors, int64_t mode, bool include_last_offset) {
+  Bags bags("merged_embedding_bag_packed", std::move(weights), std::move(indices),
+            std::move(offsets), std::move(factors), mode, include_last_offset);
+  require(!bags.tables.empty(), "merged_embedding_bag_packed: no tables");
+  int64_t size = 0;
+  for (const xk_bag_table& table : bags.tables) size += table.bags * table.dim;
+  Tensor packed = new_tensor({size}, bags.dtype());
+  char* output = static_cast<char*>(packed.mutable_data_ptr());
+  for (xk_bag_table& table : bags.tables) {
+    table.output = output;
+    output += table.bags * table.dim * packed.element_size();
+  }
+  bags.run();
+  return packed;
 }
 
 Tensor interaction(Tensors tensors) {
@@ -178,9 +216,9 @@ Tensor interaction(Tensors tensors) {
     inputs.push_back(tensor.const_data_ptr());
     strides.push_back(tensor.stride(0));
   }
-  Tensor output = new_matrix(batch, features + count * (count - 1) / 2, dtype_of(first));
-  check_result(xk_interaction(inputs.data(), strides.data(), count, batch, features, type,
-                              output.mutable_data_ptr()));
+  Tensor output = new_tensor({batch, features + count * (count - 1) / 2}, dtype_of(first));
+  check_result("interaction", xk_interaction(inputs.data(), strides.data(), count, batch, features,
+                                             type, output.mutable_data_ptr()));
   return output;
 }
 
@@ -188,5 +226,6 @@ Tensor interaction(Tensors tensors) {
 
 STABLE_TORCH_LIBRARY_IMPL(xruntime, CPU, library) {
   library.impl("merged_embedding_bag", TORCH_BOX(&merged_embedding_bag));
+  library.impl("merged_embedding_bag_packed", TORCH_BOX(&merged_embedding_bag_packed));
   library.impl("interaction", TORCH_BOX(&interaction));
 }

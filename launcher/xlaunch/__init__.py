@@ -2,12 +2,13 @@
 """Pin processes to cores and NUMA nodes, tune allocator and threads, and supervise them.
 
 >>> machine = xlaunch.read_machine()
->>> plan = xlaunch.plan(xlaunch.Request(program=("infer.py",), instances=2), machine)
->>> report = xlaunch.launch(plan)
+>>> request = xlaunch.Request.of("infer.py", "--batch=8", instances=2, timeout_s=60)
+>>> plan = xlaunch.plan(request.layout, machine)
+>>> report = xlaunch.launch(plan, request.program, request.run)
 
-The command line is a thin user of these three. Their arguments and results are immutable values:
-`Machine`, `Request`, `Plan`, `Report`. `xlaunch.start(plan)` does not wait: it returns a
-`RunningLaunch`, which returns metric values as they come in and can end the instances.
+The command line is a thin user of these. Their arguments and results are immutable values:
+`Machine`, `Request` with its three parts, `Plan`, `Report`. `xlaunch.start` does not wait: it returns
+a `RunningLaunch`, which returns metric values as they come in and can end the instances.
 """
 
 from __future__ import annotations
@@ -20,18 +21,21 @@ if TYPE_CHECKING:
     from xlaunch.launching import launch, start
     from xlaunch.machine import read_machine
     from xlaunch.machine.topology import Machine
-    from xlaunch.planning import MAX, Plan, Request, plan
+    from xlaunch.planning import MAX, LayoutRequest, Plan, ProgramRequest, Request, RunRequest, plan
     from xlaunch.report import Report
-    from xlaunch.supervision.client import RunningLaunch
+    from xlaunch.supervision.keeper_client import RunningLaunch
 
 __version__ = "0.1.0"
 
 __all__ = [
     "MAX",
+    "LayoutRequest",
     "Machine",
     "Plan",
+    "ProgramRequest",
     "Report",
     "Request",
+    "RunRequest",
     "RunningLaunch",
     "UsageError",
     "XLaunchError",
@@ -43,11 +47,14 @@ __all__ = [
 
 _HOMES = {
     "MAX": "xlaunch.planning",
+    "LayoutRequest": "xlaunch.planning",
     "Machine": "xlaunch.machine.topology",
     "Plan": "xlaunch.planning",
     "Report": "xlaunch.report",
+    "ProgramRequest": "xlaunch.planning",
     "Request": "xlaunch.planning",
-    "RunningLaunch": "xlaunch.supervision.client",
+    "RunRequest": "xlaunch.planning",
+    "RunningLaunch": "xlaunch.supervision.keeper_client",
     "UsageError": "xlaunch.errors",
     "XLaunchError": "xlaunch.errors",
     "launch": "xlaunch.launching",

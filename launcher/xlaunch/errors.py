@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every error that a user can see. Each is one line, and sets the exit code of the command.
+"""Every error and warning that a user can see, each of one line; an error sets the exit code.
 
 A message says what is wrong, the value, what would be allowed, and what to do.
 """
 
 from __future__ import annotations
+
+import enum
 
 
 class XLaunchError(Exception):
@@ -29,3 +31,33 @@ class ProgramNotExecutableError(XLaunchError):
     """The program exists and cannot be run. Exit code 126, as in a shell."""
 
     exit_code = 126
+
+
+class WarningKind(enum.Enum):
+    """What a warning is about."""
+
+    OTHER = "other"
+    SHARED_CPUS = "shared CPUs"
+    """Other processes or other virtual machines used the CPUs of the run."""
+    UNSEEN_METRIC = "unseen metric"
+    """No instance printed a metric."""
+
+
+class RunWarning(str):
+    """A warning's text with its kind."""
+
+    kind: WarningKind
+
+    def __new__(cls, text: str, kind: WarningKind) -> RunWarning:
+        warning = super().__new__(cls, text)
+        warning.kind = kind
+        return warning
+
+    def __getnewargs__(self) -> tuple[str, WarningKind]:  # type: ignore[override]
+        """For pickle."""
+        return str(self), self.kind
+
+
+def kind_of(warning: str) -> WarningKind:
+    """The kind of an entry of `Report.warnings`."""
+    return warning.kind if isinstance(warning, RunWarning) else WarningKind.OTHER

@@ -12,40 +12,84 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from xlaunch.environment import Environment
+from xlaunch.environment import Environment, prepare_environment
 from xlaunch.errors import UsageError, XLaunchError
+from xlaunch.machine.other_machine import machine_of
+from xlaunch.machine.topology import Machine
+from xlaunch.planning.planner import plan
 from xlaunch.planning.plans import Plan
+from xlaunch.planning.request import ProgramRequest, Request, RunRequest
 
 if TYPE_CHECKING:
+    from xlaunch.leases import Lease
     from xlaunch.report import Report
-    from xlaunch.supervision.client import RunningLaunch
+    from xlaunch.shared_host import Placed
+    from xlaunch.supervision.keeper_client import RunningLaunch
 
 __all__ = ["check_startable", "launch", "run_plan", "start"]
 
 
+class Prepared(NamedTuple):
+    """A plan for a machine, and what its instances are started with."""
+
+    machine: Machine
+    plan: Plan
+    environment: Environment | None
+    """None without a program."""
+
+
+def prepare(
+    request: Request,
+    *,
+    sysroot: str | None = None,
+    synthetic: str | None = None,
+    placed: Placed | None = None,
+    make_directories: bool = False,
+) -> Prepared:
+    """Plan `request` for the machine that the options name, and choose its environment.
+
+    `placed`: its plan beside the other launches of this machine. `make_directories`: for a launch, which needs a program; see `prepare_environment`.
+    """
+    inherited: Mapping[str, str] = os.environ
+    if placed is not None:
+        request, made, machine, inherited = placed[:4]
+    else:
+        with machine_of(sysroot, synthetic) as machine:
+            made = plan(request.layout, machine)
+    if not request.program.words and not make_directories:
+        return Prepared(machine, made, None)
+    environment = prepare_environment(
+        made, request.program, inherited, run=request.run, make_directories=make_directories
+    )
+    return Prepared(machine, made, environment)
+
+
 def launch(
     plan: Plan,
+    program: ProgramRequest,
+    run: RunRequest = RunRequest(),
     *,
     environment: Mapping[str, str] | None = None,
     table: bool = False,
     live_line: bool = False,
 ) -> Report:
-    """Run the instances of `plan`, supervised, and wait for the last process.
+    """Run `program` in every instance of `plan`, supervised, and wait for the last process.
 
-    `environment`: what the instances inherit; None: `os.environ`. `table`: print the report to
-    standard error as the command line does. `live_line`: with `Request.verify_device`, show on a
+    `run`: how, and where output, metrics and the report go. `environment`: what the instances inherit; None: `os.environ`. `table`: print the report to
+    standard error as the command line does. `live_line`: with `RunRequest.verify_device`, show on a
     terminal what the devices do while the program runs. A failed instance is not an error here: see
     `Report.exit_code`. Raises `XLaunchError` when the run could not be started or was killed, and
     where the system is not Linux.
     """
     _require_linux("xlaunch.launch")
-    from xlaunch.supervision.client import KeeperProcess
+    from xlaunch.supervision.keeper_client import KeeperProcess
+    from xlaunch.supervision.supervisor import Job
 
-    prepared = _prepare(plan, environment)
-    with _enough_descriptors(plan):
-        keeper = KeeperProcess(plan, prepared, table=table, live_line=live_line)
+    prepared = _environment_of(plan, program, run, environment)
+    with _enough_descriptors(plan, run):
+        keeper = KeeperProcess(Job(plan, prepared, run, table, live_line=live_line))
     try:
         return keeper.report()
     except KeyboardInterrupt:
@@ -57,100 +101,111 @@ def launch(
 
 def start(
     plan: Plan,
+    program: ProgramRequest | Environment,
+    run: RunRequest = RunRequest(),
     *,
-    environment: Mapping[str, str] | Environment | None = None,
+    environment: Mapping[str, str] | None = None,
     stdout: int | None = None,
     stderr: int | None = None,
     mark: str | None = None,
 ) -> RunningLaunch:
-    """Begin to run the instances of `plan`, supervised, off the caller's terminal.
+    """Begin to run `program` in every instance of `plan`, supervised, off the caller's terminal.
 
     Standard input is empty, and Ctrl-C reaches the caller alone. It ends with the thread that called
     this, at the latest.
 
+    program
+        What to run; or an `Environment`, with which the instances start as it is.
     environment
-        What the instances inherit; None: `os.environ`. Or an `Environment`, and they get just that.
+        What the instances inherit; None: `os.environ`.
     stdout, stderr
         Where their output goes, as `subprocess.Popen` takes it, but for PIPE; None: where the
         caller's goes.
     mark
         Have `LiveLine`s of output that holds this text. Output is read along only where
-        `Request.metric` asks for something.
+        `RunRequest.metric` asks for something.
 
     Raises `XLaunchError` when nothing could be started, and where the system is not Linux.
     """
     _require_linux("xlaunch.start")
-    from xlaunch.supervision.client import start_in_background
+    from xlaunch.supervision.keeper_client import start_in_background
+    from xlaunch.supervision.supervisor import Job
 
-    prepared = _prepare(plan, environment)
-    with _enough_descriptors(plan):
-        return start_in_background(plan, prepared, stdout=stdout, stderr=stderr, mark=mark)
+    prepared = _environment_of(plan, program, run, environment)
+    job = Job(plan, prepared, run, table=False)
+    with _enough_descriptors(plan, run):
+        return start_in_background(job, stdout=stdout, stderr=stderr, mark=mark)
 
 
 def run_plan(
     plan: Plan,
     environment: Environment,
+    run: RunRequest,
     *,
     note: Callable[[str], None],
     table: bool = True,
     explain: bool = False,
+    lease: Lease | None = None,
 ) -> int:
     """Run the instances of `plan`; the exit code for this process.
 
     Does not return when the one instance replaces this process. `note` takes lines for the user.
     `table` prints the report on standard error at the end, `explain` what its columns mean.
+    `lease`: the record of this launch.
     """
     if sys.platform != "linux":
         return _run_on_other_system(plan, environment, note)
-    if plan.request.pty and _has_terminal(plan):
-        plan = plan._replace(request=plan.request._replace(pty=False))
+    if run.pty and _has_terminal(plan, run):
+        run = run._replace(pty=False)
     caches = environment.caches
     if caches.base is not None:
-        from xlaunch.cache.prune import start_pruner
+        from xlaunch.cache.use import start_pruner
 
         start_pruner(caches.base)
         for line in caches.hold():
             note(line)
-    if not plan.supervised:
-        from xlaunch.supervision.start import execute, take_place
+    if not plan.supervised(run):
+        from xlaunch.supervision.instance_start import execute, take_place
 
-        for text in take_place(plan):
+        for text in take_place(plan, forbids_huge_pages=environment.forbids_huge_pages):
             note(text)
         execute(environment.programs[0], environment.variables[0])
     from xlaunch.supervision.keeper import keep
-    from xlaunch.supervision.supervised import Task
+    from xlaunch.supervision.supervisor import Job
 
-    with _enough_descriptors(plan):
-        return keep(Task(plan, environment, table, explain=explain, live_line=table))
+    with _enough_descriptors(plan, run):
+        return keep(
+            Job(plan, environment, run, table, explain=explain, live_line=table, lease=lease)
+        )
 
 
-def check_startable(plan: Plan) -> None:
+def check_startable(plan: Plan, run: RunRequest) -> None:
     """Raise `UsageError`, before anything starts, when `plan` cannot run or write its files here.
 
     The directory for logs is made, and only when nothing else is wrong. A report may lie in it.
     """
     if sys.platform != "linux" and len(plan.instances) != 1:
         raise UsageError(f"several instances need Linux, this is {sys.platform}: use --instances 1")
-    with _enough_descriptors(plan):
+    with _enough_descriptors(plan, run):
         pass
-    if plan.request.report is not None:
+    if run.report is not None:
         from xlaunch.report.json_file import check_report_path
 
-        check_report_path(plan.request.report, log_directory=plan.request.log_dir)
-    if plan.request.log_dir is not None:
+        check_report_path(run.report, log_directory=run.log_dir)
+    if run.log_dir is not None:
         from xlaunch.output.logs import prepare_log_directory
 
-        prepare_log_directory(plan.request.log_dir)
+        prepare_log_directory(run.log_dir)
 
 
 @contextlib.contextmanager
-def _enough_descriptors(plan: Plan) -> Iterator[None]:
+def _enough_descriptors(plan: Plan, run: RunRequest) -> Iterator[None]:
     """During the block, let child processes open as many files as supervising `plan` takes.
 
     The soft limit (RLIMIT_NOFILE) is raised no further than that. Raises `UsageError` where the hard
     limit forbids it.
     """
-    if sys.platform != "linux" or not plan.supervised:
+    if sys.platform != "linux" or not plan.supervised(run):
         yield
         return
     import resource
@@ -176,14 +231,17 @@ def _enough_descriptors(plan: Plan) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def _prepare(plan: Plan, environment: Mapping[str, str] | Environment | None) -> Environment:
-    if not isinstance(environment, Environment):
-        from xlaunch.environment import prepare_environment
-
+def _environment_of(
+    plan: Plan,
+    program: ProgramRequest | Environment,
+    run: RunRequest,
+    environment: Mapping[str, str] | None,
+) -> Environment:
+    if isinstance(program, ProgramRequest):
         inherited = os.environ if environment is None else environment
-        environment = prepare_environment(plan, inherited, make_directories=True)
-    check_startable(plan)
-    return environment
+        program = prepare_environment(plan, program, inherited, run=run, make_directories=True)
+    check_startable(plan, run)
+    return program
 
 
 def _run_on_other_system(plan: Plan, environment: Environment, note: Callable[[str], None]) -> int:
@@ -194,7 +252,7 @@ def _run_on_other_system(plan: Plan, environment: Environment, note: Callable[[s
         "--pty)"
     )
     program, variables = environment.programs[0], environment.variables[0]
-    from xlaunch.supervision.start import exec_error, execute
+    from xlaunch.supervision.instance_start import exec_error, execute
 
     if sys.platform != "win32":
         execute(program, variables)
@@ -215,8 +273,8 @@ def _require_linux(what: str) -> None:
         )
 
 
-def _has_terminal(plan: Plan) -> bool:
+def _has_terminal(plan: Plan, run: RunRequest) -> bool:
     """Whether the plan's only instance writes to the real terminal itself, untouched by us."""
-    reads_along = plan.request.metric or plan.request.verify_device
-    alone = len(plan.instances) == 1 and not plan.tagged and not reads_along
+    reads_along = run.metric or run.verify_device
+    alone = len(plan.instances) == 1 and not plan.tagged(run) and not reads_along
     return alone and os.isatty(1) and os.isatty(2)

@@ -6,7 +6,8 @@ Each user's records are in ``/dev/shm/xlaunch-launches-UID``, which everybody ma
 may write. A record counts while its process runs: /proc has a process of that PID and start time. The
 lock of the table is held from reading the records to writing one, never while a program runs.
 
-Containers do not see each other's records: each has its own /dev/shm and PID namespace.
+Containers do not see each other's records: each has its own /dev/shm and PID namespace. The variable
+XLAUNCH_RECORDS_DIR names another directory than /dev/shm.
 """
 
 from __future__ import annotations
@@ -63,9 +64,15 @@ class Lease(NamedTuple):
         return f"{self.program} (PID {self.pid}{cpus})"
 
 
-def read_leases(directory: str = MEMORY) -> list[Lease]:
+def records_directory() -> str:
+    """Where the records of all users are."""
+    return os.environ.get("XLAUNCH_RECORDS_DIR") or MEMORY
+
+
+def read_leases(directory: str | None = None) -> list[Lease]:
     """The records of launches that run on this host now, of all users, the oldest first."""
     found: list[Lease] = []
+    directory = directory or records_directory()
     with contextlib.suppress(OSError):
         for name in os.listdir(directory):
             user = re.fullmatch(DIRECTORY.format(uid=r"(\d+)"), name)
@@ -96,13 +103,13 @@ def sharing(leases: Iterable[Lease], cpus: Collection[int]) -> list[Lease]:
 
 
 @contextlib.contextmanager
-def table(directory: str = MEMORY) -> Iterator[bool]:
+def table(directory: str | None = None) -> Iterator[bool]:
     """Hold the lock of the table, so that no other launch reads before this one has written.
 
     Yields False if the lock could not be had within `MAX_LOCK_WAIT_S`: then the block runs without.
     """
     try:
-        descriptor = _open_lock(os.path.join(directory, LOCK))
+        descriptor = _open_lock(os.path.join(directory or records_directory(), LOCK))
     except OSError:
         yield False
         return
@@ -112,12 +119,12 @@ def table(directory: str = MEMORY) -> Iterator[bool]:
         os.close(descriptor)
 
 
-def record(lease: Lease, directory: str = MEMORY) -> str | None:
+def record(lease: Lease, directory: str | None = None) -> str | None:
     """Write a record; its path, or None where there is no place for it.
 
     Records of the user's ended launches are removed. A record needs no removal: see the module.
     """
-    place = os.path.join(directory, DIRECTORY.format(uid=lease.uid))
+    place = os.path.join(directory or records_directory(), DIRECTORY.format(uid=lease.uid))
     try:
         with contextlib.suppress(FileExistsError):
             os.mkdir(place)

@@ -40,9 +40,9 @@ if TYPE_CHECKING:
         get_default_num_streams,
         is_runtime_ext_enabled,
     )
-    from xruntime.threads.openmp import OpenMPTeam, TeamMember, openmp_team
     from xruntime.threads.pinning import pin
     from xruntime.threads.task import Task
+    from xruntime.threads.team import OpenMPTeam, TeamMember, openmp_team
     from xruntime.threads.worker import TaskFuture
 
 __all__ = [
@@ -90,9 +90,9 @@ _MODULES = {
     "describe_device": "devices",
     "device": "devices",
     "device_option": "devices",
-    "OpenMPTeam": "threads.openmp",
-    "TeamMember": "threads.openmp",
-    "openmp_team": "threads.openmp",
+    "OpenMPTeam": "threads.team",
+    "TeamMember": "threads.team",
+    "openmp_team": "threads.team",
     "pin": "threads.pinning",
     "report": "reporting",
     "CompiledForStreams": "streams.compiling",

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from xlaunch.cli import flush_streams, prepare_streams, report_errors, run_click
+from xlaunch.console import flush_streams, prepare_streams, report_errors
+from xlaunch.options.commands import run_click
+from xlaunch.text import align
 
 if TYPE_CHECKING:
     from xruntime.allocator import Allocator, Setting, Stats
@@ -162,12 +164,7 @@ def _lines(heap: Allocator, stats: Stats, settings: Sequence[Setting]) -> list[s
 
 
 def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  "
-        + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
+    return [f"  {line}" for line in align(rows)]
 
 
 def _in_mib(size_bytes: int | None) -> str:

@@ -20,8 +20,8 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from xlaunch.machine.architecture import parse_cpuinfo
 from xlaunch.machine.cpu_list import format_cpu_list
-from xlaunch.machine.cpuinfo import parse_cpuinfo
 from xlaunch.machine.files import Tree
 from xlaunch.machine.gpus import Vendor, read_driver_version, read_gpus
 from xlaunch.text import align, size

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from xruntime import native
 from xruntime.errors import KernelsUnavailableError
 
-OPERATORS = frozenset({"merged_embedding_bag", "interaction"})
+OPERATORS = frozenset({"merged_embedding_bag", "merged_embedding_bag_packed", "interaction"})
 """The operators of the library. Their derivatives are called through Python."""
 
 VARIABLE = "XRUNTIME_OPERATORS"

@@ -24,6 +24,7 @@ PACKAGES = {
     "sklearn": "scikit-learn",
     "torch": "torch",
     "transformers": "transformers",
+    "uvicorn": "uvicorn",
 }
 """Modules, and the packages that hold them."""
 
@@ -35,7 +36,11 @@ def installed(needs: Callable[[object, str], None]) -> None:
 
 
 def run_example(name: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith("XLAUNCH_")}
+    inherited = {
+        k: v
+        for k, v in os.environ.items()
+        if k == "XLAUNCH_RECORDS_DIR" or not k.startswith("XLAUNCH_")
+    }
     return subprocess.run(
         [sys.executable, EXAMPLES / name, *arguments],
         # A proxy that is not there: whoever asks the network is found out. One thread, because the

@@ -39,21 +39,26 @@ def own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def plan_of(code: str, *metrics: str, count: int = 1, **other: object) -> xlaunch.Plan:
-    request = xlaunch.Request(
-        program=(sys.executable, "-c", BEGIN + code),
+def work(
+    code: str, *metrics: str, count: int = 1, **other: object
+) -> tuple[xlaunch.Plan, xlaunch.ProgramRequest, xlaunch.RunRequest]:
+    request = xlaunch.Request.of(
+        sys.executable,
+        "-c",
+        BEGIN + code,
         instances=count,
         ncores=1,
         oversubscribe=True,
         metric=metrics,
         **other,  # type: ignore[arg-type]
     )
-    return xlaunch.plan(request, xlaunch.read_machine())
+    made = xlaunch.plan(request.layout, xlaunch.read_machine())
+    return made, request.program, request.run
 
 
 def start(code: str, *metrics: str, mark: str | None = None, **other: object):  # type: ignore[no-untyped-def]
     quiet = subprocess.DEVNULL
-    return xlaunch.start(plan_of(code, *metrics, **other), stdout=quiet, stderr=quiet, mark=mark)  # type: ignore[arg-type]
+    return xlaunch.start(*work(code, *metrics, **other), stdout=quiet, stderr=quiet, mark=mark)  # type: ignore[arg-type]
 
 
 # launch
@@ -61,7 +66,7 @@ def start(code: str, *metrics: str, mark: str | None = None, **other: object):  
 
 def test_report_has_every_value_with_its_time(capfd: pytest.CaptureFixture[str]):
     code = "for step in range(3): print(f'{10 * index + step} x/s  loss {step / 2}', flush=True)"
-    report = xlaunch.launch(plan_of(code, "x/s", "loss", count=2))
+    report = xlaunch.launch(*work(code, "x/s", "loss", count=2))
     assert report.exit_code == 0
     found = {(one.metric, one.instance): one for one in report.series}
     assert {key: list(one.values) for key, one in found.items()} == {
@@ -95,13 +100,13 @@ print("2 x/s")
 
 
 def test_lines_with_numbers_are_told_when_a_metric_was_never_seen():
-    report = xlaunch.launch(plan_of("print('epoch 1 of 2'); print('step 3')", "x/s"))
+    report = xlaunch.launch(*work("print('epoch 1 of 2'); print('step 3')", "x/s"))
     assert report.lines_seen == ("epoch 1 of 2", "step 3")
 
 
 def test_page_faults_are_counted():
     code = "block = bytearray(64 << 20); block[::4096] = b'1' * len(block[::4096])"
-    (instance,) = xlaunch.launch(plan_of(code)).instances
+    (instance,) = xlaunch.launch(*work(code)).instances
     assert instance.minor_faults is not None
     assert instance.minor_faults > 32  # a huge page each, where the system gives such
     assert instance.major_faults is not None
@@ -134,9 +139,9 @@ signal.pause()
 """
     code = f"""
 import sys, xlaunch
-words = (sys.executable, "-c", {program!r})
-plan = xlaunch.plan(xlaunch.Request(program=words, ncores=1), xlaunch.read_machine())
-try: xlaunch.launch(plan)
+request = xlaunch.Request.of(sys.executable, "-c", {program!r}, ncores=1)
+plan = xlaunch.plan(request.layout, xlaunch.read_machine())
+try: xlaunch.launch(plan, request.program)
 except KeyboardInterrupt: sys.exit(9)
 """
     with calling(code) as caller:
@@ -154,8 +159,8 @@ def test_killed_caller_ends_the_run_without_a_traceback(tmp_path: Path, call: st
     program = "import time; open('ready', 'w'); time.sleep(600)"
     code = f"""
 import os, sys, xlaunch
-request = xlaunch.Request(program=(sys.executable, "-c", {program!r}), ncores=1)
-run = xlaunch.{call}(xlaunch.plan(request, xlaunch.read_machine()))
+request = xlaunch.Request.of(sys.executable, "-c", {program!r}, ncores=1)
+run = xlaunch.{call}(xlaunch.plan(request.layout, xlaunch.read_machine()), request.program)
 run.report()
 """
     words = [sys.executable, "-c", code]
@@ -176,8 +181,9 @@ while True: time.sleep(600)
 """
     code = f"""
 import sys, xlaunch
-request = xlaunch.Request(program=(sys.executable, "-c", {program!r}), ncores=1, grace_s=3600)
-try: xlaunch.launch(xlaunch.plan(request, xlaunch.read_machine()))
+request = xlaunch.Request.of(sys.executable, "-c", {program!r}, ncores=1, grace_s=3600)
+plan = xlaunch.plan(request.layout, xlaunch.read_machine())
+try: xlaunch.launch(plan, request.program, request.run)
 except KeyboardInterrupt: sys.exit(9)
 """
     with calling(code) as caller:
@@ -191,8 +197,9 @@ def test_an_interpreter_that_is_missing_is_no_failure_of_the_program(tmp_path: P
     script = tmp_path / "script"
     script.write_text("#!/nowhere/interpreter\n")
     script.chmod(0o755)
-    request = xlaunch.Request(program=(str(script),), supervise=True)
-    report = xlaunch.launch(xlaunch.plan(request, xlaunch.read_machine()))
+    request = xlaunch.Request.of(str(script), supervise=True)
+    plan = xlaunch.plan(request.layout, xlaunch.read_machine())
+    report = xlaunch.launch(plan, request.program, request.run)
     (instance,) = report.instances
     assert (report.exit_code, instance.exit_code, instance.started) == (127, 127, False)
 
@@ -288,8 +295,9 @@ def test_nothing_is_started_for_a_caller_that_was_killed_at_once():
     """Before its child could ask the kernel to be ended with it."""
     code = """
 import os, signal, subprocess, xlaunch
-plan = xlaunch.plan(xlaunch.Request(program=("sleep", "600"), ncores=1), xlaunch.read_machine())
-run = xlaunch.start(plan, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+plan = xlaunch.plan(xlaunch.LayoutRequest(ncores=1), xlaunch.read_machine())
+sleep = xlaunch.ProgramRequest(("sleep", "600"))
+run = xlaunch.start(plan, sleep, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 with open(f"/proc/self/task/{os.getpid()}/children") as file: print(file.read(), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -310,7 +318,7 @@ def test_output_and_input_are_the_caller_s_choice(tmp_path: Path):
     with (
         open(tmp_path / "out", "wb") as out,
         open(tmp_path / "err", "wb") as err,
-        xlaunch.start(plan_of(code), stdout=out.fileno(), stderr=err.fileno()) as run,
+        xlaunch.start(*work(code), stdout=out.fileno(), stderr=err.fileno()) as run,
     ):
         assert run.report().exit_code == 0
     assert (tmp_path / "out").read_text() == "'' False\n"
@@ -325,7 +333,7 @@ def test_a_metric_that_cannot_be_read_is_refused_before_anything_starts():
 
 def test_modules_of_the_current_directory_are_not_the_launcher_s(tmp_path: Path):
     (tmp_path / "select.py").write_text("raise SystemExit('the wrong module')")
-    report = xlaunch.launch(plan_of(""))
+    report = xlaunch.launch(*work(""))
     assert report.exit_code == 0
 
 
@@ -339,7 +347,7 @@ def test_descriptors_are_given_back():
     for _ in range(3):
         with start("", "x/s") as run:
             run.report()
-        xlaunch.launch(plan_of(""))
+        xlaunch.launch(*work(""))
     assert count() == before
 
 
@@ -356,8 +364,8 @@ while os.dup(0) < 1100: pass
 def test_more_instances_than_the_soft_limit_on_open_files_allows(call: str):
     code = {
         "command": "main(words)",
-        "launch": "assert xlaunch.launch(plan).exit_code == 0",
-        "start": "with xlaunch.start(plan) as run: assert run.report().exit_code == 0",
+        "launch": "assert xlaunch.launch(plan, request.program).exit_code == 0",
+        "start": "with xlaunch.start(plan, request.program) as run: assert run.report().exit_code == 0",
     }[call]
     assert run_with_open_files("soft", code) == (0, "")
 
@@ -377,8 +385,8 @@ from xlaunch.cli import main
 _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (50, 50 if {which!r} == "hard" else hard))
 words = "--instances 20 --ncores 1 --oversubscribe -q true".split()
-request = xlaunch.Request(program=("true",), instances=20, ncores=1, oversubscribe=True)
-plan = xlaunch.plan(request, xlaunch.read_machine())
+request = xlaunch.Request.of("true", instances=20, ncores=1, oversubscribe=True)
+plan = xlaunch.plan(request.layout, xlaunch.read_machine())
 {code}
 """
     done = subprocess.run(
@@ -396,8 +404,8 @@ def high_limit(needs: Callable[[object, str], None]) -> None:
 @pytest.mark.usefixtures("high_limit")
 def test_caller_may_have_thousands_of_descriptors():
     code = """
-plan = xlaunch.plan(xlaunch.Request(program=("true",), ncores=1), xlaunch.read_machine())
-with xlaunch.start(plan) as run:
+plan = xlaunch.plan(xlaunch.LayoutRequest(ncores=1), xlaunch.read_machine())
+with xlaunch.start(plan, xlaunch.ProgramRequest(("true",))) as run:
     assert run.wait(60)
     print(run.report().exit_code)
 """

@@ -109,7 +109,7 @@ def test_the_lock_is_waited_for_and_then_given_up(tmp_path, monkeypatch):
 TAKE = """
 import sys, time
 from xlaunch import leases
-directory = sys.argv[1]
+directory, leases.MAX_LOCK_WAIT_S = sys.argv[1], 100.0
 with leases.table(directory) as held:
     assert held
     taken = set(leases.taken_cpus(leases.read_leases(directory)))

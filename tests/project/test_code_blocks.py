@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -124,6 +126,9 @@ def test_code_blocks_run(
     blocks = list(blocks_of(page))
     if any("jemalloc" in block.text for block in blocks):
         needs(find_library("jemalloc", None, os.environ), "jemalloc (Debian: libjemalloc2)")
+    if any("wrk" in block.text for block in blocks):
+        needs(shutil.which("wrk"), "wrk (Debian: wrk)")
+        needs(find_spec("uvicorn"), "uvicorn (the extra `examples`)")
     script = []
     for number, block in enumerate(blocks):
         if block.note.startswith(NOT_RUN):

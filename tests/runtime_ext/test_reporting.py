@@ -48,15 +48,23 @@ def read(reader: int) -> str:
 
 def measured(code: str, *metrics: str, count: int = 1) -> xlaunch.Report:
     """The report of a real run of `code`, whose output goes nowhere."""
-    request = xlaunch.Request(
-        program=(sys.executable, "-c", code),
+    request = xlaunch.Request.of(
+        sys.executable,
+        "-c",
+        code,
         instances=count,
         ncores=1,
         oversubscribe=True,
         metric=metrics,
     )
-    plan = xlaunch.plan(request, xlaunch.read_machine())
-    with xlaunch.start(plan, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
+    plan = xlaunch.plan(request.layout, xlaunch.read_machine())
+    with xlaunch.start(
+        plan,
+        request.program,
+        request.run,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as run:
         return run.report()
 
 

@@ -29,15 +29,16 @@ typedef struct xk_bag_table {
   int64_t dim;  /* at least 1 */
   int64_t index_count;
   int64_t bags;
-  void* weights;              /* rows x dim, of value_type */
-  const void* indices;        /* of index_type */
-  const void* offsets;        /* of index_type, or NULL */
-  const void* factors;        /* of value_type, one for each index, or NULL: 1. Not for the mean
-                               * and the maximum */
-  void* output;               /* bags x dim, of value_type: results, or their gradients */
-  int32_t* max_positions;     /* bags x dim, XK_BAG_MAX: positions of the largest values; -1 */
-  void* gradients;            /* what the function computes, of value_type */
-  int64_t* gradient_rows;     /* rows of sparse gradients */
+  void* weights;          /* rows x dim, of value_type */
+  const void* indices;    /* of index_type */
+  const void* offsets;    /* of index_type, or NULL */
+  const void* factors;    /* of value_type, one for each index, or NULL: 1. Not for the mean
+                           * and the maximum */
+  void* output;           /* bags x dim, of value_type: results, or their gradients */
+  int32_t* max_positions; /* bags x dim, XK_BAG_MAX: positions of the largest values; -1. Forward
+                           * does without: NULL */
+  void* gradients;        /* what the function computes, of value_type */
+  int64_t* gradient_rows; /* rows of sparse gradients */
   int64_t gradient_row_count; /* their number, set by the function */
   int16_t* remainders;        /* rows x dim, with XK_BFLOAT16: weights are XK_WEIGHTS_SPLIT */
   float* state;               /* rows x dim: momentum or sum of squares */

@@ -49,7 +49,7 @@ class File(NamedTuple):
     """A file of a bundle."""
 
     path: str
-    """From the directory of its cache."""
+    """Relative to the directory of its cache."""
     size_bytes: int
     sha256: str
     executable: bool
@@ -176,7 +176,7 @@ def _check(caches: Sequence[BundledCache]) -> None:
 
 
 def files_below(root: str, below: str = "") -> Iterator[str]:
-    """The paths of the regular files below a directory, from there.
+    """The paths of the regular files below a directory, relative to it.
 
     Raises `UsageError` for links and for files of another user.
     """

@@ -77,7 +77,9 @@ def import_bundle(
             with _damage_as_error(path):
                 reader = _Reader(file)
                 caches, signer = _read_manifest(reader, allowed_signers)
-            keys = _keys(caches, path, hardware, packages, force=force)
+            keys = {it.cache: key_of(BY_NAME[it.cache], hardware, packages) for it in caches}
+            if not force:
+                _check_keys(caches, keys, path)
             directories = [store.directory_of(base, keys[it.cache]) for it in caches]
             make_private(base)
             with staging_directory(base) as staging:
@@ -182,32 +184,22 @@ def _read_manifest(
     return bundle.decode(content.getvalue()), signer
 
 
-def _keys(
-    caches: Sequence[bundle.BundledCache],
-    path: str,
-    hardware: Hardware,
-    packages: Packages,
-    *,
-    force: bool,
-) -> Mapping[str, Key]:
-    """The key that each cache in the bundle has on this machine."""
-    keys = {it.cache: key_of(BY_NAME[it.cache], hardware, packages) for it in caches}
+def _check_keys(caches: Sequence[bundle.BundledCache], keys: Mapping[str, Key], path: str) -> None:
+    """Raise `UsageError` unless the caches of a bundle are valid for the `keys` of this machine."""
     reasons = []
     for it in caches:
-        parts = dict(keys[it.cache].parts)
-        c_library = it.parts.get(Part.C_LIBRARY)
-        if c_library is not None and _runs_on(hardware.c_library, c_library):
-            parts[Part.C_LIBRARY] = c_library
-        lines = differences(parts, it.parts)
+        own, theirs = dict(keys[it.cache].parts), dict(it.parts)
+        if _runs_on(own.get(Part.C_LIBRARY, ""), theirs.get(Part.C_LIBRARY, "")):
+            theirs[Part.C_LIBRARY] = own[Part.C_LIBRARY]
+        lines = differences(own, theirs)
         if lines:
             reasons.append(f"{it.cache}: {'; '.join(lines)}")
-    if reasons and not force:
+    if reasons:
         raise UsageError(
             f"{path} was made for something else (first this machine, then the bundle): "
             f"{printable(' | '.join(reasons))}; export it on a machine like this one, or import it "
             "nevertheless with --force"
         )
-    return keys
 
 
 def _runs_on(own: str, theirs: str) -> bool:

@@ -23,10 +23,11 @@ from xlaunch.cache.store import OTHERS_WRITE, RECORD, CacheDirectory
 from xlaunch.cache.table import BY_NAME, Format
 
 MIN_LOCK_AGE_S = 600
-"""Age at which a lock is stale. A compiler that holds a younger one may run without `hold`."""
+"""A lock is stale from this age on, if its directory is not in use. Before, a compiler whose launch could not
+`hold` the directory may have it."""
 
 RECENT_S = 10
-"""A file that changed within this time, in a directory in use, may still be being written."""
+"""In a directory in use, a younger file may be unfinished, so damage in it is not reported."""
 
 
 class Aspect(enum.StrEnum):
@@ -44,7 +45,7 @@ class Aspect(enum.StrEnum):
 
 
 class Problem(NamedTuple):
-    """Something that is not as it should be."""
+    """A damaged file, or one that others could change."""
 
     path: str
     check: Aspect

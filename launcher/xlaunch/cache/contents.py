@@ -59,7 +59,7 @@ def files_of(path: str) -> Iterator[CachedFile]:
 
 
 def entries_of(cache: str, relative: str) -> Entries:
-    """The kind of a file, by its path from the cache's directory."""
+    """The kind of a file, by its path relative to the cache's directory."""
     if is_temporary(relative):
         return UNFINISHED
     for entries in BY_NAME[cache].entries:
@@ -120,7 +120,7 @@ class ImportedFile(NamedTuple):
 
 
 def read_imported(directory: CacheDirectory) -> dict[str, ImportedFile]:
-    """The imported files of a cache, by their paths from its directory.
+    """The imported files of a cache, by their paths relative to its directory.
 
     Empty if nothing was imported, or if the record is damaged.
     """

@@ -15,8 +15,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from xlaunch.cache.table import CACHES, Cache, Part
-from xlaunch.machine.c_library import glibc_version
-from xlaunch.machine.cpuinfo import parse_cpuinfo
+from xlaunch.machine.architecture import glibc_version, parse_cpuinfo
 from xlaunch.machine.files import Tree
 from xlaunch.machine.gpus import Gpu, read_driver_version, read_gpus
 

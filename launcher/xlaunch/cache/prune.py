@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import time
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -23,8 +22,6 @@ from xlaunch.cache.store import RECORD, CacheDirectory
 from xlaunch.errors import XLaunchError
 
 DEFAULT_MAX_BYTES = 20 << 30
-STAMP = "pruned"
-"""A file in the base directory; its modification time is the start of the last pruning."""
 
 
 class Removal(NamedTuple):
@@ -149,42 +146,3 @@ class _Remover:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(directory.key + suffix, dir_fd=above)
         return os.path.join(self._base, directory.cache, name)
-
-
-def start_pruner(base: str) -> None:
-    """Prune in a detached process, once a day at most."""
-    stamp = os.path.join(base, STAMP)
-    try:
-        due = time.time() - os.stat(stamp).st_mtime > DAY_S
-        if not due:
-            return
-    except FileNotFoundError:
-        due = False  # at the first launch there is nothing to prune
-    except OSError:
-        return
-    with contextlib.suppress(OSError):
-        os.close(os.open(stamp, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
-        os.utime(stamp)
-        if due:
-            _detach([sys.executable, "-P", "-m", "xlaunch", "cache", "prune", "--cache-dir", base])
-
-
-def _detach(command: list[str]) -> None:
-    """Start a command that is neither a child of this process nor attached to its terminal."""
-    pid = os.fork()
-    if pid:
-        os.waitpid(pid, 0)
-        return
-    try:
-        os.setsid()
-        if os.fork() == 0:
-            null = os.open(os.devnull, os.O_RDWR)
-            for number in (0, 1, 2):
-                os.dup2(null, number)
-            # Keep neither pipes nor the working directory of the caller in use.
-            os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-            os.chdir("/")
-            os.nice(19)
-            os.execv(command[0], command)
-    finally:
-        os._exit(0)

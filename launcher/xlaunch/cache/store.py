@@ -74,12 +74,12 @@ def stored(base: str) -> list[CacheDirectory]:
 
 
 def foreign(base: str) -> list[str]:
-    """What is among the caches below `base` and is not xlaunch's: a path and the reason for each."""
+    """Directories and links among the caches that xlaunch did not make: a path and the reason for each."""
     return [f"{directory.path} {reason}" for directory, reason in _found(base) if reason]
 
 
 def _found(base: str) -> Iterator[tuple[CacheDirectory, str | None]]:
-    """Directories and links where caches are, with the reason if one is not xlaunch's. Follows no link."""
+    """Directories and links among the caches; with a reason if xlaunch did not make one. Follows no link."""
     for cache in BY_NAME:
         place = os.path.join(base, cache)
         try:

@@ -69,7 +69,7 @@ class Cache(NamedTuple):
     source: str
     """Where the variable is documented."""
     parts: tuple[Part, ...]
-    packages: tuple[str, ...]
+    packages: tuple[str, ...] = ()
     """Distributions whose versions entries depend on; the first is the one that uses the cache."""
     entries: tuple[Entries, ...] = ()
     """The first kind that matches a file is its kind; others are ``other files``."""
@@ -88,6 +88,7 @@ class Cache(NamedTuple):
 
 _CODE = (Part.ARCHITECTURE, Part.INSTRUCTION_SET)
 _LINKED = (*_CODE, Part.C_LIBRARY)
+_GPU_CODE = (Part.ARCHITECTURE, Part.GPUS, Part.GPU_DRIVER)
 
 CACHES = (
     Cache(
@@ -153,18 +154,14 @@ CACHES = (
         "https://numba.readthedocs.io/en/stable/reference/envvars.html",
         (*_CODE, Part.CPU_MODEL, Part.PYTHON),
         ("numba", "llvmlite"),
-        (
-            Entries("indices", "*.nbi", Format.PICKLE),
-            Entries("functions", "*.nbc", Format.PICKLE),
-        ),
+        (Entries("indices", "*.nbi", Format.PICKLE), Entries("functions", "*.nbc", Format.PICKLE)),
         unit=r".*?(?=(\.[0-9]+)?\.nb[ic]$)",  # an index names its functions by number
     ),
     Cache(
         "cuda",
         "CUDA_CACHE_PATH",
         "https://docs.nvidia.com/cuda/cuda-c-programming-guide/#env-vars",
-        (Part.ARCHITECTURE, Part.GPUS, Part.GPU_DRIVER),
-        (),
+        _GPU_CODE,
         vendor=Vendor.NVIDIA,
         switches=(
             Variable("CUDA_CACHE_MAXSIZE", "4294967296", "the driver keeps 1 GiB unless told to"),
@@ -175,7 +172,7 @@ CACHES = (
         "cupy",
         "CUPY_CACHE_DIR",
         "https://docs.cupy.dev/en/stable/reference/environment.html",
-        (Part.ARCHITECTURE, Part.GPUS, Part.GPU_DRIVER),
+        _GPU_CODE,
         ("cupy", "cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x"),
         vendor=Vendor.NVIDIA,
     ),
@@ -183,7 +180,7 @@ CACHES = (
         "sycl",
         "SYCL_CACHE_DIR",
         "https://intel.github.io/llvm/EnvironmentVariables.html",
-        (Part.ARCHITECTURE, Part.GPUS, Part.GPU_DRIVER),
+        _GPU_CODE,
         ("intel-sycl-rt", "dpcpp-cpp-rt"),
         (Entries("locks", "*.lock", Format.LOCK),),
         vendor=Vendor.INTEL,
@@ -197,24 +194,21 @@ CACHES = (
         "neo",
         "NEO_CACHE_DIR",
         "https://github.com/intel/compute-runtime/blob/master/programmers-guide/COMPILER_CACHE.md",
-        (Part.ARCHITECTURE, Part.GPUS, Part.GPU_DRIVER),
-        (),
+        _GPU_CODE,
         vendor=Vendor.INTEL,
     ),
     Cache(
         "miopen",
         "MIOPEN_CUSTOM_CACHE_DIR",
         "https://rocm.docs.amd.com/projects/MIOpen/en/latest/conceptual/cache.html",
-        (Part.ARCHITECTURE, Part.GPUS, Part.GPU_DRIVER),
-        (),
+        _GPU_CODE,
         vendor=Vendor.AMD,
     ),
     Cache(
         "miopen_tuning",
         "MIOPEN_USER_DB_PATH",
         "https://rocm.docs.amd.com/projects/MIOpen/en/latest/conceptual/perfdb.html",
-        (Part.ARCHITECTURE, Part.GPUS, Part.GPU_DRIVER),
-        (),
+        _GPU_CODE,
         vendor=Vendor.AMD,
     ),
     Cache(

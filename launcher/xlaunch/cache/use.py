@@ -12,12 +12,14 @@ import contextlib
 import os
 import re
 import sys
+import time
 import zlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from xlaunch.cache import preparation, store
 from xlaunch.cache.key import Hardware, Packages, applies, key_of, read_hardware
+from xlaunch.cache.staging import DAY_S
 from xlaunch.cache.store import CacheDirectory, hold
 from xlaunch.cache.table import BY_NAME, CACHES, KEEP_NOTHING, PROFILE_VARIABLE, Variable
 from xlaunch.errors import UsageError
@@ -59,15 +61,8 @@ class CacheSettings(NamedTuple):
         return [f"not protected from pruning, as its record cannot be locked: {', '.join(paths)}"]
 
 
-NOT_KEPT = CacheSettings(
-    (
-        Variable(
-            BY_NAME["optimized"].variable,
-            KEEP_NOTHING,
-            "xruntime keeps no compiled models: --no-cache",
-        ),
-    )
-)
+_REASON = "xruntime keeps no compiled models: --no-cache"
+NOT_KEPT = CacheSettings((Variable(BY_NAME["optimized"].variable, KEEP_NOTHING, _REASON),))
 """With `--no-cache`."""
 
 
@@ -149,9 +144,10 @@ def cache_settings(
     option = None if asked is None else f"--cache-dir {asked}"
     variables = [*headers]
     for it in rows:
-        state = f"; {_COLD if it.name in cold else _USED}" if it.name in used else ""
-        path = directories[it.name].path
-        variables += [Variable(it.variable, path, _WHERE + state, option), *it.switches]
+        path, reason = directories[it.name].path, _WHERE
+        if it.name in used:
+            reason += "; cold: it is empty" if it.name in cold else _USED
+        variables += [Variable(it.variable, path, reason, option), *it.switches]
     if everything:
         variables.append(_profile(program))
     found = [UsedCache(directories[name], "cold" if name in cold else "used") for name in used]
@@ -159,8 +155,7 @@ def cache_settings(
 
 
 _WHERE = "compiled code is kept in a private directory for this hardware and these versions"
-_COLD = "cold: it is empty"
-_USED = "used: it has code of earlier launches"
+_USED = "; used: it has code of earlier launches"
 
 
 def _header_settings(
@@ -254,3 +249,46 @@ def check_directory(path: str) -> None:
         refusal = f"{error.filename or path}: {error.strerror}"
     if refusal is not None:
         raise UsageError(refusal)
+
+
+STAMP = "pruned"
+"""A file in the base directory; its modification time is the start of the last pruning."""
+
+
+def start_pruner(base: str) -> None:
+    """Prune in a detached process, once a day at most."""
+    stamp = os.path.join(base, STAMP)
+    try:
+        due = time.time() - os.stat(stamp).st_mtime > DAY_S
+        if not due:
+            return
+    except FileNotFoundError:
+        due = False  # at the first launch there is nothing to prune
+    except OSError:
+        return
+    with contextlib.suppress(OSError):
+        os.close(os.open(stamp, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
+        os.utime(stamp)
+        if due:
+            _detach([sys.executable, "-P", "-m", "xlaunch", "cache", "prune", "--cache-dir", base])
+
+
+def _detach(command: list[str]) -> None:
+    """Start a command that is neither a child of this process nor attached to its terminal."""
+    pid = os.fork()
+    if pid:
+        os.waitpid(pid, 0)
+        return
+    try:
+        os.setsid()
+        if os.fork() == 0:
+            null = os.open(os.devnull, os.O_RDWR)
+            for number in (0, 1, 2):
+                os.dup2(null, number)
+            # Keep neither pipes nor the working directory of the caller in use.
+            os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+            os.chdir("/")
+            os.nice(19)
+            os.execv(command[0], command)
+    finally:
+        os._exit(0)

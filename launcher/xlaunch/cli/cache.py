@@ -16,12 +16,12 @@ from xlaunch.cache.key import Hardware, Packages, fingerprint, read_hardware
 from xlaunch.cache.prune import DEFAULT_MAX_BYTES, Removal, clear, prune
 from xlaunch.cache.table import BY_NAME
 from xlaunch.cache.use import NO_HOME, default_directory
-from xlaunch.cli import say
 from xlaunch.cli.cache_warm import warm_command
-from xlaunch.cli.options import CONTEXT, Parsed, click_option, resolved_options, with_options
+from xlaunch.console import say
 from xlaunch.environment.program import find_interpreter
 from xlaunch.environment.python_environment import find_installed, prefix_of
 from xlaunch.errors import UsageError, XLaunchError
+from xlaunch.options.commands import CONTEXT, Parsed, click_option, resolved_options, with_options
 from xlaunch.options.definitions import BY_KEY
 from xlaunch.options.kinds import POSITIVE_DURATION, SIZE
 from xlaunch.text import align, counted, size

@@ -3,16 +3,12 @@
 
 from __future__ import annotations
 
-import os
-
 from xlaunch.cache.warm import compiled_files, count_by_kind
-from xlaunch.cli import say
-from xlaunch.cli.options import launch_command
-from xlaunch.environment import prepare_environment
+from xlaunch.console import say
 from xlaunch.errors import UsageError
-from xlaunch.machine import read_machine
+from xlaunch.options.commands import launch_command
+from xlaunch.options.definitions import OF_TORCHRUN
 from xlaunch.options.layers import Resolved, request_from
-from xlaunch.planning.planner import plan
 from xlaunch.text import counted
 
 MAX_RUNS = 3
@@ -22,7 +18,18 @@ TIMED_OUT = 124
 
 @launch_command(
     program_required=True,
-    without=("dry-run", "json", "explain", "no-cache", "sysroot", "synthetic"),
+    without=(
+        *OF_TORCHRUN,
+        "exclusive",
+        "wait",
+        "rank-mode",
+        "dry-run",
+        "json",
+        "explain",
+        "no-cache",
+        "sysroot",
+        "synthetic",
+    ),
 )
 def warm_command(asked: Resolved) -> int:
     """Run PROGRAM until a run compiles nothing new.
@@ -31,20 +38,20 @@ def warm_command(asked: Resolved) -> int:
     Programs that never end need --timeout. The exit code is 1 if the third run still compiles
     something, and the program's if it fails. --optimize implies --optimize-wait.
     """
-    from xlaunch.launching import launch
+    from xlaunch.launching import launch, prepare
 
     request, options = request_from(asked.values), asked.values
-    if request.optimize is not None:
-        request = request._replace(optimize_wait=True)  # a run ends with all of it compiled
-    made = plan(request, read_machine())
-    environment = prepare_environment(made, os.environ, make_directories=True)
+    if request.program.optimize is not None:
+        request = request.replace(optimize_wait=True)  # a run ends with all of it compiled
+    _, made, environment = prepare(request, make_directories=True)
+    assert environment is not None
     for warning in environment.warnings:
         say(f"warning: {warning}")
     if environment.caches.base is None:
         raise UsageError("no cache can be kept: name a directory with --cache-dir")
     before = compiled_files(environment.caches)
     for run in range(1, MAX_RUNS + 1):
-        report = launch(made, table=not options.get("quiet", False))
+        report = launch(made, request.program, request.run, table=not options.get("quiet", False))
         if report.exit_code not in (0, TIMED_OUT):
             say(f"the program failed with exit code {report.exit_code}; the caches are not warm")
             return report.exit_code

@@ -13,12 +13,12 @@ from typing import Any
 
 import click
 
-from xlaunch.cli import say
-from xlaunch.cli.options import launch_command
+from xlaunch.console import say
 from xlaunch.doctor.device import document, render
 from xlaunch.errors import UsageError
 from xlaunch.machine import read_machine
 from xlaunch.machine.topology import Machine
+from xlaunch.options.commands import launch_command
 from xlaunch.options.layers import Resolved, request_from
 from xlaunch.planning.planner import plan
 from xlaunch.planning.request import Request
@@ -44,7 +44,7 @@ def watch_program(words: tuple[str, ...], *, compare: str | None, as_json: bool)
         raise UsageError(f"put -- before the program and its arguments: {USAGE}")
     if sys.platform != "linux":
         raise UsageError(f"--device needs Linux, this is {sys.platform}")
-    request = _parse(words)._replace(verify_device=True)
+    request = _parse(words).replace(verify_device=True)
     machine = read_machine()
     _warn_without_counters()
     if compare is None:
@@ -71,7 +71,7 @@ def _parse(words: tuple[str, ...]) -> Request:
     if not found:  # --help
         raise click.exceptions.Exit(0)
     request = request_from(found[0].values)
-    if not request.program:
+    if not request.program.words:
         raise UsageError(f"--device runs a program and there is none: {USAGE}")
     return request
 
@@ -89,7 +89,7 @@ def _run(request: Request, machine: Machine) -> Report:
     from xlaunch.launching import launch
 
     with _as_one_job():
-        report = launch(plan(request, machine), live_line=True)
+        report = launch(plan(request.layout, machine), request.program, request.run, live_line=True)
     for warning in report.warnings:
         say(f"warning: {warning}", NAME)
     if report.exit_code:

@@ -12,7 +12,6 @@ from typing import Any
 
 import click
 
-from xlaunch.cli.machine_drawing import DIM, HEADING, WIDTH, Drawing, Line, Segment
 from xlaunch.cli.topology import show
 from xlaunch.doctor.checks import Result, run_checks
 from xlaunch.doctor.checks.findings import Facts, Severity
@@ -22,6 +21,7 @@ from xlaunch.errors import UsageError
 from xlaunch.machine.files import Tree
 from xlaunch.machine.other_machine import machine_of
 from xlaunch.machine.topology import Machine
+from xlaunch.planning.drawing import DIM, HEADING, WIDTH, Drawing, Line, Segment
 from xlaunch.text import counted
 
 SCHEMA_VERSION = 1

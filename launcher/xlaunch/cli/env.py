@@ -14,22 +14,23 @@ import click
 
 from xlaunch.cache.table import KEEP_NOTHING
 from xlaunch.cache.table import VARIABLES as CACHE_VARIABLES
-from xlaunch.cli import say
-from xlaunch.cli.options import Parsed, launch_command
+from xlaunch.console import say
 from xlaunch.environment import optimization, prepare_environment
 from xlaunch.environment.allocators import AUTO, choose_profile
 from xlaunch.environment.preload import VARIABLE as PRELOAD
 from xlaunch.environment.program import find_interpreter
 from xlaunch.environment.variables import OURS, Setting, split_inherited, without_names
 from xlaunch.errors import UsageError
-from xlaunch.machine.c_library import glibc_version
+from xlaunch.machine.architecture import glibc_version
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.machine.other_machine import machine_of
+from xlaunch.options.commands import Parsed, launch_command
+from xlaunch.options.definitions import OF_TORCHRUN
 from xlaunch.options.kinds import one_of
 from xlaunch.options.layers import Resolved, request_from
 from xlaunch.planning.planner import plan
 from xlaunch.planning.plans import Instance, Plan
-from xlaunch.planning.request import HugePages, MemoryPolicy
+from xlaunch.planning.request import MemoryPolicy, ProgramRequest, Request
 
 SCHEMA_VERSION = 1
 """Version of ``--format json``; raised when a key changes its meaning or is removed."""
@@ -51,6 +52,7 @@ class Surroundings(NamedTuple):
     """One instance, and what it is started with."""
 
     plan: Plan
+    request: ProgramRequest
     instance: Instance
     settings: tuple[Setting, ...]
     changed: dict[str, str]
@@ -66,7 +68,17 @@ class Surroundings(NamedTuple):
 
 @launch_command(
     program_required=False,
-    without=("dry-run", "json", "explain", "verbose", "quiet"),
+    without=(
+        *OF_TORCHRUN,
+        "exclusive",
+        "wait",
+        "rank-mode",
+        "dry-run",
+        "json",
+        "explain",
+        "verbose",
+        "quiet",
+    ),
     own=[
         click.option(
             "--format",
@@ -88,23 +100,23 @@ def command(asked: Resolved) -> None:
     """
     options = asked.values
     request = request_from(options)
-    if not request.program:
-        interpreter, _ = find_interpreter(request.python, os.environ)
-        request = request._replace(program=(interpreter,), module=False)
+    if not request.program.words:
+        interpreter, _ = find_interpreter(request.program.python, os.environ)
+        request = request.replace(words=(interpreter,), module=False)
     chosen = options.get("format", Format.SH)
-    if chosen is Format.DOCKER and request.allocator == AUTO:
+    if chosen is Format.DOCKER and request.program.allocator == AUTO:
         # Settings that need no library: what the image has is not known here.
         profile = choose_profile(AUTO, glibc=glibc_version())
-        request = request._replace(allocator=profile.name)
+        request = request.replace(allocator=profile.name)
     with machine_of(options.get("sysroot"), options.get("synthetic")) as machine:
-        made = plan(request, machine)
+        made = plan(request.layout, machine)
     if len(made.instances) != 1:
         indices = format_cpu_list([instance.index for instance in made.instances])
         raise UsageError(
             f"each of {len(made.instances)} instances has an environment of its own; choose one: "
             f"--instance-index {made.instances[0].index} (of {indices})"
         )
-    found = _surroundings(made, os.environ)
+    found = _surroundings(made, request, os.environ)
     writer = {
         Format.SH: _sh,
         Format.SYSTEMD: _systemd,
@@ -115,16 +127,17 @@ def command(asked: Resolved) -> None:
     click.echo(os.fsencode(writer(found)))
 
 
-def _surroundings(plan: Plan, inherited: Mapping[str, str]) -> Surroundings:
-    environment = prepare_environment(plan, inherited)
+def _surroundings(plan: Plan, request: Request, inherited: Mapping[str, str]) -> Surroundings:
+    environment = prepare_environment(plan, request.program, inherited, run=request.run)
     for warning in (*plan.warnings, *environment.warnings):
         say(f"warning: {warning}")
-    if plan.request.thp is HugePages.NEVER:
+    if environment.forbids_huge_pages:
         say(_left_out("--thp never"))
     variables = environment.variables[0]
     users_own = split_inherited(inherited).users_own
     return Surroundings(
         plan=plan,
+        request=request.program,
         instance=plan.instances[0],
         settings=environment.settings[0],
         changed={n: value for n, value in variables.items() if users_own.get(n) != value},
@@ -136,7 +149,7 @@ def _sh(found: Surroundings) -> str:
     """Lines for ``eval`` in any POSIX shell."""
     for name in found.changed:
         _check_name(name, "a shell")
-    policy = found.plan.request.mem_policy
+    policy = found.plan.layout.mem_policy
     if policy not in (MemoryPolicy.AUTO, MemoryPolicy.NONE):
         say(_left_out(f"--mem-policy {policy.value}"))
     lines = [f"export {name}={shlex.quote(value)}" for name, value in found.changed.items()]
@@ -169,13 +182,13 @@ def _systemd(found: Surroundings) -> str:
 def _docker(found: Surroundings) -> str:
     """Flags of ``docker run`` and ``podman run``, in one line for ``eval``."""
     variables = found.alone
-    asked = dict(found.plan.request.env)
+    asked = dict(found.request.env)
     host_only = [
         name
         for name, value in variables.items()
         if name in HOST_PATHS and name not in asked and value != KEEP_NOTHING
     ]
-    if {PRELOAD, optimization.PATH} & {*host_only} or found.plan.request.cache_dir is not None:
+    if {PRELOAD, optimization.PATH} & {*host_only} or found.request.cache_dir is not None:
         say(
             f"warning: {', '.join(host_only)} left out: a container does not have this machine's "
             "files; --env sets a path in the container"

@@ -9,15 +9,15 @@ from collections.abc import Sequence
 import click
 
 import xlaunch
-from xlaunch.cli import RESERVED, say
-from xlaunch.cli.options import launch_command
-from xlaunch.environment import prepare_environment
+from xlaunch.console import say
 from xlaunch.errors import UsageError
+from xlaunch.launching import check_startable, prepare, run_plan
 from xlaunch.machine import read_machine
-from xlaunch.options.definitions import BY_KEY
+from xlaunch.options.commands import launch_command
+from xlaunch.options.definitions import BY_KEY, RESERVED
 from xlaunch.options.layers import Resolved, request_from
-from xlaunch.planning.planner import plan
-from xlaunch.planning.request import OnFailure, Request
+from xlaunch.planning.request import OnFailure, ProgramRequest, RankMode
+from xlaunch.shared_host import plan_beside_others
 
 
 @launch_command(
@@ -39,52 +39,81 @@ def command(asked: Resolved) -> int:
     XLAUNCH_OPT_NCORES=4, and by files (--preset).
     """
     request, options = request_from(asked.values), asked.values
-    _refuse_command_names(request, click.get_current_context().obj or ())
-    if options.get("save_preset") is not None and not request.program:
+    _refuse_command_names(request.program, click.get_current_context().obj or ())
+    if options.get("save_preset") is not None and not request.program.words:
         return 0
-    if options.get("dry_run"):
-        from xlaunch.cli.plan import print_plan
-
-        print_plan(request, asked)
-        return 0
-    if options.get("json"):
+    dry_run = options.get("dry_run", False)
+    if options.get("json") and not dry_run:
         raise UsageError(
             "--json prints a plan: it goes with --dry-run or xlaunch plan; --report FILE writes the "
             "results of a run"
         )
     for key in ("sysroot", "synthetic"):
-        if key in options:
+        if key in options and not dry_run:
             raise UsageError(
                 f"--{key} names another machine; it goes with --dry-run or xlaunch plan"
             )
-    from xlaunch.launching import check_startable, run_plan
+    if "nproc_per_node" in options:
+        from xlaunch.cli.torchrun import run_torchrun
 
-    machine = read_machine()
-    made = plan(request, machine)
-    environment = prepare_environment(made, os.environ, make_directories=True)
-    check_startable(made)
-    quiet, shown = options.get("quiet", False), options.get("verbose") or options.get("explain")
-    if shown:
-        from xlaunch.cli.plan import describe
+        run_torchrun(request, asked, click.get_current_context().obj or ())
+        return 0
+    for key in ("nnodes", "node_rank", "rendezvous"):
+        if key in options:
+            raise UsageError(f"--{key.replace('_', '-')} goes with --nproc-per-node")
+    if dry_run:
+        from xlaunch.cli.plan import prepare_unrecorded, print_plan
 
-        text = describe(made, machine, environment, asked if options.get("explain") else None)
-        click.echo(text, err=True)
-    elif not quiet:
-        for warning in (*made.warnings, *environment.warnings):
-            say(f"warning: {warning}")
-    restarts = request.on_failure is OnFailure.RESTART
-    if not quiet and (misplaced := misplaced_options(request.program)):
-        says = f"{' and '.join(misplaced)} after {request.program[0]} went to the program"
-        say(f"note: {says}, which does not mention it; xlaunch's options stand before the program")
-    if not quiet and request.max_restarts is not None and not restarts:
-        say("warning: --max-restarts does nothing without --on-failure restart")
+        print_plan(prepare_unrecorded(request, asked), asked)
+        return 0
+    quiet = options.get("quiet", False)
 
     def note(text: str) -> None:
+        if not quiet:
+            say(f"note: {text}")
+
+    placed = plan_beside_others(
+        request,
+        read_machine(),
+        os.environ,
+        rank_mode=options.get("rank_mode", RankMode.AUTO),
+        exclusive=options.get("exclusive", False) or "wait" in options,
+        wait_s=options.get("wait", 0.0),
+        note=note,
+    )
+    request = placed.request
+    found = prepare(request, placed=placed, make_directories=True)
+    _, made, environment = found
+    assert environment is not None
+    check_startable(made, request.run)
+    if options.get("verbose") or options.get("explain"):
+        from xlaunch.cli.plan import describe
+
+        click.echo(describe(found, asked), err=True)
+    elif not quiet:
+        for warning in (*placed.warnings, *made.warnings, *environment.warnings):
+            say(f"warning: {warning}")
+    for text in placed.notes:
+        note(text)
+    restarts = request.run.on_failure is OnFailure.RESTART
+    if not quiet and (misplaced := misplaced_options(request.program.words)):
+        says = f"{' and '.join(misplaced)} after {request.program.words[0]} went to the program"
+        note(f"{says}, which does not mention it; xlaunch's options stand before the program")
+    if not quiet and request.run.max_restarts is not None and not restarts:
+        say("warning: --max-restarts does nothing without --on-failure restart")
+
+    def warn(text: str) -> None:
         if not quiet:
             say(f"warning: {text}")
 
     return run_plan(
-        made, environment, note=note, table=not quiet, explain=options.get("verbose", False)
+        made,
+        environment,
+        request.run,
+        note=warn,
+        table=not quiet,
+        explain=options.get("verbose", False),
+        lease=placed.lease,
     )
 
 
@@ -109,12 +138,12 @@ def misplaced_options(program: Sequence[str]) -> list[str]:
     ]
 
 
-def _refuse_command_names(request: Request, arguments: Sequence[str]) -> None:
+def _refuse_command_names(request: ProgramRequest, arguments: Sequence[str]) -> None:
     # click removes `--`; `arguments`, which end with the program's words, show whether it was there.
-    if request.module or not request.program:
+    if request.module or not request.words:
         return
-    word = request.program[0]
-    if word in RESERVED and "--" not in arguments[: -len(request.program)][-1:]:
+    word = request.words[0]
+    if word in RESERVED and "--" not in arguments[: -len(request.words)][-1:]:
         raise UsageError(
             f"{word!r} is a command of xlaunch: put it first, or write '-- {word}' or a path "
             "for a program of that name"

@@ -9,11 +9,11 @@ from typing import Any
 
 import click
 
-from xlaunch.cli.options import CONTEXT
 from xlaunch.environment.libraries import NAMES, find_libraries, how_to_install, places
 from xlaunch.environment.preload import Judged, judge, preloaded
 from xlaunch.environment.program import find_interpreter
 from xlaunch.environment.python_environment import prefix_of
+from xlaunch.options.commands import CONTEXT
 from xlaunch.text import align
 
 

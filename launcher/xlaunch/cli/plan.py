@@ -9,39 +9,51 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-from xlaunch.cli.options import launch_command
-from xlaunch.environment import Environment, prepare_environment
-from xlaunch.environment.program import starts_ranks
+from xlaunch.environment import Environment
 from xlaunch.environment.variables import Setting
-from xlaunch.machine.other_machine import machine_of
-from xlaunch.machine.topology import Machine
+from xlaunch.launching import Prepared, prepare
+from xlaunch.machine import read_machine
+from xlaunch.options.commands import launch_command
+from xlaunch.options.definitions import OF_TORCHRUN
 from xlaunch.options.layers import Resolved, request_from
-from xlaunch.planning.planner import plan
 from xlaunch.planning.plans import Plan
 from xlaunch.planning.rendering import plan_to_dict, render_plan
-from xlaunch.planning.request import Request
+from xlaunch.planning.request import RankMode, Request
+from xlaunch.shared_host import plan_beside_others
 
 
-@launch_command(program_required=False)
+@launch_command(program_required=False, without=(*OF_TORCHRUN, "wait"))
 def command(asked: Resolved) -> None:
     """Show which instance would run on which CPUs, and run nothing.
 
     The options are those of xlaunch, which shows the same with --dry-run; PROGRAM may be left out.
     """
-    print_plan(request_from(asked.values), asked)
+    print_plan(prepare_unrecorded(request_from(asked.values), asked), asked)
 
 
-def print_plan(request: Request, asked: Resolved) -> None:
-    """Plan `request` for the machine that the options name and print it on standard output."""
+def prepare_unrecorded(request: Request, asked: Resolved) -> Prepared:
+    """What a launch with these options would do now, without leaving a record of it."""
     options = asked.values
-    with machine_of(options.get("sysroot"), options.get("synthetic")) as machine:
-        made = plan(request, machine)
-    environment = prepare_environment(made, os.environ) if request.program else None
-    if options.get("json"):
-        click.echo(_as_json(made, environment))
+    sysroot, synthetic = options.get("sysroot"), options.get("synthetic")
+    placed = None
+    if sysroot is None and synthetic is None:
+        placed = plan_beside_others(
+            request,
+            read_machine(),
+            os.environ,
+            rank_mode=options.get("rank_mode", RankMode.AUTO),
+            exclusive=options.get("exclusive", False) or "wait" in options,
+            record=False,
+        )
+    return prepare(request, sysroot=sysroot, synthetic=synthetic, placed=placed)
+
+
+def print_plan(found: Prepared, asked: Resolved) -> None:
+    """Print a plan on standard output, as text or JSON."""
+    if asked.values.get("json"):
+        click.echo(_as_json(found.plan, found.environment))
     else:
-        explained = asked if options.get("explain") else None
-        click.echo(describe(made, machine, environment, explained))
+        click.echo(describe(found, asked))
 
 
 def _as_json(made: Plan, environment: Environment | None) -> str:
@@ -60,13 +72,12 @@ def _as_json(made: Plan, environment: Environment | None) -> str:
     return json.dumps(values, indent=1)
 
 
-def describe(
-    made: Plan, machine: Machine, environment: Environment | None, explained: Resolved | None
-) -> str:
-    """The plan and the environment as text; with the reasons, and the options, if `explained`."""
-    explain = explained is not None
+def describe(found: Prepared, asked: Resolved) -> str:
+    """The plan and the environment as text; with --explain with the reasons and the options."""
+    machine, made, environment = found
+    explain = asked.values.get("explain", False)
     lines = [render_plan(made, machine, explain=explain)]
-    lines += explained.explain() if explained is not None else []
+    lines += asked.explain() if explain else []
     if environment is None:
         return "\n".join(lines)
     lines += [f"warning: {warning}" for warning in environment.warnings]
@@ -79,7 +90,7 @@ def describe(
         ]
     if explain and program.interpreter_reason is not None:
         lines.append(f"  interpreter: {program.interpreter_reason}")
-    if explain and starts_ranks(program):
+    if explain and program.starts_ranks:
         lines.append("  thread counts: left to the program, which starts ranks of its own")
     lines += _variables(environment.settings, explain=explain)
     return "\n".join(lines)

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from xlaunch.cli.options import CONTEXT
 from xlaunch.leases import Lease, read_leases
 from xlaunch.machine.cpu_list import format_cpu_list
+from xlaunch.options.commands import CONTEXT
 from xlaunch.text import align, size
 
 if TYPE_CHECKING:

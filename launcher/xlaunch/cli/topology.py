@@ -9,12 +9,18 @@ from typing import Any
 
 import click
 
-from xlaunch.cli.machine_drawing import Drawing, draw_machine
-from xlaunch.cli.options import CONTEXT, GroupedCommand, click_option, click_options, with_options
 from xlaunch.errors import UsageError
 from xlaunch.machine.other_machine import machine_of
+from xlaunch.options.commands import (
+    CONTEXT,
+    GroupedCommand,
+    click_option,
+    click_options,
+    with_options,
+)
 from xlaunch.options.definitions import BY_KEY, Group
 from xlaunch.options.layers import COMMAND_LINE, Layer, request_from, resolve, variables_layer
+from xlaunch.planning.drawing import Drawing, draw_machine
 from xlaunch.planning.planner import plan
 from xlaunch.planning.request import Request
 
@@ -57,7 +63,7 @@ def command(*, as_json: bool, capture: str | None, **typed: Any) -> None:
 
             click.echo(format_json(describe_machine(machine)))
         else:
-            made = plan(request, machine) if request != Request() else None
+            made = plan(request.layout, machine) if request != Request() else None
             notes = (*machine.notes, *(made.warnings if made is not None else ()))
             show(draw_machine(machine, made), notes)
 

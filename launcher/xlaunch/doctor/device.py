@@ -33,9 +33,11 @@ class Advice(NamedTuple):
 
 def script_of(request: Request) -> str | None:
     """The program's Python script; None of a module or another executable."""
-    words = request.program
+    words = request.program.words
     is_script = (
-        bool(words) and words[0].endswith(".py") and not (request.module or request.no_python)
+        bool(words)
+        and words[0].endswith(".py")
+        and not (request.program.module or request.program.no_python)
     )
     return words[0] if is_script else None
 

@@ -133,16 +133,16 @@ def request_for(request: Request, device: str) -> Request:
     The program is told in its arguments, where `{device}` is replaced, and by XLAUNCH_DEVICE. If it
     heeds neither, as far as can be seen, GPUs are hidden from the run on the CPU.
     """
-    program = tuple([word.replace(PLACEHOLDER, device) for word in request.program])
-    variables = (*request.env, (VARIABLE, device))
+    words = tuple([word.replace(PLACEHOLDER, device) for word in request.program.words])
+    variables = (*request.program.env, (VARIABLE, device))
     if device == "cpu" and not _heeds(request):
         variables += HIDDEN
-    return request._replace(program=program, env=variables, verify_device=True)
+    return request.replace(words=words, env=variables, verify_device=True)
 
 
 def _heeds(request: Request) -> bool:
     """Whether the program's arguments or its script take the device from the launcher."""
-    if any(PLACEHOLDER in word for word in request.program):
+    if any(PLACEHOLDER in word for word in request.program.words):
         return True
     script = script_of(request)
     try:

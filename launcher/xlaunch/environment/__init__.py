@@ -19,14 +19,8 @@ from xlaunch.environment.allocators import (
 )
 from xlaunch.environment.huge_pages import glibc_asks, page_settings, page_warning, system_mode
 from xlaunch.environment.openmp import choose_openmp
-from xlaunch.environment.program import Program, resolve_program, starts_ranks
-from xlaunch.environment.python_environment import (
-    Installed,
-    find_installed,
-    interpreter_of,
-    prefix_of,
-)
-from xlaunch.environment.substitution import own_program, with_own_variables
+from xlaunch.environment.program import Program, resolve_program
+from xlaunch.environment.substitution import own_program, own_variables
 from xlaunch.environment.threads import thread_settings
 from xlaunch.environment.variables import (
     Inherited,
@@ -39,9 +33,10 @@ from xlaunch.environment.variables import (
     split_inherited,
 )
 from xlaunch.errors import UsageError
-from xlaunch.machine.c_library import glibc_version
+from xlaunch.machine.architecture import glibc_version
+from xlaunch.planning.contradictions import refuse_contradictions
 from xlaunch.planning.plans import Plan
-from xlaunch.planning.request import Caches
+from xlaunch.planning.request import Caches, HugePages, ProgramRequest, RunRequest
 
 __all__ = ["Environment", "Program", "Setting", "prepare_environment"]
 
@@ -57,30 +52,35 @@ class Environment(NamedTuple):
     warnings: tuple[str, ...] = ()
     """One line each."""
     caches: CacheSettings = CacheSettings()
+    forbids_huge_pages: bool = False
 
 
 def prepare_environment(
-    plan: Plan, inherited: Mapping[str, str], *, make_directories: bool = False
+    plan: Plan,
+    request: ProgramRequest,
+    inherited: Mapping[str, str],
+    *,
+    run: RunRequest = RunRequest(),
+    make_directories: bool = False,
 ) -> Environment:
-    """Find the program of `plan` and choose the variables of every instance.
+    """Find the program of `request` and choose the variables of every instance of `plan`.
 
     `inherited`: the environment to start from, usually `os.environ`; what an outer launcher set there
-    is chosen again. `make_directories`: create the cache directories that variables name. Raises
-    what `resolve_program` raises, and `UsageError` for a profile that is not available.
+    is chosen again. `run`: where the output goes. `make_directories`: create the cache directories
+    that variables name. Raises what `resolve_program` raises, and `UsageError` for a profile that is
+    not available and for options that contradict each other.
     """
-    request = plan.request
+    refuse_contradictions({**request._asdict(), **run._asdict()})
     outside = split_inherited(inherited)
     inherited = outside.users_own
     plan = plan._replace(memory_share_bytes=_share_inside(plan, outside))
     program = resolve_program(request, inherited)
     warnings: list[str] = []
     given = {**inherited, **dict(request.env)}
-    interpreter = interpreter_of(program, inherited)
-    prefix = None if interpreter is None else prefix_of(interpreter)
     mode, glibc = system_mode(), glibc_version()
     openmp = choose_openmp(request.omp, plan, program, given, outside=outside.chosen)
     warnings += openmp.warnings
-    allocator = _choose_allocator(request.allocator, program, interpreter, prefix, given, glibc)
+    allocator = _choose_allocator(request.allocator, program, given, glibc)
     warnings += allocator.warnings
     threads_each = max([instance.threads for instance in plan.instances], default=1)
     proposals = [
@@ -94,15 +94,15 @@ def prepare_environment(
         ),
         *page_settings(request.thp),
     ]
-    if allocator.library is not None:
-        from xlaunch.environment.preload import with_preload
+    openmp_library = None if openmp.preload is None else openmp.preload.path
+    for library, reason in (
+        (allocator.library, f"allocator {allocator.profile.name}"),
+        (openmp_library, openmp.reason),
+    ):
+        if library is not None:
+            from xlaunch.environment.preload import with_preload
 
-        reason = f"allocator {allocator.profile.name}"
-        proposals = with_preload(proposals, given, allocator.library, reason)
-    if openmp.preload is not None:
-        from xlaunch.environment.preload import with_preload
-
-        proposals = with_preload(proposals, given, openmp.preload.path, openmp.reason)
+            proposals = with_preload(proposals, given, library, reason)
     if request.optimize_wait and request.optimize is None:
         raise UsageError(
             "--optimize-wait is about what --optimize compiles: add --optimize auto, or drop it"
@@ -111,16 +111,13 @@ def prepare_environment(
         from xlaunch.environment.optimization import optimization_settings
 
         proposals += optimization_settings(
-            request.optimize, program, interpreter, given, wait=request.optimize_wait
+            request.optimize, program, given, wait=request.optimize_wait
         )
-    installed = Installed()
-    if interpreter is not None and prefix is not None:
-        installed = find_installed(prefix, interpreter, given)
     caches = NOT_KEPT
     if not request.no_cache:
         caches = cache_settings(
             given,
-            packages=installed.for_keys(),
+            packages=program.installed.for_keys(),
             asked=request.cache_dir,
             everything=request.cache is Caches.ALL,
             fixed=dict(request.env),
@@ -131,29 +128,35 @@ def prepare_environment(
         Proposal(it.name, it.value, it.reason, option=it.option) for it in caches.variables
     ]
     warnings += caches.warnings
-    piped = (plan.relayed and not request.pty) or request.log_dir is not None
+    piped = (plan.relayed(run) and not run.pty) or run.log_dir is not None
     # An instance that is not relayed writes to this process's own output.
-    piped |= "PYTHONUNBUFFERED" in outside.chosen and not request.pty
-    ranks = starts_ranks(program)
+    piped |= "PYTHONUNBUFFERED" in outside.chosen and not run.pty
+    ranks, option = program.starts_ranks, layout_option(plan.layout)
     programs, settings, variables = [], [], []
     for instance in plan.instances:
-        own = with_own_variables(plan, instance)
-        known = {**inherited, **dict(own.request.env)}
+        asked = own_variables(request, plan, instance)
         threads: tuple[Proposal, ...] = ()
         if not ranks:
-            option = layout_option(request)
-            threads = thread_settings(instance.threads, installed, known, option)
+            known = {**inherited, **asked}
+            threads = thread_settings(instance.threads, program.installed, known, option)
+        own = [*proposals, *threads]
         chosen = choose_settings(
-            own, instance, inherited, [*proposals, *threads], piped=piped, starts_ranks=ranks
+            plan, instance, asked, inherited, own, piped=piped, starts_ranks=ranks
         )
-        programs.append(own_program(program, plan, instance))
+        programs.append(own_program(program, request, plan, instance))
         settings.append(chosen)
-        variables.append(instance_variables(own, instance, chosen, inherited))
+        variables.append(instance_variables(plan, instance, asked, chosen, inherited))
     warning = page_warning(request.thp, mode)
     warnings += [warning] if warning is not None else []
-    warnings += inherited_notes(settings[0], plan) if settings else []
+    warnings += inherited_notes(settings[0], dict(request.env)) if settings else []
     return Environment(
-        program, tuple(programs), tuple(settings), tuple(variables), tuple(warnings), caches
+        program,
+        tuple(programs),
+        tuple(settings),
+        tuple(variables),
+        tuple(warnings),
+        caches,
+        forbids_huge_pages=request.thp is HugePages.NEVER,
     )
 
 
@@ -167,8 +170,6 @@ class _Allocator(NamedTuple):
 def _choose_allocator(
     asked: str,
     program: Program,
-    interpreter: str | None,
-    prefix: str | None,
     given: Mapping[str, str],
     glibc: tuple[int, int] | None,
 ) -> _Allocator:
@@ -184,17 +185,11 @@ def _choose_allocator(
             if other_allocator(given) is not None:
                 return _Allocator(PROFILES["glibc"])
         chosen = "glibc.malloc" in given.get(TUNABLES, "")
-        if sys.platform != "linux" or interpreter is None or prefix is None or chosen:
+        if sys.platform != "linux" or program.interpreter is None or chosen:
             return _Allocator(choose_profile(AUTO, glibc=glibc))
         from xlaunch.environment.preload import find_preloadable
 
-        tried = find_preloadable(
-            "--allocator auto",
-            AUTO_LIBRARY,
-            prefix=prefix,
-            interpreter=interpreter,
-            environment=given,
-        )
+        tried = find_preloadable("--allocator auto", AUTO_LIBRARY, program, given)
         profile = choose_profile(AUTO, glibc=glibc, is_installed=tried.library is not None)
         if tried.library is not None:
             return _Allocator(profile, tried.library.path, tried.notes)
@@ -205,13 +200,7 @@ def _choose_allocator(
         return _Allocator(profile)
     from xlaunch.environment.preload import refuse_second_allocator, require_library
 
-    library, notes = require_library(
-        f"--allocator {asked}",
-        profile.library,
-        prefix=prefix,
-        interpreter=interpreter or program.executable,
-        environment=given,
-    )
+    library, notes = require_library(f"--allocator {asked}", profile.library, program, given)
     refuse_second_allocator(library.path, given)
     return _Allocator(profile, library.path, notes)
 

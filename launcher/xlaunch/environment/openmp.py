@@ -158,7 +158,7 @@ def _why_passive(plan: Plan, outside: Mapping[str, str]) -> str | None:
         return f"threads that spin while they wait use up the CPU quota of {plan.cpu_quota:g}"
     instances = plan.instances
     cpus = {cpu for instance in instances for cpu in instance.cpus}
-    unseen = len(instances) < plan.count and plan.request.oversubscribe
+    unseen = len(instances) < plan.count and plan.layout.oversubscribe
     if unseen or sum([instance.threads for instance in instances]) > len(cpus):
         return "CPUs are shared: a thread that spins keeps others from what it waits for"
     if dict(PASSIVE).items() <= outside.items():
@@ -186,10 +186,7 @@ def _runtime(
     """The profile, the library to preload for it, and warnings."""
     from xlaunch.environment.libraries import OPENMP, kind_of
     from xlaunch.environment.preload import preloaded, require_library
-    from xlaunch.environment.python_environment import interpreter_of, prefix_of
 
-    interpreter = interpreter_of(program, environment)
-    prefix = None if interpreter is None else prefix_of(interpreter)
     kind = _kind_of_file(asked) if "/" in asked else PROFILES[asked].library
     profile = PROFILES[kind] if kind is not None else PROFILES[AUTO]
     for entry in preloaded(environment.get("LD_PRELOAD")):
@@ -205,23 +202,22 @@ def _runtime(
             "runtimes in one process interfere with each other"
         )
         return PROFILES[present], None, (warning,)
-    own = program_runtime(prefix, interpreter) if prefix is not None else None
+    own = program_runtime(program.prefix, program.interpreter)
     if own is not None and own != kind and own != "gnu":
         raise UsageError(
-            f"--omp {asked}: torch in {prefix} is linked to the {own} runtime, whose place no other "
+            f"--omp {asked}: torch in {program.prefix} is linked to the {own} runtime, whose place no other "
             f"can take; use --omp {own} or auto"
         )
     library, notes = require_library(
         f"--omp {asked}",
         asked if "/" in asked else str(kind),
-        prefix=prefix,
-        interpreter=interpreter or program.executable,
-        environment=environment,
+        program,
+        environment,
     )
     return profile._replace(name=asked), library, notes
 
 
-def program_runtime(prefix: str, interpreter: str | None = None) -> str | None:
+def program_runtime(prefix: str | None, interpreter: str | None = None) -> str | None:
     """The OpenMP runtime that torch in `prefix` is linked to; None without torch or a runtime.
 
     Only the names in the dynamic section of libtorch_cpu.so are read.
@@ -230,7 +226,7 @@ def program_runtime(prefix: str, interpreter: str | None = None) -> str | None:
     from xlaunch.environment.libraries import OPENMP, kind_of
     from xlaunch.environment.python_environment import site_directories
 
-    for site in site_directories(prefix, interpreter):
+    for site in site_directories(prefix, interpreter) if prefix is not None else ():
         try:
             needed = read_elf(f"{site}/torch/lib/libtorch_cpu.so").needed
         except ElfError:

@@ -11,8 +11,8 @@ import os
 import subprocess
 from collections.abc import Iterator, Mapping
 
-from xlaunch.environment.program import Program, starts_ranks
-from xlaunch.environment.python_environment import runs_interpreter, shebang_of
+from xlaunch.environment.program import Program
+from xlaunch.environment.python_environment import shebang_of
 from xlaunch.environment.variables import Proposal
 from xlaunch.errors import UsageError
 from xlaunch.planning.request import Optimize
@@ -39,7 +39,6 @@ sys.stdout.buffer.write(b"\\n" + os.fsencode(found))
 def optimization_settings(
     precision: Optimize,
     program: Program,
-    interpreter: str | None,
     environment: Mapping[str, str],
     *,
     wait: bool,
@@ -52,12 +51,12 @@ def optimization_settings(
     program that is not Python, that ignores the hook, or whose environment has no xruntime.
     """
     option = f"--optimize {precision.value}"
-    if interpreter is None:
+    if program.interpreter is None:
         raise UsageError(
             f"{option}: {program.argv[0]} is not a Python program; give a script, -m MODULE, or "
             "python itself"
         )
-    if starts_ranks(program):
+    if program.starts_ranks:
         raise UsageError(
             f"{option}: {os.path.basename(program.argv[0])} starts processes of its own, which do not "
             "inherit it; call xruntime.optimize in the script"
@@ -68,7 +67,7 @@ def optimization_settings(
                 f"{option}: python -{flag} ignores PYTHONPATH or sitecustomize, through which the "
                 f"program is reached; leave -{flag} out, or call xruntime.optimize in the script"
             )
-    hook = _find_hook(option, interpreter, environment)
+    hook = _find_hook(option, program.interpreter, environment)
     inherited = environment.get(PATH)
     value = f"{hook}{os.pathsep}{inherited}" if inherited else hook
     return [
@@ -122,7 +121,7 @@ def _flags(program: Program) -> Iterator[str]:
     **Ex.:** ``python -uE -W error x.py``: ``u``, ``E``, ``W``.
     """
     words = iter(program.argv[1:])
-    if not runs_interpreter(program):
+    if program.interpreter != program.executable:
         shebang = shebang_of(program.executable)
         words = iter([word for word in shebang[1:] if word.startswith("-") and word != "-S"])
     for word in words:

@@ -21,6 +21,7 @@ from xlaunch.ownership import inspect_ownership
 
 if TYPE_CHECKING:
     from xlaunch.environment.libraries import Library
+    from xlaunch.environment.program import Program
 
 VARIABLE = "LD_PRELOAD"
 CHILD_TIMEOUT_S = 60.0
@@ -120,28 +121,26 @@ def refuse_second_allocator(library: str, environment: Mapping[str, str]) -> Non
 
 
 def find_preloadable(
-    option: str, name: str, *, prefix: str, interpreter: str, environment: Mapping[str, str]
+    option: str, name: str, program: Program, environment: Mapping[str, str]
 ) -> Preloadable:
-    """The first library `name` that the Python at `interpreter` can preload, if there is one."""
+    """The first library `name` that a Python program can preload, if there is one."""
     from xlaunch.environment.libraries import find_libraries
 
-    found = find_libraries((name,), prefix, environment, interpreter=interpreter)
-    return _first_preloadable(option, found, interpreter, environment)
+    assert program.interpreter is not None
+    found = find_libraries((name,), program.prefix, environment, interpreter=program.interpreter)
+    return _first_preloadable(option, found, program.interpreter, environment)
 
 
 def require_library(
     option: str,
     wanted: str,
-    *,
-    prefix: str | None,
-    interpreter: str,
+    program: Program,
     environment: Mapping[str, str],
 ) -> tuple[Library, tuple[str, ...]]:
     """Find the first library `wanted`, a name or a path, that can be preloaded; and notes.
 
-    `option` is what asked for it. `prefix` is the program's environment, None when it has none;
-    `interpreter` the program that must take the library: a Python, or any executable. Raises
-    `UsageError` that says where it was looked for, what was refused, and how to install it.
+    `option` is what asked for it. The library must fit the program's Python, or else its executable.
+    Raises `UsageError` that says where it was looked for, what was refused, and how to install it.
     """
     import sys
 
@@ -155,6 +154,7 @@ def require_library(
 
     if not sys.platform.startswith("linux"):
         raise UsageError(f"{option}: libraries can be preloaded on Linux only")
+    prefix, interpreter = program.prefix, program.interpreter or program.executable
     if "/" in wanted:
         target = program_target(prefix, interpreter)
         path = os.path.abspath(wanted)

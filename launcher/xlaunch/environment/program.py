@@ -4,13 +4,21 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import sys
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import NamedTuple
 
+from xlaunch.environment.python_environment import (
+    Installed,
+    find_installed,
+    interpreter_of,
+    prefix_of,
+)
 from xlaunch.errors import ProgramNotExecutableError, ProgramNotFoundError, UsageError
-from xlaunch.planning.request import Request
+from xlaunch.planning.request import ProgramRequest
 
 PYTHON_SUFFIXES = (".py", ".pyw", ".pyc", ".pyz")
 
@@ -23,6 +31,8 @@ RANK_LAUNCHERS = frozenset(
     )
 )
 """Programs that start ranks and give each of them a part of their CPUs."""
+
+SHELLS = frozenset(("ash", "bash", "dash", "ksh", "sh", "zsh"))
 
 RANK_MODULES = frozenset(
     (
@@ -37,48 +47,65 @@ RANK_MODULES = frozenset(
 
 
 class Program(NamedTuple):
-    """A program as it will be executed."""
+    """A program as it will be executed, and the environment of its packages."""
 
     executable: str
     """The file handed to execve; a path."""
     argv: tuple[str, ...]
-    interpreter_reason: str | None
+    interpreter_reason: str | None = None
     """Why this Python interpreter was chosen; None if none was."""
+    interpreter: str | None = None
+    """The Python that runs it, a shebang's too; None: it is not a Python program."""
+    prefix: str | None = None
+    """The interpreter's sys.prefix; None without an interpreter."""
+    installed: Installed = Installed()
+    starts_ranks: bool = False
+    """It starts processes that divide its CPUs. **Ex.:** ``torchrun``, ``mpirun -n 4 app``."""
 
 
-def resolve_program(request: Request, environment: Mapping[str, str]) -> Program:
-    """Find the program of `request` and how to run it.
+def resolve_program(request: ProgramRequest, environment: Mapping[str, str]) -> Program:
+    """Find the program of `request`, how to run it, and what is installed with it.
+
+    `environment`: the user's own variables, to which those of `request` are added.
 
     A name that ends in .py (.pyw, .pyc, .pyz), or a module, is run by the active environment's
     interpreter. Anything else is an executable, looked up as a shell would; its shebang names its
     interpreter. Raises `ProgramNotFoundError` (127), `ProgramNotExecutableError` (126), and `UsageError`
     for an interpreter that does not exist.
     """
-    if not request.program:
+    if not request.words:
         what = "module" if request.module else "program"
         raise UsageError(f"no {what} given; usage: xlaunch [OPTIONS] [--] PROGRAM [ARGS...]")
-    name, *arguments = request.program
+    name, *arguments = request.words
     if not name:
         raise ProgramNotFoundError("the program's name is empty")
-    if request.module:
-        interpreter, reason = find_interpreter(request.python, environment)
-        return Program(interpreter, (interpreter, "-m", name, *arguments), reason)
-    if name.endswith(PYTHON_SUFFIXES) and not request.no_python:
-        _check_file(name, must_execute=False)
-        interpreter, reason = find_interpreter(request.python, environment)
-        return Program(interpreter, (interpreter, name, *arguments), reason)
-    if "/" in name:
-        _check_file(name, must_execute=True)
-        return Program(name, (name, *arguments), None)
-    return Program(_search_path(name, environment), (name, *arguments), None)
+    reason: str | None = None
+    is_script = name.endswith(PYTHON_SUFFIXES) and not request.no_python
+    if request.module or is_script:
+        if not request.module:
+            _check_file(name, must_execute=False)
+        executable, reason = find_interpreter(request.python, environment)
+        argv = (executable, *(["-m"] if request.module else []), name, *arguments)
+        interpreter: str | None = executable
+    else:
+        if "/" in name:
+            _check_file(name, must_execute=True)
+        executable = name if "/" in name else _search_path(name, environment)
+        argv = (name, *arguments)
+        interpreter = interpreter_of(executable, environment)
+    program = Program(executable, argv, reason, interpreter, starts_ranks=_starts_ranks(argv))
+    if interpreter is None:
+        return program
+    prefix = prefix_of(interpreter)
+    installed = find_installed(prefix, interpreter, {**environment, **dict(request.env)})
+    return program._replace(prefix=prefix, installed=installed)
 
 
-def starts_ranks(program: Program) -> bool:
-    """Whether `program` starts processes that divide its CPUs.
-
-    **Ex.:** ``torchrun``, ``mpirun -n 4 app``, ``python -m torch.distributed.run``.
-    """
-    name, words = os.path.basename(program.argv[0]), iter(program.argv[1:])
+def _starts_ranks(argv: tuple[str, ...]) -> bool:
+    """Whether a command starts ranks. **Ex.:** also ``python -m torch.distributed.run``."""
+    name, words = os.path.basename(argv[0]), iter(argv[1:])
+    if name in SHELLS and "-c" in argv[1:-1]:
+        return _script_starts_ranks(argv[argv.index("-c") + 1])
     if not name.startswith(("python", "pypy")):
         return name in RANK_LAUNCHERS
     for word in words:
@@ -94,6 +121,14 @@ def starts_ranks(program: Program) -> bool:
         if is_module:  # -m NAME, -um NAME, -mNAME
             return (attached or next(words, "")) in RANK_MODULES
     return False
+
+
+def _script_starts_ranks(script: str) -> bool:
+    """Whether a shell's script names such a program anywhere: a thread count too few does less harm."""
+    words = [word.strip("'\"()") for word in re.split(r"[\s;&|]+", script)]
+    modules = {after for before, after in pairwise(words) if before == "-m"}
+    names = {os.path.basename(word) for word in words}
+    return not (names.isdisjoint(RANK_LAUNCHERS) and modules.isdisjoint(RANK_MODULES))
 
 
 def find_interpreter(asked: str | None, environment: Mapping[str, str]) -> tuple[str, str]:

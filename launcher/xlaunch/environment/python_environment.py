@@ -11,18 +11,16 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from xlaunch.cache.key import UNKNOWN, Packages
-from xlaunch.environment.program import Program
 
 
-def interpreter_of(program: Program, environment: Mapping[str, str]) -> str | None:
-    """The Python interpreter that runs `program`; None if it is not a Python program.
+def interpreter_of(executable: str, environment: Mapping[str, str]) -> str | None:
+    """The Python interpreter that runs an executable; None if it is not a Python program.
 
-    Found for scripts and modules, for ``python`` itself, and by the first line of a script such as
-    those that pip installs.
+    Found for ``python`` itself, and by the first line of a script such as those that pip installs.
     """
-    if runs_interpreter(program):
-        return program.executable
-    words = shebang_of(program.executable)
+    if _is_python(executable):
+        return executable
+    words = shebang_of(executable)
     if words and os.path.basename(words[0]) == "env":
         names = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
         directories = environment.get("PATH", os.defpath).split(os.pathsep)
@@ -31,11 +29,6 @@ def interpreter_of(program: Program, environment: Mapping[str, str]) -> str | No
         ]
         words = [path for path in candidates if os.access(path, os.X_OK)]
     return words[0] if words and _is_python(words[0]) else None
-
-
-def runs_interpreter(program: Program) -> bool:
-    """Whether `program` executes a Python interpreter by its own name. **Ex.:** ``python -m x``."""
-    return program.interpreter_reason is not None or _is_python(program.executable)
 
 
 def shebang_of(path: str) -> list[str]:

@@ -14,6 +14,7 @@ from xlaunch.environment.program import Program
 from xlaunch.errors import UsageError
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.planning.plans import Instance, Plan
+from xlaunch.planning.request import ProgramRequest
 
 MAX_DIGITS = 18
 """Longer numbers in braces are left alone."""
@@ -39,17 +40,18 @@ def words_of(plan: Plan, instance: Instance) -> dict[str, str]:
     }
 
 
-def with_own_variables(plan: Plan, instance: Instance) -> Plan:
-    """Substitute in the variables of `--env` for `instance`. Raises what `substitute` raises."""
+def own_variables(request: ProgramRequest, plan: Plan, instance: Instance) -> dict[str, str]:
+    """The variables of `--env`, substituted for `instance`. Raises what `substitute` raises."""
     words = words_of(plan, instance)
-    env = tuple([(name, _named(f"--env {name}", value, words)) for name, value in plan.request.env])
-    return plan._replace(request=plan.request._replace(env=env))
+    return {name: _named(f"--env {name}", value, words) for name, value in request.env}
 
 
-def own_program(program: Program, plan: Plan, instance: Instance) -> Program:
+def own_program(
+    program: Program, request: ProgramRequest, plan: Plan, instance: Instance
+) -> Program:
     """Substitute in the program's arguments for `instance`. Raises what `substitute` raises."""
-    written = len(plan.request.program) - 1
-    if not plan.request.substitute or not written:
+    written = len(request.words) - 1
+    if not request.substitute or not written:
         return program
     words = words_of(plan, instance)
     arguments = [_named("--substitute", text, words) for text in program.argv[-written:]]

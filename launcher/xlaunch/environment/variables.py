@@ -13,7 +13,7 @@ from typing import NamedTuple
 from xlaunch.environment.substitution import substitute, words_of
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.planning.plans import Instance, Plan
-from xlaunch.planning.request import Request
+from xlaunch.planning.request import LayoutRequest
 
 OPTION_PREFIX = "XLAUNCH_OPT_"
 """Variables that set options of the launcher. Instances do not inherit them."""
@@ -108,6 +108,7 @@ def split_inherited(inherited: Mapping[str, str]) -> Inherited:
 def choose_settings(
     plan: Plan,
     instance: Instance,
+    asked: Mapping[str, str],
     inherited: Mapping[str, str],
     proposals: Sequence[Proposal],
     *,
@@ -116,11 +117,10 @@ def choose_settings(
 ) -> tuple[Setting, ...]:
     """Choose the variables that `instance` gets in addition to what it inherits.
 
-    `inherited`: the user's own variables (see `split_inherited`). `proposals`: variables that do not
-    depend on the instance. `piped`: its output goes to a pipe or a log file. `starts_ranks`: it
+    `asked`: the variables of --env. `inherited`: the user's own variables (see `split_inherited`).
+    `proposals`: variables that do not depend on the instance. `piped`: its output goes to a pipe or a log file. `starts_ranks`: it
     divides its CPUs among processes of its own, so no thread count is set.
     """
-    asked = dict(plan.request.env)
     settings: list[Setting] = []
 
     def choose(proposal: Proposal) -> None:
@@ -147,7 +147,7 @@ def choose_settings(
                 "OMP_NUM_THREADS",
                 str(instance.threads),
                 "one thread for each CPU that the instance may use",
-                option=layout_option(plan.request),
+                option=layout_option(plan.layout),
             )
         )
     if piped:
@@ -157,7 +157,7 @@ def choose_settings(
     return tuple(settings)
 
 
-def layout_option(request: Request) -> str | None:
+def layout_option(request: LayoutRequest) -> str | None:
     """The option that determines the threads of each instance; None if there is none.
 
     **Ex.:** ``"--ncores 2"``; ``"--instances max"``.
@@ -170,9 +170,8 @@ def layout_option(request: Request) -> str | None:
     return "--smt" if request.smt else None
 
 
-def inherited_notes(settings: Sequence[Setting], plan: Plan) -> tuple[str, ...]:
+def inherited_notes(settings: Sequence[Setting], asked: Mapping[str, str]) -> tuple[str, ...]:
     """Notes on the inherited variables that options replaced, and on those that were kept."""
-    asked = dict(plan.request.env)
     replaced: dict[str, list[str]] = {}
     kept = []
     for setting in settings:
@@ -188,13 +187,16 @@ def inherited_notes(settings: Sequence[Setting], plan: Plan) -> tuple[str, ...]:
 
 
 def instance_variables(
-    plan: Plan, instance: Instance, settings: tuple[Setting, ...], inherited: Mapping[str, str]
+    plan: Plan,
+    instance: Instance,
+    asked: Mapping[str, str],
+    settings: tuple[Setting, ...],
+    inherited: Mapping[str, str],
 ) -> dict[str, str]:
     """The complete environment of an instance. `inherited`: the user's own variables."""
     variables = {
         name: value for name, value in inherited.items() if not name.startswith(OPTION_PREFIX)
     }
-    asked = dict(plan.request.env)
     chosen = [setting for setting in settings if not setting.users_own]
     variables.update((setting.name, setting.value) for setting in chosen)
     before = {**inherited, **asked}

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 
-from xlaunch.machine.cpuinfo import parse_cpuinfo
 from xlaunch.machine.files import Tree
 
 UNKNOWN = "unknown"
@@ -81,3 +80,23 @@ def _from_sysfs(tree: Tree) -> str | None:
         ):
             return "ia64"
     return None
+
+
+def parse_cpuinfo(text: str) -> dict[str, str]:
+    """**Ex.:** ``{"processor": "0", "vendor_id": "AuthenticAMD", "cpu family": "25", ...}``."""
+    fields: dict[str, str] = {}
+    for line in text.splitlines():
+        name, colon, value = line.partition(":")
+        if colon:
+            fields.setdefault(name.strip(), value.strip())
+    return fields
+
+
+def glibc_version() -> tuple[int, int] | None:
+    """The system's glibc version; None with another C library."""
+    try:
+        name, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
+        major, minor = version.split(".")[:2]
+    except (ValueError, OSError, AttributeError):
+        return None
+    return (int(major), int(minor)) if name == "glibc" else None

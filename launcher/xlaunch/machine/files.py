@@ -7,8 +7,12 @@ Without pathlib, which takes longer to import than a small machine takes to read
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from xlaunch.machine.topology import CPUs
+
+if TYPE_CHECKING:
+    import tempfile
 
 READ_BYTES = 1 << 16
 """Size of one read; no attribute of sysfs is larger."""
@@ -142,3 +146,23 @@ def parse_mask(text: str) -> CPUs:
     except ValueError:
         return ()
     return tuple(bit for bit, digit in enumerate(reversed(f"{value:b}")) if digit == "1")
+
+
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 - the directory made there is new and private
+ENOUGH_BYTES = 1 << 28
+"""Minimum free space; containers often have 64 MiB, which a large machine's files can fill."""
+
+
+def scratch_directory() -> tempfile.TemporaryDirectory[str]:
+    """A new directory for thousands of small files, in memory if there is room, which is several times as fast as a disk.
+
+    TMPDIR takes precedence.
+    """
+    import tempfile
+
+    place = None
+    if not os.environ.get("TMPDIR") and os.access(SHARED_MEMORY, os.W_OK | os.X_OK):
+        room = os.statvfs(SHARED_MEMORY)
+        if room.f_bavail * room.f_frsize >= ENOUGH_BYTES:
+            place = SHARED_MEMORY
+    return tempfile.TemporaryDirectory(prefix="xlaunch-machine-", dir=place)

@@ -19,7 +19,7 @@ def machine_of(sysroot: str | None, synthetic: str | None) -> Iterator[Machine]:
     Raises `UsageError` if it cannot be read.
     """
     if synthetic is not None:
-        from xlaunch.machine.scratch import scratch_directory
+        from xlaunch.machine.files import scratch_directory
         from xlaunch.machine.synthetic import parse_levels, write_tree
 
         levels = parse_levels(synthetic)

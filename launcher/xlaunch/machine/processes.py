@@ -11,8 +11,8 @@ import functools
 import os
 from typing import NamedTuple
 
-TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
 class TaskStatus(NamedTuple):
@@ -108,6 +108,22 @@ def initial_environment(pid: int) -> dict[str, str]:
     entries = (read_file(f"/proc/{pid}/environ") or b"").split(b"\0")
     pairs = [os.fsdecode(entry).partition("=") for entry in entries]
     return {name: value for name, _, value in pairs if name}
+
+
+def ancestor_without(variable: str) -> int | None:
+    """The nearest ancestor that was started without a variable which this process has.
+
+    **Ex.:** ``LOCAL_RANK``: torchrun, though a shell may be between. None: it cannot be found.
+    """
+    pid = os.getppid()
+    while pid and (status := read_process(pid)) is not None:
+        found = initial_environment(pid)
+        if not found:
+            return None  # it ended, or is another user's
+        if variable not in found:
+            return pid
+        pid = status.parent
+    return None
 
 
 def has_job_control(pid: int) -> bool:

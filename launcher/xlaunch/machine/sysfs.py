@@ -8,9 +8,8 @@ hwloc, and adds a note.
 
 from __future__ import annotations
 
-from xlaunch.machine.architecture import read_architecture
+from xlaunch.machine.architecture import parse_cpuinfo, read_architecture
 from xlaunch.machine.core_kinds import read_core_kinds
-from xlaunch.machine.cpuinfo import parse_cpuinfo
 from xlaunch.machine.files import Tree, is_live, parse_list
 from xlaunch.machine.groups import Groups, SharingReader, gather, sample_cores
 from xlaunch.machine.nodes import read_numa_nodes

@@ -17,9 +17,9 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from xlaunch.errors import RunWarning, WarningKind
 from xlaunch.metrics.live import LiveLine, LiveValue, LiveWriter
 from xlaunch.metrics.metric_lines import Kind, LineSplitter, Metric, convert
-from xlaunch.run_warnings import RunWarning, WarningKind
 from xlaunch.text import plural
 
 PERCENTILES = (50, 90, 99)
@@ -175,6 +175,8 @@ class Collector:
         self._unseen = [metric.name for metric in metrics]
         self._lines: deque[str] = deque(maxlen=LINES_TO_SHOW)
         """The last lines with numbers, while some metric was not seen yet."""
+        self.latest: dict[str, float] = {}
+        """The last value of each metric that was seen, of any instance."""
         self.past_first: set[int] = set()
         """Instances that have printed or reported a value."""
 
@@ -203,6 +205,7 @@ class Collector:
                 self._units.setdefault(metric.name, value.unit)
             number = convert(value, self._units.get(metric.name))
             self._series[metric.name, index].add(number, now)
+            self.latest[metric.name] = number
             if self._live is not None:
                 self._live.write(LiveValue(index, metric.name, now, number))
             self.past_first.add(index)

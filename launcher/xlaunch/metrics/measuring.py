@@ -20,7 +20,8 @@ from xlaunch.metrics.metric_lines import Metric, parse_metric
 from xlaunch.output.logs import STREAMS, log_path
 from xlaunch.output.tagged_lines import READ_SIZE
 from xlaunch.planning.plans import Plan
-from xlaunch.planning.request import Request
+from xlaunch.planning.request import RunRequest
+from xlaunch.text import number
 
 LOG_INTERVAL_S = 0.1
 """Polling interval of log files, and so the resolution of the times of values in them."""
@@ -29,9 +30,9 @@ MAX_BYTES_AT_ONCE = 64 * READ_SIZE
 """Maximum size to read from one log file before signals are handled again."""
 
 
-def metrics_of(request: Request) -> tuple[Metric, ...]:
+def metrics_of(run: RunRequest) -> tuple[Metric, ...]:
     """The metrics of `--metric`, each once. Raises `UsageError`."""
-    return tuple([parse_metric(text) for text in dict.fromkeys(request.metric)])
+    return tuple([parse_metric(text) for text in dict.fromkeys(run.metric)])
 
 
 def choose_directory() -> str:
@@ -54,17 +55,20 @@ class Measuring:
     """The measuring of one run."""
 
     def __init__(
-        self, plan: Plan, directory: str | None, live: LiveWriter | None, poll: select.poll
+        self,
+        plan: Plan,
+        run: RunRequest,
+        directory: str | None,
+        live: LiveWriter | None,
+        poll: select.poll,
     ) -> None:
         """`directory`: to be made for FIFOs. `live`: gets each value. `poll`: the supervisor's."""
-        self._plan = plan
+        self._log_directory = run.log_dir
         self._directory = directory
         self._poll = poll
         self._live = live
         indices = [instance.index for instance in plan.instances]
-        self._collector = Collector(
-            metrics_of(plan.request), indices, began=time.monotonic(), live=live
-        )
+        self._collector = Collector(metrics_of(run), indices, began=time.monotonic(), live=live)
         self._ends: dict[int, float] = {}
         self._pipes: dict[int, int] = {}
         self._pipe_paths: dict[int, str] = {}
@@ -110,7 +114,7 @@ class Measuring:
             self._live.write(LiveStart(index, now))
         if self._barrier is not None:
             self._barrier.back(index)
-        if self._plan.request.log_dir is not None:
+        if self._log_directory is not None:
             for stream in STREAMS:
                 self._logs.setdefault((index, stream), 0)
 
@@ -168,7 +172,7 @@ class Measuring:
         return None
 
     def _read_logs(self, only: int | None = None) -> None:
-        directory = self._plan.request.log_dir
+        directory = self._log_directory
         for (index, stream), read in self._logs.items():
             if directory is None or only not in (None, index):
                 continue
@@ -202,6 +206,10 @@ class Measuring:
         if self._directory is not None:
             remove_directory(self._directory)
         return self._collector.unseen()
+
+    def latest(self) -> str:
+        """The last value of each metric. **Ex.:** ``"images/s 120.5"``."""
+        return ", ".join([f"{name} {number(it)}" for name, it in self._collector.latest.items()])
 
     def results(self) -> Measured:
         """The metrics of each instance and over all, once finished."""

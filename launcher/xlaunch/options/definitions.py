@@ -19,6 +19,7 @@ from xlaunch.options.kinds import (
     POSITIVE_DURATION,
     TEXT,
     VARIABLE,
+    WAIT,
     WHOLE_NUMBER,
     Kind,
     one_of,
@@ -33,13 +34,21 @@ from xlaunch.planning.request import (
     OnFailure,
     Optimize,
     Place,
+    RankMode,
 )
+
+COMMANDS = frozenset(("cache", "doctor", "env", "libraries", "plan", "ps", "topology"))
+"""Each is the object `command` in the module of the same name in `xlaunch.cli`."""
+
+RESERVED = COMMANDS | {"explain", "help", "report", "run", "version"}
+"""A program with one of these names needs ``--`` before it, or a path."""
 
 
 class Group(enum.Enum):
     """The parts of ``--help``."""
 
     LAYOUT = "Layout"
+    SHARING = "Shared hosts and ranks"
     MEMORY = "Memory"
     ENVIRONMENT = "Environment"
     SUPERVISION = "Supervision"
@@ -66,14 +75,14 @@ class Option(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Its name in Python, which is its field in `Request` if it has one (`FIELDS`)."""
+        """Its name in Python, which is its field in a part of `Request` if it has one (`FIELDS`)."""
         return self.name.replace("-", "_")
 
 
-FIELDS = {"timeout": "timeout_s", "grace": "grace_s"}
-"""Options whose field in `Request` has another name."""
+FIELDS = {"timeout": "timeout_s", "grace": "grace_s", "program": "words"}
+"""Options, and the program, whose field in a part of `Request` has another name."""
 
-_L, _M, _E, _S, _O, _P = Group
+_L, _H, _M, _E, _S, _O, _P = Group
 _PRECISION = one_of(Optimize, metavar="DTYPE")
 _POLICY = one_of(MemoryPolicy, metavar="POLICY")
 
@@ -91,6 +100,13 @@ OPTIONS = (
     Option("oversubscribe", FLAG, _L, "Let instances share cores."),
     Option("sysroot", DIRECTORY, _L, "Plan for a captured machine.", one_call=True),
     Option("synthetic", TEXT, _L, 'Plan for a made-up machine: "core:8".', one_call=True),
+    Option("exclusive", FLAG, _H, "Take only cores that no other launch has.", one_call=True),
+    Option("wait", WAIT, _H, "Wait for free cores so long; implies --exclusive.", one_call=True),
+    Option("rank-mode", one_of(RankMode, metavar="MODE"), _H, "Ranks: auto, off, torchrun, mpi, slurm."),
+    Option("nproc-per-node", COUNT, _H, "Start so many ranks here, by torchrun.", one_call=True),
+    Option("nnodes", COUNT, _H, "Hosts of the job, with --nproc-per-node.", one_call=True),
+    Option("node-rank", WHOLE_NUMBER, _H, "This host among them, from 0.", one_call=True),
+    Option("rendezvous", TEXT, _H, "HOST:PORT of host 0, with --nnodes.", one_call=True),
     Option("mem-policy", _POLICY, _M, "NUMA memory policy: bind, local, ..."),
     Option("allocator", spelt(NAME_OR_FILE, default="glibc"), _M, "Allocator profile or library."),
     Option("thp", one_of(HugePages), _M, "Transparent huge pages (default auto)."),
@@ -125,6 +141,9 @@ OPTIONS = (
     Option("save-preset", FILE, _P, "Write the options to FILE, for --preset.", one_call=True),
     Option("isolated", FLAG, _P, "Ignore [tool.xlaunch] and config.toml.", one_call=True),
 )  # fmt: skip
+
+OF_TORCHRUN = ("nproc-per-node", "nnodes", "node-rank", "rendezvous")
+"""Options with which `xlaunch` composes the command of torchrun."""
 
 BY_KEY = {option.key: option for option in OPTIONS}
 

@@ -86,6 +86,11 @@ def parse_positive_duration(text: str) -> float:
     return seconds
 
 
+def parse_wait(text: str) -> float:
+    """As `parse_duration`; infinite for ``max``."""
+    return math.inf if text.lower() == MAX.value else parse_duration(text)
+
+
 def parse_size(text: str) -> int:
     """Bytes, or a number with a unit: ``20GiB``, ``500MB``, ``1.5G``; a lone letter means 1024."""
     number = text.rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ").strip()
@@ -137,6 +142,7 @@ COUNT = Kind("N|max", parse_count, 2)
 WHOLE_NUMBER = Kind("N", parse_whole_number, 1)
 NUMBER_LIST = Kind("LIST", parse_number_list, "0-3")
 DURATION = Kind("TIME", parse_duration, "10s")
+WAIT = Kind("TIME|max", parse_wait, "10m")
 POSITIVE_DURATION = Kind("TIME", parse_positive_duration, "10m")
 SIZE = Kind("SIZE", parse_size, "20GiB")
 VARIABLE = Kind("NAME=VALUE", parse_variable)

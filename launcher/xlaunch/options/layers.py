@@ -135,13 +135,13 @@ def variables_layer(environment: Mapping[str, str], typed: Collection[str] = ())
 def request_from(values: Mapping[str, Any]) -> Request:
     """The request that options make; None stands for an option that is not set."""
     fields = {FIELDS.get(key, key): value for key, value in values.items() if value is not None}
-    return Request(**{name: fields[name] for name in Request._fields if name in fields})
+    return Request().replace(**{name: fields[name] for name in _DEFAULTS if name in fields})
 
 
 def field_of(option: Option) -> str | None:
     """The option's field in `Request`; None if it has none. **Ex.:** ``timeout_s``."""
     name = FIELDS.get(option.key, option.key)
-    return name if name in Request._fields else None
+    return name if name in _DEFAULTS else None
 
 
 def shown(option: Option, value: Any) -> str:
@@ -164,6 +164,7 @@ def variable_of(name: str) -> str:
     return f"{VARIABLES}{name.upper().replace('-', '_')}"
 
 
+_DEFAULTS = Request().options()
 _BY_VARIABLE = {variable_of(option.name): option for option in OPTIONS}
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from xlaunch.errors import UsageError
 from xlaunch.options.definitions import BY_KEY, IN_FILES, INSIDE_INSTANCES, Option
-from xlaunch.options.kinds import FLAG, MAX_INTEGER, NUMBER_LIST, VARIABLE
+from xlaunch.options.kinds import FLAG, MAX_INTEGER, NAME_OR_FILE, NUMBER_LIST, VARIABLE
 from xlaunch.options.layers import Layer, nearest
 from xlaunch.ownership import inspect_ownership
 
@@ -218,7 +218,8 @@ def _text(option: Option, value: Any) -> str:
     """A TOML string or number as the command line would have it."""
     if isinstance(value, str):
         return _checked(value)
-    takes_numbers = option.kind.parse is not str and option.kind.metavar != "DIR"
+    text_kinds = ("DIR", NAME_OR_FILE.metavar)
+    takes_numbers = option.kind.parse is not str and option.kind.metavar not in text_kinds
     if takes_numbers and isinstance(value, int | float) and not isinstance(value, bool):
         if isinstance(value, int) and abs(value) > MAX_INTEGER:
             raise UsageError("the number is too large")

@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-from collections.abc import Iterator
+import termios
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from xlaunch.output.logs import STREAMS, open_logs
@@ -23,9 +24,13 @@ from xlaunch.output.tagged_lines import (
     same_file,
 )
 from xlaunch.planning.plans import Instance, Plan
+from xlaunch.planning.request import RunRequest
 
 PIPE_BYTES = 1 << 20
 """Maximum content of a pipe (default of /proc/sys/fs/pipe-max-size)."""
+
+DEFAULT_SIZE = (24, 80)
+"""Rows and columns if the launcher has no terminal."""
 
 
 class Chunk(NamedTuple):
@@ -58,11 +63,13 @@ class _Source(NamedTuple):
 class Relay:
     """Passes on the output of all instances of a plan, and lines of the launcher between it."""
 
-    def __init__(self, plan: Plan, poll: select.poll) -> None:
+    def __init__(self, plan: Plan, run: RunRequest, poll: select.poll) -> None:
         """`poll` is the supervisor's."""
         self._plan = plan
+        self._run = run
+        self._tagged = plan.tagged(run)
         self._poll = poll
-        shared = len(plan.instances) > 1 or plan.tagged
+        shared = len(plan.instances) > 1 or self._tagged
         self._stdout = Sink(1, shared=shared)
         self._stderr = self._stdout if same_file(1, 2) else Sink(2, shared=shared)
         self._sources: dict[int, _Source] = {}
@@ -85,12 +92,10 @@ class Relay:
             stdin = 0
             if len(self._plan.instances) > 1:
                 stdin = owned(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
-            if self._plan.request.log_dir is not None:
-                out, err = map(
-                    owned, open_logs(self._plan.request.log_dir, instance.index, new=first)
-                )
+            if self._run.log_dir is not None:
+                out, err = map(owned, open_logs(self._run.log_dir, instance.index, new=first))
                 yield Streams(stdin, out, err)
-            elif self._plan.relayed:
+            elif self._plan.relayed(self._run):
                 out = owned(self._open_pipe(instance, STREAMS[0], self._stdout))
                 err = owned(self._open_pipe(instance, STREAMS[1], self._stderr))
                 yield Streams(stdin, out, err)
@@ -98,9 +103,7 @@ class Relay:
                 yield Streams(stdin, 1, 2)
 
     def _open_pipe(self, instance: Instance, stream: str, sink: Sink) -> int:
-        if self._plan.request.pty:
-            from xlaunch.output.pseudo_terminal import open_pseudo_terminal
-
+        if self._run.pty:
             reader, writer = open_pseudo_terminal()
         else:
             reader, writer = os.pipe()
@@ -110,16 +113,14 @@ class Relay:
         return writer
 
     def _tagger(self, instance: Instance, sink: Sink) -> LineTagger | Verbatim:
-        if len(self._plan.instances) == 1 and not self._plan.tagged:
+        if len(self._plan.instances) == 1 and not self._tagged:
             return Verbatim()
-        tag = str(instance.index) if self._plan.tagged else ""
+        tag = str(instance.index) if self._tagged else ""
         return LineTagger(tag, terminal=sink.terminal)
 
     def resize_terminals(self) -> None:
         """Set the instances' pseudo-terminals to the current size of the launcher's terminal."""
-        if self._plan.request.pty:
-            from xlaunch.output.pseudo_terminal import resize
-
+        if self._run.pty:
             resize(self._sources)
 
     def say(self, text: str) -> None:
@@ -224,3 +225,35 @@ class Relay:
         for descriptor, source in self._sources.items():
             if source.sink is sink:
                 self._poll.register(descriptor, select.POLLIN if readable else 0)
+
+
+def open_pseudo_terminal() -> tuple[int, int]:
+    """Open a pseudo-terminal (`--pty`): the end to read from, and the instance's. Raises OSError.
+
+    It is not the controlling terminal: Ctrl-C and job control are not affected, and it has no input.
+    """
+    ours, theirs = os.openpty()
+    # Pass bytes unchanged: no carriage return before each newline.
+    attributes = termios.tcgetattr(theirs)
+    attributes[1] &= ~termios.OPOST
+    termios.tcsetattr(theirs, termios.TCSANOW, attributes)
+    termios.tcsetwinsize(theirs, window_size())
+    return ours, theirs
+
+
+def window_size() -> tuple[int, int]:
+    """Rows and columns of the launcher's terminal."""
+    for descriptor in (1, 2, 0):
+        with contextlib.suppress(termios.error):
+            rows, columns = termios.tcgetwinsize(descriptor)
+            if rows and columns:
+                return rows, columns
+    return DEFAULT_SIZE
+
+
+def resize(descriptors: Iterable[int]) -> None:
+    """Set pseudo-terminals to the current size of the launcher's terminal."""
+    size = window_size()
+    for descriptor in descriptors:
+        with contextlib.suppress(termios.error):  # no process has it open any more
+            termios.tcsetwinsize(descriptor, size)

@@ -5,16 +5,18 @@ from __future__ import annotations
 
 from xlaunch.planning.planner import plan
 from xlaunch.planning.plans import Decision, Instance, Plan
-from xlaunch.planning.rendering import plan_to_dict, render_plan
 from xlaunch.planning.request import (
     MAX,
     ECores,
+    LayoutRequest,
     Max,
     MemoryPolicy,
     Mode,
     OnFailure,
     Place,
+    ProgramRequest,
     Request,
+    RunRequest,
 )
 
 __all__ = [
@@ -22,14 +24,15 @@ __all__ = [
     "Decision",
     "ECores",
     "Instance",
+    "LayoutRequest",
     "Max",
     "MemoryPolicy",
     "Mode",
     "OnFailure",
     "Place",
     "Plan",
+    "ProgramRequest",
     "Request",
+    "RunRequest",
     "plan",
-    "plan_to_dict",
-    "render_plan",
 ]

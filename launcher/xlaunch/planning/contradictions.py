@@ -11,7 +11,7 @@ from xlaunch.planning.request import MAX
 
 
 class Contradiction(NamedTuple):
-    """Two options, by their names in `Request`, that cannot both be set."""
+    """Two options, by their names in Python, that cannot both be set."""
 
     one: str
     other: str

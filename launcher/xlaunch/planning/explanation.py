@@ -11,11 +11,11 @@ from xlaunch.planning.layout import Capacity, quota_cores
 from xlaunch.planning.placement import NODE, PACKAGE, Core
 from xlaunch.planning.plans import Decision, Instance
 from xlaunch.planning.pool import Pool
-from xlaunch.planning.request import MAX, Request
+from xlaunch.planning.request import MAX, LayoutRequest
 from xlaunch.text import counted
 
 
-def explain_siblings(request: Request, pool: Pool) -> list[Decision]:
+def explain_siblings(request: LayoutRequest, pool: Pool) -> list[Decision]:
     """Whether second siblings are used; no decision if there are none."""
     second = [cpu for core in pool.cores for cpu in core[1:]]
     if not second:
@@ -51,7 +51,7 @@ def explain_quota(machine: Machine, capacity: Capacity, *, can_bind: bool) -> li
 
 
 def explain_placement(
-    request: Request, crossed: list[tuple[int, ...]], idle: list[Core]
+    request: LayoutRequest, crossed: list[tuple[int, ...]], idle: list[Core]
 ) -> list[Decision]:
     """The number of crossings of all instances, and the idle cores."""
     totals = [sum(level) for level in zip(*crossed, strict=True)]
@@ -91,7 +91,7 @@ def explain_memory(instances: list[tuple[Instance, str]]) -> list[Decision]:
 
 
 def warn_of_crossings(
-    request: Request,
+    request: LayoutRequest,
     topology: Topology,
     cores: Sequence[Core],
     placed: list[list[Core]],

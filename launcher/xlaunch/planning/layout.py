@@ -7,7 +7,7 @@ from typing import NamedTuple, NoReturn
 
 from xlaunch.errors import UsageError
 from xlaunch.planning.plans import Decision
-from xlaunch.planning.request import MAX, Mode, Request
+from xlaunch.planning.request import MAX, LayoutRequest, Mode
 from xlaunch.text import counted
 
 LATENCY_CORES = 4
@@ -49,7 +49,7 @@ class Layout(NamedTuple):
     warnings: tuple[str, ...] = ()
 
 
-def choose_layout(request: Request, capacity: Capacity) -> Layout:
+def choose_layout(request: LayoutRequest, capacity: Capacity) -> Layout:
     """Choose the layout for `request`. Raises `UsageError` if it does not fit."""
     _check_numbers(request)
     budget = _usable_cores(request, capacity)
@@ -60,7 +60,7 @@ def choose_layout(request: Request, capacity: Capacity) -> Layout:
     return layout._replace(threads_at_most=(share,) * len(layout.sizes))
 
 
-def takes_everything(request: Request) -> bool:
+def takes_everything(request: LayoutRequest) -> bool:
     """Whether the request is for one instance on all cores."""
     return (
         request.mode is None
@@ -74,7 +74,7 @@ def quota_cores(quota: float) -> int:
     return max(1, int(quota))
 
 
-def _check_numbers(request: Request) -> None:
+def _check_numbers(request: LayoutRequest) -> None:
     for name, number in (("--instances", request.instances), ("--ncores", request.ncores)):
         if isinstance(number, int) and number < 1:
             raise UsageError(f"{name} {number}: must be at least 1, or max")
@@ -82,7 +82,7 @@ def _check_numbers(request: Request) -> None:
         raise UsageError(f"--reserve-cores {request.reserve_cores}: must be 0 or more cores")
 
 
-def _usable_cores(request: Request, capacity: Capacity) -> int:
+def _usable_cores(request: LayoutRequest, capacity: Capacity) -> int:
     """Cores that all instances together may use, after reserved cores and the CPU quota."""
     unreserved = capacity.pool - request.reserve_cores
     if unreserved < 1:
@@ -97,7 +97,7 @@ def _usable_cores(request: Request, capacity: Capacity) -> int:
     return min(unreserved, quota_cores(capacity.quota))
 
 
-def _asked_layout(request: Request, capacity: Capacity, budget: int) -> Layout:
+def _asked_layout(request: LayoutRequest, capacity: Capacity, budget: int) -> Layout:
     if request.mode is Mode.LATENCY:
         return _latency_layout(budget)
     if request.mode is Mode.THROUGHPUT:
@@ -133,7 +133,7 @@ def _latency_layout(budget: int) -> Layout:
     return layout._replace(warnings=(warning,))
 
 
-def _throughput_layout(request: Request, capacity: Capacity, budget: int) -> Layout:
+def _throughput_layout(request: LayoutRequest, capacity: Capacity, budget: int) -> Layout:
     """One instance per node; reserved cores are taken from the largest nodes, the last one first."""
     reason = "throughput: one instance for each NUMA node"
     sizes = list(capacity.node_sizes)
@@ -182,7 +182,7 @@ def _proportional(budget: int, sizes: list[int]) -> tuple[int, ...]:
 
 
 def _exact_layout(
-    request: Request, capacity: Capacity, count: int, size: int, budget: int
+    request: LayoutRequest, capacity: Capacity, count: int, size: int, budget: int
 ) -> Layout:
     """`count` instances of `size` cores; with `--oversubscribe` more than may be used."""
     if count * size <= budget:
@@ -205,7 +205,9 @@ def _equal_layout(count: int, size: int, reason: str) -> Layout:
     return Layout((size,) * count, Decision("layout", value, reason))
 
 
-def _refuse(request: Request, capacity: Capacity, count: int, size: int, budget: int) -> NoReturn:
+def _refuse(
+    request: LayoutRequest, capacity: Capacity, count: int, size: int, budget: int
+) -> NoReturn:
     """Raise the error that says what was requested, what is available, and what would fit."""
     held = f"{capacity.pool} {capacity.origin}"
     if capacity.pool == 1:

@@ -22,7 +22,7 @@ which they overlap serve as domains.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from heapq import heapify, heapreplace
 from typing import NamedTuple
 
@@ -49,15 +49,20 @@ class Core(NamedTuple):
     **Ex.:** CPUs 12 and 76 of a two-package EPYC: ``(0, 0, 8, 0)``."""
     path: tuple[int, ...] = ()
     """The domains that divide the pool, outermost first: its path in the tree."""
+    taken: bool = False
+    """Whether another launch has taken it: of equally good places those with fewer such cores win."""
 
 
 Cores = Sequence[Core]
 
 
-def locate_cores(topology: Topology, cores: Iterable[CPUs]) -> list[Core]:
+def locate_cores(
+    topology: Topology, cores: Iterable[CPUs], taken: Collection[int] = ()
+) -> list[Core]:
     """The cores with their domains, in the order of the tree: neighbours are side by side.
 
-    The order is by lowest CPU at each level. **Ex.:** where even CPUs are in package 0 and odd ones
+    `taken`: CPUs of other launches; their cores come last in the innermost domain. Otherwise the order
+    is by lowest CPU at each level. **Ex.:** where even CPUs are in package 0 and odd ones
     in package 1: 0, 2, 4, 6, 1, 3, 5, 7.
     """
     levels = [_domain_by_cpu(groups) for groups in _levels(topology)]
@@ -73,7 +78,11 @@ def locate_cores(topology: Topology, cores: Iterable[CPUs]) -> list[Core]:
         if parts_below > parts:
             dividing.append(level)
             parts = parts_below
-    located = [Core(c.cpus, c.domains, tuple([c.domains[i] for i in dividing])) for c in located]
+    busy = {cpu for core in topology.cores if not set(taken).isdisjoint(core) for cpu in core}
+    located = [
+        Core(c.cpus, c.domains, tuple([c.domains[i] for i in dividing]), c.cpus[0] in busy)
+        for c in located
+    ]
     located.sort(key=_position)
     return located
 
@@ -82,8 +91,9 @@ def place_instances(cores: Cores, *, count: int, size: int, place: Place) -> lis
     """`count` disjoint instances of `size` cores each, with as few crossings as can be had.
 
     `cores` are in the order of `locate_cores`, at least ``count * size`` of them. The instances
-    come in the order of their first cores. Compact takes the first of equally good places, scatter
-    those that load packages, then nodes, then caches as evenly as possible.
+    come in the order of their first cores. Of equally good places those with the fewest taken cores
+    win; then compact takes the first, scatter those that load packages, then nodes, then caches as
+    evenly as possible.
     """
     chosen = _best_slots(_slots_in(cores, size, depth=0)[0], count, place)
     # If an instance joins three left-overs, cutting in order may be better: see _slots_in.
@@ -97,7 +107,7 @@ def place_instances(cores: Cores, *, count: int, size: int, place: Place) -> lis
 
 def _best_slots(slots: list[list[Core]], count: int, place: Place) -> list[list[Core]]:
     """The `count` slots with the fewest crossings: the first ones, or those far apart."""
-    slots.sort(key=lambda slot: (crossings(slot), _position(slot[0])))
+    slots.sort(key=lambda slot: (crossings(slot), _count_taken(slot), _position(slot[0])))
     if place is Place.COMPACT or count == len(slots):
         return slots[:count]
     worst = crossings(slots[count - 1])
@@ -135,8 +145,12 @@ def _domain_by_cpu(groups: Iterable[CPUs]) -> dict[int, int]:
     return {cpu: group[0] for group in groups for cpu in group}
 
 
-def _position(core: Core) -> tuple[tuple[int, ...], int]:
-    return core.path, core.cpus[0]
+def _position(core: Core) -> tuple[tuple[int, ...], bool, int]:
+    return core.path, core.taken, core.cpus[0]
+
+
+def _count_taken(cores: Cores) -> int:
+    return sum([core.taken for core in cores])
 
 
 def _slots_in(
@@ -192,14 +206,14 @@ def _gather(cores: Cores, *, size: int, depth: int) -> list[Core]:
         spare = len(union) - size
         slot = _gather(union, size=size, depth=depth + 1)
         broken = _broken(slot, pieces, depth)
-        candidates.append((crossings(slot), broken, spare, slot))
+        candidates.append((crossings(slot), _count_taken(slot), broken, spare, slot))
         if broken < 2:
             continue
         for partial in (min(pieces, key=len), max(pieces, key=len)):
             taken = _gather(partial, size=len(partial) - spare, depth=depth + 1)
             slot = _joined([taken if piece is partial else piece for piece in pieces])
-            candidates.append((crossings(slot), 1, spare, slot))
-    return min(candidates, key=lambda candidate: candidate[:3])[3]
+            candidates.append((crossings(slot), _count_taken(slot), 1, spare, slot))
+    return min(candidates, key=lambda candidate: candidate[:4])[4]
 
 
 def _joined(pieces: list[list[Core]]) -> list[Core]:
@@ -218,7 +232,8 @@ def _broken(slot: Cores, pieces: list[list[Core]], depth: int) -> int:
 
 
 def _smallest_sets(pieces: list[list[Core]], size: int) -> list[list[list[Core]]]:
-    """The smallest sets of pieces that hold `size` cores; pieces of equal shape count once."""
+    """The smallest sets of pieces that hold `size` cores; of pieces of equal shape the freest count."""
+    pieces = sorted(pieces, key=_count_taken)
     largest = sorted(pieces, key=len, reverse=True)
     needed, fewest = size, 0
     while needed > 0:

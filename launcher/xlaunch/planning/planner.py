@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from xlaunch.errors import UsageError
 from xlaunch.machine.cpu_list import name_numbers
@@ -32,12 +32,13 @@ from xlaunch.planning.placement import (
 )
 from xlaunch.planning.plans import Instance, Plan
 from xlaunch.planning.pool import select_pool
-from xlaunch.planning.request import ECores, Request
+from xlaunch.planning.request import ECores, LayoutRequest
 
 
-def plan(request: Request, machine: Machine) -> Plan:
+def plan(request: LayoutRequest, machine: Machine, *, taken: Collection[int] = ()) -> Plan:
     """Decide what runs where, and why. Equal requests on equal machines give equal plans.
 
+    `taken`: CPUs of other launches, which are avoided where another place is as good.
     Raises `UsageError` if the request contradicts itself or does not fit the machine.
 
     **Ex.:** two instances on 16 cores in two nodes: CPUs 0-7 with memory preferred on node 0, and
@@ -47,7 +48,7 @@ def plan(request: Request, machine: Machine) -> Plan:
     can_bind, quota = _has_masks(machine), _effective_quota(machine)
     bound = can_bind and _binds(request, machine)
     pool = select_pool(request, machine, bound=bound)
-    cores = locate_cores(machine.topology, pool.cores)
+    cores = locate_cores(machine.topology, pool.cores, taken)
     by_node = _cores_by_node(machine.topology, cores)
     capacity = Capacity(
         pool=len(cores),
@@ -95,7 +96,7 @@ def plan(request: Request, machine: Machine) -> Plan:
         idle_cpus=idle_cpus,
         decisions=tuple(decisions),
         warnings=tuple(warnings),
-        request=request,
+        layout=request,
         cpu_quota=quota,
         memory_share_bytes=share,
     )
@@ -113,7 +114,7 @@ def _has_masks(machine: Machine) -> bool:
     return machine.root != "/" or machine.topology.architecture != "unknown"
 
 
-def _binds(request: Request, machine: Machine) -> bool:
+def _binds(request: LayoutRequest, machine: Machine) -> bool:
     """Whether instances get masks of their own.
 
     A CPU quota is not a place: each container with one would bind to the same lowest CPUs, of the
@@ -146,7 +147,7 @@ def _cores_by_node(topology: Topology, cores: Sequence[Core]) -> list[list[Core]
 
 
 def _place(
-    request: Request, layout: Layout, cores: Sequence[Core], by_node: list[list[Core]]
+    request: LayoutRequest, layout: Layout, cores: Sequence[Core], by_node: list[list[Core]]
 ) -> list[list[Core]]:
     """Place the instances. Oversubscribed ones fill the machine in rounds."""
     if layout.by_node:
@@ -170,7 +171,11 @@ def _place(
 
 
 def _bound_instances(
-    request: Request, machine: Machine, layout: Layout, placed: list[list[Core]], pool_cores: int
+    request: LayoutRequest,
+    machine: Machine,
+    layout: Layout,
+    placed: list[list[Core]],
+    pool_cores: int,
 ) -> list[tuple[Instance, str]]:
     """The instances with their own masks, each with the reason for its memory policy."""
     topology = machine.topology
@@ -221,7 +226,7 @@ def _bound_instances(
 
 
 def _unbound_instances(
-    request: Request, machine: Machine, layout: Layout, cores: Sequence[Core]
+    request: LayoutRequest, machine: Machine, layout: Layout, cores: Sequence[Core]
 ) -> list[tuple[Instance, str]]:
     """Instances that may run on any allowed CPU, with threads for their shares of the time."""
     topology, allowed = machine.topology, machine.limits.allowed_cpus
@@ -261,7 +266,7 @@ def _touched(cpus: set[int], groups: Sequence[CPUs]) -> int:
     return sum([not cpus.isdisjoint(group) for group in groups])
 
 
-def _selected(request: Request, instances: list[Instance]) -> tuple[Instance, ...]:
+def _selected(request: LayoutRequest, instances: list[Instance]) -> tuple[Instance, ...]:
     """The instances that `--instance-index` selects, or all."""
     if request.instance_index is None:
         return tuple(instances)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from xlaunch.machine.topology import CPUs
-from xlaunch.planning.request import MemoryPolicy, OnFailure, Request
+from xlaunch.planning.request import LayoutRequest, MemoryPolicy, OnFailure, RunRequest
 
 
 class Decision(NamedTuple):
@@ -56,42 +56,34 @@ class Plan(NamedTuple):
     decisions: tuple[Decision, ...]
     warnings: tuple[str, ...]
     """One line each."""
-    request: Request = Request()
-    """The request that was planned."""
+    layout: LayoutRequest = LayoutRequest()
+    """What was asked for."""
     cpu_quota: float | None = None
     """The CPU quota that the instances share; None without one."""
     memory_share_bytes: int | None = None
     """Each instance's equal share of the memory; None if unknown."""
 
-    @property
-    def tagged(self) -> bool:
+    def tagged(self, run: RunRequest) -> bool:
         """Whether each line of output is prefixed with its instance's number."""
-        if self.request.log_dir is not None:
+        if run.log_dir is not None:
             return False
-        return self.count > 1 if self.request.tag is None else self.request.tag
+        return self.count > 1 if run.tag is None else run.tag
 
-    @property
-    def relayed(self) -> bool:
+    def relayed(self, run: RunRequest) -> bool:
         """Whether output passes through the supervisor, which keeps lines apart and reads along."""
-        if self.request.log_dir is not None:
+        if run.log_dir is not None:
             return False
-        request = self.request
-        reads_along = request.pty or bool(request.metric) or request.verify_device
-        return self.tagged or len(self.instances) > 1 or reads_along
+        reads_along = run.pty or bool(run.metric) or run.verify_device
+        return self.tagged(run) or len(self.instances) > 1 or reads_along
 
-    @property
-    def supervised(self) -> bool:
+    def supervised(self, run: RunRequest) -> bool:
         """Whether a supervisor is needed; otherwise the one instance replaces the launcher."""
-        request = self.request
         return (
-            len(self.instances) != 1
-            or self.tagged
-            or request.supervise
-            or request.log_dir is not None
-            or request.timeout_s is not None
-            or request.report is not None
-            or bool(request.metric)
-            or request.verify_device
-            or request.pty
-            or request.on_failure is OnFailure.RESTART
+            self.relayed(run)
+            or len(self.instances) != 1
+            or run.supervise
+            or run.log_dir is not None
+            or run.timeout_s is not None
+            or run.report is not None
+            or run.on_failure is OnFailure.RESTART
         )

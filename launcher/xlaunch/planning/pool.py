@@ -10,7 +10,7 @@ from xlaunch.errors import UsageError
 from xlaunch.machine.cpu_list import format_cpu_list, name_numbers
 from xlaunch.machine.topology import CoreKind, CPUs, Limits, Machine, Topology
 from xlaunch.planning.plans import Decision
-from xlaunch.planning.request import ECores, Request
+from xlaunch.planning.request import ECores, LayoutRequest
 
 X86 = frozenset(("x86_64", "i386", "i486", "i586", "i686", "amd64", "AMD64"))
 FAVOURED = 0.9
@@ -29,7 +29,7 @@ class Pool(NamedTuple):
     warnings: tuple[str, ...]
 
 
-def select_pool(request: Request, machine: Machine, *, bound: bool) -> Pool:
+def select_pool(request: LayoutRequest, machine: Machine, *, bound: bool) -> Pool:
     """Select the cores for `request` among those that `machine` allows.
 
     Efficiency cores are left out here; not from an unbound plan, which cannot keep threads off them.
@@ -163,7 +163,7 @@ def _check_nodes(asked: tuple[int, ...], machine: Machine) -> None:
 
 
 def _choose_kinds(
-    request: Request, topology: Topology, cpus: set[int]
+    request: LayoutRequest, topology: Topology, cpus: set[int]
 ) -> tuple[set[int], list[Decision], list[str]]:
     """Apply `--ecores`: the remaining CPUs, the decision and the warning."""
     efficiency = cpus & efficiency_cpus(topology)
@@ -236,7 +236,7 @@ def _narrowing(limits: Limits) -> str:
     return " and ".join(limits.narrowed_by) or "what the process may use"
 
 
-def _why_these(request: Request, limits: Limits) -> str:
+def _why_these(request: LayoutRequest, limits: Limits) -> str:
     given = []
     if request.cpus is not None:
         given.append("--cpus")
@@ -249,7 +249,7 @@ def _why_these(request: Request, limits: Limits) -> str:
     return "all online CPUs are allowed"
 
 
-def _origin(request: Request, limits: Limits) -> str:
+def _origin(request: LayoutRequest, limits: Limits) -> str:
     given = []
     if request.cpus is not None:
         given.append(f"--cpus {format_cpu_list(request.cpus)}")

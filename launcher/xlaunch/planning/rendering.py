@@ -107,7 +107,7 @@ def _scatter_hint(plan: Plan, machine: Machine) -> str:
     planned = {n.id: set(n.cpus) & set(plan.allowed_cpus) for n in machine.topology.numa_nodes}
     empty = [node for node, cpus in planned.items() if cpus and cpus <= idle]
     used = {node for instance in plan.instances for node in instance.nodes}
-    if not empty or plan.request.place is Place.SCATTER or len(plan.instances) <= len(used):
+    if not empty or plan.layout.place is Place.SCATTER or len(plan.instances) <= len(used):
         return ""
     return f"; all of {name_numbers('node', empty)}: --place scatter spreads the instances"
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from xlaunch.machine.topology import CPUs
 
@@ -101,6 +101,18 @@ class Optimize(enum.Enum):
     BF16 = "bf16"
 
 
+class RankMode(enum.Enum):
+    """Whose variables say which rank a process is."""
+
+    AUTO = "auto"
+    """The first of the others whose variables are there."""
+    OFF = "off"
+    """None: every process plans for the whole host."""
+    TORCHRUN = "torchrun"
+    MPI = "mpi"
+    SLURM = "slurm"
+
+
 class OnFailure(enum.Enum):
     """What to do after an instance fails."""
 
@@ -112,15 +124,8 @@ class OnFailure(enum.Enum):
     """Restart it on the same CPUs; after `max_restarts`, as `STOP`."""
 
 
-class Request(NamedTuple):
-    """The options of one launch. The defaults are also the command line's."""
-
-    program: tuple[str, ...] = ()
-    """The program and its arguments, as given."""
-    module: bool = False
-    """The program is the name of a Python module (``-m``)."""
-    no_python: bool = False
-    """The program is an executable, even if its name ends in .py."""
+class LayoutRequest(NamedTuple):
+    """What planning reads: how many instances, of which size, and where."""
 
     instances: int | Max | None = None
     ncores: int | Max | None = None
@@ -141,6 +146,22 @@ class Request(NamedTuple):
     """Let instances share cores if there are too few."""
     mem_policy: MemoryPolicy = MemoryPolicy.AUTO
 
+
+class ProgramRequest(NamedTuple):
+    """What is run, with which interpreter, libraries and variables."""
+
+    words: tuple[str, ...] = ()
+    """The program and its arguments, as given."""
+    module: bool = False
+    """The program is the name of a Python module (``-m``)."""
+    no_python: bool = False
+    """The program is an executable, even if its name ends in .py."""
+    python: str | None = None
+    """The Python interpreter for scripts and modules; None: the active environment's."""
+    env: tuple[tuple[str, str], ...] = ()
+    """Variables for every instance, which win over all others; ``{index}`` etc. are replaced."""
+    substitute: bool = False
+    """Replace ``{index}`` etc. in the program's arguments, as in `env`."""
     allocator: str = "auto"
     """An allocator profile, or the path of a library to preload."""
     omp: str = "auto"
@@ -152,16 +173,15 @@ class Request(NamedTuple):
     """None: `Caches.AUTO`."""
     no_cache: bool = False
     """Leave compile caches where their libraries put them."""
-    env: tuple[tuple[str, str], ...] = ()
-    """Variables for every instance, which win over all others; ``{index}`` etc. are replaced."""
-    substitute: bool = False
-    """Replace ``{index}`` etc. in the program's arguments, as in `env`."""
     optimize: Optimize | None = None
     """Apply `xruntime.optimize` to the models that the program calls."""
     optimize_wait: bool = False
     """With `optimize`: compile before a model's first call, instead of aside."""
-    python: str | None = None
-    """The Python interpreter for scripts and modules; None: the active environment's."""
+
+
+class RunRequest(NamedTuple):
+    """How the run is supervised, and where output, metrics and the report go."""
+
     log_dir: str | None = None
     tag: bool | None = None
     """Prefix each line with its instance's number; None: if there are several instances."""
@@ -181,3 +201,37 @@ class Request(NamedTuple):
     """Numbers in the instances' output to report on; see `xlaunch.metrics.metric_lines`."""
     report: str | None = None
     """Write the report of the run to this file as JSON."""
+
+
+class Request(NamedTuple):
+    """The options of one launch, in the three parts that its steps read.
+
+    **Ex.:** ``Request.of("infer.py", instances=2, timeout_s=60)``. The defaults are also the command
+    line's.
+    """
+
+    layout: LayoutRequest = LayoutRequest()
+    program: ProgramRequest = ProgramRequest()
+    run: RunRequest = RunRequest()
+
+    @classmethod
+    def of(cls, *words: str, **options: Any) -> Request:
+        """The program and its arguments, and options by the names of their fields in any part."""
+        return cls().replace(words=words, **options)
+
+    def replace(self, **options: Any) -> Request:
+        """The same request with other values of some options. Raises TypeError for an unknown name."""
+        if unknown := options.keys() - self.options().keys():
+            raise TypeError(f"a request has no option {', '.join(sorted(unknown))}")
+        layout, program, run = [
+            {name: options[name] for name in part._fields if name in options} for part in self
+        ]
+        return Request(
+            self.layout._replace(**layout),
+            self.program._replace(**program),
+            self.run._replace(**run),
+        )
+
+    def options(self) -> dict[str, Any]:
+        """The values of all parts, by the names of their fields."""
+        return {name: value for part in self for name, value in part._asdict().items()}

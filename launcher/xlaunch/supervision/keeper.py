@@ -14,25 +14,29 @@ import signal
 import sys
 
 from xlaunch.errors import XLaunchError
+from xlaunch.leases import Lease, own_lease, record
 from xlaunch.machine.processes import children, has_job_control, proc_is_ours
 from xlaunch.supervision.other_work import anything_runs
 from xlaunch.supervision.signalling import PASSED_ON, kill_descendants, signal_name
-from xlaunch.supervision.supervised import Task, supervise
+from xlaunch.supervision.supervisor import Job
+from xlaunch.supervision.supervisor_process import supervise
 from xlaunch.supervision.syscalls import SI_KERNEL, become_subreaper
 
 RESCAN_INTERVAL_S = 0.1
 """Polling interval while descendants are being killed."""
 
 
-def keep(task: Task, *, caller: int | None = None) -> int:
-    """Run `task` in a supervisor process, guard it, and return the exit code for this process.
+def keep(job: Job, *, caller: int | None = None) -> int:
+    """Run `job` in a supervisor process, guard it, and return the exit code for this process.
 
     A Ctrl-C that ended the run ends this process by SIGINT as well, so that a shell script stops.
     `caller`: PID of a process that forwards its own SIGINTs. One that this process has had as well,
     from the terminal as a rule, counts once.
     """
+    if job.lease is None:
+        job = job._replace(lease=_lease_of(job))
     others_run = proc_is_ours() and anything_runs()
-    fifo_directory = _choose_fifo_directory(task)
+    fifo_directory = _choose_fifo_directory(job)
     passed_on = {number for number in PASSED_ON if signal.getsignal(number) != signal.SIG_IGN}
     # SIGTTIN, SIGTTOU: the supervisor joins a group that the terminal may stop, and sets the
     # foreground group from the background.
@@ -49,7 +53,7 @@ def keep(task: Task, *, caller: int | None = None) -> int:
     supervisor = os.fork()
     if supervisor == 0:
         os.close(commands_out)
-        _supervise_and_exit(task, commands_in, mask, fifo_directory, others_run=others_run)
+        _supervise_and_exit(job, commands_in, mask, fifo_directory, others_run=others_run)
     os.close(commands_in)
     numbers: set[int] = {*passed_on, signal.SIGCHLD}
     status, interrupted = _pass_signals_on(supervisor, commands_out, numbers, caller)
@@ -58,8 +62,25 @@ def keep(task: Task, *, caller: int | None = None) -> int:
     return _exit_code(status, interrupted=interrupted)
 
 
+def _lease_of(job: Job) -> Lease | None:
+    """Leave a record of a launch that no command line has recorded: the library's."""
+    instances = job.plan.instances
+    cpus = {cpu for instance in instances for cpu in instance.cpus} if job.plan.bound else set()
+    argv = job.environment.program.argv
+    name = next((word for word in argv[1:] if word.endswith(".py")), argv[0])
+    lease = own_lease(
+        tuple(sorted(cpus)),
+        os.path.basename(name),
+        instances=len(instances),
+        log_dir=job.run.log_dir or "",
+    )
+    if lease is not None:
+        record(lease)
+    return lease
+
+
 def _supervise_and_exit(
-    task: Task,
+    job: Job,
     commands: int,
     mask: set[int],
     fifo_directory: str | None,
@@ -73,7 +94,7 @@ def _supervise_and_exit(
         # The keeper has had the signals that this group received before.
         while signal.sigtimedwait(PASSED_ON, 0) is not None:
             pass
-        code = supervise(task, commands, mask, fifo_directory, others_run=others_run)
+        code = supervise(job, commands, mask, fifo_directory, others_run=others_run)
         sys.stdout.flush()
         sys.stderr.flush()
     except BaseException:  # noqa: BLE001 - a forked child: nothing may unwind into its parent's code
@@ -167,8 +188,8 @@ def _die_of_interrupt(*, whole_group: bool) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
 
-def _choose_fifo_directory(task: Task) -> str | None:
-    if not task.plan.request.metric:
+def _choose_fifo_directory(job: Job) -> str | None:
+    if not job.run.metric:
         return None
     from xlaunch.metrics.measuring import choose_directory
 

@@ -21,7 +21,7 @@ from xlaunch.machine.processes import (
     proc_is_ours,
     read_process,
 )
-from xlaunch.supervision.running import Running
+from xlaunch.supervision.instance_run import InstanceRun
 from xlaunch.supervision.signalling import kill as kill_processes
 from xlaunch.supervision.signalling import send
 
@@ -40,7 +40,7 @@ class Leftovers:
         self._count = count
         self._grace_s = grace_s
         self._asked: set[int] = set()
-        self._deadlines: dict[Running | None, float] = {}
+        self._deadlines: dict[InstanceRun | None, float] = {}
         """By the run that they come from, because a process may fork another one forever."""
 
     @property
@@ -48,11 +48,11 @@ class Leftovers:
         """Whether a process that was asked to end still runs."""
         return bool(self._asked)
 
-    def waiting_of(self, runs: Iterable[Running]) -> bool:
+    def waiting_of(self, runs: Iterable[InstanceRun]) -> bool:
         """Whether such a process of one of these runs still runs."""
         return any(not run.leftovers.isdisjoint(self._asked) for run in runs)
 
-    def end(self, known: Sequence[Running], *, kill: bool) -> None:
+    def end(self, known: Sequence[InstanceRun], *, kill: bool) -> None:
         """Ask new leftovers to end; kill those past their deadline, or with `kill` all."""
         if not proc_is_ours():
             self._end_groups(known, kill=kill)
@@ -82,13 +82,13 @@ class Leftovers:
             kill_processes(overdue)
         self._asked = {pid for pid in self._asked if os.path.exists(f"/proc/{pid}")}
 
-    def remain(self, known: Sequence[Running]) -> bool:
+    def remain(self, known: Sequence[InstanceRun]) -> bool:
         """Whether a process of the run is left, as far as it can be found, after the last instance."""
         if proc_is_ours():
             return bool(children(os.getpid()))
         return any(run.group_remains for run in known)
 
-    def _end_groups(self, known: Sequence[Running], *, kill: bool) -> None:
+    def _end_groups(self, known: Sequence[InstanceRun], *, kill: bool) -> None:
         """`end` without a /proc: only the process groups of the instances are known."""
         now = time.monotonic()
         for run in known:
@@ -103,7 +103,7 @@ class Leftovers:
                 send(run.pid, signal.SIGTERM, group=True)
                 send(run.pid, signal.SIGCONT, group=True)
 
-    def reap(self, pid: int, known: Sequence[Running]) -> None:
+    def reap(self, pid: int, known: Sequence[InstanceRun]) -> None:
         """Reap an orphan that has ended, and count its usage for its instance."""
         owner = self._owner(pid, known)
         _, _, usage = os.wait4(pid, 0)
@@ -112,7 +112,7 @@ class Leftovers:
         if owner is not None:
             owner.add_usage(usage)
 
-    def _owner(self, pid: int, known: Sequence[Running]) -> Running | None:
+    def _owner(self, pid: int, known: Sequence[InstanceRun]) -> InstanceRun | None:
         """The run that an orphan comes from: by earlier calls, its group, its environment."""
         status = read_process(pid)
         for run in known:

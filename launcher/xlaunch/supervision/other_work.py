@@ -11,9 +11,9 @@ import os
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
+from xlaunch.errors import RunWarning, WarningKind
 from xlaunch.machine.cpu_list import name_numbers
 from xlaunch.machine.processes import TICKS_PER_SECOND, read_file, read_status
-from xlaunch.run_warnings import RunWarning, WarningKind
 
 SAMPLE_S = 0.25
 MIN_SAMPLE_S = 0.1

@@ -19,7 +19,7 @@ SHARE_OF_ONE_CPU = 0.005
 MAX_PAUSE_S = 10.0
 
 
-class Observation:
+class Samples:
     """What was sampled of one instance: its process and all descendants."""
 
     def __init__(self, pid: int) -> None:
@@ -86,18 +86,18 @@ class Observation:
                 self._migrations[thread] = moved
 
 
-class Observer:
+class Sampler:
     """Samples all instances; call `look` at the time `due`."""
 
     def __init__(self) -> None:
-        self._instances: dict[int, Observation] = {}
+        self._instances: dict[int, Samples] = {}
         self._interval = FIRST_INTERVAL_S
         self.due = time.monotonic() + self._interval
 
-    def add(self, pid: int) -> Observation:
+    def add(self, pid: int) -> Samples:
         """Start to sample the instance whose process is `pid`."""
-        observation = self._instances[pid] = Observation(pid)
-        return observation
+        samples = self._instances[pid] = Samples(pid)
+        return samples
 
     def remove(self, pid: int) -> None:
         """Stop sampling a process that has ended: its number may be reused."""
@@ -107,8 +107,8 @@ class Observer:
         """Sample every instance, and set the next time."""
         started = time.monotonic()
         spent = time.thread_time()
-        for observation in self._instances.values():
-            observation.look()
+        for samples in self._instances.values():
+            samples.look()
         cost = time.thread_time() - spent
         self._interval = min(1.5 * self._interval, MAX_INTERVAL_S)
         self.due = started + min(max(self._interval, cost / SHARE_OF_ONE_CPU), MAX_PAUSE_S)

@@ -12,10 +12,11 @@ import select
 import signal
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from xlaunch.environment import Environment
 from xlaunch.errors import XLaunchError
+from xlaunch.leases import record
 from xlaunch.machine.processes import (
     TICKS_PER_SECOND,
     descendants,
@@ -24,13 +25,14 @@ from xlaunch.machine.processes import (
 )
 from xlaunch.output.relay import Chunk, Relay
 from xlaunch.planning.plans import Plan
-from xlaunch.planning.request import OnFailure
+from xlaunch.planning.request import OnFailure, RunRequest
 from xlaunch.report import Report
+from xlaunch.supervision.instance_run import InstanceRun, describe_escape, reports_of
+from xlaunch.supervision.instance_start import exec_failure, fork_instance, place_of
 from xlaunch.supervision.leftovers import LEFTOVER_INTERVAL_S, Leftovers
 from xlaunch.supervision.other_work import Occupancy, StolenTime
 from xlaunch.supervision.restarts import Restarts
-from xlaunch.supervision.running import Running, describe_escape, reports_of
-from xlaunch.supervision.sampling import Observer
+from xlaunch.supervision.sampling import Sampler
 from xlaunch.supervision.signalling import (
     PASSED_ON,
     deliver,
@@ -38,7 +40,6 @@ from xlaunch.supervision.signalling import (
     send,
     signal_name,
 )
-from xlaunch.supervision.start import exec_failure, fork_instance, place_of
 from xlaunch.supervision.states import (
     EVENT_OF_SIGNAL,
     TABLE,
@@ -53,6 +54,7 @@ from xlaunch.supervision.terminal import CtrlC, Terminal
 from xlaunch.text import counted
 
 if TYPE_CHECKING:
+    from xlaunch.leases import Lease
     from xlaunch.metrics.live import LiveWriter
     from xlaunch.metrics.measuring import Measuring
     from xlaunch.report.device_watch import DeviceWatch
@@ -60,6 +62,8 @@ if TYPE_CHECKING:
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 TIMED_OUT = 124
+LEASE_INTERVAL_S = 1.0
+"""Minimum time between updates of the record that `xlaunch ps` shows."""
 DRAIN_AFTER_KILL_S = 1.0
 """Maximum time for writing the remaining output once everything was killed."""
 
@@ -70,45 +74,60 @@ UNSEEN = (
 )
 
 
+class Job(NamedTuple):
+    """One launch, as the keeper hands it to the supervisor."""
+
+    plan: Plan
+    environment: Environment
+    run: RunRequest
+    table: bool
+    """Print warnings, and the report as a table."""
+    explain: bool = False
+    """Explain the columns of the table."""
+    live_line: bool = False
+    """Show on a terminal what sampled devices do."""
+    live: LiveWriter | None = None
+    """Receives metric values as they come in."""
+    report_descriptor: int | None = None
+    """Where the pickled report goes."""
+    lease: Lease | None = None
+    """The record of this launch, where the command line has made one."""
+
+
 class Supervisor:
     """Runs the instances of one plan, once."""
 
     def __init__(
         self,
-        plan: Plan,
-        environment: Environment,
+        job: Job,
         *,
         commands: int,
         signal_mask: set[int],
         fifo_directory: str | None,
-        live: LiveWriter | None,
         others_run: bool,
-        quiet: bool,
-        live_line: bool,
     ) -> None:
         """Prepare the run; `run` starts it.
 
         commands: descriptor of the keeper's pipe. signal_mask: blocked in instances. fifo_directory:
-        where to make FIFOs for metrics. live: receives metric values. others_run: other processes
-        were runnable before the start. quiet: print no warnings, only report them. live_line: show
-        what devices do, if they are sampled.
+        where to make FIFOs for metrics. others_run: other processes were runnable before the start.
         """
+        plan, run = job.plan, job.run
         self._plan = plan
-        self._request = plan.request
-        self._environment = environment
+        self._asked = run
+        self._environment = job.environment
         self._commands = commands
         self._signal_mask = signal_mask
-        self._quiet = quiet
+        self._quiet = not job.table
         self._keeper = os.getppid()
         self._state = State.RUNNING
         self._started = time.monotonic()
         self._poll = select.poll()
         self._signals = SignalQueue({*PASSED_ON, signal.SIGCHLD})
-        self._relay = Relay(plan, self._poll)
-        self._running: dict[int, Running] = {}
-        self._ended: list[Running] = []
-        self._restarts = Restarts(plan.request.max_restarts)
-        self._leftovers = Leftovers(plan.count, plan.request.grace_s)
+        self._relay = Relay(plan, run, self._poll)
+        self._running: dict[int, InstanceRun] = {}
+        self._ended: list[InstanceRun] = []
+        self._restarts = Restarts(run.max_restarts)
+        self._leftovers = Leftovers(plan.count, run.grace_s)
         self._last_signal: int = signal.SIGTERM
         self._ending_signal: int = signal.SIGTERM
         self._grace_at: float | None = None
@@ -121,25 +140,26 @@ class Supervisor:
         self.exit_code = 0
         """That of the first failure."""
         self._reason: str | None = None
-        self._warnings = [*plan.warnings, *environment.warnings]
+        self._warnings = [*plan.warnings, *job.environment.warnings]
         alone = len(plan.instances) == 1
         self._terminal = Terminal.find(os.getpgid(self._keeper)) if alone else None
-        self._ctrl_c = CtrlC(self._terminal, plan.request.grace_s)
-        self._observer = Observer()
+        self._ctrl_c = CtrlC(self._terminal, run.grace_s)
+        self._sampler = Sampler()
         cpus = {cpu for instance in plan.instances for cpu in instance.cpus}
         self._stolen = StolenTime(cpus)
         self._occupancy = Occupancy(cpus, self._started, bound=plan.bound) if others_run else None
         self._measuring: Measuring | None = None
-        if plan.request.metric or live is not None:
+        if run.metric or job.live is not None:
             from xlaunch.metrics.measuring import Measuring
 
-            self._measuring = Measuring(plan, fifo_directory, live, self._poll)
-        self._live_line = live_line
+            self._measuring = Measuring(plan, run, fifo_directory, job.live, self._poll)
+        self._live_line = job.live_line
+        self._lease, self._lease_due = job.lease, self._started
         self._devices: DeviceWatch | None = None
-        if plan.request.verify_device:
+        if run.verify_device:
             from xlaunch.report.device_watch import DeviceWatch
 
-            variables = environment.variables[0] if environment.variables else {}
+            variables = next(iter(job.environment.variables), {})
             self._devices = DeviceWatch(self._started, len(cpus), variables)
         self.ended_by_ctrl_c = False
         """Ctrl-C ended the instance, which had the terminal."""
@@ -158,8 +178,8 @@ class Supervisor:
         for position in range(len(self._plan.instances)):
             if not self._try_to_start(position):
                 break
-        if self._request.timeout_s is not None:
-            self._timeout_at = self._started + self._request.timeout_s
+        if self._asked.timeout_s is not None:
+            self._timeout_at = self._started + self._asked.timeout_s
         while not self._finished():
             self._wait()
             self._check_clock()
@@ -228,7 +248,9 @@ class Supervisor:
         started = time.monotonic()
         with (
             self._relay.open_streams(instance, first=first) as streams,
-            place_of(self._plan, instance) as notes,
+            place_of(
+                self._plan, instance, forbids_huge_pages=self._environment.forbids_huge_pages
+            ) as notes,
         ):
             child = fork_instance(
                 self._environment.programs[position], variables, streams, self._signal_mask
@@ -238,8 +260,8 @@ class Supervisor:
         os.close(child.go)
         for note in notes:
             self.warn(note)
-        observation = self._observer.add(child.pid)
-        self._running[child.pid] = Running(instance, position, child, started, observation)
+        samples = self._sampler.add(child.pid)
+        self._running[child.pid] = InstanceRun(instance, position, child, started, samples)
         if self._measuring is not None:
             self._measuring.started(instance.index, started)
 
@@ -273,7 +295,7 @@ class Supervisor:
         timers = (self._timeout_at, self._grace_at, self._ctrl_c.second_at)
         deadlines = [at for at in timers if at is not None]
         if self._running:
-            deadlines.append(self._observer.due)
+            deadlines.append(self._sampler.due)
             if self._measuring is not None:
                 deadlines.append(self._measuring.due)
             if self._occupancy is not None:
@@ -292,7 +314,7 @@ class Supervisor:
         now = time.monotonic()
         if self._timeout_at is not None and now >= self._timeout_at:
             self._timeout_at = None
-            self._fail(TIMED_OUT, f"timeout after {self._request.timeout_s:g} s", Event.TIMEOUT)
+            self._fail(TIMED_OUT, f"timeout after {self._asked.timeout_s:g} s", Event.TIMEOUT)
         if self._grace_at is not None and now >= self._grace_at:
             self._grace_at = None
             self._handle(Event.GRACE_OVER)
@@ -300,8 +322,8 @@ class Supervisor:
             self._handle(Event.SECOND_CTRL_C)
         if self._is_reaping:
             self._reap()
-        if self._running and now >= self._observer.due:
-            self._observer.look()
+        if self._running and now >= self._sampler.due:
+            self._sampler.look()
         if self._occupancy is not None and now >= self._occupancy.due:
             self._look_for_others(self._occupancy)
         if self._running and self._devices is not None and now >= self._devices.due:
@@ -310,12 +332,22 @@ class Supervisor:
             self._end_leftovers()
         if self._running and self._measuring is not None:
             self.warn(self._measuring.look())
+            self._show_metric(self._measuring, now)
         if now >= self._restarts.next_at and self._expects(Event.RESTART_DUE):
             self._restart_those_due(now)
 
+    def _show_metric(self, measuring: Measuring, now: float) -> None:
+        """Write the last values into the record of this launch, for `xlaunch ps`."""
+        if self._lease is None or now < self._lease_due or not (latest := measuring.latest()):
+            return
+        self._lease_due = now + LEASE_INTERVAL_S
+        if latest != self._lease.metric:
+            self._lease = self._lease._replace(metric=latest)
+            record(self._lease)
+
     def _look_for_others(self, occupancy: Occupancy, *, at_end: bool = False) -> None:
         """Warn about CPUs that other processes keep busy: what the run did not use itself."""
-        self._observer.look()
+        self._sampler.look()
         # Where the supervisor ran is not known: count it on every CPU.
         supervisor = round(time.process_time() * TICKS_PER_SECOND)
         runs = self._runs()
@@ -357,7 +389,7 @@ class Supervisor:
             self._handle_outer_signal(number)
         elif number == signal.SIGINT and info.code == SI_KERNEL:
             self._ctrl_c.press()
-        elif number == signal.SIGWINCH and info.code == SI_KERNEL and self._request.pty:
+        elif number == signal.SIGWINCH and info.code == SI_KERNEL and self._asked.pty:
             # The instance may have read the size before it was passed on: signal it again.
             self._handle(Event.WINDOW)
         # Any other signal went to the whole process group of the instance, so the instance has it.
@@ -380,7 +412,7 @@ class Supervisor:
             again = "; Ctrl-C again: now" if number == signal.SIGINT else ""
             self.say(
                 f"{signal_name(number)} sent to {counted(len(self._running), 'instance')}; "
-                f"SIGKILL in {self._request.grace_s:g} s (--grace){again}"
+                f"SIGKILL in {self._asked.grace_s:g} s (--grace){again}"
             )
 
     # The state table.
@@ -395,7 +427,7 @@ class Supervisor:
             self._relay.resize_terminals()
         self._state = action.next
         if action.start_grace and self._grace_at is None:
-            self._grace_at = time.monotonic() + self._request.grace_s
+            self._grace_at = time.monotonic() + self._asked.grace_s
         self._signal(action)
         if action.stop_keeper:
             os.kill(self._keeper, signal.SIGSTOP)
@@ -456,8 +488,8 @@ class Supervisor:
 
     def _reap_instance(self, pid: int) -> None:
         run = self._running.pop(pid)
-        run.observation.look_at_zombie()
-        self._observer.remove(pid)
+        run.samples.look_at_zombie()
+        self._sampler.remove(pid)
         _, status, usage = os.wait4(pid, 0)
         run.end(status, usage, time.monotonic())
         self._ended.append(run)
@@ -478,11 +510,11 @@ class Supervisor:
             if not self._schedule_restart(run):
                 self._fail_with(run)
 
-    def _fail_with(self, run: Running) -> None:
+    def _fail_with(self, run: InstanceRun) -> None:
         """Handle the failure of an instance that is not restarted."""
         restarts = self._restarts.count(run.position)
         after = f" after {counted(restarts, 'restart')}" if restarts else ""
-        go_on = self._request.on_failure is OnFailure.CONTINUE
+        go_on = self._asked.on_failure is OnFailure.CONTINUE
         self._fail(
             run.exit_code,
             f"{run.describe_failure()}{after}",
@@ -503,7 +535,7 @@ class Supervisor:
                 f"instance {index} is stopped: it uses the terminal, which several instances cannot"
             )
 
-    def _runs(self) -> list[Running]:
+    def _runs(self) -> list[InstanceRun]:
         """All runs of all instances: those that run, then those that have ended."""
         return [*self._running.values(), *self._ended]
 
@@ -517,11 +549,11 @@ class Supervisor:
 
     # Restarts.
 
-    def _schedule_restart(self, run: Running) -> bool:
+    def _schedule_restart(self, run: InstanceRun) -> bool:
         """Schedule the restart of an instance that has failed; False when it may have none."""
         if not self._expects(Event.INSTANCE_RESTARTS) or self._ctrl_c.is_recent:
             return False
-        if self._request.on_failure is not OnFailure.RESTART:
+        if self._asked.on_failure is not OnFailure.RESTART:
             return False
         restart = self._restarts.grant(run.position, ran_s=run.wall_s, now=time.monotonic())
         if restart is None:

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 
 from xruntime.allocator.loader import Function, LoadedFile, Prototype
 from xruntime.allocator.mallctl import Mallctl
-from xruntime.allocator.memory import Stats, exact_resident, process_memory
+from xruntime.allocator.memory import Stats, exact_resident
 from xruntime.allocator.settings import Setting, Value
 from xruntime.errors import AllocatorUnsupportedError
 
@@ -95,26 +95,3 @@ class Allocator(ABC):
 
     def __repr__(self) -> str:
         return f"<{self.name} {self.version or 'of unknown version'} from {self.path}>"
-
-
-def stats_of(
-    *,
-    allocated: int | None = None,
-    resident: int | None = None,
-    mapped: int | None = None,
-    free: int | None = None,
-    retained: int | None = None,
-    peak_mapped: int | None = None,
-) -> Stats:
-    """Join what an allocator reports with what the kernel reports."""
-    process = process_memory()
-    return Stats(
-        allocated,
-        resident,
-        mapped,
-        free,
-        retained,
-        peak_mapped,
-        process.resident,
-        process.peak_resident,
-    )

@@ -11,8 +11,8 @@ import ctypes
 import threading
 from typing import NamedTuple
 
-from xruntime.allocator.controller import Allocator, stats_of
-from xruntime.allocator.memory import Stats
+from xruntime.allocator.controller import Allocator
+from xruntime.allocator.memory import Stats, stats_of
 from xruntime.allocator.settings import Setting, Value, checked_integer, start_environment
 from xruntime.errors import AllocatorUnsupportedError, SettingValueError, UnknownSettingError
 

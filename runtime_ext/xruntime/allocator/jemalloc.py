@@ -7,10 +7,10 @@ import contextlib
 import functools
 from typing import NamedTuple
 
-from xruntime.allocator.controller import Allocator, stats_of
+from xruntime.allocator.controller import Allocator
 from xruntime.allocator.loader import LoadedFile
 from xruntime.allocator.mallctl import TEXT, Mallctl
-from xruntime.allocator.memory import Stats
+from xruntime.allocator.memory import Stats, stats_of
 from xruntime.allocator.settings import Setting, Value
 from xruntime.errors import ReadOnlySettingError, SettingValueError, UnknownSettingError
 

@@ -15,46 +15,47 @@ class Stats(NamedTuple):
     lie in regions that Python maps itself. The last two are the kernel's, of the whole process.
     """
 
-    allocated: int | None
+    allocated: int | None = None
     """In use by the program, including blocks in threads' caches."""
 
-    resident: int | None
+    resident: int | None = None
     """The part of the allocator's memory that is in physical memory."""
 
-    mapped: int | None
+    mapped: int | None = None
     """Taken from the system, with memory behind it or about to have."""
 
-    free: int | None
+    free: int | None = None
     """The part of `mapped` that is kept for reuse."""
 
-    retained: int | None
+    retained: int | None = None
     """Addresses kept without memory behind them, which cost nothing."""
 
-    peak_mapped: int | None
+    peak_mapped: int | None = None
     """The highest `mapped` so far."""
 
-    process_resident: int | None
+    process_resident: int | None = None
     """The process in physical memory, from /proc/self/statm, which may be off by some pages per CPU."""
 
-    process_peak_resident: int | None
+    process_peak_resident: int | None = None
     """Its peak, VmHWM of /proc/self/status."""
 
 
-class ProcessMemory(NamedTuple):
-    """The kernel's numbers, in bytes; None where /proc does not have them."""
+def stats_of(**heap: int | None) -> Stats:
+    """Join what an allocator reports with what the kernel reports."""
+    return Stats(
+        **heap,
+        process_resident=resident(),
+        process_peak_resident=_kilobytes("/proc/self/status", "VmHWM"),
+    )
 
-    resident: int | None
-    peak_resident: int | None
 
-
-def process_memory() -> ProcessMemory:
-    """Read the process's physical memory, now and at its peak."""
+def resident() -> int | None:
+    """Read the process's physical memory; None where /proc does not have it."""
     try:
         with open("/proc/self/statm", encoding="ascii") as statm:
-            resident = int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError, ValueError):
-        resident = None
-    return ProcessMemory(resident, _kilobytes("/proc/self/status", "VmHWM"))
+        return None
 
 
 def exact_resident() -> int | None:
@@ -64,7 +65,7 @@ def exact_resident() -> int | None:
     proc_pid_statm(5); so smaps_rollup (Linux 4.14) is preferred where a difference is needed.
     """
     exact = _kilobytes("/proc/self/smaps_rollup", "Rss")
-    return process_memory().resident if exact is None else exact
+    return resident() if exact is None else exact
 
 
 def _kilobytes(path: str, field: str) -> int | None:

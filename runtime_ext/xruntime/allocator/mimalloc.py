@@ -13,8 +13,8 @@ import ctypes
 import json
 from typing import NoReturn
 
-from xruntime.allocator.controller import Allocator, stats_of
-from xruntime.allocator.memory import Stats
+from xruntime.allocator.controller import Allocator
+from xruntime.allocator.memory import Stats, stats_of
 from xruntime.allocator.settings import Setting, Value, start_environment
 from xruntime.errors import ReadOnlySettingError, UnknownSettingError
 

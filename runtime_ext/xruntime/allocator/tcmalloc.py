@@ -12,8 +12,8 @@ import ctypes
 import functools
 import re
 
-from xruntime.allocator.controller import Allocator, stats_of
-from xruntime.allocator.memory import Stats
+from xruntime.allocator.controller import Allocator
+from xruntime.allocator.memory import Stats, stats_of
 from xruntime.allocator.settings import Setting, Value, checked_integer
 from xruntime.errors import ReadOnlySettingError, SettingValueError, UnknownSettingError
 

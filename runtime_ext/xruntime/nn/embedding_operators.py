@@ -35,13 +35,15 @@ def check_tables(weights: Tensors, lookups: Lookups) -> None:
     check_lookups(lookups, len(weights), weights[0].dtype if weights else torch.float32)
 
 
+def _result_shapes(weights: Tensors, lookups: Lookups) -> list[tuple[int, int]]:
+    return [(lookups.bags(number), weight.shape[1]) for number, weight in enumerate(weights)]
+
+
 def empty_results(weights: Tensors, lookups: Lookups) -> tuple[Tensors, Tensors]:
     """The tensors that forward writes: results, and positions of maxima."""
     check_tables(weights, lookups)
-    results = [
-        weight.new_empty((lookups.bags(number), weight.shape[1]))
-        for number, weight in enumerate(weights)
-    ]
+    shapes = _result_shapes(weights, lookups)
+    results = [weight.new_empty(shape) for weight, shape in zip(weights, shapes, strict=True)]
     if lookups.mode != native.BAG_MAX:
         return results, []
     return results, [torch.empty_like(result, dtype=torch.int32) for result in results]
@@ -110,14 +112,51 @@ def _forward_fake(weights: Tensors, sparse: bool, *lookups: Any) -> list[torch.T
 
 
 def merged_embedding_bag(weights: Tensors, sparse: bool, lookups: Lookups) -> Tensors:
-    """Call the operator; return results only. Raises EmbeddingBagError, EmbeddingIndexError."""
+    """Call the operator; return results only. Raises EmbeddingBagError, EmbeddingIndexError.
+
+    Without derivatives the results are parts of one tensor: Inductor's C++ wrapper calls operators that
+    return lists through Python.
+    """
+    if weights and not torch.is_grad_enabled():
+        packed: torch.Tensor = call(
+            torch.ops.xruntime.merged_embedding_bag_packed, _forward_packed, weights, *lookups
+        )
+        shapes = _result_shapes(weights, lookups)
+        parts = packed.split_with_sizes([bags * dim for bags, dim in shapes])
+        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
     operator = torch.ops.xruntime.merged_embedding_bag
     results: list[torch.Tensor] = call(operator, _forward, weights, sparse, *lookups)
     return results[: len(weights)]
 
 
+def _forward_packed(weights: Tensors, *lookups: Any) -> torch.Tensor:
+    packed = _forward_packed_fake(weights, *lookups)
+    bags = Lookups(*lookups)
+    call = _call(weights, bags)
+    call.set("weights", weights)
+    call.set(
+        "output",
+        packed.split_with_sizes([rows * dim for rows, dim in _result_shapes(weights, bags)]),
+    )
+    call.run("xk_bags_forward")
+    return packed
+
+
+def _forward_packed_fake(weights: Tensors, *lookups: Any) -> torch.Tensor:
+    bags = Lookups(*lookups)
+    check_tables(weights, bags)
+    return weights[0].new_empty(sum(rows * dim for rows, dim in _result_shapes(weights, bags)))
+
+
+define(
+    f"merged_embedding_bag_packed(Tensor[] weights, {LOOKUPS}) -> Tensor",
+    _forward_packed,
+    _forward_packed_fake,
+)
+
+
 def flat(results: Tensors, positions: Tensors) -> list[torch.Tensor]:
-    """One list of both: Inductor's C++ wrapper cannot call operators that return several lists."""
+    """One list of both, as the operators return."""
     return [*results, *positions]
 
 

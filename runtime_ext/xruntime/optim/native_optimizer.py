@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, Literal, NamedTuple, overload
+from typing import Any, ClassVar, Literal, overload
 
 import torch
 from torch import distributed
@@ -16,76 +15,19 @@ from xruntime import native
 from xruntime.errors import OptimizerError
 from xruntime.optim.dense import DenseStep, State, StateNames, as_count
 from xruntime.optim.layout import can_be_walked_together, empty_like
+from xruntime.optim.rule import RANGES, Group, Rule
 from xruntime.optim.sparse import SparseStep
 from xruntime.optim.split_bf16 import join, split
-from xruntime.optim.step_call import FORMATS, TYPES, Formats, Update
+from xruntime.optim.step_call import FORMATS, TYPES, Formats
 
 Rounding = Literal["split", "stochastic"]
-Group = dict[str, Any]
 
 _NEVER = ("amsgrad", "capturable", "differentiable")
 """Options of torch's optimizers that are not supported: False is accepted."""
 _OURS = ("rounding", "state_dtype")
 """Options that torch's optimizers do not have."""
-_NUMBERS = (0.0, math.inf)
-_RANGES = {
-    **dict.fromkeys(("lr", "momentum", "weight_decay", "lr_decay", "eps"), _NUMBERS),
-    **dict.fromkeys(("initial_accumulator_value", "trust_coefficient"), _NUMBERS),
-    "betas": (0.0, 1.0),
-}
-"""Numeric options: each at least the first number and less than the second."""
-_FLAGS = ("nesterov", "decoupled_weight_decay", "adaptive")
-"""Options that the kernels take as an integer."""
 _GENERATOR = "generator"
 """The entry of a state_dict with the state of the generator for stochastic rounding."""
-
-
-class Rule(NamedTuple):
-    """What the kernels call an optimizer, and the names of its state, which are torch's."""
-
-    function: str
-    arguments: tuple[str, ...]
-    """The options that the function takes after the tensors, in its order."""
-    first: str
-    """A momentum is kept while the option is not 0, and its first step sets it."""
-    second: str | None = None
-    initial: str | None = None
-    """The option with the first state's initial value. None: 0."""
-    without_sparse: tuple[str, ...] | None = None
-    """The options that must be 0 for sparse gradients. None: they are not supported."""
-    delegate: type[Optimizer] | None = None
-    """torch's optimizer, which updates parameters of other dtypes than bf16."""
-
-    def names(self, group: Group) -> StateNames:
-        """Return the state with a group's options."""
-        if "momentum" in self.arguments:
-            kept = group["momentum"] != 0
-            return StateNames(self.first if kept else None, None, False, kept)
-        initial = 0.0 if self.initial is None else float(group[self.initial])
-        return StateNames(self.first, self.second, True, False, initial)
-
-    def update(self, group: Group) -> Update:
-        """Return the native call with a group's options."""
-        values: list[float] = []
-        for name in self.arguments:
-            value = group[name]
-            if name in _FLAGS:
-                values.append(int(value))
-            else:
-                values += map(float, value if isinstance(value, tuple | list) else (value,))
-        return lambda library, tensors: int(getattr(library, self.function)(tensors, *values))
-
-    def sparse_obstacle(self, group: Group) -> str | None:
-        """Return why a sparse gradient cannot be used with a group's options, if so."""
-        if self.without_sparse is None:
-            return "it does not support sparse gradients; use SGD or Adagrad, or sparse=False"
-        for option in self.without_sparse:
-            if group[option] != 0:
-                return (
-                    f"sparse gradients with {option}={group[option]} are not supported; use"
-                    f" {option}=0 for parameters with sparse gradients, in a group of their own"
-                )
-        return None
 
 
 def load_with_hooks(
@@ -205,12 +147,9 @@ class NativeOptimizer(Optimizer):
         for parameters in alike.values():
             formats = self._formats(group, parameters[0])
             key = (number, names, formats)
-            found = self._dense.get(key)
-            if found is None or not found.fits(parameters):
-                states = [self.state[parameter] for parameter in parameters]
-                found = DenseStep(self._name, parameters, states, names, formats)
-                self._dense[key] = found
-            steps.append(found)
+            step = self._dense.setdefault(key, DenseStep(self._name, names, formats))
+            step.prepare(parameters, [self.state[parameter] for parameter in parameters])
+            steps.append(step)
         return steps
 
     def _sparse_step(self, group: Group, parameter: torch.Tensor, names: StateNames) -> SparseStep:
@@ -298,7 +237,7 @@ class NativeOptimizer(Optimizer):
         for option in _NEVER:
             if group.get(option):
                 raise OptimizerError(f"{name}: {option}=True is not supported; leave it out")
-        for option, (low, limit) in _RANGES.items():
+        for option, (low, limit) in RANGES.items():
             if option not in group:
                 continue
             values = group[option] if isinstance(group[option], tuple | list) else (group[option],)

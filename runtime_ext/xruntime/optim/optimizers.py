@@ -14,7 +14,8 @@ from torch.optim.optimizer import ParamsT
 from xruntime.errors import OptimizerError
 from xruntime.optim.dense import as_count
 from xruntime.optim.layout import empty_like, is_dense
-from xruntime.optim.native_optimizer import Group, NativeOptimizer, Rounding, Rule
+from xruntime.optim.native_optimizer import NativeOptimizer, Rounding
+from xruntime.optim.rule import Group, Rule
 
 
 class _Momentum(NativeOptimizer):

@@ -5,10 +5,15 @@ from __future__ import annotations
 
 import torch
 
-from xruntime import native
 from xruntime.errors import OptimizerError
-from xruntime.optim.dense import State, StateNames, as_count, check_gradient
-from xruntime.optim.layout import Written, empty_like, with_layout_of
+from xruntime.optim.dense import (
+    State,
+    StateNames,
+    check_gradient,
+    new_state,
+    written_tensors,
+)
+from xruntime.optim.layout import Written
 from xruntime.optim.step_call import Arrays, Formats, StepCall, Update
 
 
@@ -34,27 +39,8 @@ class SparseStep:
                 " as of nn.Embedding(sparse=True), of contiguous parameters"
             )
         block = parameter.detach()
-        new: State = {}
-        if names.first is not None:
-            found = state.get(names.first)
-            new[names.first] = (
-                empty_like(block, formats.state_dtype).fill_(names.initial)
-                if found is None
-                else with_layout_of(found, block, formats.state_dtype)
-            )
-        if names.steps:
-            found = state.get("step")
-            new["step"] = as_count(0 if found is None else found)
-        if formats.weight_format == native.WEIGHTS_SPLIT:
-            found = state.get("remainder")
-            new["remainder"] = (
-                empty_like(block, torch.int16).zero_()
-                if found is None
-                else with_layout_of(found, block, torch.int16)
-            )
-        written = Written(
-            [block, *(value for name, value in new.items() if name != "step")], optimizer
-        )
+        new, _ = new_state(state, names, formats, block)
+        written = Written(written_tensors(block, new), optimizer)
         coalesced = gradient.coalesce()
         rows = coalesced.indices()[0]
         self._values = coalesced.values().contiguous().resolve_neg()

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from xruntime.quantization.recipe import Operator, QuantConf, Scale
 
 if TYPE_CHECKING:
-    from xruntime.quantization.autotuning import Autotuned, Step, autotune
+    from xruntime.quantization.autotuning import Autotuned, TuningStep, autotune
     from xruntime.quantization.calibration import Observed, calibrate, prepare
     from xruntime.quantization.conversion import convert
     from xruntime.quantization.files import load, save
@@ -35,7 +35,7 @@ __all__ = [
     "QuantConf",
     "QuantizedModule",
     "Scale",
-    "Step",
+    "TuningStep",
     "autotune",
     "calibrate",
     "convert",
@@ -46,7 +46,7 @@ __all__ = [
 
 _MODULES = {
     "Autotuned": "autotuning",
-    "Step": "autotuning",
+    "TuningStep": "autotuning",
     "autotune": "autotuning",
     "Observed": "calibration",
     "calibrate": "calibration",

@@ -38,10 +38,10 @@ HARM_BATCHES: Final = 4
 """Batches of the calibration data on which the harm of an operator is measured."""
 
 
-class Step(NamedTuple):
+class TuningStep(NamedTuple):
     """One evaluated recipe.
 
-    **Ex.:** ``Step("float", "fc", 0.971, ("fc",), True)``
+    **Ex.:** ``TuningStep("float", "fc", 0.971, ("fc",), True)``
     """
 
     action: str
@@ -71,7 +71,7 @@ class Autotuned(NamedTuple):
     accuracy: float
     """Of `module`, compiled."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[TuningStep, ...]
 
     def __str__(self) -> str:
         lines = [f"float: accuracy {self.float_accuracy:.5g}", *map(str, self.steps)]
@@ -142,7 +142,7 @@ class _Search:
         self.least = self.float_accuracy - drop
         self._calibrate(self.observed)
         self.conf = self.observed.conf
-        self.steps: list[Step] = []
+        self.steps: list[TuningStep] = []
 
     def run(self) -> Autotuned:
         fixed = frozenset(self.conf.names("float"))
@@ -212,8 +212,8 @@ class _Search:
     def _try(self, action: str, name: str, floats: Sequence[str]) -> bool:
         return self._report(action, name, self._accuracy(self._graph(self.conf)), floats).allowed
 
-    def _report(self, action: str, name: str, accuracy: float, floats: Sequence[str]) -> Step:
-        step = Step(action, name, accuracy, tuple(floats), accuracy >= self.least)
+    def _report(self, action: str, name: str, accuracy: float, floats: Sequence[str]) -> TuningStep:
+        step = TuningStep(action, name, accuracy, tuple(floats), accuracy >= self.least)
         self.steps.append(step)
         _log.info("autotune: %s", step)
         return step

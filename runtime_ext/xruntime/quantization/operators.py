@@ -76,7 +76,7 @@ OBSERVER: Final = "activation_post_process_"
 """The beginning of the names that torchao gives to observers."""
 
 
-class Observer(NamedTuple):
+class SharedObserver(NamedTuple):
     """One observer of activations in a prepared graph."""
 
     targets: tuple[str, ...]
@@ -142,15 +142,17 @@ def read_values(module: torch.fx.GraphModule) -> dict[str, list[str]]:
     return found
 
 
-def observers(module: torch.fx.GraphModule) -> list[Observer]:
+def observers(module: torch.fx.GraphModule) -> list[SharedObserver]:
     """Return the observers of activations of a prepared graph."""
-    found: dict[int, Observer] = {}
+    found: dict[int, SharedObserver] = {}
     for node in module.graph.nodes:
         if _is_observer(node) and _observed(node).op != "get_attr":
             target = str(node.target)
             key = id(module.get_submodule(target))
-            before = found.get(key, Observer((), ()))
-            found[key] = Observer((*before.targets, target), (*before.values, _observed(node).name))
+            before = found.get(key, SharedObserver((), ()))
+            found[key] = SharedObserver(
+                (*before.targets, target), (*before.values, _observed(node).name)
+            )
     return list(found.values())
 
 

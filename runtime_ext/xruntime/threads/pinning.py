@@ -17,10 +17,10 @@ from collections.abc import Callable
 from typing import NamedTuple, ParamSpec, TypeVar
 
 from xruntime.threads.cpu_pool import CPUPool
-from xruntime.threads.openmp import openmp_team
 from xruntime.threads.team import (
     confine_team,
     mkl_threads,
+    openmp_team,
     resize_team,
     set_mkl_threads,
     team_size,

@@ -64,7 +64,7 @@ def _openmp_places() -> list[set[int]]:
     if not any(os.environ.get(name) for name in BINDING):
         return []
     places: list[set[int]] = []
-    for path in _mapped_openmp_runtimes():
+    for path in openmp_runtimes():
         try:
             runtime = ctypes.CDLL(path, mode=os.RTLD_NOLOAD)
             for place in range(runtime.omp_get_num_places()):
@@ -77,8 +77,8 @@ def _openmp_places() -> list[set[int]]:
     return places
 
 
-def _mapped_openmp_runtimes() -> list[str]:
-    """The paths of the OpenMP runtimes in this process."""
+def openmp_runtimes() -> list[str]:
+    """Return the files of the OpenMP runtimes that this process has mapped."""
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
         fields = [line.rstrip("\n").split(maxsplit=5) for line in maps]
     paths = {field[5] for field in fields if len(field) == 6}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CPUs and the number of threads of the calling thread's OpenMP team and of MKL.
+"""The calling thread's OpenMP team, which torch shares: its threads, CPUs and size; and MKL's number of threads.
 
 `torch.set_num_threads` also changes the default of threads that start later. So the numbers are set for
 one thread, OpenMP's by omp_set_num_threads and MKL's by MKL_Set_Num_Threads_Local.
@@ -12,17 +12,60 @@ import ctypes
 import errno
 import functools
 import os
-import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from xruntime.errors import AffinityRefusedError, SecondRuntimeError
-from xruntime.native import library, quick_library
+from xruntime.native import CTeamMember, library, quick_library
+from xruntime.threads.process_machine import openmp_runtimes
 
-RUNTIME_NAME = re.compile(r"/\S*/lib(?:gomp|iomp5|omp)\b[^/\s]*\.so\S*")
-"""Matches an OpenMP runtime in /proc/self/maps, also under a wheel's name for it."""
+
+class TeamMember(NamedTuple):
+    """One thread of a team.
+
+    **Ex.:** ``TeamMember(openmp_id=1, thread_id=4127, cpu=3)`` is the first worker, on CPU 3.
+    """
+
+    openmp_id: int
+    """Its number in the team; 0 is the calling thread."""
+
+    thread_id: int
+    """The kernel's thread id, as in /proc/self/task."""
+
+    cpu: int
+    """The CPU that it ran on; -1 if the kernel does not say."""
+
+
+class OpenMPTeam(NamedTuple):
+    """The threads that took part in one parallel region, in order of `openmp_id`."""
+
+    members: tuple[TeamMember, ...]
+
+    @property
+    def size(self) -> int:
+        """The number of threads."""
+        return len(self.members)
+
+
+def openmp_team() -> OpenMPTeam:
+    """Run one parallel region on the calling thread's team, which torch uses too; return its threads.
+
+    Each host thread has a team of its own; its size follows torch.set_num_threads() in that thread.
+    Raises KernelsUnavailableError without the native library.
+    """
+    kernels = library()
+    capacity = 256
+    while True:
+        members = (CTeamMember * capacity)()
+        size = kernels.xk_openmp_team(members, capacity)
+        if size <= capacity:
+            break
+        capacity = size
+    return OpenMPTeam(
+        tuple(TeamMember(m.openmp_id, m.thread_id, m.cpu) for m in members[:size]),
+    )
 
 
 def team_size() -> int:
@@ -99,12 +142,6 @@ def confine_team(cpus: Sequence[int], *, pin_workers: bool = False) -> int:
             f" The process may use {_listed(os.sched_getaffinity(os.getpid()))}"
         )
     return size
-
-
-def openmp_runtimes() -> tuple[str, ...]:
-    """List the files of the OpenMP runtimes that this process has mapped."""
-    maps = Path("/proc/self/maps").read_text(errors="replace")
-    return tuple(sorted(set(RUNTIME_NAME.findall(maps))))
 
 
 def _listed(cpus: Collection[int]) -> str:

@@ -73,29 +73,19 @@ def age(path: Path, seconds: float = 3600) -> Path:
     return path
 
 
-def test_whole_caches(base: Path):
+def test_whole_and_absent_caches(base: Path, tmp_path: Path):
     assert verify(str(base)) == []
-
-
-def test_absent_base(tmp_path: Path):
     assert verify(str(tmp_path / "absent")) == []
 
 
-def test_base_that_is_a_link(base: Path, tmp_path: Path):
-    link = tmp_path / "link"
+def test_a_base_that_is_not_ours_stays(base: Path, tmp_path: Path):
+    link, file = tmp_path / "link", put(tmp_path / "file", b"x")
     link.symlink_to(base)
-    [problem] = verify(str(link), fix=True)
-    assert (problem.check, problem.fixed) == (Aspect.LINK, False)
+    for path in (link, file):
+        [problem] = verify(str(path), fix=True)
+        assert (problem.path, problem.check, problem.fixed) == (str(path), Aspect.LINK, False)
     assert link.is_symlink()
-
-
-def test_base_that_is_a_file(tmp_path: Path):
-    [problem] = verify(str(put(tmp_path / "file", b"x")), fix=True)
-    assert not problem.fixed
-    assert (tmp_path / "file").exists()
-
-
-def test_base_below_a_directory_that_all_may_write(base: Path, tmp_path: Path):
+    assert file.exists()
     tmp_path.chmod(0o777)
     [problem] = verify(str(base), fix=True)
     assert (problem.path, problem.check, problem.fixed) == (str(tmp_path), Aspect.OWNER, False)
@@ -195,36 +185,23 @@ def test_damaged_elf_headers(tmp_path: Path, start: bytes):
         assert damage(stream, Format.ELF) is not None
 
 
-@pytest.mark.parametrize(
-    ("cache", "name"),
-    [
-        ("inductor", "24/c24.so"),
-        ("inductor", "fxgraph/wc/fwc/w3o"),
-        ("inductor", "aotautograd/a1/h2"),
-        ("inductor", "gu/k.best_config"),
-        ("inductor", "dynamo/code_state_1.pkl"),
-        ("numba", "m_1/f-1.py311.nbi"),
-        ("numba", "m_1/f-1.py311.1.nbc"),
-        ("triton", "QX/k.cubin"),
-        ("triton", "QX/k.json"),
-        ("optimized", "0123abcd/model.so"),
-        ("optimized", "0123abcd/description.json"),
-    ],
-)
 @pytest.mark.parametrize("length", ["half", "empty"])
-def test_truncated_entries(base: Path, cache: str, name: str, length: str):
-    path = home(base, cache) / name
-    data = path.read_bytes()
-    check_and_fix(base, put(path, data[: len(data) // 2 if length == "half" else 0]), Aspect.FORMAT)
+def test_truncated_entries(base: Path, length: str):
+    for cache, names in {
+        "inductor": ["24/c24.so", "fxgraph/wc/fwc/w3o", "aotautograd/a1/h2", "gu/k.best_config"],
+        "numba": ["m_1/f-1.py311.nbi", "m_1/f-1.py311.1.nbc"],
+        "triton": ["QX/k.cubin", "QX/k.json"],
+        "optimized": ["0123abcd/model.so", "0123abcd/description.json"],
+    }.items():
+        for name in names:
+            path = home(base, cache) / name
+            data = path.read_bytes()[: path.stat().st_size // 2 if length == "half" else 0]
+            check_and_fix(base, put(path, data), Aspect.FORMAT)
 
 
-def test_sources_and_unknown_files_may_be_empty(base: Path):
+def test_files_of_any_content(base: Path):
     for name in ("24/c25.cpp", "24/x.py", "unknown"):
         put(home(base) / name, b"")
-    assert found(base) == {}
-
-
-def test_temporary_files_of_killed_programs(base: Path):
     # Neither Inductor, numba nor Triton reads files of such names.
     put(home(base) / "fxgraph/wc/fwc/.7.8.tmp", PICKLE[:20])
     put(home(base, "numba") / "m_1/f-1.py311.nbi.tmp.0123456789abcdef", b"x")
@@ -318,12 +295,9 @@ def test_imported_file_that_a_program_has_replaced(imported: Path):
     check_and_fix(imported, path, Aspect.FORMAT)
 
 
-def test_imported_file_that_was_pruned(imported: Path):
-    (home(imported) / "24/c24.so").unlink()
-    assert found(imported) == {}
-
-
 def test_damaged_record_of_an_import(imported: Path):
+    (home(imported) / "24/c24.so").unlink()  # pruned
+    assert found(imported) == {}
     check_and_fix(imported, put(Path(f"{home(imported)}.imported"), b'{"files'), Aspect.FORMAT)
 
 
@@ -478,12 +452,6 @@ def test_stale_locks_are_removed(base: Path, cache: str, name: str):
     check_and_fix(base, age(path, MIN_LOCK_AGE_S + 60), Aspect.LOCK)
 
 
-def test_young_locks_stay(base: Path):
-    _, path = lock(base, "torch_extensions", "my_ops/lock")
-    age(path, MIN_LOCK_AGE_S - 60)
-    assert found(base) == {}
-
-
 def test_locks_of_a_running_program_stay(base: Path):
     directory, path = lock(base, "torch_extensions", "my_ops/lock")
     age(path, MIN_LOCK_AGE_S + 60)
@@ -508,8 +476,9 @@ def test_locks_of_a_running_program_stay(base: Path):
     check_and_fix(base, path, Aspect.LOCK)
 
 
-def test_locks_of_inductor_are_only_files(base: Path):
+def test_young_locks_and_those_that_are_only_files_stay(base: Path):
     age(home(base) / "locks/c24.lock", 10**6)
+    age(lock(base, "torch_extensions", "my_ops/lock")[1], MIN_LOCK_AGE_S - 60)
     assert found(base) == {}
 
 

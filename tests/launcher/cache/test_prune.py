@@ -17,7 +17,7 @@ import pytest
 
 from xlaunch.cache.contents import files_of, usage_of
 from xlaunch.cache.key import Hardware, Packages, key_of
-from xlaunch.cache.prune import clear, prune, start_pruner
+from xlaunch.cache.prune import clear, prune
 from xlaunch.cache.staging import DAY_S
 from xlaunch.cache.store import (
     CacheDirectory,
@@ -28,6 +28,7 @@ from xlaunch.cache.store import (
     stored,
 )
 from xlaunch.cache.table import BY_NAME
+from xlaunch.cache.use import start_pruner
 
 HARDWARE = Hardware("x86_64", ("avx2",), "GenuineIntel 6 143", (), ())
 PAGE = 4096
@@ -261,7 +262,7 @@ def test_descriptors_fit_below_a_low_limit(caches):
 
 def test_a_launch_starts_a_pruner_once_a_day(tmp_path, caches):
     environment = {**os.environ, "XLAUNCH_CACHE_MAX_SIZE": str(6 * PAGE)}
-    code = f"from xlaunch.cache.prune import start_pruner; start_pruner({str(tmp_path)!r})"
+    code = f"from xlaunch.cache.use import start_pruner; start_pruner({str(tmp_path)!r})"
 
     def launch() -> None:
         subprocess.run([sys.executable, "-c", code], check=True, env=environment)
@@ -289,7 +290,7 @@ def test_the_pruner_keeps_nothing_of_its_launch_open(tmp_path):
     reading, writing = os.pipe()
     shown = tmp_path / "shown"
     show = f"ls -l /proc/$$/fd /proc/$$/cwd > {shown}.new; mv {shown}.new {shown}"
-    code = f"from xlaunch.cache.prune import _detach; _detach(['/bin/sh', '-c', {show!r}])"
+    code = f"from xlaunch.cache.use import _detach; _detach(['/bin/sh', '-c', {show!r}])"
     subprocess.run([sys.executable, "-c", code], check=True, pass_fds=(writing,), cwd=tmp_path)
     os.close(writing)
     assert os.read(reading, 1) == b""

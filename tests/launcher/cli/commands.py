@@ -62,7 +62,11 @@ _SET_BY_A_SHELL = ("VIRTUAL_ENV", "CONDA_PREFIX", "OMP_NUM_THREADS", "PYTHONUNBU
 
 def clean_environment(**more: str) -> dict[str, str]:
     """This process's environment without what would change a launch, and with `more`."""
-    kept = {n: v for n, v in os.environ.items() if not n.startswith(_SET_BY_A_SHELL)}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name == "XLAUNCH_RECORDS_DIR" or not name.startswith(_SET_BY_A_SHELL)
+    }
     return kept | more
 
 

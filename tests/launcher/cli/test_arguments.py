@@ -20,7 +20,7 @@ from tests.launcher.cli.commands import (
 )
 from tests.tiers import quick_first
 
-from xlaunch.cli import RESERVED
+from xlaunch.options.definitions import RESERVED
 
 
 @pytest.mark.parametrize("options", [(), ("--supervise", "-q")], ids=["in place", "supervised"])

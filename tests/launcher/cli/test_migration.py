@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from tests.launcher.cli.commands import ask, xlaunch
 
-from xlaunch.cli.migration import OLD
 from xlaunch.options.definitions import BY_KEY
+from xlaunch.options.migration import OLD
 
 TWO_PACKAGES = "package:2 node:1 core:28 pu:2"
 
@@ -74,7 +74,6 @@ def test_old_words_do_what_todays_do(old: str, today: str, tmp_path: Path) -> No
     ("old", "said"),
     [
         ("--ccl-worker-count 4", "leave it out, and use --reserve-cores N"),
-        ("--nproc_per_node 2", "torchrun --nproc-per-node P xlaunch train.py"),
         ("--hostfile hosts", "mpirun ... xlaunch train.py"),
         ("--convert-fp64-to-fp32", "convert the model in the script"),
         ("--disable-ipex-graph-mode", "graph=False"),
@@ -88,6 +87,17 @@ def test_old_words_do_what_todays_do(old: str, today: str, tmp_path: Path) -> No
 def test_what_can_mean_nothing_says_what_to_use(old: str, said: str) -> None:
     message = ask("plan", "--synthetic", TWO_PACKAGES, *shlex.split(old)).refused()
     assert said in message
+
+
+def test_ranks_of_the_old_launchers_are_torchruns_now(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    old = ["--distributed", "--nprocs_per_node", "2", "--nnodes", "2", "--node-rank", "0"]
+    old += ["--master_addr", "h0", "--allocator", "glibc", "--dry-run", "--synthetic", "core:4"]
+    done = ask(*old, "train.py", cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert "--nproc-per-node=2 --nnodes=2 --node-rank=0 --master-addr=h0 --master-port=29500" in (
+        done.out.decode()
+    )
 
 
 def test_what_is_not_needed_is_named() -> None:

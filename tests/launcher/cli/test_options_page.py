@@ -55,4 +55,4 @@ def test_file_on_the_page_is_a_preset(home: Home):
     home.write("preset", text)
     request = typed("--preset", "best", "program").request
     assert set(tomllib.loads(text)) == {"instances", "ncores", "cpus", "mem-policy", "smt", "timeout", "env"}  # fmt: skip
-    assert request.timeout_s == 7200
+    assert request.run.timeout_s == 7200

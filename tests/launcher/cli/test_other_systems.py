@@ -103,8 +103,8 @@ def test_library_needs_linux(entry: str, system: str):
         "import sys; sys.path.insert(0, sys.argv[1]); import other_system\n"
         "other_system.become(sys.argv[2])\n"
         "import xlaunch\n"
-        "plan = xlaunch.plan(xlaunch.Request(program=('true',)), xlaunch.read_machine())\n"
-        "try: getattr(xlaunch, sys.argv[3])(plan)\n"
+        "plan = xlaunch.plan(xlaunch.LayoutRequest(), xlaunch.read_machine())\n"
+        "try: getattr(xlaunch, sys.argv[3])(plan, xlaunch.ProgramRequest(('true',)))\n"
         "except xlaunch.XLaunchError as error: print(error)"
     )
     done = run((sys.executable, "-c", code, OTHER.parent, system, entry))

@@ -18,7 +18,7 @@ from xlaunch.environment.allocators import (
 )
 from xlaunch.environment.libraries import find_library
 from xlaunch.errors import UsageError
-from xlaunch.machine.c_library import glibc_version
+from xlaunch.machine.architecture import glibc_version
 
 ROUNDS = """
 import ctypes, resource, sys, threading

@@ -18,7 +18,7 @@ from tests.launcher.cli.commands import (
 )
 
 from xlaunch.environment.libraries import find_library
-from xlaunch.machine.c_library import glibc_version
+from xlaunch.machine.architecture import glibc_version
 
 TUNABLES = "GLIBC_TUNABLES"
 DEBIAN = {"jemalloc": "libjemalloc2", "tcmalloc": "libtcmalloc-minimal4", "llvm": "libomp5"}

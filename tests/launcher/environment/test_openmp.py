@@ -20,7 +20,7 @@ from xlaunch.environment.program import Program
 from xlaunch.errors import UsageError
 from xlaunch.machine.topology import CPUs
 from xlaunch.planning.plans import Instance, Plan
-from xlaunch.planning.request import MemoryPolicy, Request
+from xlaunch.planning.request import LayoutRequest, MemoryPolicy
 
 PROGRAM = Path(__file__).with_name("openmp_program.py")
 SHRINKING = {"OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"}
@@ -44,7 +44,7 @@ ROOMY = plan_of((0, 1), (2, 3))
 
 def python_in(prefix: str) -> Program:
     executable = f"{prefix}/bin/python"
-    return Program(executable, (executable, "x.py"), "--python")
+    return Program(executable, (executable, "x.py"), "--python", executable, prefix)
 
 
 def chosen(asked: str, plan: Plan = ROOMY, **variables: str) -> dict[str, str]:
@@ -86,7 +86,7 @@ def test_auto_leaves_the_program_s_runtime_alone():
         plan_of((0, 1), (1, 2)),
         plan_of((0, 1), (0, 1), bound=False),
         plan_of((0, 1), threads=3, bound=False),
-        plan_of((0, 1), count=4, request=Request(oversubscribe=True)),
+        plan_of((0, 1), count=4, layout=LayoutRequest(oversubscribe=True)),
     ],
     ids=["quota", "same CPUs", "a shared CPU", "unbound", "more threads", "others not seen"],
 )

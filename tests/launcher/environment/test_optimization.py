@@ -28,34 +28,34 @@ SHOWN = "import os; print({n: os.environ.get(n) for n in ('PYTHONPATH', 'XLAUNCH
 
 
 def variables_of(request: Request, **inherited: str) -> dict[str, str]:
-    made = plan(request, read_machine())
-    return prepare_environment(made, clean_environment(**inherited)).variables[0]
+    made = plan(request.layout, read_machine())
+    return prepare_environment(made, request.program, clean_environment(**inherited)).variables[0]
 
 
 def test_two_variables_reach_the_program():
-    request = Request(program=(sys.executable, "-c", "0"), optimize=Optimize.BF16)
+    request = Request.of(sys.executable, "-c", "0", optimize=Optimize.BF16)
     variables = variables_of(request, PYTHONPATH="")
     assert variables["XLAUNCH_OPTIMIZE"] == "bf16"
     assert variables["PYTHONPATH"] == HOOK_DIRECTORY
-    assert variables_of(request._replace(optimize=None), PYTHONPATH="")["PYTHONPATH"] == ""
+    assert variables_of(request.replace(optimize=None), PYTHONPATH="")["PYTHONPATH"] == ""
 
 
 @pytest.mark.parametrize("mine", ["/mine", "/mine:", ":/mine:/yours"])
 def test_own_path_comes_after_the_hook(mine: str):
-    request = Request(program=(sys.executable, "-c", "0"), optimize=Optimize.AUTO)
+    request = Request.of(sys.executable, "-c", "0", optimize=Optimize.AUTO)
     inherited = variables_of(request, PYTHONPATH=mine)
     assert inherited["PYTHONPATH"] == f"{HOOK_DIRECTORY}:{mine}"
-    given = variables_of(request._replace(env=(("PYTHONPATH", mine),)))
+    given = variables_of(request.replace(env=(("PYTHONPATH", mine),)))
     assert given["PYTHONPATH"] == f"{HOOK_DIRECTORY}:{mine}"
 
 
 def test_option_wins_over_an_inherited_precision():
-    request = Request(program=(sys.executable, "-c", "0"), optimize=Optimize.FP32)
+    request = Request.of(sys.executable, "-c", "0", optimize=Optimize.FP32)
     assert variables_of(request, XLAUNCH_OPTIMIZE="bf16")["XLAUNCH_OPTIMIZE"] == "fp32"
 
 
 def test_a_second_word_has_the_program_wait(tmp_path: Path):
-    request = Request(program=(sys.executable,), optimize=Optimize.AUTO, optimize_wait=True)
+    request = Request.of(sys.executable, optimize=Optimize.AUTO, optimize_wait=True)
     assert variables_of(request)["XLAUNCH_OPTIMIZE"] == "auto wait"
     (tmp_path / "best.toml").write_text("optimize-wait = true")
     words = ("--preset", "best.toml", "--explain", sys.executable)

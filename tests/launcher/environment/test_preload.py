@@ -23,6 +23,7 @@ from xlaunch.environment.preload import (
     require_library,
     with_preload,
 )
+from xlaunch.environment.program import Program
 from xlaunch.environment.variables import Proposal
 from xlaunch.errors import UsageError
 
@@ -321,9 +322,11 @@ def test_home_is_used_without_xdg(good: str, tmp_path: Path):
 
 
 def require(wanted: str, home, prefix: str | None = sys.prefix):
-    return require_library(
-        "--omp x", wanted, prefix=prefix, interpreter=sys.executable, environment=home
-    )
+    return require_library("--omp x", wanted, program_in(prefix), home)
+
+
+def program_in(prefix: str | None) -> Program:
+    return Program(sys.executable, (sys.executable,), prefix=prefix)
 
 
 def test_first_library_that_is_proven_is_taken(tmp_path: Path, good: str, home):
@@ -341,9 +344,7 @@ def test_library_that_is_nowhere(home, monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(libraries, "_system_directories", lambda _: ["/usr/lib"])
     with pytest.raises(UsageError) as error:
-        require_library(
-            "--omp intel", "intel", prefix=None, interpreter=sys.executable, environment=home
-        )
+        require_library("--omp intel", "intel", program_in(None), home)
     text = str(error.value)
     assert text.startswith("--omp intel: no such library in /usr/lib.")
     assert text.endswith("To install it: pip install intel-openmp (x86-64 only)")

@@ -19,7 +19,7 @@ from xlaunch.environment.variables import (
     split_inherited,
     without_names,
 )
-from xlaunch.planning import MAX, Mode, Plan, Request, plan
+from xlaunch.planning import MAX, LayoutRequest, Mode, Plan, plan
 
 OMP = "OMP_NUM_THREADS"
 VARIABLE = "XLAUNCH_INSTANCE_"
@@ -29,14 +29,18 @@ WANTED = Proposal("CACHE", "ours", "kept in one place")
 def planned(**request: object) -> Plan:
     """Two instances on eight cores of two nodes."""
     machine = make_machine(packages=(8,), nodes=(4, 4))
-    return plan(Request(program=("x",), instances=2, **request), machine)
+    return plan(LayoutRequest(instances=2, **request), machine)
 
 
 def chosen(
-    inherited: dict[str, str], made: Plan | None = None, *, piped: bool = False
+    inherited: dict[str, str],
+    made: Plan | None = None,
+    *,
+    piped: bool = False,
+    env: dict[str, str] | None = None,
 ) -> dict[str, Setting]:
     made, own = made or planned(), split_inherited(inherited).users_own
-    settings = choose_settings(made, made.instances[0], own, [WANTED], piped=piped)
+    settings = choose_settings(made, made.instances[0], env or {}, own, [WANTED], piped=piped)
     return {setting.name: setting for setting in settings}
 
 
@@ -45,11 +49,12 @@ def variables(
     made: Plan | None = None,
     index: int = 0,
     proposals: tuple[Proposal, ...] = (),
+    env: dict[str, str] | None = None,
 ) -> dict[str, str]:
     made, own = made or planned(), split_inherited(inherited).users_own
     instance = made.instances[index]
-    settings = choose_settings(made, instance, own, [WANTED, *proposals], piped=False)
-    return instance_variables(made, instance, settings, own)
+    settings = choose_settings(made, instance, env or {}, own, [WANTED, *proposals], piped=False)
+    return instance_variables(made, instance, env or {}, settings, own)
 
 
 def test_threads_of_the_instance():
@@ -57,7 +62,7 @@ def test_threads_of_the_instance():
     assert chosen({})["CACHE"] == ("CACHE", "ours", "kept in one place", False, None, None)
 
 
-WIDE = plan(Request(program=("x",)), make_machine(packages=(4,), nodes=(4,)))
+WIDE = plan(LayoutRequest(), make_machine(packages=(4,), nodes=(4,)))
 """One instance on four cores, which no option asked for."""
 
 
@@ -68,7 +73,7 @@ def test_user_s_own_stays_where_no_option_asks_for_another(own: str):
     assert "already set" in setting.reason
     assert ("not changed to 4" in setting.reason) == (own != "4")
     assert variables({OMP: own}, WIDE)[OMP] == own
-    notes = inherited_notes([setting], WIDE)
+    notes = inherited_notes([setting], {})
     assert notes == ((f"inherited variables are kept: {OMP}={own} (not 4)",) if own != "4" else ())
 
 
@@ -83,24 +88,23 @@ def test_user_s_own_stays_where_no_option_asks_for_another(own: str):
     ],
 )
 def test_option_replaces_what_is_inherited_and_says_so(asked, threads: str, option: str):
-    made = plan(Request(program=("x",), **asked), make_machine(packages=(4,), nodes=(4,)))
+    made = plan(LayoutRequest(**asked), make_machine(packages=(4,), nodes=(4,)))
     setting = chosen({OMP: "7"}, made)[OMP]
     assert (setting.value, setting.users_own) == (threads, False)
-    assert inherited_notes([setting], made) == (
+    assert inherited_notes([setting], {}) == (
         f"{option} replaces the inherited {OMP}=7 (now {threads})",
     )
     assert variables({OMP: "7"}, made)[OMP] == threads
-    by_env = made._replace(request=made.request._replace(env=((OMP, "3"),)))
-    setting = chosen({OMP: "7"}, by_env)[OMP]
+    by_env = {OMP: "3"}
+    setting = chosen({OMP: "7"}, made, env=by_env)[OMP]
     assert (setting.value, inherited_notes([setting], by_env)) == ("3", ())
 
 
 def test_empty_variable_is_unset_unless_the_option_env_makes_it_so():
     assert chosen({OMP: ""}, WIDE)[OMP].value == "4"
-    assert inherited_notes([chosen({OMP: ""}, WIDE)[OMP]], WIDE) == ()
+    assert inherited_notes([chosen({OMP: ""}, WIDE)[OMP]], {}) == ()
     assert variables({OMP: ""}, WIDE)[OMP] == "4"
-    made = planned(env=((OMP, ""),))
-    assert variables({OMP: "7"}, made)[OMP] == ""
+    assert variables({OMP: "7"}, env={OMP: ""})[OMP] == ""
 
 
 def test_what_an_option_replaced_comes_back_for_a_launch_within_the_launch():
@@ -127,10 +131,10 @@ def test_instance_knows_its_place():
 
 
 def test_asked_variables_come_over_everything():
-    made = planned(env=((OMP, "3"), ("XLAUNCH_INSTANCE_INDEX", "mine"), ("A", "1"), ("A", "2")))
-    got = variables({OMP: "7", "A": "0"}, made)
+    env = {OMP: "3", "XLAUNCH_INSTANCE_INDEX": "mine", "A": "2"}
+    got = variables({OMP: "7", "A": "0"}, env=env)
     assert (got[OMP], got["XLAUNCH_INSTANCE_INDEX"], got["A"]) == ("3", "mine", "2")
-    assert chosen({}, made)[OMP].value == "3"
+    assert chosen({}, env=env)[OMP].value == "3"
 
 
 def test_options_of_this_launch_are_not_inherited():
@@ -149,8 +153,7 @@ def test_launcher_inside_chooses_anew_what_the_outer_one_chose():
 def test_launcher_inside_keeps_what_the_user_chose():
     for inherited in ({OMP: "4"}, {OMP: "7"}):
         assert chosen(variables(inherited, WIDE), WIDE)[OMP].users_own
-    made = planned(env=((OMP, "3"),))
-    assert chosen(variables({}, made), WIDE)[OMP].users_own
+    assert chosen(variables({}, env={OMP: "3"}), WIDE)[OMP].users_own
     changed_between = variables({}) | {OMP: "5"}
     assert chosen(changed_between, WIDE)[OMP][:2] == (OMP, "5")
 
@@ -159,10 +162,9 @@ def test_launcher_inside_keeps_what_the_user_chose():
 @pytest.mark.parametrize("asked", [False, True])
 def test_value_that_was_made_of_the_user_s_gives_it_back(own: str | None, asked: bool):
     given = {} if own is None else {"LIST": own}
-    made = planned(env=tuple(given.items())) if asked else None
     inherited = {"HOME": "/root"} if asked else {"HOME": "/root", **given}
     ours = Proposal("LIST", f"{own or ''}:/ours.so", "made of both", merged=True)
-    outer = variables(inherited, made, proposals=(ours,))
+    outer = variables(inherited, proposals=(ours,), env=given if asked else None)
     assert outer["LIST"] == ours.value
     split = split_inherited(outer)
     assert split.users_own.get("LIST") == own

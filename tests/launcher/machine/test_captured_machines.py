@@ -20,10 +20,10 @@ from tests.captures import (
     own_captures,
 )
 
-from xlaunch.cli.machine_drawing import draw_machine
 from xlaunch.machine import read_machine
 from xlaunch.machine.capture import unpacked, write_capture
 from xlaunch.machine.description import describe_machine
+from xlaunch.planning.drawing import draw_machine
 
 ABOUT_THE_CAPTURE = {
     "name",

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from tests.launcher.machine.trees import CPU, NODE, cpus, write_files
 
-from xlaunch.cli.machine_drawing import draw_machine
 from xlaunch.machine import flat_machine, read_machine
 from xlaunch.machine.synthetic import parse_levels, write_tree
 from xlaunch.machine.topology import CoreKind, Machine
+from xlaunch.planning.drawing import draw_machine
 from xlaunch.planning.plans import Instance, Plan
 from xlaunch.planning.request import MemoryPolicy
 

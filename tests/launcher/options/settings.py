@@ -10,8 +10,8 @@ import pytest
 from hypothesis import strategies as st
 
 from xlaunch.cli.launch import command
-from xlaunch.cli.options import CONTEXT, resolved_options
 from xlaunch.options import kinds
+from xlaunch.options.commands import CONTEXT, resolved_options
 from xlaunch.options.definitions import IN_FILES, Option
 from xlaunch.options.layers import request_from
 from xlaunch.planning.request import MAX, Request
@@ -94,7 +94,7 @@ def values_of(option: Option) -> st.SearchStrategy[Any]:
     }
     if kind in known:
         value = known[kind]
-    elif kind.parse is str:
+    elif kind.parse is str or kind.metavar == kinds.NAME_OR_FILE.metavar:
         value = TEXTS
     else:
         words = type(kind.parse(kind.example))

@@ -67,7 +67,7 @@ def test_strongest_level_that_says_something_wins(
                 home.write(level, f"{option} = {text}" if there else "")
         found = typed("--preset", "best.toml", *words, "program")
         winner = next((index for index, there in enumerate(present) if there), None)
-        assert getattr(found.request, field) == (default if winner is None else values[winner])
+        assert found.request.options()[field] == (default if winner is None else values[winner])
         origins = [
             "command line",
             f"XLAUNCH_OPT_{option.replace('-', '_').upper()}",
@@ -105,7 +105,7 @@ def test_variables_of_all_levels_come_together(home: Home, monkeypatch: pytest.M
     home.write("project", "[tool.xlaunch.env]\nA = 'project'\nB = 2")
     home.write("preset", "env = ['A=preset', 'C=x=y']")
     found = typed("--preset", "best", "--env", "C=flag", "program")
-    assert dict(found.request.env) == {"A": "preset", "U": "user", "B": "2", "C": "flag"}
+    assert dict(found.request.program.env) == {"A": "preset", "U": "user", "B": "2", "C": "flag"}
     assert found.origins == {
         "env A": "preset best.toml",
         "env U": f"user {home.user}",
@@ -142,7 +142,7 @@ def test_variables_of_all_levels_come_together(home: Home, monkeypatch: pytest.M
 def test_what_a_file_may_write(home: Home, text: str, value: dict[str, Any]):
     home.write("preset", text)
     request = typed("--preset", "best", "program").request
-    assert request == typed("program").request._replace(**value)
+    assert request == typed("program").request.replace(**value)
 
 
 # Which files
@@ -152,7 +152,7 @@ def test_what_a_file_may_write(home: Home, text: str, value: dict[str, Any]):
 def test_preset_here(home: Home, name: str):
     home.write("preset", "ncores = 3")
     (home.presets / "best.toml").write_text("ncores = 4")
-    assert typed("--preset", name, "program").request.ncores == 3
+    assert typed("--preset", name, "program").request.layout.ncores == 3
 
 
 @pytest.mark.parametrize("name", ["best", "best.toml"])
@@ -160,7 +160,7 @@ def test_preset_of_the_user(home: Home, name: str):
     (home.here / "best").mkdir()
     (home.presets / "best.toml").write_text("ncores = 4")
     found = typed("--preset", name, "program")
-    assert found.request.ncores == 4
+    assert found.request.layout.ncores == 4
     assert found.origins["ncores"] == f"preset {home.presets}/best.toml"
 
 
@@ -195,18 +195,18 @@ def test_settings_are_in_the_home_where_no_variable_says_otherwise(home: Home, t
 def test_project_is_the_nearest_that_says_something(home: Home):
     home.write("project", "ncores = 2")
     (home.here.parent / "pyproject.toml").write_text("[tool.other]\nname = 'xlaunch'")
-    assert typed("program").request.ncores == 2
+    assert typed("program").request.layout.ncores == 2
     (home.here / "pyproject.toml").write_text("[tool.xlaunch]\nreserve-cores = 1")
     found = typed("program")
-    assert (found.request.ncores, found.request.reserve_cores) == (None, 1)
+    assert (found.request.layout.ncores, found.request.layout.reserve_cores) == (None, 1)
     assert found.origins["reserve_cores"] == "project pyproject.toml"
 
 
 def test_project_ends_with_the_repository(home: Home):
     (home.project.parents[1] / "pyproject.toml").write_text("[tool.xlaunch]\nncores = 2")
-    assert typed("program").request.ncores is None
+    assert typed("program").request.layout.ncores is None
     (home.project.parent / ".git").rmdir()
-    assert typed("program").request.ncores == 2
+    assert typed("program").request.layout.ncores == 2
 
 
 def test_isolated_reads_the_preset_alone(home: Home):
@@ -214,7 +214,7 @@ def test_isolated_reads_the_preset_alone(home: Home):
     home.write("project", "no-such = 'option'")
     home.write("preset", "ncores = 3")
     for words in (("--preset", "best", "--isolated"), ("--isolated", "--preset", "best")):
-        assert typed(*words, "program").request.ncores == 3
+        assert typed(*words, "program").request.layout.ncores == 3
 
 
 def test_project_file_of_another_user_is_not_read(home: Home, monkeypatch: pytest.MonkeyPatch):
@@ -226,7 +226,7 @@ def test_project_file_of_another_user_is_not_read(home: Home, monkeypatch: pytes
         owner = os.geteuid()
         monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
     found = typed("program")
-    assert found.request.env == ()
+    assert found.request.program.env == ()
     (note,) = found.notes
     assert note.startswith(f"{home.project} is ignored: {home.project} belongs to another user")
 
@@ -238,7 +238,7 @@ def test_settings_that_every_user_may_write_are_not_read(home: Home, which: str,
     path: Path = getattr(home, which)
     (path if place == "file" else path.parent).chmod(0o777)
     found = typed("program")
-    assert found.request.env == ()
+    assert found.request.program.env == ()
     (note,) = found.notes
     assert f"{path} is ignored: every user may write" in note
 
@@ -250,7 +250,7 @@ def test_preset_that_every_user_may_write_takes_its_path(home: Home):
         typed("--preset", "best", "program")
     named = str(why.value).rpartition(" ")[2]
     found = typed("--preset", named, "program")
-    assert found.request.ncores == 3
+    assert found.request.layout.ncores == 3
     (note,) = found.notes
     assert note.endswith(f"every user may write {home.here}/best.toml; used as you named it")
 
@@ -323,7 +323,7 @@ def test_flag_wins_over_what_contradicts_it(
 ):
     home.write("preset", preset)
     found = typed("--preset", "best.toml", *words, "program")
-    assert found.request == typed("program").request._replace(**kept)
+    assert found.request == typed("program").request.replace(**kept)
     assert len(found.notes) >= (note is not None)
     assert note is None or found.notes[0].startswith(note)
 
@@ -343,7 +343,7 @@ def test_dropped_value_is_said_and_the_rest_runs(home: Home):
 def test_variable_gives_way_to_a_flag(monkeypatch: pytest.MonkeyPatch, home: Home):
     monkeypatch.setenv("XLAUNCH_OPT_MODE", "latency")
     found = typed("--ncores", "2", "program")
-    assert (found.request.mode, found.request.ncores) == (None, 2)
+    assert (found.request.layout.mode, found.request.layout.ncores) == (None, 2)
     assert "XLAUNCH_OPT_MODE" in found.notes[0]
 
 
@@ -371,7 +371,7 @@ def test_instance_takes_no_layout_and_no_outputs_from_standing_files(
     monkeypatch.setenv("XLAUNCH_INSTANCE_INDEX", "0")
     found = typed("program")
     plain = typed("--isolated", "program").request
-    assert found.request == plain._replace(python="py", env=(("A", "x"),))
+    assert found.request == plain.replace(python="py", env=(("A", "x"),))
     (note,) = found.notes
     assert "instances, log-dir ignored inside an instance" in note
 
@@ -380,7 +380,7 @@ def test_instance_takes_all_of_a_preset_that_it_names(home: Home, monkeypatch: p
     home.write("preset", "instances = 2\nlog-dir = 'logs'")
     monkeypatch.setenv("XLAUNCH_INSTANCE_INDEX", "0")
     request = typed("--preset", "best", "program").request
-    assert (request.instances, request.log_dir) == (2, "logs")
+    assert (request.layout.instances, request.run.log_dir) == (2, "logs")
 
 
 def test_launch_in_a_launch_does_not_multiply(home: Home):

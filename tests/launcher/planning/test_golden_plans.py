@@ -13,37 +13,39 @@ from pathlib import Path
 import pytest
 from tests.captures import OTHERS, each_capture, other_captures, own_captures, read_capture
 
-from xlaunch.cli.machine_drawing import draw_machine
 from xlaunch.errors import UsageError
 from xlaunch.machine.topology import Machine
-from xlaunch.planning import MAX, ECores, MemoryPolicy, Mode, Place, Request, plan
+from xlaunch.planning import MAX, ECores, LayoutRequest, MemoryPolicy, Mode, Place, plan
+from xlaunch.planning.drawing import draw_machine
 from xlaunch.planning.rendering import render_plan
 
 GOLDEN = Path(__file__).with_name("golden")
 
 EXPLAINED = {
-    "": Request(),
-    "--ncores 2 --smt": Request(ncores=2, smt=True),
+    "": LayoutRequest(),
+    "--ncores 2 --smt": LayoutRequest(ncores=2, smt=True),
 }
 REQUESTS = {
-    "--instances 2": Request(instances=2),
-    "--instances 3": Request(instances=3),
-    "--instances max --ncores 4": Request(instances=MAX, ncores=4),
-    "--instances 2 --ncores 1 --place scatter": Request(instances=2, ncores=1, place=Place.SCATTER),
-    "--mode throughput --mem-policy bind": Request(
+    "--instances 2": LayoutRequest(instances=2),
+    "--instances 3": LayoutRequest(instances=3),
+    "--instances max --ncores 4": LayoutRequest(instances=MAX, ncores=4),
+    "--instances 2 --ncores 1 --place scatter": LayoutRequest(
+        instances=2, ncores=1, place=Place.SCATTER
+    ),
+    "--mode throughput --mem-policy bind": LayoutRequest(
         mode=Mode.THROUGHPUT, mem_policy=MemoryPolicy.BIND
     ),
-    "--mode latency --reserve-cores 1": Request(mode=Mode.LATENCY, reserve_cores=1),
-    "--mem-policy interleave": Request(mem_policy=MemoryPolicy.INTERLEAVE),
-    "--instances 5 --ncores 7": Request(instances=5, ncores=7),
+    "--mode latency --reserve-cores 1": LayoutRequest(mode=Mode.LATENCY, reserve_cores=1),
+    "--mem-policy interleave": LayoutRequest(mem_policy=MemoryPolicy.INTERLEAVE),
+    "--instances 5 --ncores 7": LayoutRequest(instances=5, ncores=7),
 }
 HYBRID_REQUESTS = {
-    "--ecores include": Request(ecores=ECores.INCLUDE),
-    "--instances 2 --ecores only": Request(instances=2, ecores=ECores.ONLY),
+    "--ecores include": LayoutRequest(ecores=ECores.INCLUDE),
+    "--instances 2 --ecores only": LayoutRequest(instances=2, ecores=ECores.ONLY),
 }
 
 
-def planned(request: Request, machine: Machine, *, explain: bool) -> str:
+def planned(request: LayoutRequest, machine: Machine, *, explain: bool) -> str:
     try:
         return render_plan(plan(request, machine), machine, explain=explain)
     except UsageError as error:

@@ -14,7 +14,7 @@ from tests.launcher.planning.shapes import make_machine
 
 from xlaunch.errors import UsageError
 from xlaunch.machine.topology import CPUs, Machine
-from xlaunch.planning import MAX, ECores, MemoryPolicy, Mode, Place, Plan, Request, plan
+from xlaunch.planning import MAX, ECores, LayoutRequest, MemoryPolicy, Mode, Place, Plan, plan
 from xlaunch.planning.pool import efficiency_cpus
 from xlaunch.planning.rendering import plan_to_dict, render_plan
 
@@ -51,9 +51,9 @@ SETTINGS = settings(
 
 
 @st.composite
-def requests(draw: st.DrawFn, machine: Machine) -> Request:
+def requests(draw: st.DrawFn, machine: Machine) -> LayoutRequest:
     """Four of five such that they may be had, the others with slips of every sort."""
-    request = Request(
+    request = LayoutRequest(
         reserve_cores=draw(st.sampled_from((0, 0, 0, 1, 2))),
         place=draw(st.sampled_from(Place)),
         smt=draw(st.booleans()),
@@ -83,7 +83,7 @@ def requests(draw: st.DrawFn, machine: Machine) -> Request:
 
 
 @st.composite
-def wild(draw: st.DrawFn, request: Request, machine: Machine) -> Request:
+def wild(draw: st.DrawFn, request: LayoutRequest, machine: Machine) -> LayoutRequest:
     """The request with numbers that may be anything."""
     any_cpu = st.integers(0, max(machine.topology.online_cpus) + 2)
     any_node = st.integers(0, len(machine.topology.numa_nodes))
@@ -142,7 +142,7 @@ def assert_readable(error: UsageError) -> None:
     assert "\n" not in text
 
 
-def assert_count_as_asked(request: Request, made: Plan) -> None:
+def assert_count_as_asked(request: LayoutRequest, made: Plan) -> None:
     assert made.count >= len(made.instances) >= 1
     if request.instance_index is None:
         assert [i.index for i in made.instances] == list(range(made.count))
@@ -157,7 +157,7 @@ def assert_count_as_asked(request: Request, made: Plan) -> None:
     assert len(sizes) == 1 or request.mode is Mode.THROUGHPUT
 
 
-def assert_inside_what_is_allowed(request: Request, machine: Machine, made: Plan) -> None:
+def assert_inside_what_is_allowed(request: LayoutRequest, machine: Machine, made: Plan) -> None:
     allowed = set(machine.limits.allowed_cpus)
     if made.bound:
         if request.cpus is not None:
@@ -180,7 +180,7 @@ def pool_cores(machine: Machine, made: Plan) -> list[CPUs]:
     return [core for core in cores if core]
 
 
-def assert_whole_cores(request: Request, machine: Machine, made: Plan) -> None:
+def assert_whole_cores(request: LayoutRequest, machine: Machine, made: Plan) -> None:
     for instance in made.instances:
         cpus = set(instance.cpus)
         cores = [core for core in pool_cores(machine, made) if not cpus.isdisjoint(core)]
@@ -189,7 +189,7 @@ def assert_whole_cores(request: Request, machine: Machine, made: Plan) -> None:
         assert cpus == set(wanted)
 
 
-def assert_sum(request: Request, machine: Machine, made: Plan) -> None:
+def assert_sum(request: LayoutRequest, machine: Machine, made: Plan) -> None:
     """Every core of the pool is used or idle, and used once unless sharing was asked for."""
     uses = Counter(cpu for instance in made.instances for cpu in instance.cpus)
     idle = set(made.idle_cpus)
@@ -219,7 +219,7 @@ def assert_touched_domains(machine: Machine, made: Plan) -> None:
         assert instance.l3_touched == sum(not cpus.isdisjoint(g) for g in topology.l3_groups)
 
 
-def assert_threads(request: Request, machine: Machine, made: Plan) -> None:
+def assert_threads(request: LayoutRequest, machine: Machine, made: Plan) -> None:
     quota = machine.limits.cpu_quota
     for instance in made.instances:
         assert instance.threads >= 1

@@ -10,7 +10,7 @@ from xlaunch.errors import UsageError
 from xlaunch.machine import flat_machine
 from xlaunch.machine.cpu_list import format_cpu_list, parse_cpu_list
 from xlaunch.machine.topology import CoreKind, Machine
-from xlaunch.planning import MAX, ECores, MemoryPolicy, Mode, Place, Plan, Request, plan
+from xlaunch.planning import MAX, ECores, LayoutRequest, MemoryPolicy, Mode, Place, Plan, plan
 
 DESKTOP = make_machine(packages=(8,), nodes=(8,), l3=(8,), smt=2, adjacent_siblings=True)
 TWO_SOCKETS = make_machine(packages=(8, 8), nodes=(8, 8), l3=(8, 8), smt=2)
@@ -30,7 +30,7 @@ LAPTOP = make_machine(
 PHONE = LAPTOP._replace(topology=LAPTOP.topology._replace(architecture="aarch64"))
 
 
-def masks(request: Request, machine: Machine) -> list[str]:
+def masks(request: LayoutRequest, machine: Machine) -> list[str]:
     """The CPUs of each instance. **Ex.:** ``["0-3", "4-7"]``."""
     return [format_cpu_list(instance.cpus) for instance in plan(request, machine).instances]
 
@@ -39,11 +39,11 @@ def threads(made: Plan) -> list[int]:
     return [instance.threads for instance in made.instances]
 
 
-def memory(request: Request, machine: Machine) -> list[tuple[str, tuple[int, ...]]]:
+def memory(request: LayoutRequest, machine: Machine) -> list[tuple[str, tuple[int, ...]]]:
     return [(i.memory.value, i.memory_nodes) for i in plan(request, machine).instances]
 
 
-def error(request: Request, machine: Machine) -> str:
+def error(request: LayoutRequest, machine: Machine) -> str:
     with pytest.raises(UsageError) as raised:
         plan(request, machine)
     return str(raised.value)
@@ -51,187 +51,197 @@ def error(request: Request, machine: Machine) -> str:
 
 class TestLayout:
     def test_everything_is_one_instance(self) -> None:
-        made = plan(Request(), DESKTOP)
-        assert masks(Request(), DESKTOP) == ["0,2,4,6,8,10,12,14"]
+        made = plan(LayoutRequest(), DESKTOP)
+        assert masks(LayoutRequest(), DESKTOP) == ["0,2,4,6,8,10,12,14"]
         assert (made.count, made.bound, made.idle_cpus, threads(made)) == (1, True, (), [8])
 
     @pytest.mark.parametrize(
         "request_",
         [
-            Request(ncores=MAX),
-            Request(instances=1),
-            Request(instances=1, ncores=MAX),
-            Request(ncores=8),
-            Request(mode=Mode.THROUGHPUT),
+            LayoutRequest(ncores=MAX),
+            LayoutRequest(instances=1),
+            LayoutRequest(instances=1, ncores=MAX),
+            LayoutRequest(ncores=8),
+            LayoutRequest(mode=Mode.THROUGHPUT),
         ],
     )
-    def test_many_ways_to_ask_for_everything(self, request_: Request) -> None:
-        assert masks(request_, DESKTOP) == masks(Request(), DESKTOP)
+    def test_many_ways_to_ask_for_everything(self, request_: LayoutRequest) -> None:
+        assert masks(request_, DESKTOP) == masks(LayoutRequest(), DESKTOP)
 
     def test_equal_shares_leave_spare_cores_idle(self) -> None:
-        made = plan(Request(instances=3), DESKTOP)
+        made = plan(LayoutRequest(instances=3), DESKTOP)
         assert [format_cpu_list(i.cpus) for i in made.instances] == ["0,2", "4,6", "8,10"]
         assert made.idle_cpus == (12, 13, 14, 15)
 
     def test_ncores_alone_is_one_instance(self) -> None:
-        assert masks(Request(ncores=3), DESKTOP) == ["0,2,4"]
+        assert masks(LayoutRequest(ncores=3), DESKTOP) == ["0,2,4"]
 
     def test_as_many_as_fit(self) -> None:
-        assert masks(Request(instances=MAX, ncores=3), DESKTOP) == ["0,2,4", "6,8,10"]
-        assert plan(Request(instances=MAX), TWO_SOCKETS).count == 16
+        assert masks(LayoutRequest(instances=MAX, ncores=3), DESKTOP) == ["0,2,4", "6,8,10"]
+        assert plan(LayoutRequest(instances=MAX), TWO_SOCKETS).count == 16
 
     def test_as_large_as_fits(self) -> None:
-        assert masks(Request(instances=2, ncores=MAX), TWO_SOCKETS) == ["0-7", "8-15"]
+        assert masks(LayoutRequest(instances=2, ncores=MAX), TWO_SOCKETS) == ["0-7", "8-15"]
 
     def test_latency(self) -> None:
-        assert masks(Request(mode=Mode.LATENCY), TWO_SOCKETS) == ["0-3", "4-7", "8-11", "12-15"]
+        assert masks(LayoutRequest(mode=Mode.LATENCY), TWO_SOCKETS) == [
+            "0-3",
+            "4-7",
+            "8-11",
+            "12-15",
+        ]
 
     def test_latency_on_few_cores_warns(self) -> None:
-        made = plan(Request(mode=Mode.LATENCY), make_machine(packages=(3,)))
+        made = plan(LayoutRequest(mode=Mode.LATENCY), make_machine(packages=(3,)))
         assert [i.cpus for i in made.instances] == [(0, 1, 2)]
         assert "there are 3: one instance of 3 cores" in made.warnings[0]
 
     def test_throughput_takes_nodes_of_any_size(self) -> None:
-        assert masks(Request(mode=Mode.THROUGHPUT), CLUSTERED) == ["0-42", "43-85", "86-127"]
+        assert masks(LayoutRequest(mode=Mode.THROUGHPUT), CLUSTERED) == ["0-42", "43-85", "86-127"]
 
     def test_throughput_passes_over_nodes_without_allowed_cpus(self) -> None:
-        request = Request(mode=Mode.THROUGHPUT, cpus=parse_cpu_list("0-5,100-110"))
+        request = LayoutRequest(mode=Mode.THROUGHPUT, cpus=parse_cpu_list("0-5,100-110"))
         assert masks(request, CLUSTERED) == ["0-5", "100-110"]
 
     def test_throughput_reserves_from_the_largest_nodes_last_first(self) -> None:
-        request = Request(mode=Mode.THROUGHPUT, reserve_cores=3)
+        request = LayoutRequest(mode=Mode.THROUGHPUT, reserve_cores=3)
         assert masks(request, CLUSTERED) == ["0-41", "43-84", "86-126"]
 
     def test_one_instance_of_the_whole_plan(self) -> None:
-        made = plan(Request(instances=4, instance_index=(3, 1)), TWO_SOCKETS)
+        made = plan(LayoutRequest(instances=4, instance_index=(3, 1)), TWO_SOCKETS)
         assert [(i.index, i.cpus[0]) for i in made.instances] == [(1, 4), (3, 12)]
         assert made.count == 4
 
 
 class TestPlacement:
     def test_compact_stays_side_by_side(self) -> None:
-        assert masks(Request(instances=2, ncores=4), TWO_SOCKETS) == ["0-3", "4-7"]
+        assert masks(LayoutRequest(instances=2, ncores=4), TWO_SOCKETS) == ["0-3", "4-7"]
 
     def test_compact_stays_in_a_package_whose_cpus_alternate(self) -> None:
         machine = alternating_packages()
-        assert masks(Request(instances=2, ncores=2), machine) == ["0,2", "4,6"]
+        assert masks(LayoutRequest(instances=2, ncores=2), machine) == ["0,2", "4,6"]
 
     def test_scatter_goes_far_apart(self) -> None:
-        request = Request(instances=2, ncores=4, place=Place.SCATTER)
+        request = LayoutRequest(instances=2, ncores=4, place=Place.SCATTER)
         assert masks(request, TWO_SOCKETS) == ["0-3", "8-11"]
 
     def test_scatter_over_l3_groups(self) -> None:
-        request = Request(instances=3, ncores=4, place=Place.SCATTER)
+        request = LayoutRequest(instances=3, ncores=4, place=Place.SCATTER)
         assert masks(request, EPYC) == ["0-3", "8-11", "16-19"]
 
     def test_scatter_spreads_over_packages_before_nodes_before_caches(self) -> None:
         machine = make_machine(packages=(8, 8), nodes=(4,) * 4, l3=(2,) * 8)
-        request = Request(instances=6, ncores=1, place=Place.SCATTER)
+        request = LayoutRequest(instances=6, ncores=1, place=Place.SCATTER)
         assert masks(request, machine) == ["0", "2", "4", "8", "10", "12"]
 
     def test_scatter_counts_instances_that_are_already_placed(self) -> None:
         # CPUs 0-1 alone share a cache; then package 1 is the less loaded one.
         machine = make_machine(packages=(4, 4), l3=(2, 1, 1, 1, 1, 1, 1))
-        request = Request(instances=2, ncores=2, place=Place.SCATTER)
+        request = LayoutRequest(instances=2, ncores=2, place=Place.SCATTER)
         assert masks(request, machine) == ["0-1", "4-5"]
 
     def test_an_instance_larger_than_a_cache_group_touches_no_more_than_it_must(self) -> None:
-        assert masks(Request(instances=4, ncores=16), EPYC) == ["0-15", "16-31", "32-47", "48-63"]
-        assert [i.l3_touched for i in plan(Request(ncores=20), EPYC).instances] == [3]
+        assert masks(LayoutRequest(instances=4, ncores=16), EPYC) == [
+            "0-15",
+            "16-31",
+            "32-47",
+            "48-63",
+        ]
+        assert [i.l3_touched for i in plan(LayoutRequest(ncores=20), EPYC).instances] == [3]
 
     def test_instances_skip_cores_rather_than_cross(self) -> None:
-        assert masks(Request(instances=2, ncores=5), EPYC) == ["0-4", "8-12"]
+        assert masks(LayoutRequest(instances=2, ncores=5), EPYC) == ["0-4", "8-12"]
 
     def test_crossing_happens_only_where_the_count_demands_it(self) -> None:
-        made = plan(Request(instances=5, ncores=4), FOUR_SOCKETS)
+        made = plan(LayoutRequest(instances=5, ncores=4), FOUR_SOCKETS)
         assert [i.packages_touched for i in made.instances] == [1, 2, 1, 1, 1]
         assert made.warnings == ("instance 1 spans NUMA nodes 0-1: --ncores 3 would not",)
 
     def test_no_domain_is_broken_up_without_need(self) -> None:
-        made = plan(Request(instances=3, ncores=8), FOUR_SOCKETS)
+        made = plan(LayoutRequest(instances=3, ncores=8), FOUR_SOCKETS)
         assert sum(i.packages_touched - 1 for i in made.instances) == 3
 
     def test_the_smaller_node_is_taken_whole_if_that_breaks_up_only_one(self) -> None:
         machine = make_machine(packages=(7,), nodes=(4, 3), l3=(1, 3, 3))
-        assert masks(Request(ncores=5), machine) == ["1-2,4-6"]
+        assert masks(LayoutRequest(ncores=5), machine) == ["1-2,4-6"]
 
     def test_three_left_overs_are_worse_than_cutting_in_order(self) -> None:
         machine = make_machine(packages=(4, 4, 4), nodes=(2,) * 6)
-        assert masks(Request(instances=4, ncores=3), machine) == ["0-2", "3-5", "6-8", "9-11"]
+        assert masks(LayoutRequest(instances=4, ncores=3), machine) == ["0-2", "3-5", "6-8", "9-11"]
 
     def test_of_too_many_nodes_to_try_the_largest_and_the_smallest_that_suffices(self) -> None:
         sizes = tuple(range(10, 31))
         machine = make_machine(packages=(sum(sizes),), nodes=sizes)
-        (instance,) = plan(Request(ncores=32), machine).instances
+        (instance,) = plan(LayoutRequest(ncores=32), machine).instances
         assert instance.nodes == (0, 20)
 
     def test_nodes_larger_than_packages(self) -> None:
         machine = make_machine(packages=(4,) * 4, nodes=(8, 8))
-        assert masks(Request(instances=2, ncores=6), machine) == ["0-5", "8-13"]
-        assert masks(Request(instances=4), machine) == ["0-3", "4-7", "8-11", "12-15"]
+        assert masks(LayoutRequest(instances=2, ncores=6), machine) == ["0-5", "8-13"]
+        assert masks(LayoutRequest(instances=4), machine) == ["0-3", "4-7", "8-11", "12-15"]
 
     @pytest.mark.parametrize("level", ["dies", "clusters"])
     def test_without_l3_other_shared_parts_count(self, level: str) -> None:
         machine = make_machine(packages=(9,), **{level: (3, 3, 3)})
-        assert masks(Request(instances=3, ncores=2), machine) == ["0-1", "3-4", "6-7"]
+        assert masks(LayoutRequest(instances=3, ncores=2), machine) == ["0-1", "3-4", "6-7"]
 
     def test_smt_numbering_apart_and_adjacent(self) -> None:
         apart = make_machine(packages=(4,), smt=2)
         adjacent = make_machine(packages=(4,), smt=2, adjacent_siblings=True)
-        assert masks(Request(instances=2), apart) == ["0-1", "2-3"]
-        assert masks(Request(instances=2, smt=True), apart) == ["0-1,4-5", "2-3,6-7"]
-        assert masks(Request(instances=2), adjacent) == ["0,2", "4,6"]
-        assert masks(Request(instances=2, smt=True), adjacent) == ["0-3", "4-7"]
+        assert masks(LayoutRequest(instances=2), apart) == ["0-1", "2-3"]
+        assert masks(LayoutRequest(instances=2, smt=True), apart) == ["0-1,4-5", "2-3,6-7"]
+        assert masks(LayoutRequest(instances=2), adjacent) == ["0,2", "4,6"]
+        assert masks(LayoutRequest(instances=2, smt=True), adjacent) == ["0-3", "4-7"]
 
     def test_smt_has_a_thread_for_each_sibling(self) -> None:
-        made = plan(Request(ncores=3, smt=True), DESKTOP)
+        made = plan(LayoutRequest(ncores=3, smt=True), DESKTOP)
         assert [(i.ncores, i.threads) for i in made.instances] == [(3, 6)]
 
 
 class TestPool:
     def test_second_siblings_alone_are_used(self) -> None:
-        request = Request(instances=2, cpus=parse_cpu_list("17,19,21,23"))
+        request = LayoutRequest(instances=2, cpus=parse_cpu_list("17,19,21,23"))
         assert masks(request, TWO_SOCKETS) == ["17,19", "21,23"]
 
     def test_second_siblings_beside_first_ones_are_left_out(self) -> None:
-        request = Request(cpus=parse_cpu_list("0-3,16-19"))
+        request = LayoutRequest(cpus=parse_cpu_list("0-3,16-19"))
         assert masks(request, TWO_SOCKETS) == ["0-3"]
 
     def test_a_cpuset_is_the_machine(self) -> None:
         machine = make_machine(
             packages=(8, 8), nodes=(8, 8), allowed=range(4, 12), narrowed_by=("cpuset 4-11",)
         )
-        assert masks(Request(instances=2), machine) == ["4-7", "8-11"]
+        assert masks(LayoutRequest(instances=2), machine) == ["4-7", "8-11"]
 
     def test_nodes(self) -> None:
-        assert masks(Request(numa_nodes=(1,), instances=2), TWO_SOCKETS) == ["8-11", "12-15"]
+        assert masks(LayoutRequest(numa_nodes=(1,), instances=2), TWO_SOCKETS) == ["8-11", "12-15"]
 
     def test_nodes_and_cpus_meet(self) -> None:
-        request = Request(numa_nodes=(1,), cpus=parse_cpu_list("6-9"))
+        request = LayoutRequest(numa_nodes=(1,), cpus=parse_cpu_list("6-9"))
         assert masks(request, TWO_SOCKETS) == ["8-9"]
 
     def test_reserved_cores_are_those_least_in_the_way(self) -> None:
-        made = plan(Request(instances=2, reserve_cores=2), TWO_SOCKETS)
+        made = plan(LayoutRequest(instances=2, reserve_cores=2), TWO_SOCKETS)
         assert [format_cpu_list(i.cpus) for i in made.instances] == ["0-6", "8-14"]
         assert made.idle_cpus == (7, 15, 23, 31)
 
     def test_isolated_cpus_are_warned_of(self) -> None:
         machine = make_machine(packages=(8,), isolated=(6, 7))
-        assert "CPUs 6-7 are isolated (isolcpus)" in plan(Request(), machine).warnings[0]
-        assert plan(Request(ncores=4), machine).warnings == ()
-        assert plan(Request(instances=8), machine).warnings == ()
+        assert "CPUs 6-7 are isolated (isolcpus)" in plan(LayoutRequest(), machine).warnings[0]
+        assert plan(LayoutRequest(ncores=4), machine).warnings == ()
+        assert plan(LayoutRequest(instances=8), machine).warnings == ()
 
 
 class TestCoreKinds:
     def test_efficiency_cores_are_left_out_and_said_to_be(self) -> None:
-        made = plan(Request(), LAPTOP)
+        made = plan(LayoutRequest(), LAPTOP)
         assert [i.cpus for i in made.instances] == [(0, 1, 2, 3)]
         assert made.warnings == (
             "8 E-cores are left out (CPUs 4-11); use them too with --ecores include",
         )
 
     def test_of_three_arm_designs_only_the_slowest_is_left_out(self) -> None:
-        assert masks(Request(), PHONE) == ["0-7"]
+        assert masks(LayoutRequest(), PHONE) == ["0-7"]
 
     def test_unranked_arm_designs_are_told_apart_by_capacity(self) -> None:
         kinds = tuple(
@@ -239,44 +249,46 @@ class TestCoreKinds:
             for kind, capacity in zip(PHONE.topology.core_kinds, ("280", "855", "855"), strict=True)
         )
         phone = PHONE._replace(topology=PHONE.topology._replace(core_kinds=kinds))
-        assert masks(Request(), phone) == ["0-7"]
+        assert masks(LayoutRequest(), phone) == ["0-7"]
 
     def test_kinds_that_nothing_ranks_are_all_used(self) -> None:
         kinds = tuple(k._replace(efficiency=-1, attributes=()) for k in PHONE.topology.core_kinds)
         phone = PHONE._replace(topology=PHONE.topology._replace(core_kinds=kinds))
-        assert masks(Request(), phone) == ["0-11"]
+        assert masks(LayoutRequest(), phone) == ["0-11"]
 
     def test_favoured_cores_are_no_kind_of_their_own(self) -> None:
         kinds = (
             CoreKind((4, 5, 6, 7), 0, (("FrequencyMaxMHz", "4700"),)),
             CoreKind((0, 1, 2, 3), 1, (("FrequencyMaxMHz", "5000"),)),
         )
-        assert masks(Request(), make_machine(packages=(8,), kinds=kinds)) == ["0-7"]
+        assert masks(LayoutRequest(), make_machine(packages=(8,), kinds=kinds)) == ["0-7"]
 
     def test_the_kernel_names_intel_core_types(self) -> None:
         kinds = (
             CoreKind((4, 5, 6, 7), 0, (("CoreType", "IntelAtom"), ("FrequencyMaxMHz", "4900"))),
             CoreKind((0, 1, 2, 3), 1, (("CoreType", "IntelCore"), ("FrequencyMaxMHz", "5000"))),
         )
-        assert masks(Request(), make_machine(packages=(8,), kinds=kinds)) == ["0-3"]
+        assert masks(LayoutRequest(), make_machine(packages=(8,), kinds=kinds)) == ["0-3"]
 
     def test_include_and_only(self) -> None:
-        assert masks(Request(ecores=ECores.INCLUDE), LAPTOP) == ["0-11"]
-        assert masks(Request(ecores=ECores.ONLY), LAPTOP) == ["4-11"]
+        assert masks(LayoutRequest(ecores=ECores.INCLUDE), LAPTOP) == ["0-11"]
+        assert masks(LayoutRequest(ecores=ECores.ONLY), LAPTOP) == ["4-11"]
 
     def test_named_cpus_are_all_used(self) -> None:
-        assert masks(Request(cpus=(2, 3, 4, 5)), LAPTOP) == ["2-5"]
-        assert masks(Request(cpus=(2, 3, 4, 5), ecores=ECores.EXCLUDE), LAPTOP) == ["2-3"]
+        assert masks(LayoutRequest(cpus=(2, 3, 4, 5)), LAPTOP) == ["2-5"]
+        assert masks(LayoutRequest(cpus=(2, 3, 4, 5), ecores=ECores.EXCLUDE), LAPTOP) == ["2-3"]
 
     def test_efficiency_cores_alone_are_used(self) -> None:
         machine = LAPTOP._replace(
             limits=LAPTOP.limits._replace(allowed_cpus=(8, 9), narrowed_by=("cpuset 8-9",))
         )
-        assert masks(Request(), machine) == ["8-9"]
+        assert masks(LayoutRequest(), machine) == ["8-9"]
 
     def test_nothing_left(self) -> None:
-        assert "all efficiency cores" in error(Request(cpus=(8, 9), ecores=ECores.EXCLUDE), LAPTOP)
-        assert error(Request(ecores=ECores.ONLY), DESKTOP) == (
+        assert "all efficiency cores" in error(
+            LayoutRequest(cpus=(8, 9), ecores=ECores.EXCLUDE), LAPTOP
+        )
+        assert error(LayoutRequest(ecores=ECores.ONLY), DESKTOP) == (
             "--ecores only: there are no E-cores among CPUs 0-15"
         )
 
@@ -284,7 +296,7 @@ class TestCoreKinds:
 class TestQuota:
     def test_a_quota_binds_nothing(self) -> None:
         machine = make_machine(packages=(8, 8), nodes=(8, 8), quota=6.5)
-        made = plan(Request(instances=2), machine)
+        made = plan(LayoutRequest(instances=2), machine)
         assert not made.bound
         assert [(i.cpus, i.ncores, i.threads) for i in made.instances] == [
             (tuple(range(16)), 3, 3),
@@ -294,17 +306,17 @@ class TestQuota:
 
     def test_less_than_a_cpu_is_one_thread(self) -> None:
         machine = make_machine(packages=(8,), quota=0.5)
-        assert threads(plan(Request(), machine)) == [1]
+        assert threads(plan(LayoutRequest(), machine)) == [1]
 
     def test_siblings_count_within_the_quota_where_nothing_is_bound(self) -> None:
         machine = make_machine(packages=(8,), smt=2, quota=7.0)
-        assert threads(plan(Request(ncores=2, smt=True), machine)) == [4]
-        assert threads(plan(Request(ncores=2), machine)) == [2]
-        assert threads(plan(Request(ncores=6, smt=True), machine)) == [7]
+        assert threads(plan(LayoutRequest(ncores=2, smt=True), machine)) == [4]
+        assert threads(plan(LayoutRequest(ncores=2), machine)) == [2]
+        assert threads(plan(LayoutRequest(ncores=6, smt=True), machine)) == [7]
 
     def test_a_quota_of_all_cpus_limits_nothing(self) -> None:
         machine = make_machine(packages=(8,), quota=8.0)
-        made = plan(Request(instances=2), machine)
+        made = plan(LayoutRequest(instances=2), machine)
         assert made.bound
         assert threads(made) == [4, 4]
 
@@ -312,23 +324,26 @@ class TestQuota:
         machine = make_machine(
             packages=(64,), allowed=range(2, 64), narrowed_by=("cpuset 2-63",), quota=4.0
         )
-        for request, expected in ((Request(), [4]), (Request(instances=2), [2, 2])):
+        for request, expected in ((LayoutRequest(), [4]), (LayoutRequest(instances=2), [2, 2])):
             made = plan(request, machine)
             assert not made.bound
             assert [i.cpus for i in made.instances] == [tuple(range(2, 64))] * len(expected)
             assert threads(made) == expected
-        assert masks(Request(cpus=tuple(range(2, 10)), instances=2), machine) == ["2-3", "4-5"]
+        assert masks(LayoutRequest(cpus=tuple(range(2, 10)), instances=2), machine) == [
+            "2-3",
+            "4-5",
+        ]
 
     def test_a_cpuset_no_larger_than_the_quota_is_a_place(self) -> None:
         machine = make_machine(
             packages=(16,), allowed=range(4, 8), narrowed_by=("cpuset 4-7",), quota=4.0
         )
-        assert masks(Request(instances=2), machine) == ["4-5", "6-7"]
-        assert threads(plan(Request(), machine)) == [4]
+        assert masks(LayoutRequest(instances=2), machine) == ["4-5", "6-7"]
+        assert threads(plan(LayoutRequest(), machine)) == [4]
 
     def test_naming_cpus_asks_to_be_bound(self) -> None:
         machine = make_machine(packages=(16,), quota=4.0)
-        made = plan(Request(cpus=tuple(range(8)), instances=2), machine)
+        made = plan(LayoutRequest(cpus=tuple(range(8)), instances=2), machine)
         assert made.bound
         assert [i.cpus for i in made.instances] == [(0, 1), (2, 3)]
 
@@ -336,86 +351,88 @@ class TestQuota:
         machine = make_machine(
             packages=(8,), smt=2, narrowed_by=("cpuset 0-15",), allowed=range(16), quota=3.0
         )
-        assert threads(plan(Request(smt=True), machine)) == [3]
+        assert threads(plan(LayoutRequest(smt=True), machine)) == [3]
 
     def test_throughput_shares_the_quota_by_size(self) -> None:
         machine = make_machine(packages=(6,), nodes=(2, 4), quota=4.0)
-        request = Request(mode=Mode.THROUGHPUT, cpus=tuple(range(6)))
+        request = LayoutRequest(mode=Mode.THROUGHPUT, cpus=tuple(range(6)))
         made = plan(request, machine)
         assert (threads(made), made.warnings) == ([1, 3], ())
 
     def test_throughput_warns_of_a_quota_smaller_than_its_instances(self) -> None:
         machine = make_machine(packages=(6,), nodes=(2, 4), quota=1.5)
-        made = plan(Request(mode=Mode.THROUGHPUT, cpus=tuple(range(6))), machine)
+        made = plan(LayoutRequest(mode=Mode.THROUGHPUT, cpus=tuple(range(6))), machine)
         assert (threads(made), made.warnings) == (
             [1, 1],
             ("2 instances share a CPU quota of 1.5 (cgroup v2 /job): it will hold them back",),
         )
         exact = plan(
-            Request(mode=Mode.THROUGHPUT, cpus=tuple(range(6))),
+            LayoutRequest(mode=Mode.THROUGHPUT, cpus=tuple(range(6))),
             make_machine(packages=(6,), nodes=(2, 4), quota=2.0),
         )
         assert (threads(exact), exact.warnings) == ([1, 1], ())
 
     def test_more_than_the_quota_is_an_error_that_names_it(self) -> None:
         machine = make_machine(packages=(16,), quota=3.5)
-        assert error(Request(instances=2, ncores=2), machine) == (
+        assert error(LayoutRequest(instances=2, ncores=2), machine) == (
             "2 instances x 2 cores need 4 cores and 16 are allowed, and the CPU quota of 3.5 "
             "(cgroup v2 /job) is worth 3: at most 1 instance of 2 cores, or 2 of 1; "
             "or --oversubscribe"
         )
-        over = plan(Request(instances=2, ncores=2, oversubscribe=True), machine)
+        over = plan(LayoutRequest(instances=2, ncores=2, oversubscribe=True), machine)
         assert threads(over) == [2, 2]
 
 
 class TestOversubscription:
     def test_rounds_are_each_disjoint(self) -> None:
         machine = make_machine(packages=(4,))
-        request = Request(instances=5, ncores=2, oversubscribe=True)
+        request = LayoutRequest(instances=5, ncores=2, oversubscribe=True)
         assert masks(request, machine) == ["0-1", "2-3", "0-1", "2-3", "0-1"]
 
     def test_an_instance_larger_than_the_machine_gets_all_of_it(self) -> None:
         machine = make_machine(packages=(4,))
-        made = plan(Request(ncores=6, oversubscribe=True), machine)
+        made = plan(LayoutRequest(ncores=6, oversubscribe=True), machine)
         assert [(i.cpus, i.ncores, i.threads) for i in made.instances] == [((0, 1, 2, 3), 4, 6)]
 
     def test_more_instances_than_cores(self) -> None:
         machine = make_machine(packages=(2,))
-        assert masks(Request(instances=3, oversubscribe=True), machine) == ["0", "1", "0"]
+        assert masks(LayoutRequest(instances=3, oversubscribe=True), machine) == ["0", "1", "0"]
 
     def test_crossings_are_not_warned_of(self) -> None:
         """The instances share cores anyway, and were asked to."""
-        request = Request(instances=4, ncores=5, oversubscribe=True)
+        request = LayoutRequest(instances=4, ncores=5, oversubscribe=True)
         made = plan(request, TWO_SOCKETS)
         assert [i.nodes_touched for i in made.instances] == [1, 2, 1, 1]
         assert made.warnings == ()
 
     def test_what_fits_is_not_shared(self) -> None:
-        assert masks(Request(instances=2, oversubscribe=True), TWO_SOCKETS) == ["0-7", "8-15"]
+        assert masks(LayoutRequest(instances=2, oversubscribe=True), TWO_SOCKETS) == ["0-7", "8-15"]
 
     def test_most_threads_of_a_core(self) -> None:
         one, two = make_machine(packages=(1,)), make_machine(packages=(2,))
-        most = plan(Request(instances=2048, oversubscribe=True), two)
+        most = plan(LayoutRequest(instances=2048, oversubscribe=True), two)
         assert [i.cpus for i in most.instances] == [(0,), (1,)] * 1024
-        assert plan(Request(ncores=1024, oversubscribe=True), one).instances[0].threads == 1024
-        assert error(Request(instances=1 << 20, oversubscribe=True), two) == (
+        assert (
+            plan(LayoutRequest(ncores=1024, oversubscribe=True), one).instances[0].threads == 1024
+        )
+        assert error(LayoutRequest(instances=1 << 20, oversubscribe=True), two) == (
             "1048576 instances x 1 core: 1048576 threads on 2 cores; "
             "--oversubscribe takes at most 1024 for each core, 2048 here"
         )
-        assert error(Request(instances=5, ncores=205, oversubscribe=True), one) == (
+        assert error(LayoutRequest(instances=5, ncores=205, oversubscribe=True), one) == (
             "5 instances x 205 cores: 1025 threads on 1 core; "
             "--oversubscribe takes at most 1024 for each core"
         )
 
     def test_rounds_with_a_reserve_are_alike(self) -> None:
         machine = make_machine(packages=(4, 4), nodes=(4, 4))
-        request = Request(instances=1024, ncores=3, reserve_cores=2, oversubscribe=True)
+        request = LayoutRequest(instances=1024, ncores=3, reserve_cores=2, oversubscribe=True)
         assert masks(request, machine) == ["0-2", "4-6"] * 512
         assert plan(request, machine).idle_cpus == (3, 7)
 
     def test_reserved_cores_stay_free(self) -> None:
         machine = make_machine(packages=(2, 2), l3=(2, 2))
-        request = Request(
+        request = LayoutRequest(
             instances=4, ncores=1, reserve_cores=1, oversubscribe=True, place=Place.SCATTER
         )
         assert len(plan(request, machine).idle_cpus) == 1
@@ -423,19 +440,19 @@ class TestOversubscription:
 
 class TestMemory:
     def test_preferred_within_a_node_and_first_touch_across(self) -> None:
-        assert memory(Request(instances=2), TWO_SOCKETS) == [
+        assert memory(LayoutRequest(instances=2), TWO_SOCKETS) == [
             ("preferred", (0,)),
             ("preferred", (1,)),
         ]
-        assert memory(Request(), TWO_SOCKETS) == [("none", ())]
+        assert memory(LayoutRequest(), TWO_SOCKETS) == [("none", ())]
 
     def test_one_node_needs_nothing(self) -> None:
-        assert memory(Request(), DESKTOP) == [("none", ())]
-        assert memory(Request(mem_policy=MemoryPolicy.INTERLEAVE), DESKTOP) == [("none", ())]
-        assert memory(Request(mem_policy=MemoryPolicy.BIND), DESKTOP) == [("bind", (0,))]
+        assert memory(LayoutRequest(), DESKTOP) == [("none", ())]
+        assert memory(LayoutRequest(mem_policy=MemoryPolicy.INTERLEAVE), DESKTOP) == [("none", ())]
+        assert memory(LayoutRequest(mem_policy=MemoryPolicy.BIND), DESKTOP) == [("bind", (0,))]
 
     def test_as_asked(self) -> None:
-        one = Request(numa_nodes=(1,))
+        one = LayoutRequest(numa_nodes=(1,))
         for policy in (MemoryPolicy.PREFERRED, MemoryPolicy.BIND, MemoryPolicy.INTERLEAVE):
             wanted = one._replace(mem_policy=policy, ncores=2)
             assert memory(wanted, TWO_SOCKETS) == [(policy.value, (1,))]
@@ -444,18 +461,18 @@ class TestMemory:
 
     def test_interleaving_everywhere_leaves_out_memory_without_cpus(self) -> None:
         machine = make_machine(packages=(4, 4), nodes=(4, 4), memory_only_nodes=2)
-        request = Request(mem_policy=MemoryPolicy.INTERLEAVE)
+        request = LayoutRequest(mem_policy=MemoryPolicy.INTERLEAVE)
         assert memory(request, machine) == [("interleave", (0, 1))]
 
     def test_nodes_that_are_not_allowed_are_never_named(self) -> None:
         machine = make_machine(packages=(4, 4), nodes=(2,) * 4, allowed_nodes=(1, 2))
-        assert memory(Request(instances=4), machine) == [
+        assert memory(LayoutRequest(instances=4), machine) == [
             ("none", ()),
             ("preferred", (1,)),
             ("preferred", (2,)),
             ("none", ()),
         ]
-        assert error(Request(instances=4, mem_policy=MemoryPolicy.BIND), machine) == (
+        assert error(LayoutRequest(instances=4, mem_policy=MemoryPolicy.BIND), machine) == (
             "--mem-policy bind: instance 0 runs on NUMA node 0, which has no memory that may be used; "
             "nodes with memory: 1-2; choose another --mem-policy, or --numa-nodes"
         )
@@ -473,7 +490,7 @@ class TestMemoryShare:
         limits = TWO_SOCKETS.limits._replace(
             memory_total_bytes=sizes[0], memory_limit_bytes=sizes[1]
         )
-        made = plan(Request(instances=2), TWO_SOCKETS._replace(limits=limits))
+        made = plan(LayoutRequest(instances=2), TWO_SOCKETS._replace(limits=limits))
         assert made.memory_share_bytes == sizes[2]
 
 
@@ -482,66 +499,66 @@ class TestErrors:
         ("request_", "message"),
         [
             (
-                Request(instances=5, ncores=4),
+                LayoutRequest(instances=5, ncores=4),
                 (
                     "5 instances x 4 cores need 20 cores and 16 are allowed: "
                     "at most 4 instances of 4 cores, or 5 of 3; or --oversubscribe"
                 ),
             ),
             (
-                Request(instances=17),
+                LayoutRequest(instances=17),
                 (
                     "17 instances x 1 core need 17 cores and 16 are allowed: "
                     "at most 16 instances of 1 core; or --oversubscribe"
                 ),
             ),
             (
-                Request(ncores=4, numa_nodes=(1,), reserve_cores=6),
+                LayoutRequest(ncores=4, numa_nodes=(1,), reserve_cores=6),
                 (
                     "1 instance x 4 cores needs 4 cores and 8 are in --numa-nodes 1, 6 of them reserved: "
                     "at most 1 instance of 2 cores; or --oversubscribe"
                 ),
             ),
-            (Request(instances=0), "--instances 0: must be at least 1, or max"),
-            (Request(ncores=-2), "--ncores -2: must be at least 1, or max"),
-            (Request(reserve_cores=-1), "--reserve-cores -1: must be 0 or more cores"),
+            (LayoutRequest(instances=0), "--instances 0: must be at least 1, or max"),
+            (LayoutRequest(ncores=-2), "--ncores -2: must be at least 1, or max"),
+            (LayoutRequest(reserve_cores=-1), "--reserve-cores -1: must be 0 or more cores"),
             (
-                Request(reserve_cores=16),
+                LayoutRequest(reserve_cores=16),
                 (
                     "--reserve-cores 16: nothing would be left of the 16 cores that are allowed; "
                     "at most --reserve-cores 15"
                 ),
             ),
             (
-                Request(instances=MAX, ncores=MAX),
+                LayoutRequest(instances=MAX, ncores=MAX),
                 "--instances max contradicts --ncores max: only one of them can be max; drop one",
             ),
             (
-                Request(mode=Mode.LATENCY, ncores=2),
+                LayoutRequest(mode=Mode.LATENCY, ncores=2),
                 "--mode contradicts --ncores: a mode fixes the layout; drop one",
             ),
-            (Request(cpus=()), "--cpus names no CPU; allowed: 0-31"),
-            (Request(cpus=(0, 40)), "--cpus 0,40: CPU 40 does not exist; allowed: 0-31"),
-            (Request(numa_nodes=()), "--numa-nodes names no node; nodes to plan on: 0-1"),
+            (LayoutRequest(cpus=()), "--cpus names no CPU; allowed: 0-31"),
+            (LayoutRequest(cpus=(0, 40)), "--cpus 0,40: CPU 40 does not exist; allowed: 0-31"),
+            (LayoutRequest(numa_nodes=()), "--numa-nodes names no node; nodes to plan on: 0-1"),
             (
-                Request(numa_nodes=(2,)),
+                LayoutRequest(numa_nodes=(2,)),
                 "--numa-nodes 2: node 2 does not exist; nodes to plan on: 0-1",
             ),
             (
-                Request(numa_nodes=(0,), cpus=(8, 9)),
+                LayoutRequest(numa_nodes=(0,), cpus=(8, 9)),
                 "--cpus 8-9 and --numa-nodes 0 have no CPU in common",
             ),
             (
-                Request(instances=2, instance_index=(0, 2)),
+                LayoutRequest(instances=2, instance_index=(0, 2)),
                 "--instance-index 2: the plan has instances 0-1",
             ),
             (
-                Request(instance_index=()),
+                LayoutRequest(instance_index=()),
                 "--instance-index names no instance; the plan has instance 0",
             ),
         ],
     )
-    def test_two_sockets(self, request_: Request, message: str) -> None:
+    def test_two_sockets(self, request_: LayoutRequest, message: str) -> None:
         assert error(request_, TWO_SOCKETS) == message
 
     def test_cpus_that_cannot_be_had_are_named_with_the_limit(self) -> None:
@@ -553,20 +570,20 @@ class TestErrors:
             narrowed_by=("cpuset 0-3 (cgroup v2 /job)",),
             offline=(8, 9),
         )
-        assert error(Request(cpus=(2, 3, 4, 5)), machine) == (
+        assert error(LayoutRequest(cpus=(2, 3, 4, 5)), machine) == (
             "--cpus 2-5: CPUs 4-5 are not allowed by cpuset 0-3 (cgroup v2 /job); allowed: 0-3"
         )
-        assert error(Request(cpus=(3, 8, 9)), machine) == (
+        assert error(LayoutRequest(cpus=(3, 8, 9)), machine) == (
             "--cpus 3,8-9: CPUs 8-9 are offline; allowed: 0-3"
         )
-        assert error(Request(numa_nodes=(0, 1)), machine) == (
+        assert error(LayoutRequest(numa_nodes=(0, 1)), machine) == (
             "--numa-nodes 0-1: node 1 has CPUs 4-7, none of which is allowed by "
             "cpuset 0-3 (cgroup v2 /job); nodes to plan on: 0"
         )
-        assert error(Request(numa_nodes=(2,)), machine) == (
+        assert error(LayoutRequest(numa_nodes=(2,)), machine) == (
             "--numa-nodes 2: node 2 has memory but no CPUs; nodes to plan on: 0"
         )
-        assert error(Request(ncores=5), machine) == (
+        assert error(LayoutRequest(ncores=5), machine) == (
             "1 instance x 5 cores needs 5 cores and 4 are allowed (cpuset 0-3 (cgroup v2 /job)): "
             "at most 1 instance of 4 cores; or --oversubscribe"
         )
@@ -574,7 +591,7 @@ class TestErrors:
 
 class TestSystemsWithoutMasks:
     def test_instances_are_not_bound_and_share_the_cores(self) -> None:
-        made = plan(Request(instances=2), flat_machine(8, "darwin"))
+        made = plan(LayoutRequest(instances=2), flat_machine(8, "darwin"))
         assert not made.bound
         assert threads(made) == [4, 4]
         assert (
@@ -583,7 +600,7 @@ class TestSystemsWithoutMasks:
         )
 
     def test_named_cpus_only_count(self) -> None:
-        made = plan(Request(cpus=(0, 1, 2)), flat_machine(8, "darwin"))
+        made = plan(LayoutRequest(cpus=(0, 1, 2)), flat_machine(8, "darwin"))
         assert threads(made) == [3]
         assert made.warnings == (
             "CPUs cannot be bound on this system: --cpus and --numa-nodes only set the counts",

@@ -8,14 +8,14 @@ import sys
 import pytest
 from tests.launcher.planning.shapes import make_machine
 
-from xlaunch.planning import MemoryPolicy, Place, Request, plan
+from xlaunch.planning import LayoutRequest, MemoryPolicy, Place, plan
 from xlaunch.planning.rendering import numactl_line, plan_to_dict, render_plan
 
 TWO_NODES = make_machine(packages=(6, 6), nodes=(6, 6), l3=(6, 6))
 
 
 def test_a_plan_as_text() -> None:
-    made = plan(Request(instances=2, ncores=5, instance_index=(1,)), TWO_NODES)
+    made = plan(LayoutRequest(instances=2, ncores=5, instance_index=(1,)), TWO_NODES)
     assert render_plan(made, TWO_NODES).splitlines() == [
         "1 of 2 instances on CPUs 0-11",
         "instance  cores  threads  CPUs  node  package  L3  memory",
@@ -25,7 +25,7 @@ def test_a_plan_as_text() -> None:
 
 
 def test_columns_are_aligned() -> None:
-    made = plan(Request(instances=3, ncores=4, mem_policy=MemoryPolicy.NONE), TWO_NODES)
+    made = plan(LayoutRequest(instances=3, ncores=4, mem_policy=MemoryPolicy.NONE), TWO_NODES)
     assert render_plan(made, TWO_NODES).splitlines()[1:5] == [
         "instance  cores  threads  CPUs       node  package  L3   memory",
         "       0      4        4  0-3        0     0        0    none",
@@ -37,20 +37,20 @@ def test_columns_are_aligned() -> None:
 def test_nodes_that_stay_empty_while_instances_share_one_are_named() -> None:
     machine = make_machine(packages=(4, 4, 4), nodes=(4, 4, 4))
     hint = "; all of nodes 1-2: --place scatter spreads the instances"
-    compact = Request(instances=2, ncores=2)
+    compact = LayoutRequest(instances=2, ncores=2)
     assert f"idle: CPUs 4-11{hint}" in render_plan(plan(compact, machine), machine).splitlines()
     for other in (
         compact._replace(place=Place.SCATTER),
-        Request(instances=1, ncores=2),
-        Request(instances=2, ncores=4),
-        Request(instances=5, ncores=2),
+        LayoutRequest(instances=1, ncores=2),
+        LayoutRequest(instances=2, ncores=4),
+        LayoutRequest(instances=5, ncores=2),
     ):
         assert "scatter" not in render_plan(plan(other, machine), machine)
 
 
 def test_a_plan_that_is_not_bound_as_text() -> None:
     machine = make_machine(packages=(8,), quota=2.5)
-    assert render_plan(plan(Request(), machine), machine, explain=True).splitlines() == [
+    assert render_plan(plan(LayoutRequest(), machine), machine, explain=True).splitlines() == [
         "1 instance not bound, on any of CPUs 0-7",
         "instance  cores  threads  CPUs  node  package  L3  memory",
         "       0      2        2  any   -     0        -   none",
@@ -73,17 +73,17 @@ def test_a_plan_that_is_not_bound_as_text() -> None:
     ],
 )
 def test_numactl_lines(policy: MemoryPolicy, options: str) -> None:
-    made = plan(Request(numa_nodes=(1,), ncores=3, mem_policy=policy), TWO_NODES)
+    made = plan(LayoutRequest(numa_nodes=(1,), ncores=3, mem_policy=policy), TWO_NODES)
     assert numactl_line(made.instances[0], bound=True) == f"numactl -C 6-8 {options}".rstrip()
 
 
 def test_several_preferred_nodes_need_another_option() -> None:
-    made = plan(Request(mem_policy=MemoryPolicy.PREFERRED), TWO_NODES)
+    made = plan(LayoutRequest(mem_policy=MemoryPolicy.PREFERRED), TWO_NODES)
     assert numactl_line(made.instances[0], bound=True) == "numactl -C 0-11 --preferred-many=0-1"
 
 
 def test_a_plan_as_json() -> None:
-    made = plan(Request(instances=2, ncores=5), TWO_NODES)
+    made = plan(LayoutRequest(instances=2, ncores=5), TWO_NODES)
     read = json.loads(json.dumps(plan_to_dict(made)))
     assert read["schema_version"] == 1
     assert read["instance_count"] == 2

@@ -7,8 +7,8 @@ import json
 import pickle
 
 import xlaunch
+from xlaunch.errors import RunWarning, WarningKind, kind_of
 from xlaunch.planning import Request
-from xlaunch.run_warnings import RunWarning, WarningKind, kind_of
 
 
 def test_a_warning_is_its_text() -> None:
@@ -25,7 +25,8 @@ def test_a_warning_keeps_its_kind_between_processes() -> None:
 
 
 def test_the_report_of_a_launch_has_kinds() -> None:
-    request = Request(program=("true",), metric=("items/s",))
-    report = xlaunch.launch(xlaunch.plan(request, xlaunch.read_machine()))
+    request = Request.of("true", metric=("items/s",))
+    plan = xlaunch.plan(request.layout, xlaunch.read_machine())
+    report = xlaunch.launch(plan, request.program, request.run)
     unseen = [text for text in report.warnings if kind_of(text) is WarningKind.UNSEEN_METRIC]
     assert unseen == ["--metric 'items/s': no line has it, nor any other number"]

@@ -14,8 +14,8 @@ import pytest
 from tests.launcher.cli.commands import Done, xlaunch
 from tests.launcher.launching import PATIENCE_S
 
+from xlaunch.errors import WarningKind, kind_of
 from xlaunch.machine.processes import TICKS_PER_SECOND
-from xlaunch.run_warnings import WarningKind, kind_of
 from xlaunch.supervision.other_work import (
     MIN_SAMPLE_S,
     SAMPLE_S,
@@ -23,7 +23,7 @@ from xlaunch.supervision.other_work import (
     StolenTime,
     anything_runs,
 )
-from xlaunch.supervision.sampling import Observation
+from xlaunch.supervision.sampling import Samples
 
 
 class Proc:
@@ -281,7 +281,7 @@ def test_work_of_ended_children_is_the_program_s_own():
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(["sh", "-c", code], **pipes) as shell:  # type: ignore[call-overload]
         shell.stdout.readline()
-        seen = Observation(shell.pid)
+        seen = Samples(shell.pid)
         seen.look()
         shell.communicate()
     assert seen.ticks >= 0.15 * TICKS_PER_SECOND

@@ -18,8 +18,8 @@ from xlaunch.supervision.sampling import (
     MAX_INTERVAL_S,
     MAX_PAUSE_S,
     SHARE_OF_ONE_CPU,
-    Observation,
-    Observer,
+    Sampler,
+    Samples,
 )
 
 FAMILY = """
@@ -46,7 +46,7 @@ def family() -> Iterator[int]:
 
 
 def test_memory_and_places_are_those_of_all_processes(family: int):
-    seen = Observation(family)
+    seen = Samples(family)
     assert (seen.samples, seen.peak_rss_bytes, seen.migrations) == (0, 0, None)
     seen.look()
     assert (seen.samples, seen.peak_rss_bytes > 128 << 20) == (1, True)
@@ -56,7 +56,7 @@ def test_memory_and_places_are_those_of_all_processes(family: int):
 
 
 def test_threads_that_did_not_run_again_add_nothing(family: int):
-    seen = Observation(family)
+    seen = Samples(family)
     seen.look()
     wait_until(lambda: _is_idle(family), "the processes to wait")
     seen.look()
@@ -68,7 +68,7 @@ def test_threads_that_did_not_run_again_add_nothing(family: int):
 def test_process_that_has_gone_is_no_error_and_a_zombie_has_a_cpu():
     process = subprocess.Popen(["true"])
     wait_until(lambda: _state(process.pid) == "Z", "the process to end")
-    short, gone = Observation(process.pid), Observation(process.pid)
+    short, gone = Samples(process.pid), Samples(process.pid)
     short.look_at_zombie()
     assert len(short.cpus) == 1
     process.wait()
@@ -87,11 +87,11 @@ def test_pauses_grow_with_the_run_and_with_the_cost(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(time, "monotonic", lambda: now_s)
     monkeypatch.setattr(time, "thread_time", thread_time)
-    observer = Observer()
-    pauses = [observer.due - now_s]
+    sampler = Sampler()
+    pauses = [sampler.due - now_s]
     for _ in range(20):
-        observer.look()
-        pauses.append(observer.due - now_s)
+        sampler.look()
+        pauses.append(sampler.due - now_s)
     assert pauses[0] == pytest.approx(FIRST_INTERVAL_S)
     assert pauses == sorted(pauses)
     assert pauses[-1] == pytest.approx(MAX_INTERVAL_S)
@@ -100,8 +100,8 @@ def test_pauses_grow_with_the_run_and_with_the_cost(monkeypatch: pytest.MonkeyPa
         (1.0, MAX_PAUSE_S),
         (0.0, MAX_INTERVAL_S),
     ):
-        observer.look()
-        assert observer.due - now_s == pytest.approx(pause_s)
+        sampler.look()
+        assert sampler.due - now_s == pytest.approx(pause_s)
 
 
 def _state(pid: int) -> str:

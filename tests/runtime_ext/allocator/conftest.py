@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from xlaunch.environment.libraries import find_library
-from xlaunch.machine.c_library import glibc_version
+from xlaunch.machine.architecture import glibc_version
 
 Needs = Callable[[object, str], None]
 

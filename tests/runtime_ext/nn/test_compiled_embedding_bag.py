@@ -60,6 +60,8 @@ def check(name: str, *arguments: Any, tests: tuple[str, ...] | None = None) -> N
 def test_opcheck_of_forward(mode: int) -> None:
     given = factors() if mode == SUM else []
     check("merged_embedding_bag", weights(), False, *lookups(), given, mode, False)
+    fixed = [factor.detach() for factor in given]
+    check("merged_embedding_bag_packed", weights(grad=False), *lookups(), fixed, mode, False)
 
 
 @pytest.mark.long

@@ -19,9 +19,11 @@ from xruntime.native import LIBRARY_VARIABLE, library_path
 DIRECTORY = Path(__file__).parent
 ROOT = DIRECTORY.parents[2]
 
-# What it prints: whether compiled code, eager calls and bad arguments needed the Python kernels.
+# What it prints: what ran in Python while compiled code ran, and the errors of bad arguments. Eager calls
+# fail if they need the Python kernels.
 PROGRAM = """
 import json
+import sys
 import torch
 from torch import nn
 from xruntime.nn import MergedEmbeddingBag, embedding_operators, interaction, interaction_operator
@@ -57,6 +59,17 @@ native = embedding_operators.native, interaction_operator.native
 embedding_operators.native = interaction_operator.native = Python()
 torch.testing.assert_close(call(compiled, *indices), expected)
 torch.testing.assert_close(call(model, *indices), expected)
+
+events = []
+def note(frame, event, argument):
+    name = argument.__name__ if event.startswith("c_") else frame.f_code.co_qualname
+    events.append((event, name))
+sys.setprofile(note)
+call(compiled, *indices)
+sys.setprofile(None)
+entered = events.index(("c_call", "inductor_entry_cpp"))
+left = events.index(("c_return", "inductor_entry_cpp"))
+
 wrong = [indices[0], torch.full((4, 5), 50), indices[2]]
 try:
     call(compiled, *wrong)
@@ -67,7 +80,8 @@ try:
     call(model, *wrong)
 except IndexError as error:
     of_eager = str(error)
-print(json.dumps({"path": str(LIBRARY.path), "compiled": of_compiled, "eager": of_eager}))
+found = {"path": str(LIBRARY.path), "python": events[entered + 1 : left]}
+print(json.dumps({**found, "compiled": of_compiled, "eager": of_eager}))
 """
 
 
@@ -143,7 +157,9 @@ def test_no_call_passes_python(variables: dict[str, str], tmp_path: Path) -> Non
     program.write_text(PROGRAM)
     found: dict[str, Any] = json.loads(child(program, variables=variables).splitlines()[-1])
     assert found["path"].startswith(str(Path(variables[LIBRARY_VARIABLE]).parent))
-    assert found["compiled"] == "merged_embedding_bag: table 1: index 50 at position 0 is invalid"
+    assert found["python"] == []
+    wrong = "table 1: index 50 at position 0 is invalid"
+    assert found["compiled"] == f"merged_embedding_bag_packed: {wrong}"
     assert found["eager"].startswith("table 1: index 50 at position 0: allowed are 0 to 49")
 
 

@@ -7,9 +7,9 @@ import importlib.util
 import math
 from collections.abc import Callable
 
-import optim_training
 import pytest
-from optim_training import WAYS, Work, gap, losses
+from benchmarks.optimizers import training
+from benchmarks.optimizers.training import WAYS, Work, gap, losses
 
 Needs = Callable[[object, str], None]
 
@@ -17,12 +17,12 @@ Needs = Callable[[object, str], None]
 @pytest.fixture(scope="module")
 def digits(needs: Needs) -> Work:
     needs(importlib.util.find_spec("sklearn"), "scikit-learn")
-    return optim_training.digits()
+    return training.digits()
 
 
 @pytest.fixture(scope="module")
 def transformer() -> Work:
-    return optim_training.transformer()
+    return training.transformer()
 
 
 def check(work: Work, optimizer: str, steps: int, *, split: float, plain: float = 0) -> None:
@@ -63,16 +63,16 @@ def test_a_transformer_with_stochastic_rounding_follows_fp32(transformer: Work) 
 
 
 def test_the_sentences_agree_and_their_entropy_is_known() -> None:
-    text = optim_training.sentences()
+    text = training.sentences()
     found = text.rstrip(".").split(". ")
-    assert len(found) == optim_training.SENTENCES
+    assert len(found) == training.SENTENCES
     for sentence in found:
-        number = next(n for n in (0, 1) if sentence.startswith(optim_training.SUBJECTS[n]))
+        number = next(n for n in (0, 1) if sentence.startswith(training.SUBJECTS[n]))
         rest = sentence.removeprefix(
-            next(s for s in optim_training.SUBJECTS[number] if sentence.startswith(s))
+            next(s for s in training.SUBJECTS[number] if sentence.startswith(s))
         )
         verb, _, last = rest.strip().partition(" ")
-        assert verb in optim_training.VERBS[number]
-        assert last in optim_training.OBJECTS
-    entropy = optim_training.entropy_per_character(text)
+        assert verb in training.VERBS[number]
+        assert last in training.OBJECTS
+    entropy = training.entropy_per_character(text)
     assert math.isclose(entropy * len(text), len(found) * math.log(2 * 4 * 4 * 8))

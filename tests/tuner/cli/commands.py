@@ -65,7 +65,8 @@ class Desk(NamedTuple):
         kept = {
             name: value
             for name, value in os.environ.items()
-            if not name.startswith(("XLAUNCH_", "OMP_", "LD_PRELOAD"))
+            if name == "XLAUNCH_RECORDS_DIR"
+            or not name.startswith(("XLAUNCH_", "OMP_", "LD_PRELOAD"))
         }
         return {
             **kept,

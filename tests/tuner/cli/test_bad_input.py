@@ -42,6 +42,13 @@ def at_the_desk(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
         ("--conf-file none.yaml nap.py 1", "none.yaml: No such file"),
         ("--instances 1000000 nap.py 1", "1000000"),
         ("--work shared -m --no-python x", "--no-python contradicts --module"),
+        ("--ready {port} nap.py 1", "a service needs both --ready (a URL, a port,"),
+        ("--measure wrk nap.py 1", "and --measure (the command of a load generator)"),
+        ("--measure wrk --ready {port} nap.py 1", "--measure needs a --metric of its output"),
+        (
+            "--measure no-wrk --ready {port} --metric x/s nap.py 1",
+            "program 'no-wrk' is not on PATH",
+        ),
         ("-q -v nap.py 1", "--quiet contradicts --verbose"),
         ("--save-preset best.txt nap.py 1", "the name of a preset ends in .toml"),
         ("--save-preset no/best.toml nap.py 1", "is not a directory that can be written"),
@@ -72,7 +79,7 @@ def test_wall_time_does_not_compare_layouts(
     from xlaunch.machine import read_machine
     from xlaunch.planning import Request, plan
 
-    (alone,) = plan(Request(program=("true",), instances=1), read_machine()).instances
+    (alone,) = plan(Request.of("true", instances=1).layout, read_machine()).instances
     needs(alone.ncores > 1, "two cores")
     assert main(["--instances", "2", "nap.py", "1"]) == 2
     assert "wall time cannot compare 2 instances" in capsys.readouterr().err

@@ -309,3 +309,55 @@ def test_two_goals_of_which_nothing_keeps_what_is_required(desk: Desk) -> None:
     assert "  of 3 launches besides the bare command's, 2 broke requirements, and 1 failed" in (
         done.out.splitlines()
     )
+
+
+SLOW_SERVICE = """\
+import http.server, sys, time
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def do_GET(self):
+        time.sleep(float(sys.argv[2]))
+        self.send_response(204)
+        self.end_headers()
+    def log_message(self, *_): pass
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+ASK = """\
+import http.client, sys, time
+began, connection = time.monotonic(), http.client.HTTPConnection("127.0.0.1", int(sys.argv[1]))
+for _ in range(6):
+    connection.request("GET", "/")
+    connection.getresponse().read()
+print(f"Requests/sec: {6 / (time.monotonic() - began):.2f}")
+"""
+
+
+@pytest.mark.long
+def test_a_service_is_tuned_by_what_a_generator_prints(desk: Desk) -> None:
+    desk.write("slow.py", SLOW_SERVICE)
+    desk.write("ask.py", ASK)
+    measure = f"{shlex.quote(sys.executable)} ask.py {{port}}"
+    words = ["--ready", "{port}", "--measure", measure, "--metric", "requests/sec"]
+    done = desk.xtune(
+        "--json", *words, "--only-params", "--param", "t=0.1,0.01", "--budget", "30",
+        "--study", "service", "slow.py", "{port}", "{t}",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    found = done.found
+    assert (found["verdict"], found["best"]) == ("gain", {"t": 0.01})
+    assert 5.0 < found["baseline"]["value"] < 10.0
+    assert shlex.split(found["command"])[-3:] == ["slow.py", "{8000+index}", "0.01"]
+    assert "substitute = true" in (desk.directory / "best.toml").read_text()
+    assert shlex.split(found["baseline"]["command"])[-2:] == ["8000", "0.1"]
+    assert "xtune: note: the load generator has cores of its own only where" in done.err
+    # Another load is another study; the same one goes on.
+    other = [word.replace("ask.py", "./ask.py") for word in words]
+    mixed = desk.xtune(
+        *other, "--only-params", "--param", "t=0.1,0.01", "--study", "service", "slow.py", "{port}", "{t}"
+    )  # fmt: skip
+    assert (mixed.code, mixed.message.partition(":")[0]) == (
+        2,
+        "study 'service' cannot be continued",
+    )
+    assert desk.xtune("report", "service", "--json").found["gain"] == found["gain"]

@@ -52,8 +52,8 @@ def make_runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeRunner:
         asked: Mapping[str, object] | None = None,
         **options: object,
     ) -> Runner:
-        request = Request(
-            program=program or (sys.executable, "-c", BEGIN + code),
+        request = Request.of(
+            *program or (sys.executable, "-c", BEGIN + code),
             **(asked or {}),  # type: ignore[arg-type]
         )
         machine = read_machine()

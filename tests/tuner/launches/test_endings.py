@@ -442,7 +442,7 @@ from xtune.space.parameters import Configuration
 from xtune.space.resolution import Resolver
 from xtune.space.spaces import Space
 machine = read_machine()
-request = Request(program=(sys.executable, "-c", sys.argv[1]), grace_s=0.1)
+request = Request.of(sys.executable, "-c", sys.argv[1], grace_s=0.1)
 resolver = Resolver(Space([]), request, os.environ, machine)
 runner = Runner(resolver, Objective("x/s", Goal.MAXIMIZE), machine=machine)
 try:

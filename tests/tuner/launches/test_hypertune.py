@@ -23,7 +23,7 @@ from xtune.space.launch_options import with_option
 from xtune.space.parameters import Configuration, Where
 from xtune.space.spaces import Space
 
-REQUEST = Request(program=("infer.py",))
+REQUEST = Request.of("infer.py")
 
 
 @pytest.fixture
@@ -211,7 +211,7 @@ def test_first_node_alone():
     (layout,) = made(launcher(use_all_nodes=[False], ninstances=[1, 2, 4]), machine).values()
     assert layout == ("1xall", "1x4", "2x2", "4x1")
     for text in layout[1:]:
-        on_node = plan(with_option(REQUEST, "layout", text), machine)
+        on_node = plan(with_option(REQUEST, "layout", text).layout, machine)
         assert {node for instance in on_node.instances for node in instance.nodes} == {0}
 
 
@@ -245,7 +245,7 @@ def test_all_that_the_launcher_has_is_a_space_that_can_be_planned(read: Any):
     layouts = len(found.parameters[0].values)
     assert space.size == layouts * 2 * 2 * 3 * 4
     for text in found.parameters[0].values:
-        assert plan(with_option(REQUEST, "layout", str(text)), machine).instances
+        assert plan(with_option(REQUEST, "layout", str(text)).layout, machine).instances
 
 
 def test_large_machine_does_not_take_long_to_say():
@@ -264,6 +264,6 @@ def test_the_default_is_what_xlaunch_does_of_itself():
     assert space.changes(list(space)[-1]) == {
         "layout": "1x2", "smt": True, "allocator": "jemalloc",
     }  # fmt: skip
-    asked = REQUEST._replace(allocator="glibc")
+    asked = REQUEST.replace(allocator="glibc")
     (allocator,) = parameters_of(launcher(malloc=["je"]), asked, machine).parameters
     assert (allocator.values, allocator.default) == (("glibc", "jemalloc"), "glibc")

@@ -211,7 +211,9 @@ def test_configuration_reaches_the_program(make_runner: MakeRunner):
     assert told["argv"] == ["--batch=8"]
     assert told["env"]["MY_SWITCH"] == "on"
     assert told["env"]["OMP_NUM_THREADS"] == "1"
-    assert len(told["cpus"]) == len(plan(Request(ncores=1), read_machine()).instances[0].cpus)
+    assert len(told["cpus"]) == len(
+        plan(Request.of(ncores=1).layout, read_machine()).instances[0].cpus
+    )
 
 
 def test_bare_command_is_left_as_it_is(make_runner: MakeRunner, tmp_path: Path):

@@ -83,7 +83,7 @@ def test_what_differs_is_told() -> None:
 
 
 def test_what_is_installed_here() -> None:
-    found = installed(Request(program=(sys.executable, "-c", "pass")))
+    found = installed(Request.of(sys.executable, "-c", "pass"))
     version = ".".join(map(str, sys.version_info[:2]))
     assert found["program"]["Python"] == version
     assert found["program"]["interpreter"] == sys.executable

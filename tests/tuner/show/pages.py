@@ -80,7 +80,7 @@ def findings(
     return Result(
         study,
         subject,
-        Resolver(space, Request(program=program), os.environ, machine),
+        Resolver(space, Request.of(*program), os.environ, machine),
         result.verdict,
         result.favourite,
         result.records,

@@ -11,14 +11,16 @@ from tests.tuner.search.scripted import RATE, SPACE
 from tests.tuner.show.cases import CASES, case
 from tests.tuner.show.pages import SECTIONS, charts_of, findings, read_page
 
-from xlaunch.cli.machine_drawing import draw_machine
 from xlaunch.machine.cpu_list import format_cpu_list
+from xlaunch.planning.drawing import draw_machine
 from xlaunch.text import number
-from xtune.evidence.verdicts import Kind
+from xtune.evidence.ratios import ratio_interval
+from xtune.evidence.verdicts import Kind, undecided
 from xtune.launches.launch import Launch, Outcome, Secondary
 from xtune.launches.objectives import Objective, Requirement
 from xtune.search.events import Resolution
 from xtune.search.provenance import Made, Provenance
+from xtune.show.quantities import NOTHING
 from xtune.show.text import result_lines
 from xtune.space.parameters import BARE
 from xtune.space.spaces import Space
@@ -77,8 +79,8 @@ def test_a_gain_says_ratio_command_preset_and_plan() -> None:
     (winner,) = wins
     assert "batch=8" in winner[1]
     people = found.contestants
-    assert [row[0] for row in root.by_id("distributions").rows()] == [one.name for one in people]
-    assert people[0].configuration == BARE
+    assert [row[0] for row in root.by_id("distributions").rows()] == list(people.values())
+    assert next(iter(people)) == BARE
     left_out = [row for row in root.by_id("importance").rows() if " instead of " in row[1]]
     assert [row[0] for row in left_out] == [one.name for one in found.ablations]
     assert set(found.space.changes(found.verdict.best)) == {row[0] for row in left_out}
@@ -128,7 +130,34 @@ def test_configurations_are_parallel_categories() -> None:
     assert len(batch["values"]) == len(launched)
 
 
-def test_no_gain_keeps_the_default() -> None:
+def test_one_pair_has_neither_interval_nor_probability() -> None:
+    found = case("gain").found
+    standings = tuple(
+        row._replace(
+            contender=row.contender._replace(log_ratios=row.contender.log_ratios[:1], frozen=None),
+            interval=ratio_interval([log for log in row.contender.log_ratios if log][:1]),
+            probability_best=0.0,
+        )
+        for row in found.verdict.standings
+    )
+    verdict = undecided(BARE, "1 pair is too few")._replace(
+        standings=standings,
+        leader=standings[0].contender.configuration,
+        interval=standings[0].interval,
+    )
+    root = read_page(found._replace(verdict=verdict))
+    assert "1 pair of launches is too few for a confidence interval" in root.by_id("verdict").words
+    for row in root.by_id("decision").rows():
+        assert row[3:6] == [NOTHING, "1", NOTHING]
+    said = root.words
+    assert "\N{INFINITY}" not in said
+    assert "0.00\N{MULTIPLICATION SIGN} to" not in said
+    assert "P(best): " not in said
+    for trace in charts_of(root)["ratios"]["data"]:
+        assert set(trace["error_x"]["array"]) == {0.0}
+
+
+def test_no_gain_keeps_the_bare_command() -> None:
     found, root = case("no gain")
     assert found.verdict.kind is Kind.NO_GAIN
     assert root.by_id("headline").words == "No gain: keep the bare command"
@@ -181,12 +210,12 @@ def test_one_launch_makes_a_page_that_claims_nothing() -> None:
 def test_failures_come_with_the_end_of_standard_error() -> None:
     found, root = case("some fail")
     rows = found.failures
-    assert [one.outcome for one in rows] == [Outcome.CRASHED]
+    assert [one.launches[0].outcome for one in rows] == [Outcome.CRASHED]
     section = root.by_id("failures")
     assert f"crashed, {len(rows[0].numbers)} times" in section.words
     assert "exit code 1" in section.words
     assert [one.text for one in section.all("pre")] == ["it cannot"]
-    assert len(list(section.all("li"))) == len(rows[0].configurations)
+    assert len(list(section.all("li"))) == len({one.configuration for one in rows[0].launches})
     assert all("allocator=tcmalloc" in one.words for one in section.all("li"))
     history = charts_of(root)["history"]
     crossed = [trace for trace in history["data"] if trace.get("yaxis") == "y2"]

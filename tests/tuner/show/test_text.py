@@ -26,7 +26,7 @@ from xtune.space.resolution import Resolver
 
 PROGRAM = ("echo", "{n}")
 PATH = {"PATH": "/usr/bin:/bin"}
-RESOLVER = Resolver(SPACE, Request(program=PROGRAM), PATH, read_capture("1-cpu"))
+RESOLVER = Resolver(SPACE, Request.of(*PROGRAM), PATH, read_capture("1-cpu"))
 
 LAUNCHES = (launch(BARE, 100.0), launch(FOUR, 400.0), launch(BARE, 102.0), launch(FOUR, 404.0))
 

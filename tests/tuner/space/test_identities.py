@@ -195,7 +195,7 @@ def script(tmp_path: Path) -> Path:
 
 
 def test_an_edited_script_stays_itself_and_so_does_a_copy(script: Path, tmp_path: Path) -> None:
-    request = Request(program=(str(script), "--batch", "{batch}"))
+    request = Request.of(str(script), "--batch", "{batch}")
     before = identify_program(request)
     script.write_text("print(2)\n")
     edited = identify_program(request)
@@ -205,7 +205,7 @@ def test_an_edited_script_stays_itself_and_so_does_a_copy(script: Path, tmp_path
 def test_a_copy_elsewhere_is_the_same_program(
     script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    request = Request(program=("python", "infer.py", "--batch", "{batch}"))
+    request = Request.of("python", "infer.py", "--batch", "{batch}")
     monkeypatch.chdir(script.parent)
     here = identify_program(request)
     assert here.place == str(script)
@@ -219,32 +219,32 @@ def test_a_copy_elsewhere_is_the_same_program(
 
 
 def test_other_words_and_variables_are_another_command(script: Path) -> None:
-    request = Request(program=(str(script), "--batch", "{batch}"))
+    request = Request.of(str(script), "--batch", "{batch}")
     one = identify_program(request)
     for other in (
-        request._replace(program=(str(script), "--batch", "8")),
-        request._replace(env=(("RATE", "2"),)),
-        request._replace(module=True),
+        request.replace(words=(str(script), "--batch", "8")),
+        request.replace(env=(("RATE", "2"),)),
+        request.replace(module=True),
     ):
         assert not identify_program(other).agrees(one)
-    launched = request._replace(instances=2, allocator="jemalloc", smt=True)
+    launched = request.replace(instances=2, allocator="jemalloc", smt=True)
     assert identify_program(launched).agrees(one)
 
 
 def test_programs_on_the_path_and_modules_have_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    true = identify_program(Request(program=("true",)))
+    true = identify_program(Request.of("true"))
     assert true.place.endswith("true")
     assert true.content
-    module = identify_program(Request(program=("json.tool", "x"), module=True))
+    module = identify_program(Request.of("json.tool", "x", module=True))
     assert (module.place, module.content) == (str(Path.cwd()), "")
-    assert module.agrees(identify_program(Request(program=("json.tool", "x"), module=True)))
-    absent = identify_program(Request(program=("no-such-program",)))
+    assert module.agrees(identify_program(Request.of("json.tool", "x", module=True)))
+    absent = identify_program(Request.of("no-such-program"))
     assert absent.content == ""
     assert not absent.agrees(true)
 
 
 def test_a_program_is_kept_as_json(script: Path) -> None:
-    one = identify_program(Request(program=(str(script), "{batch}")))
+    one = identify_program(Request.of(str(script), "{batch}"))
     assert ProgramIdentity.from_plain(json.loads(json.dumps(one.to_plain()))) == one
     assert one.words == (str(script), "{batch}")
     with pytest.raises(StudyError, match="the stored program cannot be read"):

@@ -72,9 +72,9 @@ def test_a_single_instance_comes_in_every_size() -> None:
 
 def test_what_the_user_keeps_back_is_not_shared_out() -> None:
     machine = make_machine(packages=(8,), l3=(4, 4))
-    assert texts(machine, Request(reserve_cores=4)) == "1xall 1x1 1x2 2x1 2x2 4x1"
-    assert texts(machine, Request(cpus=(2, 3))) == "1xall 1x1 2x1"
-    whole, *_ = find_layouts(machine, Request(reserve_cores=1), one_instance=False)
+    assert texts(machine, Request.of(reserve_cores=4)) == "1xall 1x1 1x2 2x1 2x2 4x1"
+    assert texts(machine, Request.of(cpus=(2, 3))) == "1xall 1x1 2x1"
+    whole, *_ = find_layouts(machine, Request.of(reserve_cores=1), one_instance=False)
     assert (whole.text, whole.instances, whole.ncores) == (ALL_CORES, 1, 7)
 
 
@@ -87,22 +87,25 @@ def test_instances_that_would_have_no_memory_are_left_out() -> None:
 
 def test_what_cannot_be_planned_is_said_at_once() -> None:
     with pytest.raises(UsageError, match="--cpus 99: CPU 99 does not exist"):
-        find_layouts(make_machine(packages=(2,)), Request(cpus=(99,)), one_instance=False)
+        find_layouts(make_machine(packages=(2,)), Request.of(cpus=(99,)), one_instance=False)
 
 
 @pytest.mark.parametrize("name", quick_first(each_capture(), 4))
 def test_layouts_of_a_captured_machine_fit_and_differ(name: str) -> None:
     machine = read_capture(name)
     layouts = find_layouts(machine, Request(), one_instance=False)
-    whole = plan(Request(), machine)
+    whole = plan(Request().layout, machine)
     assert layouts[0].text == ALL_CORES
     places = []
     for layout in layouts:
-        made = plan(with_option(Request(), "layout", layout.text), machine)
+        made = plan(with_option(Request(), "layout", layout.text).layout, machine)
         assert made.count == layout.instances
         assert min(instance.ncores for instance in made.instances) == layout.ncores
         places.append(sorted((i.cpus, i.ncores, i.threads) for i in made.instances))
-    assert plan(with_option(Request(), "layout", ALL_CORES), machine).instances == whole.instances
+    assert (
+        plan(with_option(Request(), "layout", ALL_CORES).layout, machine).instances
+        == whole.instances
+    )
     assert all(place not in places[:at] for at, place in enumerate(places))
     # Three for each size: sizes double, but for a few ends of domains.
     assert len(layouts) <= 3 * (math.log2(whole.instances[0].ncores) + 4)
@@ -111,15 +114,15 @@ def test_layouts_of_a_captured_machine_fit_and_differ(name: str) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("4x8", Request(instances=4, ncores=8)),
-        (ALL_CORES, Request(instances=1, ncores=MAX)),
-        (BY_NODE, Request(mode=Mode.THROUGHPUT)),
+        ("4x8", Request.of(instances=4, ncores=8)),
+        (ALL_CORES, Request.of(instances=1, ncores=MAX)),
+        (BY_NODE, Request.of(mode=Mode.THROUGHPUT)),
     ],
 )
 def test_a_layout_is_two_options(text: str, expected: Request) -> None:
-    before = Request(instances=3, ncores=3)
+    before = Request.of(instances=3, ncores=3)
     assert with_option(before, "layout", text) == expected
-    assert with_option(Request(mode=Mode.LATENCY), "layout", text) == expected
+    assert with_option(Request.of(mode=Mode.LATENCY), "layout", text) == expected
 
 
 @pytest.mark.parametrize(

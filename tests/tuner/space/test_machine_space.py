@@ -51,7 +51,7 @@ TYPICAL = Offers(
 )
 """What a machine with torch, a few libraries and AMX offers."""
 
-INFER = Request(program=("infer.py", "{threads}", "{streams}"))
+INFER = Request.of("infer.py", "{threads}", "{streams}")
 
 
 def text_of(made: MadeSpace) -> str:
@@ -172,7 +172,7 @@ def test_several_instances_are_tried_only_where_they_can_be_compared() -> None:
 def test_what_the_user_has_fixed_is_not_searched(
     fixed: dict[str, object], name: str, reason: str
 ) -> None:
-    made = make_space(Request()._replace(**fixed), TWO_NODES, TYPICAL)  # type: ignore[arg-type]
+    made = make_space(Request().replace(**fixed), TWO_NODES, TYPICAL)  # type: ignore[arg-type]
     assert name not in names(made)
     assert left(made)[name] == reason
     assert len(names(made)) > 3
@@ -194,7 +194,7 @@ def test_conditions_speak_of_layouts_and_of_what_is_fixed() -> None:
     assert Configuration({"layout": "2x8", "streams": 2}) not in space
     assert Configuration({"layout": "1xall", "threads": 16, "streams": 2}) in space
     fixed = make_space(
-        INFER._replace(instances=2), TWO_NODES, TYPICAL, own=own, when=["threads<=ncores"]
+        INFER.replace(instances=2), TWO_NODES, TYPICAL, own=own, when=["threads<=ncores"]
     )
     assert fixed.space.parameter("threads").values == (1, 2, 4, 8, 16)
     assert {one["threads"] for one in itertools.islice(fixed.space, 0, None, 97)} <= {
@@ -230,7 +230,7 @@ def test_a_quota_is_shared_out_and_nothing_is_bound() -> None:
 
 def test_what_cannot_be_planned_is_one_line() -> None:
     with pytest.raises(UsageError, match="--reserve-cores 16: nothing would be left") as caught:
-        make_space(Request(reserve_cores=16), TWO_NODES, TYPICAL)
+        make_space(Request.of(reserve_cores=16), TWO_NODES, TYPICAL)
     assert len(str(caught.value).splitlines()) == 1
 
 

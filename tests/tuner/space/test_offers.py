@@ -28,7 +28,7 @@ PLAIN = Processor((), ("avx2",))
 
 
 def made_up_prefix(directory: Path, *packages: str) -> Path:
-    """A virtual environment of this Python that holds directories of the names of packages."""
+    """A virtual environment of this Python that packages of these names are installed with."""
     (directory / "bin").mkdir(parents=True)
     python = directory / "bin" / "python"
     python.symlink_to(sys.executable)
@@ -37,7 +37,7 @@ def made_up_prefix(directory: Path, *packages: str) -> Path:
     (directory / "pyvenv.cfg").write_text(f"home = {home}\nversion = {version}.0\n")
     site = directory / "lib" / f"python{version}" / "site-packages"
     for package in packages:
-        (site / package).mkdir(parents=True)
+        (site / f"{package}-1.0.dist-info").mkdir(parents=True)
     return python
 
 
@@ -59,7 +59,7 @@ def offered(
     asked: Request | None = None,
     **env: str,
 ) -> Offers:
-    request = (asked or Request())._replace(program=(str(python), *arguments))
+    request = (asked or Request()).replace(words=(str(python), *arguments))
     return read_offers(request, clean_environment(**env), MACHINE, processor)
 
 
@@ -128,13 +128,13 @@ def test_a_way_to_wait_that_is_set_stays(plain_python: Path, name: str, value: s
     found = offered(plain_python, **{name: value})
     assert not [runtime for runtime in found.runtimes if "+" in runtime]
     assert left(found)["omp: how threads wait"] == f"{name}={value} is set and kept"
-    asked = Request(env=((name, value),))
+    asked = Request.of(env=((name, value),))
     assert offered(plain_python, asked=asked).runtimes == found.runtimes
 
 
 def test_nobody_spins_away_a_quota(plain_python: Path) -> None:
     machine = make_machine(packages=(4,), quota=1.5)
-    found = read_offers(Request(program=(str(plain_python),)), clean_environment(), machine, PLAIN)
+    found = read_offers(Request.of(str(plain_python)), clean_environment(), machine, PLAIN)
     assert not [runtime for runtime in found.runtimes if "+" in runtime]
     assert "use up the CPU quota of 1.5" in left(found)["omp=+active"]
 
@@ -195,26 +195,26 @@ def test_switches_need_a_library_that_reads_them(
 def test_a_switch_that_is_set_stays(torch_python: Path, name: str) -> None:
     found = offered(torch_python, processor=AMX, **{name: "STRICT"})
     assert left(found)["ONEDNN_DEFAULT_FPMATH_MODE"] == f"{name}=STRICT is set and kept"
-    asked = Request(env=((name, "STRICT"),))
+    asked = Request.of(env=((name, "STRICT"),))
     assert offered(torch_python, processor=AMX, asked=asked).switches == found.switches
 
 
 def test_what_is_given_is_not_tried(torch_python: Path) -> None:
-    asked = Request(allocator="glibc", omp="none")
+    asked = Request.of(allocator="glibc", omp="none")
     found = offered(torch_python, asked=asked)
     assert (found.allocators, found.runtimes) == (("auto",), ("auto",))
     assert not [name for name in left(found) if name.startswith(("allocator", "omp"))]
 
 
 def test_a_program_that_is_no_python_has_no_torch() -> None:
-    found = read_offers(Request(program=("/bin/true",)), clean_environment(), MACHINE, AMX)
+    found = read_offers(Request.of("/bin/true"), clean_environment(), MACHINE, AMX)
     assert found.switches == ()
     assert found.allocators[0] == "auto"
 
 
 def test_a_program_that_is_not_there_is_said_to_be_so() -> None:
     with pytest.raises(ProgramNotFoundError, match="'/no/such' does not exist"):
-        read_offers(Request(program=("/no/such",)), clean_environment(), MACHINE, PLAIN)
+        read_offers(Request.of("/no/such"), clean_environment(), MACHINE, PLAIN)
 
 
 def test_the_runtime_that_torch_has_is_not_offered_in_its_own_place(
@@ -224,12 +224,12 @@ def test_the_runtime_that_torch_has_is_not_offered_in_its_own_place(
     needs(torch, "torch")
     assert torch is not None
     assert torch.origin is not None
-    python = made_up_prefix(tmp_path, "numpy")  # torch may lie outside of this Python's own
+    python = made_up_prefix(tmp_path, "torch")  # torch may lie outside of this Python's own
     (site,) = tmp_path.glob("lib/*/site-packages")
     (site / "torch").symlink_to(Path(torch.origin).parent)
     runtime = program_runtime(str(tmp_path), str(python))
     assert runtime is not None
-    request = Request(program=(str(python),))
+    request = Request.of(str(python))
     found = read_offers(request, clean_environment(), xlaunch.read_machine(), PLAIN)
     assert runtime not in found.runtimes
     assert "auto" in found.runtimes

@@ -16,10 +16,11 @@ from tests.tiers import quick_first
 
 import xlaunch as library
 from xlaunch.cli.launch import command
-from xlaunch.cli.options import resolved_options
 from xlaunch.machine.other_machine import machine_of
+from xlaunch.options.commands import resolved_options
 from xlaunch.options.layers import request_from
-from xlaunch.planning import Request, plan_to_dict
+from xlaunch.planning import Request
+from xlaunch.planning.rendering import plan_to_dict
 from xlaunch.planning.request import ECores
 from xtune.space.launch_options import with_option
 from xtune.space.machine_space import make_space
@@ -40,8 +41,13 @@ OFFERS = Offers(
     switches=SWITCHES,
 )
 AWKWARD = 'it\'s {index} "x" ${HOME} $(id) \\ ä\ttab'
-WORK = Request(
-    program=(str(SHOW), "--batch={batch}", "{text}", AWKWARD, "--", "-m"),
+WORK = Request.of(
+    str(SHOW),
+    "--batch={batch}",
+    "{text}",
+    AWKWARD,
+    "--",
+    "-m",
     env=(("RATE", "{batch}"), ("NUMBER", "{index}/{count}"), ("AWKWARD", AWKWARD)),
 )
 OWN = ["batch=1,8", f"""text=plain,"two words",'{AWKWARD.replace("'", "''")}'"""]
@@ -144,7 +150,7 @@ def test_a_preset_says_every_option_that_was_searched() -> None:
             Parameter("ONEDNN_X", ("unset", "1"), "unset", Where.VARIABLE),
         ]
     )
-    request = Request(program=("./serve", "x"), module=True, reserve_cores=1, cpus=(0, 1, 2, 8))
+    request = Request.of("./serve", "x", module=True, reserve_cores=1, cpus=(0, 1, 2, 8))
     with machine_of(None, MACHINE) as machine:
         resolver = Resolver(space, request, {}, machine)
     text = resolver.preset(Configuration({}))
@@ -166,7 +172,7 @@ def test_a_preset_says_every_option_that_was_searched() -> None:
 
 
 def test_one_instance_for_each_node_is_a_mode() -> None:
-    request = Request(program=("./serve",))
+    request = Request.of("./serve")
     space = Space([Parameter("layout", ("1xall", "node"), "1xall", Where.OPTION)])
     with machine_of(None, UNEVEN) as machine:
         resolver = Resolver(space, request, {}, machine)
@@ -192,15 +198,15 @@ def test_one_instance_for_each_node_is_a_mode() -> None:
     ],
 )
 def test_any_request_is_words(fields: dict[str, Any], words: list[str]) -> None:
-    request = Request(program=("./serve", "-x"))._replace(**fields)
+    request = Request.of("./serve", "-x").replace(**fields)
     assert command_of(request) == ["xlaunch", *words, "./serve", "-x"]
     context = command.make_context("xlaunch", command_of(request, isolated=True)[1:])
     assert request_from(resolved_options(context.params).values) == request
 
 
 def test_programs_with_the_name_of_a_command_are_reached() -> None:
-    assert command_of(Request(program=("plan", "x"))) == ["xlaunch", "--", "plan", "x"]
-    assert command_of(Request(program=("-x",))) == ["xlaunch", "--", "-x"]
-    assert shlex.join(command_of(with_option(Request(program=("a b",)), "smt", True))) == (
+    assert command_of(Request.of("plan", "x")) == ["xlaunch", "--", "plan", "x"]
+    assert command_of(Request.of("-x")) == ["xlaunch", "--", "-x"]
+    assert shlex.join(command_of(with_option(Request.of("a b"), "smt", True))) == (
         "xlaunch --smt 'a b'"
     )

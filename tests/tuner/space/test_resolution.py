@@ -36,8 +36,8 @@ NOTHING_INSTALLED = Offers(
 )
 """With values that come to the same on many machines: they are to be seen through."""
 
-WORK = Request(
-    program=(sys.executable, "-c", "print({batch})", "{mode}"), env=(("RATE", "{batch}/{index}"),)
+WORK = Request.of(
+    sys.executable, "-c", "print({batch})", "{mode}", env=(("RATE", "{batch}/{index}"),)
 )
 TWO_NODES = make_machine(packages=(4, 4), nodes=(4, 4), l3=(2,) * 4, smt=2)
 
@@ -77,7 +77,7 @@ def started_as(resolver: Resolver, configuration: Configuration) -> object:
                 sorted(kept.items()),
             )
         )
-    return str((plan.count, instances, plan.request.thp is HugePages.NEVER))
+    return str((plan.count, instances, environment.forbids_huge_pages))
 
 
 @pytest.mark.parametrize(
@@ -188,11 +188,11 @@ def test_cpus_interpreter_and_caches_are_part_of_the_hash(tmp_path: Path) -> Non
         Resolver(Space([]), request, clean_environment(), TWO_NODES).plan_hash(Configuration({}))
         for request in (
             WORK,
-            WORK._replace(cpus=(0, 1)),
-            WORK._replace(program=(script,), python=sys.executable),
-            WORK._replace(program=(script,), python=str(tmp_path / "python")),
-            WORK._replace(cache_dir=str(tmp_path)),
-            WORK._replace(no_cache=True),
+            WORK.replace(cpus=(0, 1)),
+            WORK.replace(words=(script,), python=sys.executable),
+            WORK.replace(words=(script,), python=str(tmp_path / "python")),
+            WORK.replace(cache_dir=str(tmp_path)),
+            WORK.replace(no_cache=True),
         )
     ]
     assert None not in made
@@ -205,22 +205,22 @@ def test_the_bare_command_is_no_configuration() -> None:
     assert bare is not None
     assert bare not in {resolver.plan_hash(one) for one in itertools.islice(resolver.space, 40)}
     assert resolver.command(BARE) == [sys.executable, "-c", "print(1)", "a"]
-    assert resolver.request(BARE).env == (("RATE", "1/{index}"),)
-    other = Resolver(resolver.space, WORK._replace(env=()), clean_environment(), TWO_NODES)
+    assert resolver.request(BARE).program.env == (("RATE", "1/{index}"),)
+    other = Resolver(resolver.space, WORK.replace(env=()), clean_environment(), TWO_NODES)
     assert other.plan_hash(BARE) != bare
 
 
 def test_a_script_alone_is_run_by_its_interpreter(tmp_path: Path) -> None:
     script = tmp_path / "work.py"
     script.touch()
-    request = Request(program=(str(script), "x"))
+    request = Request.of(str(script), "x")
     resolver = Resolver(Space([]), request, clean_environment(), TWO_NODES)
     assert resolver.command(BARE) == [sys.executable, str(script), "x"]
     assert resolver.command(Configuration({})) == ["xlaunch", str(script), "x"]
 
 
 def test_a_request_is_the_configuration_over_what_was_asked() -> None:
-    request = WORK._replace(reserve_cores=1)
+    request = WORK.replace(reserve_cores=1)
     space = make_space(
         request, TWO_NODES, NOTHING_INSTALLED, own=parse_parameters(["batch=1,2"], request)
     ).space
@@ -236,8 +236,8 @@ def test_a_request_is_the_configuration_over_what_was_asked() -> None:
             "batch": 2,
         }
     )
-    assert resolver.request(configuration) == request._replace(
-        program=(sys.executable, "-c", "print(2)", "{mode}"),
+    assert resolver.request(configuration) == request.replace(
+        words=(sys.executable, "-c", "print(2)", "{mode}"),
         instances=3,
         ncores=2,
         smt=True,
@@ -251,7 +251,7 @@ def test_a_request_is_the_configuration_over_what_was_asked() -> None:
     )
     resolved = resolver.resolve(configuration)
     assert resolved.configuration == space.complete(configuration)
-    assert resolved.plan == xlaunch.plan(resolved.request, TWO_NODES)
+    assert resolved.plan == xlaunch.plan(resolved.request.layout, TWO_NODES)
     variables = resolver.environment(configuration).variables
     assert [one["RATE"] for one in variables] == ["2/0", "2/1", "2/2"]
     assert variables[0]["OMP_NUM_THREADS"] == "4"
@@ -280,9 +280,7 @@ def test_what_cannot_be_carried_out_says_why() -> None:
 
 
 def test_a_program_that_is_not_there_is_refused() -> None:
-    resolver = Resolver(
-        Space([]), Request(program=("/no/such/program",)), clean_environment(), TWO_NODES
-    )
+    resolver = Resolver(Space([]), Request.of("/no/such/program"), clean_environment(), TWO_NODES)
     assert resolver.plan_hash(Configuration({})) is None
     assert resolver.plan_hash(BARE) is None
     assert resolver.refusal(Configuration({})) == "program '/no/such/program' does not exist"

@@ -87,7 +87,7 @@ def test_one_instance_a_node_where_nodes_differ(tmp_path: Path) -> None:
     with machine_of(None, UNEVEN) as uneven:
         found = point_of('mode = "throughput"', uneven, tmp_path)
         resolver = resolver_of(uneven)
-        assert resolver.request(found.configuration).instances == 3
+        assert resolver.request(found.configuration).layout.instances == 3
 
 
 def test_what_is_not_searched_is_told(machine: Machine, tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_a_value_that_the_space_has_not_is_told(machine: Machine, tmp_path: Path
 
 
 def test_what_xtune_was_given_counts_more(machine: Machine, tmp_path: Path) -> None:
-    fixed = WORK._replace(allocator="glibc")
+    fixed = WORK.replace(allocator="glibc")
     found = point_of('allocator = "glibc-frugal"\nthp = "never"', machine, tmp_path, fixed)
     resolver = resolver_of(machine, fixed)
     assert resolver.space.changes(found.configuration) == {"thp": "never"}

@@ -23,8 +23,11 @@ from xtune.space.user_parameters import (
     replace,
 )
 
-INFER = Request(
-    program=("infer.py", "--batch-size", "{batch}", "--name={mode}-{batch}.json"),
+INFER = Request.of(
+    "infer.py",
+    "--batch-size",
+    "{batch}",
+    "--name={mode}-{batch}.json",
     env=(("RATE", "{rate}"), ("CPUS", "{cpus}")),
 )
 
@@ -145,7 +148,7 @@ def test_names_of_the_launcher_cannot_be_taken(name: str) -> None:
 
 def test_the_launcher_substitutes_no_other_words() -> None:
     machine: Machine = make_machine(packages=(2,))
-    made = plan(Request(), machine)
+    made = plan(Request().layout, machine)
     assert set(words_of(made, made.instances[0])) == set(LAUNCHER_WORDS)
 
 
@@ -171,12 +174,12 @@ def test_exactly_the_name_in_braces_is_replaced(text: str, replaced: str | None)
 
 def test_arguments_and_variables_are_filled_and_nothing_else_is() -> None:
     filled = fill(INFER, {"batch": 4, "mode": "a b", "rate": 0.5})
-    assert filled.program == ("infer.py", "--batch-size", "4", "--name=a b-4.json")
-    assert filled.env == (("RATE", "0.5"), ("CPUS", "{cpus}"))
-    assert filled == INFER._replace(program=filled.program, env=filled.env)
+    assert filled.program.words == ("infer.py", "--batch-size", "4", "--name=a b-4.json")
+    assert filled.program.env == (("RATE", "0.5"), ("CPUS", "{cpus}"))
+    assert filled == INFER.replace(words=filled.program.words, env=filled.program.env)
     assert fill(INFER, {}) == INFER
-    named = Request(program=("{batch}", "{batch}"))
-    assert fill(named, {"batch": 4}).program == ("{batch}", "4")
+    named = Request.of("{batch}", "{batch}")
+    assert fill(named, {"batch": 4}).program.words == ("{batch}", "4")
 
 
 def test_each_needs_a_place() -> None:
@@ -193,7 +196,7 @@ def test_each_needs_a_place() -> None:
     ):
         parse_parameters(["n_q=1,2"], INFER)
     with pytest.raises(SpaceError, match="occurs neither"):
-        parse_parameters(["x=1,2"], Request(program=("{x}", "{{x}}")))
+        parse_parameters(["x=1,2"], Request.of("{x}", "{{x}}"))
     with pytest.raises(SpaceError, match="'batch' is given twice; join the values"):
         parse_parameters(["batch=1,2", "batch=4"], INFER)
     assert parse_parameters([], INFER) == ()

@@ -7,9 +7,10 @@ import importlib.util
 import sys
 from collections.abc import Sequence
 
-import xlaunch.cli
-from xlaunch.cli import flush_streams, prepare_streams, report_errors, run_click
+import xlaunch.console
+from xlaunch.console import flush_streams, prepare_streams, report_errors
 from xlaunch.errors import UsageError
+from xlaunch.options.commands import run_click
 
 COMMANDS = {
     "export": "xtune.cli.export",
@@ -50,7 +51,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def say(text: str) -> None:
     """Write one line to standard error."""
-    xlaunch.cli.say(text, "xtune")
+    xlaunch.console.say(text, "xtune")
 
 
 def _dispatch(arguments: list[str]) -> int:

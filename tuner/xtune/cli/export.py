@@ -7,8 +7,8 @@ import json
 
 import click
 
-from xlaunch.cli.options import CONTEXT, with_options
 from xlaunch.errors import XLaunchError
+from xlaunch.options.commands import CONTEXT, with_options
 from xtune.cli.options import STORAGE
 
 SCHEMA_VERSION = 1

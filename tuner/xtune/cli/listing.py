@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from xlaunch.cli.options import CONTEXT, with_options
+from xlaunch.options.commands import CONTEXT, with_options
 from xtune.cli.options import STORAGE
 
 

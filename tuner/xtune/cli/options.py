@@ -9,15 +9,24 @@ from typing import Any, NamedTuple
 
 import click
 
-from xlaunch.cli.options import CONTEXT, Command, ParamType, Parsed, click_options, with_options
 from xlaunch.errors import UsageError
+from xlaunch.options.commands import (
+    CONTEXT,
+    Command,
+    ParamType,
+    Parsed,
+    click_options,
+    with_options,
+)
 from xlaunch.options.definitions import Group
 from xlaunch.options.kinds import POSITIVE_DURATION, WHOLE_NUMBER
 from xlaunch.options.layers import request_from
 from xlaunch.planning.request import Request
+from xtune.launches.services import Service, with_ports
 
 DEFAULT_BUDGET = "40 launches"
 DEFAULT_MIN_EFFECT = "1%"
+READY_TIMEOUT_S = 120.0
 EACH, SHARED = "each", "shared"
 
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%")
@@ -70,6 +79,25 @@ OBJECTIVE = [
         default=EACH,
         help="shared: instances divide the work.",
     ),
+]
+
+SERVICE = [
+    click.option(
+        "--ready",
+        metavar="URL|PORT|LINE",
+        help="PROGRAM is a service: it is ready when this answers or is printed.",
+    ),
+    click.option(
+        "--measure", metavar="COMMAND", help="Load generator whose output has the metrics."
+    ),
+    click.option(
+        "--ready-timeout",
+        type=Parsed(POSITIVE_DURATION),
+        default=READY_TIMEOUT_S,
+        help=f"Time to get ready. Default: {READY_TIMEOUT_S:g} s.",
+    ),
+    click.option("--prepare", metavar="COMMAND", help="Command to run before each launch."),
+    click.option("--cleanup", metavar="COMMAND", help="Command to run after each launch."),
 ]
 
 SPACE = [
@@ -148,6 +176,7 @@ OUTPUT = [
 
 GROUPS: dict[str, Sequence[Any]] = {
     "Objective": OBJECTIVE,
+    "A service": SERVICE,
     "Search space": SPACE,
     "Budget": SPENDING,
     "Study": STUDY,
@@ -202,16 +231,20 @@ class Asked(NamedTuple):
     seed: int
     storage: str | None
     study: str | None
+    service: Service | None
+    """How the program is measured if it is a service."""
+    prepare: str | None
+    cleanup: str | None
 
 
 def asked_from(options: dict[str, Any]) -> Asked:
     """The request that click's `options` make. Raises `UsageError` for contradictions."""
     request = request_from({**options, "metric": (), "timeout": None})
-    if not request.program:
+    if not request.program.words:
         raise UsageError(
             "name a program: xtune [OPTIONS] [--] PROGRAM [ARGS...]; xtune --help lists the options"
         )
-    if request.module and request.no_python:
+    if request.program.module and request.program.no_python:
         raise UsageError("--no-python contradicts --module: a module needs Python; drop one")
     if options["quiet"] and options["verbose"]:
         raise UsageError("--quiet contradicts --verbose; drop one")
@@ -226,6 +259,9 @@ def asked_from(options: dict[str, Any]) -> Asked:
         raise UsageError(
             "--only-params: there is no --param to search; give one, such as batch=1,2,4"
         )
+    service = _service(options)
+    if service is not None:
+        request = with_ports(request)
     return Asked(
         request=request,
         metrics=options["metric"],
@@ -244,7 +280,24 @@ def asked_from(options: dict[str, Any]) -> Asked:
         seed=options["seed"],
         storage=options["storage"],
         study=options["study"],
+        service=service,
+        prepare=options["prepare"],
+        cleanup=options["cleanup"],
     )
+
+
+def _service(options: dict[str, Any]) -> Service | None:
+    ready, measure = options["ready"], options["measure"]
+    if ready is None and measure is None:
+        return None
+    if ready is None or measure is None:
+        raise UsageError(
+            "a service needs both --ready (a URL, a port, or text of a line that it prints) and"
+            " --measure (the command of a load generator)"
+        )
+    if not options["metric"]:
+        raise UsageError("--measure needs a --metric of its output, such as 'requests/sec'")
+    return Service(ready, measure, options["ready_timeout"])
 
 
 def with_program(command: Command) -> Command:

@@ -22,13 +22,14 @@ from xtune.launches.launch import Launch
 from xtune.launches.objectives import WALL, Goal, Objective
 from xtune.launches.requirements import parse_requirement
 from xtune.launches.runner import Runner
+from xtune.launches.services import cores_kept_free, require_service
 from xtune.launches.summaries import kind_in
 from xtune.search.events import Seed
 from xtune.search.host_turn import HostTurn, runtime_directory
 from xtune.search.measurer import require_baseline
 from xtune.search.provenance import Provenance
 from xtune.search.study import Subject
-from xtune.space.identities import identify_machine, identify_program
+from xtune.space.identities import identify_machine, identify_program, measured_by
 from xtune.space.installed import installed
 from xtune.space.launch_options import (
     ALL_CORES,
@@ -48,6 +49,11 @@ from xtune.space.resolution import Resolver
 from xtune.space.spaces import Derived, Space
 from xtune.space.starting_points import starting_point
 from xtune.space.user_parameters import parse_parameters
+
+SHARED_CORES = (
+    "the load generator has cores of its own only where a layout leaves some idle; give the service"
+    " fewer, as with --cpus 0-7, to keep the others for the generator"
+)
 
 
 class Task(NamedTuple):
@@ -108,8 +114,10 @@ def prepare(
     """
     request = asked.request
     machine = read_machine()
+    if asked.service is not None and launches:
+        require_service(asked.service)
     # Raises if the program is missing or does not fit.
-    count = plan(request, machine).count if launches else 1
+    count = plan(request.layout, machine).count if launches else 1
     requirements = tuple([parse_requirement(text) for text in asked.require])
     metric = asked.metrics[0] if asked.metrics else (MARK if asked.conf_file else WALL)
     if metric == WALL and count > 1 and not asked.work_shared:
@@ -135,10 +143,16 @@ def prepare(
             work_shared=asked.work_shared,
             show_output=show_output,
             timeout_s=asked.timeout_s,
+            service=asked.service,
+            prepare=asked.prepare,
+            cleanup=asked.cleanup,
             seed=asked.seed,
         )
 
-    identities = identify_machine(machine, read_processor()), identify_program(request)
+    program = identify_program(request)
+    if asked.service is not None:
+        program = measured_by(program, asked.service.measure)
+    identities = identify_machine(machine, read_processor()), program
     probe: Launch | None = None
     if known is not None:
         objective = known.objective
@@ -157,12 +171,15 @@ def prepare(
     subject = Subject(*identities, made.space, objective)
     if launches and known is not None:
         _require_same(subject, known)
+    notes = made.notes
+    if asked.service is not None and not cores_kept_free(request, machine):
+        notes += (SHARED_CORES,)
     return Task(
         subject,
         request,
         machine,
         made.left_out,
-        made.notes,
+        notes,
         resolver,
         runner_for(objective),
         made.hypertune,
@@ -197,7 +214,7 @@ def seeds(task: Task) -> list[Seed]:
     layouts = {p.name: p.values for p in task.space.parameters}.get(LAYOUT, ())
     for mode in Mode:
         try:
-            made = plan(task.request._replace(mode=mode), task.machine)
+            made = plan(task.request.replace(mode=mode).layout, task.machine)
         except UsageError:
             continue  # does not fit, or the layout is fixed
         text = str(Layout(made.count, min(instance.ncores for instance in made.instances)))
@@ -291,7 +308,8 @@ def _hypertune_space(asked: Asked, machine: Machine, own: Sequence[Parameter]) -
     for parameter in found.parameters:
         if parameter.name == LAYOUT:
             plans = [
-                plan(with_option(asked.request, LAYOUT, text), machine) for text in parameter.values
+                plan(with_option(asked.request, LAYOUT, text).layout, machine)
+                for text in parameter.values
             ]
             counts = tuple([made.count for made in plans])
             cores = tuple([min(i.ncores for i in made.instances) for made in plans])

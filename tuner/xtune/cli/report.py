@@ -7,7 +7,7 @@ import os
 
 import click
 
-from xlaunch.cli.options import CONTEXT, with_options
+from xlaunch.options.commands import CONTEXT, with_options
 from xtune.cli.options import STORAGE
 
 

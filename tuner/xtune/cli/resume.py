@@ -7,8 +7,8 @@ import os
 
 import click
 
-from xlaunch.cli.options import CONTEXT, with_options
 from xlaunch.errors import UsageError
+from xlaunch.options.commands import CONTEXT, with_options
 from xtune.cli.options import OUTPUT, STORAGE
 
 BUDGET = click.option(

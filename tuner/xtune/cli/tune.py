@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 import xtune
-from xlaunch.cli.options import CONTEXT
 from xlaunch.errors import UsageError
+from xlaunch.options.commands import CONTEXT
 from xtune.cli import RESERVED, say
 from xtune.cli.options import GroupedCommand, asked_from, with_search_options
 
@@ -50,7 +50,9 @@ def command(
     """
     context = click.get_current_context()
     asked = asked_from({**options, "quiet": quiet, "verbose": verbose})
-    _refuse_command_names(asked.request.program, context.obj, module=asked.request.module)
+    _refuse_command_names(
+        asked.request.program.words, context.obj, module=asked.request.program.module
+    )
 
     from xlaunch.options.presets import check_preset_path
     from xtune.cli.preparation import prepare, presets_to_try

@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 from xlaunch.environment import Environment
 from xlaunch.environment.program import resolve_program
-from xlaunch.environment.substitution import own_program, with_own_variables
+from xlaunch.environment.substitution import own_program, own_variables
 from xlaunch.environment.variables import split_inherited
 from xlaunch.machine.topology import Machine
-from xlaunch.planning import MemoryPolicy, Plan, Request, plan
+from xlaunch.planning import LayoutRequest, MemoryPolicy, Plan, ProgramRequest, RunRequest, plan
 
 
 class BareCommand(NamedTuple):
@@ -26,32 +26,23 @@ class BareCommand(NamedTuple):
     environment: Environment
 
 
-def bare_command(request: Request, environment: Mapping[str, str], machine: Machine) -> BareCommand:
+def bare_command(
+    request: ProgramRequest, run: RunRequest, environment: Mapping[str, str], machine: Machine
+) -> BareCommand:
     """The program of `request` on its own. Raises what `resolve_program` raises.
 
     request
-        Only the program and how to find it, `env` and the metrics are used.
+        Only the program, how to find it, and `env` are used.
     environment
         The variables that it inherits, usually `os.environ`.
     """
-    own = Request(
-        program=request.program,
-        module=request.module,
-        no_python=request.no_python,
-        python=request.python,
-        substitute=request.substitute,
-        env=request.env,
-        metric=request.metric,
-        supervise=True,
-        grace_s=request.grace_s,
-        mem_policy=MemoryPolicy.NONE,
-    )
-    made = plan(own, machine)._replace(bound=False, decisions=(), warnings=())
+    nowhere = LayoutRequest(mem_policy=MemoryPolicy.NONE)
+    made = plan(nowhere, machine)._replace(bound=False, decisions=(), warnings=())
     (instance,) = made.instances
     inherited = split_inherited(environment).users_own
-    program = resolve_program(own, inherited)
-    variables = {**inherited, **dict(with_own_variables(made, instance).request.env)}
-    if made.relayed:
+    program = resolve_program(request, inherited)
+    variables = inherited | own_variables(request, made, instance)
+    if made.relayed(run):
         variables.setdefault("PYTHONUNBUFFERED", "1")
-    programs = (own_program(program, made, instance),)
+    programs = (own_program(program, request, made, instance),)
     return BareCommand(made, Environment(program, programs, ((),), (variables,)))

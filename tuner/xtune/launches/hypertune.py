@@ -195,10 +195,10 @@ def parameters_of(
     parameters, notes = [], []
     defaults: dict[str, Value] = {
         LAYOUT: ALL_CORES,
-        SMT: request.smt,
-        MEMORY: request.mem_policy.value,
-        OMP: request.omp,
-        ALLOCATOR: request.allocator,
+        SMT: request.layout.smt,
+        MEMORY: request.layout.mem_policy.value,
+        OMP: request.program.omp,
+        ALLOCATOR: request.program.allocator,
     }
 
     def searched_of(name: str, values: Iterable[Value]) -> Parameter:
@@ -221,7 +221,7 @@ def _layouts(
     searched: Mapping[str, Any], request: Request, machine: Machine
 ) -> tuple[tuple[str, ...], str]:
     """The pairs of counts that fit, as values of `LAYOUT`, and a note on the others."""
-    whole = plan(with_option(request, LAYOUT, ALL_CORES), machine)
+    whole = plan(with_option(request, LAYOUT, ALL_CORES).layout, machine)
     cores, cpus = whole.instances[0].ncores, len(whole.allowed_cpus)
     counts = {
         name: _counts(searched[name], cores=cores, cpus=cpus) if name in searched else [None]
@@ -266,16 +266,18 @@ def _layout(
     everywhere: bool,
 ) -> str | None:
     """The value of `LAYOUT` for a pair of counts, on all nodes or the first; None if it does not fit."""
-    asked = request._replace(instances=ninstances, ncores=ncores, mode=None)
+    asked = request.replace(instances=ninstances, ncores=ncores, mode=None)
     if ninstances is None and ncores is None and everywhere:
         return ALL_CORES
     if not everywhere:
-        nodes = request.numa_nodes or tuple([node.id for node in machine.topology.numa_nodes])
-        asked = asked._replace(numa_nodes=nodes[:1])
+        nodes = request.layout.numa_nodes or tuple(
+            [node.id for node in machine.topology.numa_nodes]
+        )
+        asked = asked.replace(numa_nodes=nodes[:1])
     try:
-        made = plan(asked, machine)
+        made = plan(asked.layout, machine)
         text = str(Layout(made.count, min(instance.ncores for instance in made.instances)))
-        same = plan(with_option(request, LAYOUT, text), machine)
+        same = plan(with_option(request, LAYOUT, text).layout, machine)
     except UsageError:
         return None
     places = [instance.cpus for instance in made.instances]

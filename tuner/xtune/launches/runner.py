@@ -18,31 +18,43 @@ from typing import NamedTuple, Protocol
 
 import xlaunch
 from xlaunch.environment import Environment
-from xlaunch.errors import XLaunchError
+from xlaunch.errors import WarningKind, XLaunchError, kind_of
 from xlaunch.machine.topology import Machine
 from xlaunch.metrics.metric_lines import Kind
-from xlaunch.planning import Plan, Request
+from xlaunch.planning import Plan, ProgramRequest, Request, RunRequest
 from xlaunch.planning.request import OnFailure
-from xlaunch.report import InstanceReport, Report
-from xlaunch.run_warnings import WarningKind, kind_of
+from xlaunch.report import Report
 from xlaunch.text import number
 from xtune.errors import SpaceError
 from xtune.launches.announcements import MARK, Announced, Announcement, read_announcements
 from xtune.launches.bare import bare_command
 from xtune.launches.energy import EnergyMeter
 from xtune.launches.exhaustion import MemoryWatch
-from xtune.launches.launch import Launch, Outcome, Secondary, Series, Steadiness
-from xtune.launches.objectives import WALL, Goal, Objective
+from xtune.launches.generators import LATENCY, summaries_of
+from xtune.launches.launch import Launch, Outcome, Series, Steadiness
+from xtune.launches.objectives import WALL, Objective
+from xtune.launches.outcomes import describe_unseen, failure_of, secondary_of
 from xtune.launches.outputs import Tail
 from xtune.launches.requirements import check, metrics_to_read
+from xtune.launches.services import (
+    Load,
+    Running,
+    Service,
+    at_ports,
+    confined,
+    cores_kept_free,
+    cpus_of_bare,
+    free_ports,
+    put_under_load,
+    run_command,
+)
 from xtune.launches.summaries import (
     Summary,
     Window,
     kind_in,
     name_of,
     series_of,
-    summarise,
-    window_of,
+    summaries_of_run,
 )
 from xtune.launches.watching import Race, Watched, watch
 from xtune.space.parameters import BARE, Configuration
@@ -55,8 +67,8 @@ MAX_PADDING = 4096
 GRACE_S = 3.0
 """Time between SIGTERM and SIGKILL, unless the user asks for less."""
 
-KILLED = 128 + 9
-"""Exit code after SIGKILL, of the program or of a child whose code it returns."""
+MAX_LINES_TOLD = 3
+"""Of a generator's output without the metric."""
 
 
 class Resolved(Protocol):
@@ -78,8 +90,11 @@ class _Command(NamedTuple):
     """The command to start."""
 
     plan: Plan
-    environment: Mapping[str, str] | Environment
-    """The inherited variables, or the complete environment."""
+    program: ProgramRequest | Environment
+    run: RunRequest
+    inherited: Mapping[str, str]
+    port: int
+    """A service's first."""
 
 
 class Runner:
@@ -96,6 +111,9 @@ class Runner:
         work_shared: bool = False,
         show_output: bool = False,
         timeout_s: float | None = None,
+        service: Service | None = None,
+        prepare: str | None = None,
+        cleanup: str | None = None,
         seed: int | None = None,
         root: str = "/",
     ) -> None:
@@ -113,6 +131,10 @@ class Runner:
         timeout_s
             Time limit of every launch. A program that still runs then, such as a service, is measured
             by its values so far if they are enough and steady.
+        service
+            The program is a service, and its metrics are what a load generator prints.
+        prepare, cleanup
+            Commands to run before and after each launch.
         seed
             Seed of the padding's lengths.
         root
@@ -122,7 +144,14 @@ class Runner:
         self._objective = objective
         self._machine = machine
         self._environment = os.environ if environment is None else environment
+        if service is not None:
+            metrics = (*metrics, f"{Kind.TIME.value}:{LATENCY}")
         self._metrics = metrics_to_read(objective, metrics)
+        self._service = service
+        self._prepare, self._cleanup = prepare, cleanup
+        self._kept_free = (
+            () if service is None else cores_kept_free(resolver.request(BARE), machine)
+        )
         self._work_shared = work_shared
         self._show_output = show_output
         self._timeout_s = timeout_s
@@ -169,10 +198,22 @@ class Runner:
             value=None,
             began_s=time.time(),
         )
+        problem = ""
+        try:
+            if self._prepare:
+                problem = run_command(self._prepare, "--prepare")
+            if not problem:
+                launch = self._launched(launch, cut_at, limit_s)
+        finally:
+            after = run_command(self._cleanup, "--cleanup") if self._cleanup else ""
+        return launch._replace(notes=(*launch.notes, *filter(None, (problem, after))))
+
+    def _launched(self, launch: Launch, cut_at: float | None, limit_s: float | None) -> Launch:
+        configuration = launch.configuration
         try:
             command = self._command(configuration)
             self._refuse_incomparable(command.plan)
-            own_limit_s = self._resolver.request(configuration).timeout_s
+            own_limit_s = self._resolver.request(configuration).run.timeout_s
             limits = [one for one in (limit_s, own_limit_s, self._timeout_s) if one is not None]
             limit_s = min(limits, default=None)
             return self._run(launch, command, self._race(command.plan, cut_at), limit_s)
@@ -187,19 +228,28 @@ class Runner:
         """The command to start. Raises `XLaunchError` if it cannot be carried out."""
         padding = "x" * self._random.randrange(MAX_PADDING)
         inherited = {**self._environment, PADDING_VARIABLE: padding}
+        request = self._resolver.request(configuration)
         if configuration == BARE:
-            request = self._watched(self._resolver.request(BARE))
-            return _Command(*bare_command(request, inherited, self._machine))
+            port = free_ports(1) if self._service else 0
+            request = at_ports(request, port)
+            run = self._watched(request.run)
+            bare = bare_command(request.program, run, inherited, self._machine)
+            return _Command(bare.plan, bare.environment, run, inherited, port)
         made = self._resolver.resolve(configuration).plan
-        return _Command(made._replace(request=self._watched(made.request)), inherited)
+        port = free_ports(made.count) if self._service else 0
+        request = at_ports(request, port)
+        return _Command(made, request.program, self._watched(request.run), inherited, port)
 
-    def _watched(self, request: Request) -> Request:
-        """The request with the options for observing and ending the run."""
-        return request._replace(
-            metric=self._metrics,
+    def _watched(self, run: RunRequest) -> RunRequest:
+        """`run` with the options for observing and ending it."""
+        metrics = self._metrics
+        if self._service is not None:  # its output is read for a line only
+            metrics = ("ready",) if self._service.awaited_line else ()
+        return run._replace(
+            metric=metrics,
             supervise=True,
             on_failure=OnFailure.STOP,
-            grace_s=min(GRACE_S, request.grace_s),
+            grace_s=min(GRACE_S, run.grace_s),
             timeout_s=None,
             log_dir=None,
             report=None,
@@ -230,20 +280,38 @@ class Runner:
         memory, meter = MemoryWatch(self._root), EnergyMeter(self._root)
         with Tail(copy_to=2 if self._show_output else None) as tail:
             started = time.monotonic()
-            with xlaunch.start(
-                command.plan,
-                environment=command.environment,
-                stdout=2 if self._show_output else subprocess.DEVNULL,
-                stderr=tail.writer,
-                mark=MARK if MARK in self._metrics else None,
-            ) as run:
+            mark = MARK if MARK in self._metrics else None
+            with confined(cpus_of_bare(command.plan, self._machine, self._kept_free)):
+                run = xlaunch.start(
+                    command.plan,
+                    command.program,
+                    command.run,
+                    environment=command.inherited,
+                    stdout=2 if self._show_output else subprocess.DEVNULL,
+                    stderr=tail.writer,
+                    mark=self._service.awaited_line if self._service else mark,
+                )
+            with run:
                 tail.given_away()
+                load: Load | None = None
+                if self._service is not None:
+                    deadline = None if limit_s is None else started + limit_s
+                    load = put_under_load(
+                        self._service,
+                        Running(run, command.plan, tail, meter, command.port, deadline),
+                        self._machine,
+                        self._environment,
+                        self._kept_free,
+                    )
+                    load = load._replace(said=tail.text())  # without what it says when it is ended
+                    run.end()
+                    limit_s = None
                 watched = watch(run, tail, meter, limit_s=limit_s, race=race)
                 joules = meter.joules()
                 try:
                     report = run.report()
                 except XLaunchError as error:
-                    if watched.ended_as is None:
+                    if watched.ended_as is None and not (load and load.problem):
                         raise
                     # It was ended before it could report.
                     report = Report(125, str(error), time.monotonic() - started, 0, (), (), ())
@@ -251,12 +319,14 @@ class Runner:
         notes = tuple(text for text in report.warnings if text not in command.plan.warnings)
         shared = [text for text in notes if kind_of(text) is WarningKind.SHARED_CPUS]
         launch = launch._replace(
-            secondary=_secondary(report, joules),
+            secondary=secondary_of(report, joules),
             exit_code=report.exit_code if report.instances else None,
             shared_cpus=tuple(shared),
         )
         notes = tuple(text for text in notes if text not in shared)
-        failure = _failure(report, watched, memory, said)
+        if load is not None:
+            return self._measured_load(launch, load, report, memory, notes)
+        failure = failure_of(report, watched, memory, said)
         is_timeout = watched.ended_as is Outcome.TIMED_OUT and limit_s == self._timeout_s
         if is_timeout and limit_s is not None:
             until_s = started + limit_s - watched.began
@@ -335,7 +405,7 @@ class Runner:
         objective = self._objective
         announced = self._announced(watched)
         series = (*series_of(report), *announced.series)
-        summaries = self._summarise(report, announced, window or Window())
+        summaries = summaries_of_run(report, announced, objective, window or Window())
         name = self._metric_name(announced.announcements)
         seen, unmet = check(objective.requirements, summaries, launch.secondary)
         launch = launch._replace(
@@ -344,106 +414,82 @@ class Runner:
         # Replaced by a note for each metric below.
         notes = [text for text in known if kind_of(text) is not WarningKind.UNSEEN_METRIC]
         notes += [*announced.notes, *unmet]
-        if name == WALL:
-            value, steadiness = launch.secondary.wall_s, Steadiness.TOO_FEW
-        elif name in summaries:
-            value, steadiness = summaries[name].value, summaries[name].steadiness
-            notes = [*summaries[name].notes, *notes]
-        else:
-            reason = _describe_unseen(objective.metric, report)
+        if name != WALL and name not in summaries:
+            reason = describe_unseen(objective.metric, report)
             return launch._replace(
                 outcome=Outcome.NO_METRIC, stderr_tail=said, notes=(reason, *dict.fromkeys(notes))
             )
+        return self._concluded(launch, summaries, name, notes)
+
+    def _concluded(
+        self,
+        launch: Launch,
+        summaries: Mapping[str, Summary],
+        name: str,
+        notes: Sequence[str],
+    ) -> Launch:
+        """The launch with its value. `name`: of the objective's metric."""
+        value, steadiness, told = launch.secondary.wall_s, Steadiness.TOO_FEW, list[str]()
+        if name != WALL:
+            value, steadiness = summaries[name].value, summaries[name].steadiness
+            told += summaries[name].notes
+        told += notes
         for other, summary in summaries.items():
             if other != name:
-                notes += [f"{other}: {note}" for note in summary.notes]
-        unseen = [text for text in self._metrics if text != MARK and name_of(text) not in summaries]
-        notes += [f"{text}: it was not printed" for text in unseen]
+                told += [f"{other}: {note}" for note in summary.notes]
+        told += [
+            f"{text}: it was not printed"
+            for text in self._metrics
+            if text != MARK and name_of(text) not in (*summaries, *self._implied)
+        ]
         return launch._replace(
             outcome=Outcome.MEASURED,
             value=value,
             steadiness=steadiness,
-            notes=tuple(dict.fromkeys(notes)),
+            notes=tuple(dict.fromkeys(told)),
         )
 
-    def _summarise(
-        self, report: Report, announced: Announced, window: Window
-    ) -> dict[str, Summary]:
-        """Every metric with values in the window, by name."""
-        objective, found = self._objective, dict[str, Summary]()
-        better = objective.goal is Goal.MAXIMIZE
-        by_metric: dict[str, list[Series]] = {}
-        for series in (*series_of(report), *announced.series):
-            by_metric.setdefault(series.metric, []).append(series)
-        for total in report.metrics:
-            summary = summarise(
-                total.name,
-                by_metric.get(total.name, ()),
-                kind=Kind(total.kind),
-                unit=total.unit,
-                window=window_of(total).within(window),
-                larger_is_better=better if total.name == name_of(objective.metric) else None,
-                known=total.notes,
-            )
-            if summary is not None:
-                found[total.name] = summary
-        for one in announced.announcements:
-            summary = summarise(
-                one.metric,
-                by_metric[one.metric],
-                window=window,
-                larger_is_better=one.higher_is_better,
-            )
-            if summary is not None:
-                found[one.metric] = summary
-        return found
+    # A service.
 
+    @property
+    def _implied(self) -> tuple[str, ...]:
+        """The metrics that nobody asked for."""
+        return () if self._service is None else (LATENCY,)
 
-def _secondary(report: Report, joules: float | None) -> Secondary:
-    instances = report.instances
-    peaks = [one.peak_rss_bytes for one in instances]
-    return Secondary(
-        # Without the launcher's own start and end.
-        wall_s=max([one.wall_s for one in instances], default=report.wall_s),
-        cpu_s=_total(one.cpu_s for one in instances),
-        peak_rss_bytes=None if None in peaks or not peaks else sum(filter(None, peaks)),
-        minor_faults=_to_int(_total(one.minor_faults for one in instances)),
-        major_faults=_to_int(_total(one.major_faults for one in instances)),
-        energy_j=joules,
-    )
+    def _measured_load(
+        self,
+        launch: Launch,
+        load: Load,
+        report: Report,
+        memory: MemoryWatch,
+        known: Sequence[str],
+    ) -> Launch:
+        """The measurement of a service by what its generators printed."""
+        objective = self._objective
+        notes = [text for text in known if kind_of(text) is not WarningKind.UNSEEN_METRIC]
+        if not load.service_ended:
+            launch = launch._replace(exit_code=None)
+        if load.problem:
+            outcome, reason = load.outcome, load.problem
+            unwatched = Watched(0.0, (), None, "")
+            if load.service_ended and (ended := failure_of(report, unwatched, memory, load.said)):
+                outcome, reason = ended[0], f"{reason}: {ended[1]}"
+            return launch._replace(outcome=outcome, stderr_tail=load.said, notes=(reason, *notes))
+        summaries, name = summaries_of(load.outputs, self._metrics), name_of(objective.metric)
+        seen, unmet = check(objective.requirements, summaries, launch.secondary)
+        launch = launch._replace(
+            series=tuple([Series(0, n, (0.0,), (one.value,)) for n, one in summaries.items()]),
+            requirements=seen,
+            metrics=tuple(_others(summaries, name)),
+        )
+        if name not in summaries:
+            lines = [line.strip() for line in load.outputs[0].splitlines() if line.strip()]
+            reason = f"the generator printed no {objective.metric!r}; its last lines:"
+            reason = f"{reason} {' | '.join(lines[-MAX_LINES_TOLD:]) or 'none'}"
+            return launch._replace(outcome=Outcome.NO_METRIC, notes=(reason, *notes))
+        return self._concluded(launch, summaries, name, (*notes, *unmet))
 
-
-def _total(values: Iterable[float | None]) -> float | None:
-    """The sum; None if a value is unknown or there are none."""
-    found = list(values)
-    known = [value for value in found if value is not None]
-    return sum(known) if known and len(known) == len(found) else None
-
-
-def _to_int(value: float | None) -> int | None:
-    return None if value is None else int(value)
-
-
-def _failure(
-    report: Report, watched: Watched, memory: MemoryWatch, said: str
-) -> tuple[Outcome, str] | None:
-    """The outcome of a failed launch, and why; None if it succeeded."""
-    if watched.ended_as is not None:
-        return watched.ended_as, watched.reason
-    # An instance that the system had no process for is not in the report.
-    if sum(one.started for one in report.instances) < report.count:
-        return Outcome.NOT_STARTED, f"{report.reason}: {_last_line(said)}"
-    if report.exit_code == 0:
-        return None
-    killed = any(map(_was_killed, report.instances))
-    why = memory.explain(killed=killed, stderr=said)
-    if why is not None:
-        return Outcome.OUT_OF_MEMORY, f"{report.reason}: {why}"
-    return Outcome.CRASHED, report.reason
-
-
-def _was_killed(instance: InstanceReport) -> bool:
-    return instance.signal == "SIGKILL" or instance.exit_code == KILLED
+    # All metrics.
 
 
 def _others(summaries: Mapping[str, Summary], objective: str) -> Iterable[tuple[str, float]]:
@@ -454,19 +500,3 @@ def _others(summaries: Mapping[str, Summary], objective: str) -> Iterable[tuple[
         if summary.kind is Kind.TIME and summary.count > 1:
             spread = (("mean", summary.mean), ("p90", summary.p90), ("p99", summary.p99))
             yield from ((f"{name} {label}", value) for label, value in spread if value is not None)
-
-
-def _describe_unseen(metric: str, report: Report) -> str:
-    """Explain that a metric was not printed, with the lines that were."""
-    if metric.startswith(MARK):
-        wanted = f"no value was announced by {metric!r} with a number on the next line"
-    else:
-        wanted = f"no value of {metric!r} was found"
-    if not report.lines_seen:
-        return f"{wanted}; nothing with a number was printed or reported"
-    return f"{wanted}; the last lines with numbers: {' | '.join(report.lines_seen)}"
-
-
-def _last_line(text: str) -> str:
-    lines = text.splitlines()
-    return lines[-1] if lines else "it printed nothing"

@@ -19,8 +19,9 @@ from typing import NamedTuple
 from xlaunch.metrics.collector import MIN_FOR_P99, MetricTotal, durations, percentile
 from xlaunch.metrics.metric_lines import SECONDS_PER_UNIT, Kind, kind_of, parse_metric
 from xlaunch.report import Report
-from xtune.launches.announcements import MARK
+from xtune.launches.announcements import MARK, Announced
 from xtune.launches.launch import Series, Steadiness
+from xtune.launches.objectives import Goal, Objective
 from xtune.launches.steadiness import Judgement, judge
 
 INSTANCES_NAMED = 3
@@ -107,6 +108,39 @@ def series_of(report: Report) -> tuple[Series, ...]:
         for one in report.series
         if one.values
     )
+
+
+def summaries_of_run(
+    report: Report, announced: Announced, objective: Objective, window: Window
+) -> dict[str, Summary]:
+    """Every metric with values in the window, by name."""
+    found = dict[str, Summary]()
+    better = objective.goal is Goal.MAXIMIZE
+    by_metric: dict[str, list[Series]] = {}
+    for series in (*series_of(report), *announced.series):
+        by_metric.setdefault(series.metric, []).append(series)
+    for total in report.metrics:
+        summary = summarise(
+            total.name,
+            by_metric.get(total.name, ()),
+            kind=Kind(total.kind),
+            unit=total.unit,
+            window=window_of(total).within(window),
+            larger_is_better=better if total.name == name_of(objective.metric) else None,
+            known=total.notes,
+        )
+        if summary is not None:
+            found[total.name] = summary
+    for one in announced.announcements:
+        summary = summarise(
+            one.metric,
+            by_metric[one.metric],
+            window=window,
+            larger_is_better=one.higher_is_better,
+        )
+        if summary is not None:
+            found[one.metric] = summary
+    return found
 
 
 def summarise(

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from xlaunch.metrics.live import LiveLine, LiveStart, LiveValue
 from xlaunch.metrics.metric_lines import Kind
-from xlaunch.supervision.client import RunningLaunch
+from xlaunch.supervision.keeper_client import RunningLaunch
 from xlaunch.text import number
 from xtune.launches.cuts import may_be_cut, surely_worse
 from xtune.launches.energy import MAX_PAUSE_S, EnergyMeter

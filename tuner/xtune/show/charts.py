@@ -17,13 +17,13 @@ from xlaunch.text import number
 from xtune.evidence.fronts import front_of
 from xtune.evidence.importance import Importance
 from xtune.evidence.pareto import Estimate, Place
-from xtune.evidence.ratios import RatioInterval
 from xtune.launches.launch import Launch, Outcome
 from xtune.launches.objectives import WALL
 from xtune.launches.summaries import name_of
 from xtune.search.records import Record, Stage
 from xtune.show.quantities import objective_quantity, percent, quantity_of, ratios
 from xtune.show.results import Result
+from xtune.show.text import describe_interval
 from xtune.show.words import STAGES, settings_of
 from xtune.space.parameters import BARE, Configuration, Parameter
 
@@ -110,62 +110,48 @@ def shortened(value: str, limit: int = 18) -> str:
 def ratio_chart(result: Result) -> Chart | None:
     """The finalists' ratios with their confidence intervals."""
     intervals = {row.contender.configuration: row.interval for row in result.verdict.standings}
-    rows = [
-        (one.name, interval)
-        for one in result.contestants
-        if (interval := intervals.get(one.configuration)) is not None
-    ]
-    if not rows:
-        return None
-    bounded = [one for _, one in rows if one.low > 0.0]
-    ends = [1.0, *(one.estimate for _, one in rows)]
-    ends += [end for one in bounded for end in (one.low, one.high)]
+    named = [(name, intervals.get(one)) for one, name in result.contestants.items()]
+    rows = [(name, one, describe_interval(one)) for name, one in named if one is not None]
     trace = _points(
-        [interval.estimate for _, interval in rows],
-        [name for name, _ in rows],
-        [f"{name}: {' '.join(_interval(interval))}" for name, interval in rows],
+        [(one.estimate, name, f"{name}: {ratios(one.estimate)[0]}, {shown}") for name, one, shown in rows],
         marker={"size": 11, "color": ORANGE},
-        error_x=_bars([Estimate(one.estimate, one.low, one.high) for _, one in rows]),
-    )
+        error_x=_bars([Estimate(one.estimate, one.low, one.high) for _, one, _ in rows]),
+    )  # fmt: skip
+    ends = [1.0, *(end for _, one, _ in rows for end in (one.low or one.estimate, one.high))]
     layout = _layout(
         110 + 34 * len(rows),
-        xaxis=_axis("times as good as the bare command", ends),
-        yaxis={"type": "category", "autorange": "reversed"},
+        _axis("times as good as the bare command", ends),
+        {"type": "category", "autorange": "reversed"},
         shapes=[_line_at_one("x")],
     )
-    return Chart("The ratio of each finalist with its interval", [trace], layout)
+    return Chart("The ratio of each finalist with its interval", [trace], layout) if rows else None
 
 
 def pair_chart(result: Result) -> Chart | None:
     """The ratio of each pair of launches in the final, block by block."""
-    contestants = {one.configuration: one.name for one in result.contestants}
+    contestants = result.contestants
     colours = dict(zip(contestants, CONTESTANT_COLOURS, strict=False))
     data, seen = [], [1.0]
     for row in result.verdict.standings:
-        configuration = row.contender.configuration
+        name = contestants.get(row.contender.configuration)
         logs = enumerate(row.contender.log_ratios, start=1)
-        pairs = {block: math.exp(log) for block, log in logs if log is not None}
-        if configuration not in contestants or not pairs:
+        pairs = [(block, math.exp(log)) for block, log in logs if log is not None]
+        if name is None or not pairs:
             continue
-        name = contestants[configuration]
-        seen += pairs.values()
+        seen += [ratio for _, ratio in pairs]
+        colour = colours[row.contender.configuration]
         data.append(
             _points(
-                list(pairs),
-                list(pairs.values()),
-                [f"{name}, block {at}: {ratios(value)[0]}" for at, value in pairs.items()],
+                [(at, one, f"{name}, block {at}: {ratios(one)[0]}") for at, one in pairs],
                 name=name,
                 mode="lines+markers",
-                line={"color": colours[configuration], "width": 1, "dash": "dot"},
+                line={"color": colour, "width": 1, "dash": "dot"},
                 marker={"size": 9},
             )
         )
-    layout = _layout(
-        320,
-        xaxis={"title": {"text": "block of the final"}, "dtick": 1},
-        yaxis=_axis("times the bare command", seen),
-        shapes=[_line_at_one("y")],
-    )
+    blocks = {"title": {"text": "block of the final"}, "dtick": 1}
+    axis = _axis("times the bare command", seen)
+    layout = _layout(320, blocks, axis, shapes=[_line_at_one("y")])
     label = "The ratio of each finalist to the bare command, block by block"
     return Chart(label, data, layout) if data else None
 
@@ -173,29 +159,22 @@ def pair_chart(result: Result) -> Chart | None:
 def distribution_chart(result: Result) -> Chart:
     """The values of each contestant's launches."""
     quantity = objective_quantity(result.objective)
-    names = {one.configuration: one.name for one in result.contestants}
-    rows = [
-        (at, names[launch.configuration], record.step.stage is Stage.FINAL, launch.value)
-        for at, record in enumerate(result.records, start=1)
-        if (launch := record.launch) is not None
-        and launch.configuration in names
-        and launch.value is not None
+    names = result.contestants
+    rows: dict[bool, list[tuple[str, float, str]]] = {False: [], True: []}
+    for at, record in enumerate(result.records, start=1):
+        name = names.get(record.step.configuration)
+        if record.launch is not None and record.launch.value is not None and name is not None:
+            shown = text(f"launch {at}: {quantity.of(record.launch.value)}")
+            row = name, record.launch.value, shown
+            rows[record.step.stage is Stage.FINAL].append(row)
+    box = {"type": "box", "boxpoints": "all", "jitter": 0.4, "pointpos": 0, "line": {"width": 1}}
+    data = [
+        _points(rows[in_final], name=name, marker={"color": colour, "size": 7}, **box)
+        for name, in_final, colour in (("before the final", False, GREY), ("final", True, ORANGE))
+        if rows[in_final]
     ]
-    data = []
-    for name, in_final, colour in (("before the final", False, GREY), ("final", True, ORANGE)):
-        mine = [row for row in rows if row[2] is in_final]
-        trace = _points(
-            [row[1] for row in mine],
-            [row[3] for row in mine],
-            [text(f"launch {at}: {quantity.of(value)}") for at, _, _, value in mine],
-            name=name,
-            marker={"color": colour, "size": 7},
-            line={"width": 1},
-        )
-        box = {"type": "box", "boxpoints": "all", "jitter": 0.4, "pointpos": 0}
-        data += [trace | box] if mine else []
-    axis = _axis(quantity.axis, [row[3] for row in rows])
-    layout = _layout(360, boxmode="group", xaxis={"type": "category"}, yaxis=axis)
+    axis = _axis(quantity.axis, [value for some in rows.values() for _, value, _ in some])
+    layout = _layout(360, {"type": "category"}, axis, boxmode="group")
     return Chart(f"The launches of each contestant; {quantity.better}", data, layout)
 
 
@@ -205,7 +184,8 @@ def sample_chart(result: Result) -> Chart | None:
         return None
     quantity, name = objective_quantity(result.objective), name_of(result.objective.metric)
     contestants = result.contestants
-    places = {one.configuration: place for place, one in enumerate(contestants)}
+    places = {configuration: place for place, configuration in enumerate(contestants)}
+    names = list(contestants.values())
     rows = [
         (places[launch.configuration], at, values)
         for at, launch in enumerate(result.launches, start=1)
@@ -223,7 +203,7 @@ def sample_chart(result: Result) -> Chart | None:
         quartiles = [statistics.quantiles(values, method="inclusive") for _, _, values in mine]
         trace = {
             "type": "box",
-            "x": [f"{contestants[place].name}<br>{at}" for _, at, _ in mine],
+            "x": [f"{names[place]}<br>{at}" for _, at, _ in mine],
             "lowerfence": [min(values) for _, _, values in mine],
             "upperfence": [max(values) for _, _, values in mine],
             "line": {"color": CONTESTANT_COLOURS[place], "width": 1},
@@ -232,11 +212,9 @@ def sample_chart(result: Result) -> Chart | None:
         data.append(
             trace | {k: [q[n] for q in quartiles] for n, k in enumerate(("q1", "median", "q3"))}
         )
-    layout = _layout(
-        360,
-        xaxis={"title": {"text": "launch"}, "type": "category", "tickangle": 0},
-        yaxis=_axis(quantity.axis, [value for _, _, values in rows for value in values]),
-    )
+    axis = {"title": {"text": "launch"}, "type": "category", "tickangle": 0}
+    seen = [value for _, _, values in rows for value in values]
+    layout = _layout(360, axis, _axis(quantity.axis, seen))
     label = "The raw samples of each launch: median, quartiles and extremes"
     return Chart(label, data, layout, min(1800, 110 + 34 * len(rows))) if rows else None
 
@@ -244,39 +222,23 @@ def sample_chart(result: Result) -> Chart | None:
 def history_chart(result: Result) -> Chart:
     """Every launch in order, and the best value so far."""
     quantity = objective_quantity(result.objective)
-    groups: dict[tuple[str, str, str], list[tuple[int, float | None, str]]] = {}
+    groups: dict[tuple[str, str, str, bool], list[tuple[int, float, str]]] = {}
     for at, record in enumerate(result.records, start=1):
         assert record.launch is not None
-        row = at, record.launch.value, _history_hover(result, at, record, record.launch)
-        groups.setdefault(_look(record.step.stage, record.launch), []).append(row)
-    best = [(at, value) for at, value in enumerate(result.best_so_far, 1) if value is not None]
-    trace = _points(
-        [at for at, _ in best],
-        [value for _, value in best],
-        name="best so far",
-        mode="lines",
-        line={"color": GREY, "width": 1.5, "shape": "hv"},
-    )
-    data = [trace | {"hoverinfo": "skip"}]
-    for (name, symbol, colour), rows in groups.items():
-        has_value = rows[0][1] is not None
-        data.append(
-            _points(
-                [row[0] for row in rows],
-                [row[1] if has_value else 0.5 for row in rows],
-                [row[2] for row in rows],
-                yaxis="y" if has_value else "y2",
-                name=name,
-                marker={"symbol": symbol, "color": colour, "size": 9},
-            )
-        )
+        value = record.launch.value
+        row = at, 0.5 if value is None else value, _history_hover(result, at, record, record.launch)
+        look = _look(record.step.stage, record.launch)
+        groups.setdefault((*look, value is None), []).append(row)
+    best = [(at, one, "") for at, one in enumerate(result.best_so_far, 1) if one is not None]
+    line = {"color": GREY, "width": 1.5, "shape": "hv"}
+    data = [_points(best, name="best so far", mode="lines", line=line, hoverinfo="skip")]
+    for (name, symbol, colour, is_strip), rows in groups.items():
+        marker = {"symbol": symbol, "color": colour, "size": 9}
+        data.append(_points(rows, name=name, yaxis="y2" if is_strip else "y", marker=marker))
     xaxis: dict[str, Any] = {"title": {"text": "launch"}, "rangemode": "tozero"}
-    layout = _layout(
-        430,
-        xaxis=xaxis,
-        yaxis=_axis(quantity.axis, [launch.value for launch in result.launches]),
-    )
-    if any(launch.value is None for launch in result.launches):
+    seen = [launch.value for launch in result.launches]
+    layout = _layout(430, xaxis, _axis(quantity.axis, seen))
+    if None in seen:
         strip = {"showgrid": False, "zeroline": False, "tickvals": [0.5], "ticktext": ["no value"]}
         xaxis["anchor"] = "y2"
         layout["yaxis"]["domain"] = [0.1, 1]
@@ -316,18 +278,15 @@ def configuration_chart(result: Result, ranking: Sequence[str]) -> Chart | None:
             "ticktext": [" to ".join(both) for both in ends],
         }
     )
+    colours = [[0.0, ORANGE], [1.0, "#c9cdd2"]]
     trace = {
         "type": "parcats",
         "dimensions": dimensions,
-        "line": {
-            "color": bands,
-            "colorscale": [[0.0, ORANGE], [1.0, "#c9cdd2"]],
-            "shape": "hspline",
-        },
+        "line": {"color": bands, "colorscale": colours, "shape": "hspline"},
         "hoveron": "color",
         "hoverinfo": "count",
     }
-    layout = _layout(460, margin={"l": 60, "r": 150, "t": 40, "b": 20})
+    layout = _layout(460, {}, {}, margin={"l": 60, "r": 150, "t": 40, "b": 20})
     label = "The configurations from setting to setting to their median"
     return Chart(label, [trace], layout, 200 + 110 * len(dimensions))
 
@@ -338,24 +297,19 @@ def importance_chart(importance: Importance) -> Chart | None:
     data = []
     for name, colour, matters in (("matters", ORANGE, True), ("may be chance", GREY, False)):
         mine = [row for row in rows if row.matters is matters]
-        shares = [(row.share, row.share_low, row.share_high) for row in mine]
-        trace = _points(
-            [row.share for row in mine],
-            [text(row.name) for row in mine],
-            [text(f"{row.name}: {'{}, {} to {}'.format(*map(percent, some))}") for row, some in zip(mine, shares, strict=True)],
-            name=name,
-            marker={"color": colour},
-            error_x=_bars([Estimate(*some) for some in shares]),
-        )  # fmt: skip
-        data += [trace | {"type": "bar", "orientation": "h"}] if mine else []
+        shares = [Estimate(row.share, row.share_low, row.share_high) for row in mine]
+        points = [
+            (share.value, text(row.name), text("{}: {}, {} to {}".format(row.name, *map(percent, share))))
+            for row, share in zip(mine, shares, strict=True)
+        ]  # fmt: skip
+        bar = {"type": "bar", "orientation": "h", "marker": {"color": colour}}
+        data += [_points(points, name=name, error_x=_bars(shares), **bar)] if mine else []
     names = [text(row.name) for row in rows]
+    title = {"text": "share of the differences between configurations"}
     layout = _layout(
         130 + 34 * len(rows),
-        xaxis={
-            "title": {"text": "share of the differences between configurations"},
-            "tickformat": ".0%",
-        },
-        yaxis={"type": "category", "autorange": "reversed", "categoryarray": names},
+        {"title": title, "tickformat": ".0%"},
+        {"type": "category", "autorange": "reversed", "categoryarray": names},
     )
     label = "The share of the differences that each setting explains"
     return Chart(label, data, layout) if rows else None
@@ -375,47 +329,41 @@ def front_chart(result: Result) -> Chart | None:
         (Place.FRONT, "front", "diamond", ORANGE),
     ):
         rows = [point for point in points if point.place is place]
-        hover = [
-            text(
-                f"{first.of(row.first.value)}, {other.of(row.other.value)}",
-                *settings_of(row.configuration, result.space),
-            )
-            for row in rows
-        ]
+        told = [f"{first.of(row.first.value)}, {other.of(row.other.value)}" for row in rows]
         trace = _points(
-            [row.first.value for row in rows],
-            [row.other.value for row in rows],
-            hover,
+            [
+                (row.first.value, row.other.value, text(both, *settings_of(row.configuration, result.space)))
+                for row, both in zip(rows, told, strict=True)
+            ],
             name=name,
             mode="lines+markers" if place is Place.FRONT else "markers",
             line={"width": 1, "dash": "dot"},
             marker={"symbol": symbol, "color": colour, "size": 10},
             error_x=_bars([row.first for row in rows]),
             error_y=_bars([row.other for row in rows]),
-        )
+        )  # fmt: skip
         data += [trace] if rows else []
     layout = _layout(
         400,
-        xaxis=_axis(f"{first.axis}, {first.better}", [row.first.value for row in points]),
-        yaxis=_axis(f"{other.axis}, {other.better}", [row.other.value for row in points]),
+        _axis(f"{first.axis}, {first.better}", [row.first.value for row in points]),
+        _axis(f"{other.axis}, {other.better}", [row.other.value for row in points]),
     )
     return Chart("The configurations by both goals", data, layout) if data else None
 
 
-def _points(
-    x: Sequence[Any], y: Sequence[Any], hover: Sequence[str] = (), **style: Any
-) -> dict[str, Any]:
-    """A trace of points with a text for each."""
-    trace = {"type": "scatter", "mode": "markers", "hoverinfo": "text", "hovertext": list(hover)}
-    return {**trace, "x": list(x), "y": list(y), **style}
+def _points(rows: Sequence[tuple[Any, Any, str]], **style: Any) -> dict[str, Any]:
+    """A trace of points: x, y, and the text that is shown when pointing at it."""
+    x, y, hover = ([row[at] for row in rows] for at in range(3))
+    trace = {"type": "scatter", "mode": "markers", "hoverinfo": "text", "hovertext": hover}
+    return {**trace, "x": x, "y": y, **style}
 
 
-def _layout(height: int, **more: Any) -> dict[str, Any]:
+def _layout(height: int, xaxis: Any, yaxis: Any, **more: Any) -> dict[str, Any]:
     """A layout with the legend above the chart."""
     legend = {"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0}
     margin = {"l": 60, "r": 16, "t": 36, "b": 48}
     common = {"hovermode": "closest", "legend": legend, "margin": margin, "height": height}
-    return common | more
+    return {**common, "xaxis": xaxis, "yaxis": yaxis, **more}
 
 
 def _axis(title: str, values: Iterable[float | None]) -> dict[str, Any]:
@@ -439,14 +387,6 @@ def _line_at_one(axis: str) -> dict[str, Any]:
     place = {f"{axis}0": 1.0, f"{axis}1": 1.0, f"{other}0": 0, f"{other}1": 1}
     line = {"width": 1, "color": GREY, "dash": "dash"}
     return {"type": "line", f"{other}ref": f"{other} domain", "line": line, **place}
-
-
-def _interval(interval: RatioInterval) -> list[str]:
-    """**Ex.:** ``["1.05,", "1.01", "to", "1.09"]``; without bounds for too few pairs."""
-    if not interval.low > 0.0:
-        return ratios(interval.estimate)
-    estimate, low, high = ratios(interval.estimate, interval.low, interval.high)
-    return [f"{estimate},", low, "to", high]
 
 
 def _plain(value: Any) -> Any:

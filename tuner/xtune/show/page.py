@@ -11,17 +11,14 @@ import base64
 import hashlib
 import os
 import shlex
-from collections.abc import Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from xlaunch import text as words
-from xlaunch.cli.machine_drawing import draw_machine
-from xlaunch.environment.variables import Setting
 from xlaunch.errors import UsageError, XLaunchError
 from xlaunch.machine.cpu_list import format_cpu_list
-from xlaunch.planning.plans import Plan
+from xlaunch.planning.drawing import draw_machine
 from xlaunch.planning.rendering import numactl_line, render_plan
+from xlaunch.text import number
 from xtune.evidence.fronts import front_of
 from xtune.evidence.pareto import Place
 from xtune.evidence.verdicts import Kind, Standing
@@ -46,25 +43,16 @@ WHERE = {
 
 GROUPS = {TUNER: "Tuner", PROGRAM: "Program", SYSTEM: "System"}
 
-FILTERS = (
-    quantities.counted,
-    quantities.duration,
-    quantities.launches,
-    words.number,
-    quantities.percent,
-    quantities.size,
-    quantities.spans,
-)
-
-
-class Placement(NamedTuple):
-    """How the winner is started, and where it runs."""
-
-    plan: Plan
-    settings: Sequence[Setting]
-    """Of the first instance; those of the others differ in index, CPUs and file names."""
-    drawing: str
-    words: str
+FILTERS = {
+    "all_ratios": lambda values: quantities.ratios(*values),
+    "counted": quantities.counted,
+    "duration": quantities.duration,
+    "launches": quantities.launches,
+    "number": number,
+    "percent": quantities.percent,
+    "size": quantities.size,
+    "spans": quantities.spans,
+}
 
 
 def require_libraries() -> str:
@@ -121,7 +109,6 @@ def render_page(result: Result, plotly: str) -> str:
         importance=importance,
         interval_of=lambda interval: describe_interval(interval, "\N{MULTIPLICATION SIGN}"),
         json_value=lambda value: "null" if finite(value) is None else repr(value),
-        names={one.configuration: one.name for one in result.contestants},
         numactl_line=numactl_line,
         other=None if second is None else quantities.quantity_of(second.metric, second.goal),
         period=_period(result),
@@ -167,8 +154,7 @@ def page_environment() -> Environment:
         undefined=jinja2.StrictUndefined,
     )
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
-    environment.filters |= {one.__name__: one for one in FILTERS}
-    environment.filters["all_ratios"] = lambda values: quantities.ratios(*values)
+    environment.filters |= FILTERS
     return environment
 
 
@@ -204,8 +190,8 @@ def _standing_word(result: Result, row: Standing) -> str:
     return "meets what the bare command breaks" if row.keeps_more else "no gain shown"
 
 
-def _placement(result: Result) -> Placement | str:
-    """How the winner runs, or the reason why it cannot."""
+def _placement(result: Result) -> dict[str, Any] | str:
+    """How the winner is started and where it runs, or the reason why it cannot."""
     shown, resolver = result.shown, result.resolver
     if shown == BARE:
         return (
@@ -214,15 +200,16 @@ def _placement(result: Result) -> Placement | str:
         )
     try:
         plan = resolver.resolve(shown).plan
-        settings = resolver.environment(shown).settings
+        # Those of other instances differ in index, CPUs and file names.
+        environment = resolver.environment(shown).settings[0]
     except XLaunchError as error:
         return f"It cannot run on this machine in its present state: {error}"
-    return Placement(
-        plan,
-        settings[0],
-        str(draw_machine(resolver.machine, plan)),
-        render_plan(plan, resolver.machine, explain=True),
-    )
+    return {
+        "plan": plan,
+        "environment": environment,
+        "drawing": str(draw_machine(resolver.machine, plan)),
+        "words": render_plan(plan, resolver.machine, explain=True),
+    }
 
 
 def _versions(result: Result) -> dict[str, dict[str, str]]:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from xlaunch import text
 from xlaunch.metrics.metric_lines import Kind
 from xlaunch.text import number
 from xtune.launches.announcements import MARK
@@ -20,9 +21,6 @@ NOTHING = "\N{EN DASH}"
 
 MAX_PLACES = 4
 """Decimal places of a ratio."""
-
-MIB = 1 << 20
-GIB = 1 << 30
 
 
 class Quantity(NamedTuple):
@@ -93,11 +91,7 @@ def percent(share: float) -> str:
 
 def size(size_bytes: float | None) -> str:
     """A size in memory. **Ex.:** ``512 MiB``, ``7.8 GiB``."""
-    if size_bytes is None:
-        return NOTHING
-    if size_bytes < GIB:
-        return f"{size_bytes / MIB:.0f} MiB"
-    return f"{size_bytes / GIB:,.1f} GiB"
+    return NOTHING if size_bytes is None else text.size(int(size_bytes))
 
 
 def duration(time_s: float) -> str:

@@ -41,22 +41,12 @@ PROMISING_ERRORS = 2.0
 """A lead of fewer standard errors is not called promising."""
 
 
-class Contestant(NamedTuple):
-    """A configuration with a short name for charts and tables."""
-
-    name: str
-    """``bare``, or a letter."""
-    configuration: Configuration
-
-
 class Failure(NamedTuple):
     """Launches with the same outcome, exit code and last line of standard error."""
 
-    outcome: Outcome
     numbers: tuple[int, ...]
-    """Numbers of the launches, from 1."""
-    configurations: tuple[Configuration, ...]
-    last: Launch
+    """Of the launches, from 1."""
+    launches: tuple[Launch, ...]
 
 
 class Lead(NamedTuple):
@@ -225,15 +215,17 @@ class Result(NamedTuple):
         return found
 
     @property
-    def contestants(self) -> tuple[Contestant, ...]:
-        """The bare command, then the finalists, best first; without a final the best launched."""
+    def contestants(self) -> dict[Configuration, str]:
+        """Names for charts and tables: ``bare``, then a letter for each finalist, best first.
+
+        Without a final, the letters are for the best that were launched.
+        """
         chosen = [row.contender.configuration for row in self.verdict.standings]
         if not chosen:
             met = [one for one in self.launches if self.objective.is_feasible(one)]
             chosen = list(dict.fromkeys(o.configuration for o in met if o.configuration != BARE))
             chosen.sort(key=lambda one: -self.objective.sign * (self.median(one) or 0.0))
-        names = ("bare", *"ABCDE"[:MAX_CONTESTANTS])
-        return tuple([Contestant(*one) for one in zip(names, (BARE, *chosen), strict=False)])
+        return {BARE: "bare"} | dict(zip(chosen, "ABCDE"[:MAX_CONTESTANTS], strict=False))
 
     @property
     def failures(self) -> tuple[Failure, ...]:
@@ -243,17 +235,7 @@ class Result(NamedTuple):
             if one.outcome not in (Outcome.MEASURED, Outcome.CUT):
                 said = one.stderr_tail.strip().rpartition("\n")[2]
                 groups.setdefault((one.outcome, one.exit_code, said), []).append((number, one))
-        return tuple(
-            [
-                Failure(
-                    key[0],
-                    tuple([number for number, _ in members]),
-                    tuple(dict.fromkeys(launch.configuration for _, launch in members)),
-                    members[-1][1],
-                )
-                for key, members in groups.items()
-            ]
-        )
+        return tuple([Failure(*zip(*members, strict=True)) for members in groups.values()])
 
     @property
     def final_plan(self) -> FinalPlan | None:

@@ -178,7 +178,7 @@ def _mattered(result: Result) -> Iterator[str]:
 def _failures(result: Result) -> Iterator[str]:
     failed: Counter[str] = Counter()
     for one in result.failures:
-        failed[one.outcome.value] += len(one.numbers)
+        failed[one.launches[0].outcome.value] += len(one.numbers)
     if failed:
         counts = ", ".join(f"{count} {outcome}" for outcome, count in failed.items())
         yield f"  failed launches: {counts} (xtune export has their standard error)"

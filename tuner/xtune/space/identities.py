@@ -149,16 +149,23 @@ def identify_program(request: Request) -> ProgramIdentity:
 
     The way it is launched does not count. A missing program is identified by its name alone.
     """
-    words = request.program
-    script = _file_of(request)
-    place = os.getcwd() if request.module else os.path.realpath(script)
-    command = _digest([request.module, words, sorted(request.env)])[:16]
-    return ProgramIdentity(command, place, "" if request.module else _content(script), words)
+    program = request.program
+    script = _file_of(program.words)
+    place = os.getcwd() if program.module else os.path.realpath(script)
+    command = _digest([program.module, program.words, sorted(program.env)])[:16]
+    content = "" if program.module else _content(script)
+    return ProgramIdentity(command, place, content, program.words)
 
 
-def _file_of(request: Request) -> str:
+def measured_by(program: ProgramIdentity, generator: str) -> ProgramIdentity:
+    """A service with the command of its load generator: another load is another program."""
+    words = (*program.words, f"measured by: {generator}")
+    return program._replace(command=_digest([program.command, generator])[:16], words=words)
+
+
+def _file_of(words: tuple[str, ...]) -> str:
     """The file that defines what runs: the script after an interpreter, else the program."""
-    name, *arguments = request.program or ("",)
+    name, *arguments = words or ("",)
     if _INTERPRETER.fullmatch(os.path.basename(name)):
         for word in arguments:
             if not word.startswith("-") and os.path.isfile(word):

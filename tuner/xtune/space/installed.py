@@ -12,12 +12,6 @@ from collections.abc import Iterator, Mapping
 from importlib import metadata
 
 from xlaunch.environment.program import resolve_program
-from xlaunch.environment.python_environment import (
-    interpreter_of,
-    prefix_of,
-    python_version,
-    site_directories,
-)
 from xlaunch.environment.variables import split_inherited
 from xlaunch.errors import XLaunchError
 from xlaunch.planning import Request
@@ -87,19 +81,13 @@ def _program_versions(request: Request) -> Iterator[tuple[str, str]]:
     """Versions of the program's interpreter and of its packages; empty without an interpreter."""
     inherited = split_inherited(os.environ).users_own
     try:
-        program = resolve_program(request, inherited)
+        program = resolve_program(request.program, inherited)
     except XLaunchError:
         return
-    interpreter = interpreter_of(program, inherited)
-    if interpreter is None:
+    if program.interpreter is None:
         return
-    prefix = prefix_of(interpreter)
-    version = python_version(prefix, interpreter)
-    if version is not None:
-        yield "Python", ".".join(map(str, version))
-    yield INTERPRETER, interpreter
-    directories = list(site_directories(prefix, interpreter))
-    for name in THEIRS:
-        for found in metadata.distributions(name=name, path=directories):
-            yield name, found.version
-            break
+    if program.installed.python is not None:
+        yield "Python", ".".join(map(str, program.installed.python))
+    yield INTERPRETER, program.interpreter
+    packages = program.installed.packages or {}
+    yield from [(name, packages[name]) for name in THEIRS if name in packages]

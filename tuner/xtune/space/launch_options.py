@@ -91,24 +91,24 @@ def option_name(name: str) -> str:
 def with_option(request: Request, name: str, value: Value) -> Request:
     """`request` with one of `OPTIONS` set to `value`. Raises `SpaceError` for an invalid value."""
     if name == SMT and isinstance(value, bool):
-        return request._replace(smt=value)
+        return request.replace(smt=value)
     try:
         if name == LAYOUT:
             return _with_layout(request, str(value))
         if name == OMP:
             return _with_openmp(request, str(value))
         if name == PLACE:
-            return request._replace(place=Place(value))
+            return request.replace(place=Place(value))
         if name == MEMORY:
-            return request._replace(mem_policy=MemoryPolicy(value))
+            return request.replace(mem_policy=MemoryPolicy(value))
         if name == THP:
-            return request._replace(thp=HugePages(value))
+            return request.replace(thp=HugePages(value))
     except ValueError as error:
         if isinstance(error, SpaceError):
             raise
         raise SpaceError(f"{name}={value}: there is no such value") from None
     if name == ALLOCATOR:
-        return request._replace(allocator=str(value))
+        return request.replace(allocator=str(value))
     raise SpaceError(f"{name}={value!r}: xtune searches no such option of xlaunch")
 
 
@@ -116,26 +116,26 @@ def with_variable(request: Request, name: str, value: Value) -> Request:
     """`request` with an environment variable for every instance; `UNSET` leaves it unchanged."""
     if value == UNSET:
         return request
-    others = tuple([pair for pair in request.env if pair[0] != name])
-    return request._replace(env=(*others, (name, str(value))))
+    others = tuple([pair for pair in request.program.env if pair[0] != name])
+    return request.replace(env=(*others, (name, str(value))))
 
 
 def _with_layout(request: Request, text: str) -> Request:
     if text == ALL_CORES:
-        return request._replace(instances=1, ncores=MAX, mode=None)
+        return request.replace(instances=1, ncores=MAX, mode=None)
     if text == BY_NODE:
-        return request._replace(instances=None, ncores=None, mode=Mode.THROUGHPUT)
+        return request.replace(instances=None, ncores=None, mode=Mode.THROUGHPUT)
     layout = parse_layout(text)
-    return request._replace(instances=layout.instances, ncores=layout.ncores, mode=None)
+    return request.replace(instances=layout.instances, ncores=layout.ncores, mode=None)
 
 
 def _with_openmp(request: Request, text: str) -> Request:
     profile, plus, way = text.partition("+")
     if not plus:
-        return request._replace(omp=profile)
+        return request.replace(omp=profile)
     if way not in WAITING.get(profile, {}):
         raise SpaceError(
             f"omp={text}: write a profile, or one of {', '.join(WAITING)} with +{ACTIVE} or +{PASSIVE}"
         )
     name, value = WAITING[profile][way]
-    return with_variable(request._replace(omp=profile), name, value)
+    return with_variable(request.replace(omp=profile), name, value)

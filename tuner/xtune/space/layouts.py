@@ -41,20 +41,20 @@ def find_layouts(
     because several instances cannot be compared with one. Raises `UsageError` if nothing can be
     planned.
     """
-    whole = plan(with_option(request, "layout", ALL_CORES), machine)
+    whole = plan(with_option(request, "layout", ALL_CORES).layout, machine)
     pool = whole_cores(machine.topology, whole.allowed_cpus)
     budget = _budget(whole, len(pool), request)
     found = {_places(whole): Candidate(ALL_CORES, 1, whole.instances[0].ncores)}
     for layout in _pairs(machine, pool, budget, one_instance=one_instance):
         text = str(layout)
         try:
-            made = plan(with_option(request, "layout", text), machine)
+            made = plan(with_option(request, "layout", text).layout, machine)
         except UsageError:
             continue
         if not _starves(made):
             found.setdefault(_places(made), Candidate(text, *layout))
     if not one_instance:
-        made = plan(with_option(request, "layout", BY_NODE), machine)
+        made = plan(with_option(request, "layout", BY_NODE).layout, machine)
         smallest = min(instance.ncores for instance in made.instances)
         if not _starves(made):
             found.setdefault(_places(made), Candidate(BY_NODE, made.count, smallest))
@@ -73,7 +73,7 @@ def _starves(made: Plan) -> bool:
 
 def _budget(whole: Plan, pool: int, request: Request) -> int:
     """Cores that all instances together may use."""
-    cores = pool - request.reserve_cores if whole.bound else whole.instances[0].ncores
+    cores = pool - request.layout.reserve_cores if whole.bound else whole.instances[0].ncores
     quota = whole.cpu_quota
     return cores if quota is None else max(1, min(cores, int(quota)))
 

@@ -96,16 +96,16 @@ def make_space(
     names = {parameter.name for parameter in launch}
     if LAYOUT not in names:
         derived = [one for one in derived if one.parameter != LAYOUT]
-        whole = plan(request, machine)
+        whole = plan(request.layout, machine)
         derived.append(Derived(INSTANCES, "", (whole.count,)))
         derived.append(Derived(NCORES, "", (min(i.ncores for i in whole.instances),)))
     fixed: dict[str, Value] = {
-        SMT: request.smt,
-        PLACE: request.place.value,
-        ALLOCATOR: request.allocator,
-        OMP: request.omp,
-        MEMORY: request.mem_policy.value,
-        THP: request.thp.value,
+        SMT: request.layout.smt,
+        PLACE: request.layout.place.value,
+        ALLOCATOR: request.program.allocator,
+        OMP: request.program.omp,
+        MEMORY: request.layout.mem_policy.value,
+        THP: request.program.thp.value,
     }
     derived += [Derived(n, "", (value,)) for n, value in fixed.items() if n not in names]
     space = Space([*launch, *own], when, derived, words=WORDS)
@@ -127,11 +127,11 @@ class _Maker:
         asked = [
             f"--{name}"
             for name, value in (
-                ("instances", self._request.instances),
-                ("ncores", self._request.ncores),
-                ("mode", self._request.mode),
-                ("instance-index", self._request.instance_index),
-                ("oversubscribe", self._request.oversubscribe or None),
+                ("instances", self._request.layout.instances),
+                ("ncores", self._request.layout.ncores),
+                ("mode", self._request.layout.mode),
+                ("instance-index", self._request.layout.instance_index),
+                ("oversubscribe", self._request.layout.oversubscribe or None),
             )
             if value is not None
         ]
@@ -151,13 +151,13 @@ class _Maker:
             self._varied(
                 SMT,
                 (False, True),
-                fixed=self._request.smt,
+                fixed=self._request.layout.smt,
                 nothing="each core that may be used has one hardware thread",
             ),
             self._varied(
                 PLACE,
                 (Place.COMPACT.value, Place.SCATTER.value),
-                fixed=self._request.place is not Place.COMPACT,
+                fixed=self._request.layout.place is not Place.COMPACT,
                 nothing="no layout leaves a choice of cores",
             ),
             self._memory(),
@@ -187,11 +187,11 @@ class _Maker:
         return self._varied(
             MEMORY,
             (MemoryPolicy.AUTO.value, MemoryPolicy.INTERLEAVE.value),
-            fixed=self._request.mem_policy is not MemoryPolicy.AUTO,
+            fixed=self._request.layout.mem_policy is not MemoryPolicy.AUTO,
             nothing="every instance lies within one NUMA node",
             differs=lambda request: any(
                 len(instance.memory_nodes) > 1
-                for instance in plan(request, self._machine).instances
+                for instance in plan(request.layout, self._machine).instances
             ),
         )
 
@@ -212,7 +212,8 @@ class _Maker:
             other = with_option(layout, name, values[1])
             if differs is None:
                 found = (
-                    plan(other, self._machine).instances != plan(layout, self._machine).instances
+                    plan(other.layout, self._machine).instances
+                    != plan(layout.layout, self._machine).instances
                 )
             else:
                 found = differs(other)
@@ -235,9 +236,9 @@ def _offered(
 ) -> Iterable[Parameter]:
     """The parameters that depend on the program's environment."""
     for name, values, fixed in (
-        (ALLOCATOR, offers.allocators, request.allocator != "auto"),
-        (OMP, offers.runtimes, request.omp != "auto"),
-        (THP, offers.huge_pages, request.thp is not HugePages.AUTO),
+        (ALLOCATOR, offers.allocators, request.program.allocator != "auto"),
+        (OMP, offers.runtimes, request.program.omp != "auto"),
+        (THP, offers.huge_pages, request.program.thp is not HugePages.AUTO),
     ):
         if fixed:
             left_out.append(LeftOut(name, f"given: --{option_name(name)}"))

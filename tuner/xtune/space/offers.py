@@ -7,7 +7,6 @@ that give the same plan as an earlier value, are left out with the reason.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
@@ -19,7 +18,6 @@ from xlaunch.environment.openmp import program_runtime
 from xlaunch.environment.preload import VARIABLE as LD_PRELOAD
 from xlaunch.environment.preload import preloaded
 from xlaunch.environment.program import PYTHON_SUFFIXES, resolve_program
-from xlaunch.environment.python_environment import interpreter_of, prefix_of, site_directories
 from xlaunch.environment.variables import split_inherited
 from xlaunch.machine.topology import Machine
 from xlaunch.planning import Request
@@ -141,7 +139,7 @@ def read_offers(
     raises for a missing program or an impossible request.
     """
     inherited = split_inherited(environment).users_own
-    given = {**inherited, **dict(request.env)}
+    given = {**inherited, **dict(request.program.env)}
     program = _look_at(request, inherited)
     left_out: list[LeftOut] = []
     # Parameters in --env are still {name} here, which does not affect finding libraries.
@@ -157,14 +155,14 @@ def read_offers(
     preload = [entry for entry in preloaded(given.get(LD_PRELOAD)) if kind_of(entry) in ALLOCATORS]
     if preload:
         left_out.append(LeftOut(ALLOCATOR, f"LD_PRELOAD names {preload[0]}, which is kept"))
-    elif request.allocator == "auto":
+    elif request.program.allocator == "auto":
         allocators = kept(ALLOCATOR, ("auto", *ALLOCATOR_PROFILES))
     runtimes: tuple[str, ...] = ("auto",)
-    if request.omp == "auto":
+    if request.program.omp == "auto":
         waits = _waiting(given, quota=whole.cpu_quota, left_out=left_out)
         runtimes = kept(OMP, _runtimes(program, waits))
     huge_pages: tuple[str, ...] = ("auto",)
-    if request.thp is HugePages.AUTO:
+    if request.program.thp is HugePages.AUTO:
         mode = system_mode()
         huge_pages = huge_pages_to_try(mode, torch=program.torch)
         if len(huge_pages) > 1:
@@ -272,24 +270,21 @@ def _switches(
 
 
 def _look_at(request: Request, environment: Mapping[str, str]) -> _Program:
-    program = resolve_program(request, environment)
-    interpreter = interpreter_of(program, environment)
-    if interpreter is None:
+    program = resolve_program(request.program, environment)
+    if program.prefix is None:
         return _Program(torch=False, runtime=None, compiles=False)
-    prefix = prefix_of(interpreter)
-    sites = site_directories(prefix, interpreter)
     return _Program(
-        torch=any(os.path.isdir(os.path.join(site, "torch")) for site in sites),
-        runtime=program_runtime(prefix, interpreter),
+        torch=program.installed.has("torch"),
+        runtime=program_runtime(program.prefix, program.interpreter),
         compiles=any(_names_compile(word) for word in _scripts(request)),
     )
 
 
 def _scripts(request: Request) -> list[str]:
     """The script among the program's words."""
-    if request.module:
+    if request.program.module:
         return []
-    return [word for word in request.program if word.endswith(PYTHON_SUFFIXES[:2])][:1]
+    return [word for word in request.program.words if word.endswith(PYTHON_SUFFIXES[:2])][:1]
 
 
 def _names_compile(path: str) -> bool:

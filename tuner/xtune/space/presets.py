@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from xlaunch.cli import RESERVED
-from xlaunch.options.definitions import IN_FILES, Option
+from xlaunch.options.definitions import IN_FILES, RESERVED, Option
 from xlaunch.options.kinds import FLAG, VARIABLE
 from xlaunch.options.layers import field_of, shown
 from xlaunch.options.presets import preset_text
@@ -26,15 +25,15 @@ def command_of(request: Request, *, preset: str | None = None, isolated: bool = 
     isolated
         Make xlaunch ignore the option files of the project and the user.
     """
-    if request.instances == 1 and request.ncores is MAX:
-        request = request._replace(instances=None, ncores=None)  # the same in fewer words
+    if request.layout.instances == 1 and request.layout.ncores is MAX:
+        request = request.replace(instances=None, ncores=None)  # the same in fewer words
     words = ["xlaunch"]
     words += ["--isolated"] if isolated else []
     words += ["--preset", preset] if preset is not None else []
     for option, value in _changed(request):
         if preset is None or option.key in NAMING:
             words += _words(option, value)
-    program = list(request.program)
+    program = list(request.program.words)
     ambiguous = program[:1] and (program[0] in RESERVED or program[0].startswith("-"))
     return [*words, *(["--"] if ambiguous else []), *program]
 
@@ -53,20 +52,20 @@ def preset_of(request: Request, searched: Collection[str], *, use: str) -> str:
     values = {option.key: value for option, value in _changed(request)}
     for name in searched:
         if name == LAYOUT:
-            fields: tuple[str, ...] = ("mode",) if request.mode else ("instances", "ncores")
+            fields: tuple[str, ...] = ("mode",) if request.layout.mode else ("instances", "ncores")
         else:
             fields = (OPTION_KEYS.get(name, name),) if name in OPTIONS else ()
-        values |= {field: getattr(request, field) for field in fields}
+        values |= {field: request.options()[field] for field in fields}
     return preset_text({k: v for k, v in values.items() if k not in NAMING}, use=use)
 
 
 def _changed(request: Request) -> Iterator[tuple[Option, Any]]:
     """The options that are not at their defaults, in the order of xlaunch's help."""
-    defaults = Request()
+    values, defaults = request.options(), Request().options()
     for option in IN_FILES:
         field = field_of(option)
-        if field is not None and (value := getattr(request, field)) != getattr(defaults, field):
-            yield option, value
+        if field is not None and values[field] != defaults[field]:
+            yield option, values[field]
 
 
 def _words(option: Option, value: Any) -> list[str]:

@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 
 from xlaunch.environment import Environment, prepare_environment
 from xlaunch.environment.program import Program, resolve_program
+from xlaunch.environment.substitution import substitute
 from xlaunch.environment.variables import MEMORY, OPTION_PREFIX, OURS, split_inherited
 from xlaunch.errors import XLaunchError
 from xlaunch.machine.files import is_live
 from xlaunch.machine.topology import Machine
 from xlaunch.planning import MemoryPolicy, Plan, Request, plan
 from xlaunch.planning.plans import Instance
-from xlaunch.planning.request import HugePages
 from xtune.space.identities import inherited_by_program
 from xtune.space.launch_options import with_option, with_variable
 from xtune.space.parameters import BARE, Configuration, Where
@@ -116,7 +116,7 @@ class Resolver:
             self.space.complete(configuration)
         try:
             if configuration == BARE:
-                env = self.request(BARE).env
+                env = self.request(BARE).program.env
                 program = _program(self._bare_program())
                 return _digest({"bare": program, "env": env, "inherited": self._inherited})
             return self.resolve(configuration).plan_hash
@@ -134,9 +134,8 @@ class Resolver:
 
     def environment(self, configuration: Configuration) -> Environment:
         """The environment of the instances. Raises what `resolve` raises."""
-        return prepare_environment(
-            self.resolve(configuration).plan, self._environment, make_directories=False
-        )
+        found = self.resolve(configuration)
+        return self._prepare(found.plan, found.request)
 
     def command(self, configuration: Configuration, *, isolated: bool = False) -> list[str]:
         """The equivalent xlaunch command line; for `BARE` the program as it is executed.
@@ -150,7 +149,9 @@ class Resolver:
         from xtune.space.presets import command_of
 
         if configuration == BARE:
-            return list(self._bare_program().argv)
+            words = self._bare_program().argv
+            only = {"index": "0", "count": "1"}
+            return [substitute(w, only) if self._request.program.substitute else w for w in words]
         return command_of(self.request(configuration), isolated=isolated)
 
     def preset(self, configuration: Configuration, *, use: str = "best.toml") -> str:
@@ -173,15 +174,16 @@ class Resolver:
     def _resolve(self, complete: Configuration) -> Resolved | XLaunchError:
         try:
             request = self.request(complete)
-            made = plan(request, self.machine)
+            made = plan(request.layout, self.machine)
             share = made.memory_share_bytes
             rounded = None if share is None else _leading(share, MEMORY_BITS)
-            prepared = prepare_environment(
-                made._replace(memory_share_bytes=rounded), self._environment, make_directories=False
-            )
+            prepared = self._prepare(made._replace(memory_share_bytes=rounded), request)
         except XLaunchError as error:
             return error
         return Resolved(complete, request, made, self._identify(made, prepared))
+
+    def _prepare(self, made: Plan, request: Request) -> Environment:
+        return prepare_environment(made, request.program, self._environment, run=request.run)
 
     def _identify(self, made: Plan, prepared: Environment) -> str:
         instances = [
@@ -211,7 +213,7 @@ class Resolver:
                 "instances": instances,
                 "inherited": self._inherited,
                 "count": made.count,
-                "forbids_huge_pages": made.request.thp is HugePages.NEVER,
+                "forbids_huge_pages": prepared.forbids_huge_pages,
             }
         )
 
@@ -225,7 +227,7 @@ class Resolver:
         policy, nodes = instance.memory, instance.memory_nodes
         if policy is MemoryPolicy.NONE:
             return policy.value, ()
-        if made.request.mem_policy is MemoryPolicy.AUTO and self._policy_stays:
+        if made.layout.mem_policy is MemoryPolicy.AUTO and self._policy_stays:
             return "inherited", ()
         # Interleaving over a single node falls back to other nodes when it is full, as preferring
         # does (mm/mempolicy.c: only binding gives the allocator a mask).
@@ -234,7 +236,7 @@ class Resolver:
         return policy.value, nodes
 
     def _bare_program(self) -> Program:
-        return resolve_program(self.request(BARE), self._users_own)
+        return resolve_program(self.request(BARE).program, self._users_own)
 
 
 def _program(program: Program) -> dict[str, Any]:

@@ -60,14 +60,14 @@ def starting_point(
 def _with_preset(request: Request, path: str) -> Request:
     """`request` with the preset's options added; those of the request take precedence."""
     said = request_from(read_preset(path).values)
-    default = Request()
+    default, given = Request().options(), request.options()
     fields = {
-        name: getattr(said, name)
-        for name in Request._fields
-        if name not in (*NAMING, "program", "env")
-        and getattr(request, name) == getattr(default, name)
+        name: value
+        for name, value in said.options().items()
+        if name not in (*NAMING, "words", "env") and given[name] == default[name]
     }
-    return request._replace(**fields, env=tuple({**dict(said.env), **dict(request.env)}.items()))
+    env = {**dict(said.program.env), **dict(request.program.env)}
+    return request.replace(**fields, env=tuple(env.items()))
 
 
 def _value(parameter: Parameter, asked: Request, machine: Machine) -> Value | None:
@@ -75,10 +75,10 @@ def _value(parameter: Parameter, asked: Request, machine: Machine) -> Value | No
     if parameter.where is Where.PROGRAM:
         return None
     if parameter.where is Where.VARIABLE:
-        said = dict(asked.env).get(parameter.name, UNSET)
+        said = dict(asked.program.env).get(parameter.name, UNSET)
         return next((value for value in parameter.values if str(value) == said), None)
     if parameter.name == LAYOUT:
-        wanted = plan(asked, machine).instances
+        wanted = plan(asked.layout, machine).instances
         return next((v for v in parameter.values if _planned(asked, v, machine) == wanted), None)
     # Try `intel+active` before `intel`: it also sets a variable.
     for value in sorted(parameter.values, key=lambda one: -len(str(one))):
@@ -89,13 +89,14 @@ def _value(parameter: Parameter, asked: Request, machine: Machine) -> Value | No
 
 def _planned(asked: Request, layout: Value, machine: Machine) -> object:
     try:
-        return plan(with_option(asked, LAYOUT, layout), machine).instances
+        return plan(with_option(asked, LAYOUT, layout).layout, machine).instances
     except UsageError:
         return None
 
 
 def _same(one: Request, other: Request) -> bool:
-    return one._replace(env=()) == other._replace(env=()) and dict(one.env) == dict(other.env)
+    same_env = dict(one.program.env) == dict(other.program.env)
+    return same_env and one.replace(env=()) == other.replace(env=())
 
 
 def _left_out(
@@ -107,7 +108,7 @@ def _left_out(
         if field is None or (has_layout and field in LAYOUT_FIELDS):
             continue
         if field == "env":
-            added = [pair for pair in asked.env if pair not in request.env]
-            yield from (f"env {name}" for name, value in added if (name, value) not in made.env)
-        elif getattr(asked, field) != getattr(made, field):
+            added = [pair for pair in asked.program.env if pair not in request.program.env]
+            yield from (f"env {pair[0]}" for pair in added if pair not in made.program.env)
+        elif asked.options()[field] != made.options()[field]:
             yield option.name

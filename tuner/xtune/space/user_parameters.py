@@ -112,9 +112,10 @@ def fill(request: Request, values: Mapping[str, Value]) -> Request:
     """
     if not values:
         return request
-    program = request.program[:1] + tuple([replace(word, values) for word in request.program[1:]])
-    env = tuple([(name, replace(value, values)) for name, value in request.env])
-    return request._replace(program=program, env=env)
+    words = request.program.words
+    words = (*words[:1], *[replace(word, values) for word in words[1:]])
+    env = tuple([(name, replace(value, values)) for name, value in request.program.env])
+    return request.replace(words=words, env=env)
 
 
 def replace(text: str, values: Mapping[str, Value]) -> str:
@@ -147,7 +148,7 @@ def _owner_of(name: str) -> str | None:
 
 
 def _require_place(name: str, request: Request) -> None:
-    texts = [*request.program[1:], *(value for _, value in request.env)]
+    texts = [*request.program.words[1:], *(value for _, value in request.program.env)]
     if any(not (m[1] and m[3]) for text in texts for m in _braces([name]).finditer(text)):
         return
     written = {word for text in texts for word in re.findall(r"\{(\w+)\}", text)}

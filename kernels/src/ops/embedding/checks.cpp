@@ -40,7 +40,8 @@ int32_t table_problem(const xk_bags& bags, const xk_bag_table& t, BagNeeds needs
       usable_if(needs.weights, t.weights, table_size, width) &&
       usable_if(split, t.remainders, table_size, 2) &&
       usable_if(needs.output, t.output, bags_size, width) &&
-      usable_if(needs.max_positions && bags.mode == XK_BAG_MAX, t.max_positions, bags_size, 4) &&
+      usable_if((needs.max_positions && bags.mode == XK_BAG_MAX) || t.max_positions != nullptr,
+                t.max_positions, bags_size, 4) &&
       usable_if(needs.gradients, t.gradients, gradients, width) &&
       usable_if(needs.gradient_rows, t.gradient_rows, named, 8) &&
       usable_if(needs.state, t.state, table_size, 4);

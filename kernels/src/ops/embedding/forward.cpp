@@ -88,7 +88,9 @@ class Reduction {
     xkernels::Window<decltype(fill)> window(table_.begin(last), fill);
     for (int64_t bag = first, begin = table_.begin(first); bag < last; ++bag) {
       const int64_t end = table_.begin(bag + 1);
-      int32_t* positions = t.max_positions + bag * t.dim + column_;
+      int32_t unused[kColumns];
+      int32_t* positions =
+          t.max_positions == nullptr ? unused : t.max_positions + bag * t.dim + column_;
       alignas(64) float values[kColumns];
       if (begin == end) {
         clear(values);
@@ -153,7 +155,7 @@ void factor_gradients(const xk_bags& bags, const Table& table, const EmbeddingKe
 
 int32_t xk_bags_forward(const xk_bags* bags, xk_bag_problem* problem) {
   BagNeeds needs = {};
-  needs.weights = needs.output = needs.max_positions = true;
+  needs.weights = needs.output = true;
   const int32_t result = check_bags(bags, needs, problem);
   if (result != 0) return result;
   const EmbeddingKernels& kernels = *xkernels::kernels<EmbeddingKernels>();

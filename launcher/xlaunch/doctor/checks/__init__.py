@@ -5,20 +5,21 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from xlaunch.doctor.checks import (
-    caches,
-    container,
-    cpu,
-    gpus,
-    libraries,
-    limits,
-    load,
-    memory,
-    packages,
-)
-from xlaunch.doctor.checks.findings import Facts, Finding, Severity
+from xlaunch.doctor.checks import caches, cpu, gpus, libraries, limits, memory, packages, processes
+from xlaunch.doctor.checks.findings import Check, Facts, Finding, Severity
 
-FAMILIES = (gpus, packages, libraries, limits, cpu, memory, load, caches, container)
+FAMILIES: dict[str, tuple[Check, ...]] = {
+    "GPUs": gpus.CHECKS,
+    "Packages": packages.CHECKS,
+    "Libraries": libraries.CHECKS,
+    "Limits": limits.CHECKS,
+    "CPU": cpu.CHECKS,
+    "Memory": memory.CHECKS,
+    "Load": processes.LOAD,
+    "Caches": caches.CHECKS,
+    "Container": processes.CONTAINER,
+}
+"""The checks by the title under which they are shown."""
 
 
 class Result(NamedTuple):
@@ -37,11 +38,11 @@ def run_checks(facts: Facts) -> tuple[list[Result], list[str]]:
     Raises `UsageError` for a module of `Facts.imports` that does not exist.
     """
     results, unavailable = [], []
-    for family in FAMILIES:
-        for check in family.CHECKS:
+    for title, checks in FAMILIES.items():
+        for check in checks:
             if check.available(facts):
                 found = check.show(facts)
-                results += [Result(family.TITLE, check.name, finding) for finding in found]
+                results += [Result(title, check.name, finding) for finding in found]
             else:
                 unavailable.append(check.name)
     order = list(Severity)
@@ -49,7 +50,7 @@ def run_checks(facts: Facts) -> tuple[list[Result], list[str]]:
     for result in results:
         rank = order.index(result.finding.severity)
         worst[result.group] = min(rank, worst.get(result.group, rank))
-    titles = [family.TITLE for family in FAMILIES]
+    titles = list(FAMILIES)
     results.sort(
         key=lambda it: (
             worst[it.group],

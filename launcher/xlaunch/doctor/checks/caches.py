@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from xlaunch.doctor.checks.findings import Check, Facts, Finding, Severity, is_live
 from xlaunch.text import size
 
-TITLE = "Caches"
-
 MIN_FREE_BYTES = 1 << 30
 NETWORK = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "fuse.sshfs", "9p")
 """Types of file systems on other machines."""

@@ -6,11 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from xlaunch.doctor.checks.findings import Check, Facts, Finding, Severity
+from xlaunch.machine.architecture import parse_cpuinfo
 from xlaunch.machine.cpu_list import format_cpu_list, name_numbers
-from xlaunch.machine.cpuinfo import parse_cpuinfo
 from xlaunch.text import counted
-
-TITLE = "CPU"
 
 CPU = "/sys/devices/system/cpu"
 MAX_NAMES = 60

@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from xlaunch.doctor.checks.findings import Check, Facts, Finding, Severity, is_live
 from xlaunch.machine.gpus import PCI_DRIVERS, Vendor, read_driver_version
 
-TITLE = "GPUs"
-
 PCI = "/sys/bus/pci/devices"
 VENDORS = {"0x10de": Vendor.NVIDIA, "0x1002": Vendor.AMD, "0x8086": Vendor.INTEL}
 CLASSES = ("0x0300", "0x0302", "0x0380", "0x12")

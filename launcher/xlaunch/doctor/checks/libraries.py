@@ -21,8 +21,6 @@ from xlaunch.environment.openmp import program_runtime
 from xlaunch.environment.preload import judge, other_allocator, preloaded
 from xlaunch.errors import UsageError
 
-TITLE = "Libraries"
-
 CHILD_TIMEOUT_S = 300.0
 
 _CHILD = """

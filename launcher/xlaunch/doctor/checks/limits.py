@@ -10,8 +10,6 @@ from xlaunch.doctor.checks.findings import Check, Facts, Finding, Severity, is_l
 from xlaunch.machine.cgroups import ControlGroups
 from xlaunch.text import counted, size
 
-TITLE = "Limits"
-
 MIN_FILES = 1024
 """Of open files: the usual soft limit."""
 MIN_LOCKED_BYTES = 8 << 20

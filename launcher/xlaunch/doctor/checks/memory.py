@@ -11,8 +11,6 @@ from xlaunch.environment.huge_pages import SYSTEM_MODE_FILE, SystemMode, system_
 from xlaunch.machine.cgroups import ControlGroups
 from xlaunch.text import size
 
-TITLE = "Memory"
-
 SWAPPED_SHARE = 0.01
 """Minimum share of the memory in swap that is serious; less is left from long ago on most desktops."""
 FULL_SHARE = 0.9

@@ -17,8 +17,6 @@ from xlaunch.doctor.checks.findings import Check, Facts, Finding, Severity, has_
 from xlaunch.environment.python_environment import find_installed, site_directories
 from xlaunch.machine.gpus import Vendor, read_driver_version, read_gpus
 
-TITLE = "Packages"
-
 COMPANIONS = ("torchvision", "torchaudio", "torchao", "torchtext", "torchdata")
 
 MIN_DRIVERS = {11: (450, 80, 2), 12: (525, 60, 13), 13: (580, 65, 6)}

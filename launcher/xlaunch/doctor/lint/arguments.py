@@ -8,7 +8,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 
-from xlaunch.doctor.lint.facts import Call, Function, Problem, Scope, dotted, has_stars, keyword
+from xlaunch.doctor.lint.facts import Call, Problem, Scope, dotted, has_stars, keyword
 from xlaunch.doctor.lint.names import Names
 
 _BOOLEAN_NAME = re.compile(
@@ -131,72 +131,31 @@ def _untyped_default(node: ast.Call, option: str, default: ast.expr | None) -> I
 
 
 def _decorated_options(names: Names) -> Iterator[Problem]:
-    for call in names.facts.called.get("option", ()):
-        if names.full(call.node.func, call.scope) not in ("click.option", "rich_click.option"):
-            continue
+    """Flags of click and typer that are on by default."""
+    for call in names.facts.named("option", "Option"):
+        full = names.full(call.node.func, call.scope)
         options = _option_strings(call.node)
-        if not options or has_stars(call.node):
+        if not options or has_stars(call.node) or any("/" in one for one in options):
             continue
-        kind = keyword(call.node, "type")
-        if isinstance(kind, ast.Lambda) and _is_bool_call(names, kind, call.scope):
-            yield (
-                kind,
-                "XL001",
-                f'bool("False") is True, so "{options[0]} False" turns it on; use type=bool, which '
-                f"click reads as true and false",
+        default = keyword(call.node, "default")
+        if full == "typer.Option":
+            on = _is_constant(call.node.args[0] if call.node.args else default, True)
+        else:
+            flag = _is_constant(keyword(call.node, "is_flag"), True)
+            on = (
+                full in ("click.option", "rich_click.option")
+                and flag
+                and _is_constant(default, True)
             )
-        flag = _is_constant(keyword(call.node, "is_flag"), True)
-        on = _is_constant(keyword(call.node, "default"), True)
-        changes = any(keyword(call.node, one) is not None for one in ("flag_value", "callback"))
-        if flag and on and not changes and not any("/" in one for one in options):
-            yield (call.node, "XL002", _no_opposite(options))
-    for name in ("Option", "Argument"):
-        for call in names.facts.called.get(name, ()):
-            if not (names.full(call.node.func, call.scope) or "").startswith("typer."):
-                continue
-            options = _option_strings(call.node)
-            parser = keyword(call.node, "parser")
-            if parser is not None and _is_bool_call(names, parser, call.scope):
-                yield (
-                    parser,
-                    "XL001",
-                    'parser=bool: bool("False") is True; leave the parser out and annotate bool',
-                )
-            changes = any(keyword(call.node, one) for one in ("flag_value", "callback", "parser"))
-            plain = name == "Option" and options and not any("/" in one for one in options)
-            if plain and not changes and not has_stars(call.node):
-                value = call.node.args[0] if call.node.args else keyword(call.node, "default")
-                if _is_constant(value, True) or _annotated_default(names, call):
-                    yield (call.node, "XL002", _no_opposite(options))
-
-
-def _no_opposite(options: list[str]) -> str:
-    longest = max(options, key=len)
-    return (
-        f"{longest} is on by default, and nothing turns it off; write "
-        f'"{longest}/{_opposite(longest)}"'
-    )
-
-
-def _annotated_default(names: Names, call: Call) -> bool:
-    """Whether the call annotates a parameter, ``Annotated[bool, ...]``, whose default is True."""
-    for function in names.facts.functions:
-        if not isinstance(function, Function):
-            continue
-        listed = [*function.args.posonlyargs, *function.args.args]
-        given = function.args.defaults
-        pairs = [*zip(listed[len(listed) - len(given) :], given, strict=True)]
-        pairs += [
-            (one, value)
-            for one, value in zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
-            if value is not None
-        ]
-        for argument, default in pairs:
-            annotation = argument.annotation
-            inside = annotation.slice if isinstance(annotation, ast.Subscript) else None
-            if isinstance(inside, ast.Tuple) and call.node in inside.elts[1:]:
-                return dotted(inside.elts[0]) == "bool" and _is_constant(default, True)
-    return False
+        changes = ("flag_value", "callback", "parser")
+        if on and not any(keyword(call.node, one) for one in changes):
+            longest = max(options, key=len)
+            yield (
+                call.node,
+                "XL002",
+                f"{longest} is on by default, and nothing turns it off; write "
+                f'"{longest}/{_opposite(longest)}"',
+            )
 
 
 def _bool_of_environment(names: Names, call: Call) -> Iterator[Problem]:
@@ -272,9 +231,7 @@ def _is_bool_call(names: Names, node: ast.expr | None, scope: Scope) -> bool:
 
 
 def _is_constant(node: ast.expr | None, value: object) -> bool:
-    return (isinstance(node, ast.Constant) and node.value is value) or (
-        isinstance(node, ast.Constant) and isinstance(value, str) and node.value == value
-    )
+    return isinstance(node, ast.Constant) and (type(node.value), node.value) == (type(value), value)
 
 
 def _number(node: ast.expr) -> str | None:

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from xlaunch.doctor.lint.facts import (
     Binding,
     Block,
-    Call,
     Problem,
     Scope,
     dotted,
@@ -74,19 +73,16 @@ def _mismatches(work: Work) -> Iterator[Problem]:
         if one.is_loss or _moves_inputs(one.value.definition) or not work.is_moved(one.text, scope):
             continue
         for given in one.call.node.args:
-            if isinstance(given, ast.Name) and _is_on_cpu(work, given.id, one.call):
+            if not isinstance(given, ast.Name):
+                continue
+            binding = scope.last_binding(given.id, one.call.position)
+            if binding is not None and _is_of_cpu(work, binding):
                 yield (
                     given,
                     "XL011",
                     f"{one.text} was moved to a device and {given.id} was not; move it to the same "
                     f"device, {given.id}.to(device)",
                 )
-
-
-def _is_on_cpu(work: Work, name: str, call: Call) -> bool:
-    """Whether what a name of this function got last before a call is a tensor made on the CPU."""
-    bindings = [one for one in call.scope.bindings.get(name, ()) if one.position <= call.position]
-    return bool(bindings) and _is_of_cpu(work, max(bindings, key=lambda one: one.position))
 
 
 def _is_of_cpu(work: Work, binding: Binding) -> bool:

@@ -89,6 +89,11 @@ class Scope:
                 return scope
         return None
 
+    def last_binding(self, name: str, position: tuple[int, int]) -> Binding | None:
+        """How a name of this scope got what it holds at a place, as far as lines tell."""
+        before = [one for one in self.bindings.get(name, ()) if one.position <= position]
+        return max(before, key=lambda one: one.position, default=None)
+
     def _outwards(self) -> Iterator[Scope]:
         scope: Scope | None = self
         while scope is not None:

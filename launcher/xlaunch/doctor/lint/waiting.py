@@ -141,8 +141,7 @@ def _reading(
     if work.names.call_name(node, block.scope) in _CLOCKS:
         return node.lineno, node.col_offset
     if isinstance(node, ast.Name):
-        bound = [one for one in block.scope.bindings.get(node.id, ()) if one.position <= position]
-        last = max(bound, key=lambda one: one.position, default=None)
+        last = block.scope.last_binding(node.id, position)
         if (
             last is not None
             and last.how == "is"

@@ -14,7 +14,7 @@ from xruntime.compat.ipex.replacements import report
 from xruntime.optimization import INFERENCE, TRAINING
 from xruntime.optimization import optimize as _optimize
 
-_PASSES: Final = {
+PASSES: Final = {
     "conv_bn_folding": "conv_bn",
     "linear_bn_folding": "linear_bn",
     "replace_dropout_with_identity": "dropout",
@@ -24,7 +24,7 @@ _PASSES: Final = {
 }
 """The pass of xruntime.optimize that each switch is."""
 
-_WITHOUT_EFFECT: Final = {
+WITHOUT_EFFECT: Final = {
     "weights_prepack": "torch's compiler packs weights, with graph_mode=True or torch.compile",
     "auto_kernel_selection": "torch chooses among oneDNN's kernels and MKL's by itself",
     "optimize_lstm": "torch calls oneDNN's LSTM by itself",
@@ -72,31 +72,24 @@ def optimize(
 
     Raises OptimizationError, SampleError, CompilationError; model and optimizer are as before then.
     """
+    given = dict(locals())
     if isinstance(model, torch.jit.ScriptModule):
         report("optimize() returns a TorchScript module as it is: give it the eager module")
         return model if optimizer is None else (model, optimizer)
-    given = {
-        "conv_bn_folding": conv_bn_folding,
-        "linear_bn_folding": linear_bn_folding,
-        "replace_dropout_with_identity": replace_dropout_with_identity,
-        "concat_linear": concat_linear,
-        "split_master_weight_for_bf16": split_master_weight_for_bf16,
-        "fuse_update_step": fuse_update_step,
-    }
-    ignored = {
-        "weights_prepack": weights_prepack,
-        "auto_kernel_selection": auto_kernel_selection,
-        "optimize_lstm": optimize_lstm,
-    }
-    for name, value in ignored.items():
-        if value is not None:
-            report(f"optimize({name}={value!r}) has no effect: {_WITHOUT_EFFECT[name]}")
-    passes, unused = _switches(given, training=optimizer is not None)
+    for name, instead in WITHOUT_EFFECT.items():
+        if given[name] is not None:
+            report(f"optimize({name}={given[name]!r}) has no effect: {instead}")
+    training = optimizer is not None
+    known = TRAINING if training else INFERENCE
+    passes = {}
+    for name, own in PASSES.items():
+        if given[name] is not None and own in known:
+            passes[own] = bool(given[name])
+        elif given[name]:
+            other = "inference" if training else "training"
+            report(f"optimize({name}={given[name]!r}) has no effect here: it is for {other}")
     if switches.channels_last is not None:
         passes["channels_last"] = switches.channels_last
-    for name in unused:
-        kind = "inference" if optimizer is not None else "training"
-        report(f"optimize({name}={given[name]!r}) has no effect here: it is for {kind}")
     graph = "none"
     if graph_mode and optimizer is None:
         if sample_input is None:
@@ -106,33 +99,17 @@ def optimize(
             )
         else:
             graph = "auto"
-    options: dict[str, Any] = {
-        "dtype": None if level == "O0" and dtype is torch.float32 else dtype,
-        "sample_input": sample_input,
-        "level": level,
-        "inplace": inplace,
-        "graph": graph,
-        "passes": passes,
-    }
-    if optimizer is None:
-        return _optimize(model, **options)
-    return _optimize(model, optimizer=optimizer, **options)
-
-
-def _switches(
-    given: dict[str, bool | None], *, training: bool
-) -> tuple[dict[str, bool], list[str]]:
-    """The switches of passes that were given, and the arguments that are for the other use."""
-    known = TRAINING if training else INFERENCE
-    passes, unused = {}, []
-    for name, value in given.items():
-        if value is None:
-            continue
-        if _PASSES[name] in known:
-            passes[_PASSES[name]] = bool(value)
-        elif value:
-            unused.append(name)
-    return passes, unused
+    untyped: Any = _optimize  # its overloads want an optimizer or none
+    return untyped(
+        model,
+        optimizer=optimizer,
+        dtype=None if level == "O0" and dtype is torch.float32 else dtype,
+        sample_input=sample_input,
+        level=level,
+        inplace=inplace,
+        graph=graph,
+        passes=passes,
+    )
 
 
 def compile_backend(

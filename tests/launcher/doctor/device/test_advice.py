@@ -14,7 +14,7 @@ from xlaunch.report import Report
 from xlaunch.report.devices import DevicesReport, DeviceUse, Reading, Sample, Verdict
 
 GIB = 1 << 30
-REQUEST = Request(program=("train.py", "--cuda", "False"))
+REQUEST = Request.of("train.py", "--cuda", "False")
 
 
 def report(verdict: Verdict, *, cpus_used: float = 1.0, peak: int = 4 * GIB) -> DevicesReport:
@@ -86,5 +86,5 @@ def test_text_and_document():
 
 def test_scripts_are_files_of_python():
     assert script_of(REQUEST) == "train.py"
-    for other in (Request(program=("pkg.py",), module=True), Request(program=("sh", "train.py")), Request()):  # fmt: skip
+    for other in (Request.of("pkg.py", module=True), Request.of("sh", "train.py"), Request()):  # fmt: skip
         assert script_of(other) is None

@@ -68,12 +68,15 @@ def test_program_is_told_its_device_and_gpus_are_hidden_only_if_it_cannot_know(t
         ((str(reads),), False),
         ((str(plain), "--device={device}"), False),
     ):
-        on_cpu = request_for(Request(program=words), "cpu")
-        on_gpu = request_for(Request(program=words), "cuda:1")
-        assert dict(on_cpu.env) == {"XLAUNCH_DEVICE": "cpu", **(dict(HIDDEN) if hides else {})}
-        assert dict(on_gpu.env) == {"XLAUNCH_DEVICE": "cuda:1"}
-        assert on_gpu.verify_device
-    assert on_gpu.program == (str(plain), "--device=cuda:1")
+        on_cpu = request_for(Request.of(*words), "cpu")
+        on_gpu = request_for(Request.of(*words), "cuda:1")
+        assert dict(on_cpu.program.env) == {
+            "XLAUNCH_DEVICE": "cpu",
+            **(dict(HIDDEN) if hides else {}),
+        }
+        assert dict(on_gpu.program.env) == {"XLAUNCH_DEVICE": "cuda:1"}
+        assert on_gpu.run.verify_device
+    assert on_gpu.program.words == (str(plain), "--device=cuda:1")
 
 
 def test_runs_are_interleaved_and_a_long_program_runs_once_on_each():
@@ -141,14 +144,13 @@ def test_real_runs_under_two_names(tmp_path: Path):
         "rate = {'cpu': 213, 'cuda': 1600}[sys.argv[1]]\n"
         "for i in range(5): print(rate + i, 'images/s', flush=True); time.sleep(0.02)\n"
     )
-    request = Request(
-        program=(sys.executable, "-c", code, "{device}"), ncores=1, metric=("images/s",)
-    )
+    request = Request.of(sys.executable, "-c", code, "{device}", ncores=1, metric=("images/s",))
     machine = xlaunch.read_machine()
 
     def run(device: str, place: int) -> Report:
         del place
-        return xlaunch.launch(xlaunch.plan(request_for(request, device), machine))
+        asked = request_for(request, device)
+        return xlaunch.launch(xlaunch.plan(asked.layout, machine), asked.program, asked.run)
 
     reports, failed = run_all(("cpu", "cuda"), run)
     assert failed is None

@@ -57,15 +57,11 @@ FOUND = {
         PARSER + "parser.add_argument('--x', type=bool, nargs='?', const=True)",
         PARSER + "g = parser.add_argument_group()\ng.add_argument('--x', type=bool, default=False)",
         PARSER + "parser.add_argument('--x', type=lambda v: bool(v))",
-        "import typer\ndef f(x: bool = typer.Option(False, parser=bool)): ...",
-        "import click\n@click.option('--x', type=lambda v: bool(v))\ndef f(x): ...",
     ],
     "XL002": [
         PARSER + "parser.add_argument('--no-x', dest='x', action='store_false', default=False)",
         "import click\n@click.option('--x', is_flag=True, default=True)\ndef f(x): ...",
         "import typer\ndef f(x: bool = typer.Option(True, '--x')): ...",
-        "import typer\nfrom typing import Annotated\n"
-        "def f(x: Annotated[bool, typer.Option('--x')] = True): ...",
     ],
     "XL003": [
         PARSER + "parser.add_argument('--x', default=-0.5)",

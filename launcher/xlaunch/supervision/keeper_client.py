@@ -17,10 +17,9 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from xlaunch.environment import Environment
 from xlaunch.errors import XLaunchError
-from xlaunch.planning.plans import Plan
 from xlaunch.report import Report
+from xlaunch.supervision.supervisor import Job
 
 if TYPE_CHECKING:
     from xlaunch.metrics.live import Live, LiveReader
@@ -30,22 +29,17 @@ KILL_INTERVAL_S = 0.1
 
 
 def start_in_background(
-    plan: Plan,
-    environment: Environment,
-    *,
-    stdout: int | None,
-    stderr: int | None,
-    mark: str | None,
+    job: Job, *, stdout: int | None, stderr: int | None, mark: str | None
 ) -> RunningLaunch:
     """Start a run that the caller can watch and end. The arguments are those of `xlaunch.start`."""
     from xlaunch.metrics.live import LiveReader
     from xlaunch.metrics.measuring import metrics_of
 
-    metrics_of(plan.request)  # raises UsageError here, before anything starts
+    metrics_of(job.run)  # raises UsageError here, before anything starts
     live = LiveReader(os.memfd_create("xlaunch-live"))
     try:
         outputs = (subprocess.DEVNULL, stdout, stderr)
-        keeper = KeeperProcess(plan, environment, live=(live, mark), streams=outputs)
+        keeper = KeeperProcess(job, live=(live, mark), streams=outputs)
     except BaseException:
         live.close()
         raise
@@ -117,26 +111,26 @@ class KeeperProcess:
 
     def __init__(
         self,
-        plan: Plan,
-        environment: Environment,
+        job: Job,
         *,
-        table: bool = False,
-        live_line: bool = False,
         live: tuple[LiveReader, str | None] | None = None,
         streams: tuple[int | None, int | None, int | None] | None = None,
     ) -> None:
-        """`streams`: its standard streams, in a process group of its own; None: the caller's."""
+        """`live`: what gets metric values, and the mark of lines that it gets as well.
+
+        `streams`: its standard streams, in a process group of its own; None: the caller's.
+        """
         watched = None if live is None else (live[0].descriptor, live[1])
-        task = pickle.dumps((plan, environment, table, live_line, watched))
+        data = pickle.dumps((job, watched))
         self.descriptor, report_out = os.pipe()
-        task_in, task_out = os.pipe()
-        numbers = [str(number) for number in (os.getpid(), task_in, report_out)]
+        job_in, job_out = os.pipe()
+        numbers = [str(number) for number in (os.getpid(), job_in, report_out)]
         stdin, stdout, stderr = streams or (None, None, None)
         try:
             self.process = subprocess.Popen(
                 # The child must find this very package, wherever the caller found it.
                 (sys.executable, "-P", "-c", _CHILD, _HOME, *numbers),
-                pass_fds=(task_in, report_out, *([live[0].descriptor] if live else ())),
+                pass_fds=(job_in, report_out, *([live[0].descriptor] if live else ())),
                 stdin=stdin,
                 stdout=stdout,
                 stderr=stderr,
@@ -144,15 +138,15 @@ class KeeperProcess:
             )
         except BaseException:
             os.close(self.descriptor)
-            os.close(task_out)
+            os.close(job_out)
             raise
         finally:
-            os.close(task_in)
+            os.close(job_in)
             os.close(report_out)
         self._data = b""
         self.ended = False
-        with contextlib.suppress(BrokenPipeError), open(task_out, "wb") as stream:
-            stream.write(task)
+        with contextlib.suppress(BrokenPipeError), open(job_out, "wb") as stream:
+            stream.write(data)
 
     def receive(self) -> None:
         """Wait for a part of the report, and read it."""
@@ -198,25 +192,24 @@ _CHILD = """
 import sys
 home, *numbers = sys.argv[1:]
 sys.path.insert(0, home)
-from xlaunch.supervision.client import serve
+from xlaunch.supervision.keeper_client import serve
 sys.exit(serve(*map(int, numbers)))
 """
 
 
-def serve(caller: int, task_descriptor: int, report_descriptor: int) -> int:
+def serve(caller: int, job_descriptor: int, report_descriptor: int) -> int:
     """Be the keeper of one run for `launch` or `start`; the exit code for this process.
 
     `caller`: the PID of the process that called them.
     """
     from xlaunch.supervision.keeper import keep
-    from xlaunch.supervision.supervised import Task
     from xlaunch.supervision.syscalls import die_with_parent
 
     die_with_parent(signal.SIGTERM)
     if os.getppid() != caller:
         return 128 + signal.SIGTERM  # it ended before the request above
-    with open(task_descriptor, "rb") as stream:
-        plan, environment, table, live_line, watched = pickle.loads(stream.read())  # noqa: S301 - our parent's
+    with open(job_descriptor, "rb") as stream:
+        job, watched = pickle.loads(stream.read())  # noqa: S301 - our parent's
     os.set_inheritable(report_descriptor, False)
     live = None
     if watched is not None:
@@ -224,13 +217,5 @@ def serve(caller: int, task_descriptor: int, report_descriptor: int) -> int:
 
         live = LiveWriter(*watched)
         os.set_inheritable(watched[0], False)
-    environment.caches.hold()
-    task = Task(
-        plan,
-        environment,
-        table,
-        live_line=live_line,
-        live=live,
-        report_descriptor=report_descriptor,
-    )
-    return keep(task, caller=caller)
+    job.environment.caches.hold()
+    return keep(job._replace(live=live, report_descriptor=report_descriptor), caller=caller)

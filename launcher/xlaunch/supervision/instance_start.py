@@ -19,7 +19,7 @@ from xlaunch.environment import Program
 from xlaunch.errors import ProgramNotExecutableError, ProgramNotFoundError, XLaunchError
 from xlaunch.machine.cpu_list import format_cpu_list, name_numbers
 from xlaunch.planning.plans import Instance, Plan
-from xlaunch.planning.request import HugePages, MemoryPolicy
+from xlaunch.planning.request import MemoryPolicy
 
 if TYPE_CHECKING:
     from xlaunch.output.relay import Streams
@@ -36,32 +36,37 @@ class Child(NamedTuple):
     """Closing this descriptor lets the process execute its program."""
 
 
-def take_place(plan: Plan) -> list[str]:
+def take_place(plan: Plan, *, forbids_huge_pages: bool) -> list[str]:
     """Move this process to the place of the plan's only instance, for `execute`; notes for the user."""
     instance = plan.instances[0]
     notes = _bind(plan, instance)
     notes += _set_memory_policy(plan, instance)[1]
-    _forbid_huge_pages(plan, forbid=True)
+    if forbids_huge_pages:
+        from xlaunch.supervision.syscalls import forbid_huge_pages
+
+        forbid_huge_pages(True)
     _restore_python_signals()
     return notes
 
 
 @contextlib.contextmanager
-def place_of(plan: Plan, instance: Instance) -> Iterator[list[str]]:
+def place_of(plan: Plan, instance: Instance, *, forbids_huge_pages: bool) -> Iterator[list[str]]:
     """Keep this process in the place of `instance` during the block; the value: notes for the user."""
+    from xlaunch.supervision.syscalls import forbid_huge_pages, restore_memory_policy
+
     mask = os.sched_getaffinity(0)
     policy = None
     try:
         notes = _bind(plan, instance)
         policy, more = _set_memory_policy(plan, instance)
-        _forbid_huge_pages(plan, forbid=True)
+        if forbids_huge_pages:
+            forbid_huge_pages(True)
         yield notes + more
     finally:
-        _forbid_huge_pages(plan, forbid=False)
+        if forbids_huge_pages:
+            forbid_huge_pages(False)
         os.sched_setaffinity(0, mask)
         if policy is not None:
-            from xlaunch.supervision.syscalls import restore_memory_policy
-
             restore_memory_policy(policy)
 
 
@@ -177,7 +182,7 @@ def _set_memory_policy(plan: Plan, instance: Instance) -> tuple[InheritedPolicy 
 
     try:
         inherited = read_memory_policy()
-        if plan.request.mem_policy is MemoryPolicy.AUTO and inherited.mode != MPOL_DEFAULT:
+        if plan.layout.mem_policy is MemoryPolicy.AUTO and inherited.mode != MPOL_DEFAULT:
             note = "keeping the inherited memory policy (numactl?); --mem-policy preferred overrides it"
             return None, [note]
         set_memory_policy(instance.memory, instance.memory_nodes)
@@ -189,13 +194,6 @@ def _set_memory_policy(plan: Plan, instance: Instance) -> tuple[InheritedPolicy 
         )
         return None, [note]
     return inherited, []
-
-
-def _forbid_huge_pages(plan: Plan, *, forbid: bool) -> None:
-    if plan.request.thp is HugePages.NEVER:
-        from xlaunch.supervision.syscalls import forbid_huge_pages
-
-        forbid_huge_pages(forbid)
 
 
 def _restore_python_signals() -> None:

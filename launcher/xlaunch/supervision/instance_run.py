@@ -12,15 +12,15 @@ from xlaunch.machine.cpu_list import name_numbers
 from xlaunch.machine.processes import TICKS_PER_SECOND
 from xlaunch.planning.plans import Instance
 from xlaunch.report import InstanceReport
-from xlaunch.supervision.sampling import Observation
+from xlaunch.supervision.instance_start import Child
+from xlaunch.supervision.sampling import Samples
 from xlaunch.supervision.signalling import group_exists, signal_name
-from xlaunch.supervision.start import Child
 
 if TYPE_CHECKING:
     from xlaunch.metrics.collector import InstanceMetric
 
 
-class Running:
+class InstanceRun:
     """One run of an instance: its process, from the start to the end."""
 
     def __init__(
@@ -29,7 +29,7 @@ class Running:
         position: int,
         child: Child,
         started: float,
-        observation: Observation,
+        samples: Samples,
     ) -> None:
         """`position`: of the instance in its plan."""
         self.instance = instance
@@ -37,7 +37,7 @@ class Running:
         self.pid = child.pid
         self.exec_result = child.exec_result
         self.started = started
-        self.observation = observation
+        self.samples = samples
         self.ended: float | None = None
         self._group_remains = True
         self.status = 0
@@ -90,7 +90,7 @@ class Running:
 
         CPU time that no sample places counts on every CPU of the instance.
         """
-        seen = self.observation
+        seen = self.samples
         total = max(seen.ticks, round(self.cpu_s * TICKS_PER_SECOND))
         unplaced = max(0, total - seen.placed_ticks) if cpu in self.instance.cpus else 0
         return seen.ticks_by_cpu[cpu] + unplaced
@@ -101,7 +101,7 @@ class Running:
         `ru_maxrss` includes the time between fork and exec, when the process was a copy of this
         one. A value no larger than this one's counts only if nothing was sampled.
         """
-        sampled = self.observation.peak_rss_bytes
+        sampled = self.samples.peak_rss_bytes
         copy_bytes = getrusage(RUSAGE_SELF).ru_maxrss * 1024
         if own_bytes > copy_bytes:
             return max(sampled, own_bytes)
@@ -116,27 +116,27 @@ class Running:
 
 
 def reports_of(
-    ended: Iterable[Running], metrics: Mapping[int, tuple[InstanceMetric, ...]]
+    ended: Iterable[InstanceRun], metrics: Mapping[int, tuple[InstanceMetric, ...]]
 ) -> tuple[InstanceReport, ...]:
     """The report of each instance, in the order of their numbers. `metrics`: by those numbers."""
-    runs: dict[int, list[Running]] = {}
+    runs: dict[int, list[InstanceRun]] = {}
     for running in ended:
         runs.setdefault(running.instance.index, []).append(running)
     return tuple([_report_of(runs[index], metrics.get(index, ())) for index in sorted(runs)])
 
 
-def _report_of(runs: Sequence[Running], metrics: tuple[InstanceMetric, ...]) -> InstanceReport:
+def _report_of(runs: Sequence[InstanceRun], metrics: tuple[InstanceMetric, ...]) -> InstanceReport:
     """The report of one instance: sums over its runs; exit code and PID of the last."""
     last = runs[-1]
     wall_s = sum(run.wall_s for run in runs)
     cpu_s = sum(run.cpu_s for run in runs)
-    moved = [n for run in runs if (n := run.observation.migrations) is not None]
+    moved = [n for run in runs if (n := run.samples.migrations) is not None]
     ncpus = len(last.instance.cpus)
     return InstanceReport(
         index=last.instance.index,
         pid=last.pid,
         cpus_asked=last.instance.cpus,
-        cpus_observed=tuple(sorted(set().union(*(run.observation.cpus for run in runs)))),
+        cpus_observed=tuple(sorted(set().union(*(run.samples.cpus for run in runs)))),
         numa_nodes=last.instance.nodes,
         exit_code=last.exit_code,
         signal=None if last.signal is None else signal_name(last.signal),

@@ -7,40 +7,17 @@ import contextlib
 import os
 import select
 import signal
-from typing import TYPE_CHECKING, NamedTuple
 
 from xlaunch.cache.warm import CompilationWatch
-from xlaunch.environment import Environment
 from xlaunch.files import is_special_file
-from xlaunch.planning.plans import Plan
 from xlaunch.report import Report
 from xlaunch.report.json_file import write_report_or_complain
 from xlaunch.report.run_table import render_report
-from xlaunch.supervision.supervisor import ENDING, Supervisor
-
-if TYPE_CHECKING:
-    from xlaunch.metrics.live import LiveWriter
-
-
-class Task(NamedTuple):
-    """What a keeper and its supervisor are to do."""
-
-    plan: Plan
-    environment: Environment
-    table: bool
-    """Print warnings, and the report as a table."""
-    explain: bool = False
-    """Explain the columns of the table."""
-    live_line: bool = False
-    """Show on a terminal what sampled devices do."""
-    live: LiveWriter | None = None
-    """Receives metric values as they come in."""
-    report_descriptor: int | None = None
-    """Where the pickled report goes."""
+from xlaunch.supervision.supervisor import ENDING, Job, Supervisor
 
 
 def supervise(
-    task: Task,
+    job: Job,
     commands: int,
     signal_mask: set[int],
     fifo_directory: str | None,
@@ -48,29 +25,25 @@ def supervise(
     others_run: bool,
 ) -> int:
     """Run the instances; the exit code of the first failure, or 0. The arguments: see `Supervisor`."""
-    watch = CompilationWatch(task.environment.caches)
+    watch = CompilationWatch(job.environment.caches)
     more = watch.variables()
-    variables = tuple([{**own, **more} for own in task.environment.variables])
+    variables = tuple([{**own, **more} for own in job.environment.variables])
     supervisor = Supervisor(
-        task.plan,
-        task.environment._replace(variables=variables),
+        job._replace(environment=job.environment._replace(variables=variables)),
         commands=commands,
         signal_mask=signal_mask,
         fifo_directory=fifo_directory,
-        live=task.live,
         others_run=others_run,
-        quiet=not task.table,
-        live_line=task.live_line,
     )
     report = supervisor.run()
     caches, compilation = watch.finish()
     report = report._replace(caches=caches, compilation=compilation)
-    if task.table:
-        supervisor.say_block(render_report(report, explain=task.explain))
+    if job.table:
+        supervisor.say_block(render_report(report, explain=job.explain))
     supervisor.flush()
-    if task.report_descriptor is not None:
-        _send(report, task.report_descriptor)
-    code = _write_report(report, task.plan.request.report, commands)
+    if job.report_descriptor is not None:
+        _send(report, job.report_descriptor)
+    code = _write_report(report, job.run.report, commands)
     if supervisor.ended_by_ctrl_c:
         # The keeper recognizes this, and does the same.
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands that take the options of a launch: the table of options as click has it."""
+"""Options and commands as click has them: the options of a launch, and how a command is run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from xlaunch.cli import say
+from xlaunch.console import say
 from xlaunch.errors import UsageError
 from xlaunch.options.definitions import BY_KEY, IN_FILES, OPTIONS, Group, Option
 from xlaunch.options.kinds import FLAG, Kind
@@ -29,6 +29,9 @@ CONTEXT = {
     "max_content_width": 100,
 }
 """What follows the program's name is the program's, byte for byte."""
+
+MIN_LIKENESS = 0.75
+"""Options that are less like a misspelt one are not offered for it."""
 
 
 class Parsed(ParamType):
@@ -78,7 +81,7 @@ class LaunchCommand(GroupedCommand):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            from xlaunch.cli.migration import in_todays_words, is_old
+            from xlaunch.options.migration import in_todays_words, is_old
 
             if not is_old(error.option_name):
                 raise
@@ -181,3 +184,56 @@ def _run(run: Callable[[Resolved], int | None], typed: dict[str, Any]) -> int | 
         return run(asked)
     except UsageError as error:
         raise UsageError(f"{error}{asked.set_elsewhere()}") from None
+
+
+def run_click(command: object, name: str, arguments: list[str], program: str = "xlaunch") -> int:
+    """Run a click command of `program`; its exit code. `name`: what the user types for it."""
+    assert isinstance(command, click.Command)
+    try:
+        # The arguments are passed as the context's object: click does not keep `--`.
+        result = command.main(
+            args=arguments, prog_name=name, standalone_mode=False, obj=tuple(arguments)
+        )
+    except click.exceptions.Exit as error:
+        return error.exit_code
+    except click.Abort:
+        raise KeyboardInterrupt from None
+    except click.ClickException as error:
+        context = getattr(error, "ctx", None)
+        where = name if context is None else context.command_path
+        say(f"error: {_explain(error)}; '{where} --help' lists the options", program)
+        return UsageError.exit_code
+    return result if isinstance(result, int) else 0
+
+
+def _explain(error: click.ClickException) -> str:
+    """What is wrong with a command line, without a full stop."""
+    if not isinstance(error, click.NoSuchOption):
+        return error.format_message().rstrip(".")
+    near = _meant(error)
+    hint = f"; did you mean {near}?" if near else ""
+    return f"there is no option {error.option_name}{hint}"
+
+
+def _meant(error: click.NoSuchOption) -> str:
+    """Options of the command that an unknown one may mean, by meaning or else by spelling."""
+    from difflib import SequenceMatcher
+
+    from xlaunch.options.migration import SYNONYMS
+
+    offered = (
+        set() if error.ctx is None else {it for p in error.ctx.command.params for it in p.opts}
+    )
+    word = error.option_name.lstrip("-").replace("_", "-")
+    for option, names in SYNONYMS.items():
+        if word in names and option.split()[0] in offered:
+            return option
+    # --no-smt and the like are near to every option that begins with n.
+    opposite = error.option_name.startswith("--no-")
+    near = [
+        it
+        for it in error.possibilities or ()
+        if (opposite or not it.startswith("--no-"))
+        and SequenceMatcher(None, error.option_name, it).ratio() >= MIN_LIKENESS
+    ]
+    return " or ".join(sorted(near))

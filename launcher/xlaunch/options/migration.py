@@ -42,7 +42,6 @@ class Old(NamedTuple):
 
 _NONE_GIVEN = ("", "-1", "0")
 _BINDS = "xlaunch binds by itself, without numactl or taskset"
-_RANKS = "xlaunch starts no ranks of its own: torchrun --nproc-per-node P xlaunch train.py"
 _ONECCL = "oneCCL's workers have no cores of their own under torchrun: leave it out, and use --reserve-cores N"
 _MPI = (
     "xlaunch calls no mpiexec: mpirun ... xlaunch train.py gives each rank its share of the cores"
@@ -88,12 +87,10 @@ OLD = {
     "auto-ipex-verbose": Old(note=_IPEX),
     "disable-ipex-graph-mode": Old(error="use xruntime.optimize(model, graph=False) in the script"),
     "convert-fp64-to-fp32": Old(error="it was for Intel's GPUs; convert the model in the script"),
-    "distributed": Old(error=_RANKS),
-    "nnodes": Old(takes_value=True, error=_RANKS),
-    "nprocs-per-node": Old(takes_value=True, error=_RANKS),
-    "nproc-per-node": Old(takes_value=True, error=_RANKS),
-    "master-addr": Old(takes_value=True, error=_RANKS),
-    "master-port": Old(takes_value=True, error=_RANKS),
+    "distributed": Old(note="--nproc-per-node says as much"),
+    "nprocs-per-node": Old("nproc-per-node", takes_value=True, unset=_NONE_GIVEN),
+    "master-addr": Old(takes_value=True),
+    "master-port": Old(takes_value=True),
     "hostfile": Old(takes_value=True, error=_MPI),
     "extra-mpi-params": Old(takes_value=True, error=_MPI),
     "more-mpi-params": Old(takes_value=True, error=_MPI),
@@ -140,7 +137,7 @@ def is_old(name: str) -> bool:
 
 def in_todays_words(arguments: Sequence[str], command: str) -> Translation:
     """What `arguments` of ``xlaunch`` or a command of it are today, with a note that shows it."""
-    typed = {name: value for name, value, _ in _split(arguments)[0]}
+    typed = {name: value for name, value, _ in split(arguments)[0]}
     with machine_of(typed.get("sysroot"), typed.get("synthetic")) as machine:
         found = translate(arguments, machine)
     shown = shlex.join([*command.split(), *found.arguments])
@@ -153,7 +150,7 @@ def translate(arguments: Sequence[str], machine: Machine) -> Translation:
     `machine`: where cores are counted for ``--use-logical-cores`` and ``--bind-numa-node``. Raises
     `UsageError` for a value that is missing or that means nothing, and for options of ranks.
     """
-    typed, rest = _split(arguments)
+    typed, rest = split(arguments)
     options: dict[str, str | None] = {}
     others: list[str] = []
     old: dict[str, str] = {}
@@ -210,6 +207,8 @@ def _combine(
         if precision is None:
             raise UsageError(f"--dtype {old['dtype']!r}: write float32 or bfloat16")
         options["optimize"] = precision
+    if (address := old.get("master-addr")) or "master-port" in old:
+        options["rendezvous"] = f"{address or '127.0.0.1'}:{old.get('master-port') or '29500'}"
     if prefix := old.get("log-file-prefix"):
         if options.get("log-dir") is None:
             raise UsageError("--log-file-prefix: name the directory too, with --log-dir")
@@ -256,7 +255,7 @@ _TODAY = {option.name: option for option in OPTIONS}
 _SHORT = {option.short: option for option in OPTIONS if option.short}
 
 
-def _split(
+def split(
     arguments: Sequence[str],
 ) -> tuple[list[tuple[str, str | None, list[str]]], tuple[str, ...]]:
     """The options before the program, each as (name, value, words), and the program's words."""

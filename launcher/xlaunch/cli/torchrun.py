@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`xlaunch --nproc-per-node P train.py`: torchrun starts the ranks, and `xlaunch` places each of them."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import click
+
+from xlaunch.environment.program import find_interpreter
+from xlaunch.errors import UsageError, XLaunchError
+from xlaunch.options.definitions import OF_TORCHRUN
+from xlaunch.options.layers import Resolved
+from xlaunch.options.migration import split
+from xlaunch.planning.request import Max, Request
+
+OWN = (*OF_TORCHRUN, "dry-run", "json", "explain")
+"""Options that ranks do not get."""
+
+
+def run_torchrun(request: Request, asked: Resolved, typed: Sequence[str]) -> None:
+    """Replace this process by torchrun, or with --dry-run print its command and the plan of all ranks.
+
+    `typed`: the command line. Its options go to every rank. Raises `UsageError` for options that
+    contradict each other.
+    """
+    options = asked.values
+    interpreter, _ = find_interpreter(request.program.python, os.environ)
+    command = torchrun_command(interpreter, options, typed)
+    if options.get("dry_run"):
+        from xlaunch.cli.plan import prepare_unrecorded, print_plan
+
+        if not options.get("json"):
+            click.echo(f"command: {shlex.join(command)}")
+        layout = request.layout._replace(instances=options["nproc_per_node"])
+        print_plan(prepare_unrecorded(request._replace(layout=layout), asked), asked)
+        return
+    _execute(interpreter, command)
+
+
+def torchrun_command(
+    interpreter: str, options: Mapping[str, Any], typed: Sequence[str]
+) -> list[str]:
+    """The command that starts the ranks of this host. Raises `UsageError`."""
+    count, hosts = options["nproc_per_node"], options.get("nnodes", 1)
+    if isinstance(count, Max) or isinstance(hosts, Max):
+        raise UsageError("--nproc-per-node and --nnodes take a number, not max")
+    where = ["--standalone"]
+    if hosts > 1:
+        place, rank = options.get("rendezvous"), options.get("node_rank")
+        address, _, port = (place or "").rpartition(":")
+        if not address or not port.isdecimal():
+            raise UsageError(
+                "--nnodes needs --rendezvous HOST:PORT of host 0, the same on all hosts"
+            )
+        if rank is None or rank >= hosts:
+            raise UsageError(
+                f"--nnodes {hosts} needs --node-rank, the number of this host: 0 to {hosts - 1}"
+            )
+        where = [f"--nnodes={hosts}", f"--node-rank={rank}"]
+        where += [f"--master-addr={address}", f"--master-port={port}"]
+    given, program = split(typed)
+    kept = [word for name, _, words in given if name not in OWN for word in words]
+    rank_command = [sys.executable, "-m", "xlaunch", *kept, *program]
+    torchrun = [interpreter, "-m", "torch.distributed.run", f"--nproc-per-node={count}", *where]
+    return [*torchrun, "--no-python", *rank_command]
+
+
+def _execute(interpreter: str, command: list[str]) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execv(interpreter, command)
+    except OSError as error:
+        raise XLaunchError(f"{interpreter!r} cannot be executed: {error.strerror}") from None

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every command prints, and how errors end: the standard streams, notes, exit codes."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from xlaunch.errors import UsageError, XLaunchError
+
+
+def report_errors(
+    dispatch: Callable[[list[str]], int], arguments: Sequence[str], program: str = "xlaunch"
+) -> int:
+    """The exit code of `dispatch`; an error is printed as one line."""
+    try:
+        return dispatch(list(arguments))
+    except XLaunchError as error:
+        say(f"error: {error}", program)
+        return error.exit_code
+    except OSError as error:  # usually standard output on a full disk
+        if error.errno == errno.ENOENT and error.filename is None and _is_nowhere():
+            say("error: the working directory has been removed; change to another one", program)
+            return UsageError.exit_code
+        say(f"error: {error}", program)
+        return XLaunchError.exit_code
+
+
+def _is_nowhere() -> bool:
+    """Whether the working directory has been removed."""
+    try:
+        os.getcwd()
+    except OSError:
+        return True
+    return False
+
+
+def say(text: str, program: str = "xlaunch") -> None:
+    """Print one line of the program's own to standard error."""
+    line = f"{program}: {' '.join(text.split())}\n"
+    with contextlib.suppress(OSError):  # standard error is closed or full
+        sys.stderr.write(line.encode(errors="backslashreplace").decode())
+        sys.stderr.flush()
+
+
+def prepare_streams() -> None:
+    """Open /dev/null for each closed standard stream, whose number the next pipe would get.
+
+    Characters that a stream's encoding lacks are escaped: file names may hold anything.
+    """
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # takes the lowest free number
+    # Python has none where it found one closed.
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def flush_streams() -> None:
+    """Flush the standard streams. What cannot be written is dropped: the error was reported."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            # At exit Python would try again, print a complaint, and change the exit code.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

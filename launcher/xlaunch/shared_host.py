@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plan a launch beside others on this host: ranks of one job, and launches that run already."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from xlaunch import leases
+from xlaunch.errors import UsageError, XLaunchError
+from xlaunch.leases import Lease
+from xlaunch.machine.processes import ancestor_without, initial_environment
+from xlaunch.machine.topology import CPUs, Machine
+from xlaunch.planning.planner import plan
+from xlaunch.planning.plans import Plan
+from xlaunch.planning.ranks import Rank, rank_of, share_of_rank, with_own_files
+from xlaunch.planning.request import RankMode, Request
+from xlaunch.text import counted
+
+WAIT_INTERVAL_S = 0.5
+
+
+class Placed(NamedTuple):
+    """A launch that was planned beside the others."""
+
+    request: Request
+    plan: Plan
+    machine: Machine
+    """What may be used; of a rank, its share."""
+    environment: Mapping[str, str]
+    """What the program inherits, without what torchrun itself put there."""
+    lease: Lease | None
+    """Its record; None where there is no place for one."""
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def plan_beside_others(
+    request: Request,
+    machine: Machine,
+    environment: Mapping[str, str],
+    *,
+    rank_mode: RankMode = RankMode.AUTO,
+    exclusive: bool = False,
+    wait_s: float = 0.0,
+    note: Callable[[str], None] = lambda _: None,
+    record: bool = True,
+    directory: str | None = None,
+) -> Placed:
+    """Plan `request`, and leave a record of the cores that it takes unless `record` is False.
+
+    A rank plans for its share of `machine`. Among equal placements cores are preferred that no launch
+    has taken; `exclusive` takes no others, and waits for them up to `wait_s`; `note` is called before.
+    Raises `UsageError` as `plan` does, and `XLaunchError` where the cores stay taken.
+    """
+    if sys.platform != "linux":
+        return Placed(request, plan(request.layout, machine), machine, environment, None)
+    rank, warnings, notes = rank_of(environment, rank_mode), [], []
+    job = 0
+    if rank is not None:
+        job = ancestor_without(rank.variable) or 0
+        shared = share_of_rank(request, machine, rank, launcher_cpus=_mask_of(job))
+        request, machine = with_own_files(shared.request, rank), shared.machine
+        warnings += [] if shared.warning is None else [shared.warning]
+        environment, replaced = _without_torchruns_threads(environment, rank, job)
+        notes += replaced
+    deadline = time.monotonic() + wait_s
+    while True:
+        with leases.table(directory) as locked:
+            held = leases.of_others(leases.read_leases(directory), job=job)
+            try:
+                if exclusive:
+                    made = _plan_on_free(request, machine, held, locked=locked)
+                else:
+                    made = plan(request.layout, machine, taken=leases.taken_cpus(held))
+            except _TakenError as error:
+                if time.monotonic() >= deadline:
+                    raise XLaunchError(str(error)) from None
+                problem = str(error)
+            else:
+                lease = _record(request, made, exclusive, job, directory) if record else None
+                break
+        note(f"waiting: {problem}")
+        note = _silent
+        time.sleep(WAIT_INTERVAL_S)
+    if made.bound and (sharing := leases.sharing(held, _cpus_of(made))):
+        notes.append(f"shares cores with {_names(sharing)}")
+    return Placed(request, made, machine, environment, lease, tuple(warnings), tuple(notes))
+
+
+class _TakenError(Exception):
+    """Too few cores are free; the message names who has the others."""
+
+
+def _plan_on_free(
+    request: Request, machine: Machine, held: Sequence[Lease], *, locked: bool
+) -> Plan:
+    """Plan on the cores that no launch has taken. Raises `_TakenError` if that does not fit."""
+    if not locked:
+        raise _TakenError("--exclusive: another launch is being planned, and does not end")
+    limits = machine.limits
+    taken = set(_whole_cores(machine, leases.taken_cpus(held)))
+    free = tuple([cpu for cpu in limits.allowed_cpus if cpu not in taken])
+    blocking = leases.sharing(held, limits.allowed_cpus)
+    if not free:
+        raise _TakenError(f"--exclusive: no core is free; held by {_names(blocking)}")
+    narrowed_by = (
+        (f"{counted(len(limits.allowed_cpus) - len(free), 'CPU')} of other launches",)
+        if taken
+        else ()
+    )
+    inside = machine._replace(
+        limits=limits._replace(
+            allowed_cpus=free,
+            narrowed_by=(*limits.narrowed_by, *narrowed_by),
+            narrowed_via=(*limits.narrowed_via, *(["other launches"] if taken else [])),
+        )
+    )
+    try:
+        made = plan(request.layout, inside)
+    except UsageError as error:
+        plan(request.layout, machine)  # what does not fit on the whole machine never will
+        raise _TakenError(f"--exclusive: {error}; held by {_names(blocking)}") from None
+    if not made.bound:
+        raise UsageError(
+            "--exclusive takes cores, and a CPU quota binds to none: name CPUs with --cpus"
+        )
+    return made
+
+
+def _record(
+    request: Request, made: Plan, exclusive: bool, job: int, directory: str | None
+) -> Lease | None:
+    words = request.program.words
+    lease = leases.own_lease(
+        _cpus_of(made) if made.bound else (),
+        os.path.basename(words[0]) if words else "",
+        instances=len(made.instances),
+        exclusive=exclusive,
+        job=job,
+        log_dir=os.path.abspath(request.run.log_dir) if request.run.log_dir else "",
+    )
+    if lease is None or leases.record(lease, directory) is None:
+        if exclusive:
+            raise XLaunchError(
+                f"--exclusive needs {directory or leases.records_directory()}, where launches leave records"
+            )
+        return None
+    return lease
+
+
+def _whole_cores(machine: Machine, cpus: CPUs) -> list[int]:
+    members = set(cpus)
+    return [cpu for core in machine.topology.cores if not members.isdisjoint(core) for cpu in core]
+
+
+def _cpus_of(made: Plan) -> CPUs:
+    return tuple(sorted({cpu for instance in made.instances for cpu in instance.cpus}))
+
+
+def _names(held: Collection[Lease]) -> str:
+    return ", ".join(map(str, held)) or "nobody that can be seen"
+
+
+def _silent(_: str) -> None:
+    """Said once already."""
+
+
+def _mask_of(pid: int) -> CPUs | None:
+    """The CPUs that a process may use; None if it cannot be seen."""
+    if pid:
+        with contextlib.suppress(OSError):
+            return tuple(sorted(os.sched_getaffinity(pid)))
+    return None
+
+
+def _without_torchruns_threads(
+    environment: Mapping[str, str], rank: Rank, job: int
+) -> tuple[Mapping[str, str], list[str]]:
+    """Drop the OMP_NUM_THREADS that torchrun sets for its ranks where the user has set none."""
+    name = "OMP_NUM_THREADS"
+    asked = initial_environment(job) if job else {}
+    if rank.launcher is not RankMode.TORCHRUN or name not in environment or not asked:
+        return environment, []
+    if name in asked:
+        return environment, []
+    kept = {key: value for key, value in environment.items() if key != name}
+    said = f"{name}={environment[name]} was torchrun's, and is replaced"
+    return kept, [said] if rank.local == 0 else []

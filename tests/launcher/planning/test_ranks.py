@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank plans for its share of the host, and ranks of one host never share a core."""
+
+from __future__ import annotations
+
+import pytest
+from tests.launcher.planning.shapes import make_machine as machine
+
+from xlaunch.planning.planner import plan
+from xlaunch.planning.ranks import Rank, rank_of, share_of_rank, with_own_files
+from xlaunch.planning.request import RankMode, Request
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, None),
+        ({"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "RANK": "5"}, (RankMode.TORCHRUN, 1, 4, 5)),
+        ({"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "RANK": "3"}, None),
+        ({"LOCAL_RANK": "9", "LOCAL_WORLD_SIZE": "4"}, None),
+        ({"LOCAL_RANK": "x", "LOCAL_WORLD_SIZE": "4"}, None),
+        (
+            {"OMPI_COMM_WORLD_LOCAL_RANK": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "3"},
+            (RankMode.MPI, 2, 3, 2),
+        ),
+        (
+            {"MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2", "PMI_RANK": "6"},
+            (RankMode.MPI, 0, 2, 6),
+        ),
+        (
+            {"SLURM_LOCALID": "1", "SLURM_STEP_TASKS_PER_NODE": "2(x3),1", "SLURM_NODEID": "2"},
+            (RankMode.SLURM, 1, 2, 1),
+        ),
+        (
+            {"SLURM_LOCALID": "0", "SLURM_STEP_TASKS_PER_NODE": "2(x3),1", "SLURM_NODEID": "3"},
+            None,
+        ),
+        ({"SLURM_LOCALID": "0", "SLURM_TASKS_PER_NODE": "4"}, None),  # a batch script, not a step
+        (
+            # One torchrun on each host, started by srun.
+            {
+                "SLURM_LOCALID": "0",
+                "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+                "SLURM_PROCID": "1",
+                "LOCAL_RANK": "3",
+                "LOCAL_WORLD_SIZE": "4",
+                "RANK": "7",
+            },
+            (RankMode.TORCHRUN, 3, 4, 7),
+        ),
+    ],
+)
+def test_variables_of_every_launcher_name_the_rank(variables, expected):
+    found = rank_of(variables)
+    assert (None if found is None else found[:4]) == expected
+    assert rank_of(variables, RankMode.OFF) is None
+    if expected is not None:
+        assert rank_of(variables, expected[0]) == found
+
+
+def ranks(size: int) -> list[Rank]:
+    return [Rank(RankMode.TORCHRUN, local, size, local, "LOCAL_RANK") for local in range(size)]
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 7, 16])
+def test_shares_are_disjoint_and_follow_the_caches(size: int):
+    host = machine(packages=(8, 8), nodes=(8, 8), l3=(4, 4, 4, 4), smt=2)
+    taken: set[int] = set()
+    for rank in ranks(size):
+        request, inside, warning = share_of_rank(Request(), host, rank, launcher_cpus=None)
+        assert warning is None
+        assert request == Request()
+        made = plan(request.layout, inside)
+        (instance,) = made.instances
+        assert instance.ncores == 16 // size
+        assert instance.packages_touched == 1 or size == 3
+        assert taken.isdisjoint(inside.limits.allowed_cpus)
+        taken.update(inside.limits.allowed_cpus)
+    assert len(taken) == 16 // size * size * 2, "SMT siblings belong to the share"
+
+
+def test_options_of_the_whole_host_are_applied_once():
+    host = machine(packages=(8, 8))
+    request = Request.of("train.py", cpus=tuple(range(2, 14)), reserve_cores=2, ncores=2)
+    for rank, cpus in zip(ranks(5), ((2, 3), (4, 5), (6, 7), (8, 9), (10, 11)), strict=True):
+        inner, inside, _ = share_of_rank(request, host, rank, launcher_cpus=None)
+        assert inside.limits.allowed_cpus == cpus
+        assert plan(inner.layout, inside).instances[0].cpus == cpus
+
+
+def test_a_mask_that_the_launcher_gave_is_used_whole():
+    host = machine(packages=(8,), allowed=(4, 5))
+    (rank, *_) = ranks(4)
+    assert share_of_rank(Request(), host, rank, launcher_cpus=range(8))[1:] == (host, None)
+    shared = machine(packages=(8,), allowed=range(4))
+    found = share_of_rank(Request(), shared, rank, launcher_cpus=range(8))
+    assert found.machine == shared
+    assert "CPUs 0-3, which other ranks have, too" in (found.warning or "")
+    # The launcher itself has no more: the mask is the job's, and is divided.
+    assert share_of_rank(Request(), shared, rank, launcher_cpus=range(4)).machine != shared
+
+
+def test_more_ranks_than_cores_share_all_of_them():
+    host = machine(packages=(2,))
+    found = share_of_rank(Request(), host, ranks(3)[2], launcher_cpus=None)
+    assert found.machine == host
+    assert found.warning == "local rank 2 of 3 under torchrun: all share 2 cores, fewer than ranks"
+
+
+def test_a_quota_and_the_memory_are_divided():
+    host = machine(packages=(8,), quota=6.0)
+    limits = host.limits._replace(memory_limit_bytes=8 << 30)
+    inside = share_of_rank(Request(), host._replace(limits=limits), ranks(2)[1], launcher_cpus=None)
+    assert inside.machine.limits.cpu_quota == 3.0
+    assert inside.machine.limits.memory_limit_bytes == 4 << 30
+    assert plan(Request().layout, inside.machine).instances[0].threads == 3
+
+
+def test_ranks_do_not_write_to_one_file():
+    rank = Rank(RankMode.MPI, 1, 2, 5, "")
+    request = Request.of("a.py", log_dir="logs/", report="out/run.json")
+    run = with_own_files(request, rank).run
+    assert (run.log_dir, run.report) == ("logs/rank-5", "out/run.rank-5.json")
+    assert with_own_files(Request.of("a.py", report="a.b/run"), rank).run.report == "a.b/run.rank-5"
+    assert with_own_files(Request(), rank) == Request()

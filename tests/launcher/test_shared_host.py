@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Launches beside others: free cores first, exclusive ones alone, ranks of a job on disjoint cores."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.launcher.cli.commands import PATIENCE_S, XLAUNCH, ask, clean_environment, run, xlaunch
+from tests.launcher.planning.shapes import make_machine
+
+from xlaunch import leases
+from xlaunch.errors import UsageError, XLaunchError
+from xlaunch.planning.request import Request
+from xlaunch.shared_host import plan_beside_others
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's /proc")
+
+HOST = make_machine(packages=(8, 8), nodes=(8, 8), l3=(4, 4, 4, 4), smt=2)
+SHOW = "import os; print(sorted(os.sched_getaffinity(0)))"
+
+
+@pytest.fixture
+def others(tmp_path):
+    """Start processes with a record of some cores."""
+    started = []
+
+    def start(*cpus: int, **more: object) -> leases.Lease:
+        process = subprocess.Popen(["sleep", "1000"])
+        started.append(process)
+        ticks = leases.start_ticks(process.pid)
+        assert ticks is not None
+        lease = leases.Lease(process.pid, ticks, os.geteuid(), cpus, "train.py")._replace(**more)  # type: ignore[arg-type]
+        assert leases.record(lease, str(tmp_path))
+        return lease
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def placed(tmp_path: Path, *, exclusive: bool = False, wait_s: float = 0, **options: object):
+    return plan_beside_others(
+        Request.of("infer.py", **options),
+        HOST,
+        {},
+        exclusive=exclusive,
+        wait_s=wait_s,
+        directory=str(tmp_path),
+    )
+
+
+def cpus(made) -> list[tuple[int, ...]]:
+    return [instance.cpus for instance in made.plan.instances]
+
+
+@pytest.mark.parametrize(
+    ("taken", "options", "expected"),
+    [
+        ((), {"ncores": 4}, [(0, 1, 2, 3)]),
+        ((0,), {"ncores": 4}, [(4, 5, 6, 7)]),
+        ((16,), {"ncores": 4}, [(4, 5, 6, 7)]),  # a sibling of core 0
+        ((0, 1), {"ncores": 2}, [(2, 3)]),
+        ((0, 4, 8), {"ncores": 4}, [(12, 13, 14, 15)]),
+        ((0,), {"ncores": 8}, [tuple(range(8, 16))]),
+        ((2,), {"instances": 3, "ncores": 4}, [(4, 5, 6, 7), (8, 9, 10, 11), (12, 13, 14, 15)]),
+        (range(14), {"ncores": 4}, [(12, 13, 14, 15)]),  # some must be shared: as few as possible
+        ((3,), {}, [tuple(range(16))]),
+        ((12,), {"ncores": 6}, [tuple(range(6))]),
+    ],
+)
+def test_free_cores_are_preferred_among_equal_places(tmp_path, others, taken, options, expected):
+    if taken:
+        others(*taken)
+    made = placed(tmp_path, **options)
+    assert cpus(made) == expected
+    shares = not {cpu for one in expected for cpu in one}.isdisjoint(taken)
+    assert bool(made.notes) == shares
+    assert all(note.startswith("shares cores with train.py (PID ") for note in made.notes)
+
+
+def test_what_was_taken_is_never_a_reason_for_crossings_or_fewer_cores(tmp_path, others):
+    others(0, 8)
+    assert cpus(placed(tmp_path, ncores=8)) == [tuple(range(8))]
+    assert len(cpus(placed(tmp_path, instances=4))) == 4
+
+
+def test_exclusive_takes_free_cores_or_names_who_has_them(tmp_path, others):
+    lease = others(0, 1, 2)
+    made = placed(tmp_path, exclusive=True, instances=3, ncores=4)
+    assert {0, 1, 2, 16, 17, 18}.isdisjoint(cpu for one in cpus(made) for cpu in one)
+    with pytest.raises(XLaunchError) as error:
+        placed(tmp_path, exclusive=True, ncores=14)
+    assert str(error.value).startswith(
+        "--exclusive: 1 instance x 14 cores needs 14 cores and 13 are"
+    )
+    assert str(error.value).endswith(f"held by train.py (PID {lease.pid} on CPUs 0-2)")
+    others(*range(3, 16))
+    with pytest.raises(XLaunchError, match=r"no core is free; held by train\.py .* train\.py "):
+        placed(tmp_path, exclusive=True, ncores=1)
+
+
+def test_what_fits_on_no_machine_is_not_waited_for(tmp_path, others):
+    others(0)
+    with pytest.raises(UsageError, match="17 cores"):
+        placed(tmp_path, exclusive=True, wait_s=1000, ncores=17)
+
+
+def test_exclusive_waits_for_the_end_of_others(tmp_path, others):
+    lease = others(*range(16))
+    os.kill(lease.pid, signal.SIGKILL)  # a zombie until it is waited for, which holds nothing
+    made = placed(tmp_path, exclusive=True, wait_s=PATIENCE_S, ncores=16)
+    assert cpus(made) == [tuple(range(16))]
+
+
+def test_a_plan_shows_what_a_launch_would_do_and_records_nothing(tmp_path, others):
+    others(0, 1, 2, 3)
+    made = plan_beside_others(Request.of(ncores=4), HOST, {}, record=False, directory=str(tmp_path))
+    assert cpus(made) == [(4, 5, 6, 7)]
+    assert made.lease is None
+    assert len(leases.read_leases(str(tmp_path))) == 1
+
+
+def start(*words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*XLAUNCH, *words],
+        env=clean_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("options", [[], ["--supervise"]])
+def test_a_running_launch_is_seen_by_ps_and_avoided(needs, options):
+    needs(len(os.sched_getaffinity(0)) >= 2, "two CPUs")
+    everything = str(len(os.sched_getaffinity(0)))
+    program = "import os, time; print(sorted(os.sched_getaffinity(0)), flush=True); time.sleep(100)"
+    with start(*options, "--ncores", "1", "--", sys.executable, "-c", program) as first:
+        assert first.stdout is not None
+        used = json.loads(first.stdout.readline())
+        found = json.loads(ask("ps", "--json").out)["launches"]
+        (mine,) = [one for one in found if one["pid"] == first.pid]
+        assert mine["cpus"] == used
+        assert mine["program"] == Path(sys.executable).name
+        assert mine["rss_bytes"] > 1 << 20
+        second = xlaunch("--ncores", "1", "--", sys.executable, "-c", SHOW)
+        assert json.loads(second.out) != used
+        assert f"PID {first.pid}" in ask("plan", "--exclusive", "--ncores", everything).err
+        first.terminate()
+    assert str(first.pid) not in ask("ps").out.decode()
+
+
+def test_the_last_metric_is_shown():
+    program = "import time\nprint('12 images/s', flush=True)\ntime.sleep(100)"
+    words = ["--metric", "images/s", "--", sys.executable, "-c", program]
+    with start(*words) as launch:
+        deadline = time.monotonic() + PATIENCE_S
+        metric = None
+        while metric is None and time.monotonic() < deadline:
+            found = json.loads(ask("ps", "--json").out)["launches"]
+            metric = next((one["metric"] for one in found if one["pid"] == launch.pid), None)
+        assert metric == "images/s 12"
+        launch.terminate()
+
+
+def test_nothing_runs():
+    assert ask("ps", env=clean_environment()).code == 0
+
+
+# Ranks of real launchers.
+
+PRINT_RANK = """\
+import os, json
+print(json.dumps([sorted(os.sched_getaffinity(0)), os.environ["OMP_NUM_THREADS"]]), flush=True)
+"""
+
+
+def shown_by_ranks(command: list[str | Path], **more: str) -> list[list[object]]:
+    done = run(command, env={**clean_environment(), **more})
+    assert done.code == 0, done.err
+    return sorted(json.loads(line) for line in done.out.splitlines())
+
+
+@pytest.mark.parametrize("bind", ["none", "core"])
+def test_ranks_of_mpirun_have_cores_of_their_own(tmp_path, needs, bind):
+    needs(shutil.which("mpirun"), "mpirun (Debian: openmpi-bin)")
+    needs(len(os.sched_getaffinity(0)) >= 2, "two CPUs")
+    script = tmp_path / "rank.py"
+    script.write_text(PRINT_RANK)
+    mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", bind, "-n", "2"]
+    (first, one), (second, other) = shown_by_ranks([*mpirun, *XLAUNCH, script])
+    assert set(first).isdisjoint(second)  # type: ignore[arg-type]
+    assert (one, other) == (str(len(first)), str(len(second)))  # type: ignore[arg-type]
+
+
+@pytest.mark.long
+def test_ranks_of_torchrun_have_cores_and_threads_of_their_own(tmp_path, needs):
+    needs(len(os.sched_getaffinity(0)) >= 2, "two CPUs")
+    script = tmp_path / "rank.py"
+    script.write_text(PRINT_RANK)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    outside = [*torchrun, "--no-python", *XLAUNCH, script]
+    half = str(len(os.sched_getaffinity(0)) // 2)
+    (first, one), (second, other) = shown_by_ranks(outside)
+    assert set(first).isdisjoint(second)  # type: ignore[arg-type]
+    assert (one, other) == (half, half)
+    assert {threads for _, threads in shown_by_ranks(outside, OMP_NUM_THREADS="3")} == {"3"}
+    composed = shown_by_ranks([*XLAUNCH, "--nproc-per-node", "2", script])
+    assert composed == [[first, half], [second, half]]
+    off = shown_by_ranks([*torchrun, "--no-python", *XLAUNCH, "--rank-mode", "off", script])
+    assert off[0] == off[1]
+
+
+DDP = """\
+import os, sys
+import torch, torch.distributed as dist
+from torch import nn
+from sklearn.datasets import load_digits
+torch.manual_seed(0)
+digits = load_digits()
+images, labels = torch.tensor(digits.data[:512] / 16, dtype=torch.float32), torch.tensor(digits.target[:512])
+model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+rank, size = 0, 1
+if "RANK" in os.environ:
+    dist.init_process_group("gloo")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    model = nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+for _ in range(20):
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(images[rank::size]), labels[rank::size])
+    loss.backward()
+    optimizer.step()
+with torch.no_grad():
+    loss = nn.functional.cross_entropy(model(images), labels)
+if rank == 0:
+    print(f"loss {loss:.4f}", flush=True)
+if size > 1:
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.long
+def test_training_by_placed_ranks_gives_the_same_loss(tmp_path, needs):
+    needs(len(os.sched_getaffinity(0)) >= 2, "two CPUs")
+    script = tmp_path / "train.py"
+    script.write_text(DDP)
+    alone = xlaunch(script)
+    assert alone.code == 0, alone.err
+    ranks = xlaunch("--nproc-per-node", "2", script)
+    assert ranks.code == 0, ranks.err
+    assert alone.out == ranks.out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--nnodes", "2", "--nproc-per-node", "2"], "--nnodes needs --rendezvous HOST:PORT"),
+        (
+            ["--nnodes", "2", "--nproc-per-node", "2", "--rendezvous", "a:1"],
+            "--nnodes 2 needs --node-rank, the number of this host: 0 to 1",
+        ),
+        (["--node-rank", "0"], "--node-rank goes with --nproc-per-node"),
+        (["--nproc-per-node", "max"], "take a number, not max"),
+        (["--wait", "soon"], "'soon' is not a time"),
+    ],
+)
+def test_contradictions_are_one_line(words, said):
+    assert said in ask(*words, "train.py").refused()
+
+
+def test_the_command_of_torchrun_is_shown():
+    words = [
+        "--nproc-per-node",
+        "2",
+        "--nnodes",
+        "3",
+        "--node-rank",
+        "1",
+        "--rendezvous",
+        "h0:29400",
+    ]
+    done = ask(
+        "--dry-run",
+        "--allocator",
+        "glibc",
+        *words,
+        "--synthetic",
+        "core:8",
+        "-m",
+        "train",
+        "--lr",
+        "1",
+    )
+    assert done.code == 0, done.err
+    first, second, *_ = done.out.decode().splitlines()
+    assert "-m torch.distributed.run --nproc-per-node=2 --nnodes=3 --node-rank=1" in first
+    assert "--master-addr=h0 --master-port=29400 --no-python" in first
+    assert first.endswith("-m xlaunch --allocator glibc --synthetic core:8 -m train --lr 1")
+    assert second == "2 instances on CPUs 0-7"

@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real services under a real load generator: what is measured, and that nothing is left running."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.tuner.launches.conftest import MakeRunner
+
+from xlaunch.machine import read_machine
+from xlaunch.planning import Request
+from xtune.launches.launch import Launch, Outcome
+from xtune.launches.services import Service, cores_beside, cores_kept_free, free_ports, with_ports
+from xtune.space.parameters import BARE, Configuration
+
+DEFAULT, TWO = Configuration({}), Configuration({"layout": "2x1"})
+
+SERVER = """
+import http.server, json, os, signal, subprocess, sys, time
+name, port = sys.argv[1:3]
+if name == "broken":
+    print("no such model", file=sys.stderr)
+    sys.exit(3)
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def do_GET(self):
+        if self.path == "/die": os._exit(7)
+        self.send_response(500 if self.path == "/bad" else 200)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"ok")
+    def log_message(self, *_): pass
+server = http.server.ThreadingHTTPServer(("127.0.0.1", int(port)), Handler)
+with open(f"{name}-{port}.json", "w") as file:
+    json.dump(sorted(os.sched_getaffinity(0)), file)
+if name == "parent":
+    subprocess.Popen(["sleep", "1000.25"], start_new_session=True)
+if name == "stubborn":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("now serving", port, flush=True)
+server.serve_forever()
+"""
+
+GENERATOR = """
+import http.client, os, sys, time
+port, path = int(sys.argv[1]), sys.argv[2]
+connection, ends, count = http.client.HTTPConnection("127.0.0.1", port), time.monotonic() + 0.2, 0
+while time.monotonic() < ends:
+    connection.request("GET", path)
+    status = connection.getresponse().read()
+    count += 1
+print(f"Requests/sec: {count / 0.2}")
+print("  99%  1.50ms")
+print("generator cpus:", len(os.sched_getaffinity(0)))
+if path == "/bad": print("  Non-2xx or 3xx responses:", count)
+"""
+
+Measure = Callable[..., Launch]
+
+
+@pytest.fixture
+def measure(make_runner: MakeRunner, tmp_path: Path) -> Measure:
+    """Measures a service of that name once."""
+    (tmp_path / "server.py").write_text(SERVER)
+    (tmp_path / "generate.py").write_text(GENERATOR)
+
+    def once(
+        name: str = "plain",
+        configuration: Configuration = DEFAULT,
+        *,
+        ready: str = "http://127.0.0.1:{port}/",
+        path: str = "/",
+        command: str | None = None,
+        ready_timeout_s: float = 60.0,
+        limit_s: float | None = None,
+        asked: dict[str, object] | None = None,
+        **options: object,
+    ) -> Launch:
+        program = (sys.executable, "server.py", name, "{port}")
+        generate = command or f"{sys.executable} generate.py {{port}} {path}"
+        base = with_ports(Request.of(*program))
+        runner = make_runner(
+            "",
+            "requests/sec",
+            program=base.program.words,
+            asked={"substitute": True, **(asked or {})},
+            service=Service(ready, generate, ready_timeout_s),
+            **options,
+        )
+        return runner.measure(configuration, limit_s=limit_s)
+
+    yield once
+    left = [one.info for one in psutil.process_iter(["cmdline"]) if is_ours(one.info["cmdline"])]
+    assert left == []
+
+
+def is_ours(command: list[str] | None) -> bool:
+    words = command or []
+    return "1000.25" in words or any(word in ("server.py", "generate.py") for word in words)
+
+
+@pytest.mark.parametrize("ready", ["http://127.0.0.1:{port}/", "{port}", "now serving"])
+@pytest.mark.parametrize("configuration", [BARE, DEFAULT])
+def test_a_service_is_measured_when_it_is_ready(
+    measure: Measure, ready: str, configuration: Configuration
+) -> None:
+    launch = measure(
+        "plain", configuration, ready=ready, requirements=["p99 <= 20 ms", "requests/sec >= 1"]
+    )
+    assert launch.outcome is Outcome.MEASURED, launch
+    assert launch.value is not None
+    assert launch.value >= 5
+    seen = dict(launch.requirements)
+    assert seen == {"p99 <= 20 ms": 0.0015, "requests/sec >= 1": launch.value}
+    assert ("latency p99", 0.0015) not in launch.metrics  # one value has no spread
+    assert launch.secondary.wall_s > 0.2
+
+
+@pytest.mark.usefixtures("two_cpus")
+def test_each_instance_has_a_port_and_a_generator(measure: Measure, tmp_path: Path) -> None:
+    launch = measure("plain", TWO, metrics=["generator cpus"])
+    assert launch.outcome is Outcome.MEASURED, launch
+    ports = [int(path.stem.partition("-")[2]) for path in tmp_path.glob("plain-*.json")]
+    assert len(set(ports)) == 2
+
+
+@pytest.mark.usefixtures("two_cpus")
+@pytest.mark.parametrize("configuration", [BARE, Configuration({"layout": "1x1"})])
+def test_the_generator_runs_beside_the_service(
+    measure: Measure, tmp_path: Path, configuration: Configuration
+) -> None:
+    machine = read_machine()
+    first, *others = machine.limits.allowed_cpus
+    free = cores_beside(machine, (first,))
+    launch = measure("plain", configuration, asked={"cpus": (first,)}, metrics=["generator cpus"])
+    assert dict(launch.metrics)["generator cpus"] == (len(free) or len(others) + 1)
+    (used,) = [path.read_text() for path in tmp_path.glob("plain-*.json")]
+    if free:
+        assert used == f"[{first}]"
+    assert cores_kept_free(Request.of("x", cpus=(first,)), machine) == free
+    assert cores_kept_free(Request.of("x"), machine) == ()
+
+
+def test_a_load_is_divided_among_instances(measure: Measure) -> None:
+    show = "import sys; print('Requests/sec:', sys.argv[1])"
+    launch = measure("plain", BARE, command=f'{sys.executable} -c "{show}" {{64/count}}')
+    assert launch.value == 64
+
+
+# What goes wrong is one clear line, and nothing is left running (see the fixture).
+
+
+def reason(launch: Launch) -> str:
+    assert launch.value is None
+    return launch.notes[0]
+
+
+def test_a_service_that_never_gets_ready(measure: Measure) -> None:
+    launch = measure(ready="no such line", ready_timeout_s=0.5)
+    assert launch.outcome is Outcome.TIMED_OUT
+    assert reason(launch) == (
+        "the service was not ready (no such line) after 0.5 s: see --ready-timeout"
+    )
+    assert (launch.exit_code, launch.stderr_tail, launch.notes[1:]) == (None, "", ())
+
+
+def test_a_service_that_ends_before_it_is_ready(measure: Measure) -> None:
+    launch = measure("broken")
+    assert launch.outcome is Outcome.CRASHED
+    assert (
+        reason(launch)
+        == "the service ended before it was ready: instance 0 failed with exit code 3"
+    )
+    assert launch.stderr_tail == "no such model"
+
+
+def test_a_service_that_dies_under_load(measure: Measure) -> None:
+    launch = measure(path="/die")
+    assert launch.outcome is Outcome.CRASHED
+    assert (
+        reason(launch)
+        == "the service ended while it was measured: instance 0 failed with exit code 7"
+    )
+
+
+def test_failed_requests_are_not_a_measurement(measure: Measure) -> None:
+    launch = measure(path="/bad")
+    assert launch.outcome is Outcome.CRASHED
+    assert reason(launch).startswith("requests failed: Non-2xx or 3xx responses: ")
+
+
+def test_a_service_with_children_that_does_not_end_when_asked(measure: Measure) -> None:
+    for name in ("parent", "stubborn"):
+        assert measure(name).outcome is Outcome.MEASURED
+
+
+def test_a_generator_that_does_not_end(measure: Measure) -> None:
+    launch = measure(command="sleep 1000.25", limit_s=1.5)
+    assert launch.outcome is Outcome.TIMED_OUT
+    assert reason(launch) == "the generator took longer than the time limit"
+
+
+def test_a_generator_without_the_metric_or_with_an_error(measure: Measure) -> None:
+    launch = measure(command="echo Requests per second: 12")
+    assert launch.outcome is Outcome.NO_METRIC
+    assert reason(launch) == (
+        "the generator printed no 'requests/sec'; its last lines: Requests per second: 12"
+    )
+    failed = measure(command="ls /no/such/file")
+    assert reason(failed).startswith("the generator failed with exit code 2: ls: ")
+
+
+def test_commands_before_and_after_each_launch(make_runner: MakeRunner, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    note = f"{sys.executable} -c \"import sys; open('log', 'a').write(sys.argv[1])\""
+    code = "open('log', 'a').write('2'); tell('1 x/s'); tell('2 x/s')"
+    runner = make_runner(code, prepare=f"{note} 1", cleanup=f"{note} 3")
+    assert runner.measure(DEFAULT).outcome is Outcome.MEASURED
+    assert runner.measure(BARE).outcome is Outcome.MEASURED
+    assert log.read_text() == "123123"
+    broken = make_runner(code, prepare="ls /no/such/file", cleanup=f"{note} 3").measure(DEFAULT)
+    assert broken.outcome is Outcome.NOT_STARTED
+    assert broken.notes[0].startswith("--prepare 'ls /no/such/file' failed with exit code 2: ls: ")
+    assert log.read_text() == "1231233"
+
+
+def test_free_ports_are_free() -> None:
+    first = free_ports(4)
+    assert 20_000 <= first < 32_000
+    for port in range(first, first + 4):
+        with socket.socket() as place:
+            place.bind(("", port))

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The numbers in the output of a load generator, such as wrk, hey or ``vllm bench serve``.
+
+A metric is read by its name, whatever its case, or by a regular expression:
+
+    Requests/sec:   1510.46                 requests/sec
+    Request throughput (req/s):      2.32   request throughput
+    P99 TTFT (ms):                 364.32   p99(TTFT), or P99 TTFT
+    99%   10.24ms;  99% in 0.0102 secs      p99, or p99(latency)
+
+With a generator for each instance, rates are added; of times and percentiles the largest counts, of
+other numbers the mean.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from statistics import fmean
+
+from xlaunch.metrics.metric_lines import SECONDS_PER_UNIT, Kind, Value, convert, parse_metric
+from xtune.launches.launch import Steadiness
+from xtune.launches.summaries import Summary, unit_in
+
+LATENCY = "latency"
+"""The name of percentiles that are printed without one."""
+
+_NUMBER = r"([-+]?[0-9][0-9,]*(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?)"
+_UNIT = "|".join(sorted(SECONDS_PER_UNIT, key=len, reverse=True))
+_PERCENTILE = re.compile(rf"\s*(50|90|99)(?:\.0+)?%+\s+(?:in\s+)?{_NUMBER}\s?({_UNIT})\s*")
+_NAMED_PERCENTILE = re.compile(rf"\s*P(50|90|99) ([\w /-]+?) \(({_UNIT})\):\s*{_NUMBER}\s*")
+_ERRORS = re.compile(
+    r"\s*(Non-2xx or 3xx responses: .*|\[[45]\d\d\]\s+\d+ responses|Failed requests:\s+0*[1-9].*)"
+)
+"""wrk, hey, and ``vllm bench serve``."""
+
+
+def summaries_of(outputs: Sequence[str], metrics: Sequence[str]) -> dict[str, Summary]:
+    """The metrics with a value in every output, by name, and the percentiles of latencies.
+
+    metrics
+        As for xlaunch's --metric. The last value of an output counts.
+    """
+    found = dict[str, Summary]()
+    for text in metrics:
+        metric = parse_metric(text)
+        values = [_last(text, output) for output in outputs]
+        seen = [value for value in values if value is not None]
+        if seen and len(seen) == len(values):
+            unit = next((value.unit for value in seen if value.unit), unit_in(metric.name))
+            numbers = [convert(value, unit) for value in seen]
+            total = fmean(numbers)
+            if metric.kind is not Kind.VALUE:
+                total = max(numbers) if metric.kind is Kind.TIME else math.fsum(numbers)
+            found[metric.name] = _summary(metric.name, metric.kind, unit, total)
+    for name, percentiles in _percentiles(outputs).items():
+        half = percentiles.get("50", found[name].value if name in found else math.nan)
+        made = _summary(name, Kind.TIME, "s", half)
+        found[name] = made._replace(p90=percentiles.get("90"), p99=percentiles.get("99"))
+    return found
+
+
+def errors_in(output: str) -> str:
+    """The line that says that requests failed; empty without one."""
+    found = filter(None, map(_ERRORS.fullmatch, output.splitlines()))
+    return next((" ".join(one[1].split()) for one in found), "")
+
+
+def _last(text: str, output: str) -> Value | None:
+    metric, lower = parse_metric(text), parse_metric(text.lower()) if "(" not in text else None
+    labelled = re.compile(
+        rf"\s*{re.escape(metric.name)}\s*(?:\((\w+(?:/\w+)?)\))?\s*[:=]\s*{_NUMBER}\s?({_UNIT})?(?![\w.]).*",
+        re.IGNORECASE,
+    )
+    for line in reversed(output.splitlines()):
+        found = labelled.fullmatch(line) if metric.named else None
+        if found is not None:
+            unit = found[3] or (found[1] if found[1] in SECONDS_PER_UNIT else None)
+            return Value(float(found[2].replace(",", "")), unit)
+        value = metric.read(line) or (lower.read(line.lower()) if lower is not None else None)
+        if value is not None:
+            return value
+    return None
+
+
+def _percentiles(outputs: Sequence[str]) -> dict[str, dict[str, float]]:
+    """In seconds, by metric and percentile; the largest of all outputs."""
+    rows = dict[str, dict[str, float]]()
+    for line in "\n".join(outputs).splitlines():
+        if found := _PERCENTILE.fullmatch(line):
+            name, percentile, number, unit = LATENCY, found[1], found[2], found[3]
+        elif found := _NAMED_PERCENTILE.fullmatch(line):
+            percentile, name, unit, number = found.groups()
+        else:
+            continue
+        seconds = float(number.replace(",", "")) * SECONDS_PER_UNIT[unit]
+        row = rows.setdefault(name, {})
+        row[percentile] = max(row.get(percentile, 0.0), seconds)
+    return rows
+
+
+def _summary(name: str, kind: Kind, unit: str | None, value: float) -> Summary:
+    """Of a value that a generator summarized itself."""
+    return Summary(
+        name,
+        kind,
+        unit if kind is Kind.TIME else None,
+        value,
+        Steadiness.TOO_FEW,
+        count=1,
+        mean=value,
+        p90=None,
+        p99=None,
+        window_s=(0.0, math.inf),
+        notes=(),
+    )

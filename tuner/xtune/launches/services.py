@@ -1,0 +1,323 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measurement of a service by a load generator that someone else wrote.
+
+    start the service in its layout -> wait until every instance is ready -> run the generators
+    -> stop the service -> read what the generators printed
+
+Service and generators are supervised by xlaunch, so neither leaves a process behind. Every instance
+has a port of its own. The generators run on cores that the service does not use, if there are any.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import random
+import re
+import select
+import shlex
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import xlaunch
+from xlaunch.environment.substitution import substitute, words_of
+from xlaunch.errors import UsageError, XLaunchError
+from xlaunch.machine.topology import CPUs, Machine
+from xlaunch.metrics.live import LiveLine
+from xlaunch.planning import Plan, ProgramRequest, Request, RunRequest
+from xlaunch.supervision.keeper_client import RunningLaunch
+from xlaunch.text import number
+from xtune.launches.bare import bare_command
+from xtune.launches.energy import EnergyMeter
+from xtune.launches.generators import errors_in
+from xtune.launches.launch import Outcome
+from xtune.launches.outputs import Tail
+
+FIRST_PORT = 8000
+"""Of the commands that are shown; a launch takes free ports."""
+
+PORT = "{port}"
+PORTS = range(20_000, 32_000)
+"""Below the ports that Linux gives to outgoing connections."""
+
+MIN_PAUSE_S, MAX_PAUSE_S = 0.02, 0.25
+"""Pause between two attempts to reach the service."""
+
+ANSWER_S = 2.0
+"""Time limit of an attempt."""
+
+ENDED_UNDER_LOAD = "the service ended while it was measured"
+
+MAX_OUTPUT = 1 << 22
+"""Bytes of a generator's output that are read, from its end."""
+
+
+class Service(NamedTuple):
+    """How a service is measured."""
+
+    ready: str
+    """A URL that answers, a port that accepts connections, or text of a line that it prints."""
+    measure: str
+    """The generator's command. With words in braces: one for each instance."""
+    ready_timeout_s: float = 120.0
+
+    @property
+    def awaited_line(self) -> str | None:
+        """The text of the line that says that it is ready; None if it is asked."""
+        is_url = self.ready.startswith(("http://", "https://"))
+        return None if is_url or self._is_port else self.ready
+
+    @property
+    def _is_port(self) -> bool:
+        return self.ready == PORT or self.ready.isdigit()
+
+    def is_up(self, words: Mapping[str, str]) -> bool:
+        """Whether an instance answers. `words`: its words in braces."""
+        place = substitute(self.ready, words)
+        try:
+            if self._is_port:
+                socket.create_connection(("127.0.0.1", int(place)), ANSWER_S).close()
+            else:
+                # Proxies are for other hosts.
+                opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+                opener.open(place, timeout=ANSWER_S).close()
+        except (OSError, ValueError, http.client.HTTPException):
+            return False
+        return True
+
+
+class Load(NamedTuple):
+    """What the generators of a launch did."""
+
+    outputs: tuple[str, ...] = ()
+    """What each printed."""
+    outcome: Outcome = Outcome.MEASURED
+    problem: str = ""
+    """Why there is nothing to read; empty if all went well."""
+    service_ended: bool = False
+    """By itself."""
+    said: str = ""
+    """The last lines of the service's standard error."""
+
+
+def require_service(service: Service) -> None:
+    """Raise `UsageError` for a service that cannot be measured as asked."""
+    words = _words(service.measure, "--measure")
+    bare_command(ProgramRequest(words), RunRequest(), os.environ, xlaunch.read_machine())  # raises
+    if not service.ready.strip():
+        raise UsageError("--ready: name a URL, a port, or text of a line that the service prints")
+
+
+def with_ports(request: Request) -> Request:
+    """The request with ``{port}`` as ports that xlaunch counts: ``{8000+index}``."""
+    return _replaced(request, PORT, _counted(FIRST_PORT)).replace(substitute=True)
+
+
+def at_ports(request: Request, first: int) -> Request:
+    """The request of `with_ports` with its ports from `first` on."""
+    return _replaced(request, _counted(FIRST_PORT), _counted(first))
+
+
+def free_ports(count: int) -> int:
+    """The first of `count` consecutive ports that nothing listens on. Raises `XLaunchError`."""
+    for _ in range(100):
+        first = random.randrange(PORTS.start, PORTS.stop - count)  # noqa: S311 - no secret
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            for port in range(first, first + count):
+                stack.enter_context(socket.socket()).bind(("", port))
+            return first
+    raise XLaunchError(f"no {count} consecutive ports from {PORTS.start} to {PORTS.stop} are free")
+
+
+def cores_kept_free(request: Request, machine: Machine) -> CPUs:
+    """The CPUs that --cpus and --numa-nodes leave to generators; empty without them."""
+    nodes = machine.topology.numa_nodes
+    layout = request.layout
+    if layout.cpus is not None:
+        used = layout.cpus
+    elif layout.numa_nodes is not None:
+        used = tuple([c for node in nodes if node.id in layout.numa_nodes for c in node.cpus])
+    else:
+        return ()
+    return cores_beside(machine, used)
+
+
+def cpus_of_bare(plan: Plan, machine: Machine, kept_free: CPUs) -> CPUs:
+    """The CPUs of a bare command that leaves some to generators; empty: all, or it is bound."""
+    if plan.bound or not kept_free:
+        return ()
+    return tuple(set(machine.limits.allowed_cpus) - set(kept_free))
+
+
+def cores_beside(machine: Machine, used: CPUs) -> CPUs:
+    """The allowed CPUs whose cores `used` does not touch."""
+    allowed, taken = set(machine.limits.allowed_cpus), set(used)
+    cores = [core for core in machine.topology.cores if not taken & set(core)]
+    return tuple(sorted(cpu for core in cores for cpu in core if cpu in allowed))
+
+
+@contextlib.contextmanager
+def confined(cpus: CPUs) -> Iterator[None]:
+    """In the block, this thread and what it starts run on these CPUs only; empty: anywhere."""
+    before = os.sched_getaffinity(0)
+    if cpus:
+        os.sched_setaffinity(0, cpus)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def run_command(text: str, option: str) -> str:
+    """Run the command of --prepare or --cleanup; why it failed, or empty."""
+    try:
+        done = subprocess.run(
+            _words(text, option), stdin=subprocess.DEVNULL, capture_output=True, check=False
+        )
+    except OSError as error:
+        return f"{option} {text!r} cannot be run: {error.strerror}"
+    said = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()
+    last = f": {said[-1]}" if said else ""
+    return f"{option} {text!r} failed with exit code {done.returncode}{last}" * bool(
+        done.returncode
+    )
+
+
+class Running(NamedTuple):
+    """A launch of a service."""
+
+    run: RunningLaunch
+    plan: Plan
+    tail: Tail
+    meter: EnergyMeter
+    first_port: int
+    deadline: float | None
+    """Its end at the latest, on the clock of `time.monotonic()`."""
+
+    @property
+    def words(self) -> list[dict[str, str]]:
+        """The words in braces of each instance."""
+        return [
+            {**words_of(self.plan, one), "port": str(self.first_port + one.index)}
+            for one in self.plan.instances
+        ]
+
+    def has_ended(self, pause_s: float, others: Sequence[RunningLaunch] = ()) -> bool:
+        """Wait for the end of a run, at most `pause_s`; whether the service has ended."""
+        poll = select.poll()
+        for one in (self.run, *[one for one in others if not one.wait(0)]):
+            poll.register(one.fileno(), select.POLLIN)
+        poll.poll(1000.0 * pause_s)
+        self.tail.take()
+        self.meter.sample()
+        return self.run.wait(0)
+
+
+def put_under_load(
+    service: Service,
+    running: Running,
+    machine: Machine,
+    environment: Mapping[str, str],
+    kept_free: CPUs,
+) -> Load:
+    """Wait until a service is ready, and run its generators until all have ended.
+
+    environment
+        Of the generators.
+    kept_free
+        See `cores_kept_free`. Without them, generators get the cores that the layout leaves idle.
+    """
+    load = _wait_until_ready(service, running)
+    if load.problem:
+        return load
+    plan = running.plan
+    used = tuple([cpu for one in plan.instances for cpu in one.cpus]) if plan.bound else ()
+    cpus = kept_free or (cores_beside(machine, used) if used else ())
+    with contextlib.ExitStack() as stack:
+        generators, files = [], []
+        for command in dict.fromkeys(_command_of(service, words) for words in running.words):
+            request, asked = ProgramRequest(_words(command, "--measure")), RunRequest()
+            made, prepared = bare_command(request, asked, environment, machine)
+            files.append(stack.enter_context(tempfile.TemporaryFile()))
+            with confined(cpus):
+                output = files[-1].fileno()
+                run = xlaunch.start(made, prepared, asked, stdout=output, stderr=output)
+            generators.append(stack.enter_context(run))
+        while not all(one.wait(0) for one in generators):
+            if running.has_ended(MAX_PAUSE_S, generators):
+                return Load((), Outcome.CRASHED, ENDED_UNDER_LOAD, True)
+            if running.deadline is not None and time.monotonic() > running.deadline:
+                return Load((), Outcome.TIMED_OUT, "the generator took longer than the time limit")
+        outputs = tuple([_text_of(file.fileno()) for file in files])
+        codes = [one.report().exit_code for one in generators]
+        if any(codes) and running.has_ended(ANSWER_S):  # the generators failed because of that
+            return Load((), Outcome.CRASHED, ENDED_UNDER_LOAD, True)
+    for code, printed in zip(codes, outputs, strict=True):
+        if code:
+            last = printed.strip().rpartition("\n")[2] or "it printed nothing"
+            problem = f"the generator failed with exit code {code}: {last}"
+            return Load(outputs, Outcome.NO_METRIC, problem)
+        if errors := errors_in(printed):
+            return Load(outputs, Outcome.CRASHED, f"requests failed: {errors}")
+    return Load(outputs)
+
+
+def _wait_until_ready(service: Service, running: Running) -> Load:
+    """Wait until every instance is ready."""
+    words, awaited, started = running.words, service.awaited_line, time.monotonic()
+    waiting, pause_s = set(range(len(words))), MIN_PAUSE_S
+    while waiting:
+        if running.has_ended(pause_s):
+            return Load((), Outcome.CRASHED, "the service ended before it was ready", True)
+        if awaited is None:
+            waiting = {at for at in waiting if not service.is_up(words[at])}
+        else:
+            lines = (one for one in running.run.live() if isinstance(one, LiveLine))
+            waiting -= {one.instance for one in lines if awaited in one.text}
+        if waiting and time.monotonic() - started > service.ready_timeout_s:
+            ready, limit = substitute(service.ready, words[min(waiting)]), service.ready_timeout_s
+            problem = f"the service was not ready ({ready}) after {number(limit)} s"
+            return Load((), Outcome.TIMED_OUT, f"{problem}: see --ready-timeout")
+        pause_s = min(1.5 * pause_s, MAX_PAUSE_S)
+    return Load()
+
+
+def _command_of(service: Service, words: Mapping[str, str]) -> str:
+    """The generator's command for an instance. **Ex.:** ``-c{64/count}`` of 4 is ``-c16``."""
+    shared = re.sub(
+        r"\{(\d{1,9})/count\}",
+        lambda found: str(max(1, int(found[1]) // int(words["count"]))),
+        service.measure,
+    )
+    return substitute(shared, words)
+
+
+def _counted(first: int) -> str:
+    return f"{{{first}+index}}"
+
+
+def _replaced(request: Request, old: str, new: str) -> Request:
+    words = tuple([word.replace(old, new) for word in request.program.words])
+    env = tuple([(name, value.replace(old, new)) for name, value in request.program.env])
+    return request.replace(words=words, env=env)
+
+
+def _words(command: str, option: str) -> tuple[str, ...]:
+    try:
+        words = tuple(shlex.split(command))
+    except ValueError as error:
+        raise UsageError(f"{option} {command!r}: {error}") from None
+    if not words:
+        raise UsageError(f"{option}: name a command, such as 'wrk -d5 http://127.0.0.1:{PORT}/'")
+    return words
+
+
+def _text_of(descriptor: int) -> str:
+    size = os.fstat(descriptor).st_size
+    return os.pread(descriptor, MAX_OUTPUT, max(0, size - MAX_OUTPUT)).decode(errors="replace")
