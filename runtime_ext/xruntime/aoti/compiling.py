@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import os
+import shlex
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,7 @@ from typing import Any
 import torch
 
 from xruntime.aoti.files import own_description
-from xruntime.aoti.linking import linking_settings
+from xruntime.aoti.inputs import memory_format
 from xruntime.compilation.inductor import (
     compiling,
     eager_module,
@@ -24,6 +27,16 @@ from xruntime.compilation.samples import Sample, check_threads, sample_call
 from xruntime.errors import CompilationError
 from xruntime.pytrees import mapped
 from xruntime.threads.team import team_of
+
+_OPTIONS = "-Wl,-Bsymbolic -Wl,--exclude-libs,libstdc++.a"
+
+_SCRIPT = """\
+#!/bin/sh
+for argument in "$@"; do
+    [ "$argument" = -shared ] && exec {compiler} "$@" {options}
+done
+exec {compiler} "$@"
+"""
 
 
 def compile_package(
@@ -83,16 +96,10 @@ def _dense(call: Sample) -> Sample:
     """Return the same call with tensors without gaps, so that the package expects such."""
 
     def dense(value: Any) -> Any:
-        gaps = isinstance(value, torch.Tensor) and _has_gaps(value)
+        gaps = isinstance(value, torch.Tensor) and memory_format(value) is None
         return value.contiguous() if gaps else value
 
     return Sample(mapped(dense, call.args), mapped(dense, call.kwargs))
-
-
-def _has_gaps(value: torch.Tensor) -> bool:
-    formats = [torch.contiguous_format]
-    formats += {4: [torch.channels_last], 5: [torch.channels_last_3d]}.get(value.dim(), [])
-    return not any(value.is_contiguous(memory_format=known) for known in formats)
 
 
 def _varying(module: torch.nn.Module, call: Sample) -> dict[str, Any]:
@@ -104,3 +111,43 @@ def _varying(module: torch.nn.Module, call: Sample) -> dict[str, Any]:
 
     bound = inspect.signature(module.forward).bind(*call.args, **call.kwargs)
     return {name: mapped(vary, value) for name, value in bound.arguments.items()}
+
+
+def linking_settings() -> dict[str, object]:
+    """Return settings of Inductor with which each package uses its own copy of the functions that it defines.
+
+    None on other systems than Linux.
+
+    A package's library parses a device's name with std::regex, whose code is compiled into every library
+    that uses it, under the same names. The loader binds all of them to the first that it finds; compiled by
+    another version of GCC, that crashes (seen with GCC 13 and a torch 2.11 for CUDA 13, also in torch's own
+    loader). -Bsymbolic binds a library's calls to its own definitions.
+
+    A compiler without a shared libstdc++ links the static one into the library. Its unique symbols are shared
+    with the process in spite of -Bsymbolic: half of the library's locale would be the process's, and parsing
+    the name ends in bad_cast or a crash (seen on Ubuntu 24.04). So names from the static libstdc++ are hidden.
+
+    torch has no setting for linker options, but one for the compiler: a script that adds the options when a
+    library is linked.
+
+    The script is in torch's cache directory, under a path that changes only with its text, because the
+    path is part of the key of torch's cache.
+    """
+    if sys.platform != "linux":
+        return {}
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    compiler = get_cpp_compiler()
+    text = _SCRIPT.format(compiler=shlex.quote(compiler), options=_OPTIONS)
+    name = hashlib.sha256(text.encode()).hexdigest()[:16]
+    directory = os.path.join(cache_dir(), "xruntime", name)
+    # torch distinguishes GCC and Clang by the name.
+    script = os.path.join(directory, os.path.basename(compiler))
+    os.makedirs(directory, mode=0o700, exist_ok=True)
+    partial = f"{script}.{os.getpid()}"
+    with open(partial, "w") as file:
+        file.write(text)
+    os.chmod(partial, 0o700)
+    os.replace(partial, script)
+    return {"cpp.cxx": (None, script)}

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -28,6 +28,20 @@ _NUMBER = re.compile(
 _VARYING = re.compile(r'"input_handles\[(\d+)\]: dim value is too (?:small|large) at (\d+), "')
 _HANDLE = re.compile(r"\b(\w+)(?:_handle)? = \w*(?:Handle)?\(?input_handles\[(\d+)\]\)?;")
 _DTYPE = re.compile(r"int32_t (\w+)_expected_dtype = aoti_torch_dtype_(\w+)\(\);")
+
+
+CONTIGUOUS: Final = "contiguous"
+_FORMATS: Final = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def memory_format(tensor: torch.Tensor) -> str | None:
+    """How a tensor lies in memory; None if it has gaps or another order."""
+    if tensor.is_contiguous():
+        return CONTIGUOUS
+    wanted = _FORMATS.get(tensor.dim())
+    if wanted is not None and tensor.is_contiguous(memory_format=wanted):
+        return "channels_last"
+    return None
 
 
 class InputSpec(NamedTuple):

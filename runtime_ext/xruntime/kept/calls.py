@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils import _pytree as pytree
 
+from xruntime.aoti.inputs import CONTIGUOUS, memory_format
+
 Sizes = tuple[tuple[int, ...], ...]
 
 
@@ -34,20 +36,17 @@ class Form(NamedTuple):
 class FlatCall(NamedTuple):
     """A call by its form and its tensors."""
 
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
     form: Form
     tensors: list[torch.Tensor]
     leaves: list[Any]
-
-    @property
-    def sizes(self) -> Sizes:
-        return tuple([tuple(tensor.shape) for tensor in self.tensors])
+    sizes: Sizes
 
 
 _CONSTANTS = frozenset(
     (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 )
-CONTIGUOUS = "contiguous"
-_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def flat_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> FlatCall | None:
@@ -65,24 +64,15 @@ def flat_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> FlatCall | None:
             if leaf.device.type != "cpu" or leaf.layout is not torch.strided:
                 return None
             tensor = leaf.resolve_conj().resolve_neg()
-            layout = _memory_format(tensor)
+            layout = memory_format(tensor)
             tensors.append(tensor if layout is not None else tensor.contiguous())
             facts.append((leaf.dtype, leaf.dim(), layout or CONTIGUOUS))
         elif kind in _CONSTANTS:
             facts.append((kind, leaf))
         else:
             return None
-    return FlatCall(Form(nest, tuple(facts)), tensors, leaves)
-
-
-def _memory_format(tensor: torch.Tensor) -> str | None:
-    """How a tensor lies in memory; None if it has gaps or another order."""
-    if tensor.is_contiguous():
-        return CONTIGUOUS
-    wanted = _FORMATS.get(tensor.dim())
-    if wanted is not None and tensor.is_contiguous(memory_format=wanted):
-        return "channels_last"
-    return None
+    sizes = tuple([tuple(tensor.shape) for tensor in tensors])
+    return FlatCall(args, kwargs, Form(nest, tuple(facts)), tensors, leaves, sizes)
 
 
 class Pattern(NamedTuple):

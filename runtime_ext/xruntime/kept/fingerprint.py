@@ -19,15 +19,21 @@ import types
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from operator import is_
 from typing import Any, Final, NamedTuple
 
 import torch
+
+from xruntime.kept.watched_state import contents
 
 CHUNK_BYTES: Final = 16 << 20
 """Weights are hashed in pieces of this size, by as many threads as torch has."""
 
 MAX_DEPTH: Final = 12
 """Of plain objects that are looked into."""
+
+MAX_HELD: Final = 256
+"""Larger containers among global variables are compared by identity alone: it is done in each call."""
 
 _PLAIN: Final = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 _OWN: Final = frozenset(vars(torch.nn.Module())) - {"training"}
@@ -40,16 +46,31 @@ class Fingerprint(NamedTuple):
     digits: str
     """32 hexadecimal digits."""
 
-    read: tuple[tuple[dict[str, Any], str, Any], ...]
-    """The global variables: namespace, name, and value."""
+    read: tuple[tuple[dict[str, Any], str, Any, tuple[Any, ...] | None], ...]
+    """The global variables: namespace, name, value, and what a container or an object held."""
 
     def changed(self) -> str | None:
         """Return the name of a global variable that has another value now; None if none has."""
-        for space, name, value in self.read:
+        for space, name, value, held in self.read:
             now = space.get(name)
             if now is not value and not (isinstance(value, _PLAIN) and _same(now, value)):
                 return name
+            if held is not None and not _holds(value, held):
+                return name
         return None
+
+
+def _held(value: Any) -> tuple[Any, ...] | None:
+    """What a container or a plain object holds; None for another value."""
+    inner = contents(value)
+    if inner is None or len(inner) > MAX_HELD:
+        return None
+    return (*inner, *inner.values()) if isinstance(inner, dict) else tuple(inner)
+
+
+def _holds(value: Any, held: tuple[Any, ...]) -> bool:
+    now = _held(value)
+    return now is not None and len(now) == len(held) and all(map(is_, now, held))
 
 
 def _same(now: Any, value: Any) -> bool:
@@ -110,7 +131,7 @@ class _Facts:
 
         self._followed: set[int] = set()
         self._waiting: list[Any] = []
-        self.read: list[tuple[dict[str, Any], str, Any]] = []
+        self.read: list[tuple[dict[str, Any], str, Any, tuple[Any, ...] | None]] = []
 
     def lines(self) -> list[str]:
         """Return all lines: those of the modules in order, and those of code sorted."""
@@ -200,7 +221,7 @@ class _Facts:
             if word not in function.__globals__:
                 continue
             value = function.__globals__[word]
-            self.read.append((function.__globals__, word, value))
+            self.read.append((function.__globals__, word, value, _held(value)))
             self._add_global(word, value)
             if isinstance(value, types.ModuleType) and not self._is_installed(value.__name__):
                 for attribute in words:
@@ -211,8 +232,13 @@ class _Facts:
         self.follow(value)
         if isinstance(value, _PLAIN) and not name.endswith(_UNRELATED):
             self._code[f"{name}={_text(value)}"] = None
-        elif isinstance(value, (tuple, frozenset)) and all(isinstance(it, _PLAIN) for it in value):
-            self._code[f"{name}={sorted(map(repr, value))}"] = None
+            return
+        if isinstance(value, torch.Tensor):
+            self._code[f"{name}: {_tensor_facts(value)} {weights_digest([value]).hex()}"] = None
+            return
+        held = value if isinstance(value, (tuple, frozenset)) else _held(value)
+        if held is not None and all(isinstance(it, _PLAIN) for it in held):
+            self._code[f"{name}={sorted(map(_text, held))}"] = None
 
     def _is_installed(self, module: str) -> bool:
         """Whether a module belongs to a package, whose version is noted then."""

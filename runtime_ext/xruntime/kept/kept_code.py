@@ -24,15 +24,15 @@ from xruntime.kept.calls import FlatCall, Form, Nest, Pattern, Sizes, flat_call
 from xruntime.kept.fingerprint import Fingerprint, fingerprint
 from xruntime.kept.libraries import (
     FORMAT,
-    MAX_CODES,
     CallKey,
-    Libraries,
+    Lane,
     Library,
     ModelCall,
-    making,
     own_memory_problem,
     settings,
+    store_for,
     tensors_of,
+    turn,
 )
 from xruntime.kept.making import CAN_FORK, NotCompiledError, Order
 from xruntime.kept.store import Code, open_store
@@ -91,7 +91,6 @@ class KeptCode(CompiledCode):
         self._asked = dict(options or {})
         # Enough for streams on all CPUs; they share the weights.
         self._runners = max(1, (os.cpu_count() or 1) // threads)
-        self._libraries = Libraries(self.model, self._note)
         self._choosing = threading.RLock()
         self._found = _Found()
 
@@ -102,9 +101,8 @@ class KeptCode(CompiledCode):
         served = None if call is None else self._served(found, call)
         if call is not None and served is not None:
             assert served.outputs is not None
-            with contextlib.suppress(
-                PackageInputError
-            ):  # gaps of a kind that the form does not tell
+            # There may be gaps of a kind that the form does not tell.
+            with contextlib.suppress(PackageInputError):
                 return served.outputs.rebuilt(_run(served.code, call.tensors))
         return super().__call__(args, kwargs)
 
@@ -150,7 +148,7 @@ class KeptCode(CompiledCode):
         if lane is None:
             return None
         served = lane.fitting(call.sizes)
-        if lane.over or (served is not None and served.outputs is not None):
+        if lane.over is not None or (served is not None and served.outputs is not None):
             return served
         self._refuse_changes(found)
         problem, expected = self._expected(call)
@@ -165,14 +163,14 @@ class KeptCode(CompiledCode):
                 problem = first_line(error)
             else:
                 return served
-        lane.over = True
+        lane.over = problem
         if served is not None:  # it computes something else, in any process
             lane.libraries.remove(served)
             open_store().remove(served.name)
         self._note(f"not kept: {problem}")
         return None
 
-    def _new_lane(self, found: _Found, form: Form) -> _Lane | None:
+    def _new_lane(self, found: _Found, form: Form) -> Lane | None:
         """Return a lane with what is kept for it; None if torch compiles such calls."""
         try:
             problem = self._obstacle(found, form)
@@ -192,17 +190,14 @@ class KeptCode(CompiledCode):
             return "numbers in its arguments differ from call to call"
         return _obstacle(self.model) if found.fingerprint is None else None
 
-    def _lane_with_kept(self, found: _Found, form: Form) -> _Lane:
+    def _lane_with_kept(self, found: _Found, form: Form) -> Lane:
         if found.fingerprint is None:
             facts = (FORMAT, settings(), f"{sorted(self.options.items())} {self._dynamic}")
             found.settings = _settings()
             found.fingerprint = fingerprint(self.model, type(self.model).forward, *facts)
-        key = CallKey(form, self._threads, self.autocast, torch.get_default_dtype())
-        lane = _Lane(key, key.prefix(found.fingerprint.digits))
-        for name, code in self._libraries.find(lane.prefix, self._runners):
-            if (sizes := code.served.fixed) is not None:
-                lane.samples[code.served.pattern] = sizes
-            lane.add(Library(code, name, kept=True))
+        made, key = found.fingerprint, (self._threads, self.autocast, torch.get_default_dtype())
+        lane = Lane(CallKey(form, *key), lambda: made, self._runners, self._note)
+        lane.find_kept()
         return lane
 
     def _expected(self, call: FlatCall) -> tuple[str | None, Any]:
@@ -223,34 +218,18 @@ class KeptCode(CompiledCode):
             return "it returns a tensor of its own", expected
         return Nest.like(expected).refusal, expected
 
-    def _made(self, lane: _Lane, call: FlatCall) -> Library:
+    def _made(self, lane: Lane, call: FlatCall) -> Library:
         """Have a library found or made, for the sizes of this call and of those before. Raises NotCompiledError."""
-        pattern = lane.pattern_for(call.sizes, dynamic=self._dynamic)
-        if pattern in lane.samples or len(lane.samples) == MAX_CODES:
-            raise NotCompiledError(
-                f"there are libraries for {len(lane.samples)} kinds of sizes already", final=False
-            )
-        lane.samples[pattern] = call.sizes
-        made: list[Library | Exception] = []
-
-        def make() -> None:
-            try:
-                with making.taken():
-                    made.append(self._library(lane, call, pattern))
-            except Exception as error:  # noqa: BLE001 - it is raised in the thread that waits
-                made.append(error)
-
-        # A thread of its own: see `making`.
-        thread = threading.Thread(target=make, name="xruntime-compile", daemon=True)
-        thread.start()
-        thread.join()
-        if isinstance(made[0], Exception):
-            raise made[0]
-        lane.add(made[0])
-        return made[0]
-
-    def _library(self, lane: _Lane, call: FlatCall, pattern: Pattern) -> Library:
-        store = self._libraries.store()
+        pattern = Pattern.of([*lane.samples.values(), call.sizes])
+        if self._dynamic:
+            free = [(None, *dims[1:]) if dims else dims for dims in pattern.dims]
+            pattern = Pattern(tuple(free))
+        if not pattern.suits(call.sizes):
+            pattern = Pattern.of([call.sizes])
+        problem = lane.claim(pattern, call.sizes)
+        if problem is not None:
+            raise NotCompiledError(problem, final=False)
+        store = store_for(self.model)
         if store.temporary is not None:
             raise NotCompiledError(store.temporary, final=False)
         order = Order(
@@ -262,10 +241,19 @@ class KeptCode(CompiledCode):
             options=self._asked,
             strict=True,
         )
-        name, code, kept = self._libraries.find_or_make(
-            store, lane.prefix, order, runners=self._runners, nice=0
-        )
-        return Library(code, name, kept=kept)
+        made: list[Library | Exception] = []
+
+        def make() -> None:
+            try:
+                made.append(lane.find_or_make(store, order, 0))
+            except Exception as error:  # noqa: BLE001 - it is raised in the thread that waits
+                made.append(error)
+
+        turn.start(make).join()
+        if isinstance(made[0], Exception):
+            raise made[0]
+        lane.add(made[0])
+        return made[0]
 
     def _take_over(self, library: Library, call: FlatCall, expected: Any) -> None:
         """Compare a library with the module. Raises CompilationError, PackageError."""
@@ -294,38 +282,12 @@ class KeptCode(CompiledCode):
         _log.info("%s: %s", self.name, line)
 
 
-class _Lane:
-    """Libraries for calls of one form."""
-
-    def __init__(self, key: CallKey, prefix: str) -> None:
-        self.key = key
-        self.prefix = prefix
-        self.libraries: list[Library] = []
-        self.samples: dict[Pattern, Sizes] = {}
-        """The patterns that there are libraries for, and the sizes of their samples."""
-        self.over = False
-        """Whether nothing more is made."""
-
-    def add(self, library: Library) -> None:
-        self.libraries = sorted([*self.libraries, library], key=lambda it: it.varying)
-
-    def fitting(self, sizes: Sizes) -> Library | None:
-        return next((it for it in self.libraries if it.code.served.fits(sizes)), None)
-
-    def pattern_for(self, sizes: Sizes, *, dynamic: bool) -> Pattern:
-        pattern = Pattern.of([*self.samples.values(), sizes])
-        if dynamic:
-            free = [(None, *dims[1:]) if dims else dims for dims in pattern.dims]
-            pattern = Pattern(tuple(free))
-        return pattern if pattern.suits(sizes) else Pattern.of([sizes])
-
-
 class _Found:
     """What was found and made for the model as it is at the first call."""
 
     def __init__(self) -> None:
         self.chosen: dict[tuple[Form, Sizes], Library | None] = {}
-        self.lanes: dict[Form, _Lane | None] = {}
+        self.lanes: dict[Form, Lane | None] = {}
         self.firsts: dict[Form, Form] = {}
         """Forms without numbers, and the first form with numbers of each."""
 

@@ -8,11 +8,12 @@ Shared by what compiles beside the program (`xruntime.optimization.aside`) and b
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -21,7 +22,8 @@ from torch.utils import _pytree as pytree
 
 from xruntime.compilation.inductor import first_line
 from xruntime.errors import PackageError
-from xruntime.kept.calls import Form, Nest
+from xruntime.kept.calls import Form, Nest, Pattern, Sizes
+from xruntime.kept.fingerprint import Fingerprint
 from xruntime.kept.making import (
     CAN_FORK,
     NotCompiledError,
@@ -31,7 +33,7 @@ from xruntime.kept.making import (
 from xruntime.kept.store import Code, Refused, Store, open_store, write_refusal
 from xruntime.threads.torch_modes import Autocast
 
-FORMAT: Final = "1"
+FORMAT: Final = "2"
 """Of what is kept; entries of another one are not found."""
 
 MAX_CODES: Final = 4
@@ -93,51 +95,78 @@ class Library:
         """By an earlier process."""
 
         self.outputs: Nest | None = None
-
-    @property
-    def varying(self) -> int:
-        """The number of sizes that may vary. The fewer, the faster is the code."""
-        return len(self.code.served.ranges)
+        self.compared: set[Sizes] = set()
+        """Sizes of calls on which it was compared with the model."""
 
 
-class Libraries:
-    """The libraries of one model. `note` is told in one line what is removed, and why."""
+class Lane:
+    """The libraries of one model for calls of one key: found in the store, or made.
 
-    def __init__(self, model: nn.Module, note: Callable[[str], None]) -> None:
-        self._model = model
+    `fingerprint` returns the model's. `note` is told in one line what is removed from the store, and why.
+    """
+
+    def __init__(
+        self,
+        key: CallKey,
+        fingerprint: Callable[[], Fingerprint],
+        runners: int,
+        note: Callable[[str], None],
+    ) -> None:
+        self.key = key
+        self.libraries: list[Library] = []
+        self.samples: dict[Pattern, Sizes] = {}
+        """The patterns that there are libraries for, or will be, and the sizes of their samples."""
+
+        self.over: str | None = None
+        """Why nothing more is made."""
+
+        self._fingerprint = fingerprint
+        self._runners = runners
         self._note = note
 
-    def store(self) -> Store:
-        """Return the store that has room for this model."""
-        store = open_store()
-        if store.temporary is None:
-            free = shutil.disk_usage(store.path).free
-            if free < 2 * weight_bytes(self._model) + ROOM_BYTES:
-                return open_store(temporary=f"{store.path} has only {free >> 20} MiB left")
-        return store
+    @functools.cached_property
+    def prefix(self) -> str:
+        """What the names of this lane's entries begin with."""
+        return self.key.prefix(self._fingerprint().digits)
 
-    def find(self, prefix: str, runners: int) -> Iterator[tuple[str, Code]]:
-        """Yield the name and the code of what earlier processes have kept, the latest first."""
-        store = open_store()
-        for name in store.names(prefix):
-            found = self._loaded(store, name, runners)
-            if isinstance(found, Code):
-                yield name, found
+    def fitting(self, sizes: Sizes) -> Library | None:
+        """Return the library for calls of these sizes; None without one."""
+        return next((it for it in self.libraries if it.code.served.fits(sizes)), None)
 
-    def find_or_make(
-        self, store: Store, prefix: str, order: Order, *, runners: int, nice: int
-    ) -> tuple[str, Code, bool]:
-        """Return the name, the code, and whether it was there; have a child process compile it otherwise.
+    def add(self, library: Library) -> None:
+        """Those in which fewer sizes may vary come first: they are faster."""
+        found = [*self.libraries, library]
+        self.libraries = sorted(found, key=lambda it: len(it.code.served.ranges))
+
+    def claim(self, pattern: Pattern, sizes: Sizes) -> str | None:
+        """Note that a library is made; return why none is to be made, or None."""
+        if pattern in self.samples or len(self.samples) == MAX_CODES:
+            return f"there is code for {len(self.samples)} kinds of sizes already"
+        self.samples[pattern] = sizes
+        return None
+
+    def find_kept(self) -> None:
+        """Add what earlier processes have kept, the latest first."""
+        store = open_store()
+        for name in store.names(self.prefix):
+            found = self._loaded(store, name)
+            if isinstance(found, Library):
+                if (sizes := found.code.served.fixed) is not None:
+                    self.samples[found.code.served.pattern] = sizes
+                self.add(found)
+
+    def find_or_make(self, store: Store, order: Order, nice: int) -> Library:
+        """Return a kept library; have a child process of that niceness compile it otherwise.
 
         Called in a thread that has run nothing parallel, see `making`. Raises NotCompiledError and OSError.
         """
-        name = store.name_of(prefix, order.pattern)
+        name = store.name_of(self.prefix, order.pattern)
         with store.locked(name):
-            found = self._loaded(store, name, runners)
+            found = self._loaded(store, name)
             if isinstance(found, Refused):
                 raise NotCompiledError(found.reason, final=True)
             if found is not None:
-                return name, found, True
+                return found
             with store.partial() as partial:
                 try:
                     compile_in_child(order, partial, nice)
@@ -147,14 +176,14 @@ class Libraries:
                         store.add(partial, name)
                     raise
                 store.add(partial, name)
-            found = store.load(name, runners=runners)
-        assert isinstance(found, Code)
-        return name, found, False
+            code = store.load(name, runners=self._runners)
+        assert isinstance(code, Code)
+        return Library(code, name, kept=False)
 
-    def _loaded(self, store: Store, name: str, runners: int) -> Code | Refused | None:
+    def _loaded(self, store: Store, name: str) -> Library | Refused | None:
         """Load an entry; remove one that cannot be used, and say why."""
         try:
-            return store.load(name, runners=runners)
+            found = store.load(name, runners=self._runners)
         except FileNotFoundError:
             return None
         except (PackageError, OSError, ValueError, KeyError, TypeError) as error:
@@ -162,6 +191,17 @@ class Libraries:
             self._note(f"kept code is removed: {reason}")
             store.remove(name)
             return None
+        return Library(found, name, kept=True) if isinstance(found, Code) else found
+
+
+def store_for(model: nn.Module) -> Store:
+    """Return the store that has room for this model."""
+    store = open_store()
+    if store.temporary is None:
+        free = shutil.disk_usage(store.path).free
+        if free < 2 * weight_bytes(model) + ROOM_BYTES:
+            return open_store(temporary=f"{store.path} has only {free >> 20} MiB left")
+    return store
 
 
 def tensors_of(outputs: Any) -> list[torch.Tensor]:
@@ -204,11 +244,17 @@ class _Turn:
     def renew(self) -> None:
         self._lock = threading.Lock()
 
-    @contextlib.contextmanager
-    def taken(self) -> Iterator[None]:
-        with self._lock:
-            yield
+    def start(self, make: Callable[[], None]) -> threading.Thread:
+        """Run `make` in a thread of its own, see `making`, when no other runs."""
+
+        def run() -> None:
+            with self._lock:
+                make()
+
+        thread = threading.Thread(target=run, name="xruntime-compile", daemon=True)
+        thread.start()
+        return thread
 
 
-making: Final = _Turn()
+turn: Final = _Turn()
 """One child process at a time compiles for this process."""

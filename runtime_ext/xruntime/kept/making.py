@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, NoReturn
@@ -27,9 +27,9 @@ from typing import Any, Final, NamedTuple, NoReturn
 import torch
 from torch import nn
 
+from xruntime.aoti.compiling import linking_settings
 from xruntime.aoti.files import own_description
 from xruntime.aoti.inputs import input_specs
-from xruntime.aoti.linking import linking_settings
 from xruntime.compilation.inductor import (
     compiling,
     explaining,
@@ -258,12 +258,13 @@ def compile_library(order: Order, directory: str) -> None:
         settings.patch(compile_threads=1),
     ):
         try:
-            exported = torch.export.export(
-                module,
-                tuple(order.tensors),
-                dynamic_shapes={"tensors": tuple(varying)} if any(varying) else None,
-                strict=order.strict,
-            )
+            with _refusing_disabled(order.name):
+                exported = torch.export.export(
+                    module,
+                    tuple(order.tensors),
+                    dynamic_shapes={"tensors": tuple(varying)} if any(varying) else None,
+                    strict=order.strict,
+                )
         except Exception as error:
             if type(error).__module__.startswith("torch."):
                 text = f"torch.export cannot export {order.name}: {first_line(error)}"
@@ -281,6 +282,31 @@ def compile_library(order: Order, directory: str) -> None:
     os.rename(written, os.path.join(directory, LIBRARY))
     os.chmod(os.path.join(directory, LIBRARY), 0o600)
     write_description(directory, served, specs, machine, time.perf_counter() - began)
+
+
+@contextlib.contextmanager
+def _refusing_disabled(name: str) -> Iterator[None]:
+    """Refuse functions under torch.compiler.disable: a lenient export calls them once, and keeps the result."""
+    import torch._dynamo.eval_frame as frames
+
+    original = getattr(frames, "_callback_from_stance", None)  # each such function calls it
+
+    def refuse(callback: Any) -> Any:
+        function = sys._getframe(1).f_locals.get("fn")  # noqa: SLF001
+        if callback is None and not getattr(function, "__module__", "torch.").startswith("torch."):
+            raise NoLibraryError(
+                f"{name} calls {getattr(function, '__qualname__', function)}, which torch.compiler.disable"
+                " keeps out of compiled code"
+            )
+        return original(callback)  # type: ignore[misc]
+
+    if original is not None:
+        frames._callback_from_stance = refuse  # noqa: SLF001
+    try:
+        yield
+    finally:
+        if original is not None:
+            frames._callback_from_stance = original  # noqa: SLF001
 
 
 def served_by(exported: Any) -> Served:

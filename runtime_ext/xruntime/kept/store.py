@@ -194,19 +194,10 @@ def write_description(
     directory: str, served: Served, specs: Any, machine: dict[str, str], seconds: float
 ) -> None:
     """Write what `Store.load` reads. Raises OSError."""
-    inputs = None
-    if specs is not None:
-        inputs = [
-            None
-            if spec is None
-            else {
-                "dtype": str(spec.dtype).removeprefix("torch."),
-                "dims": spec.dims,
-                "sizes": sorted(spec.sizes.items()),
-                "strides": sorted(spec.strides.items()),
-            }
-            for spec in specs
-        ]
+    inputs = specs and [
+        spec and [str(spec.dtype).removeprefix("torch."), spec.dims, *map(_pairs, spec[2:])]
+        for spec in specs
+    ]
     written = {
         "dims": served.dims,
         "ranges": served.ranges,
@@ -229,23 +220,17 @@ def _write(directory: str, written: dict[str, Any]) -> None:
         json.dump(written, stream, indent=1)
 
 
+def _pairs(numbers: dict[int, int]) -> list[tuple[int, int]]:
+    return sorted(numbers.items())
+
+
 def _read(written: dict[str, Any]) -> Description:
+    def read(one: Any) -> InputSpec:
+        dtype, dims, sizes, strides = one
+        return InputSpec(getattr(torch, dtype), dims, dict(sizes), dict(strides))
+
     inputs = written["inputs"]
-    specs = None
-    if inputs is not None:
-        specs = tuple(
-            [
-                None
-                if it is None
-                else InputSpec(
-                    getattr(torch, it["dtype"]),
-                    it["dims"],
-                    dict(map(tuple, it["sizes"])),
-                    dict(map(tuple, it["strides"])),
-                )
-                for it in inputs
-            ]
-        )
+    specs = None if inputs is None else tuple([it and read(it) for it in inputs])
     served = Served(written["dims"], written["ranges"], written["conditions"])
     return Description(served, specs, written["machine"], written["seconds"])
 

@@ -148,7 +148,7 @@ def _holders(modules: Iterable[tuple[str, torch.nn.Module]]) -> Iterator[tuple[s
         own = vars(part)
         yield name or _ROOT, own
         for key, value in own.items():
-            holder = None if key in _UNRELATED else _contents(value)
+            holder = None if key in _UNRELATED else contents(value)
             if holder is not None and id(holder) not in met:
                 met.add(id(holder))
                 yield f"{name}.{key}".lstrip("."), holder
@@ -162,7 +162,7 @@ def _reader(holder: Any) -> tuple[list[Any] | None, Callable[[], Iterable[Any]]]
     return keys, partial(map, holder.get, keys)
 
 
-def _contents(value: Any) -> Any:
+def contents(value: Any) -> Any:
     """The container of what `value` holds; None for what is opaque, or is looked at elsewhere."""
     if isinstance(value, (dict, list, set)):
         return value

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parameters with dense gradients: checked once, then updated by one native call a step.
 
-The arrays of addresses are kept. A step compares addresses, layouts and dtypes of parameters and states with
-the last step's; new gradient tensors of the same kind only change one array.
+What was checked of a parameter is kept, also while it has no gradient. A step compares addresses and layouts
+of parameters, gradients and states with it. The arrays of addresses are made again only if other parameters
+have a gradient; new gradient tensors change one array.
 """
 
 from __future__ import annotations
@@ -41,20 +42,6 @@ class StateNames(NamedTuple):
     @property
     def moments(self) -> tuple[str, ...]:
         return tuple(name for name in (self.first, self.second) if name is not None)
-
-
-class Entry(NamedTuple):
-    """One parameter in the arrays."""
-
-    parameter: torch.Tensor
-    state: State
-    new_state: State
-    """What the call adds to `state` or replaces in it."""
-    block: torch.Tensor
-    """What the kernel updates: the parameter, or a dense copy of it."""
-    copies_gradient: bool
-    """Whether the kernel reads a copy of the gradient, in the block's layout."""
-    fresh: bool
 
 
 def check_gradient(parameter: torch.Tensor, gradient: torch.Tensor, optimizer: str) -> None:
@@ -123,132 +110,133 @@ def _as_block(parameter: torch.Tensor, optimizer: str) -> torch.Tensor:
     return weights.clone(memory_format=torch.contiguous_format)
 
 
-def _place(tensor: Any) -> tuple[object, ...] | None:
-    """Where a tensor lies in memory and how; None for what is no tensor."""
-    if not isinstance(tensor, torch.Tensor):
-        return None
-    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
-
-
-def _key(
-    parameter: torch.Tensor, gradient: torch.Tensor, state: State, names: StateNames
-) -> tuple[object, ...]:
-    """What must not change while the arrays are used, except for the gradient's address."""
+def _layout(parameter: torch.Tensor) -> tuple[object, ...]:
+    """What must not change while a prepared entry is used; the gradient's address may."""
+    gradient = parameter.grad
+    assert gradient is not None
     return (
-        id(parameter),
-        _place(parameter),
-        gradient.dtype,
+        parameter.data_ptr(),
+        parameter.shape,
+        parameter.stride(),
         gradient.shape,
         gradient.stride(),
         gradient.is_neg(),
-        *[_place(state.get(name)) for name in (*names.moments, "step", "remainder")],
     )
+
+
+class Entry:
+    """One parameter in the arrays."""
+
+    def __init__(
+        self,
+        optimizer: str,
+        parameter: torch.Tensor,
+        state: State,
+        names: StateNames,
+        formats: Formats,
+    ) -> None:
+        """Check the parameter and make what its state lacks. Raises OptimizerError."""
+        gradient = parameter.grad
+        assert gradient is not None
+        check_gradient(parameter, gradient, optimizer)
+        self.parameter, self.state = parameter, state
+        self.block = _as_block(parameter, optimizer)
+        """What the kernel updates: the parameter, or a dense copy of it."""
+        self.new_state, missing = new_state(state, names, formats, self.block)
+        """What the call adds to `state` or replaces in it."""
+        self.fresh = missing and names.fresh
+        self.is_copy = self.block.data_ptr() != parameter.data_ptr()
+        self.copies_gradient = not (is_dense(gradient) and same_layout(gradient, self.block))
+        """Whether the kernel reads a copy of the gradient, in the block's layout."""
+        self._layout = _layout(parameter)
+        self._state = [(name, one, one.data_ptr()) for name, one in self.new_state.items()]
+
+    def holds(self) -> bool:
+        """Return whether the parameter, its gradient and its state lie as they did."""
+        for name, tensor, address in self._state:
+            if tensor.data_ptr() != address or self.state.get(name) is not tensor:
+                return False
+        return self._layout == _layout(self.parameter)
+
+    def gradient(self) -> torch.Tensor:
+        """What the kernel reads; the reference keeps it until the call."""
+        gradient = self.parameter.grad
+        assert gradient is not None
+        if self.copies_gradient:
+            return empty_like(self.block, gradient.dtype).copy_(gradient.detach())
+        return gradient
 
 
 class DenseStep:
     """The parameters of one group that are stored alike."""
 
-    def __init__(
-        self,
-        optimizer: str,
-        parameters: Sequence[torch.Tensor],
-        states: Sequence[State],
-        names: StateNames,
-        formats: Formats,
-    ) -> None:
-        """Check everything and prepare the arrays; no parameter and no state is changed.
+    _call: StepCall
+    _states_are_new: bool
+
+    def __init__(self, optimizer: str, names: StateNames, formats: Formats) -> None:
+        self._optimizer = optimizer
+        self._names = names
+        self._formats = formats
+        self._known: dict[torch.Tensor, Entry] = {}
+        self._entries: list[Entry] = []
+        self._written = Written([], optimizer)
+        self._addresses: list[int] = []
+        self._checked: set[tuple[int, int]] = set()
+        """Addresses and elements of the last step's gradients."""
+
+    def prepare(self, parameters: Sequence[torch.Tensor], states: Sequence[State]) -> None:
+        """Check the parameters and their gradients; no parameter and no state is changed.
 
         Raises OptimizerError.
         """
-        self._optimizer = optimizer
-        self._names = names
-        self.formats = formats
-        self._entries = [
-            self._entry(parameter, state)
-            for parameter, state in zip(parameters, states, strict=True)
-        ]
-        self._written = Written(
-            [
+        entries = []
+        for parameter, state in zip(parameters, states, strict=True):
+            found = self._known.get(parameter)
+            if found is None or not found.holds():
+                found = Entry(self._optimizer, parameter, state, self._names, self._formats)
+            entries.append(found)
+        same = entries == self._entries
+        if not same and any(self._known.get(entry.parameter) is not entry for entry in entries):
+            written = [
                 tensor
-                for entry in self._entries
+                for entry in entries
                 for tensor in written_tensors(entry.block, entry.new_state)
-            ],
-            optimizer,
-        )
-        self._gradients = [self._gradient(entry) for entry in self._entries]
-        self._written.check_gradients(self._gradients)
-        self._addresses = [gradient.data_ptr() for gradient in self._gradients]
-        self._call = StepCall(self._arrays(), formats)
-        self._copied = [
-            (entry.parameter, entry.block)
-            for entry in self._entries
-            if entry.block.data_ptr() != entry.parameter.data_ptr()
-        ]
-        self._copies_gradients = any(entry.copies_gradient for entry in self._entries)
-        self._keys: list[tuple[object, ...]] = []
-        """Empty until the first call has succeeded: the states are in place afterwards."""
-
-    def fits(self, parameters: Sequence[torch.Tensor]) -> bool:
-        """Return whether the arrays hold for these parameters; takes over new gradients.
-
-        Raises OptimizerError if a new gradient shares memory with what is written.
-        """
-        if len(parameters) != len(self._keys):
-            return False
-        for parameter, entry, key in zip(parameters, self._entries, self._keys, strict=True):
-            gradient = parameter.grad
-            assert gradient is not None
-            if _key(parameter, gradient, entry.state, self._names) != key:
-                return False
-        if self._copies_gradients:
-            self._gradients = [self._gradient(entry) for entry in self._entries]
-        else:
-            self._gradients = [
-                parameter.grad for parameter in parameters if parameter.grad is not None
             ]
+            self._written = Written(written, self._optimizer)
+            self._known = {entry.parameter: entry for entry in entries}
+            self._checked = set()
+        self._gradients = [entry.gradient() for entry in entries]
         addresses = [gradient.data_ptr() for gradient in self._gradients]
-        if addresses != self._addresses:
-            self._written.check_gradients(self._gradients)
+        if same and addresses == self._addresses:
+            return
+        places = [(at, one.numel()) for at, one in zip(addresses, self._gradients, strict=True)]
+        pairs = zip(self._gradients, places, strict=True)
+        self._written.check_gradients([one for one, at in pairs if at not in self._checked])
+        self._checked = set(places)
+        self._addresses = addresses
+        if same:
             self._call.arrays.gradients.copy_(torch.tensor(addresses))
-            self._addresses = addresses
-        return True
+            return
+        self._entries = entries
+        self._states_are_new = True
+        self._call = StepCall(self._arrays(), self._formats)
 
     def run(self, update: Update, *, maximize: bool, seed: int) -> None:
         """Update the parameters and their states."""
-        for parameter, block in self._copied:
+        copied = [(entry.parameter, entry.block) for entry in self._entries if entry.is_copy]
+        for parameter, block in copied:
             block.copy_(parameter)
         self._call.run(update, maximize=maximize, seed=seed)
-        for parameter, block in self._copied:
+        for parameter, block in copied:
             parameter.copy_(block)
         # Autograd finds out that a saved parameter has changed, as after any operation in place.
         torch.autograd.graph.increment_version([entry.parameter for entry in self._entries])
         self._gradients = []
-        if self._keys:
-            return
-        for entry in self._entries:
-            entry.state.update(entry.new_state)
-        self._keys = [
-            _key(entry.parameter, gradient, entry.state, self._names)
-            for entry in self._entries
-            if (gradient := entry.parameter.grad) is not None
-        ]
-
-    def _entry(self, parameter: torch.Tensor, state: State) -> Entry:
-        gradient = parameter.grad
-        assert gradient is not None
-        check_gradient(parameter, gradient, self._optimizer)
-        block = _as_block(parameter, self._optimizer)
-        new, missing = new_state(state, self._names, self.formats, block)
-        dense = is_dense(gradient) and same_layout(gradient, block)
-        return Entry(parameter, state, new, block, not dense, missing and self._names.fresh)
-
-    def _gradient(self, entry: Entry) -> torch.Tensor:
-        """What the kernel reads; the reference keeps it until the call."""
-        gradient = entry.parameter.grad
-        assert gradient is not None
-        if entry.copies_gradient:
-            return empty_like(entry.block, gradient.dtype).copy_(gradient.detach())
-        return gradient
+        if self._states_are_new:
+            self._states_are_new = False
+            for entry in self._entries:
+                entry.fresh = False
+                entry.state.update(entry.new_state)
 
     def _arrays(self) -> Arrays:
         entries, names = self._entries, self._names
@@ -258,7 +246,7 @@ class DenseStep:
                 return None
             return torch.tensor([entry.new_state[name].data_ptr() for entry in entries])
 
-        split = self.formats.weight_format == native.WEIGHTS_SPLIT
+        split = self._formats.weight_format == native.WEIGHTS_SPLIT
         return Arrays(
             sizes=torch.tensor([entry.block.numel() for entry in entries]),
             weights=torch.tensor([entry.block.data_ptr() for entry in entries]),

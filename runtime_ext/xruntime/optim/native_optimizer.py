@@ -147,12 +147,9 @@ class NativeOptimizer(Optimizer):
         for parameters in alike.values():
             formats = self._formats(group, parameters[0])
             key = (number, names, formats)
-            found = self._dense.get(key)
-            if found is None or not found.fits(parameters):
-                states = [self.state[parameter] for parameter in parameters]
-                found = DenseStep(self._name, parameters, states, names, formats)
-                self._dense[key] = found
-            steps.append(found)
+            step = self._dense.setdefault(key, DenseStep(self._name, names, formats))
+            step.prepare(parameters, [self.state[parameter] for parameter in parameters])
+            steps.append(step)
         return steps
 
     def _sparse_step(self, group: Group, parameter: torch.Tensor, names: StateNames) -> SparseStep:

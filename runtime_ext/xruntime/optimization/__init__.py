@@ -8,8 +8,7 @@ print(optimization.explain(fast))
 """
 
 from xruntime.optimization.front_end import optimize
-from xruntime.optimization.graph import GRAPHS
-from xruntime.optimization.request import DTYPES, LEVELS
+from xruntime.optimization.request import DTYPES, GRAPHS, LEVELS
 from xruntime.optimization.runner import SlowCallWarning
 from xruntime.optimization.steps import (
     INFERENCE,

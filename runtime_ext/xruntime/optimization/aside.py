@@ -31,17 +31,17 @@ from xruntime.kept.calls import FlatCall, Nest, Pattern, Sizes, flat_call
 from xruntime.kept.fingerprint import Fingerprint, fingerprint
 from xruntime.kept.libraries import (
     FORMAT,
-    MAX_CODES,
     CallKey,
-    Libraries,
+    Lane,
     Library,
     ModelCall,
-    making,
     own_memory_problem,
     settings,
+    store_for,
+    turn,
 )
 from xruntime.kept.making import CAN_FORK, NotCompiledError, Order, niceness
-from xruntime.kept.store import Code, Store, open_store
+from xruntime.kept.store import Store, open_store
 from xruntime.optimization.outputs import comparable
 from xruntime.optimization.runner import Runner
 
@@ -101,7 +101,6 @@ class CompiledAside:
 
         self.began = time.perf_counter()
         self._lanes: dict[CallKey, _Lane] = {}
-        self.libraries = Libraries(model, self.note)
         self._kept_away: str | None = None
         self._full = False
         _all.add(self)
@@ -119,11 +118,11 @@ class CompiledAside:
             if len(self._lanes) == MAX_LANES:
                 return self._further(args, kwargs)
             lane = self._lanes.setdefault(key, _Lane(self, key))
-        if lane.codes:
+        if lane.libraries:
             changed = self.fingerprint.changed()
             if changed is not None:
                 return self._outdated(changed, args, kwargs)
-        return lane(call, args, kwargs)
+        return lane(call)
 
     def _further(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self._full:
@@ -148,7 +147,7 @@ class CompiledAside:
     @property
     def compiled(self) -> bool:
         """Whether there is code for some calls."""
-        return any(lane.codes for lane in self._lanes.values())
+        return any(lane.libraries for lane in self._lanes.values())
 
     @property
     def refusal(self) -> str | None:
@@ -161,7 +160,6 @@ class CompiledAside:
         return "; ".join(self.notes) or "compiled aside; until then the modules are called"
 
     def renew_locks(self) -> None:
-        """In a forked child, which has none of the parent's threads."""
         for lane in self._lanes.values():
             lane.renew_locks()
 
@@ -183,7 +181,7 @@ class CompiledAside:
 
     def store(self) -> Store:
         """Return the store that has room for this model; say once if nothing is kept."""
-        store = self.libraries.store()
+        store = store_for(self.model)
         if store.temporary is not None and self._kept_away != store.temporary:
             self._kept_away = store.temporary
             self.note(f"compiled code is not kept: {store.temporary}")
@@ -194,6 +192,7 @@ _all: weakref.WeakSet[CompiledAside] = weakref.WeakSet()
 
 
 def _renew_locks() -> None:
+    """In a forked child, which has none of the parent's threads."""
     for aside in _all:
         aside.renew_locks()
 
@@ -202,38 +201,24 @@ if CAN_FORK:
     os.register_at_fork(after_in_child=_renew_locks)
 
 
-class _Served(Library):
-    """Code in use, and the sizes on which it was compared with the modules."""
-
-    def __init__(self, code: Code, name: str, *, kept: bool) -> None:
-        super().__init__(code, name, kept=kept)
-        self.compared: set[Sizes] = set()
-
-
-class _Lane:
+class _Lane(Lane):
     """Calls of one form, made by threads with one number of threads, one autocast and default dtype."""
 
     def __init__(self, aside: CompiledAside, key: CallKey) -> None:
+        runners = max(1, min(MAX_RUNNERS, len(os.sched_getaffinity(0)) // key.threads))
+        super().__init__(key, lambda: aside.fingerprint, runners, aside.note)
         self.aside = aside
-        self.key = key
-        self.codes: list[_Served] = []
-        self.over: str | None = None
-        """Why nothing more is compiled."""
-
-        self._chosen: dict[Sizes, _Served | None] = {}
+        self._chosen: dict[Sizes, Library | None] = {}
         self._seen: dict[Sizes, None] = {}
         """Sizes of calls without code, the latest last."""
         self._spent_s = 0.0
         self._calls = 0
-        self._patterns: dict[Pattern, Sizes] = {}
-        """Those that code was made for, and the sizes of the sample."""
         self.renew_locks()
         try:
             if not open_store().is_empty:
-                self._find_kept()
+                self.find_kept()
         except Exception as error:  # noqa: BLE001 - the modules are called
-            self.over = first_line(error)
-            aside.note(f"not compiled: {self.over}")
+            self._end(first_line(error))
 
     def renew_locks(self) -> None:
         self._changing = threading.RLock()
@@ -241,12 +226,11 @@ class _Lane:
         """Held by the thread that waits for code."""
         self._making = False
 
-    @functools.cached_property
-    def prefix(self) -> str:
-        """What the names of this lane's entries begin with."""
-        return self.key.prefix(self.aside.fingerprint.digits)
+    def _end(self, reason: str) -> None:
+        self.over = reason
+        self.aside.note(f"not compiled: {reason}")
 
-    def __call__(self, call: FlatCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __call__(self, call: FlatCall) -> Any:
         sizes = call.sizes
         served = self._code_for(sizes)
         if served is None and self.aside.wait and self.over is None:
@@ -255,9 +239,9 @@ class _Lane:
                 self._start(call)
             served = self._code_for(sizes)
         if served is None:
-            return self._modules(call, sizes, args, kwargs)
+            return self._modules(call)
         if sizes not in served.compared and len(served.compared) < MAX_COMPARED_SIZES:
-            return self._compared(served, call, sizes, args, kwargs)
+            return self._compared(served, call)
         assert served.outputs is not None
         try:
             tensors = served.code(call.tensors)
@@ -267,32 +251,28 @@ class _Lane:
             self._drop(served, str(error))
         else:
             return self.aside.runner.modes.result(served.outputs.rebuilt(tensors))
-        return self.aside.plain(args, kwargs)
+        return self.aside.plain(call.args, call.kwargs)
 
-    def _code_for(self, sizes: Sizes) -> _Served | None:
+    def _code_for(self, sizes: Sizes) -> Library | None:
         try:
             return self._chosen[sizes]
         except KeyError:
             pass
         with self._changing:
-            found = (it for it in self.codes if it.code.served.fits(sizes))
-            served = next(found, None)
+            served = self.fitting(sizes)
             if len(self._chosen) < MAX_SIZES:
                 self._chosen[sizes] = served
         return served
 
-    def _modules(
-        self, call: FlatCall, sizes: Sizes, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def _modules(self, call: FlatCall) -> Any:
         """Call the modules; have code made if such calls take long."""
-        if self.over is not None:
-            if self.aside.report is None:
-                self.aside.runner.warn("some calls", self.over)
-            return self.aside.plain(args, kwargs)
-        began = time.perf_counter()
-        outputs = self.aside.plain(args, kwargs)
+        aside, sizes, began = self.aside, call.sizes, time.perf_counter()
+        outputs = aside.plain(call.args, call.kwargs)
         spent_s = time.perf_counter() - began
-        aside = self.aside
+        if self.over is not None:
+            if aside.report is None:
+                aside.runner.warn("some calls", self.over)
+            return outputs
         if aside.first is None:
             aside.first = sizes
         if sizes == aside.first:
@@ -306,9 +286,9 @@ class _Lane:
             self._spent_s += spent_s
             due = self._calls >= MIN_CALLS and self._spent_s >= START_AFTER_S
             if due and not self._making and self.over is None:
-                self.over = Nest.like(outputs).refusal
-                if self.over is not None:
-                    self.aside.note(f"not compiled: {self.over}")
+                refusal = Nest.like(outputs).refusal
+                if refusal is not None:
+                    self._end(refusal)
                 else:
                     self._start(call)
         return outputs
@@ -316,26 +296,18 @@ class _Lane:
     def _start(self, call: FlatCall) -> None:
         """Have code made in a thread, for calls of all sizes that were seen."""
         sizes = call.sizes
-        if any(it.code.served.fits(sizes) for it in self.codes):
+        if self.fitting(sizes) is not None:
             return  # it came meanwhile
-        pattern = Pattern.of([*self._patterns.values(), *self._seen])
+        pattern = Pattern.of([*self.samples.values(), *self._seen])
         if not pattern.suits(sizes):
             pattern = Pattern.of([sizes])
-        if pattern in self._patterns or len(self._patterns) == MAX_CODES:
-            self.over = f"there is code for {len(self._patterns)} kinds of sizes already"
+        self.over = self.claim(pattern, sizes)
+        if self.over is not None:
             self.aside.note(f"calls of further sizes are not compiled: {self.over}")
             return
-        self._patterns[pattern] = sizes
         tensors = [tensor.detach().clone() for tensor in call.tensors]
         self._making = True
-        # A thread of its own: see `xruntime.kept.making`.
-        thread = threading.Thread(
-            target=self._make,
-            args=(pattern, tensors, call.leaves),
-            name="xruntime-compile",
-            daemon=True,
-        )
-        thread.start()
+        thread = turn.start(functools.partial(self._make, pattern, tensors, call.leaves))
         if self.aside.wait:
             thread.join()
 
@@ -343,77 +315,50 @@ class _Lane:
         """Find code in the store or compile it; runs in a thread."""
         aside = self.aside
         try:
-            with making.taken():
-                if aside.runner.is_changed(thorough=True):
-                    self.over = "the model was changed"
-                    return
-                forward, name = aside.runner.kind.forward, aside.runner.kind.__name__
-                model_call = ModelCall(forward, aside.model, self.key, leaves)
-                order = Order(name, model_call, tensors, pattern, self.key.threads)
-                self._offer(self._found_or_made(order))
+            if aside.runner.is_changed(thorough=True):
+                self.over = "the model was changed"
+                return
+            kind = aside.runner.kind
+            model_call = ModelCall(kind.forward, aside.model, self.key, leaves)
+            order = Order(kind.__name__, model_call, tensors, pattern, self.key.threads)
+            made = self.find_or_make(aside.store(), order, aside.niceness)
+            if not made.kept:
+                how = "compiled" if aside.wait else "compiled aside"
+                aside.note(f"{how} in {made.code.seconds:.1f} s for {pattern.described()}")
+            with self._changing:
+                self.add(made)
+                self._seen.clear()
+                self._chosen.clear()
         except NotCompiledError as error:
-            self.over = str(error)
-            aside.note(f"not compiled: {error}")
+            self._end(str(error))
         except Exception as error:  # noqa: BLE001 - the modules go on
-            self.over = first_line(error)
-            aside.note(f"not compiled: {self.over}")
+            self._end(first_line(error))
         finally:
             with self._changing:
                 self._making = False
                 self._spent_s = 0.0
 
-    def _found_or_made(self, order: Order) -> _Served:
-        aside, runners = self.aside, _runners(order.threads)
-        store = aside.store()
-        name, code, kept = aside.libraries.find_or_make(
-            store, self.prefix, order, runners=runners, nice=aside.niceness
-        )
-        if not kept:
-            how = "compiled" if aside.wait else "compiled aside"
-            aside.note(f"{how} in {code.seconds:.1f} s for {order.pattern.described()}")
-        return _Served(code, name, kept=kept)
-
-    def _find_kept(self) -> None:
-        """Take over what earlier processes have kept for this lane."""
-        for name, code in self.aside.libraries.find(self.prefix, _runners(self.key.threads)):
-            if (sizes := code.served.fixed) is not None:
-                self._patterns[code.served.pattern] = sizes
-            self._offer(_Served(code, name, kept=True))
-
-    def _offer(self, served: _Served) -> None:
-        with self._changing:
-            self.codes = sorted([*self.codes, served], key=lambda it: it.varying)
-            self._seen.clear()
-            self._chosen.clear()
-
-    def _drop(self, served: _Served, reason: str, *, remove: bool = True) -> None:
+    def _drop(self, served: Library, reason: str, *, remove: bool = True) -> None:
         """Leave code for good; what computes something else is removed from the store, too."""
         with self._changing:
-            if served not in self.codes:
+            if served not in self.libraries:
                 return
-            self.codes.remove(served)
+            self.libraries.remove(served)
             self._chosen.clear()
             self.over = reason
         if remove:
             open_store().remove(served.name)
         self.aside.note(f"the modules are called again: {reason}")
 
-    def _compared(
-        self,
-        served: _Served,
-        call: FlatCall,
-        sizes: Sizes,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
+    def _compared(self, served: Library, call: FlatCall) -> Any:
         """Return the modules' outputs, and find out whether the code computes the same, and faster."""
-        aside = self.aside
+        aside, sizes = self.aside, call.sizes
         with self._changing:
             first = served.outputs is None
             times: dict[str, float] = {}
             with _timed(times, "modules"):
-                expected = aside.plain(args, kwargs)
-            if sizes in served.compared or served not in self.codes:
+                expected = aside.plain(call.args, call.kwargs)
+            if sizes in served.compared or served not in self.libraries:
                 return expected  # another thread has compared it, or left it
             if first and aside.runner.is_changed(thorough=True):
                 return expected
@@ -433,7 +378,7 @@ class _Lane:
             if problem is not None:
                 self._drop(served, problem)
                 return expected
-            if first and not self._is_faster(served, call, args, kwargs, times):
+            if first and not self._is_faster(served, call, times):
                 speed = f"{times['modules'] / times['code']:.2f}"
                 self._drop(served, f"the code is {speed} times as fast as they are", remove=False)
                 return expected
@@ -459,20 +404,13 @@ class _Lane:
             return str(error)
         return None if found.allowed else f"the code computes something else: {found}"
 
-    def _is_faster(
-        self,
-        served: _Served,
-        call: FlatCall,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        times: dict[str, float],
-    ) -> bool:
+    def _is_faster(self, served: Library, call: FlatCall, times: dict[str, float]) -> bool:
         """Whether the code is faster; in doubt both are timed again."""
         for _ in range(3):
             if times["code"] < 0.95 * times["modules"]:
                 return True
             with _timed(times, "modules"):
-                self.aside.plain(args, kwargs)
+                self.aside.plain(call.args, call.kwargs)
             with _timed(times, "code"):
                 served.code(call.tensors)
         return times["code"] < times["modules"]
@@ -491,8 +429,3 @@ def _timed(times: dict[str, float], name: str) -> Iterator[None]:
     began = time.perf_counter()
     yield
     times[name] = min(times.get(name, float("inf")), time.perf_counter() - began)
-
-
-def _runners(threads: int) -> int:
-    """How many calls may run at a time."""
-    return max(1, min(MAX_RUNNERS, len(os.sched_getaffinity(0)) // threads))

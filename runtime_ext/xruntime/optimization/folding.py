@@ -17,8 +17,8 @@ from xruntime.optimization.module_order import (
     has_hooks,
     shared_parameters,
 )
+from xruntime.optimization.run import Run
 from xruntime.optimization.steps import SkipPassError
-from xruntime.optimization.work import Work
 
 
 class FoldedNorm(nn.Identity):
@@ -37,47 +37,47 @@ class NoDropout(nn.Identity):
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 
 
-def remove_dropouts(work: Work) -> str:
+def remove_dropouts(run: Run) -> str:
     """Replace dropouts by modules that return their input."""
-    found = [m for m in work.inner_modules() if type(m) in DROPOUTS]
+    found = [m for m in run.inner_modules() if type(m) in DROPOUTS]
     if not found:
         raise SkipPassError("there is none")
     replaced = [m for m in found if not has_hooks(m)]
     for module in replaced:
-        work.edits.replace_module(module, NoDropout(module))
+        run.edits.replace_module(module, NoDropout(module))
     hooked = len(found) - len(replaced)
     if not replaced:
         raise SkipPassError("all have forward hooks")
     return f"removed {len(replaced)}" + (f"; {hooked} with hooks are kept" if hooked else "")
 
 
-def fold_convolutions(work: Work) -> str:
+def fold_convolutions(run: Run) -> str:
     """Fold batch norms into the convolutions before them."""
-    return _fold(work, CONVOLUTIONS, "convolution")
+    return _fold(run, CONVOLUTIONS, "convolution")
 
 
-def fold_linears(work: Work) -> str:
+def fold_linears(run: Run) -> str:
     """Fold batch norms into the linears before them."""
-    return _fold(work, (nn.Linear,), "linear")
+    return _fold(run, (nn.Linear,), "linear")
 
 
-def _fold(work: Work, kinds: tuple[type[nn.Module], ...], what: str) -> str:
-    norms = [m for m in work.model.modules() if type(m) in NORMS]
-    firsts = [m for m in work.model.modules() if type(m) in kinds]
+def _fold(run: Run, kinds: tuple[type[nn.Module], ...], what: str) -> str:
+    norms = [m for m in run.model.modules() if type(m) in NORMS]
+    firsts = [m for m in run.model.modules() if type(m) in kinds]
     if not norms or not firsts:
         raise SkipPassError("there is no batch norm" if not norms else f"there is no {what}")
-    order, how = _order(work)
+    order, how = _order(run)
     pairs = [(m, order.follows[m]) for m in firsts if m in order.follows]
     if not pairs:
         raise SkipPassError(f"no {what}'s output goes to a batch norm alone ({how})")
-    names = {module: name for name, module in work.model.named_modules()}
-    shared = shared_parameters(work.model)
+    names = {module: name for name, module in run.model.named_modules()}
+    shared = shared_parameters(run.model)
     refused = []
     folded = 0
     for first, norm in pairs:
-        reason = _obstacle(work, order, first, norm, shared)
+        reason = _obstacle(run, order, first, norm, shared)
         if reason is None:
-            _fold_pair(work, first, norm)
+            _fold_pair(run, first, norm)
             folded += 1
         else:
             refused.append(f"{names[first]} and {names[norm]} not: {reason}")
@@ -86,17 +86,17 @@ def _fold(work: Work, kinds: tuple[type[nn.Module], ...], what: str) -> str:
     return "; ".join([f"folded {folded} ({how})", *refused])
 
 
-def _order(work: Work) -> tuple[Traced | Recording, str]:
-    traced, problem = work.traced()
+def _order(run: Run) -> tuple[Traced | Recording, str]:
+    traced, problem = run.traced()
     if traced is not None:
         return traced, "order found by torch.fx"
-    if work.recording is None:
+    if run.recording is None:
         raise SkipPassError(f"torch.fx cannot trace it ({problem}), and there is no sample_input")
-    return work.recording, "order found by watching the sample's call"
+    return run.recording, "order found by watching the sample's call"
 
 
 def _obstacle(
-    work: Work, order: Traced | Recording, first: Any, norm: Any, shared: set[int]
+    run: Run, order: Traced | Recording, first: Any, norm: Any, shared: set[int]
 ) -> str | None:
     """Why these two cannot be folded; None if they can."""
     if has_hooks(first) or has_hooks(norm):
@@ -107,7 +107,7 @@ def _obstacle(
         return "the weights are also read elsewhere"
     if norm.running_mean is None or norm.running_var is None:
         return "the batch norm has no running statistics"
-    if work.count(first) > 1 or work.count(norm) > 1:
+    if run.count(first) > 1 or run.count(norm) > 1:
         return "one is part of several modules"
     if type(first) in CONVOLUTIONS:
         channels = first.out_channels
@@ -115,16 +115,16 @@ def _obstacle(
             return "it is transposed and has groups"
     else:
         channels = first.out_features
-        if work.recording is None:
+        if run.recording is None:
             return "without sample_input the number of dimensions is unknown"
-        if work.recording.dimensions.get(first) != 2:
+        if run.recording.dimensions.get(first) != 2:
             return "the linear's output has not two dimensions"
     if channels != norm.num_features:
         return f"{channels} outputs and {norm.num_features} features"
     return None
 
 
-def _fold_pair(work: Work, first: Any, norm: Any) -> None:
+def _fold_pair(run: Run, first: Any, norm: Any) -> None:
     """Fold in fp64, so that weights are rounded once."""
 
     def wide(tensor: torch.Tensor | None) -> torch.Tensor | None:
@@ -142,5 +142,5 @@ def _fold_pair(work: Work, first: Any, norm: Any) -> None:
     dtype = first.weight.dtype
     for name, value in zip(("weight", "bias"), fused, strict=True):
         made = nn.Parameter(value.detach().to(dtype), requires_grad=False)
-        work.edits.set_parameter(first, name, made)
-    work.edits.replace_module(norm, FoldedNorm())
+        run.edits.set_parameter(first, name, made)
+    run.edits.replace_module(norm, FoldedNorm())

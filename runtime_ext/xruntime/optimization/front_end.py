@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from xruntime.optimization.inference import optimize_for_inference
-from xruntime.optimization.request import checked_request
+from xruntime.optimization.request import Request, checked
 
 Model = TypeVar("Model", bound=nn.Module)
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
@@ -109,19 +109,11 @@ def optimize(
 
     Raises OptimizationError, SampleError, CompilationError; the model is as before then.
     """
-    request = checked_request(
-        model,
-        sample_input,
-        training=optimizer is not None,
-        dtype=dtype,
-        level=level,
-        inplace=inplace,
-        graph=graph,
-        measure=measure,
-        wait=wait,
-        passes=passes,
-        tolerance=tolerance,
-        keep_weights=keep_weights,
+    request = checked(
+        Request(
+            *(model, sample_input, optimizer is not None, dtype, level, inplace, graph),
+            *(measure, wait, dict(passes or {}), tolerance, keep_weights),
+        )
     )
     if optimizer is None:
         return optimize_for_inference(request)

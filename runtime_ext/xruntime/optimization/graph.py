@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,15 +21,6 @@ from xruntime.optimization.module_order import hooks_of
 from xruntime.optimization.outputs import with_tensors
 from xruntime.optimization.runner import Runner
 from xruntime.threads.torch_modes import Autocast
-
-GRAPHS: Final = {
-    "auto": "a library that is compiled aside and kept for the next start; until then as with none",
-    "none": "the modules are called one by one",
-    "compile": "torch.compile with frozen weights",
-    "compile_cpp": "torch.compile with frozen weights and a wrapper in C++",
-    "package": "an AOTInductor package, for calls of the sample's shape only",
-}
-"""The values of `graph`, and what each means."""
 
 
 class CompiledGraph:

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optimizes a model for inference: runs the passes, checks each on the sample, and compiles."""
+"""Optimizes a model for inference: runs the passes, checks them on the sample, and compiles."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import ctypes
+import statistics
+import time
 import warnings
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, Final
 
 import torch
@@ -19,8 +22,7 @@ from xruntime.kept.making import CAN_FORK
 from xruntime.kept.watched_state import FrozenModel
 from xruntime.optimization.aside import CompiledAside
 from xruntime.optimization.folding import fold_convolutions, fold_linears, remove_dropouts
-from xruntime.optimization.graph import GRAPHS, CompiledGraph, Package, graph_obstacle
-from xruntime.optimization.measuring import median_times
+from xruntime.optimization.graph import CompiledGraph, Package, graph_obstacle
 from xruntime.optimization.outputs import copied
 from xruntime.optimization.passes import (
     join_linears,
@@ -30,13 +32,12 @@ from xruntime.optimization.passes import (
     without_gradients,
 )
 from xruntime.optimization.plain_weights import PlainWeights
-from xruntime.optimization.request import Request
-from xruntime.optimization.run import Run
+from xruntime.optimization.request import GRAPHS, Request
+from xruntime.optimization.run import Known, Run
 from xruntime.optimization.runner import Call, Modes, SlowCallWarning
-from xruntime.optimization.steps import Outcome, Step, Timing, remember
-from xruntime.optimization.work import Work
+from xruntime.optimization.steps import Outcome, Timing, remember
 
-PASSES: Final[Mapping[str, Callable[[Work], str]]] = {
+PASSES: Final[Mapping[str, Callable[[Run], str]]] = {
     "no_grad": without_gradients,
     "dropout": remove_dropouts,
     "conv_bn": fold_convolutions,
@@ -46,329 +47,314 @@ PASSES: Final[Mapping[str, Callable[[Work], str]]] = {
     "weights": lower_weights,
     "join_linears": join_linears,
 }
-"""Each changes the work's model and modes, and returns what it did, or raises SkipPassError."""
 
 MIN_GAIN: Final = 1.05
 """A model that is not compiled is returned as it was if its calls take so many times as long otherwise."""
 
+ROUNDS: Final = 7
+MIN_ROUND_S: Final = 0.02
+"""Minimum time of a candidate's calls in one round."""
 
-def optimize_for_inference(request: Request) -> nn.Module:
-    """Return the optimized module. If anything is raised, the model is as before."""
+MAX_CALLS: Final = 100
+"""Maximum calls of a candidate in one round."""
+
+Graph = CompiledAside | CompiledGraph | Package
+
+
+def optimize_for_inference(
+    request: Request, *, known: Known | None = None, shares_weights: bool = False
+) -> nn.Module:
+    """Return the optimized module. If anything is raised, the model is as before.
+
+    known
+        A call of the model with the sample.
+    shares_weights
+        The module has no copies of the weights that the passes leave alone: the caller sees to it that nobody
+        changes the model while the module is used.
+    """
     counterparts: dict[int, Any] = {}
-    subject = request.model if request.inplace else copy_of(request.model, counterparts)
-    run = _Run(request, subject, counterparts)
     gradients = torch.is_grad_enabled()
-    try:
-        # Weights that are made here must work outside of a caller's inference mode, too.
-        with torch.inference_mode(False), torch.set_grad_enabled(gradients):
-            return run.optimized()
-    except BaseException:
-        run.work.edits.undo()
-        raise
+    # Weights that are made here must work outside of a caller's inference mode, too.
+    with torch.inference_mode(False), torch.set_grad_enabled(gradients):
+        subject = request.model if request.inplace else _copy_of(request.model, counterparts)
+        run = _Inference(request, subject, PlainWeights(request.model, counterparts))
+        run.shares_weights = shares_weights or request.inplace
+        with run.undoing():
+            run.prepare(known)
+            made = run.optimized()
+    del run
+    with contextlib.suppress(AttributeError):  # glibc keeps what was freed between the weights
+        ctypes.CDLL(None).malloc_trim(0)
+    return made
 
 
-def copy_of(model: nn.Module, counterparts: dict[int, Any]) -> nn.Module:
-    """Return a deep copy; `counterparts` receives the copy of each object by the original's id."""
+def _copy_of(model: nn.Module, counterparts: dict[int, Any]) -> nn.Module:
+    """Return a deep copy; `counterparts` receives the copy of each object by the original's id.
+
+    Its parameters are other objects on the same memory until `PlainWeights.separate`.
+    """
+    for parameter in model.parameters():
+        if type(parameter) is nn.Parameter and not parameter.is_inference():
+            # .data has a count of changes of its own.
+            counterparts[id(parameter)] = nn.Parameter(parameter.data, parameter.requires_grad)
     try:
-        with torch.inference_mode(False):
-            return copy.deepcopy(model, counterparts)
+        return copy.deepcopy(model, counterparts)
     except Exception as error:
         raise OptimizationError(
             f"{type(model).__name__} cannot be copied ({first_line(error)}): use inplace=True"
         ) from error
 
 
-class _Run(Run):
+class _Inference(Run):
     """One call of `optimize` for inference."""
 
-    def __init__(self, request: Request, model: nn.Module, counterparts: dict[int, Any]) -> None:
-        super().__init__(request, Work(model, request.call, request.dtype))
-        self.work.runner.strict = request.graph != "auto"
-        self.plain = PlainWeights(request.model, counterparts)
-        self._not_kept = ""
-        """Why code is compiled in this process, if that was not the first choice."""
+    def __init__(self, request: Request, model: nn.Module, plain: PlainWeights) -> None:
+        super().__init__(request, model)
+        self.runner.strict = request.graph != "auto"
+        self.plain = plain
+        self.shares_weights = False
 
     def optimized(self) -> nn.Module:
-        request, work = self.request, self.work
-        self.prepare()
-        may_be_aside = self._may_be_aside()
-        measures = self._may_measure() and (request.wait or not may_be_aside)
-        original = self._untouched() if measures else None
-        passes = {name: partial(change, work) for name, change in PASSES.items()}
-        join = passes.pop("join_linears")
-        self.run_passes(passes)
-        mark = work.edits.mark()
-        if may_be_aside:
-            self.run_passes({"join_linears": join})
-            if self._compiled_aside():
-                return self._finish(())
-            work.edits.undo(mark)
-            self.steps = [step for step in self.steps if step.name != "join_linears"]
-        compiled: dict[str, Call] = self._compiled()
-        mark = work.edits.mark()
-        if compiled and not request.measure:
-            self._note_joining_in_graph()
-        else:
-            self.run_passes({"join_linears": join})
-        timings: tuple[Timing, ...] = ()
-        chosen = next(iter(compiled), "none")
-        if original is not None and (request.measure or not compiled):
-            chosen, timings = self._fastest(original, compiled)
-        if chosen == "input":
-            work.edits.undo()
-            work.modes = Modes()
-            self._undo_steps("the input is the fastest")
-        elif chosen != "none" and work.edits.mark() > mark:
-            work.edits.undo(mark)
-            self.steps = [step for step in self.steps if step.name != "join_linears"]
-            self._note_joining_in_graph()
-        work.runner.compiled = compiled.get(chosen)
-        self._final_check()
-        return self._finish(timings)
+        """Return the finished module."""
+        request = self.request
+        timings: list[Timing] = []
+        reason = self._why_not_compiled()
+        original = self._untouched() if self._may_be_timed(reason) else None
+        self.run_passes(PASSES)
+        compiled = None if reason is not None else self._compiled()
+        if reason is not None:
+            self._skip_graph(Outcome.SKIPPED, reason)
+        if original is not None and (request.measure or compiled is None):
+            compiled, timings = self._fastest(original, compiled)
+        self.runner.compiled = compiled
+        if not isinstance(compiled, CompiledAside):  # which compares by itself
+            problem = None if self.check is None else self.check.problem(self.call_returned)
+            if problem is not None:
+                raise OptimizationError(
+                    f"{type(self.model).__name__}: each pass alone agrees with the model, and all together"
+                    f" do not: {problem}; switch some off by passes={{...}}"
+                )
+        return self._finished(timings)
+
+    def _why_not_compiled(self) -> str | None:
+        """Why nothing is to be compiled. Raises OptimizationError if the caller asked for what cannot be."""
+        request = self.request
+        if request.graph == "none":
+            return "the caller chose none"
+        if request.graph == "auto" and request.level == "O0":
+            return "level O0"
+        if self.check is None:
+            return "without sample_input compiled code cannot be checked"
+        obstacle = graph_obstacle(self.model)
+        if self.check.side_effect is not None:
+            changed = self.check.side_effect
+            obstacle = f"a call changes the module ({changed}), which compiled code would not"
+        if obstacle is not None and request.graph != "auto":
+            raise OptimizationError(
+                f"graph={request.graph!r}: {obstacle}: remove that, or graph='none'"
+            )
+        return obstacle
 
     def _may_be_aside(self) -> bool:
-        """Whether code may take over from the modules later."""
-        return (
-            CAN_FORK
-            and self.request.graph == "auto"
-            and self.request.level != "O0"
-            and not self.request.measure
-            and self.check is not None
-            and not self.check.may_change_arguments
-            and self._obstacle() is None
-        )
+        """Whether kept code may take over from the modules."""
+        check = self.check
+        auto = CAN_FORK and self.request.graph == "auto"
+        return auto and check is not None and not check.may_change_arguments
 
-    def _compiled_aside(self) -> bool:
-        """Have the modules compiled aside; False if that is to be waited for and fails."""
-        assert self.check is not None
-        work, request = self.work, self.request
-        aside = CompiledAside(
-            work.model,
-            work.runner,
-            tolerance=self.check.tolerance,
-            input_s=self.check.input_s,
-            wait=request.wait,
-        )
-        if request.wait:
-            aside.report = lambda _line: None  # there is another way to compile, if this fails
-            self._call_compiled(aside)
-            aside.report = None
-            if not aside.compiled:
-                self._not_kept = f"; it is not kept: {aside.describe()}"
-                return False
-        work.runner.compiled = aside
-        return True
-
-    def _may_measure(self) -> bool:
+    def _may_be_timed(self, not_compiled: str | None) -> bool:
         """Whether the forms may have to be timed: if asked, or if the model turns out not to compile."""
         request = self.request
-        return request.measure or (
+        if request.measure or self.check is None:
+            return request.measure
+        return (
             request.graph == "auto"
             and request.level != "O0"
-            and self.check is not None
             and self.check.side_effect is None
             and not request.inplace  # it may be a model that cannot be copied
+            and (not_compiled is not None or request.wait or not self._may_be_aside())
         )
 
-    def _compiled(self) -> dict[str, Call]:
-        """Return compiled forms of the model by their names in `GRAPHS`, each checked."""
-        asked = self.request.graph
-        reason = "the caller chose none" if asked == "none" else None
-        if asked == "auto":
-            if self.request.level == "O0":
-                reason = "level O0"
-            elif self.check is None:
-                reason = "without sample_input compiled code cannot be checked"
-            else:
-                reason = self._obstacle()
-        elif asked != "none":
-            obstacle = self._obstacle()
-            if obstacle is not None:
-                raise OptimizationError(
-                    f"graph={asked!r}: {obstacle}: remove that, or graph='none'"
-                )
-        if reason is not None:
-            self._skip_graph(reason)
-            return {}
-        if asked != "auto":
-            names = [asked]
-        else:
-            names = ["compile_cpp", "compile"] if self.request.measure else ["compile_cpp"]
-        compiled: dict[str, Call] = {}
-        for name in names:
-            self._compile(name, compiled)
-        if not compiled:
-            self._no_prepacking()
-        return compiled
-
-    def _obstacle(self) -> str | None:
-        """Why compiled code would compute something else; None if it need not."""
+    def _compiled(self) -> Graph | None:
+        """Return the model's compiled form, checked; or one that compiles aside and checks then."""
+        request, not_kept = self.request, ""
         assert self.check is not None
-        changed = self.check.side_effect
-        if changed is not None:
-            return f"a call changes the module ({changed}), which compiled code would not"
-        return graph_obstacle(self.work.model)
-
-    def _compile(self, name: str, compiled: dict[str, Call]) -> None:
-        assert self.check is not None
+        if self._may_be_aside():
+            aside = CompiledAside(
+                self.model,
+                self.runner,
+                tolerance=self.check.tolerance,
+                input_s=self.check.input_s,
+                wait=request.wait or request.measure,
+            )
+            if not aside.wait:
+                return aside
+            aside.report = lambda _line: None  # there is another way to compile, if this fails
+            self._call_compiled(aside)
+            aside.report, aside.wait = None, request.wait
+            if aside.compiled:
+                return aside
+            not_kept = f"; it is not kept: {aside.describe()}"
+        self.forget_pass("join_linears")  # torch's compiler joins linears of equal size
+        self._separate_weights()  # compiled code refers to them
+        name = "compile_cpp" if request.graph == "auto" else request.graph
         try:
             call = self._graph(name)
             outputs = self._call_compiled(call)
         except Exception as error:
             reason = str(error) if isinstance(error, XLaunchError) else first_line(error)
-            if self.request.graph != "auto":
+            if request.graph != "auto":
                 raise OptimizationError(
                     f"graph={name!r}: {reason}. graph='auto' does without, graph='none' does not try"
                 ) from error
-            self.steps.append(Step("graph", Outcome.SKIPPED, f"{name}: {reason}"))
-            return
+            self._not_compiled(Outcome.SKIPPED, f"{name}: {reason}")
+            return None
         problem = self.check.outputs_problem(outputs)
         if problem is not None:
-            if self.request.graph != "auto":
+            if request.graph != "auto":
                 raise OptimizationError(f"graph={name!r}: {problem}; allow more by tolerance=...")
-            self.steps.append(Step("graph", Outcome.UNDONE, f"{name}: {problem}"))
-            return
+            self._not_compiled(Outcome.UNDONE, f"{name}: {problem}")
+            return None
         pieces = call.graphs if isinstance(call, CompiledGraph) else 1
         cut = "in one graph" if pieces == 1 else f"in {pieces} graphs, with Python between them"
-        if pieces > 1 and self.request.graph == "auto" and self.check.may_change_arguments:
+        if pieces > 1 and request.graph == "auto" and self.check.may_change_arguments:
             reason = f"{name}: {cut}, and a call may change its arguments: it could not be repeated"
-            self.steps.append(
-                Step("graph", Outcome.SKIPPED, f"{reason} where one of the graphs fails")
-            )
-            return
-        self.steps.append(
-            Step("graph", Outcome.APPLIED, f"{name}: {GRAPHS[name]}, {cut}{self._not_kept}")
-        )
-        if not compiled:
-            reason = "torch's compiler packs the frozen weights for the CPU's instructions"
-            self.steps.append(Step("prepack", Outcome.APPLIED, reason))
-        compiled[name] = call
+            self._not_compiled(Outcome.SKIPPED, f"{reason} where one of the graphs fails")
+            return None
+        obstacle = request.obstacle("join_linears")
+        joining = obstacle or "left to torch's compiler, which joins those of equal size"
+        packing = "torch's compiler packs the frozen weights for the CPU's instructions"
+        self.note("graph", Outcome.APPLIED, f"{name}: {GRAPHS[name]}, {cut}{not_kept}")
+        self.note("prepack", Outcome.APPLIED, packing)
+        self.note("join_linears", Outcome.SKIPPED, joining)
+        return call
+
+    def _separate_weights(self) -> None:
+        if not self.shares_weights:
+            self.plain.separate(self.model)
+
+    def _skip_graph(self, outcome: Outcome, reason: str) -> None:
+        self.note("graph", outcome, reason)
+        packing = "only torch's compiler packs weights, and the model is not compiled"
+        self.note("prepack", Outcome.SKIPPED, packing)
+
+    def _not_compiled(self, outcome: Outcome, reason: str) -> None:
+        """Go on without a graph, with what `_compiled` has undone for one."""
+        self._skip_graph(outcome, reason)
+        self.run_passes({"join_linears": join_linears})
 
     def _graph(self, name: str) -> Package | CompiledGraph:
-        model, runner = self.work.model, self.work.runner
         if name == "package":
-            assert self.work.call is not None
-            return Package(model, runner, copied(self.work.call))
-        return CompiledGraph(
-            model,
-            runner,
-            cpp_wrapper=name == "compile_cpp",
-            join_linears=self.request.obstacle("join_linears") is None,
-        )
+            assert self.request.call is not None
+            return Package(self.model, self.runner, copied(self.request.call))
+        joins = self.request.obstacle("join_linears") is None
+        cpp = name == "compile_cpp"
+        return CompiledGraph(self.model, self.runner, cpp_wrapper=cpp, join_linears=joins)
 
-    def _call_compiled(self, call: Package | CompiledGraph | CompiledAside) -> Any:
+    def _call_compiled(self, call: Graph) -> Any:
         """Return the outputs on the sample. Raises where `call` cannot compute them."""
-        runner = self.work.runner
-        runner.compiled = call.compile_and_call if isinstance(call, CompiledGraph) else call
+        self.runner.compiled = call.compile_and_call if isinstance(call, CompiledGraph) else call
         try:
-            return self.work.run()
+            return self.call_returned()
         finally:
-            runner.compiled = None
-
-    def _skip_graph(self, reason: str) -> None:
-        self.steps.append(Step("graph", Outcome.SKIPPED, reason))
-        self._no_prepacking()
-
-    def _no_prepacking(self) -> None:
-        reason = "only torch's compiler packs weights, and the model is not compiled"
-        self.steps.append(Step("prepack", Outcome.SKIPPED, reason))
-
-    def _note_joining_in_graph(self) -> None:
-        obstacle = self.request.obstacle("join_linears")
-        reason = obstacle or "left to torch's compiler, which joins those of equal size"
-        self.steps.append(Step("join_linears", Outcome.SKIPPED, reason))
+            self.runner.compiled = None
 
     def _untouched(self) -> Callable[[], Any]:
         """Return a call of the input, which no pass changes."""
-        call = self.work.call
-        assert call is not None
-        tensors = (*self.work.model.parameters(), *self.work.model.buffers())
-        shared: dict[int, Any] = {id(tensor): tensor for tensor in tensors}
-        twin = copy.deepcopy(self.work.model, shared)
-        sample = copied(call)
+        assert self.request.call is not None
+        tensors = (*self.model.parameters(), *self.model.buffers())
+        twin = copy.deepcopy(self.model, {id(tensor): tensor for tensor in tensors})
+        sample = copied(self.request.call)
         return lambda: twin(*sample.args, **sample.kwargs)
 
     def _fastest(
-        self, original: Callable[[], Any], compiled: Mapping[str, Call]
-    ) -> tuple[str, tuple[Timing, ...]]:
-        """Time the input, the changed modules and the compiled forms; return the fastest's name.
+        self, original: Callable[[], Any], compiled: Graph | None
+    ) -> tuple[Graph | None, list[Timing]]:
+        """Time the input, the changed modules and the compiled form; return the latter if it is the fastest.
 
         In the caller's grad mode, as the calls will probably be.
         """
-        work = self.work
-        assert work.call is not None
-        sample = copied(work.call)
+        assert self.request.call is not None
+        sample = copied(self.request.call)
 
         def called(compiled: Call | None) -> Callable[[], Any]:
             def call() -> Any:
-                work.runner.compiled = compiled
-                return work.model(*sample.args, **sample.kwargs)
+                self.runner.compiled = compiled
+                return self.model(*sample.args, **sample.kwargs)
 
             return call
 
-        candidates: dict[str, Callable[[], Any]] = {"input": original}
+        candidates = {"input": original}
         if self.request.graph in ("auto", "none"):
             candidates["none"] = called(None)
-        candidates |= {name: called(call) for name, call in compiled.items()}
-        with work.as_returned():
+        graph = "library" if isinstance(compiled, CompiledAside) else self.request.graph
+        if compiled is not None:
+            graph = "compile_cpp" if graph == "auto" else graph
+            candidates[graph] = called(compiled)
+        with self.as_returned():
             times = median_times(candidates)
         chosen = min(times, key=lambda name: times[name])
         if not self.request.measure and times[chosen] * MIN_GAIN > times["none"]:
             chosen = "none"
-        timings = tuple(Timing(name, times[name], name == chosen) for name in times)
-        self.steps = [
-            step._replace(outcome=Outcome.UNDONE, reason=f"{step.reason}; slower than {chosen!r}")
-            if step.name == "graph"
-            and step.outcome is Outcome.APPLIED
-            and not step.reason.startswith(f"{chosen}:")
-            else step
-            for step in self.steps
-        ]
-        if compiled and chosen not in compiled:
-            self.steps = [step for step in self.steps if step.name != "prepack"]
-            self._no_prepacking()
-        return chosen, timings
+        if chosen != graph and compiled is not None:
+            kept = isinstance(compiled, CompiledAside)
+            made = () if kept else ("graph", "prepack", "join_linears")
+            self.steps = [step for step in self.steps if step.name not in made]
+            reason = f"{graph}: {GRAPHS['auto' if kept else graph]}; slower than {chosen!r}"
+            (self._skip_graph if kept else self._not_compiled)(Outcome.UNDONE, reason)
+            compiled = None
+        if chosen == "input":
+            self.edits.undo()
+            self.modes = Modes()
+            self.steps = [
+                step._replace(
+                    outcome=Outcome.UNDONE, reason=f"{step.reason}; the input is the fastest"
+                )
+                if step.outcome is Outcome.APPLIED
+                else step
+                for step in self.steps
+            ]
+        return compiled, [Timing(name, times[name], name == chosen) for name in times]
 
-    def _undo_steps(self, why: str) -> None:
-        self.steps = [
-            step._replace(outcome=Outcome.UNDONE, reason=f"{step.reason}; {why}")
-            if step.outcome is Outcome.APPLIED
-            else step
-            for step in self.steps
-        ]
-
-    def _finish(self, timings: tuple[Timing, ...]) -> nn.Module:
-        work, request = self.work, self.request
-        model = work.model
-        self._warn()
-        self.plain.settle(model, work.edits.same_values, keep=request.keep_weights)
-        if any(step.outcome is Outcome.APPLIED for step in self.steps):
-            model.__dict__["_xruntime_plain"] = self.plain
-            work.become_optimized()
-        if work.runner.compiled is not None:
-            work.runner.frozen = FrozenModel(model)
-        made = self.explanation(self.plain.kept_bytes(model), timings)
-        aside = work.runner.compiled
-        remember(model, made, aside if isinstance(aside, CompiledAside) else None)
-        return model
-
-    def _warn(self) -> None:
-        """Say so if the model was to be compiled and is not."""
+    def _finished(self, timings: list[Timing]) -> nn.Module:
+        model, request, aside = self.model, self.request, self.runner.compiled
         step = next((step for step in self.steps if step.name == "graph"), None)
-        request = self.request
         tried = request.graph == "auto" and request.level != "O0" and self.check is not None
         if tried and step is not None and step.outcome is not Outcome.APPLIED:
             warnings.warn(
-                f"{self.work.runner.kind.__name__} is not compiled: {step.reason}",
+                f"{self.runner.kind.__name__} is not compiled: {step.reason}",
                 SlowCallWarning,
-                stacklevel=6,
+                stacklevel=5,
             )
+        self.plain.settle(model, self.edits.same_values, keep=request.keep_weights)
+        self._separate_weights()
+        if any(step.outcome is Outcome.APPLIED for step in self.steps):
+            model.__dict__["_xruntime_plain"] = self.plain
+            self.become_optimized()
+        if aside is not None:
+            self.runner.frozen = FrozenModel(model)
+        made = self.explanation(self.plain.kept_bytes(model), timings)
+        remember(model, made, aside if isinstance(aside, CompiledAside) else None)
+        return model
 
-    def _final_check(self) -> None:
-        """Compare what is returned with the input: all passes together."""
-        problem = None if self.check is None else self.check.problem(self.work.run)
-        if problem is not None:
-            raise OptimizationError(
-                f"{type(self.work.model).__name__}: each pass alone agrees with the model, and all together"
-                f" do not: {problem}; switch some off by passes={{...}}"
-            )
+
+def median_times(candidates: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
+    """Return the median time of a call of each candidate, in seconds; all see the same machine."""
+    calls = {}
+    for name, call in candidates.items():
+        call()  # the first calls of compiled code and of oneDNN prepare things
+        once_s = _time(call, 1)
+        calls[name] = max(1, min(MAX_CALLS, round(MIN_ROUND_S / max(once_s, 1e-9))))
+    times: dict[str, list[float]] = {name: [] for name in candidates}
+    for number in range(ROUNDS):
+        names = list(candidates)
+        # Neither always comes first.
+        for name in names if number % 2 else reversed(names):
+            times[name].append(_time(candidates[name], calls[name]))
+    return {name: statistics.median(found) for name, found in times.items()}
+
+
+def _time(call: Callable[[], Any], count: int) -> float:
+    began = time.perf_counter()
+    for _ in range(count):
+        call()
+    return (time.perf_counter() - began) / count

@@ -10,8 +10,8 @@ from torch import nn
 
 from xruntime.optimization.layers import Joined, JoinedLinear, lowered_class
 from xruntime.optimization.module_order import CONVOLUTIONS, has_hooks, shared_parameters
+from xruntime.optimization.run import Run
 from xruntime.optimization.steps import SkipPassError
-from xruntime.optimization.work import Work
 
 CONVERTED: Final = (*CONVOLUTIONS, nn.Linear, nn.Embedding, nn.EmbeddingBag)
 """Modules whose weights are stored in a lower precision. Norms are not among them."""
@@ -19,72 +19,72 @@ CONVERTED: Final = (*CONVOLUTIONS, nn.Linear, nn.Embedding, nn.EmbeddingBag)
 LAYOUTS: Final = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
-def without_gradients(work: Work) -> str:
-    work.modes = work.modes._replace(no_grad=True)
+def without_gradients(run: Run) -> str:
+    run.modes = run.modes._replace(no_grad=True)
     return "calls run under torch.no_grad()"
 
 
-def use_channels_last(work: Work) -> str:
-    """Store the weights of convolutions channels-last, if convolutions are most of the work."""
+def use_channels_last(run: Run) -> str:
+    """Store the weights of convolutions channels-last, if convolutions are most of the run."""
     kinds = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-    found = [m for m in work.model.modules() if type(m) in kinds]
+    found = [m for m in run.model.modules() if type(m) in kinds]
     if not found:
         raise SkipPassError("there is no convolution over two or three dimensions")
-    if work.recording is not None:
-        share = work.recording.convolution_share
+    if run.recording is not None:
+        share = run.recording.convolution_share
         if share < 0.5:
             raise SkipPassError(f"convolutions are {share:.0%} of the multiplications")
         why = f"convolutions are {share:.0%} of the multiplications"
     else:
-        linears = sum(type(m) is nn.Linear for m in work.model.modules())
+        linears = sum(type(m) is nn.Linear for m in run.model.modules())
         if linears > len(found):
             raise SkipPassError(f"there are {linears} linears and {len(found)} convolutions")
         why = f"there are {len(found)} convolutions and {linears} linears"
     for module in found:
         weight = module.weight
         assert isinstance(weight, nn.Parameter)
-        change = work.edits.set_layout if work.keeps_parameters else work.edits.replace_layout
+        change = run.edits.set_layout if run.keeps_parameters else run.edits.replace_layout
         change(weight, LAYOUTS[weight.dim()])
     return f"converted {len(found)} weights; {why}"
 
 
-def lower_precision(work: Work) -> str:
+def lower_precision(run: Run) -> str:
     """Run under autocast to the dtype that the user asked for."""
-    wanted = work.dtype
+    wanted = run.request.dtype
     if wanted is None:
         raise SkipPassError("no dtype was given; the caller's autocast counts")
-    dtypes = {p.dtype for p in work.model.parameters() if p.is_floating_point()}
+    dtypes = {p.dtype for p in run.model.parameters() if p.is_floating_point()}
     if wanted is torch.float32:
-        work.modes = work.modes._replace(dtype=wanted)
+        run.modes = run.modes._replace(dtype=wanted)
         return "float32: calls run without autocast"
     if dtypes and dtypes == {wanted}:
         raise SkipPassError(f"all weights are {_name(wanted)} already")
     outputs = torch.float32 if torch.float32 in dtypes or not dtypes else None
-    work.modes = work.modes._replace(dtype=wanted, outputs=outputs)
+    run.modes = run.modes._replace(dtype=wanted, outputs=outputs)
     kept = f"; outputs in {_name(wanted)} are returned as float32" if outputs else ""
     return f"calls run under autocast to {_name(wanted)}{kept}"
 
 
-def lower_weights(work: Work) -> str:
+def lower_weights(run: Run) -> str:
     """Store weights in the precision that autocast would convert them to in each call."""
-    wanted = work.modes.dtype
+    wanted = run.modes.dtype
     if wanted not in (torch.bfloat16, torch.float16):
         raise SkipPassError("calls do not run in a lower precision")
-    found = convertible_parameters(work.model)
+    found = convertible_parameters(run.model)
     if not found:
         raise SkipPassError("there is no convolution, linear or embedding with weights in float32")
     for parameter in found:
-        work.edits.replace_parameter(parameter, parameter.detach().to(wanted))
-    take_float32(work, wanted)
+        run.edits.replace_parameter(parameter, parameter.detach().to(wanted))
+    take_float32(run, wanted)
     return f"stored {len(found)} in {_name(wanted)}; those of norms and other modules are as before"
 
 
-def take_float32(work: Work, low: torch.dtype) -> None:
+def take_float32(run: Run, low: torch.dtype) -> None:
     """Have the layers whose weights are in `low` take and return float32 where autocast is off."""
     classes: dict[type, type[nn.Module]] = {kind: lowered_class(kind) for kind in CONVERTED}
-    for module in work.inner_modules():
+    for module in run.inner_modules():
         if type(module) in CONVERTED and module.weight.dtype == low:
-            work.edits.set_class(module, classes[type(module)])
+            run.edits.set_class(module, classes[type(module)])
 
 
 def convertible_parameters(model: nn.Module) -> list[nn.Parameter]:
@@ -104,17 +104,17 @@ def convertible_parameters(model: nn.Module) -> list[nn.Parameter]:
     ]
 
 
-def join_linears(work: Work) -> str:
+def join_linears(run: Run) -> str:
     """Join linears that the sample's call gave the same tensor."""
-    if work.recording is None:
+    if run.recording is None:
         raise SkipPassError("without sample_input it is unknown which linears have one input")
-    if not work.recording.siblings:
+    if not run.recording.siblings:
         raise SkipPassError("no two linears have the same input")
-    shared = shared_parameters(work.model)
+    shared = shared_parameters(run.model)
     groups: list[list[nn.Linear]] = []
     refused = 0
-    for members in work.recording.siblings:
-        usable = [m for m in members if isinstance(m, nn.Linear) and _joinable(work, m, shared)]
+    for members in run.recording.siblings:
+        usable = [m for m in members if isinstance(m, nn.Linear) and _joinable(run, m, shared)]
         refused += len(members) - len(usable)
         dtypes = {m.weight.dtype for m in usable}
         if len(usable) > 1 and len(dtypes) == 1:
@@ -123,22 +123,22 @@ def join_linears(work: Work) -> str:
         joined = Joined(group)
         joined.eval()
         for at, linear in enumerate(group):
-            work.edits.replace_module(linear, JoinedLinear(joined, at, linear))
+            run.edits.replace_module(linear, JoinedLinear(joined, at, linear))
     left = f"; {refused} are called twice, or have hooks or tied weights" if refused else ""
     if not groups:
         raise SkipPassError(f"none of the linears with one input can be joined{left}")
     return f"joined {sum(map(len, groups))} linears into {len(groups)}{left}"
 
 
-def _joinable(work: Work, linear: Any, shared: set[int]) -> bool:
-    recording = work.recording
+def _joinable(run: Run, linear: Any, shared: set[int]) -> bool:
+    recording = run.recording
     assert recording is not None
     return (
-        linear is not work.model
+        linear is not run.model
         and recording.calls[linear] == 1
         and linear not in recording.read_elsewhere
         and not has_hooks(linear)
-        and work.count(linear) == 1
+        and run.count(linear) == 1
         and not {id(p) for p in linear.parameters()} & shared
     )
 

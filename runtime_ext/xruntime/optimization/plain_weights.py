@@ -41,10 +41,9 @@ class PlainWeights:
             name: counterparts.get(id(value), value) for name, value in self._before.items()
         }
         self._metadata = getattr(self._before, "_metadata", {})
+        self._memory = {_address(it) for it in source.parameters() if type(it) is nn.Parameter}
         self._kept: dict[str, _Kept] = {}
         self._names = list(self._before)
-        self.changed = False
-        """Whether the passes changed weights."""
         self._dropped = False
 
     def settle(self, subject: nn.Module, same_values: dict[int, int], *, keep: bool) -> None:
@@ -52,23 +51,27 @@ class PlainWeights:
         present = subject.state_dict(keep_vars=True)
         for name, value in self._before.items():
             counterpart, now = self._counterparts[name], present.get(name)
-            same = isinstance(now, torch.Tensor) and (
+            if isinstance(now, torch.Tensor) and (
                 now is counterpart or same_values.get(id(now)) == id(counterpart)
-            )
-            if same:
+            ):
                 continue
-            if isinstance(value, torch.Tensor):
-                self.changed = True
-                if value.is_inference():
-                    self._kept[name] = _Kept(value.clone(), None)
-                else:
-                    self._kept[name] = _Kept(value, value._version)  # noqa: SLF001 - no public one
-            else:
+            if not isinstance(value, torch.Tensor):
                 self._kept[name] = _Kept(value, None)
+                continue
+            self._dropped = not keep
+            if value.is_inference():
+                self._kept[name] = _Kept(value.clone(), None)
+            else:
+                self._kept[name] = _Kept(value, value._version)  # noqa: SLF001 - no public one
         self._before = self._counterparts = {}
-        if not keep and self.changed:
+        if self._dropped:
             self._kept.clear()
-            self._dropped = True
+
+    def separate(self, subject: nn.Module) -> None:
+        """Give the parameters of `subject` that lie in the source's memory memory of their own."""
+        for parameter in subject.parameters():
+            if type(parameter) is nn.Parameter and _address(parameter) in self._memory:
+                parameter.data = parameter.data.clone()
 
     def kept_bytes(self, subject: nn.Module) -> int:
         """Return the memory of tensors that only this keeps for `subject`."""
@@ -118,3 +121,7 @@ class PlainWeights:
             for name, value in self._metadata.items():
                 metadata[prefix + name if name else prefix[:-1]] = value
         return destination
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else -1

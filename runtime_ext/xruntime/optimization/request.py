@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -14,7 +15,6 @@ from xruntime.compilation.gil import kind_of
 from xruntime.compilation.inductor import eager_module
 from xruntime.compilation.samples import Sample, sample_call
 from xruntime.errors import OptimizationError
-from xruntime.optimization.graph import GRAPHS
 from xruntime.optimization.steps import INFERENCE, TRAINING, is_explained, is_for_training
 from xruntime.pytrees import leaves, place
 
@@ -22,20 +22,33 @@ LEVELS: Final = ("O0", "O1")
 DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
 
 
+GRAPHS: Final = {
+    "auto": "a library that is compiled aside and kept for the next start; until then as with none",
+    "none": "the modules are called one by one",
+    "compile": "torch.compile with frozen weights",
+    "compile_cpp": "torch.compile with frozen weights and a wrapper in C++",
+    "package": "an AOTInductor package, for calls of the sample's shape only",
+}
+"""The values of `graph`, and what each means."""
+
+
 class Request(NamedTuple):
     """What the caller of `optimize` asked for."""
 
-    model: nn.Module
-    dtype: torch.dtype | None
-    call: Sample | None
-    level: str
-    inplace: bool
-    graph: str
-    measure: bool
-    wait: bool
-    passes: Mapping[str, bool]
-    tolerance: float | None
-    keep_weights: bool
+    model: Any
+    sample_input: Any
+    training: bool = False
+    dtype: torch.dtype | None = None
+    level: str = "O1"
+    inplace: bool = False
+    graph: str = "auto"
+    measure: bool = False
+    wait: bool = False
+    passes: Mapping[str, bool] = MappingProxyType({})
+    tolerance: float | None = None
+    keep_weights: bool = True
+    call: Sample | None = None
+    """That of the sample, once it is checked."""
 
     def obstacle(self, name: str) -> str | None:
         """Why a pass is off; None if it is on."""
@@ -44,22 +57,9 @@ class Request(NamedTuple):
         return "level O0" if self.level == "O0" else None
 
 
-def checked_request(
-    model: Any,
-    sample_input: Any,
-    *,
-    training: bool,
-    dtype: torch.dtype | None,
-    level: str,
-    inplace: bool,
-    graph: str,
-    measure: bool,
-    wait: bool,
-    passes: Mapping[str, bool] | None,
-    tolerance: float | None,
-    keep_weights: bool,
-) -> Request:
+def checked(asked: Request) -> Request:
     """Check the arguments. Raises OptimizationError, SampleError, CompilationError."""
+    model, training, dtype, level, graph = asked.model, *asked[2:5], asked.graph
     if not isinstance(model, nn.Module):
         raise OptimizationError(
             f"optimize() takes a torch.nn.Module, and this is a {type(model).__name__}"
@@ -68,7 +68,7 @@ def checked_request(
     if not isinstance(original, nn.Module):
         original = model
     if is_for_training(original) and not training:
-        if inplace:
+        if asked.inplace:
             raise OptimizationError(
                 f"this {type(original).__name__} is optimized for training, and its optimizer may hold a"
                 " part of its weights: leave inplace out, and a copy of it is optimized"
@@ -81,7 +81,7 @@ def checked_request(
     _check_choice("level", level, LEVELS)
     _check_choice("graph", graph, tuple(GRAPHS))
     known = TRAINING if training else INFERENCE
-    for name in passes or {}:
+    for name in asked.passes:
         if name not in known:
             raise OptimizationError(
                 f"passes: there is no {name!r} for {'training' if training else 'inference'}; allowed are"
@@ -98,7 +98,8 @@ def checked_request(
             f"level='O0' changes no numerics, and dtype={dtype} would: use level='O1', with passes={{...}}"
             " to switch others off"
         )
-    if wait and (training or graph != "auto" or level == "O0" or sample_input is None):
+    unsampled = asked.sample_input is None
+    if asked.wait and (training or graph != "auto" or level == "O0" or unsampled):
         raise OptimizationError(
             "wait=True is for inference with graph='auto', level='O1' and sample_input: leave it out"
         )
@@ -107,12 +108,12 @@ def checked_request(
             f"graph={graph!r} is for inference: leave it out, and call torch.compile on the model that"
             " optimize() returns"
         )
-    call = None if sample_input is None else live_call(sample_input)
-    if call is None and (measure or graph not in ("auto", "none")):
-        asked = "measure=True" if measure else f"graph={graph!r}"
-        raise OptimizationError(f"{asked} needs sample_input: the arguments of one call")
+    call = None if unsampled else live_call(asked.sample_input)
+    if call is None and (asked.measure or graph not in ("auto", "none")):
+        what = "measure=True" if asked.measure else f"graph={graph!r}"
+        raise OptimizationError(f"{what} needs sample_input: the arguments of one call")
     if training:
-        if measure:
+        if asked.measure:
             raise OptimizationError("measure=True is for inference: leave it out with an optimizer")
         if original is not model or isinstance(model, torch.jit.ScriptModule):
             raise OptimizationError(
@@ -127,19 +128,7 @@ def checked_request(
             f"forward was replaced on this {type(model).__name__} object, as some libraries do: remove that"
             " (accelerate: remove_hook_from_module), or optimize the module before"
         )
-    return Request(
-        model,
-        dtype,
-        call,
-        level,
-        inplace,
-        graph,
-        measure,
-        wait,
-        dict(passes or {}),
-        tolerance,
-        keep_weights,
-    )
+    return asked._replace(model=model, call=call)
 
 
 def _check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:

@@ -1,83 +1,258 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run of `optimize`: passes one after the other, each checked on the sample and undone if it fails."""
+"""One run of `optimize`: a model, the passes that change it, the sample they are checked on, and the report."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, ClassVar, NamedTuple
 
+import torch
+from torch import nn
+
+from xruntime.compilation.accuracy import Difference, difference, tolerance_for
+from xruntime.compilation.call_shapes import CallShape
+from xruntime.compilation.inductor import compiling, first_line
+from xruntime.errors import CompilationError, OptimizationError
 from xruntime.kept.libraries import weight_bytes
-from xruntime.optimization.checking import Check
-from xruntime.optimization.request import Request
-from xruntime.optimization.steps import (
-    Explanation,
-    Outcome,
-    SkipPassError,
-    Step,
-    Timing,
-)
-from xruntime.optimization.work import Work
+from xruntime.kept.watched_state import WatchedState
+from xruntime.optimization.edits import Edits
+from xruntime.optimization.module import optimized_class, own_dtype
+from xruntime.optimization.module_order import Recording, Traced, record, trace
+from xruntime.optimization.outputs import comparable, copied
+from xruntime.optimization.request import Request, sample_problem
+from xruntime.optimization.runner import Modes, Runner
+from xruntime.optimization.steps import Explanation, Outcome, SkipPassError, Step, Timing
 
 
 class Run:
-    """What inference and training share. `steps` has what became of each pass so far."""
+    """The model while it is optimized. `steps` has what became of each pass so far.
 
-    def __init__(self, request: Request, work: Work) -> None:
+    A pass is a function of the run. It changes the model by `edits`, and `modes`; returns what it did, or
+    raises SkipPassError.
+    """
+
+    keeps_parameters: ClassVar = False
+    """Whether an optimizer holds the Parameter objects, so that a layout is changed in place."""
+
+    def __init__(self, request: Request, model: nn.Module) -> None:
         self.request = request
-        self.work = work
+        self.model = model
+        self.runner = Runner(type(model))
+        self.edits = Edits(model)
         self.steps: list[Step] = []
         self.check: Check | None = None
-        self._bytes_before = weight_bytes(work.model)
+        self.recording: Recording | None = None
+        self.own_dtype = own_dtype(model)
+        self._marks: dict[str, int] = {}
+        self._class: type[nn.Module] | None = None
+        self._traced: tuple[Traced | None, str] | None = None
+        self._counts = Counter(m for _, m in model.named_modules(remove_duplicate=False))
+        self._bytes_before = weight_bytes(model)
 
-    def prepare(self) -> None:
+    @property
+    def modes(self) -> Modes:
+        """The modes of calls."""
+        return self.runner.modes
+
+    @modes.setter
+    def modes(self, modes: Modes) -> None:
+        self.runner.modes = modes
+
+    @contextlib.contextmanager
+    def undoing(self) -> Iterator[None]:
+        """Undo all changes of the model if the block raises anything."""
+        try:
+            yield
+        except BaseException:
+            self.edits.undo()
+            raise
+
+    def prepare(self, known: Known | None = None) -> None:
         """Call and watch the model with the sample, if there is one, to compare with."""
-        if self.work.call is not None:
-            self.check = Check(self.work, self.request.tolerance)
+        if self.request.call is not None:
+            self.check = Check(self, self.request.call, known)
 
-    def run_passes(self, passes: Mapping[str, Callable[[], str]]) -> None:
+    def run_passes(self, passes: Mapping[str, Callable[..., str]]) -> None:
         """Run passes and check all of them at once; only if that fails, one after the other."""
-        work, done = self.work, len(self.steps)
-        mark, modes = work.edits.mark(), work.modes
+        done, mark, modes = len(self.steps), self.edits.mark(), self.modes
         for name, change in passes.items():
             self.run_pass(name, change, checked=False)
-        if self.check is not None and self.check.problem(work.run) is not None:
-            work.edits.undo(mark)
-            work.modes = modes
+        if self.check is not None and self.check.problem(self.call_returned) is not None:
+            self.edits.undo(mark)
+            self.modes = modes
             del self.steps[done:]
             for name, change in passes.items():
                 self.run_pass(name, change)
 
-    def run_pass(self, name: str, change: Callable[[], str], *, checked: bool = True) -> bool:
+    def run_pass(self, name: str, change: Callable[..., str], *, checked: bool = True) -> bool:
         """Run one pass; undo it if the outputs differ then. Return whether it is applied."""
-        work = self.work
         obstacle = self.request.obstacle(name)
         if obstacle is not None:
-            self.steps.append(Step(name, Outcome.SKIPPED, obstacle))
+            self.note(name, Outcome.SKIPPED, obstacle)
             return False
-        mark, modes = work.edits.mark(), work.modes
+        mark, modes = self.edits.mark(), self.modes
+        self._marks[name] = mark
         outcome, reason = Outcome.APPLIED, ""
         try:
-            reason = change()
+            reason = change(self)
         except SkipPassError as skip:
             outcome, reason = Outcome.SKIPPED, str(skip)
         else:
-            problem = self.check.problem(work.run) if self.check is not None and checked else None
+            problem = self.check.problem(self.call_returned) if self.check and checked else None
             if problem is not None:
                 outcome, reason = Outcome.UNDONE, f"{reason}, but {problem}"
         if outcome is not Outcome.APPLIED:
-            work.edits.undo(mark)
-            work.modes = modes
-        self.steps.append(Step(name, outcome, reason))
+            self.edits.undo(mark)
+            self.modes = modes
+        self.note(name, outcome, reason)
         return outcome is Outcome.APPLIED
 
-    def explanation(self, bytes_kept: int = 0, timings: tuple[Timing, ...] = ()) -> Explanation:
+    def forget_pass(self, name: str) -> None:
+        """Undo the last pass, and drop its step."""
+        self.edits.undo(self._marks.get(name, self.edits.mark()))
+        self.steps = [step for step in self.steps if step.name != name]
+
+    def note(self, name: str, outcome: Outcome, reason: str) -> None:
+        """Add a step."""
+        self.steps.append(Step(name, outcome, reason))
+
+    def inner_modules(self) -> list[nn.Module]:
+        """Return the modules that can be replaced: all but the model itself."""
+        return [module for module in self.model.modules() if module is not self.model]
+
+    def count(self, module: nn.Module) -> int:
+        """How many names this module has in the model."""
+        return self._counts[module]
+
+    def traced(self) -> tuple[Traced | None, str]:
+        """Return what torch.fx found, or None and why it cannot trace the model."""
+        if self._traced is None:
+            try:
+                with compiling:  # torch.fx changes nn.Module while it traces
+                    self._traced = trace(self.model), ""
+            except Exception as error:  # noqa: BLE001 - any error of the model's own code
+                self._traced = None, first_line(error)
+        return self._traced
+
+    @contextlib.contextmanager
+    def as_returned(self) -> Iterator[nn.Module]:
+        """Give the model the class of the module that is returned. Raises OptimizationError."""
+        model, kind = self.model, self.runner.kind
+        self.become_optimized()
+        try:
+            yield model
+        finally:
+            model.__class__ = kind
+            del model.__dict__["_xruntime_optimized"]
+
+    def become_optimized(self) -> None:
+        """Give the model that class for good. Raises OptimizationError."""
+        if self._class is None:
+            self._class = optimized_class(self.runner.kind, self.own_dtype)
+        self.model.__dict__["_xruntime_optimized"] = self.runner
+        self.model.__class__ = self._class
+
+    def call_returned(self) -> Any:
+        """Return the outputs of what is returned, on a copy of the sample, without gradients."""
+        assert self.request.call is not None
+        call = copied(self.request.call)
+        with self.as_returned() as model, torch.no_grad():
+            return model(*call.args, **call.kwargs)
+
+    def explanation(self, bytes_kept: int = 0, timings: Iterable[Timing] = ()) -> Explanation:
         """Return what was done, for `explain`."""
         return Explanation(
-            self.work.runner.kind.__name__,
-            self.request.level,
-            tuple(self.steps),
-            self._bytes_before,
-            weight_bytes(self.work.model),
-            bytes_kept,
-            None if self.check is None else self.check.latest,
-            timings,
+            model=self.runner.kind.__name__,
+            level=self.request.level,
+            steps=tuple(self.steps),
+            bytes_before=self._bytes_before,
+            bytes_after=weight_bytes(self.model),
+            bytes_kept=bytes_kept,
+            difference=None if self.check is None else self.check.latest,
+            timings=tuple(timings),
         )
+
+
+class Known(NamedTuple):
+    """A call of the input with the sample, made before."""
+
+    outputs: Any
+    seconds: float
+
+
+class Check:
+    """The input's outputs on the sample, and the comparison with others.
+
+    Calls the input twice, or once if the first call is `known`, and watches the last call. Raises
+    OptimizationError if the model cannot be called with the sample, or computes something else each time.
+    """
+
+    def __init__(self, run: Run, sample: Any, known: Known | None) -> None:
+        model, request = run.model, run.request
+        autocast = run.modes._replace(dtype=request.dtype).autocast()
+        self.tolerance = request.tolerance or 0.0
+        if request.tolerance is None:
+            self.tolerance = tolerance_for((*model.parameters(), *model.buffers()), autocast)
+        self.latest: Difference | None = None
+        """Of the latest comparison."""
+
+        # The caller's autocast does not count with a dtype, and the input has its own precision.
+        own = Modes(dtype=None if request.dtype is None else torch.float32)
+        name = type(model).__name__
+        call, shape, began = copied(sample), CallShape(), time.perf_counter()
+        try:
+            if known is None:
+                with torch.no_grad(), own.precision():
+                    known = Known(model(*call.args, **call.kwargs), 0.0)
+                known = known._replace(seconds=time.perf_counter() - began)
+            self._expected = comparable(known.outputs)
+        except Exception as error:
+            raise OptimizationError(
+                f"{name} cannot be called with the sample"
+                f" ({first_line(error)}){sample_problem(model, sample)}"
+            ) from error
+
+        def watch() -> Any:
+            with torch.no_grad(), own.precision():
+                run.recording, outputs = record(model, call)
+            return outputs
+
+        call, state = copied(sample), WatchedState(model)
+        for value in (*call.args, *call.kwargs.values()):
+            shape.plain(value)
+        versions, began = shape.versions(), time.perf_counter()
+        problem = self.problem(watch)
+        self.input_s = min(known.seconds, time.perf_counter() - began)
+        """Time of the input's fastest call, in seconds."""
+        self.may_change_arguments = shape.opaque or versions != shape.versions()
+        """Whether a call writes into a tensor of the sample, or may do so."""
+        self.side_effect = state.change()
+        """What a call changes in the model, after a first call that may have filled caches."""
+
+        if problem is not None and math.isfinite(self.tolerance):
+            raise OptimizationError(
+                f"{name} computes something else in each call, so that nothing can be checked: {problem}."
+                " Remove what is random, or allow any difference by tolerance=float('inf')"
+            )
+
+    def problem(self, call: Callable[[], Any]) -> str | None:
+        """Why the outputs of `call` cannot be used; None if they agree with the input's."""
+        try:
+            outputs = call()
+        except CompilationError as error:
+            return str(error)
+        except Exception as error:  # noqa: BLE001 - any error of the model's own code
+            return f"the model fails: {first_line(error)}"
+        return self.outputs_problem(outputs)
+
+    def outputs_problem(self, outputs: Any) -> str | None:
+        """As `problem`, of outputs that were computed before."""
+        try:
+            self.latest = difference(self._expected, comparable(outputs), self.tolerance)
+        except CompilationError as error:
+            return str(error)
+        return None if self.latest.allowed else f"the outputs differ: {self.latest}"

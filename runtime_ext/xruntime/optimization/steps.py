@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 from torch import nn
 
 from xruntime.compilation.accuracy import Difference
 from xruntime.errors import OptimizationError
+from xruntime.optimization.aside import CompiledAside
 
 
 class SkipPassError(Exception):
@@ -115,18 +116,9 @@ class Explanation(NamedTuple):
         return "\n".join(lines)
 
 
-class Aside(Protocol):
-    """What compiles a model while it is used."""
-
-    @property
-    def refusal(self) -> str | None:
-        """Why there is no compiled code, once that is known."""
-
-    def describe(self) -> str:
-        """Say what computes the calls."""
-
-
-_explanations: WeakKeyDictionary[nn.Module, tuple[Explanation, Aside | None]] = WeakKeyDictionary()
+_explanations: WeakKeyDictionary[nn.Module, tuple[Explanation, CompiledAside | None]] = (
+    WeakKeyDictionary()
+)
 
 
 def explain(model: nn.Module) -> Explanation:
@@ -158,7 +150,9 @@ def is_for_training(model: object) -> bool:
     return any(step.name == "fused_optimizer" for step in _explanations[model][0].steps)
 
 
-def remember(model: nn.Module, explanation: Explanation, aside: Aside | None = None) -> None:
+def remember(
+    model: nn.Module, explanation: Explanation, aside: CompiledAside | None = None
+) -> None:
     _explanations[model] = explanation, aside
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import nn
@@ -16,6 +16,7 @@ from xruntime import native, optim
 from xruntime.compilation.inductor import first_line
 from xruntime.errors import KernelsUnavailableError, OptimizationError, OptimizerError
 from xruntime.optim.native_optimizer import NativeOptimizer
+from xruntime.optimization.module import make_trainable
 from xruntime.optimization.passes import (
     convertible_parameters,
     lower_precision,
@@ -24,9 +25,7 @@ from xruntime.optimization.passes import (
 )
 from xruntime.optimization.request import Request
 from xruntime.optimization.run import Run
-from xruntime.optimization.steps import Outcome, SkipPassError, Step, remember
-from xruntime.optimization.training_module import make_trainable
-from xruntime.optimization.work import Work
+from xruntime.optimization.steps import Outcome, SkipPassError, remember
 
 KINDS: Final[Mapping[type[Optimizer], type[NativeOptimizer]]] = {
     torch.optim.SGD: optim.SGD,
@@ -49,16 +48,18 @@ def optimize_for_training(request: Request, optimizer: Optimizer) -> tuple[nn.Mo
                 f"{type(model).__name__} and its optimizer cannot be copied ({first_line(error)}): use"
                 " inplace=True"
             ) from error
-    run = _Run(request, model, optimizer)
+    run = _Training(request, model, optimizer)
     modes = [(module, module.training) for module in model.modules()]
     try:
         # The sample's calls must not change the statistics of batch norms, and dropouts are random.
         for module, _ in modes:
             module.training = False
-        run.run()
-    except BaseException:
-        run.work.edits.undo()
-        raise
+        with run.undoing():
+            run.prepare()
+            for name, change in PASSES.items():
+                before = run.optimizer, run.split
+                if not run.run_pass(name, change):
+                    run.optimizer, run.split = before
     finally:
         for module, training in modes:
             module.training = training
@@ -85,42 +86,28 @@ def _check_optimizer(request: Request, optimizer: Any) -> None:
             )
 
 
-class _Run(Run):
+class _Training(Run):
     """One call of `optimize` for training."""
 
+    keeps_parameters: ClassVar = True
+
     def __init__(self, request: Request, model: nn.Module, optimizer: Optimizer) -> None:
-        work = Work(model, request.call, request.dtype, keeps_parameters=True)
-        super().__init__(request, work)
+        super().__init__(request, model)
         self.given = optimizer
         self.optimizer = optimizer
         self.split = False
+        """Whether the optimizer has the rest of the weights' bits."""
 
-    def run(self) -> None:
-        self.prepare()
-        passes: dict[str, Callable[[], str]] = {
-            "channels_last": lambda: use_channels_last(self.work),
-            "precision": lambda: lower_precision(self.work),
-            "fused_optimizer": self._fuse,
-            "split_bf16": self._split,
-        }
-        for name, change in passes.items():
-            optimizer = self.optimizer
-            applied = self.run_pass(name, change)
-            if not applied:
-                self.optimizer = optimizer
-            if name == "split_bf16":
-                self.split = applied
-
-    def _fuse(self) -> str:
+    def fuse(self) -> str:
         """Replace torch's optimizer by ours, with its state."""
         if isinstance(self.given, NativeOptimizer):
             raise SkipPassError(f"{_name(self.given)} is one of xruntime.optim already")
         self.optimizer = _converted(self.given, {})
         return f"torch.optim.{_name(self.given)} became xruntime.optim.{_name(self.given)}"
 
-    def _split(self) -> str:
+    def split_weights(self) -> str:
         """Make weights bf16, and give the optimizer the rest of their bits."""
-        if self.work.modes.dtype is not torch.bfloat16:
+        if self.modes.dtype is not torch.bfloat16:
             raise SkipPassError("calls do not run in bfloat16")
         if not isinstance(self.optimizer, NativeOptimizer):
             raise SkipPassError(
@@ -133,7 +120,7 @@ class _Run(Run):
         updated = {id(p) for group in self.given.param_groups for p in group["params"]}
         found = [
             parameter
-            for parameter in convertible_parameters(self.work.model)
+            for parameter in convertible_parameters(self.model)
             if id(parameter) in updated and parameter.requires_grad
         ]
         if not found:
@@ -142,29 +129,37 @@ class _Run(Run):
             )
         made: dict[int, nn.Parameter] = {}
         for parameter in found:
-            new = self.work.edits.replace_parameter(parameter, parameter.detach().bfloat16())
+            new = self.edits.replace_parameter(parameter, parameter.detach().bfloat16())
             if parameter.grad is not None:
                 new.grad = parameter.grad.to(torch.bfloat16)
             made[id(parameter)] = new
-        take_float32(self.work, torch.bfloat16)
+        take_float32(self, torch.bfloat16)
         optimizer = _converted(self.given, made)
         for parameter in found:
             optimizer.set_master_weight(made[id(parameter)], parameter.detach())
-        self.optimizer = optimizer
+        self.optimizer, self.split = optimizer, True
         return (
             f"stored {len(found)} in bfloat16, and 16 bits of each value in the optimizer's state"
         )
 
     def finished(self) -> tuple[nn.Module, Optimizer]:
-        model = self.work.model
+        model = self.model
         reason = "compiled code here is for inference: call torch.compile on the result"
-        self.steps.append(Step("graph", Outcome.SKIPPED, reason))
-        if self.work.modes.dtype is not None:
+        self.note("graph", Outcome.SKIPPED, reason)
+        if self.modes.dtype is not None:
             splitting = self.optimizer if self.split else None
             assert splitting is None or isinstance(splitting, NativeOptimizer)
-            make_trainable(model, self.work.modes, splitting, self.work.own_dtype)
+            make_trainable(model, self.modes, splitting, self.own_dtype)
         remember(model, self.explanation())
         return model, self.optimizer
+
+
+PASSES: Final[Mapping[str, Callable[[_Training], str]]] = {
+    "channels_last": use_channels_last,
+    "precision": lower_precision,
+    "fused_optimizer": _Training.fuse,
+    "split_bf16": _Training.split_weights,
+}
 
 
 def _converted(optimizer: Optimizer, made: Mapping[int, nn.Parameter]) -> NativeOptimizer:

@@ -23,7 +23,9 @@ import torch
 from xruntime.compilation.accuracy import TOLERANCES, tolerance_for
 from xruntime.devices import cpu_bf16_flags
 from xruntime.optimization.aside import compiled_aside
-from xruntime.optimization.front_end import optimize
+from xruntime.optimization.inference import optimize_for_inference
+from xruntime.optimization.request import Request, checked
+from xruntime.optimization.run import Known
 from xruntime.optimization.runner import transformed
 from xruntime.optimization.steps import Outcome, explain
 from xruntime.program_hook.refusals import (
@@ -278,9 +280,16 @@ def start(precision: str, *, wait: bool) -> None:
 
 
 def _optimized_form(
-    module: torch.nn.Module, sample: tuple[Any, Any], dtype: torch.dtype | None, *, wait: bool
+    module: torch.nn.Module,
+    sample: tuple[Any, Any],
+    known: Known,
+    *,
+    dtype: torch.dtype | None,
+    wait: bool,
 ) -> torch.nn.Module:
-    return optimize(module, dtype=dtype, sample_input=sample, wait=wait, keep_weights=False)
+    request = Request(module, sample, dtype=dtype, wait=wait, keep_weights=False)
+    # `Routed` sees changes of the program's module, whose weights the form uses.
+    return optimize_for_inference(checked(request), known=known, shares_weights=True)
 
 
 def _precision(asked: str) -> tuple[bool, str]:

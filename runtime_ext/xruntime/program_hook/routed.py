@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+import time
 import warnings
 from collections.abc import Callable
 from typing import Any, Final
@@ -13,7 +14,9 @@ import torch
 from xruntime.compilation.accuracy import Difference, difference
 from xruntime.kept.watched_state import WatchedState
 from xruntime.optimization.aside import compiled_aside
+from xruntime.optimization.run import Known
 from xruntime.optimization.runner import transformed
+from xruntime.optimization.steps import explain
 from xruntime.program_hook.refusals import (
     DifferentError,
     NotYetError,
@@ -32,8 +35,8 @@ LATER_TOLERANCE: Final = 2.0
 """Factor on the tolerance after the first call: the largest of more differences is larger. It would still
 show code that is wrong for other sizes."""
 
-Optimize = Callable[[torch.nn.Module, tuple[Any, Any]], torch.nn.Module]
-"""Makes the optimized form of a module, with a call's arguments as the sample."""
+Optimize = Callable[[torch.nn.Module, tuple[Any, Any], Known], torch.nn.Module]
+"""Makes the optimized form of a module, with a call's arguments as the sample, and what the call returned."""
 
 
 class Routed:
@@ -70,18 +73,23 @@ class Routed:
 
         Raises only what the program's own call raises.
         """
-        random_before = torch.get_rng_state()
+        random_before, began = torch.get_rng_state(), time.perf_counter()
         expected = self._run(module, *args, **kwargs)
+        known = Known(expected, time.perf_counter() - began)
         random_after, plain_random = torch.get_rng_state(), random.getstate()
         try:
             self._check_first_call(args, kwargs, expected, random_before)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                self.optimized = optimize(module, _cloned(self._sample))
-                sample_args, sample_kwargs = self._sample
-                outputs = self.optimized(*sample_args, **sample_kwargs)
+                self.optimized = optimize(module, _cloned(self._sample), known)
+                if compiled_aside(self.optimized) is None:
+                    sample_args, sample_kwargs = self._sample
+                    outputs = self.optimized(*sample_args, **sample_kwargs)
+                    self.difference = self._compare(expected, outputs, self._tolerance)
+                else:  # `optimize` has compared the modules, and kept code is compared at its first call
+                    self.difference = explain(self.optimized).difference
+                    self._note_dtypes(expected)
             self._check_unchanged("optimizing it changed it")
-            self.difference = self._compare(expected, outputs, self._tolerance)
             self._compared.add(sizes_of(args, kwargs))
         except Exception as error:  # noqa: BLE001 - the program goes on with its own module
             self.optimized = None
@@ -142,10 +150,13 @@ class Routed:
         found = difference(expected, outputs, tolerance)
         if not found.allowed:
             raise DifferentError(f"its optimized form computes something else: {found}")
+        self._note_dtypes(expected)
+        return found
+
+    def _note_dtypes(self, expected: Any) -> None:
         for path, value in leaves(expected):
             if isinstance(value, torch.Tensor):
                 self._dtypes[path] = value.dtype
-        return found
 
     def _check_unchanged(self, what: str) -> None:
         change = self._state.change()

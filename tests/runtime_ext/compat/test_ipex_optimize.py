@@ -68,9 +68,9 @@ def test_switches(argument: str, name: str) -> None:
 
 def test_every_switch_is_a_pass_or_reported() -> None:
     passes = {*optimization.INFERENCE, *optimization.TRAINING}
-    assert set(optimizing._PASSES.values()) <= passes
+    assert set(optimizing.PASSES.values()) <= passes
     names = inspect.signature(ipex.optimize).parameters
-    assert names.keys() >= {*optimizing._PASSES, *optimizing._WITHOUT_EFFECT}
+    assert names.keys() >= {*optimizing.PASSES, *optimizing.WITHOUT_EFFECT}
 
 
 @pytest.mark.parametrize(

@@ -136,10 +136,10 @@ def test_what_was_not_prepared_is_not_converted() -> None:
     ],
 )
 def test_a_batch_of_a_loader_may_have_a_label(batch: object, inputs: object, items: int) -> None:
-    found = autotuning._inputs(batch)
+    found = autotuning.inputs_of(batch)
     assert type(found) is type(inputs)
     torch.testing.assert_close(found, inputs)
-    assert autotuning._size(found) == items
+    assert autotuning.item_count(found) == items
 
 
 # With torchao

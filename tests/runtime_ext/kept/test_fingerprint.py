@@ -156,6 +156,26 @@ def test_global_variables_are_watched() -> None:
     assert found.changed() == "helper"
 
 
+@pytest.mark.parametrize(
+    ("value", "change"),
+    [
+        ("{'scale': 2.0}", "FACTOR['scale'] = 3.0"),
+        ("[2.0]", "FACTOR.append(3.0)"),
+        ("type('Settings', (), {})()", "FACTOR.scale = 3.0"),
+    ],
+)
+def test_what_global_containers_and_objects_hold_is_watched(value: str, change: str) -> None:
+    source = SOURCE.replace("FACTOR = 2.0", f"FACTOR = {value}")
+    space = module_of(source)
+    model = space["model"]()
+    found = fingerprint(model, type(model).forward)
+    assert found.changed() is None
+    exec(change, space)
+    assert found.changed() == "FACTOR"
+    if "(" not in value:  # and it is part of the name
+        assert fingerprint(model, type(model).forward).digits != found.digits
+
+
 def test_other_facts_and_tied_weights_count() -> None:
     assert name_of(usual(), "4 threads") != name_of(usual(), "8 threads")
     tied, untied = (nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(2))

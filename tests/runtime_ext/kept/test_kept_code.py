@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,15 +16,18 @@ from typing import Any
 import pytest
 import torch
 from tests.runtime_ext.stream_threads import call_in_thread, call_in_threads
-from tests.runtime_ext.tiny_models import Holding, Images, Layer, Scaled, eager
+from tests.runtime_ext.tiny_models import Holding, Layer, Scaled, eager
 from torch import Tensor, nn
 
 from xruntime.errors import CompilationError
 from xruntime.kept import kept_code
 from xruntime.kept import store as stores
+from xruntime.kept.calls import flat_call
+from xruntime.kept.libraries import CallKey
 from xruntime.streams.compiling import CompiledForStreams, compile_for_streams
 from xruntime.threads.cpu_pool import CPUPool
 from xruntime.threads.team import team_of
+from xruntime.threads.torch_modes import Autocast
 
 Needs = Callable[[object, str], None]
 
@@ -61,13 +65,11 @@ def agrees(compiled: CompiledForStreams, model: nn.Module, *args: Any) -> None:
 
 
 @pytest.mark.long
-def test_code_is_kept_for_equal_weights_only(store: Path) -> None:
-    model, sample = linear(), torch.randn(2, 4)
-    assert notes(compile_for_streams(model, sample, threads=1)).startswith("compiled graph 1, ")
-    (entry,) = entries(store)
+def test_code_is_kept_for_equal_weights_only(store: Path, kept: tuple[nn.Module, Path]) -> None:
+    (model, source), sample = kept, torch.randn(2, 4)
+    (entry,) = source.iterdir()  # neither locks nor unfinished work
     assert {it.name for it in entry.iterdir()} == {"model.so", "description.json"}
-    assert list(store.iterdir()) == [entry]  # neither locks nor unfinished work
-
+    shutil.copytree(source, store, dirs_exist_ok=True)
     again = compile_for_streams(copy.deepcopy(model), sample, threads=1)
     assert notes(again).startswith("found graph 1, a library for 2x4, compiled in ")
     agrees(again, model, sample)
@@ -80,18 +82,43 @@ def test_code_is_kept_for_equal_weights_only(store: Path) -> None:
     assert found.digits != kept_code.fingerprint(model, type(model).forward).digits
 
 
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory, compiler: None) -> tuple[nn.Module, Path]:
+    """A linear, and a directory with its code for two rows."""
+    path = tmp_path_factory.mktemp("kept")
+    model = linear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(stores.VARIABLE, str(path))
+        compile_for_streams(model, torch.randn(2, 4), threads=1)
+    return model, path
+
+
 @pytest.mark.long
-def test_other_weights_threads_and_precision_have_code_of_their_own(store: Path) -> None:
-    model, sample = linear(), torch.randn(2, 4)
-    compile_for_streams(model, sample, threads=1)
-    with torch.no_grad():
-        model.weight.view(torch.int32)[0, 0] ^= 1
-    for number, settings in enumerate(
-        [{"threads": 1}, {"threads": 2}, {"threads": 1, "dtype": torch.bfloat16}], start=2
-    ):
-        made = compile_for_streams(model, sample, **settings)
-        assert notes(made).startswith("compiled graph 1, ")
-        assert len(entries(store)) == number
+def test_threads_and_precision_have_code_of_their_own(
+    store: Path, kept: tuple[nn.Module, Path]
+) -> None:
+    model, source = kept
+    shutil.copytree(source, store, dirs_exist_ok=True)
+    made = compile_for_streams(model, torch.randn(2, 4), threads=2, dtype=torch.bfloat16)
+    assert notes(made).startswith("compiled graph 1, ")
+    assert len(entries(store)) == 2
+
+
+def test_what_decides_which_code_serves_a_call() -> None:
+    call = flat_call((torch.randn(2, 4),), {})
+    assert call is not None
+    other = flat_call((torch.randn(2, 4).double(),), {})
+    assert other is not None
+    key = CallKey(call.form, 1, None, torch.float32)
+    keys = [
+        key,
+        key._replace(threads=2),
+        key._replace(autocast=Autocast(torch.bfloat16, cache=True)),
+        key._replace(default_dtype=torch.float64),
+        key._replace(form=other.form),
+    ]
+    names = {key.prefix(model) for key in keys for model in ("one model", "another")}
+    assert len(names) == 2 * len(keys)
 
 
 PROGRAM = """
@@ -134,13 +161,14 @@ def test_the_next_process_needs_no_compiler(store: Path, two: CPUPool) -> None:
 
 
 @pytest.mark.long
-def test_two_streams_ask_for_the_same_new_size(store: Path) -> None:
-    model, sample = Images(), torch.randn(2, 3, 24, 24)
-    compiled = compile_for_streams(model, sample, threads=1)
-    batch = torch.randn(3, 3, 24, 24)
+def test_two_streams_ask_for_the_same_new_size(store: Path, kept: tuple[nn.Module, Path]) -> None:
+    model, source = kept
+    shutil.copytree(source, store, dirs_exist_ok=True)
+    compiled = compile_for_streams(model, torch.randn(2, 4), threads=1)
+    batch = torch.randn(3, 4)
     for result in call_in_threads(lambda: compiled(batch), 2, team=1):
         torch.testing.assert_close(result, eager(model, batch), rtol=1e-4, atol=1e-5)
-    assert notes(compiled).count("compiled graph") == 2
+    assert notes(compiled).count("compiled graph") == 1
     assert len(entries(store)) == 2
 
 
@@ -250,11 +278,13 @@ def test_where_nothing_can_be_kept(
     assert reason(freezing=False) == "not kept: its weights are not constants (freezing)"
     monkeypatch.setattr("xruntime.kept.libraries.ROOM_BYTES", 1 << 62)
     assert " MiB left" in reason()
-    monkeypatch.setenv(stores.VARIABLE, "0")
-    assert reason() == "not kept: XRUNTIME_CACHE_DIR=0"
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv(stores.VARIABLE, str(tmp_path / "file"))
-    assert reason().startswith("not kept: ")
+    for value, problem in (
+        ("0", "XRUNTIME_CACHE_DIR=0"),
+        (str(tmp_path / "file"), "not a directory"),
+    ):
+        monkeypatch.setenv(stores.VARIABLE, value)
+        assert problem in str(stores.open_store().temporary)
 
 
 @pytest.mark.long
@@ -268,12 +298,13 @@ def test_numbers_that_differ_are_left_to_torch(store: Path) -> None:
 
 
 @pytest.mark.long
-def test_code_that_cannot_be_used_is_removed_and_made_again(store: Path) -> None:
-    model, sample = linear(), torch.randn(2, 4)
-    compile_for_streams(model, sample, threads=1)
+def test_code_that_cannot_be_used_is_removed_and_made_again(
+    store: Path, kept: tuple[nn.Module, Path]
+) -> None:
+    (model, source), sample = kept, torch.randn(2, 4)
+    shutil.copytree(source, store, dirs_exist_ok=True)
     library = entries(store)[0] / "model.so"
     half = library.read_bytes()[:5000]
-    library.unlink()  # the old file is still mapped
     library.write_bytes(half)
     compiled = compile_for_streams(model, sample, threads=1)
     assert "kept code is removed: " in notes(compiled)

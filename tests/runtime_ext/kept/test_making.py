@@ -65,6 +65,17 @@ def test_what_cannot_be_exported_is_refused_for_good(tmp_path: Path) -> None:
     assert str(error).startswith("torch.export cannot export Model: ")
 
 
+def test_functions_that_compiled_code_leaves_out_are_not_baked_in(tmp_path: Path) -> None:
+    @torch.compiler.disable
+    def outside(values: torch.Tensor) -> torch.Tensor:
+        return values * 2
+
+    error = compiled(order(lambda tensors: (outside(tensors[0]),), torch.ones(3)), tmp_path)
+    assert error is not None
+    assert error.final
+    assert "outside, which torch.compiler.disable keeps out of compiled code" in str(error)
+
+
 def test_errors_of_the_model_and_ends_of_the_process_are_not_for_good(tmp_path: Path) -> None:
     def fail(_: list[torch.Tensor]) -> Any:
         raise OSError("no room")

@@ -238,6 +238,26 @@ def test_parameters_without_a_gradient_are_left_alone(name: str, dtype: torch.dt
         assert torch.equal(masters(optimizer, parameters[:1])[0], masters(reference, alone[:1])[0])
 
 
+@pytest.mark.parametrize("name", EVERY)
+def test_a_parameter_whose_gradient_comes_and_goes_takes_the_same_steps(name: str) -> None:
+    """As one that is prepared anew for every step."""
+    torch.manual_seed(1)
+    kept = parameters_of(torch.bfloat16)
+    anew = [torch.nn.Parameter(one.detach().clone()) for one in kept]
+    first, second = ours(name, kept), ours(name, anew)
+    for absent in (None, 1, None, 0, 3, 3, None):
+        for at, (one, other) in enumerate(zip(kept, anew, strict=True)):
+            one.grad = None if at == absent else torch.randn_like(one)
+            other.grad = one.grad
+        second._forget()
+        first.step()
+        second.step()
+        for one, other in zip(kept, anew, strict=True):
+            assert torch.equal(one, other)
+            for key, value in first.state[one].items():
+                assert torch.equal(value, second.state[other][key])
+
+
 def test_what_moves_between_steps_is_found() -> None:
     """New gradients, a parameter with other memory, state with other memory."""
     parameters, reference = parameters_of(torch.bfloat16), parameters_of(torch.bfloat16)

@@ -65,7 +65,7 @@ def test_all_passes_and_the_explanation() -> None:
     found = explain(optimized)
     assert [step.name for step in found.steps] == [
         *("no_grad", "dropout", "conv_bn", "linear_bn", "channels_last", "precision", "weights"),
-        *("graph", "prepack", "join_linears"),
+        *("join_linears", "graph", "prepack"),
     ]
     skipped = [step.name for step in found.steps if step.outcome is not Outcome.APPLIED]
     assert skipped == ["graph", "prepack"]
@@ -183,6 +183,8 @@ def test_original_that_changes_is_noticed() -> None:
         for parameter in model.parameters():
             parameter.mul_(2)
     assert torch.equal(optimized(SAMPLE), before)
+    theirs = {it.untyped_storage().data_ptr() for it in model.parameters()}
+    assert not theirs & {it.untyped_storage().data_ptr() for it in optimized.parameters()}
     with pytest.raises(OptimizationError, match=r"body.0.weight of the original model was changed"):
         optimized.state_dict()
 

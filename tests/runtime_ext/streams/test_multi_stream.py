@@ -90,77 +90,17 @@ def test_one_stream_that_is_not_joined_gives_a_list_of_one(network, two: CPUPool
         torch.testing.assert_close(outputs, [network(batch_of(2))])
 
 
-@pytest.mark.parametrize(("items", "sizes"), [(4, [2, 1, 1]), (2, [1, 1]), (6, [2, 2, 2])])
-def test_sizes_of_the_parts(two: CPUPool, items: int, sizes: list[int]) -> None:
-    module = Called(lambda x: x.shape[0])
-    with MultiStreamModule(module, 3, two, concat_output=False, oversubscribe=True) as multi:
-        assert multi(torch.zeros(items, 5)) == sizes
-
-
 def test_keywords_in_and_a_dict_out(network, two: CPUPool) -> None:
+    """test_round_trips.py has the other forms of calls."""
     module = Called(lambda *, x, scale: {"y": network(x) * scale, "scale": scale})
     batch = batch_of(5)
     with MultiStreamModule(
         module, 2, two, True, Hint(x=0, scale=None), Hint(y=0, scale=None)
     ) as multi:
+        assert f"2 streams on CPUs {two}" in repr(multi)
         output = multi(x=batch, scale=2)
         torch.testing.assert_close(output["y"], network(batch) * 2)
         assert output["scale"] == 2
-
-
-def test_tensor_and_dict_out(network, two: CPUPool) -> None:
-    module = Called(lambda x: (network(x), {"twice": network(x) * 2}))
-    batch = batch_of(5)
-    with MultiStreamModule(module, 2, two, True, Hint(0), Hint(0, {"twice": 0})) as multi:
-        first, second = multi(batch)
-        torch.testing.assert_close(first, network(batch))
-        torch.testing.assert_close(second["twice"], network(batch) * 2)
-
-
-def test_a_flag_goes_to_all_streams_and_comes_back_once(two: CPUPool) -> None:
-    module = Called(lambda x, flag, y: (x + 1, flag, y * 2))
-    x, y = torch.rand(4, 3), torch.rand(4, 2)
-    with MultiStreamModule(module, 2, two, True, Hint(0, None, 0), Hint(0, None, 0)) as multi:
-        a, flag, b = multi(x, False, y)
-        assert flag is False
-        assert torch.equal(a, x + 1)
-        assert torch.equal(b, y * 2)
-
-
-def test_dimensions_differ_by_tensor(two: CPUPool) -> None:
-    module = Called(lambda x, y: (x.sum(0), y + 1))
-    x, y = torch.rand(3, 4), torch.rand(4, 3)
-    with MultiStreamModule(module, 2, two, True, Hint(1, 0), Hint(0, 0)) as multi:
-        total, more = multi(x, y)
-        torch.testing.assert_close(total, x.sum(0))
-        assert torch.equal(more, y + 1)
-
-
-@pytest.mark.parametrize(
-    "nest",
-    [
-        lambda a, b, c: (a, b, c),
-        lambda a, b, c: {"a": a, "b": b, "c": c},
-        lambda a, b, c: ((a, b), c),
-    ],
-    ids=["tuple", "dict", "nested tuple"],
-)
-@pytest.mark.parametrize("items", [2, 3, 5])
-def test_nests_go_through(two: CPUPool, nest, items: int) -> None:
-    value = nest(torch.rand(items, 2), torch.rand(items), torch.rand(items, 1, 3))
-    with MultiStreamModule(Called(lambda x: x), 2, two) as multi:
-        output = multi(value)
-    assert type(output) is type(value)
-    flat = torch.utils._pytree.tree_leaves
-    assert all(torch.equal(a, b) for a, b in zip(flat(output), flat(value), strict=True))
-
-
-@pytest.mark.parametrize("items", [2, 3])
-def test_three_positional_tensors(two: CPUPool, items: int) -> None:
-    module = Called(lambda a, b, c: a + b * c)
-    tensors = [torch.rand(items, 4) for _ in range(3)]
-    with MultiStreamModule(module, 3, two, oversubscribe=True) as multi:
-        torch.testing.assert_close(multi(*tensors), module(*tensors))
 
 
 def test_streams_that_serve_all_the_same_input(two: CPUPool) -> None:
@@ -227,13 +167,6 @@ def test_kind_of_the_result_does_not_depend_on_the_batch(two: CPUPool, inside: b
         for mode in (torch.inference_mode, torch.enable_grad):
             with mode():
                 assert [multi(torch.zeros(n)).is_inference() for n in (1, 2)] == [inside] * 2
-
-
-def test_what_it_is_shown_as(network, two: CPUPool) -> None:
-    with MultiStreamModule(network, 2, two) as multi:
-        first, second, *_ = repr(multi).splitlines()
-    assert first == "MultiStreamModule("
-    assert second.strip() == f"2 streams on CPUs {two}"
 
 
 def test_single_calls_go_on_while_the_number_is_found(network, two: CPUPool) -> None:

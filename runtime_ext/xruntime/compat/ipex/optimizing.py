@@ -14,7 +14,7 @@ from xruntime.compat.ipex.replacements import report
 from xruntime.optimization import INFERENCE, TRAINING
 from xruntime.optimization import optimize as _optimize
 
-_PASSES: Final = {
+PASSES: Final = {
     "conv_bn_folding": "conv_bn",
     "linear_bn_folding": "linear_bn",
     "replace_dropout_with_identity": "dropout",
@@ -24,7 +24,7 @@ _PASSES: Final = {
 }
 """The pass of xruntime.optimize that each switch is."""
 
-_WITHOUT_EFFECT: Final = {
+WITHOUT_EFFECT: Final = {
     "weights_prepack": "torch's compiler packs weights, with graph_mode=True or torch.compile",
     "auto_kernel_selection": "torch chooses among oneDNN's kernels and MKL's by itself",
     "optimize_lstm": "torch calls oneDNN's LSTM by itself",
@@ -76,13 +76,13 @@ def optimize(
     if isinstance(model, torch.jit.ScriptModule):
         report("optimize() returns a TorchScript module as it is: give it the eager module")
         return model if optimizer is None else (model, optimizer)
-    for name, instead in _WITHOUT_EFFECT.items():
+    for name, instead in WITHOUT_EFFECT.items():
         if given[name] is not None:
             report(f"optimize({name}={given[name]!r}) has no effect: {instead}")
     training = optimizer is not None
     known = TRAINING if training else INFERENCE
     passes = {}
-    for name, own in _PASSES.items():
+    for name, own in PASSES.items():
         if given[name] is not None and own in known:
             passes[own] = bool(given[name])
         elif given[name]:

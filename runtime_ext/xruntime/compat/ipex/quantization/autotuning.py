@@ -132,7 +132,7 @@ def _batches(
 ) -> list[object]:
     batches: Iterable[object]
     if loader is not None:
-        batches = map(_inputs, loader)
+        batches = map(inputs_of, loader)
     elif function is not None:
         recorder = _Recorder(model)
         with torch.no_grad():
@@ -143,20 +143,20 @@ def _batches(
     kept: list[object] = []
     for batch in batches:
         kept.append(batch)
-        items -= _size(batch)
+        items -= item_count(batch)
         if items <= 0:
             break
     return kept
 
 
-def _inputs(batch: object) -> object:
-    """The inputs of one call, in a batch of a loader, which may be a pair of inputs and label."""
+def inputs_of(batch: object) -> object:
+    """Return the inputs of one call, in a batch of a loader, which may be a pair of inputs and label."""
     if isinstance(batch, list | tuple) and len(batch) == 2:
         batch = batch[0]
     return tuple(batch) if isinstance(batch, list) else batch
 
 
-def _size(batch: object) -> int:
-    """The number of items in a batch: the first size of its first tensor."""
+def item_count(batch: object) -> int:
+    """Return the number of items in a batch: the first size of its first tensor."""
     tensors = [one for one in pytree.tree_leaves(batch) if isinstance(one, torch.Tensor)]
     return tensors[0].shape[0] if tensors and tensors[0].dim() else 1
