@@ -34,16 +34,16 @@ from benchmarks.tuner.memory import MemoryStore
 from benchmarks.tuner.proposers import GridProposer, OptunaProposer, Proposer, RandomProposer
 from benchmarks.tuner.recorded import RecordedLaunch, RecordedMeasurer, Recording, read_recording
 from benchmarks.tuner.synthetic import SHAPES, synthetic_recording
-from xtune.evidence.distributions import binomial_lower_bound, binomial_upper_bound
 from xtune.evidence.verdicts import Kind
 from xtune.launches.launch import Launch, Outcome, Secondary
 from xtune.search.budget import Budget
+from xtune.search.events import Allowance, Result
 from xtune.search.measurer import Measurer
 from xtune.search.records import Rating, Record, Stage, Step
 from xtune.search.scale import Scale
-from xtune.search.session import Result, Search
-from xtune.search.strategy import Allowance, Strategy
+from xtune.search.strategy import Strategy
 from xtune.space.parameters import BARE, Configuration
+from xtune.tuning import Search, next_step
 
 OURS = "ours"
 SEARCH = "search"
@@ -240,7 +240,7 @@ def search_curve(source: Source, budgets: Sequence[int], seed: int) -> Curve:
     chosen = [BARE]
     total = BEFORE_FINAL * max(budgets)
     for number in range(max(budgets)):
-        step = strategy.next(records, Allowance(total - number, total))
+        step = next_step(strategy, records, Allowance(total - number, total))
         if step is not None:
             launch = measurer.measure(step.configuration, cut_at=step.cut_at)
             records.append(Record(number, step, "here", launch))
@@ -375,5 +375,7 @@ def exhaustive_launches(source: Source) -> int:
 
 def binomial_interval(count: int, total: int) -> tuple[float, float]:
     """The exact 95 % interval of a rate (Clopper and Pearson 1934)."""
-    low = binomial_lower_bound(count, total, 0.975)
-    return low, binomial_upper_bound(count, total, 0.975)
+    from scipy.stats import binomtest
+
+    interval = binomtest(count, total).proportion_ci(0.95, "exact")
+    return float(interval.low), float(interval.high)

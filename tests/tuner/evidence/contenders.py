@@ -90,7 +90,8 @@ def play(
     """A final played to its end, or for so many blocks, and the turns it took."""
     final = Final(plan, objective)
     turns = []
-    while (turn := final.next()) is not None and (blocks is None or turn.block < blocks):
+    last = plan.planned if blocks is None else blocks
+    while (turn := final.next()) is not None and turn.block < last:
         turns.append(turn)
-        final.record(execute(turn))
+        final.record(turn, execute(turn))
     return final, turns

@@ -192,8 +192,8 @@ def simulate_search(
         for launch in measured[:finalists]
     ]
     final = Final(plan_final(baseline, chosen, blocks=blocks, rule=rule, seed=seed), objective)
-    while (turn := final.next()) is not None:
-        final.record(workload.measure(turn.configuration))
+    while final.blocks < blocks and (turn := final.next()) is not None:
+        final.record(turn, workload.measure(turn.configuration))
         if stops_when is not None and turn.block < final.blocks:
             verdict = final.decision().verdict
             if stops_when(verdict):

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from tests.binomial import binomial_lower_bound
 
-from xtune.evidence.distributions import binomial_lower_bound
 from xtune.evidence.drift import Control, drift_of
 from xtune.evidence.noise import Trouble
 from xtune.evidence.ratios import NoRatioError

@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+from tests.binomial import binomial_lower_bound
 from tests.tuner.evidence.contenders import RATE, launch
 from tests.tuner.evidence.simulation import (
     NOISES,
@@ -16,7 +17,6 @@ from tests.tuner.evidence.simulation import (
     speed_of,
 )
 
-from xtune.evidence.distributions import binomial_lower_bound
 from xtune.evidence.importance import Importance, SettingImportance, importance_of
 from xtune.launches.launch import Launch, Outcome
 from xtune.launches.objectives import Goal, Objective

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.binomial import binomial_lower_bound, binomial_upper_bound
 
 from xlaunch.errors import UsageError
-from xtune.evidence.distributions import binomial_lower_bound, binomial_upper_bound
 from xtune.evidence.ratios import (
     NoRatioError,
     has_ratio,

@@ -13,6 +13,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from tests.binomial import binomial_lower_bound, binomial_upper_bound
 from tests.tuner.evidence.contenders import RATE
 from tests.tuner.evidence.simulation import (
     NOISES,
@@ -24,7 +25,6 @@ from tests.tuner.evidence.simulation import (
     speed_of,
 )
 
-from xtune.evidence.distributions import binomial_lower_bound, binomial_upper_bound
 from xtune.evidence.verdicts import Kind, Verdict
 from xtune.launches.launch import Outcome
 from xtune.launches.objectives import Goal, Objective

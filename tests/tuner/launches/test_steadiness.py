@@ -9,9 +9,9 @@ import zlib
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.binomial import binomial_upper_bound
 from tests.tuner.launches.noise import LEVEL, NOISES, made_series
 
-from xtune.evidence.distributions import binomial_upper_bound
 from xtune.launches.launch import Steadiness
 from xtune.launches.steadiness import MIN_VALUES, Judgement, judge
 

@@ -9,10 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from xtune.launches.launch import Launch, Outcome, Secondary
 from xtune.launches.objectives import Goal, Objective
+from xtune.search.events import Allowance
 from xtune.search.records import Record, Stage
-from xtune.search.strategy import Allowance, Strategy
+from xtune.search.strategy import Strategy
 from xtune.space.parameters import BARE, Configuration, Parameter, Where
 from xtune.space.spaces import Space
+from xtune.tuning import next_step
 
 RATE = Objective("items/s", Goal.MAXIMIZE)
 
@@ -122,7 +124,7 @@ def follow(
     """Make so many launches of a strategy, as a session would; fewer where it ends."""
     made = list(records)
     for _ in range(count):
-        step = strategy.next(made, Allowance(total - len(made), total))
+        step = next_step(strategy, made, Allowance(total - len(made), total))
         if step is None:
             break
         launch = measurer.measure(step.configuration, cut_at=step.cut_at)

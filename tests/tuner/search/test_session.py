@@ -20,17 +20,24 @@ from xtune.errors import (
     StorageError,
     TunerError,
 )
-from xtune.evidence.finals import Final, Finalist, plan_final
 from xtune.evidence.verdicts import Kind
 from xtune.launches.launch import Launch, Outcome
-from xtune.search.budget import MIN_WITH_FINAL, Budget
-from xtune.search.events import Observer, Outline, Progress
-from xtune.search.final_turns import FinalTurns
+from xtune.search.budget import MIN_WITH_FINAL, Budget, FinalSize
+from xtune.search.events import (
+    Allowance,
+    Ended,
+    Favourite,
+    Observer,
+    Outline,
+    Progress,
+    Resolution,
+    Result,
+)
 from xtune.search.records import Record, Stage, Step
-from xtune.search.session import KEEP_PAUSES_S, LIMIT_MORE_S, LIMIT_TIMES, Ended, Result, Search
-from xtune.search.strategy import Favourite, Resolution, Strategy
+from xtune.search.strategy import Strategy
 from xtune.space.parameters import BARE, Configuration
 from xtune.space.spaces import Space
+from xtune.tuning import KEEP_PAUSES_S, LIMIT_MORE_S, LIMIT_TIMES, Search, next_step
 
 
 def make(
@@ -55,7 +62,7 @@ class Diary(Observer):
         self.progress: list[Progress] = []
 
     def started(self, outline: Outline) -> None:
-        self.lines.append(f"started {outline.size} {outline.plans} {outline.races}")
+        self.lines.append(f"started {outline.size} {outline.plans}")
 
     def stage_changed(self, stage: Stage) -> None:
         self.lines.append(f"stage {stage.value}")
@@ -109,7 +116,7 @@ def test_no_more_is_launched_than_allowed(launches: int) -> None:
         assert "too small for a final" in result.verdict.reason
 
 
-@pytest.mark.parametrize(("launches", "more"), [(2, 22), (6, 9)])
+@pytest.mark.parametrize(("launches", "more"), [(2, 22), (6, 18), (8, 9)])
 def test_what_would_be_enough_for_a_final_is_told(launches: int, more: int) -> None:
     """Of two configurations one crashes: after three launches a final is all that is left."""
     space = Space([SPACE.parameter("smt")])
@@ -256,28 +263,60 @@ def test_a_search_interrupted_at_any_launch_can_be_resumed(
         assert len(resumed.records) == number + resumed.launches
 
 
-def test_a_verdict_that_is_clear_where_the_final_was_stopped_ends_it() -> None:
-    """Seven blocks and one launch of the eighth; there was to be a look after the eighth."""
-    store, measurer = MemoryStore(), ScriptedMeasurer(lambda one: 0.2 * (one != BARE), noise=0.01)
-    space = Space([SPACE.parameter("smt")])
-    plan = plan_final(BARE, [Finalist(space.complete({"smt": True}), 1)], blocks=15)
-    plan = plan._replace(looks=(8, 15))
-    final = Final(plan, RATE)
-    turns = FinalTurns(RATE, repr)
-    for number in range(15):
-        step = turns.turn(final, is_new=number == 0)
-        claimed = store.claim(step)
-        assert claimed is not None
-        launch = measurer.measure(step.configuration)
-        final.record(launch)
-        store.finish(claimed, launch)
-    stopped = final.decision()
-    assert (stopped.blocks, stopped.is_settled) == (7, False)
-    assert stopped.verdict.kind is Kind.GAIN
-    resumed = make(measurer, Budget(launches=4), space=space, store=store).run()
-    assert all(one.step.stage is not Stage.FINAL for one in resumed.records[15:])
-    assert resumed.launches > 0
-    assert resumed.verdict == stopped.verdict
+def interrupted_everywhere(finalists: int, seed: int) -> bool:
+    """Whether a search is ever told of a gain that is none: it is stopped at every launch, and resumed."""
+    space = Space([SPACE.parameter("smt"), SPACE.parameter("thp")])
+    measurer = ScriptedMeasurer(lambda _: 0.0, noise=0.03, seed=seed)
+    store = MemoryStore()
+    strategy = Strategy(space, measurer.plan_hash, RATE, host="here", seed=seed)
+    follow_into(store, strategy, measurer, 12, total=1000.0)
+    records = store.records()
+    step = strategy.first_of_final(records, FinalSize(finalists, 8))
+    assert step is not None
+    while True:
+        number = store.claim(step)
+        assert number is not None
+        store.finish(number, measurer.measure(step.configuration))
+        # Another process: nothing but the records is left of the first one.
+        again = Strategy(space, measurer.plan_hash, RATE, host="here", seed=seed)
+        final = again.final(store.records())
+        assert final is not None
+        assert len(final.launches) == sum(r.step.stage is Stage.FINAL for r in store.records())
+        if final.decision(in_full=False).verdict.kind is Kind.GAIN:
+            return True
+        if final.is_over or final.blocks >= 16:
+            return False
+        step = again.final_step(final, 100.0)
+        assert step is not None
+
+
+def follow_into(
+    store: MemoryStore, strategy: Strategy, measurer: ScriptedMeasurer, count: int, *, total: float
+) -> None:
+    """Make so many launches."""
+    for _ in range(count):
+        made = store.records()
+        step = next_step(strategy, made, Allowance(total - len(made), total))
+        assert step is not None
+        number = store.claim(step)
+        assert number is not None
+        store.finish(number, measurer.measure(step.configuration))
+
+
+@pytest.mark.parametrize(
+    ("finalists", "searches", "most"),
+    [
+        (1, 25, 4),
+        pytest.param(1, 300, 15, marks=pytest.mark.long),
+        pytest.param(3, 300, 15, marks=pytest.mark.long),
+    ],
+)
+def test_a_search_interrupted_at_every_launch_claims_no_gain_that_is_none(
+    finalists: int, searches: int, most: int
+) -> None:
+    """Verdicts after each launch, far beyond the plan: 5 % at most claim a gain where nothing differs."""
+    claims = sum(interrupted_everywhere(finalists, seed) for seed in range(searches))
+    assert claims <= most
 
 
 def test_an_interruption_while_something_is_told_is_one() -> None:
@@ -324,12 +363,12 @@ def test_everything_is_told_in_order() -> None:
     diary = Diary()
     measurer = ScriptedMeasurer(noise=0.02)
     result = make(measurer, Budget(launches=40), observer=diary).run()
-    assert diary.lines[0] == "started 360 360 False"
+    assert diary.lines[0] == "started 360 360"
     told = [line for line in diary.lines if line.startswith("stage")]
-    assert told == [f"stage {one}" for one in ("baseline", "seed", "search", "ablation", "final")]
+    assert told == [f"stage {one}" for one in ("baseline", "seed", "search", "final")]
     assert diary.lines.count("launching") == diary.lines.count("launched") == result.launches
     assert diary.favourites[0].configuration == SPACE.default
-    assert gain(diary.favourites[-1].configuration) == gain(BEST)
+    assert gain(diary.favourites[-1].configuration) > 0.3
     changes = [favourite.configuration for favourite in diary.favourites]
     assert all(one != other for one, other in itertools.pairwise(changes))
     assert [one.launches for one in diary.progress[1::2]] == list(range(1, result.launches + 1))
@@ -341,9 +380,9 @@ def test_which_gains_the_budget_shows_is_told_once_the_noise_is_known() -> None:
     diary = Diary()
     result = make(ScriptedMeasurer(noise=0.03), Budget(launches=40), observer=diary).run()
     told = [at for at, line in enumerate(diary.lines) if line.startswith("shows gains")]
-    assert len(told) == 1
-    assert diary.lines[: told[0]].count("launched") == 9
-    assert diary.lines[told[0]] == "shows gains from 8.5%"
+    assert len(told) == 2, "again with the final"
+    assert diary.lines[: told[0]].count("launched") == 7
+    assert "final" in "".join(diary.lines[: told[1]])
     assert result.resolution is not None
     assert result.resolution.spread == pytest.approx(0.03, rel=0.5)
 
@@ -361,13 +400,6 @@ def test_what_is_launched_does_not_depend_on_who_watches(seed: int) -> None:
     make(watched, Budget(launches=26), observer=Diary()).run()
     make(alone, Budget(launches=26)).run()
     assert watched.measured == alone.measured
-
-
-def test_a_small_space_is_announced_as_a_race() -> None:
-    diary = Diary()
-    make(ScriptedMeasurer(), Budget(launches=60), space=SMALL, observer=diary).run()
-    assert diary.lines[0] == "started 8 8 True"
-    assert "stage race" in diary.lines
 
 
 def test_a_launch_may_take_ten_times_what_the_bare_command_took() -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections import Counter
 
 import pytest
@@ -21,13 +22,15 @@ from tests.tuner.search.scripted import (
 
 from xtune.evidence.advice import smallest_gain
 from xtune.evidence.verdicts import Kind
-from xtune.launches.launch import Outcome
+from xtune.launches.launch import Launch, Outcome
 from xtune.launches.objectives import Goal, Objective, Requirement
 from xtune.search.budget import MAX_BLOCKS
+from xtune.search.events import Allowance, Seed
 from xtune.search.records import Record, Stage
-from xtune.search.strategy import CONTROL_EVERY, Allowance, Seed, Strategy
+from xtune.search.strategy import CONTROL_EVERY, Strategy
 from xtune.space.parameters import BARE, Configuration, Parameter, Where
 from xtune.space.spaces import Space
+from xtune.tuning import next_step
 
 PRESET = SPACE.complete({"allocator": "glibc"})
 WINNER = SPACE.complete({"allocator": "tcmalloc", "batch": 8})
@@ -136,7 +139,9 @@ def test_it_finds_what_is_best(goal: Goal) -> None:
     favourite = one.favourite(records)
     assert favourite is not None
     assert gain(favourite.configuration) == gain(BEST)
-    assert favourite.low < favourite.value < favourite.high
+    assert favourite.value == pytest.approx(
+        100.0 * math.exp(gain(BEST) * (1 if goal is Goal.MAXIMIZE else -1)), rel=0.03
+    )
     assert favourite.ratio == pytest.approx(math.exp(gain(BEST)), rel=0.03)
 
 
@@ -174,7 +179,7 @@ def test_hosts_of_different_speed_are_put_on_one_scale() -> None:
 @pytest.mark.parametrize(
     "outcome", [Outcome.CRASHED, Outcome.OUT_OF_MEMORY, Outcome.TIMED_OUT, Outcome.NO_METRIC]
 )
-def test_what_fails_is_never_best_and_not_tried_again(outcome: Outcome) -> None:
+def test_what_fails_is_never_best_and_tried_twice_at_most(outcome: Outcome) -> None:
     """The fastest allocator crashes with every batch above 4."""
 
     def end(configuration: Configuration) -> Outcome:
@@ -186,11 +191,65 @@ def test_what_fails_is_never_best_and_not_tried_again(outcome: Outcome) -> None:
     records = follow(one, measurer, 60)
     failed = [r.step.plan_hash for r in records if r.launch and r.launch.outcome is outcome]
     assert 0 < len(failed) < 12
-    assert max(Counter(failed).values()) == 1
+    assert max(Counter(failed).values()) <= 2
     favourite = one.favourite(records)
     assert favourite is not None
     assert end(favourite.configuration) is Outcome.MEASURED
     assert gain(favourite.configuration) == pytest.approx(0.35)  # jemalloc, batch 8, thp always
+
+
+def bests_missed(searches: int, crashes: float, slow: float = 0.0) -> int:
+    """Searches of 40 launches that do not name the best though it is far ahead."""
+    missed = 0
+    for seed in range(searches):
+        chance = random.Random(seed)
+
+        def end(one: Configuration, chance: random.Random = chance) -> Outcome:
+            bad = one != BARE and chance.random() < crashes
+            return Outcome.CRASHED if bad else Outcome.MEASURED
+
+        space = Space([SPACE.parameter("allocator"), SPACE.parameter("smt")])
+        measurer = ScriptedMeasurer(seed=seed, noise=0.03, outcomes=end)
+        one = strategy(measurer, space=space, seed=seed)
+        favourite = one.favourite(follow(one, measurer, 40, total=40))
+        assert favourite is not None
+        missed += (
+            favourite.configuration["allocator"] != "tcmalloc"
+            or favourite.configuration["smt"] is True
+        )
+    return missed
+
+
+@pytest.mark.parametrize("searches", [20, pytest.param(150, marks=pytest.mark.long)])
+def test_random_crashes_do_not_eliminate_the_best(searches: int) -> None:
+    """One launch in 20 crashes, whatever it launches."""
+    assert bests_missed(searches, 0.0) == 0
+    assert bests_missed(searches, 0.05) <= searches // 50
+
+
+@pytest.mark.parametrize("searches", [20, pytest.param(150, marks=pytest.mark.long)])
+def test_a_requirement_that_is_broken_now_and_then_does_not_eliminate_the_best(
+    searches: int,
+) -> None:
+    """A p99 near its bound: one launch in 20 is above it."""
+    objective = Objective("items/s", Goal.MAXIMIZE, (Requirement("p99<=20ms", "p99", True, 0.02),))
+    missed = 0
+    for seed in range(searches):
+
+        class Near(ScriptedMeasurer):
+            chance = random.Random(seed)
+
+            def measure(self, configuration: Configuration, **options: float | None) -> Launch:  # type: ignore[override]
+                p99_s = 0.021 if self.chance.random() < 0.05 else 0.019
+                launch = super().measure(configuration, **options)
+                return launch._replace(requirements=(("p99<=20ms", p99_s),))
+
+        measurer = Near(seed=seed, noise=0.03)
+        one = strategy(measurer, space=SMALL, objective=objective, seed=seed)
+        favourite = one.favourite(follow(one, measurer, 40, total=40))
+        assert favourite is not None
+        missed += favourite.configuration["allocator"] != "tcmalloc"
+    assert missed <= searches // 50
 
 
 def test_what_breaks_a_requirement_is_never_best() -> None:
@@ -219,7 +278,7 @@ def test_nothing_is_best_where_everything_fails() -> None:
     records = follow(one, bad, 100, total=100.0)
     assert one.favourite(records) is None
     assert one.final(records) is None
-    assert len(searched(records)) == 8
+    assert Counter(searched(records)).most_common(1)[0][1] <= 2
 
 
 def test_a_launch_that_cannot_win_may_be_cut() -> None:
@@ -243,30 +302,6 @@ def test_what_was_cut_is_not_best() -> None:
     assert favourite.configuration["smt"] is False
 
 
-def test_a_small_space_is_raced_in_blocks() -> None:
-    measurer = ScriptedMeasurer(noise=0.04)
-    one = strategy(measurer, space=SMALL)
-    assert one.races(Allowance(60, 60))
-    records = follow(one, measurer, 60, total=60.0)
-    first = [r.step.configuration for r in records if r.step.details.get("block") == 0][:8]
-    assert first[0] == SMALL.default
-    assert set(first) == set(SMALL)
-    raced = Counter(r.step.configuration for r in records if r.step.stage is Stage.RACE)
-    best = SMALL.complete({"allocator": "tcmalloc"})
-    assert raced[best] == max(raced.values()) > 2
-    assert raced[SMALL.complete({"smt": True})] <= 3
-    final = one.final(records)
-    assert final is not None
-    assert final.decision().verdict.best == best
-
-
-def test_a_large_space_is_not_raced() -> None:
-    one = strategy(ScriptedMeasurer())
-    assert not one.races(Allowance(60, 60))
-    assert one.races(Allowance(3000, 3000))
-    assert not one.races(Allowance(math.inf, math.inf)), "nothing is known of the budget yet"
-
-
 def test_the_final_gets_its_share_of_the_budget() -> None:
     measurer = ScriptedMeasurer(noise=0.05)
     one = strategy(measurer)
@@ -282,19 +317,34 @@ def test_the_final_gets_its_share_of_the_budget() -> None:
     assert final.decision().verdict.best != BARE
 
 
-def test_a_final_may_use_what_a_race_did_not_need() -> None:
+def test_a_small_space_is_launched_twice_before_the_final() -> None:
+    measurer = ScriptedMeasurer(noise=0.04)
+    one = strategy(measurer, space=SMALL)
+    records = follow(one, measurer, 60, total=60.0)
+    began = stages(records).index(Stage.FINAL)
+    seen = Counter(searched(records[:began]))
+    assert set(seen) == set(SMALL)
+    assert sum(seen.values()) == 16
+    best = SMALL.complete({"allocator": "tcmalloc"})
+    assert seen[best] == max(seen.values()) > 2
+    final = one.final(records)
+    assert final is not None
+    assert final.decision().verdict.best == best
+
+
+def test_a_final_may_use_what_a_small_space_did_not_need() -> None:
     """Two configurations that are hard to tell apart: blocks are all that helps."""
     space = Space([SPACE.parameter("smt")])
     measurer = ScriptedMeasurer(lambda one: 0.02 * bool(one.get("smt")), noise=0.04)
     one = strategy(measurer, space=space)
     records = follow(one, measurer, 120, total=100.0)
     counts = Counter(stages(records))
-    assert counts[Stage.RACE] <= 16
+    assert counts[Stage.SEARCH] <= 4
     assert counts[Stage.FINAL] > 2 * MAX_BLOCKS
     assert len(records) <= 100
 
 
-@pytest.mark.parametrize(("total", "blocks"), [(10, 0), (11, 4), (15, 6), (20, 8)])
+@pytest.mark.parametrize(("total", "blocks"), [(10, 0), (15, 4), (20, 7)])
 def test_a_budget_too_small_for_a_final_is_enough_where_nothing_else_is_left(
     total: int, blocks: int
 ) -> None:
@@ -324,8 +374,8 @@ def test_the_same_records_lead_to_the_same_step() -> None:
     records = follow(one, measurer, 48, total=50.0)
     for count in (0, 1, 2, 48):
         left = Allowance(50.0 - count, 50.0)
-        again = strategy(measurer).next(records[:count], left)
-        expected = records[count].step if count < 48 else one.next(records, left)
+        again = next_step(strategy(measurer), records[:count], left)
+        expected = records[count].step if count < 48 else next_step(one, records, left)
         assert again is not None
         assert expected is not None
         assert (again.stage, again.configuration) == (expected.stage, expected.configuration)
@@ -337,7 +387,7 @@ def test_a_final_goes_on_where_it_was_left() -> None:
     began = stages(whole).index(Stage.FINAL)
     for count in range(began + 1, len(whole)):
         one = strategy(measurer)
-        step = one.next(whole[:count], Allowance(50.0 - count, 50.0))
+        step = next_step(one, whole[:count], Allowance(50.0 - count, 50.0))
         assert step is not None
         assert step.key == whole[count].step.key
         assert step.configuration == whole[count].step.configuration
@@ -349,7 +399,7 @@ def test_a_later_search_makes_another_final_that_may_err_less() -> None:
     one = strategy(measurer)
     records = list(before)
     for left in range(40, 0, -1):
-        step = one.next(records, Allowance(left, 40.0, since=len(before)))
+        step = next_step(one, records, Allowance(left, 40.0, since=len(before)))
         if step is None:
             break
         launch = measurer.measure(step.configuration)
@@ -368,7 +418,7 @@ def go_on(
     one, since = strategy(measurer), len(records)
     records = list(records)
     for left in range(launches, 0, -1):
-        step = one.next(records, Allowance(left, launches, since=since))
+        step = next_step(one, records, Allowance(left, launches, since=since))
         if step is None:
             break
         launch = measurer.measure(step.configuration)
@@ -394,26 +444,10 @@ def test_an_open_final_goes_on_in_the_next_search() -> None:
     assert after.plan.finalists == before.plan.finalists
     assert after.plan.attempt == 0
     assert after.blocks == before.blocks + 10
-    assert after.launches[: len(before.launches)] == before.launches
+    assert set(before.launches) <= set(after.launches)
     again = strategy(measurer).final(records)
     assert again is not None
     assert (again.plan, again.launches) == (after.plan, after.launches)
-
-
-def test_a_final_that_a_budget_ended_goes_on_and_its_look_counts() -> None:
-    measurer = ScriptedMeasurer(hardly, seed=5, noise=0.05)
-    whole = follow(strategy(measurer), measurer, 100, total=60.0)
-    began = stages(whole).index(Stage.FINAL)
-    stopped = whole[: began + 13]
-    final = strategy(measurer).final(stopped)
-    assert final is not None
-    assert (final.blocks, final.plan.looks) == (6, (4, 5, 8, 10))
-    records, one = go_on(stopped, measurer, 5)
-    after = one.final(records)
-    assert after is not None
-    assert after.plan.looks == (4, 5, 6, 8, 10)
-    assert after.plan.orders == final.plan.orders
-    assert after.blocks == 9
 
 
 @pytest.mark.parametrize(("left", "more"), [(1, 0), (2, 2), (7, 6)])
@@ -433,7 +467,7 @@ def test_the_noise_says_which_gains_a_budget_shows() -> None:
     records = follow(one, measurer, 5, total=40.0, records=records)
     seen = one.resolution(records, allowance)
     assert seen is not None
-    assert seen.degrees == 2
+    assert seen.degrees == 3
     assert seen.gain == smallest_gain(seen.spread, 6, finalists=1)
     assert one.resolution(records, Allowance(10.0, 10.0)) is None, "no final"
     larger = one.resolution(records, Allowance(200.0, 200.0))
@@ -444,7 +478,8 @@ def test_the_noise_says_which_gains_a_budget_shows() -> None:
     assert final is not None
     after = one.resolution(whole, Allowance(0.0, 40.0))
     assert after is not None
-    assert after.gain == smallest_gain(after.spread, len(final.plan.orders), finalists=1)
+    assert after.gain == smallest_gain(after.spread, final.plan.planned, finalists=1)
+    assert after.low < after.gain < after.high
     assert after.degrees > 2
 
 
@@ -452,7 +487,7 @@ def test_nobody_launches_what_another_worker_is_launching() -> None:
     measurer = ScriptedMeasurer()
     records = follow(strategy(measurer), measurer, 20)
     for _ in range(10):
-        step = strategy(measurer, host="there").next(records, Allowance(50, 100))
+        step = next_step(strategy(measurer, host="there"), records, Allowance(50, 100))
         assert step is not None
         records.append(Record(len(records), step, "there", None))
     under_way = [
@@ -470,16 +505,4 @@ def test_nobody_interferes_with_a_final_of_another_worker() -> None:
     records = follow(one, measurer, 100, total=50.0)
     began = stages(records).index(Stage.FINAL)
     half = [*records[: began + 3], records[began + 3]._replace(launch=None)]
-    assert strategy(measurer, host="there").next(half, Allowance(50, 100)) is None
-
-
-def test_workers_share_the_blocks_of_a_race() -> None:
-    measurer = ScriptedMeasurer(noise=0.02)
-    records = follow(strategy(measurer, space=SMALL), measurer, 1, total=80.0)
-    for number in range(11):
-        step = strategy(measurer, space=SMALL).next(records, Allowance(70, 80))
-        assert step is not None, f"nothing left to do after {number}"
-        records.append(Record(len(records), step, "here", None))
-    keys = [record.step.key for record in records]
-    assert len(set(keys)) == len(keys)
-    assert Counter(record.step.details.get("block") for record in records)[0] == 8
+    assert next_step(strategy(measurer, host="there"), half, Allowance(50, 100)) is None

@@ -19,9 +19,9 @@ from xtune.launches.launch import Launch, Outcome, Series
 from xtune.launches.objectives import Goal, Objective, Requirement
 from xtune.search.attributes import PIECE
 from xtune.search.budget import Budget
+from xtune.search.events import Result
 from xtune.search.history import changed_variables, keep_beginning, shown_records
 from xtune.search.records import Record, Stage, Step
-from xtune.search.session import Result, Search
 from xtune.search.storage import Storage, open_storage
 from xtune.search.strategy import Strategy
 from xtune.search.study import Subject, earlier_winners, find_study, list_studies, open_study
@@ -29,6 +29,7 @@ from xtune.search.study_store import StudyStore
 from xtune.search.workers import LEASE_S, Watch, this_worker
 from xtune.space.identities import MachineIdentity
 from xtune.space.parameters import BARE, Configuration
+from xtune.tuning import Search
 
 OTHER_MACHINE = SUBJECT._replace(
     machine=MachineIdentity((("processor", "made up"), ("cores", "64, 2 threads each")))

@@ -25,6 +25,6 @@ def launch(configuration: Configuration, value: float | None, **more: object) ->
 
 def recorded(launches: Iterable[Launch], host: str = "here") -> tuple[Record, ...]:
     return tuple(
-        Record(number, Step(Stage.RACE, one.configuration, one.plan_hash, str(number)), host, one)
+        Record(number, Step(Stage.SEARCH, one.configuration, one.plan_hash, str(number)), host, one)
         for number, one in enumerate(launches)
     )

@@ -19,7 +19,6 @@ from xtune.evidence.fronts import SecondGoal
 from xtune.launches.launch import Launch, Outcome
 from xtune.launches.objectives import Objective
 from xtune.search.budget import Budget
-from xtune.search.session import Search
 from xtune.search.strategy import Strategy
 from xtune.search.study import Subject
 from xtune.show.page import render_page
@@ -28,6 +27,7 @@ from xtune.space.identities import MachineIdentity, ProgramIdentity
 from xtune.space.parameters import Configuration
 from xtune.space.resolution import Resolver
 from xtune.space.spaces import Space
+from xtune.tuning import Search
 
 PLOTLY = "var Plotly = null;"
 """In place of plotly's script, where nothing is drawn."""

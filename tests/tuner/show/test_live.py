@@ -10,13 +10,12 @@ from rich.console import Console
 from tests.tuner.show.made_up import FOUR, RATE, SPACE, launch, recorded
 
 from xtune.search.budget import Budget
-from xtune.search.events import Outline, Progress
+from xtune.search.events import Favourite, Outline, Progress
 from xtune.search.records import Stage, Step
-from xtune.search.strategy import Favourite
 from xtune.show.screens import LiveScreen
 
 FIRST = Progress(launches=0, left=float("inf"), elapsed_s=0.0, left_s=None, stage=Stage.BASELINE)
-LATER = Progress(launches=10, left=30.0, elapsed_s=100_005.0, left_s=None, stage=Stage.RACE)
+LATER = Progress(launches=10, left=30.0, elapsed_s=100_005.0, left_s=None, stage=Stage.SEARCH)
 """Far from a full minute: a second more or less is not seen."""
 
 
@@ -37,14 +36,14 @@ def shown(terminal: Console) -> str:
 
 
 def outline(budget: Budget) -> Outline:
-    return Outline(3, 3, races=True, budget=budget, records=0)
+    return Outline(3, 3, budget=budget, records=0)
 
 
 def test_before_the_first_launch_has_ended(terminal: Console) -> None:
     with LiveScreen(SPACE, RATE, console=terminal) as screen:
         screen.started(outline(Budget(launches=40)))
         screen.stage_changed(Stage.BASELINE)
-        screen.launching(Step(Stage.RACE, FOUR, "hash", "1", origin="preset mine.toml"), FIRST)
+        screen.launching(Step(Stage.SEARCH, FOUR, "hash", "1", origin="preset mine.toml"), FIRST)
     drawn = shown(terminal)
     assert "xtune: budget: 40 launches; 3 configurations" in drawn
     assert " 0 launches" in drawn
@@ -67,12 +66,12 @@ def test_stage_best_and_what_is_left_are_drawn(
         screen.started(outline(budget))
         (record,) = recorded([launch(FOUR, 400.0)])
         screen.launched(record, LATER)
-        screen.favourite_changed(Favourite(FOUR, 400.0, 390.0, 410.0, 4.0))
-        screen.stage_changed(Stage.RACE)
+        screen.favourite_changed(Favourite(FOUR, 400.0, 4.0))
+        screen.stage_changed(Stage.SEARCH)
     drawn = shown(terminal)
     assert "xtune: n=4: 400 items/s; a launch took 2.0 s" in drawn
     assert said in drawn
-    assert "stage racing all configurations" in drawn
+    assert "stage searching" in drawn
     assert "best n=4: 400 items/s, 4.00 times the bare command" in drawn
 
 

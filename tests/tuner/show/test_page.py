@@ -18,8 +18,8 @@ from xtune.evidence.ratios import ratio_interval
 from xtune.evidence.verdicts import Kind, undecided
 from xtune.launches.launch import Launch, Outcome, Secondary
 from xtune.launches.objectives import Objective, Requirement
+from xtune.search.events import Resolution
 from xtune.search.provenance import Made, Provenance
-from xtune.search.strategy import Resolution
 from xtune.show.quantities import NOTHING
 from xtune.show.text import result_lines
 from xtune.space.parameters import BARE
@@ -104,7 +104,7 @@ def test_the_winner_is_drawn_on_the_machine() -> None:
 
 def test_noise_and_the_smallest_gain_are_said_where_known() -> None:
     found = case("gain").found
-    for resolution in (Resolution(0.0314, 20, 0.0681), None):
+    for resolution in (Resolution(0.0314, 20, 0.0681, 0.0542, 0.0921), None):
         said = read_page(found._replace(resolution=resolution)).by_id("verdict").words
         is_known = resolution is not None
         assert ("noise from launch to launch3.1 %" in said) is is_known

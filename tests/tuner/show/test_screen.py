@@ -11,9 +11,8 @@ from xtune.launches.launch import Launch, Outcome, Secondary
 from xtune.launches.objectives import WALL, Goal, Objective
 from xtune.launches.requirements import parse_requirement
 from xtune.search.budget import Budget
-from xtune.search.events import Outline, Progress
+from xtune.search.events import Favourite, Outline, Progress, Resolution
 from xtune.search.records import Record, Stage, Step
-from xtune.search.strategy import Favourite, Resolution
 from xtune.show.screens import MAX_PAUSE_S, PlainScreen
 from xtune.show.words import (
     aim,
@@ -46,7 +45,7 @@ def launched(number: int, outcome: Outcome = Outcome.MEASURED) -> Record:
     one = Configuration({"n": 2})
     tail = "" if outcome is Outcome.MEASURED else "first\nno room left\n"
     launch = Launch(one, "hash", outcome, value, 0.0, secondary=Secondary(1.0), stderr_tail=tail)
-    return Record(number, Step(Stage.RACE, one, "hash", str(number)), "here", launch)
+    return Record(number, Step(Stage.SEARCH, one, "hash", str(number)), "here", launch)
 
 
 def test_what_is_left_out_takes_one_line_unless_it_is_asked_for() -> None:
@@ -69,7 +68,7 @@ def test_settings_are_told_by_what_differs() -> None:
 
 
 def test_the_time_left_counts_all_that_a_launch_takes_and_ends_with_the_budget() -> None:
-    progress = Progress(launches=10, left=30.0, elapsed_s=20.0, left_s=3.0, stage=Stage.RACE)
+    progress = Progress(launches=10, left=30.0, elapsed_s=20.0, left_s=3.0, stage=Stage.SEARCH)
     assert time_left(progress, Budget(launches=40)) == 60.0
     assert time_left(progress, Budget(time_s=50.0)) == 30.0
     assert time_left(progress._replace(launches=0), Budget(launches=40)) is None
@@ -79,10 +78,10 @@ def test_lines_come_rarely_and_ever_more_so() -> None:
     said: list[str] = []
     clock = Clock()
     screen = PlainScreen(SPACE, OBJECTIVE, said.append, clock=clock)
-    screen.started(Outline(2, 2, races=True, budget=Budget(launches=2000), records=0))
+    screen.started(Outline(2, 2, budget=Budget(launches=2000), records=0))
     for number in range(1800):  # half an hour of launches of a second
         clock.now_s += 1.0
-        progress = Progress(number + 1, 2000.0 - number, clock.now_s, None, Stage.RACE)
+        progress = Progress(number + 1, 2000.0 - number, clock.now_s, None, Stage.SEARCH)
         screen.launched(launched(number), progress)
     assert said[0].startswith("budget: 2000 launches; 2 configurations")
     assert "a launch took 1.0 s; the search will take up to 33 min" in said[1]
@@ -92,7 +91,7 @@ def test_lines_come_rarely_and_ever_more_so() -> None:
 def test_a_failure_is_told_once() -> None:
     said: list[str] = []
     screen = PlainScreen(SPACE, OBJECTIVE, said.append, clock=Clock())
-    progress = Progress(1, 10.0, 1.0, None, Stage.RACE)
+    progress = Progress(1, 10.0, 1.0, None, Stage.SEARCH)
     screen.launched(launched(0), progress)
     screen.launched(launched(1, Outcome.OUT_OF_MEMORY), progress)
     screen.launched(launched(2, Outcome.OUT_OF_MEMORY), progress)
@@ -109,7 +108,7 @@ def screen(said: list[str]) -> PlainScreen:
     return PlainScreen(RATES, RATE, said.append, clock=Clock())
 
 
-PROGRESS = Progress(launches=12, left=28.0, elapsed_s=24.0, left_s=None, stage=Stage.RACE)
+PROGRESS = Progress(launches=12, left=28.0, elapsed_s=24.0, left_s=None, stage=Stage.SEARCH)
 
 
 def test_waiting_is_told_once_a_minute(said: list[str]) -> None:
@@ -149,8 +148,8 @@ def test_a_verbose_screen_tells_each_launch(said: list[str]) -> None:
     assert said == [
         "the bare command",
         "n=2: 1 items/s; a launch took 1.0 s; the search will take up to 56 s",
-        "race: n=2: 1 items/s",
-        "race: n=2: crashed: no room left",
+        "search: n=2: 1 items/s",
+        "search: n=2: crashed: no room left",
     ]
 
 
@@ -170,29 +169,27 @@ def test_what_happens_to_a_search_is_told(said: list[str], screen: PlainScreen) 
 
 
 def test_what_the_budget_can_show_is_told(said: list[str], screen: PlainScreen) -> None:
-    screen.started(Outline(3, 2, races=False, budget=Budget(launches=40), records=7))
-    screen.resolution_known(Resolution(spread=0.031, degrees=9, gain=0.123))
+    screen.started(Outline(3, 2, budget=Budget(launches=40), records=7))
+    screen.resolution_known(Resolution(spread=0.031, degrees=9, gain=0.123, low=0.0951, high=0.182))
     assert said == [
-        "budget: 40 launches; 3 configurations (2 different ways to start the program): a model"
-        " chooses what to launch; 7 launches of earlier searches count",
-        "40 launches: detects gains above about 12 % (noise: 3.1 % from launch to launch);"
+        "budget: 40 launches; 3 configurations (2 different ways to start the program);"
+        " 7 launches of earlier searches count",
+        "40 launches: detects gains above 9.5 to 18 % (noise: 3.1 % from launch to launch);"
         " smaller ones stay open",
     ]
 
 
 def test_an_outline_without_known_plans_or_earlier_launches() -> None:
-    outline = Outline(3, None, races=True, budget=Budget(time_s=600.0), records=0)
-    assert describe_outline(outline) == (
-        "budget: 10m; 3 configurations: each is launched several times"
-    )
+    outline = Outline(3, None, budget=Budget(time_s=600.0), records=0)
+    assert describe_outline(outline) == ("budget: 10m; 3 configurations")
 
 
 def test_progress_names_the_best_so_far(said: list[str]) -> None:
     clock = Clock()
     screen = PlainScreen(RATES, RATE, said.append, clock=clock)
-    screen.started(Outline(3, 3, races=True, budget=Budget(launches=40), records=0))
+    screen.started(Outline(3, 3, budget=Budget(launches=40), records=0))
     screen.launched(launched(0), PROGRESS)
-    screen.favourite_changed(Favourite(FOUR, 402.0, 398.0, 406.0, 3.98))
+    screen.favourite_changed(Favourite(FOUR, 402.0, 3.98))
     clock.now_s += MAX_PAUSE_S
     screen.launched(launched(1), PROGRESS)
     assert said[2:] == [
@@ -202,7 +199,7 @@ def test_progress_names_the_best_so_far(said: list[str]) -> None:
 
 
 def test_a_favourite_that_is_behind_comes_after_the_bare_command() -> None:
-    behind = Favourite(FOUR, 99.0, 95.0, 103.0, 0.99)
+    behind = Favourite(FOUR, 99.0, 0.99)
     assert describe_favourite(behind, RATES, RATE) == (
         "the bare command, then n=4: 99 items/s, 0.990 times the bare command"
     )

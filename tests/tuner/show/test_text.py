@@ -16,7 +16,7 @@ from xtune.evidence.verdicts import Kind, MoreBudget, Verdict, undecided
 from xtune.launches.launch import Launch, Outcome
 from xtune.launches.objectives import Goal, Objective
 from xtune.launches.requirements import parse_requirement
-from xtune.search.strategy import Favourite, Resolution
+from xtune.search.events import Favourite, Resolution
 from xtune.search.study import Subject
 from xtune.show.results import Result
 from xtune.show.text import result_lines, resume_command
@@ -89,12 +89,12 @@ def test_no_gain() -> None:
 
 
 def test_inconclusive() -> None:
-    noise = Resolution(spread=0.031, degrees=9, gain=0.0642)
+    noise = Resolution(spread=0.031, degrees=9, gain=0.0642, low=0.0471, high=0.1042)
     assert list(result_lines(concluded(OPEN, resolution=noise))) == [
         "inconclusive: neither a gain nor its absence is established",
         "  6 pairs are too few",
         "  most promising, but not proven: n=4; to try it: xlaunch echo 4",
-        "  this budget detects gains above about 6.4 % (noise: 3.1 % from launch to launch)",
+        "  this budget detects gains above 4.7 to 10 % (noise: 3.1 % from launch to launch)",
         "  to continue: xtune resume rates",
         MEDIAN,
         "  run it: echo 1",
@@ -142,8 +142,8 @@ def test_advice_of_many_launches_says_what_would_need_fewer() -> None:
 def test_without_a_final_the_favourite_is_named(
     value: float, ratio: float | None, said: str
 ) -> None:
-    favourite = Favourite(FOUR, value, value - 9, value + 9, ratio)
-    noise = Resolution(spread=0.031, degrees=9, gain=0.0642)
+    favourite = Favourite(FOUR, value, ratio)
+    noise = Resolution(spread=0.031, degrees=9, gain=0.0642, low=0.0471, high=0.1042)
     lines = list(result_lines(concluded(EARLY, favourite=favourite, resolution=noise)))
     assert lines[1:3] == ["  interrupted before the final", f"  {said}"]
     assert (
@@ -155,7 +155,7 @@ def test_a_leader_within_the_noise_is_not_promising() -> None:
     near = OPEN._replace(interval=interval(1.03, 0.98, 1.08)._replace(error=0.02))
     lines = list(result_lines(concluded(near)))
     assert "  nothing is ahead of the bare command by more than the noise; the best is n=4" in lines
-    unknown = concluded(EARLY, favourite=Favourite(FOUR, 400.0, 390.0, 410.0, 4.0))
+    unknown = concluded(EARLY, favourite=Favourite(FOUR, 400.0, 4.0))
     best = "the best so far is n=4: 400 items/s, 4.00 times the bare command"
     assert f"  {best}; the noise is not known yet" in result_lines(unknown)
 
@@ -250,7 +250,7 @@ def test_without_a_front_the_reason_is_given(
 
 
 def test_as_json() -> None:
-    noise = Resolution(spread=0.031, degrees=9, gain=0.0642)
+    noise = Resolution(spread=0.031, degrees=9, gain=0.0642, low=0.0471, high=0.1042)
     assert concluded(GAIN, resolution=noise).to_plain() == {
         "verdict": "gain",
         "gain": 3.98,

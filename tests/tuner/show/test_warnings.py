@@ -9,8 +9,8 @@ from tests.tuner.show.cases import case
 from tests.tuner.show.pages import findings, read_page
 
 from xtune.launches.launch import Launch, Steadiness
+from xtune.search.events import Ended
 from xtune.search.records import Stage
-from xtune.search.session import Ended
 from xtune.show.results import Result
 from xtune.show.text import result_lines
 from xtune.show.warnings import warnings_of

@@ -24,10 +24,10 @@ from xtune.launches.requirements import parse_requirement
 from xtune.launches.runner import Runner
 from xtune.launches.services import cores_kept_free, require_service
 from xtune.launches.summaries import kind_in
+from xtune.search.events import Seed
 from xtune.search.host_turn import HostTurn, runtime_directory
+from xtune.search.measurer import require_baseline
 from xtune.search.provenance import Provenance
-from xtune.search.session import require_baseline
-from xtune.search.strategy import Seed
 from xtune.search.study import Subject
 from xtune.space.identities import identify_machine, identify_program, measured_by
 from xtune.space.installed import installed

@@ -23,15 +23,14 @@ from xtune.errors import StorageError
 from xtune.evidence.verdicts import Kind, Rule, Verdict, undecided
 from xtune.launches.launch import Launch
 from xtune.search.budget import Budget, parse_budget
-from xtune.search.events import Observer
+from xtune.search.events import Allowance, Ended, Observer, Seed
+from xtune.search.events import Result as Searched
 from xtune.search.history import changed_variables, keep_beginning, shown_records
 from xtune.search.host_turn import HostTurn, runtime_directory
 from xtune.search.provenance import Provenance, keep_provenance, made_with, outdated
 from xtune.search.records import Record, Stage, Step
-from xtune.search.session import Ended, Search
-from xtune.search.session import Result as Searched
 from xtune.search.storage import Storage
-from xtune.search.strategy import Allowance, Seed, Strategy
+from xtune.search.strategy import Strategy
 from xtune.search.study import Study, earlier_winners, open_study
 from xtune.search.study_store import StudyStore
 from xtune.show.quantities import launches
@@ -41,6 +40,7 @@ from xtune.show.text import result_lines
 from xtune.show.words import aim, describe_space, settings
 from xtune.space.identities import identify_program
 from xtune.space.parameters import BARE, Configuration
+from xtune.tuning import Search
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """The first of these signals ends a search with the verdict so far, the second at once."""

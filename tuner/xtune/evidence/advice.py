@@ -6,9 +6,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from xtune.evidence.distributions import normal_quantile, student_quantile, student_tail
+from xtune.evidence.distributions import (
+    chi_square_quantile,
+    noncentral_quantile,
+    student_quantile,
+    student_tail,
+)
+from xtune.evidence.looks import MIN_PAIRS, look_level
 from xtune.evidence.ratios import RatioInterval, degrees_of_freedom
-from xtune.evidence.verdicts import MIN_PAIRS, Rule
+from xtune.evidence.verdicts import Rule
 
 POWER = 0.8
 """Probability that a final finds the reported smallest gain."""
@@ -20,11 +26,12 @@ nothing makes a difference, 8 of 10 finals are settled; with 0.8 here, 4 of 10."
 EXPECTED_MAX = (0.0, 0.56, 0.85, 1.03)
 """Mean of the maximum of 1, 2, ... standard normal values: the share of luck in the best."""
 
-END_LEVEL = 0.6
-"""Level of the look at the end of a plan, relative to the error of the final."""
-
 MAX_ADVISED_BLOCKS = 1000
 """Maximum number of blocks that are advised."""
+
+
+NOISE_CONFIDENCE = 0.9
+"""Confidence of the range of noise, and so of smallest gains."""
 
 
 def smallest_gain(
@@ -32,14 +39,22 @@ def smallest_gain(
 ) -> float:
     """The gain that a final of `blocks` blocks finds with 80 % probability: 0.05 is 5 %.
 
+    Counts only the look at its end; earlier ones find a little more.
+
     spread
         Standard deviation of a launch's logarithm: 0.03 is noise of 3 % from launch to launch.
     """
     rule = rule or Rule()
-    level = END_LEVEL * rule.error / finalists
-    reach = student_quantile(level, degrees_of_freedom(blocks)) + normal_quantile(POWER)
-    gain = math.expm1(reach * spread * math.sqrt(2.0 / blocks))
-    return max(gain, rule.min_effect)
+    level = look_level(blocks, blocks, rule.error) / finalists
+    reach = noncentral_quantile(level, degrees_of_freedom(blocks), POWER)
+    return max(math.expm1(reach * spread * math.sqrt(2.0 / blocks)), rule.min_effect)
+
+
+def spread_range(spread: float, degrees: int) -> tuple[float, float]:
+    """The 90 % confidence interval of a noise that was estimated with so many degrees of freedom."""
+    miss = 0.5 * (1.0 - NOISE_CONFIDENCE)
+    high, low = (chi_square_quantile(one, degrees) for one in (miss, 1.0 - miss))
+    return spread * math.sqrt(degrees / low), spread * math.sqrt(degrees / high)
 
 
 def blocks_for(

@@ -1,31 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The paired final: interleaved launches of the best configurations and the baseline.
+"""The paired final: interleaved launches of the best configurations and the bare command.
 
 The best values of a search are partly luck, so the final uses none of its launches. It has few
 finalists, because they share the error. Every block launches the baseline and each finalist once, in an
-order that balances drift and carry-over. At planned looks the final stops if the result is clear, and
+order that balances drift and carry-over. After every block the final stops if the result is clear, and
 drops finalists that are behind.
 
-The plan is immutable. `Final` executes it: `next()` returns the launch to make, `record()` takes its
-result, `decision()` may be called at any time. Launching happens elsewhere, so real, recorded and
-simulated launches work the same, and recording stored launches again restores the state.
-`extend_final` continues a final that was stopped or whose plan was not enough.
+`FinalPlan` is one value, and its blocks have no end. `Final` holds the launches by block and candidate;
+its state follows from both alone, so recorded and simulated launches work like real ones, and launches
+that are recorded again cannot contradict the plan. Each finalist gets an equal share of the error
+(Bonferroni): Holm's step-down procedure (1979) has the same level for the largest effect, and only that
+is claimed.
 """
 
 from __future__ import annotations
 
 import math
+import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from xtune.evidence.advice import settling_blocks
-from xtune.evidence.looks import look_level
+from xtune.evidence.looks import MIN_PAIRS, look_level
 from xtune.evidence.ratios import RatioInterval, has_ratio, log_ratio, ratio_interval
 from xtune.evidence.verdicts import (
-    MIN_PAIRS,
     Contender,
     Kind,
     MoreBudget,
@@ -39,14 +38,11 @@ from xtune.launches.launch import Launch, Outcome
 from xtune.launches.objectives import Objective
 from xtune.space.parameters import Configuration
 
-LOOKS_AT = (1 / 3, 1 / 2, 3 / 4)
-"""Parts of the planned blocks with a look; there are also looks after MIN_PAIRS and at the end."""
-
-LOOK_GROWTH = 2
-"""Beyond the plan there is a look each time the blocks have doubled, and at the end."""
-
 MAX_FAILURES = 1
 """Maximum failures, or broken requirements, before a finalist is out."""
+
+DROP_LEVEL = 0.005
+"""One-sided error of dropping a finalist that is as good as the leader, at each look."""
 
 BASELINE = 0
 """The baseline's number among the candidates; finalists count from 1."""
@@ -61,23 +57,14 @@ class Finalist(NamedTuple):
 
 
 class FinalPlan(NamedTuple):
-    """The order of launches, and the looks."""
+    """Everything that a final depends on, except its launches."""
 
     baseline: Configuration
     finalists: tuple[Finalist, ...]
-    orders: tuple[tuple[int, ...], ...]
-    """For each block, the candidates by number, 0 for the baseline. **Ex.:** ``((0, 1), (1, 0))``
-
-    Stored because other versions of numpy may draw different orders from the same seed."""
-    looks: tuple[int, ...]
-    """Numbers of blocks at each look, past ones included; the last is the end."""
     planned: int
-    """Blocks of the original plan, before extensions."""
+    """Blocks that the error is planned for, from 1 to 60; more may follow."""
     rule: Rule
     seed: int
-    stops: tuple[int, ...] = ()
-    """Looks that were not planned: the final stopped there. They may settle it, but drop no finalist,
-    because the next block may hold its launch already."""
     attempt: int = 0
     """0 for the first final of a study. A final after a clear verdict, in a resumed search, gets half
     of the error of the previous one, so that all finals of a study together claim a false gain in at
@@ -93,13 +80,30 @@ class FinalPlan(NamedTuple):
         """The error of each side of the interval, over all looks and finalists."""
         return self.rule.error * 0.5**self.attempt
 
+    def level(self, block: int) -> float:
+        """One-sided error of the look after a block, all finalists together."""
+        return look_level(max(block, 1), self.planned, self.error, self.attempt)
+
+    def order(self, block: int) -> tuple[int, ...]:
+        """The order of the candidates in a block, from 0.
+
+        Orders form groups in which each candidate has every place, and follows every other candidate,
+        equally often (Williams 1949), so linear drift and carry-over cancel. With one finalist, they
+        are ABBA or BAAB. The assignment of candidates and the sequence of rows are random.
+        """
+        count = len(self.configurations)
+        design = _williams_design(count)
+        group, at = divmod(block, len(design))
+        chance = random.Random(f"{self.seed} {group}")  # noqa: S311 - no secret
+        names = chance.sample(range(count), count)
+        row = chance.sample(design, len(design))[at]
+        return tuple([names[place] for place in row])
+
 
 class Turn(NamedTuple):
     """A launch of a final."""
 
     block: int
-    place: int
-    """Position in the order of its block."""
     candidate: int
     """0 for the baseline."""
     configuration: Configuration
@@ -110,7 +114,7 @@ class Decision(NamedTuple):
 
     verdict: Verdict
     is_settled: bool
-    """The final is over: the result is clear, or all planned blocks are done."""
+    """The result is clear: no further block is needed."""
     blocks: int
     """Complete blocks used for the verdict."""
     level: float
@@ -126,12 +130,7 @@ def plan_final(
     seed: int = 0,
     attempt: int = 0,
 ) -> FinalPlan:
-    """Plan a final of `blocks` blocks; the seed determines the orders. Raises ValueError without finalists.
-
-    Orders form groups in which each candidate has every place, and follows every other candidate,
-    equally often (Williams 1949), so linear drift and carry-over cancel. The assignment of candidates
-    and the sequence of rows are random. With one finalist, the orders are ABBA or BAAB.
-    """
+    """Plan a final of `blocks` blocks. Raises ValueError without finalists."""
     if not finalists:
         raise ValueError("plan_final: no finalist; give at least one besides the baseline")
     if blocks < 1:
@@ -139,55 +138,7 @@ def plan_final(
     everyone = [baseline, *(finalist.configuration for finalist in finalists)]
     if len(set(everyone)) < len(everyone):
         raise ValueError("plan_final: a configuration occurs twice in the final")
-    looks = {math.ceil(blocks * part) for part in LOOKS_AT} | {MIN_PAIRS}
-    return FinalPlan(
-        baseline=baseline,
-        finalists=tuple(finalists),
-        orders=_draw_orders(len(everyone), blocks, seed),
-        looks=(*sorted(look for look in looks if MIN_PAIRS <= look < blocks), blocks),
-        planned=blocks,
-        rule=rule or Rule(),
-        seed=seed,
-        attempt=attempt,
-    )
-
-
-def extend_final(plan: FinalPlan, done: int, blocks: int) -> FinalPlan:
-    """The plan with `blocks` blocks in total, to continue a final that stopped after `done` blocks.
-
-    The verdict at the stop was a look, so it is added to the plan's looks.
-    """
-    more = _draw_orders(len(plan.configurations), blocks, plan.seed)[len(plan.orders) :]
-    blocks = max(blocks, len(plan.orders))
-    is_look = done in plan.looks or done < MIN_PAIRS
-    return plan._replace(
-        orders=plan.orders + more,
-        looks=_looks_until(plan.looks, done, blocks),
-        stops=plan.stops if is_look else (*plan.stops, done),
-    )
-
-
-def _looks_until(looks: Sequence[int], done: int, blocks: int) -> tuple[int, ...]:
-    """These looks, one after `done` blocks, and further ones up to `blocks`."""
-    found = {look for look in (MIN_PAIRS, *looks, done) if MIN_PAIRS <= look < blocks}
-    look = LOOK_GROWTH * max(found, default=MIN_PAIRS)
-    # A look shortly before the end would add little.
-    while 1.5 * look <= blocks:
-        found.add(look)
-        look *= LOOK_GROWTH
-    return (*sorted(found), blocks)
-
-
-def _draw_orders(count: int, blocks: int, seed: int) -> tuple[tuple[int, ...], ...]:
-    """The orders of `blocks` blocks; a larger number begins with the same orders."""
-    generator = np.random.default_rng(seed)
-    design = _williams_design(count)
-    orders: list[tuple[int, ...]] = []
-    while len(orders) < blocks:
-        names = generator.permutation(count)
-        rows = generator.permutation(len(design))
-        orders += [tuple(int(names[place]) for place in design[row]) for row in rows]
-    return tuple(orders[:blocks])
+    return FinalPlan(baseline, tuple(finalists), blocks, rule or Rule(), seed, attempt)
 
 
 def _williams_design(count: int) -> list[list[int]]:
@@ -203,134 +154,134 @@ def _williams_design(count: int) -> list[list[int]]:
 
 
 class Final:
-    """A paired final in progress; its state depends only on the recorded launches."""
+    """A paired final in progress."""
 
-    def __init__(self, plan: FinalPlan, objective: Objective) -> None:
-        self._plan = plan
+    def __init__(
+        self,
+        plan: FinalPlan,
+        objective: Objective,
+        launches: Mapping[tuple[int, int], Launch] | None = None,
+    ) -> None:
+        """`launches`: by block and candidate; those that the final did not ask for are ignored."""
+        self.plan = plan
         self._objective = objective
-        self._configurations = (plan.baseline, *(f.configuration for f in plan.finalists))
-        self._blocks: list[dict[int, Launch]] = [{}]
-        self._launches: list[Launch] = []
+        self._made = dict(launches or {})
+        self._blocks: list[dict[int, Launch]] = []
+        """The complete blocks."""
         self._out: dict[int, str] = {}
         self._dropped: dict[int, str] = {}
         self._frozen: dict[int, RatioInterval] = {}
         self._ended = ""
-        self._is_settled = False
-
-    @property
-    def plan(self) -> FinalPlan:
-        return self._plan
-
-    @property
-    def launches(self) -> tuple[Launch, ...]:
-        """All recorded launches in order, also failed ones."""
-        return tuple(self._launches)
+        self._is_clear = False
+        self._advance()
 
     @property
     def blocks(self) -> int:
         """The number of complete blocks."""
-        return len(self._blocks) - 1
+        return len(self._blocks)
 
     @property
-    def can_continue(self) -> bool:
-        """Whether all planned blocks are done, the verdict is open, and more blocks could settle it."""
-        over = self.blocks >= len(self._plan.orders) and not self._ended and not self._is_settled
-        return over and self._judge().kind is Kind.INCONCLUSIVE
+    def launches(self) -> tuple[Launch, ...]:
+        """All recorded launches by block, also failed ones."""
+        return tuple([self._made[key] for key in sorted(self._made)])
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing is left to launch: the result is clear, or nobody is left."""
+        return bool(self._ended) or self._is_clear
+
+    @property
+    def is_open_block(self) -> bool:
+        """Some launch of the next block was made."""
+        return any(block == self.blocks for block, _ in self._made)
 
     @property
     def block_launches(self) -> int:
-        """Launches of another block: the baseline and the remaining finalists."""
-        return sum(self._is_in(number) for number in range(len(self._configurations)))
+        """Launches that the next block still needs."""
+        return len(self._missing())
 
     def next(self) -> Turn | None:
-        """The next launch, the same until it is recorded; None at the end of the plan."""
-        if self._ended or self._is_settled or self.blocks >= len(self._plan.orders):
+        """The next launch, the same until it is recorded; None if the final is over."""
+        if self.is_over:
             return None
-        return self._open_turn()
+        candidate = self._missing()[0]
+        return Turn(self.blocks, candidate, self.plan.configurations[candidate])
 
-    def _open_turn(self) -> Turn | None:
-        number = self.blocks
-        done = self._blocks[-1]
-        for place, candidate in enumerate(self._plan.orders[number]):
-            if candidate not in done and self._is_in(candidate):
-                return Turn(number, place, candidate, self._configurations[candidate])
-        return None
+    def record(self, turn: Turn, launch: Launch) -> None:
+        """Record the launch of a turn.
+
+        If a finalist's launch has no value, its pair of this block is left out; after the second one
+        the finalist is out. If the baseline's has none, the block ends; two in a row end the final.
+        """
+        self._made[turn.block, turn.candidate] = launch
+        self._advance()
+
+    def _advance(self) -> None:
+        """Close the complete blocks."""
+        while not self.is_over and not self._missing():
+            made = [one for one in self.plan.order(self.blocks) if self._is_in(one)]
+            block = {one: self._made[self.blocks, one] for one in made if self._has(one)}
+            self._blocks.append(block)
+            for candidate in block.keys() - {BASELINE}:
+                self._put_out_if_bad(candidate)
+            self._look()
+
+    def _missing(self) -> list[int]:
+        """The candidates that the next block still needs, in its order."""
+        made = self._made.get((self.blocks, BASELINE))
+        if made is not None and not _has_value(made):
+            return []
+        order = self.plan.order(self.blocks)
+        return [one for one in order if self._is_in(one) and not self._has(one)]
+
+    def _has(self, candidate: int) -> bool:
+        return (self.blocks, candidate) in self._made
 
     def _is_in(self, candidate: int) -> bool:
         return candidate not in self._out and candidate not in self._dropped
 
-    def record(self, launch: Launch) -> None:
-        """Record the launch that `next()` returned.
-
-        If a finalist's launch has no value, its pair of this block is left out; after the second one
-        the finalist is out. If the baseline's has none, the block ends; two in a row end the final.
-        Raises ValueError for a launch of another configuration, or if none is due.
-        """
-        turn = self.next()
-        if turn is None:
-            raise ValueError("Final.record: the final is over; next() is None")
-        if launch.configuration != turn.configuration:
-            raise ValueError(
-                f"Final.record: a launch of {launch.configuration}; next() named {turn.configuration}"
-            )
-        self._launches.append(launch)
-        self._blocks[-1][turn.candidate] = launch
-        if turn.candidate != BASELINE:
-            self._put_out_if_bad(turn.candidate)
-        elif not _has_value(launch):
-            self._close_block()
-            return
-        if self._open_turn() is None:
-            self._close_block()
-
     def _put_out_if_bad(self, candidate: int) -> None:
         mine = [block[candidate] for block in self._blocks if candidate in block]
         failed = [launch for launch in mine if not _has_value(launch)]
-        broke = [
-            launch
-            for launch in mine
-            if _has_value(launch) and not self._objective.is_feasible(launch)
-        ]
+        broke = [one for one in mine if _has_value(one) and not self._objective.is_feasible(one)]
         if len(failed) > MAX_FAILURES:
-            self._out[candidate] = (
-                f"{len(failed)} of {len(mine)} launches failed ({_failure_reason(failed[-1])})"
-            )
+            reason = _failure_reason(failed[-1])
+            self._out[candidate] = f"{len(failed)} of {len(mine)} launches failed ({reason})"
         elif len(broke) > MAX_FAILURES:
             names = ", ".join(requirement.text for requirement in self._objective.requirements)
             self._out[candidate] = (
                 f"{len(broke)} of {len(mine)} launches broke requirements ({names})"
             )
 
-    def _close_block(self) -> None:
-        last = [block[BASELINE] for block in self._blocks if BASELINE in block][-2:]
-        self._blocks.append({})
+    def _look(self) -> None:
+        """End the final if it is clear, else drop finalists that are behind."""
+        last = [block[BASELINE] for block in self._blocks[-2:] if BASELINE in block]
         if len(last) == 2 and not any(_has_value(launch) for launch in last):
             self._ended = f"the bare command failed twice in a row ({_failure_reason(last[-1])})"
-        elif not any(self._is_in(number) for number in range(1, len(self._configurations))):
+            return
+        if not any(self._is_in(number) for number in range(1, len(self.plan.configurations))):
             self._ended = "no finalist is left"
-        elif self.blocks in self._plan.looks:
-            self._look()
-
-    def _look(self) -> None:
-        """End the final if it is settled, else drop finalists that are behind."""
-        verdict = self._judge()
-        self._is_settled = verdict.kind is not Kind.INCONCLUSIVE and self._leader_is_clear(verdict)
-        if self._is_settled or self.blocks in self._plan.stops:
             return
-        share = self._level() / len(self._plan.finalists)
+        if self.blocks < MIN_PAIRS:
+            return
         contenders = self._contenders()
-        active = [n for n, row in contenders.items() if self._is_in(n) and row.seen]
-        if not active:
+        verdict = self._judge()
+        if verdict.kind is not Kind.INCONCLUSIVE and self._leader_is_clear(verdict):
+            self._is_clear = True
             return
-        leader = max(active, key=lambda n: ratio_interval(contenders[n].seen).estimate)
+        share = self.plan.level(self.blocks) / len(self.plan.finalists)
+        active = [n for n, row in contenders.items() if self._is_in(n) and row.seen]
+        leader = max(
+            active, key=lambda n: ratio_interval(contenders[n].seen).estimate, default=None
+        )
         for number in active:
+            if number == leader or leader is None:
+                continue
             interval = ratio_interval(contenders[number].seen, level=share)
             behind = differences(contenders[number], contenders[leader])
-            if number == leader:
-                continue
-            if len(behind) >= MIN_PAIRS and ratio_interval(behind).high < 1.0:
+            if len(behind) >= MIN_PAIRS and ratio_interval(behind, level=DROP_LEVEL).high < 1.0:
                 self._dropped[number] = "behind another finalist"
-            elif interval.high < 1.0 + self._plan.rule.min_effect:
+            elif interval.high < 1.0 + self.plan.rule.min_effect:
                 self._dropped[number] = "no gain"
             else:
                 continue
@@ -346,15 +297,13 @@ class Final:
             if contender is winner or not self._is_in(number):
                 continue
             ahead = differences(contender, winner)
-            limit = 1.0 + self._plan.rule.min_effect
+            limit = 1.0 + self.plan.rule.min_effect
             if len(ahead) < 2 or ratio_interval(ahead).high >= limit:
                 return False
         return True
 
     def decision(self, *, in_full: bool = True) -> Decision:
-        """The verdict on the complete blocks.
-
-        It counts as a look: if the final is continued later, `extend_final` adds it to the looks.
+        """The verdict on the complete blocks; it may be asked for, and the final continued, at any time.
 
         in_full
             Include advice and probabilities, which take most of the time.
@@ -362,27 +311,18 @@ class Final:
         verdict = self._judge(in_full=in_full)
         if in_full and verdict.kind is Kind.INCONCLUSIVE:
             verdict = verdict._replace(more=self._more_budget(verdict))
-        settled = bool(self._ended) or self._is_settled or self.blocks >= len(self._plan.orders)
-        return Decision(verdict, settled, self.blocks, self._level())
-
-    def _level(self) -> float:
-        """The level of a look now, after the planned looks before it."""
-        now = max(1, self.blocks)
-        return self._level_of((*(look for look in self._plan.looks if look < now), now))
-
-    def _level_of(self, looks: tuple[int, ...]) -> float:
-        return look_level(looks, self._plan.planned, self._plan.error)
+        return Decision(verdict, self.is_over, self.blocks, self.plan.level(self.blocks))
 
     def _judge(self, *, in_full: bool = False) -> Verdict:
         if self._ended.startswith("the bare command"):
-            return undecided(self._plan.baseline, self._ended)
+            return undecided(self.plan.baseline, self._ended)
         return judge(
-            self._plan.baseline,
+            self.plan.baseline,
             tuple(self._contenders().values()),
-            rule=self._plan.rule,
-            level=self._level(),
-            baseline_kept=[self._kept(block.get(BASELINE)) for block in self._blocks[:-1]],
-            seed=self._plan.seed,
+            rule=self.plan.rule,
+            level=self.plan.level(self.blocks),
+            baseline_kept=[self._kept(block.get(BASELINE)) for block in self._blocks],
+            seed=self.plan.seed,
             with_chances=in_full,
         )
 
@@ -390,48 +330,35 @@ class Final:
         """The continuation that should settle the final; None if unknown."""
         if self._ended or verdict.interval is None:
             return None
-        share = 1.0 / len(self._plan.finalists)
+        count = len(self.plan.finalists)
         blocks = settling_blocks(
             verdict.interval,
-            lambda more: (
-                share
-                * self._level_of(_looks_until(self._plan.looks, self.blocks, self.blocks + more))
-            ),
-            self._plan.rule,
-            finalists=len(self._plan.finalists),
+            lambda more: self.plan.level(self.blocks + more) / count,
+            self.plan.rule,
+            finalists=count,
         )
         if blocks is None:
             return None
-        walls_s = {BASELINE: self._mean_wall_s(BASELINE)}
-        for number in range(1, len(self._configurations)):
-            if self._is_in(number):
-                walls_s[number] = self._mean_wall_s(number)
-        # Launches already made in the open block.
-        made = self._blocks[-1]
-        launches = blocks * len(walls_s) - len(made)
-        seconds = blocks * sum(walls_s.values()) - sum(
-            one.secondary.wall_s for one in made.values()
-        )
+        active = [n for n in range(len(self.plan.configurations)) if self._is_in(n)]
+        rows = [*self._blocks, {n: self._made[self.blocks, n] for n in active if self._has(n)}]
+        walls_s = {n: [row[n].secondary.wall_s for row in rows if n in row] for n in active}
+        means_s = {n: statistics.fmean(found) if found else 0.0 for n, found in walls_s.items()}
+        launches = blocks * len(active) - len(rows[-1])
+        seconds = blocks * sum(means_s.values()) - sum(means_s[n] for n in rows[-1])
         return MoreBudget(blocks, launches, max(0.0, seconds))
-
-    def _mean_wall_s(self, number: int) -> float:
-        walls_s = [block[number].secondary.wall_s for block in self._blocks if number in block]
-        return statistics.fmean(walls_s) if walls_s else 0.0
 
     def _contenders(self) -> dict[int, Contender]:
         """The finalists by number, with their results in the complete blocks."""
-        complete = self._blocks[:-1]
         found = {}
-        for number, finalist in enumerate(self._plan.finalists, start=1):
-            peaks = [
-                block[number].secondary.peak_rss_bytes for block in complete if number in block
-            ]
+        for number, finalist in enumerate(self.plan.finalists, start=1):
+            mine = [block[number] for block in self._blocks if number in block]
+            peaks = [one.secondary.peak_rss_bytes for one in mine]
             known = [peak for peak in peaks if peak is not None]
             found[number] = Contender(
                 configuration=finalist.configuration,
                 changes=finalist.changes,
-                log_ratios=tuple(self._log_ratio(block, number) for block in complete),
-                kept=tuple(self._kept(block.get(number)) for block in complete),
+                log_ratios=tuple([self._log_ratio(block, number) for block in self._blocks]),
+                kept=tuple([self._kept(block.get(number)) for block in self._blocks]),
                 memory_bytes=statistics.median(known) if known else None,
                 out=self._out.get(number, ""),
                 dropped=self._dropped.get(number, ""),
@@ -443,9 +370,7 @@ class Final:
         own, other = block.get(number), block.get(BASELINE)
         if own is None or other is None or not _has_value(own) or not _has_value(other):
             return None
-        assert own.value is not None
-        assert other.value is not None
-        return log_ratio(own.value, other.value, self._objective.goal)
+        return log_ratio(own.value or math.nan, other.value or math.nan, self._objective.goal)
 
     def _kept(self, launch: Launch | None) -> bool | None:
         if launch is None or not _has_value(launch):

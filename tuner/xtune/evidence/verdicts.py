@@ -25,12 +25,10 @@ from typing import NamedTuple
 
 from xtune.evidence.bootstrap import best_probabilities
 from xtune.evidence.distributions import binomial_at_least
+from xtune.evidence.looks import MIN_PAIRS
 from xtune.evidence.noise import outliers
 from xtune.evidence.ratios import RatioInterval, ratio_interval, sign_flip_probability
 from xtune.space.parameters import Configuration
-
-MIN_PAIRS = 4
-"""Minimum number of pairs for a claim. Three pairs of bimodal values agree too easily by chance."""
 
 
 class Kind(enum.Enum):
@@ -143,7 +141,7 @@ def judge(
 
     level
         The one-sided error of this look, before it is shared among the finalists: `rule.error` for a
-        single planned look, `looks.look_level` otherwise.
+        single look, `FinalPlan.level` otherwise.
     baseline_kept
         Whether the baseline met every requirement, for each block.
     with_chances

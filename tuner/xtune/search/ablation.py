@@ -4,15 +4,12 @@
 A search that finds a fast configuration launches mostly its neighbours, so a model of all launches
 cannot tell which change made it fast. An ablation resets one changed setting to its default and
 compares the result with the configuration itself.
-
-A fast configuration also carries changes without effect. Before the final it is launched without them,
-so that users do not keep them forever.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 from xtune.evidence.distributions import student_quantile
@@ -45,32 +42,14 @@ def without_each(space: Space, configuration: Configuration) -> list[tuple[str, 
 
     Empty for a single change: without it, the configuration is the default.
     """
-    if len(space.changes(configuration)) < 2:
+    changes = space.changes(configuration)
+    if len(changes) < 2:
         return []
-    return list(_without_each(space, configuration))
-
-
-def leaner(
-    space: Space, configuration: Configuration, believed: Callable[[Configuration], float]
-) -> Iterator[Configuration]:
-    """Yield the configuration without one of its changes, without two, and so on.
-
-    Each step leaves out the change that costs least; `believed` gives the score of a configuration,
-    larger is better.
-    """
-    left = configuration
-    while others := [other for _, other in _without_each(space, left)]:
-        left = max(others, key=believed)
-        yield left
-
-
-def _without_each(
-    space: Space, configuration: Configuration
-) -> Iterator[tuple[str, Configuration]]:
-    for name in space.changes(configuration):
-        other = space.complete({**configuration, name: space.parameter(name).default})
-        if other in space:
-            yield name, other
+    others = {
+        name: space.complete({**configuration, name: space.parameter(name).default})
+        for name in changes
+    }
+    return [(name, other) for name, other in others.items() if other in space]
 
 
 def ablations_of(
@@ -96,14 +75,25 @@ def ablations_of(
     def plan_of(one: Configuration) -> str:
         return (plans[one] if one in plans else plan_hash(one)) or ""
 
-    whole = scores.get(plan_of(configuration), [])
-    known = [
-        (name, scores[plan_of(other)])
-        for name, other in without_each(space, configuration)
-        if plan_of(other) in scores and plan_of(other) != plan_of(configuration)
+    # The winner may be the best that was checked without changes that turned out to do nothing.
+    changes = space.changes(configuration).items()
+    larger = [
+        one for one in plans if one != configuration and changes <= space.changes(one).items()
     ]
+    known: list[tuple[str, list[float]]] = []
+    whole: list[float] = []
+    for base in (configuration, *larger):
+        others = [
+            (name, scores[plan_of(other)])
+            for name, other in without_each(space, base)
+            if plan_of(other) in scores
+            and plan_of(other) != plan_of(base)
+            and name in dict(changes)
+        ]
+        if len(others) > len(known) and plan_of(base) in scores:
+            known, whole = others, scores[plan_of(base)]
     found = []
-    for name, without in known if whole else []:
+    for name, without in known:
         lost = sum(without) / len(without) - sum(whole) / len(whole)
         error = scale.spread * math.sqrt(1.0 / len(without) + 1.0 / len(whole))
         reach = student_quantile(0.5 * (1.0 - CONFIDENCE) / len(known), scale.degrees) * error
@@ -111,17 +101,3 @@ def ablations_of(
         value, default = space.complete(configuration)[name], space.parameter(name).default
         found.append(Ablation(name, value, default, ratio, low, high, len(without)))
     return tuple(sorted(found, key=lambda one: one.ratio))
-
-
-def not_launched(
-    wanted: Sequence[tuple[str, Configuration]],
-    plan_hash: Callable[[Configuration], str | None],
-    known: Collection[str],
-) -> list[tuple[str, Configuration]]:
-    """Those that can be carried out and whose plan is not `known`; of equal plans the first."""
-    found: dict[str, tuple[str, Configuration]] = {}
-    for name, configuration in wanted:
-        hashed = plan_hash(configuration)
-        if hashed is not None and hashed not in known:
-            found.setdefault(hashed, (name, configuration))
-    return list(found.values())

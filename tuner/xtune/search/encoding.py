@@ -93,29 +93,18 @@ def _decode_series(plain: Plain) -> Series:
 
 def encode_final_plan(plan: FinalPlan) -> Plain:
     return {
-        **plan._asdict(),
         "baseline": dict(plan.baseline),
         "finalists": [[dict(one.configuration), one.changes] for one in plan.finalists],
-        "orders": [list(order) for order in plan.orders],
-        "looks": list(plan.looks),
-        "stops": list(plan.stops),
+        "planned": plan.planned,
         "rule": plan.rule._asdict(),
+        "seed": plan.seed,
+        "attempt": plan.attempt,
     }
 
 
 def decode_final_plan(plain: Plain) -> FinalPlan:
-    rule = plain["rule"]
+    finalists = [Finalist(Configuration(one), changes) for one, changes in plain["finalists"]]
+    baseline, rule = Configuration(plain["baseline"]), Rule(**plain["rule"])
     return FinalPlan(
-        baseline=Configuration(plain["baseline"]),
-        finalists=tuple(
-            [Finalist(Configuration(one), changes) for one, changes in plain["finalists"]]
-        ),
-        orders=tuple([tuple(order) for order in plain["orders"]]),
-        looks=tuple(plain["looks"]),
-        # Studies of earlier versions have no extended finals, or no stops in them.
-        planned=plain.get("planned", len(plain["orders"])),
-        stops=tuple(plain.get("stops", ())),
-        rule=Rule(rule["confidence"], rule["min_effect"]),
-        seed=plain["seed"],
-        attempt=plain["attempt"],
+        baseline, tuple(finalists), plain["planned"], rule, plain["seed"], plain["attempt"]
     )

@@ -1,14 +1,61 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events of a search, for its display."""
+"""What a search is given, what it tells while it runs, and its result."""
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from xtune.evidence.finals import Decision
+from xtune.evidence.verdicts import Verdict
 from xtune.search.budget import Budget
 from xtune.search.records import Record, Stage, Step
-from xtune.search.strategy import Favourite, Resolution
+from xtune.space.parameters import Configuration
+
+
+class Seed(NamedTuple):
+    """A configuration worth trying first."""
+
+    origin: str
+    """**Ex.:** ``preset throughput``, ``winner of an earlier study``."""
+    configuration: Configuration
+
+
+class Allowance(NamedTuple):
+    """Estimated number of launches that the budget allows; infinite without a limit."""
+
+    left: float
+    total: float
+    """All launches of this search, including the final."""
+    since: int = 0
+    """Records with lower numbers belong to earlier searches of the study."""
+    earlier: int = 0
+    """Launches of earlier searches since the last final."""
+
+
+class Resolution(NamedTuple):
+    """The gains that a search can show with its budget, in the worst case."""
+
+    spread: float
+    """Noise between launches of the same plan: 0.03 is 3 %."""
+    degrees: int
+    """Degrees of freedom of `spread`."""
+    gain: float
+    """The smallest gain that the final finds with 80 % probability: 0.06 is 6 %."""
+    low: float
+    high: float
+    """The same at both ends of the noise's 90 % confidence interval."""
+
+
+class Favourite(NamedTuple):
+    """The configuration that is probably best so far. This is not evidence; only the final is."""
+
+    configuration: Configuration
+    value: float
+    """Estimated by the model, in the unit of the metric."""
+    ratio: float | None
+    """Ratio to the bare command, above 1 is better."""
 
 
 class Outline(NamedTuple):
@@ -18,8 +65,6 @@ class Outline(NamedTuple):
     """Number of configurations in the space."""
     plans: int | None
     """Number of different plans among them; None if there are too many to resolve."""
-    races: bool
-    """Every plan will be launched several times."""
     budget: Budget
     records: int
     """Launches of earlier searches of the study."""
@@ -36,6 +81,36 @@ class Progress(NamedTuple):
     left_s: float | None
     """None before a launch was timed."""
     stage: Stage
+
+
+class Ended(enum.Enum):
+    """Why a search ended."""
+
+    DONE = "done"
+    """Nothing is left to launch."""
+    BUDGET = "budget"
+    INTERRUPTED = "interrupted"
+    STORAGE = "storage"
+    """The storage failed."""
+
+
+class Result(NamedTuple):
+    """The result of a search."""
+
+    verdict: Verdict
+    favourite: Favourite | None
+    """The configuration that is probably best; only the verdict is evidence."""
+    decision: Decision | None
+    """The state of the final; None without one."""
+    resolution: Resolution | None
+    """The gains that its budget could show."""
+    records: tuple[Record, ...]
+    """All records of the study, also of earlier searches and other workers."""
+    launches: int
+    """Launches finished in this search."""
+    ended: Ended
+    trouble: str = ""
+    """The error of the storage, if any."""
 
 
 class Observer:
@@ -66,7 +141,7 @@ class Observer:
         """Another configuration is probably best."""
 
     def resolution_known(self, resolution: Resolution) -> None:
-        """The noise is known, and with it the gains that the budget can show."""
+        """The gains that the budget can show: once the noise is known, and again before the final."""
 
     def lost(self, step: Step) -> None:
         """Another worker considered this launch lost, so it does not count."""

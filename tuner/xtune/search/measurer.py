@@ -5,7 +5,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from xtune.launches.launch import Launch
+from xtune.errors import MetricNotSeenError, TunerError
+from xtune.evidence.ratios import log_ratio
+from xtune.launches.launch import Launch, Outcome
+from xtune.launches.objectives import Objective
 from xtune.space.parameters import Configuration
 
 
@@ -40,3 +43,21 @@ class Measurer(Protocol):
     def now_s(self) -> float:
         """The clock for budgets, in seconds; real or recorded."""
         ...
+
+
+def require_baseline(launch: Launch, objective: Objective) -> None:
+    """Raise unless the bare command was measured: nothing can be compared with it."""
+    if launch.outcome is Outcome.MEASURED:
+        assert launch.value is not None
+        log_ratio(launch.value, launch.value, objective.goal)
+        return
+    told = "; ".join(launch.notes)
+    if launch.outcome is Outcome.NO_METRIC:
+        raise MetricNotSeenError(told or f"the program printed no {objective.metric!r}")
+    code = "" if launch.exit_code is None else f" with exit code {launch.exit_code}"
+    lines = launch.stderr_tail.strip().splitlines()
+    said = f": {lines[-1]}" if lines else ""
+    raise TunerError(
+        f"the program cannot be measured as it is, without xlaunch: it {launch.outcome.value}{code}"
+        f"{said}{f' ({told})' if told else ''}; run it by hand first"
+    )

@@ -19,8 +19,8 @@ from xtune.evidence.verdicts import Kind, Verdict
 from xtune.launches.objectives import Goal, Objective
 from xtune.search.attributes import PREFIX, read_pieces, write_pieces
 from xtune.search.encoding import Plain, decode_objective, encode_objective
+from xtune.search.events import Seed
 from xtune.search.storage import Storage
-from xtune.search.strategy import Seed
 from xtune.space.identities import MachineIdentity, ProgramIdentity
 from xtune.space.parameters import BARE, Configuration
 from xtune.space.spaces import Space

@@ -56,7 +56,6 @@ _LOOKS: dict[Stage, tuple[str, str]] = {
     Stage.BASELINE: ("square", GREY),
     Stage.CONTROL: ("cross", GREY),
     Stage.SEED: ("triangle-up", GREEN),
-    Stage.RACE: ("circle", BLUE),
     Stage.SEARCH: ("circle", BLUE),
     Stage.ABLATION: ("triangle-down", BLUE),
     Stage.FINAL: ("diamond", ORANGE),

@@ -17,10 +17,10 @@ from xtune.launches.launch import Launch, Outcome
 from xtune.launches.objectives import Objective
 from xtune.search.ablation import Ablation, ablations_of
 from xtune.search.encoding import decode_final_plan
+from xtune.search.events import Favourite, Resolution
 from xtune.search.provenance import Made
 from xtune.search.records import Record, Stage
 from xtune.search.scale import Scale
-from xtune.search.strategy import Favourite, Resolution
 from xtune.search.study import Subject
 from xtune.show.quantities import launches as counted_launches
 from xtune.show.words import broken_requirements

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 from xtune.launches.launch import Outcome
 from xtune.launches.objectives import Objective
 from xtune.search.budget import Budget
-from xtune.search.events import Observer, Outline, Progress
+from xtune.search.events import Favourite, Observer, Outline, Progress, Resolution
 from xtune.search.records import Record, Stage, Step
-from xtune.search.strategy import Favourite, Resolution
 from xtune.show.quantities import duration, launches
 from xtune.show.warnings import shared_with
 from xtune.show.words import (

@@ -14,9 +14,9 @@ from xtune.evidence.noise import Trouble, noise_cautions, pooled_spread
 from xtune.evidence.ratios import has_ratio
 from xtune.evidence.verdicts import Kind, Standing
 from xtune.launches.launch import Launch, Outcome, Steadiness
+from xtune.search.events import Ended
 from xtune.search.provenance import outdated
 from xtune.search.records import Record, Stage
-from xtune.search.session import Ended
 from xtune.show.quantities import launches, percent, ratios, spans
 from xtune.show.results import Result
 from xtune.space.parameters import BARE

@@ -10,9 +10,8 @@ from collections.abc import Iterator, Sequence
 from xtune.launches.launch import Launch, Outcome
 from xtune.launches.objectives import WALL, Objective
 from xtune.search.budget import Budget
-from xtune.search.events import Outline, Progress
+from xtune.search.events import Favourite, Outline, Progress, Resolution
 from xtune.search.records import Record, Stage, Step
-from xtune.search.strategy import Favourite, Resolution
 from xtune.show.quantities import amount, counted, duration, launches, ratios
 from xtune.space.offers import LeftOut
 from xtune.space.parameters import BARE, Configuration
@@ -21,7 +20,6 @@ from xtune.space.spaces import Space
 STAGES = {
     Stage.BASELINE: "the bare command",
     Stage.SEED: "starting points",
-    Stage.RACE: "racing all configurations",
     Stage.SEARCH: "searching",
     Stage.CONTROL: "the bare command again",
     Stage.ABLATION: "the best without some of its changes",
@@ -79,14 +77,11 @@ def describe_space(
 
 def describe_outline(outline: Outline) -> str:
     """How the space will be searched."""
-    how = "each is launched several times" if outline.races else "a model chooses what to launch"
     plans = ""
     if outline.plans is not None:
         plans = f" ({outline.plans:,} different ways to start the program)"
     before = f"; {launches(outline.records)} of earlier searches count" if outline.records else ""
-    return (
-        f"budget: {outline.budget}; {counted(outline.size, 'configuration')}{plans}: {how}{before}"
-    )
+    return f"budget: {outline.budget}; {counted(outline.size, 'configuration')}{plans}{before}"
 
 
 def time_left(progress: Progress, budget: Budget) -> float | None:
@@ -128,12 +123,11 @@ def describe_resolution(resolution: Resolution, budget: Budget) -> str:
 
 
 def describe_gains(resolution: Resolution) -> str:
-    """**Ex.:** ``above about 6.4 % (noise: 3.1 % from launch to launch)``."""
-    gain = 100 * resolution.gain
-    return (
-        f"above about {gain:.{0 if gain >= 10 else 1}f} %"
-        f" (noise: {100 * resolution.spread:.1f} % from launch to launch)"
+    """**Ex.:** ``above 4.1 to 9.2 % (noise: 3.1 % from launch to launch)``."""
+    low, high = (
+        f"{100 * one:.{0 if one >= 0.1 else 1}f}" for one in (resolution.low, resolution.high)
     )
+    return f"above {low} to {high} % (noise: {100 * resolution.spread:.1f} % from launch to launch)"
 
 
 def describe_launch(record: Record, space: Space, objective: Objective) -> str:

@@ -1,33 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One search from its first launch to its verdict.
+"""How xtune finds the best way to run a program, from top to bottom.
 
-Ctrl-C ends it with the verdict so far. A second Ctrl-C, while the verdict is computed, is raised to the
-caller.
+`tune` prepares a search, runs it and returns what the command prints. `next_step` is the algorithm: it
+chooses the next launch from all launches so far. `Search` makes the launches until the budget is used
+up; Ctrl-C ends it with the verdict so far, and a second one, while the verdict is computed, is raised
+to the caller.
 """
 
 from __future__ import annotations
 
 import contextlib
-import enum
 import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
-from xtune.errors import BudgetError, MetricNotSeenError, StorageError, TunerError
-from xtune.evidence.finals import Decision
-from xtune.evidence.ratios import log_ratio
+from xtune.errors import BudgetError, StorageError
 from xtune.evidence.verdicts import Verdict, undecided
-from xtune.launches.launch import Launch, Outcome
+from xtune.launches.launch import Outcome
 from xtune.launches.objectives import Objective
 from xtune.search.budget import MIN_FINAL, Budget, final_size, min_launches_for_final
-from xtune.search.events import Observer, Outline, Progress
-from xtune.search.measurer import Measurer
+from xtune.search.events import (
+    Allowance,
+    Ended,
+    Favourite,
+    Observer,
+    Outline,
+    Progress,
+    Result,
+)
+from xtune.search.measurer import Measurer, require_baseline
 from xtune.search.records import Record, Stage, Step
 from xtune.search.store import Store
-from xtune.search.strategy import Allowance, Favourite, Resolution, Strategy
+from xtune.search.strategy import Strategy, final_records
 from xtune.space.parameters import BARE
 from xtune.space.spaces import Space
 
@@ -37,8 +44,6 @@ LIMIT_MORE_S = 60.0
 
 KEEP_PAUSES_S = (1.0, 5.0, 15.0, 60.0)
 """Pauses before a storage that cannot be reached is tried again."""
-
-Answer = TypeVar("Answer")
 
 WAIT_S = 1.0
 """Polling interval while workers on other machines are launching."""
@@ -53,42 +58,67 @@ MIN_NOISE_DEGREES = 2
 NOISE_KNOWN_AFTER = 12
 """Launches after which it is reported with fewer degrees of freedom."""
 
+Answer = TypeVar("Answer")
+
 Turn = Callable[[], AbstractContextManager[object]]
 """Context of each launch that excludes other launches on this host."""
 
 
-class Ended(enum.Enum):
-    """Why a search ended."""
+def next_step(strategy: Strategy, records: Sequence[Record], allowance: Allowance) -> Step | None:
+    """The next launch. None: finished, or other workers must finish theirs first."""
+    if allowance.left < 1:
+        return None
 
-    DONE = "done"
-    """Nothing is left to launch."""
-    BUDGET = "budget"
-    INTERRUPTED = "interrupted"
-    STORAGE = "storage"
-    """The storage failed."""
+    # A final that has begun is continued until its result is clear or the budget is used up. After a
+    # clear one of an earlier search, this search goes on and has a final of its own.
+    final = strategy.final(records)
+    if final is not None:
+        made = final_records(records)
+        if _is_under_way(made):
+            return None
+        step = strategy.final_step(final, allowance.left)
+        if step is not None or not final.is_over or made[-1].number >= allowance.since:
+            return step
+
+    # First of all the bare command: everything is compared with it.
+    if step := strategy.bare_command(records):
+        return step
+
+    # A third of the budget is kept for the final. If the best is clearly ahead, each of its changes is
+    # left out once before that, to tell what mattered and to drop what does nothing.
+    size = strategy.size_of_final(records, allowance)
+    if size is not None:
+        spare = allowance.left - size.launches
+        if spare <= 0:
+            return strategy.first_of_final(records, size)
+        if spare <= strategy.checks_left(records):
+            step = strategy.check(records)
+            return step or strategy.first_of_final(records, size.with_rest(allowance.left))
+
+    # The search itself. The bare command is repeated now and then to see noise and drift.
+    step = (
+        strategy.control(records) or strategy.starting_point(records) or strategy.proposal(records)
+    )
+    if step is not None or _is_under_way(records):
+        return step
+
+    # Nothing is left to search: the rest of the budget is for the final.
+    rest = strategy.size_of_final(records, allowance, rest=True)
+    if rest is None:
+        return None
+    if rest.launches + strategy.checks_left(records) <= allowance.left and (
+        step := strategy.check(records)
+    ):
+        return step
+    return strategy.first_of_final(records, rest)
 
 
-class Result(NamedTuple):
-    """The result of a search."""
-
-    verdict: Verdict
-    favourite: Favourite | None
-    """The configuration that is probably best; only the verdict is evidence."""
-    decision: Decision | None
-    """The state of the final; None without one."""
-    resolution: Resolution | None
-    """The gains that its budget could show."""
-    records: tuple[Record, ...]
-    """All records of the study, also of earlier searches and other workers."""
-    launches: int
-    """Launches finished in this search."""
-    ended: Ended
-    trouble: str = ""
-    """The error of the storage, if any."""
+def _is_under_way(records: Sequence[Record]) -> bool:
+    return any(record.launch is None for record in records)
 
 
 class Search:
-    """Runs a strategy until its budget is used up."""
+    """Makes the launches of a strategy until its budget is used up."""
 
     def __init__(
         self,
@@ -124,7 +154,7 @@ class Search:
         self._since = self._earlier = 0
         self._stage: Stage | None = None
         self._favourite: Favourite | None = None
-        self._resolution_told = False
+        self._resolution_told: Stage | None = None
         self._records: tuple[Record, ...] = ()
         """The records last read, and those made since."""
         self._trouble = ""
@@ -150,12 +180,14 @@ class Search:
         return self._conclude(ended)
 
     def _search(self) -> Ended:
-        self._observer.started(self._outline())
+        self._observer.started(
+            Outline(self._space.size, self._strategy.plans, self._budget, len(self._records))
+        )
         while True:
             with self._turn():
-                self._read()
+                self._records = tuple(self._patiently(self._store.records))
                 allowance = self._allowance()
-                step = self._strategy.next(self._records, allowance)
+                step = next_step(self._strategy, self._records, allowance)
                 if step is not None and not self._is_of_others(step):
                     self._launch(step, allowance)
                     continue
@@ -168,18 +200,6 @@ class Search:
             self._idle_looks = 0 if busy else self._idle_looks + 1
             self._observer.waiting_for_others(busy)
             self._sleep(WAIT_S)
-
-    def _is_of_others(self, step: Step) -> bool:
-        """Whether a launch belongs to a final that another machine runs."""
-        if step.stage is not Stage.FINAL or self._idle_looks >= LOOKS_BEFORE_TAKING_OVER:
-            return False
-        attempt = step.details["attempt"]
-        hosts = [
-            record.host
-            for record in self._records
-            if record.step.stage is Stage.FINAL and record.step.details["attempt"] == attempt
-        ]
-        return bool(hosts) and hosts[-1] != self._store.host
 
     def _launch(self, step: Step, allowance: Allowance) -> None:
         number = self._patiently(lambda: self._store.claim(step))
@@ -204,9 +224,19 @@ class Search:
         if step.stage is Stage.BASELINE:
             require_baseline(launch, self._objective)
         self._observer.launched(record, self._progress(self._allowance(), step.stage))
-        if step.configuration != BARE:
-            self._look_for_favourite()
-        self._tell_resolution()
+        if type(self._observer) is not Observer:  # somebody listens
+            self._tell(step)
+
+    def _is_of_others(self, step: Step) -> bool:
+        """Whether a launch belongs to a final that another machine runs."""
+        if step.stage is not Stage.FINAL or self._idle_looks >= LOOKS_BEFORE_TAKING_OVER:
+            return False
+        made = [
+            one
+            for one in final_records(self._records)
+            if one.step.details["plan"] == step.details["plan"]
+        ]
+        return bool(made) and made[-1].host != self._store.host
 
     def _patiently(self, ask: Callable[[], Answer]) -> Answer:
         """Call the store, and try again for a while if the storage cannot be reached."""
@@ -220,44 +250,28 @@ class Search:
                 self._sleep(pause_s)
         raise AssertionError("the last attempt returns or raises")
 
-    def _read(self) -> None:
-        self._records = tuple(self._patiently(self._store.records))
-
     def _change_stage(self, stage: Stage) -> None:
         if stage not in (self._stage, Stage.CONTROL):
             self._stage = stage
             self._observer.stage_changed(stage)
 
-    def _look_for_favourite(self) -> None:
-        if type(self._observer) is Observer:
-            return  # nobody listens
-        favourite = self._strategy.favourite(self._records)
+    def _tell(self, step: Step) -> None:
+        """Report another favourite, and the resolution: once the noise is known, and with the final."""
         before = self._favourite
-        self._favourite = favourite
-        if favourite is not None and (
-            before is None or before.configuration != favourite.configuration
+        if step.configuration != BARE:
+            self._favourite = self._strategy.favourite(self._records)
+        now = self._favourite
+        if now is not None and (before is None or before.configuration != now.configuration):
+            self._observer.favourite_changed(now)
+        if self._resolution_told is None or (
+            step.stage is Stage.FINAL and self._resolution_told is not Stage.FINAL
         ):
-            self._observer.favourite_changed(favourite)
-
-    def _tell_resolution(self) -> None:
-        """Report the resolution once, as soon as the noise can be estimated."""
-        if self._resolution_told or type(self._observer) is Observer:
-            return
-        found = self._strategy.resolution(self._records, self._allowance())
-        if found is None:
-            return
-        if found.degrees >= MIN_NOISE_DEGREES or len(self._walls) >= NOISE_KNOWN_AFTER:
-            self._resolution_told = True
-            self._observer.resolution_known(found)
-
-    def _outline(self) -> Outline:
-        return Outline(
-            size=self._space.size,
-            plans=self._strategy.plans,
-            races=self._strategy.races(self._allowance()),
-            budget=self._budget,
-            records=len(self._records),
-        )
+            found = self._strategy.resolution(self._records, self._allowance())
+            if found is not None and (
+                found.degrees >= MIN_NOISE_DEGREES or len(self._walls) >= NOISE_KNOWN_AFTER
+            ):
+                self._resolution_told = step.stage
+                self._observer.resolution_known(found)
 
     def _allowance(self) -> Allowance:
         made = len(self._walls)
@@ -286,17 +300,14 @@ class Search:
         return LIMIT_TIMES * max(bare) + LIMIT_MORE_S if bare else self._budget.time_s
 
     def _conclude(self, ended: Ended) -> Result:
-        favourite = self._strategy.favourite(self._records)
         final = self._strategy.final(self._records)
-        if final is None:
-            decision = None
-            verdict = undecided(BARE, self._no_final(ended))
-        else:
-            decision = final.decision()
-            verdict = decision.verdict
+        decision = None if final is None else final.decision()
+        verdict: Verdict = (
+            undecided(BARE, self._no_final(ended)) if decision is None else decision.verdict
+        )
         return Result(
             verdict,
-            favourite,
+            self._strategy.favourite(self._records),
             decision,
             self._strategy.resolution(self._records, self._allowance()),
             self._records,
@@ -338,21 +349,3 @@ def _without_final(records: Sequence[Record]) -> int:
     """The number of launches since the last final, or since the beginning."""
     made = [record.step.stage for record in records if record.launch is not None]
     return next((at for at, stage in enumerate(reversed(made)) if stage is Stage.FINAL), len(made))
-
-
-def require_baseline(launch: Launch, objective: Objective) -> None:
-    """Raise unless the bare command was measured: nothing can be compared with it."""
-    if launch.outcome is Outcome.MEASURED:
-        assert launch.value is not None
-        log_ratio(launch.value, launch.value, objective.goal)
-        return
-    told = "; ".join(launch.notes)
-    if launch.outcome is Outcome.NO_METRIC:
-        raise MetricNotSeenError(told or f"the program printed no {objective.metric!r}")
-    code = "" if launch.exit_code is None else f" with exit code {launch.exit_code}"
-    lines = launch.stderr_tail.strip().splitlines()
-    said = f": {lines[-1]}" if lines else ""
-    raise TunerError(
-        f"the program cannot be measured as it is, without xlaunch: it {launch.outcome.value}{code}"
-        f"{said}{f' ({told})' if told else ''}; run it by hand first"
-    )

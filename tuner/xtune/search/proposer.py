@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Choice of the next configuration: expected improvement by a Gaussian process with a fixed kernel.
+
+The kernel is the mean of the similarities of all parameters plus their product: the first carries
+effects that add up, the second those of a combination. Nothing in it is fitted, since a few dozen
+launches cannot tell much about a dozen hyperparameters; only level, spread and noise are estimated.
+`benchmarks/tuner replay` compares it with Optuna's samplers, grids and random search.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Collection, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xtune.evidence.distributions import normal_cdf
+from xtune.search.records import Rating
+from xtune.space.parameters import Configuration
+from xtune.space.spaces import Space
+
+Floats = NDArray[np.float64]
+PlanHash = Callable[[Configuration], str | None]
+
+REPEAT_EVERY = 5
+"""Every fifth launch repeats the best: the best of many single launches is mostly luck."""
+
+MAX_FAILURES = 1
+MAX_FAILED_SHARE = 0.5
+"""A plan with more failures than both is not launched again: one bad launch may be chance."""
+
+FAILED_MERIT = 0.5
+"""Factor for what has failed once, so that it is tried again, but after its like."""
+
+MIN_SPREAD = 0.02
+"""Minimum assumed standard deviation between configurations: 2 %."""
+
+CUT_MARGIN = 0.02
+"""A launch that was cut counts as 2 % worse than the value that it missed."""
+
+PRIOR_TIMES = 2.0
+"""The assumed standard deviation of configurations, relative to that of the launched ones."""
+
+SIMILARITY_RATE = 1.0
+"""Similarity of the values of an ordered parameter: 1/e between its ends."""
+
+MAX_RESOLVED = 512
+"""Spaces up to this size are resolved to plans beforehand, larger ones during the search."""
+
+MAX_HELD = 3000
+"""Spaces up to this size are held completely. In larger ones, candidates are a sample of half as many,
+the launched configurations, and the neighbours of the best."""
+
+BEST_AROUND = 3
+"""Number of best configurations whose neighbours become candidates in a large space."""
+
+
+class Belief:
+    """The estimates of configurations after some launches."""
+
+    def __init__(self, model: Proposer, ratings: Sequence[Rating], spread: float) -> None:
+        """`spread`: standard deviation between launches of one plan."""
+        scores: dict[str, list[float]] = {}
+        self.launched: dict[str, Configuration] = {}
+        """The first configuration of each plan that has a score."""
+        for one in ratings:
+            if one.score is not None:
+                self.launched.setdefault(one.plan_hash, one.configuration)
+                score = one.score - CUT_MARGIN * one.is_cut
+                scores.setdefault(one.plan_hash, []).append(score)
+        self._model = model
+        self._rows = model.rows(list(self.launched.values()))
+        if not scores:
+            return
+        means = np.array([sum(found) / len(found) for found in scores.values()])
+        self._level = float(means.mean())
+        self._scale = PRIOR_TIMES * max(float(means.std()), MIN_SPREAD)
+        noise = [spread**2 / len(found) for found in scores.values()]
+        kernel = model.kernel(self._rows, self._rows) + np.diag(noise) / self._scale**2
+        self._inverse = np.linalg.inv(kernel)
+        self._weights = self._inverse @ (means - self._level) / self._scale
+
+    def of(self, configurations: Sequence[Configuration]) -> tuple[Floats, Floats]:
+        """The means and standard deviations of their scores."""
+        shared = self._model.kernel(self._model.rows(configurations), self._rows)
+        means = self._level + self._scale * (shared @ self._weights)
+        left = 1.0 - np.einsum("ij,jk,ik->i", shared, self._inverse, shared)
+        return means, self._scale * np.sqrt(np.maximum(left, 1e-12))
+
+
+class Proposer:
+    """Proposes what to launch next; its answers follow from the ratings and the seed."""
+
+    def __init__(self, space: Space, plan_hash: PlanHash, seed: int = 0) -> None:
+        """`plan_hash`: see `Measurer.plan_hash`."""
+        self._space = space
+        self._plan_hash = plan_hash
+        self._seed = seed
+        self._hashes: dict[Configuration, str | None] = {}
+        self._owners: dict[str, Configuration] = {}
+        self._parameters = [p for p in space.parameters if len(p.values) > 1]
+        self._alike = [_similarities(space, p.name) for p in self._parameters]
+        self._pool = self._make_pool(random.Random(f"{seed} pool"))  # noqa: S311 - no secret
+
+    @property
+    def plans(self) -> int | None:
+        """The number of different plans; None if the space is too large to resolve."""
+        return len(self._pool) if self._space.size <= MAX_RESOLVED else None
+
+    def owner(self, plan_hash: str) -> Configuration | None:
+        """The configuration that represents a plan, if known."""
+        return self._owners.get(plan_hash)
+
+    def resolve(self, configuration: Configuration) -> str | None:
+        """The hash of the plan; None if it cannot be carried out."""
+        if configuration not in self._hashes:
+            self._hashes[configuration] = self._plan_hash(configuration)
+        return self._hashes[configuration]
+
+    def propose(
+        self, ratings: Sequence[Rating], spread: float, taken: Collection[str] = ()
+    ) -> Configuration | None:
+        """The next configuration; None if nothing is left to try.
+
+        ratings
+            Those of all launches so far, in order.
+        spread
+            Standard deviation of scores between launches of one plan.
+        taken
+            Plans that other workers are launching.
+        """
+        belief = Belief(self, ratings, spread)
+        best = self.favourites(ratings, belief, BEST_AROUND)
+        out = {*taken, *failed_plans(ratings)}
+        free = [one for one in best if self.resolve(one) not in out]
+        if free and (len(ratings) + 1) % REPEAT_EVERY == 0:
+            return free[0]
+        launched = belief.launched
+        members = self._around(launched.values(), best)
+        chance = np.random.default_rng((self._seed, len(ratings)))
+        merits = np.ones(len(members))
+        if launched:
+            means, deviations = belief.of(members)
+            merits = improvement(means, deviations, float(belief.of(best)[0][0]) if best else 0.0)
+        failed = {one.configuration: one.plan_hash for one in ratings if one.is_failure}
+        merits *= self._success(members, ratings)
+        merits *= [FAILED_MERIT if one in failed else 1.0 for one in members]
+        # Ties are broken at random: otherwise the order of the space would decide about the untried.
+        order = np.lexsort(
+            (chance.random(len(members)), -np.round(merits / (merits.max() or 1.0), 6))
+        )
+        again: Configuration | None = None
+        for at in map(int, order):
+            plan_hash = self.resolve(members[at])
+            if plan_hash is None or plan_hash in out:
+                continue
+            if plan_hash in launched:
+                again = again or launched[plan_hash]
+            elif members[at] in failed or plan_hash not in failed.values():
+                return members[at]
+        return again
+
+    def favourites(
+        self, ratings: Sequence[Rating], belief: Belief, count: int
+    ) -> list[Configuration]:
+        """The measured configurations that are probably best, the best first."""
+        failed = failed_plans(ratings)
+        whole = {one.plan_hash for one in ratings if one.score is not None and not one.is_cut}
+        choices = [c for p, c in belief.launched.items() if p in whole and p not in failed]
+        if not choices:
+            return []
+        means = belief.of(choices)[0]
+        return [choices[at] for at in np.argsort(-means, kind="stable")[:count]]
+
+    def kernel(self, rows: NDArray[np.intp], others: NDArray[np.intp]) -> Floats:
+        """(rows, others): the assumed correlations, 1 for equal rows."""
+        each = [
+            alike[rows[:, at][:, None], others[:, at][None]] for at, alike in enumerate(self._alike)
+        ]
+        found: Floats = 0.5 * (np.mean(each, axis=0) + np.prod(each, axis=0))
+        return found
+
+    def rows(self, configurations: Sequence[Configuration]) -> NDArray[np.intp]:
+        """(configurations, parameters): the position of each value."""
+        found = [
+            [p.values.index(one.get(p.name, p.default)) for p in self._parameters]
+            for one in configurations
+        ]
+        return np.array(found, dtype=np.intp).reshape(-1, len(self._parameters))
+
+    def _success(self, members: Sequence[Configuration], ratings: Sequence[Rating]) -> Floats:
+        """(members,): the probability of success, by the counts of the setting that failed most."""
+        tried = self.rows([one.configuration for one in ratings])
+        failed = np.array([one.is_failure for one in ratings], dtype=bool)
+        found = np.ones(len(members))
+        for at, column in enumerate(self.rows(members).T if failed.any() else ()):
+            count = len(self._parameters[at].values)
+            worked = np.bincount(tried[~failed, at], minlength=count)
+            broke = np.bincount(tried[failed, at], minlength=count)
+            found = np.minimum(found, ((worked + 1.0) / (worked + broke + 1.0))[column])
+        return found
+
+    def _around(
+        self, launched: Collection[Configuration], best: Sequence[Configuration]
+    ) -> Sequence[Configuration]:
+        """The candidates."""
+        if self._space.size <= MAX_HELD:
+            return self._pool
+        found = dict.fromkeys((*self._pool, *launched))
+        for one in best:
+            found |= dict.fromkeys(self._space.neighbours(one) if one in self._space else ())
+        return tuple(found)
+
+    def _make_pool(self, rng: random.Random) -> Sequence[Configuration]:
+        space = self._space
+        if space.size > MAX_HELD:
+            drawn = [space.random(rng) for _ in range(MAX_HELD // 2)]
+            return tuple(dict.fromkeys([space.default, *drawn]))
+        members = list(space)
+        if space.size > MAX_RESOLVED:
+            return tuple(members)
+        # The configuration with the fewest changes represents its plan.
+        for one in sorted(members, key=lambda one: len(space.changes(one))):
+            if (plan_hash := self.resolve(one)) is not None:
+                self._owners.setdefault(plan_hash, one)
+        owners = set(self._owners.values())
+        return tuple([one for one in members if one in owners])
+
+
+def failed_plans(ratings: Sequence[Rating]) -> set[str]:
+    """The plans that failed, or broke a requirement, too often to be chosen."""
+    failures: dict[str, list[bool]] = {}
+    for one in ratings:
+        failures.setdefault(one.plan_hash, []).append(one.is_failure)
+    return {
+        plan_hash
+        for plan_hash, found in failures.items()
+        if sum(found) > max(MAX_FAILURES, MAX_FAILED_SHARE * len(found))
+    }
+
+
+def improvement(means: Floats, deviations: Floats, best: float) -> Floats:
+    """The expected improvement on `best` (Mockus 1975)."""
+    distances = (means - best) / deviations
+    density = np.exp(-0.5 * distances**2) / math.sqrt(2.0 * math.pi)
+    found: Floats = deviations * (distances * normal_cdf(distances) + density)
+    return found
+
+
+def _similarities(space: Space, name: str) -> Floats:
+    """(values, values): 1 for equal values; with an order it decreases with the distance, else 0."""
+    parameter = space.parameter(name)
+    count = len(parameter.values)
+    columns = [at for at, column in enumerate(space.columns) if column.split(".")[0] == name]
+    if count == 2 or not columns:
+        return np.eye(count)
+    points = np.array([space.encode(space.default.with_value(name, v)) for v in parameter.values])
+    distances = np.sqrt(((points[:, None, columns] - points[None, :, columns]) ** 2).sum(axis=2))
+    found: Floats = np.exp(-SIMILARITY_RATE * distances)
+    return found
