@@ -5,6 +5,7 @@
     python -m benchmarks.optimizers
     python -m benchmarks.optimizers --elements 100_000_000 --rounds 20 --json optim.json
     python -m benchmarks.optimizers --layout large
+    python -m benchmarks.optimizers --layout tiny --absent
     python -m benchmarks.optimizers --ipex-python ~/venvs/ipex/bin/python
     python -m benchmarks.optimizers --curves docs/optimizers_loss.svg
 
@@ -152,20 +153,31 @@ def ipex_kinds() -> list[Kind]:
     ]
 
 
-def case_of(kind: Kind, sizes: Sequence[int]) -> Case:
-    """A case that repeats steps for MIN_MEASURED_S and returns the seconds of one."""
+def case_of(kind: Kind, sizes: Sequence[int], absent: bool) -> Case:
+    """A case that repeats steps for MIN_MEASURED_S and returns the seconds of one.
+
+    absent
+        The first parameter has no gradient in every other step.
+    """
     assert kind.make is not None
     parameters = [torch.nn.Parameter(torch.randn(size, dtype=kind.dtype)) for size in sizes]
     for parameter in parameters:
         parameter.grad = torch.randn_like(parameter)
     optimizer = kind.make(parameters)
-    return Case(kind.name, partial(seconds_of_one, optimizer.step, MIN_MEASURED_S))
+    first, gradient = parameters[0], parameters[0].grad
+
+    def step() -> None:
+        if absent:
+            first.grad = gradient if first.grad is None else None
+        optimizer.step()
+
+    return Case(kind.name, partial(seconds_of_one, step, MIN_MEASURED_S))
 
 
 def cases(layout: str, options: argparse.Namespace) -> list[Case]:
     """The cases of all kinds, and those of IPEX in one process."""
     sizes = LAYOUTS[layout](options.elements)
-    found = [case_of(kind, sizes) for kind in kinds()]
+    found = [case_of(kind, sizes, options.absent) for kind in kinds()]
     if options.ipex_python is not None:
         module = "benchmarks.optimizers.ipex"
         words = [layout, str(options.elements), str(MIN_MEASURED_S)]
@@ -212,6 +224,9 @@ def main() -> int:
         help="of all tensors together (default 20 million)",
     )
     parser.add_argument("--layout", choices=LAYOUTS, action="append", help="default: all of them")
+    parser.add_argument(
+        "--absent", action="store_true", help="every other step, a parameter has no gradient"
+    )
     parser.add_argument(
         "--curves", type=Path, metavar="SVG", help="train instead, and draw the losses to this file"
     )
