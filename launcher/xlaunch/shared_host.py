@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from xlaunch import leases
 from xlaunch.errors import UsageError, XLaunchError
@@ -17,9 +17,11 @@ from xlaunch.machine.processes import ancestor_without, initial_environment
 from xlaunch.machine.topology import CPUs, Machine
 from xlaunch.planning.planner import plan
 from xlaunch.planning.plans import Plan
-from xlaunch.planning.ranks import Rank, rank_of, share_of_rank, with_own_files
-from xlaunch.planning.request import RankMode, Request
+from xlaunch.planning.request import RANK_VARIABLES, RankMode, Request
 from xlaunch.text import counted
+
+if TYPE_CHECKING:
+    from xlaunch.planning.ranks import Rank
 
 WAIT_INTERVAL_S = 0.5
 
@@ -59,9 +61,12 @@ def plan_beside_others(
     """
     if sys.platform != "linux":
         return Placed(request, plan(request.layout, machine), machine, environment, None)
-    rank, warnings, notes = rank_of(environment, rank_mode), [], []
-    job = 0
+    warnings: list[str] = []
+    notes: list[str] = []
+    rank, job = _rank_of(environment, rank_mode), 0
     if rank is not None:
+        from xlaunch.planning.ranks import share_of_rank, with_own_files
+
         job = ancestor_without(rank.variable) or 0
         shared = share_of_rank(request, machine, rank, launcher_cpus=_mask_of(job))
         request, machine = with_own_files(shared.request, rank), shared.machine
@@ -90,6 +95,15 @@ def plan_beside_others(
     if made.bound and (sharing := leases.sharing(held, _cpus_of(made))):
         notes.append(f"shares cores with {_names(sharing)}")
     return Placed(request, made, machine, environment, lease, tuple(warnings), tuple(notes))
+
+
+def _rank_of(environment: Mapping[str, str], mode: RankMode) -> Rank | None:
+    """The rank of this process; None if it is alone here, which costs no import."""
+    if environment.keys().isdisjoint(RANK_VARIABLES):
+        return None
+    from xlaunch.planning.ranks import rank_of
+
+    return rank_of(environment, mode)
 
 
 class _TakenError(Exception):

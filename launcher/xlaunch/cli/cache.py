@@ -52,7 +52,7 @@ def command(context: click.Context) -> None:
     They are below ~/.cache/xlaunch/compiled, or --cache-dir (in one that others may write, such as
     /tmp: below xlaunch-UID in it). Each lies under a key: the hardware and
     the versions that its files are valid for. Once a day a launch starts to prune them to 20 GiB
-    (XLAUNCH_CACHE_MAX_SIZE), what was not used for longest first.
+    (XLAUNCH_CACHE_MAX_SIZE), the least recently used first.
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
@@ -127,7 +127,7 @@ def _prune(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Remove what was not used for longest, until the caches are small enough.
+    """Remove the least recently used, until the caches are small enough.
 
     Without options to the size that launches keep: 20 GiB, or XLAUNCH_CACHE_MAX_SIZE. With
     --older-than alone only by age. A running launch keeps all files of the last day.

@@ -8,6 +8,9 @@ import os
 from xlaunch.errors import UsageError
 
 STREAMS = ("out", "err")
+LINES_SHOWN = 10
+"""Number of lines of a failed instance's standard error that are shown."""
+MAX_BYTES_READ = 1 << 14
 
 
 def log_path(directory: str, index: int, stream: str) -> str:
@@ -39,3 +42,17 @@ def open_logs(directory: str, index: int, *, new: bool = True) -> tuple[int, int
             os.replace(path, f"{path}.1")
         descriptors.append(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666))
     return descriptors[0], descriptors[1]
+
+
+def last_lines(path: str, count: int = LINES_SHOWN) -> list[str]:
+    """The last lines of a log file, as text; empty if it cannot be read or has none."""
+    try:
+        with open(path, "rb") as stream:
+            start = max(0, os.fstat(stream.fileno()).st_size - MAX_BYTES_READ)
+            stream.seek(start)
+            text = stream.read().decode(errors="replace")
+    except OSError:
+        return []
+    # What ends in a carriage return was an update of the line that follows it.
+    lines = [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")]
+    return [line for line in lines[1 if start else 0 :] if line.strip()][-count:]

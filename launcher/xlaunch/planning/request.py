@@ -101,6 +101,15 @@ class Optimize(enum.Enum):
     BF16 = "bf16"
 
 
+RANK_VARIABLES = frozenset(
+    (
+        *("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"),
+        *("MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"),
+    )
+)
+"""Variables of `planning.ranks.VARIABLES`: without any of them a process is no rank."""
+
+
 class RankMode(enum.Enum):
     """Whose variables say which rank a process is."""
 

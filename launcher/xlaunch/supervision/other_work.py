@@ -61,15 +61,22 @@ class Occupancy:
     """
 
     def __init__(
-        self, cpus: Iterable[int], now: float, *, bound: bool = True, root: str = "/proc"
+        self,
+        cpus: Iterable[int],
+        now: float,
+        *,
+        bound: bool = True,
+        elsewhere: bool = True,
+        root: str = "/proc",
     ) -> None:
         """Start sampling. `now`: on the clock of `time.monotonic()`, here and below.
 
         Not `bound`: the kernel moves instances away from single busy CPUs, so only a large share of
-        all CPUs together gets a warning.
+        all CPUs together gets a warning. `elsewhere`: the instances could have other CPUs.
         """
         self.cpus = sorted(set(cpus))
         self._bound = bound
+        self._remedy = "; --cpus takes others" if bound and elsewhere else ""
         self._root = root
         self._before = _times(root)
         self._busy: dict[int, float] = {}
@@ -132,7 +139,7 @@ class Occupancy:
             f"{name_numbers('CPU', self._busy)} {'is' if count == 1 else 'are'} "
             f"busy with other work ({share:.0%}{'' if count == 1 else ' on average'})"
             f"{': ' if named else ''}{', '.join(named)}"
-            f"{'; --cpus takes others' if self._bound else ''}",
+            f"{self._remedy}",
             WarningKind.SHARED_CPUS,
         )
 

@@ -23,6 +23,7 @@ from xlaunch.machine.processes import (
     has_job_control,
     proc_is_ours,
 )
+from xlaunch.output.logs import last_lines, log_path
 from xlaunch.output.relay import Chunk, Relay
 from xlaunch.planning.plans import Plan
 from xlaunch.planning.request import OnFailure, RunRequest
@@ -147,7 +148,10 @@ class Supervisor:
         self._sampler = Sampler()
         cpus = {cpu for instance in plan.instances for cpu in instance.cpus}
         self._stolen = StolenTime(cpus)
-        self._occupancy = Occupancy(cpus, self._started, bound=plan.bound) if others_run else None
+        self._occupancy: Occupancy | None = None
+        if others_run:
+            elsewhere = not cpus.issuperset(plan.allowed_cpus)
+            self._occupancy = Occupancy(cpus, self._started, bound=plan.bound, elsewhere=elsewhere)
         self._measuring: Measuring | None = None
         if run.metric or job.live is not None:
             from xlaunch.metrics.measuring import Measuring
@@ -512,6 +516,8 @@ class Supervisor:
 
     def _fail_with(self, run: InstanceRun) -> None:
         """Handle the failure of an instance that is not restarted."""
+        if self._reason is None and self._asked.log_dir is not None and not self._quiet:
+            self._show_log(log_path(self._asked.log_dir, run.instance.index, "err"))
         restarts = self._restarts.count(run.position)
         after = f" after {counted(restarts, 'restart')}" if restarts else ""
         go_on = self._asked.on_failure is OnFailure.CONTINUE
@@ -520,6 +526,12 @@ class Supervisor:
             f"{run.describe_failure()}{after}",
             Event.INSTANCE_DONE if go_on else Event.INSTANCE_FAILED,
         )
+
+    def _show_log(self, path: str) -> None:
+        """Show the end of the log of the first instance that failed."""
+        lines = last_lines(path)
+        what = f"xlaunch: the end of {path}:" if lines else f"xlaunch: {path} is empty"
+        self.say_block("\n".join([what, *[f"  {line}" for line in lines]]))
 
     def _note_stop(self, pid: int, number: int) -> None:
         """Handle a stopped instance."""

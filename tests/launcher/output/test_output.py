@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.launcher.launching import PATIENCE_S, children_of, wait_until
 
+from xlaunch.output.logs import last_lines
 from xlaunch.output.tagged_lines import LINE_CAP, LineTagger
 
 XLAUNCH = [sys.executable, "-m", "xlaunch"]
@@ -127,6 +128,48 @@ def test_log_files_get_the_very_bytes_and_keep_the_earlier_run(tmp_path):
     subprocess.run([*command, "-c", "print('second')"], check=True)
     assert (logs / "instance-0.out").read_bytes() == b"second\n"
     assert (logs / "instance-0.out.1").read_bytes() == data
+
+
+def test_a_failed_instance_shows_the_end_of_its_log(tmp_path):
+    logs = tmp_path / "logs"
+    program = (
+        "import os, sys\n"
+        "for n in range(20): print('line', n, file=sys.stderr)\n"
+        "if os.environ['XLAUNCH_INSTANCE_INDEX'] == '1': sys.exit('half\\rno data')\n"
+        "import time; time.sleep(100)"
+    )
+    command = [*TWO, "--log-dir", str(logs), "--", sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    shown = [f"  line {n}" for n in range(11, 20)] + ["  no data"]
+    lines = done.stderr.splitlines()
+    begin = lines.index(f"xlaunch: the end of {logs}/instance-1.err:") + 1
+    assert lines[begin : begin + 10] == shown
+    assert (
+        "the end of"
+        not in (
+            subprocess.run(
+                [*command[:-4], "-q", *command[-4:]], capture_output=True, text=True, check=False
+            )
+        ).stderr
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        (b"", []),
+        (b"\n\n", []),
+        (b"a\r\nb", ["a", "b"]),
+        (b"\xff", ["\ufffd"]),
+        (b"x" * 20_000 + b"\nlast\n", ["last"]),
+    ],
+)
+def test_last_lines_of_any_file(tmp_path, text, lines):
+    path = tmp_path / "log"
+    path.write_bytes(text)
+    assert last_lines(str(path)) == lines
+    assert last_lines(str(tmp_path / "absent")) == []
 
 
 def test_reader_that_leaves_ends_the_instances_as_sigpipe_would():

@@ -7,8 +7,8 @@ import pytest
 from tests.launcher.planning.shapes import make_machine as machine
 
 from xlaunch.planning.planner import plan
-from xlaunch.planning.ranks import Rank, rank_of, share_of_rank, with_own_files
-from xlaunch.planning.request import RankMode, Request
+from xlaunch.planning.ranks import VARIABLES, Rank, rank_of, share_of_rank, with_own_files
+from xlaunch.planning.request import RANK_VARIABLES, RankMode, Request
 
 
 @pytest.mark.parametrize(
@@ -56,6 +56,10 @@ def test_variables_of_every_launcher_name_the_rank(variables, expected):
     assert rank_of(variables, RankMode.OFF) is None
     if expected is not None:
         assert rank_of(variables, expected[0]) == found
+
+
+def test_a_process_without_these_variables_is_no_rank():
+    assert {local for _, local, _, _ in VARIABLES} == RANK_VARIABLES
 
 
 def ranks(size: int) -> list[Rank]:

@@ -75,9 +75,10 @@ class Proc:
         own: Sequence[int] = (0, 0, 0, 0),
         ours: tuple[int, ...] = (),
         bound: bool = True,
+        elsewhere: bool = True,
     ) -> str | None:
         """What is said of a run on `cpus` that used `own` ticks of each in the first sample."""
-        occupancy = Occupancy(cpus, 0.0, bound=bound, root=str(self.root))
+        occupancy = Occupancy(cpus, 0.0, bound=bound, elsewhere=elsewhere, root=str(self.root))
         ticks = dict(enumerate(own))
         for _ in range(2):
             self.pass_time()
@@ -110,6 +111,15 @@ def test_work_of_the_run_itself_is_not_that_of_others(proc: Proc):
     proc.write()
     assert proc.describe(0, 1, 2, own=(8, 4, 6, 0), ours=(42, 44)) == (
         "CPU 1 is busy with other work (40%): other (PID 43); --cpus takes others"
+    )
+
+
+def test_no_other_cpus_are_offered_where_there_are_none(proc: Proc):
+    proc.work = [8, 8, 8, 8]
+    proc.processes = {43: ("other", 8, 1)}
+    proc.write()
+    assert proc.describe(0, 1, 2, 3, elsewhere=False, own=(8, 0, 8, 8)) == (
+        "CPU 1 is busy with other work (80%): other (PID 43)"
     )
 
 
