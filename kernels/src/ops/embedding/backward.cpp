@@ -18,6 +18,9 @@ using xkernels::Table;
 // Rows to write are prefetched so many entries before.
 constexpr int64_t kEntriesAhead = 6;
 
+// Entries of a row that are added at a time.
+constexpr int64_t kFactors = 512;
+
 // Some columns of a named row of a table, with the gradient.
 struct NamedRow {
   const Table& table;
@@ -48,12 +51,6 @@ class Rows {
       const int columns = left < kColumns ? static_cast<int>(left) : kColumns;
       int64_t number = first_number;
       int64_t fetched = part_.begin;
-      const auto fill = [&](int64_t entry, const char** address, float* factor) {
-        const int64_t bag = grouping_.bag(part_.table, grouping_.position(entry));
-        *address = result_gradient(bag, column);
-        *factor = factor_of(grouping_.position(entry), bag);
-      };
-      xkernels::Window<decltype(fill)> window(part_.end, fill);
       for (int64_t entry = part_.begin; entry < part_.end; ++number) {
         const int64_t row = grouping_.row(entry);
         int64_t end = entry + 1;
@@ -68,12 +65,14 @@ class Rows {
           memset(sums, 0, sizeof(float) * static_cast<size_t>(columns));
           for (int64_t at = entry; at < end; ++at) add_where_largest(at, column, columns, sums);
         } else {
-          for (int64_t at = entry; at < end;) {
-            const int count = window.cover(at, end);
-            const float* factors = is_scaled() ? window.factors(at) : nullptr;
-            kernels_.add({window.addresses(at), factors, count, columns, bags_.value_type},
+          for (int64_t at = entry; at < end; at += kFactors) {
+            const int64_t count = end - at < kFactors ? end - at : kFactors;
+            float factors[kFactors];
+            for (int64_t i = 0; i < count && is_scaled(); ++i) factors[i] = factor_of(at + i);
+            kernels_.add({result_gradient(0, column), table_.row_bytes, grouping_.bags(at), 0,
+                          part_.end - at, is_scaled() ? factors : nullptr, static_cast<int>(count),
+                          columns, bags_.value_type, XK_INT32, XK_FLOAT32},
                          at > entry, sums);
-            at += count;
           }
         }
         visit_row(NamedRow{table_, row, number, column, columns, sums});
@@ -85,7 +84,8 @@ class Rows {
  private:
   bool is_scaled() const { return bags_.mode == XK_BAG_MEAN || table_.fields.factors != nullptr; }
 
-  float factor_of(int64_t position, int64_t bag) const {
+  float factor_of(int64_t entry) const {
+    const int64_t position = grouping_.position(entry), bag = *grouping_.bags(entry);
     if (bags_.mode == XK_BAG_MEAN) {
       return 1.0F / static_cast<float>(table_.begin(bag + 1) - table_.begin(bag));
     }
@@ -104,7 +104,7 @@ class Rows {
 
   void add_where_largest(int64_t entry, int64_t column, int columns, float* sums) const {
     const int64_t position = grouping_.position(entry);
-    const int64_t bag = grouping_.bag(part_.table, position);
+    const int64_t bag = *grouping_.bags(entry);
     const int32_t* largest = table_.fields.max_positions + bag * table_.fields.dim + column;
     kernels_.add_where(result_gradient(bag, column), bags_.value_type, largest,
                        static_cast<int32_t>(position), columns, sums);

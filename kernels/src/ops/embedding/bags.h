@@ -66,42 +66,4 @@ int32_t check_bags(const xk_bags* bags, BagNeeds needs, xk_bag_problem* problem)
 // Whether a call is worth a team.
 bool is_large(const xk_bags& bags);
 
-// Addresses and factors of consecutive rows to read, some at a time. Fill is a function of the
-// number of an item that sets its address and, if there are factors, its factor.
-template <typename Fill>
-class Window {
- public:
-  static constexpr int kItems = 512;
-
-  Window(int64_t end, const Fill& fill) : fill_(fill), end_(end) {}
-
-  // Returns how many of the items [at, end) are at hand: at least one, if there is one.
-  int cover(int64_t at, int64_t end) {
-    if (at < first_ || at >= last_ || (end > last_ && at > first_)) refill(at);
-    return static_cast<int>((end < last_ ? end : last_) - at);
-  }
-  const char* const* addresses(int64_t at) const { return addresses_ + (at - first_); }
-  const float* factors(int64_t at) const { return factors_ + (at - first_); }
-
- private:
-  void refill(int64_t at) {
-    first_ = at;
-    last_ = end_ - at < kItems ? end_ : at + kItems;
-    const int64_t known = end_ - at < kItems + kAhead ? end_ - at : kItems + kAhead;
-    for (int64_t item = 0; item < known; ++item) {
-      fill_(at + item, &addresses_[item], &factors_[item]);
-    }
-    for (int64_t item = known; item < kItems + kAhead; ++item) {
-      addresses_[item] = addresses_[known - 1];
-    }
-  }
-
-  const Fill& fill_;
-  const int64_t end_;
-  int64_t first_ = 0;
-  int64_t last_ = 0;
-  const char* addresses_[kItems + kAhead];
-  float factors_[kItems + kAhead];
-};
-
 }  // namespace xkernels

@@ -56,67 +56,73 @@ class Reduction {
             int64_t column)
       : table_(table),
         kernels_(kernels),
+        mode_(bags.mode),
         type_(bags.value_type),
         index_type_(bags.index_type),
         width_(xkernels::width_of(bags.value_type)),
         column_(column),
         columns_(columns_from(table, column)) {}
 
-  void add(int64_t first, int64_t last, bool mean) const {
-    const xk_bag_table& t = table_.fields;
-    const char* start = static_cast<const char*>(t.weights) + column_ * width_;
+  void reduce(int64_t first, int64_t last) const {
     for (int64_t bag = first, begin = table_.begin(first); bag < last; ++bag) {
       const int64_t end = table_.begin(bag + 1);
-      // Results in fp32 are summed in place.
-      alignas(64) float buffer[kColumns];
-      float* sums = type_ == XK_FLOAT32 ? reinterpret_cast<float*>(result(bag)) : buffer;
-      kernels_.add_named({start, table_.row_bytes, t.indices, begin, t.index_count, t.factors,
-                          static_cast<int>(end - begin), columns_, type_, index_type_},
-                         sums);
-      const float divisor = mean && end > begin ? static_cast<float>(end - begin) : 1.0F;
-      kernels_.store(sums, divisor, columns_, type_, result(bag));
-      begin = end;
-    }
-  }
-
-  void maximize(int64_t first, int64_t last) const {
-    const xk_bag_table& t = table_.fields;
-    const char* start = static_cast<const char*>(t.weights) + column_ * width_;
-    const auto fill = [&](int64_t at, const char** address, float*) {
-      *address = start + table_.row(at) * table_.row_bytes;
-    };
-    xkernels::Window<decltype(fill)> window(table_.begin(last), fill);
-    for (int64_t bag = first, begin = table_.begin(first); bag < last; ++bag) {
-      const int64_t end = table_.begin(bag + 1);
-      int32_t unused[kColumns];
-      int32_t* positions =
-          t.max_positions == nullptr ? unused : t.max_positions + bag * t.dim + column_;
-      alignas(64) float values[kColumns];
-      if (begin == end) {
-        clear(values);
-        for (int c = 0; c < columns_; ++c) positions[c] = -1;
+      if (mode_ == XK_BAG_MAX) {
+        maximize(bag, begin, end);
+      } else {
+        add(bag, begin, end);
       }
-      for (int64_t at = begin; at < end;) {
-        const int count = window.cover(at, end);
-        kernels_.maximize({window.addresses(at), nullptr, count, columns_, type_}, at > begin,
-                          static_cast<int32_t>(at), values, positions);
-        at += count;
-      }
-      kernels_.store(values, 1, columns_, type_, result(bag));
       begin = end;
     }
   }
 
  private:
+  xkernels::NamedRows rows(int64_t begin, int64_t end) const {
+    const xk_bag_table& t = table_.fields;
+    const char* start = static_cast<const char*>(t.weights) + column_ * width_;
+    return {start,
+            table_.row_bytes,
+            t.indices,
+            begin,
+            t.index_count,
+            t.factors,
+            static_cast<int>(end - begin),
+            columns_,
+            type_,
+            index_type_,
+            type_};
+  }
+
+  void add(int64_t bag, int64_t begin, int64_t end) const {
+    // Results in fp32 are summed in place.
+    alignas(64) float buffer[kColumns];
+    float* sums = type_ == XK_FLOAT32 ? reinterpret_cast<float*>(result(bag)) : buffer;
+    kernels_.add(rows(begin, end), false, sums);
+    const bool divided = mode_ == XK_BAG_MEAN && end > begin;
+    kernels_.store(sums, divided ? static_cast<float>(end - begin) : 1.0F, columns_, type_,
+                   result(bag));
+  }
+
+  void maximize(int64_t bag, int64_t begin, int64_t end) const {
+    const xk_bag_table& t = table_.fields;
+    int32_t unused[kColumns];
+    int32_t* positions =
+        t.max_positions == nullptr ? unused : t.max_positions + bag * t.dim + column_;
+    alignas(64) float values[kColumns];
+    for (int c = 0; c < columns_ && begin == end; ++c) {
+      values[c] = 0;
+      positions[c] = -1;
+    }
+    kernels_.maximize(rows(begin, end), values, positions);
+    kernels_.store(values, 1, columns_, type_, result(bag));
+  }
+
   char* result(int64_t bag) const {
     return static_cast<char*>(table_.fields.output) + bag * table_.row_bytes + column_ * width_;
-  }
-  void clear(float* values) const {
-    for (int c = 0; c < columns_; ++c) values[c] = 0;
   }
 
   const Table& table_;
   const EmbeddingKernels& kernels_;
+  const int32_t mode_;
   const int32_t type_;
   const int32_t index_type_;
   const int width_;
@@ -161,12 +167,7 @@ int32_t xk_bags_forward(const xk_bags* bags, xk_bag_problem* problem) {
   const EmbeddingKernels& kernels = *xkernels::kernels<EmbeddingKernels>();
   visit_bags(*bags, [&](const Table& table, int64_t first, int64_t last) {
     for (int64_t column = 0; column < table.fields.dim; column += kColumns) {
-      const Reduction reduction(*bags, table, kernels, column);
-      if (bags->mode == XK_BAG_MAX) {
-        reduction.maximize(first, last);
-      } else {
-        reduction.add(first, last, bags->mode == XK_BAG_MEAN);
-      }
+      Reduction(*bags, table, kernels, column).reduce(first, last);
     }
   });
   return 0;

@@ -70,7 +70,7 @@ bool Grouping::allocate(const xk_bags& bags) {
   }
   return counts_.allocate_zeros(counts) && parts_.allocate(part_count_) &&
          entries_.allocate(entry_count_) && scratch_.allocate(entry_count_) &&
-         bag_of_.allocate(entry_count_);
+         bag_of_.allocate(entry_count_) && bags_.allocate(entry_count_);
 }
 
 // Calls visit(number of the table, begin, end, counts of the piece) for every piece.
@@ -126,6 +126,7 @@ void Grouping::sort(Part& part) {
   }
   for (int64_t entry = part.begin; entry < part.end; ++entry) {
     part.row_count += entry == part.begin || row(entry) != row(entry - 1);
+    bags_[entry] = bag_of_[sources_[part.table].first_entry + position(entry)];
   }
 }
 
@@ -142,13 +143,13 @@ bool Grouping::make(const xk_bags& bags) {
     const Table table(bags, number);
     const Source& source = sources_[number];
     uint64_t* entries = &entries_[source.first_entry];
-    uint32_t* bag_of = &bag_of_[source.first_entry];
+    int32_t* bag_of = &bag_of_[source.first_entry];
     // The last bag that begins at `begin` or before.
     int64_t bag = table.first_bag(begin + 1, [&](int64_t one) { return table.begin(one); }) - 1;
     int64_t bag_end = table.begin(bag + 1);
     for (int64_t at = begin; at < end; ++at) {
       while (at >= bag_end) bag_end = table.begin(++bag + 1);
-      bag_of[at] = static_cast<uint32_t>(bag);
+      bag_of[at] = static_cast<int32_t>(bag);
       const uint64_t row = static_cast<uint64_t>(table.row(at));
       entries[next[row >> source.shift]++] = row << 32 | static_cast<uint64_t>(at);
     }

@@ -31,10 +31,8 @@ class Grouping {
   int64_t position(int64_t entry) const {
     return static_cast<int64_t>(static_cast<uint32_t>(entries_[entry]));
   }
-  // The bag that a position of a table is in.
-  int64_t bag(int64_t table, int64_t position) const {
-    return bag_of_[sources_[table].first_entry + position];
-  }
+  // The bags that the positions of entries are in, from one on.
+  const int32_t* bags(int64_t entry) const { return &bags_[entry]; }
 
  private:
   // One table.
@@ -57,7 +55,8 @@ class Grouping {
   Buffer<uint32_t> counts_;   // for each piece, of each part of its table; then where to write
   Buffer<uint64_t> entries_;  // row and position
   Buffer<uint64_t> scratch_;
-  Buffer<uint32_t> bag_of_;
+  Buffer<int32_t> bag_of_;  // of each position
+  Buffer<int32_t> bags_;    // of each entry
 };
 
 }  // namespace xkernels

@@ -16,37 +16,26 @@ constexpr int kColumns = 512;
 // A row is prefetched so many rows before it is read.
 constexpr int kAhead = 16;
 
-// Some columns of some rows of a matrix.
-struct Rows {
-  const char* const* first;  // addresses of the first of these columns; `count` and kAhead more,
-                             // which are only prefetched
-  const float* factors;      // one for each row, or nullptr: 1
-  int count;
-  int columns;  // at most kColumns
-  int32_t type;
-};
-
-// Some columns of the rows of a table that indices name.
+// Some columns of the rows of a matrix that indices name.
 struct NamedRows {
   const char* table;    // the first of these columns in row 0
   int64_t row_bytes;    // from a row to the next
   const void* indices;  // of index_type; rows named from first + count on are only prefetched
   int64_t first;
   int64_t index_count;  // at least first + count
-  const void* factors;  // of type, one for each index, or nullptr: 1
+  const void* factors;  // of factor_type, one for each index, or nullptr: 1
   int count;
   int columns;  // at most kColumns
   int32_t type;
   int32_t index_type;
+  int32_t factor_type;  // type, or XK_FLOAT32
 };
 
 struct EmbeddingKernels {
-  // sums[c] = (more ? sums[c] : 0) + factors[0] rows[0][c] + factors[1] rows[1][c] + ...
-  void (*add)(const Rows&, bool more, float* sums);
-  void (*add_named)(const NamedRows&, float* sums);  // more: false
-  // The largest value of each column and its position: rows have positions from `position` on.
-  // more: the values and positions so far take part.
-  void (*maximize)(const Rows&, bool more, int32_t position, float* values, int32_t* positions);
+  // sums[c] = (more ? sums[c] : 0) + factor row[c] + factor row[c] + ...
+  void (*add)(const NamedRows&, bool more, float* sums);
+  // The largest value of each column, and its position among the indices.
+  void (*maximize)(const NamedRows&, float* values, int32_t* positions);
   // sums[c] += row[c] where positions[c] == position.
   void (*add_where)(const void* row, int32_t type, const int32_t* positions, int32_t position,
                     int columns, float* sums);
