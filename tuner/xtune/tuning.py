@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How xtune finds the best way to run a program, from top to bottom.
 
-`tune` prepares a search, runs it and returns what the command prints. `next_step` is the algorithm: it
-chooses the next launch from all launches so far. `Search` makes the launches until the budget is used
-up; Ctrl-C ends it with the verdict so far, and a second one, while the verdict is computed, is raised
-to the caller.
+`next_step` is the algorithm: it chooses the next launch from all launches so far. `Search` makes the
+launches until the budget is used up; Ctrl-C ends it with the verdict so far, and a second one, while the
+verdict is computed, is raised to the caller. `xtune.tune` is the library call.
 """
 
 from __future__ import annotations

@@ -150,7 +150,8 @@ class Series:
             and (end is None or at <= end)
         ]
         times = [at for at, _ in kept]
-        return Values([value for _, value in kept], durations(self._times, times, start))
+        values = [value for _, value in kept]
+        return Values(values, durations(self._times, times, start, values))
 
 
 class Collector:
@@ -274,13 +275,17 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
 
 
 def durations(
-    times_s: Sequence[float], kept_s: Sequence[float], after_s: float | None
+    times_s: Sequence[float],
+    kept_s: Sequence[float],
+    after_s: float | None,
+    rates: Sequence[float] = (),
 ) -> list[float] | None:
     """For how long each kept value of an instance holds, in seconds.
 
     Values that came at once share the time since those before them. When the first values of all
-    began is not known: they get the median of the other durations. None where nothing is known, and
-    where all are equal.
+    began is not known: they get the median of the other durations, or, if the values are rates over
+    equal amounts of work, the time that such an amount takes. None where nothing is known, and where
+    all are equal.
 
     times_s
         Of all values of the instance.
@@ -288,6 +293,8 @@ def durations(
         Of the values that count, consecutive ones of `times_s`.
     after_s
         Time before this does not count; None: all counts.
+    rates
+        The values that count, if they are rates.
     """
     if not kept_s:
         return None
@@ -310,8 +317,18 @@ def durations(
         if len(groups) == 1:
             return None
         size = len(groups[0])
-        found[:size] = [percentile(sorted(found[size:]), 50)] * size
+        works = [length * rate for length, rate in zip(found[size:], rates[size:], strict=False)]
+        if rates and min(rates) > 0.0 and _spread(works) < _spread(found[size:]):
+            work = percentile(sorted(works), 50)
+            found[:size] = [work / rate for rate in rates[:size]]
+        else:
+            found[:size] = [percentile(sorted(found[size:]), 50)] * size
     return found if min(found) < max(found) else None
+
+
+def _spread(values: Sequence[float]) -> float:
+    """The range relative to the largest value; 1 if there is none above 0."""
+    return 1.0 - min(values) / max(values) if values and max(values) > 0.0 else 1.0
 
 
 class _Window(NamedTuple):

@@ -52,6 +52,8 @@ def test_a_rate_counts_for_as_long_as_it_lasted():
     alternating = paced([50.0, 150.0] * 4, [100.0] * 8)
     whole = Window(0.0, math.inf)
     assert summed_up(alternating, window=whole).value == pytest.approx(75)
+    # Without a window, nothing says when the first 100 images began.
+    assert summed_up(alternating).value == pytest.approx(75)
     later = Window(alternating.times_s[1], math.inf)
     assert summed_up(alternating, window=later).value == pytest.approx(75)
     two = summed_up(alternating, paced([10.0, 30.0] * 4, [10.0] * 8, 1), window=whole)

@@ -110,10 +110,10 @@ def test_a_study_of_another_tool_is_left_alone(storage: Storage) -> None:
         open_study(storage, SUBJECT, "mine")
 
 
-def test_a_study_of_a_later_version_is_refused(storage: Storage) -> None:
+def test_a_study_of_another_version_is_refused(storage: Storage) -> None:
     study = open_study(storage, SUBJECT)
-    study.set_attribute("xtune:version", 2)
-    with pytest.raises(StudyError, match="format version 2; this xtune reads 1"):
+    study.set_attribute("xtune:version", 1)
+    with pytest.raises(StudyError, match="format version 1; this xtune reads 2"):
         open_study(again(storage), SUBJECT)
 
 

@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -16,9 +16,17 @@ import click
 
 from xlaunch.errors import XLaunchError
 from xtune.cli import EXIT_INTERRUPTED, say
-from xtune.cli.options import DEFAULT_BUDGET, Asked
-from xtune.cli.preparation import Task, current_provenance, second_goal, seeds
+from xtune.cli.options import DEFAULT_BUDGET, Asked, parse_search
+from xtune.cli.preparation import (
+    Task,
+    current_provenance,
+    prepare,
+    presets_to_try,
+    second_goal,
+    seeds,
+)
 from xtune.cli.preset_file import write_preset
+from xtune.cli.studies import open_named
 from xtune.errors import StorageError
 from xtune.evidence.verdicts import Kind, Rule, Verdict, undecided
 from xtune.launches.launch import Launch
@@ -31,7 +39,7 @@ from xtune.search.provenance import Provenance, keep_provenance, made_with, outd
 from xtune.search.records import Record, Stage, Step
 from xtune.search.storage import Storage
 from xtune.search.strategy import Strategy
-from xtune.search.study import Study, earlier_winners, open_study
+from xtune.search.study import Study, earlier_winners, list_studies, open_study
 from xtune.search.study_store import StudyStore
 from xtune.show.quantities import launches
 from xtune.show.results import Result
@@ -129,6 +137,43 @@ def stored_presets(study: Study) -> list[Seed]:
     return [Seed(origin, Configuration(values)) for origin, values in study.notes.get("tried", ())]
 
 
+def tune(*program: str, observer: Observer | None = None, **options: Any) -> Result:
+    """Search as the command does, without output, and return the result that it prints.
+
+    **Ex.:** ``tune("infer.py", metric="images/s", param=["batch=1,2,4"], budget="10m").verdict``
+
+    program
+        The program and its arguments.
+    observer
+        Is told the course of the search.
+    options
+        Those of the command line, with underscores; lists for options that may be repeated.
+
+    Ctrl-C ends the search with the verdict so far. Raises the errors of `xtune.errors` and of xlaunch.
+    """
+    arguments = [*_as_arguments(options), "--", *program]
+    asked = parse_search(arguments)
+    storage = open_named(asked.storage)
+    task = prepare(asked, kept=lambda: [study.subject for study in list_studies(storage)])
+    tried = presets_to_try(task, asked, quiet=True)
+    study = begin_study(storage, task, asked, arguments, quiet=True)
+    store_presets(study, tried)
+    budget = budget_of(asked, task)
+    found = search(task, asked, budget, study, tried, observer or Observer(), quiet=True)
+    return conclude(task, asked, study, found)
+
+
+def _as_arguments(options: Mapping[str, Any]) -> Iterator[str]:
+    """The command line of keyword arguments. **Ex.:** ``--param n=1,2`` of ``param=["n=1,2"]``."""
+    for name, value in options.items():
+        for one in value if isinstance(value, list | tuple) else [value]:
+            option = f"--{name.replace('_', '-')}"
+            if one is True:
+                yield option
+            elif one is not None and one is not False:
+                yield f"{option}={one}"
+
+
 def run_search(
     task: Task, asked: Asked, budget: Budget, study: Study, shown: Shown, tried: Sequence[Seed]
 ) -> int:
@@ -137,43 +182,10 @@ def run_search(
     tried
         The user's presets.
     """
-    study.keep_note("ended", None)
-    store = open_store(task, study, quiet=shown.quiet)
-    keep_beginning(study, store.left_out, task.resolver.inherited)
-    made = _keep_provenance(task, study, store, quiet=shown.quiet)
-    if task.probe is not None:
-        _keep_probe(task, store, task.probe)
-    first = [*tried, *seeds(task), *earlier_winners(study.storage, task.subject)]
-    strategy = _strategy(task, asked, task.resolver.plan_hash, store.host, first)
     with _Signals() as signals, _screen(task, shown) as screen:
-        host_turn = HostTurn(runtime_directory(os.environ), screen.waiting)
-
-        @contextlib.contextmanager
-        def turn() -> Iterator[None]:
-            nonlocal made
-            signals.check()
-            with host_turn():
-                content = identify_program(task.request).content
-                if content not in ("", made.content):
-                    made = made._replace(content=content)
-                    now = open_study(study.storage, study.subject, study.name)
-                    keep_provenance(
-                        now, store.host, StudyStore(study, read_only=True).records(), made
-                    )
-                    screen.edited()
-                yield
-
-        found = Search(
-            task.space,
-            strategy,
-            task.runner,
-            store,
-            task.objective,
-            budget,
-            observer=screen,
-            limit_s=asked.timeout_s,
-            turn=turn,
-        ).run()
+        found = search(
+            task, asked, budget, study, tried, screen, quiet=shown.quiet, check=signals.check
+        )
     result = conclude(task, asked, study, found)
     path, why = write_preset(result, shown.save_preset)
     print_result(result._replace(preset=path), as_json=shown.as_json)
@@ -185,6 +197,60 @@ def run_search(
     if found.ended is Ended.INTERRUPTED:
         return EXIT_INTERRUPTED if signals.number is None else 128 + signals.number
     return 0
+
+
+def search(
+    task: Task,
+    asked: Asked,
+    budget: Budget,
+    study: Study,
+    tried: Sequence[Seed],
+    screen: Observer,
+    *,
+    quiet: bool,
+    check: Callable[[], None] = lambda: None,
+) -> Searched:
+    """Search in a study, whose launches that still count are used.
+
+    tried
+        The user's presets.
+    check
+        Called before each launch; may raise an interruption.
+    """
+    study.keep_note("ended", None)
+    store = open_store(task, study, quiet=quiet)
+    keep_beginning(study, store.left_out, task.resolver.inherited)
+    made = _keep_provenance(task, study, store, quiet=quiet)
+    if task.probe is not None:
+        _keep_probe(task, store, task.probe)
+    first = [*tried, *seeds(task), *earlier_winners(study.storage, task.subject)]
+    strategy = _strategy(task, asked, task.resolver.plan_hash, store.host, first)
+    host_turn = HostTurn(runtime_directory(os.environ), screen.waiting)
+
+    @contextlib.contextmanager
+    def turn() -> Iterator[None]:
+        nonlocal made
+        check()
+        with host_turn():
+            content = identify_program(task.request).content
+            if content not in ("", made.content):
+                made = made._replace(content=content)
+                now = open_study(study.storage, study.subject, study.name)
+                keep_provenance(now, store.host, StudyStore(study, read_only=True).records(), made)
+                screen.edited()
+            yield
+
+    return Search(
+        task.space,
+        strategy,
+        task.runner,
+        store,
+        task.objective,
+        budget,
+        observer=screen,
+        limit_s=asked.timeout_s,
+        turn=turn,
+    ).run()
 
 
 def open_store(task: Task, study: Study, *, quiet: bool) -> StudyStore:

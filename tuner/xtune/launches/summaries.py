@@ -185,7 +185,10 @@ def summarise(
         times = {one.instance: one.times_s for one in series}
         after_s = None if steady.after_s == -math.inf else steady.after_s
         value = sum(
-            _mean(values, durations(times[index], inside[index].times_s[-len(values) :], after_s))
+            _mean(
+                values,
+                durations(times[index], inside[index].times_s[-len(values) :], after_s, values),
+            )
             for index, values in kept.items()
         )
     elif kind is Kind.TIME:

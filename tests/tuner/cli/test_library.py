@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`xtune.tune` is the command as a call."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.tuner.cli.commands import RATE
+
+import xtune
+from xlaunch.errors import UsageError
+from xtune.evidence.verdicts import Kind
+from xtune.space.parameters import BARE
+
+
+def test_a_call_returns_what_the_command_prints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    (tmp_path / "rate.py").write_text(RATE)
+    result = xtune.tune(
+        "rate.py",
+        "{n}",
+        metric="items/s",
+        param=["n=1,2"],
+        only_params=True,
+        budget="24 launches",
+        storage=str(tmp_path / "studies.db"),
+    )
+    assert result.verdict.kind is Kind.GAIN
+    assert result.verdict.best["n"] == 2
+    assert result.verdict.gain == pytest.approx(2.0)
+    assert len(result.values(BARE)) >= 4
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_contradiction_is_an_error_of_the_call() -> None:
+    with pytest.raises(UsageError, match="--only-params"):
+        xtune.tune("rate.py", only_params=True)
+    with pytest.raises(AttributeError, match="nothing"):
+        xtune.nothing  # noqa: B018
