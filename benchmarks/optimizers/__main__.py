@@ -167,9 +167,9 @@ def case_of(kind: Kind, sizes: Sequence[int], absent: bool) -> Case:
     first, gradient = parameters[0], parameters[0].grad
 
     def step() -> None:
+        optimizer.step()
         if absent:
             first.grad = gradient if first.grad is None else None
-        optimizer.step()
 
     return Case(kind.name, partial(seconds_of_one, step, MIN_MEASURED_S))
 
