@@ -27,6 +27,8 @@ from xlaunch.supervision.signalling import send
 
 LEFTOVER_INTERVAL_S = 0.05
 """Polling interval while leftovers may exist."""
+UNKNOWN_S = 1.0
+"""How long an orphan of an unknown instance is looked at again: within execve it has no environment."""
 
 
 class Leftovers:
@@ -40,13 +42,17 @@ class Leftovers:
         self._count = count
         self._grace_s = grace_s
         self._asked: set[int] = set()
+        self._unknown: dict[int, float] = {}
+        """When orphans of unknown instances were first seen, as long as they are there."""
         self._deadlines: dict[InstanceRun | None, float] = {}
         """By the run that they come from, because a process may fork another one forever."""
 
     @property
     def waiting(self) -> bool:
-        """Whether a process that was asked to end still runs."""
-        return bool(self._asked)
+        """Whether to look again soon: a process was asked to end, or its instance may still be found."""
+        if self._asked:
+            return True
+        return any(time.monotonic() < seen + UNKNOWN_S for seen in self._unknown.values())
 
     def waiting_of(self, runs: Iterable[InstanceRun]) -> bool:
         """Whether such a process of one of these runs still runs."""
@@ -59,6 +65,7 @@ class Leftovers:
             return
         now = time.monotonic()
         overdue: list[int] = []
+        unknown: dict[int, float] = {}
         instances = {run.pid for run in known if run.ended is None}
         for orphan in children(os.getpid()):
             status = read_process(orphan)
@@ -66,7 +73,8 @@ class Leftovers:
                 continue
             owner = self._owner(orphan, known)
             if owner is None and instances and not kill:
-                continue  # its instance is not known
+                unknown[orphan] = self._unknown.get(orphan, now)
+                continue
             if owner is not None and owner.ended is None:
                 continue  # a helper of an instance that still runs
             for pid in (orphan, *descendants(orphan)):
@@ -78,6 +86,7 @@ class Leftovers:
                     send(pid, signal.SIGTERM)
                     send(pid, signal.SIGCONT)
                 self._asked.add(pid)
+        self._unknown = unknown
         if overdue:
             kill_processes(overdue)
         self._asked = {pid for pid in self._asked if os.path.exists(f"/proc/{pid}")}

@@ -9,12 +9,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.launcher.launching import PATIENCE_S, is_alive, wait_until
 from tests.launcher.supervision.conftest import Witnesses
 
 from xlaunch.machine.processes import read_status
+from xlaunch.supervision import leftovers
 
 PROGRAM = """
 import os, signal, subprocess, sys
@@ -85,3 +87,26 @@ def _state(pid: int) -> str:
     status = read_status(f"/proc/{pid}")
     assert status is not None
     return status.state
+
+
+def test_an_orphan_without_an_environment_yet_is_looked_at_again(monkeypatch: pytest.MonkeyPatch):
+    """Within execve /proc shows none: its instance is found at the next look."""
+    ended, running = (
+        SimpleNamespace(pid=-1, ended=at, leftovers=set(), instance=SimpleNamespace(index=i, cpus=(i,)))
+        for i, at in enumerate((1.0, None))
+    )  # fmt: skip
+    place = {"INDEX": "0", "COUNT": "2", "CPUS": "0"}
+    variables = {f"XLAUNCH_INSTANCE_{name}": value for name, value in place.items()}
+    found = [variables, {}]
+    with subprocess.Popen(["sleep", "600"]) as orphan:
+        monkeypatch.setattr(leftovers, "children", lambda _: [orphan.pid])
+        monkeypatch.setattr(leftovers, "initial_environment", lambda _: found.pop())
+        looks = leftovers.Leftovers(2, 10.0)
+        looks.end([running, ended], kill=False)
+        assert (orphan.poll(), looks.waiting) == (None, True)
+        looks.end([running, ended], kill=False)
+        assert orphan.wait(PATIENCE_S) == -signal.SIGTERM
+        assert ended.leftovers == {orphan.pid}
+    monkeypatch.setattr(leftovers, "children", lambda _: [])
+    looks.end([running, ended], kill=False)
+    assert not looks.waiting
