@@ -89,24 +89,30 @@ def _state(pid: int) -> str:
     return status.state
 
 
+class Run:
+    """As much of a run of an instance as is asked of it here."""
+
+    def __init__(self, index: int, ended: float | None) -> None:
+        self.pid, self.ended = -1, ended
+        self.leftovers: set[int] = set()
+        self.instance = SimpleNamespace(index=index, cpus=(index,))
+
+
 def test_an_orphan_without_an_environment_yet_is_looked_at_again(monkeypatch: pytest.MonkeyPatch):
     """Within execve /proc shows none: its instance is found at the next look."""
-    ended, running = (
-        SimpleNamespace(pid=-1, ended=at, leftovers=set(), instance=SimpleNamespace(index=i, cpus=(i,)))
-        for i, at in enumerate((1.0, None))
-    )  # fmt: skip
+    ended, running = Run(0, 1.0), Run(1, None)
     place = {"INDEX": "0", "COUNT": "2", "CPUS": "0"}
     variables = {f"XLAUNCH_INSTANCE_{name}": value for name, value in place.items()}
     found = [variables, {}]
-    with subprocess.Popen(["sleep", "600"]) as orphan:
+    looks = leftovers.Leftovers(2, 10.0)
+    monkeypatch.setattr(leftovers, "initial_environment", lambda _: found.pop())
+    with subprocess.Popen(["sleep", "10"]) as orphan:
         monkeypatch.setattr(leftovers, "children", lambda _: [orphan.pid])
-        monkeypatch.setattr(leftovers, "initial_environment", lambda _: found.pop())
-        looks = leftovers.Leftovers(2, 10.0)
         looks.end([running, ended], kill=False)
         assert (orphan.poll(), looks.waiting) == (None, True)
         looks.end([running, ended], kill=False)
         assert orphan.wait(PATIENCE_S) == -signal.SIGTERM
-        assert ended.leftovers == {orphan.pid}
+    assert ended.leftovers == {orphan.pid}
     monkeypatch.setattr(leftovers, "children", lambda _: [])
     looks.end([running, ended], kill=False)
     assert not looks.waiting
