@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from xlaunch.machine.topology import CPUs
+from xlaunch.machine.topology import CPUs, Gpu
 from xlaunch.planning.request import LayoutRequest, MemoryPolicy, OnFailure, RunRequest
 
 
@@ -38,6 +38,8 @@ class Instance(NamedTuple):
     """Never `AUTO`."""
     memory_nodes: tuple[int, ...]
     """The nodes that the policy names; empty for `LOCAL` and `NONE`."""
+    gpus: tuple[Gpu, ...] = ()
+    """Its own GPUs; empty if GPUs are not divided, and then it sees all of them."""
 
 
 class Plan(NamedTuple):

@@ -154,6 +154,8 @@ class LayoutRequest(NamedTuple):
     oversubscribe: bool = False
     """Let instances share cores if there are too few."""
     mem_policy: MemoryPolicy = MemoryPolicy.AUTO
+    gpus_per_instance: int | None = None
+    """GPUs that each instance has alone, with the cores next to them; None: GPUs are not divided."""
 
 
 class ProgramRequest(NamedTuple):

@@ -163,7 +163,9 @@ class Supervisor:
         if run.verify_device:
             from xlaunch.report.device_watch import DeviceWatch
 
-            variables = next(iter(job.environment.variables), {})
+            variables = dict(next(iter(job.environment.variables), {}))
+            if own := [gpu for instance in plan.instances for gpu in instance.gpus]:
+                variables[own[0].variable] = ",".join([gpu.name for gpu in own])
             self._devices = DeviceWatch(self._started, len(cpus), variables)
         self.ended_by_ctrl_c = False
         """Ctrl-C ended the instance, which had the terminal."""
