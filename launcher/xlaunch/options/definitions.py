@@ -17,7 +17,6 @@ from xlaunch.options.kinds import (
     NAMED_DIRECTORY,
     NUMBER_LIST,
     POSITIVE_DURATION,
-    POSITIVE_NUMBER,
     TEXT,
     VARIABLE,
     WAIT,
@@ -90,7 +89,7 @@ _POLICY = one_of(MemoryPolicy, metavar="POLICY")
 OPTIONS = (
     Option("instances", COUNT, _L, "Number of instances; max: as many as fit.", "-n"),
     Option("ncores", COUNT, _L, "Physical cores per instance, or max."),
-    Option("gpus-per-instance", POSITIVE_NUMBER, _L, "GPUs of its own, with the cores next to them."),
+    Option("gpus-per-instance", WHOLE_NUMBER, _L, "GPUs of its own, with the cores next to them."),
     Option("mode", one_of(Mode), _L, "4 cores each, or one instance per node."),
     Option("cpus", NUMBER_LIST, _L, "Use only these logical CPUs: 0-3,8."),
     Option("numa-nodes", NUMBER_LIST, _L, "Use only the CPUs of these NUMA nodes."),

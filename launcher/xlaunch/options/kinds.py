@@ -55,14 +55,6 @@ def parse_whole_number(text: str) -> int:
     return number
 
 
-def parse_positive_number(text: str) -> int:
-    """A whole number from 1."""
-    number = _digits(text)
-    if not number:
-        raise UsageError(f"{text!r} is not a whole number from 1 to {MAX_NUMBER}")
-    return number
-
-
 def parse_number_list(text: str) -> CPUs:
     """Numbers and ranges, at least one: ``0-3,8``."""
     numbers = parse_cpu_list(text, what="list")
@@ -147,7 +139,6 @@ def parse_metric(text: str) -> str:
 
 
 COUNT = Kind("N|max", parse_count, 2)
-POSITIVE_NUMBER = Kind("N", parse_positive_number, 1)
 WHOLE_NUMBER = Kind("N", parse_whole_number, 1)
 NUMBER_LIST = Kind("LIST", parse_number_list, "0-3")
 DURATION = Kind("TIME", parse_duration, "10s")

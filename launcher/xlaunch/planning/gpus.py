@@ -19,6 +19,9 @@ from xlaunch.planning.plans import Decision
 from xlaunch.planning.request import MAX, LayoutRequest, Place
 from xlaunch.text import counted, plural
 
+REMOTE = -1
+"""The package of GPUs in whose package no core may be used."""
+
 
 class Share(NamedTuple):
     """The GPUs of one instance, and where its cores should be."""
@@ -157,8 +160,10 @@ class _Packages:
         self._nodes = {gpu: _node_of(gpu, topology) for gpu in gpus}
         self._left: dict[int | None, list[Gpu]] = {}
         for gpu in gpus:
-            of_node = _package_of(self._nodes[gpu], topology)
-            self._left.setdefault(of_node if of_node in self._cores else None, []).append(gpu)
+            own_package = _package_of(self._nodes[gpu], topology)
+            known = own_package if own_package in self._cores else REMOTE
+            self._left.setdefault(known, []).append(gpu)
+        self._cores[REMOTE] = len(cores)
         for own in self._left.values():
             # Those of one node are side by side, so that an instance gets them together.
             nodes = list(dict.fromkeys([self._nodes[gpu] for gpu in own]))
@@ -178,16 +183,17 @@ class _Packages:
         for pieces in self._left.values():
             pieces[:] = [gpu for gpu in pieces if gpu not in own]
         nodes = {self._nodes[gpu] for gpu in own}
-        return Share(tuple(own), package, nodes.pop() if len(nodes) == 1 else None)
+        node = nodes.pop() if len(nodes) == 1 else None
+        return Share(tuple(own), None if package == REMOTE else package, node)
 
-    def _merit(self, package: int | None) -> tuple[int, int]:
-        """Fewest GPUs of others; then room for the size that was asked for, or the most cores each."""
+    def _merit(self, package: int | None) -> tuple[int, bool, int]:
+        """Fewest GPUs of others; not remote; room for the size that was asked for, or most cores each."""
         own = self._left[package][: self._each]
         taken = sum([gpu.identity in self._taken for gpu in own])
         cores, instances = self._cores[package], self._instances[package] + 1
         if isinstance(self._size, int):
-            return -taken, int(cores >= self._size * instances)
-        return -taken, cores // instances
+            return -taken, package != REMOTE, int(cores >= self._size * instances)
+        return -taken, package != REMOTE, cores // instances
 
 
 def _cores_each(shares: Sequence[Share], cores: Sequence[Core], budget: int) -> int:
