@@ -29,7 +29,7 @@ from xlaunch.planning.plans import Plan
 from xlaunch.planning.request import OnFailure, RunRequest
 from xlaunch.report import Report
 from xlaunch.supervision.instance_run import InstanceRun, describe_escape, reports_of
-from xlaunch.supervision.instance_start import exec_failure, fork_instance, place_of
+from xlaunch.supervision.instance_start import NOT_BOUND, exec_failure, fork_instance, place_of
 from xlaunch.supervision.leftovers import LEFTOVER_INTERVAL_S, Leftovers
 from xlaunch.supervision.other_work import Occupancy, StolenTime
 from xlaunch.supervision.restarts import Restarts
@@ -604,7 +604,8 @@ class Supervisor:
     def _make_report(self) -> Report:
         measured = None if self._measuring is None else self._measuring.results()
         instances = reports_of(self._ended, measured.by_instance if measured else {})
-        for instance in instances if self._plan.bound else ():
+        bound = self._plan.bound and not any(it.startswith(NOT_BOUND) for it in self._warnings)
+        for instance in instances if bound else ():
             self.warn(describe_escape(instance))
         self.warn(self._stolen.describe())
         report = Report(
