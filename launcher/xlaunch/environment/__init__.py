@@ -71,6 +71,10 @@ def prepare_environment(
     not available and for options that contradict each other.
     """
     refuse_contradictions({**request._asdict(), **run._asdict()})
+    if run.tee and run.log_dir is None:
+        raise UsageError(
+            "--tee shows what is written to log files: name their directory, --log-dir DIR"
+        )
     outside = split_inherited(inherited)
     inherited = outside.users_own
     plan = plan._replace(memory_share_bytes=_share_inside(plan, outside))

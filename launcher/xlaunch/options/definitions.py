@@ -129,6 +129,7 @@ OPTIONS = (
     Option("supervise", FLAG, _S, "Keep a supervisor in any case."),
     Option("verify-device", FLAG, _S, "Report which GPUs worked."),
     Option("log-dir", DIRECTORY, _O, "Write each instance's output to files in DIR."),
+    Option("tee", FLAG, _O, "With --log-dir: show the output as well."),
     Option("tag", FLAG, _O, "Put the instance's number before each line.", opposite=True),
     Option("pty", FLAG, _O, "Run instances on a pseudo-terminal, for progress bars."),
     Option("metric", METRIC, _O, "Report a number that instances print.", multiple=True),

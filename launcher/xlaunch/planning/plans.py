@@ -67,15 +67,15 @@ class Plan(NamedTuple):
 
     def tagged(self, run: RunRequest) -> bool:
         """Whether each line of output is prefixed with its instance's number."""
-        if run.log_dir is not None:
+        if run.log_dir is not None and not run.tee:
             return False
         return self.count > 1 if run.tag is None else run.tag
 
     def relayed(self, run: RunRequest) -> bool:
         """Whether output passes through the supervisor, which keeps lines apart and reads along."""
-        if run.log_dir is not None:
+        if run.log_dir is not None and not run.tee:
             return False
-        reads_along = run.pty or bool(run.metric) or run.verify_device
+        reads_along = run.pty or bool(run.metric) or run.verify_device or run.tee
         return self.tagged(run) or len(self.instances) > 1 or reads_along
 
     def supervised(self, run: RunRequest) -> bool:

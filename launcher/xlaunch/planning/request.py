@@ -194,6 +194,9 @@ class RunRequest(NamedTuple):
     """How the run is supervised, and where output, metrics and the report go."""
 
     log_dir: str | None = None
+    """Write each instance's output to files in this directory."""
+    tee: bool = False
+    """With `log_dir`: show the output as well."""
     tag: bool | None = None
     """Prefix each line with its instance's number; None: if there are several instances."""
     on_failure: OnFailure = OnFailure.STOP

@@ -518,7 +518,8 @@ class Supervisor:
 
     def _fail_with(self, run: InstanceRun) -> None:
         """Handle the failure of an instance that is not restarted."""
-        if self._reason is None and self._asked.log_dir is not None and not self._quiet:
+        shown = self._quiet or self._asked.tee
+        if self._reason is None and self._asked.log_dir is not None and not shown:
             self._show_log(log_path(self._asked.log_dir, run.instance.index, "err"))
         restarts = self._restarts.count(run.position)
         after = f" after {counted(restarts, 'restart')}" if restarts else ""
