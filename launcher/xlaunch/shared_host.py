@@ -81,11 +81,13 @@ def plan_beside_others(
                 if exclusive:
                     made = _plan_on_free(request, machine, held, locked=locked)
                 else:
+                    # Launches that run one instance each of a layout must see the same layout.
+                    avoided = held if request.layout.instance_index is None else []
                     made = plan(
                         request.layout,
                         machine,
-                        taken=leases.taken_cpus(held),
-                        taken_gpus=leases.taken_gpus(held),
+                        taken=leases.taken_cpus(avoided),
+                        taken_gpus=leases.taken_gpus(avoided),
                     )
             except _TakenError as error:
                 if time.monotonic() >= deadline:
