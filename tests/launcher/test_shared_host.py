@@ -47,6 +47,13 @@ def others(tmp_path):
         process.wait()
 
 
+def test_launches_of_one_instance_each_share_a_layout(others, tmp_path):
+    for index in range(4):
+        made = placed(tmp_path, instances=4, instance_index=(index,)).plan
+        assert made.instances[0].cpus == tuple(range(4 * index, 4 * index + 4))
+        others(*made.instances[0].cpus)
+
+
 def placed(tmp_path: Path, *, exclusive: bool = False, wait_s: float = 0, **options: object):
     return plan_beside_others(
         Request.of("infer.py", **options),

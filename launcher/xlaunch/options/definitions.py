@@ -89,6 +89,7 @@ _POLICY = one_of(MemoryPolicy, metavar="POLICY")
 OPTIONS = (
     Option("instances", COUNT, _L, "Number of instances; max: as many as fit.", "-n"),
     Option("ncores", COUNT, _L, "Physical cores per instance, or max."),
+    Option("gpus-per-instance", WHOLE_NUMBER, _L, "GPUs of its own, with the cores next to them."),
     Option("mode", one_of(Mode), _L, "4 cores each, or one instance per node."),
     Option("cpus", NUMBER_LIST, _L, "Use only these logical CPUs: 0-3,8."),
     Option("numa-nodes", NUMBER_LIST, _L, "Use only the CPUs of these NUMA nodes."),
@@ -128,6 +129,7 @@ OPTIONS = (
     Option("supervise", FLAG, _S, "Keep a supervisor in any case."),
     Option("verify-device", FLAG, _S, "Report which GPUs worked."),
     Option("log-dir", DIRECTORY, _O, "Write each instance's output to files in DIR."),
+    Option("tee", FLAG, _O, "With --log-dir: show the output as well."),
     Option("tag", FLAG, _O, "Put the instance's number before each line.", opposite=True),
     Option("pty", FLAG, _O, "Run instances on a pseudo-terminal, for progress bars."),
     Option("metric", METRIC, _O, "Report a number that instances print.", multiple=True),
