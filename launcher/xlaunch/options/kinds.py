@@ -33,6 +33,8 @@ class Kind(NamedTuple):
     """The value that a text stands for. Raises `UsageError`, without the option's name."""
     example: Any = ""
     """A value as a file writes it."""
+    words: tuple[str, ...] = ()
+    """Values that a shell may complete."""
 
 
 def parse_count(text: str) -> int | Max:
@@ -165,7 +167,7 @@ def one_of(words: type[enum.Enum], metavar: str = "") -> Kind:
         except ValueError:
             raise UsageError(f"{text!r} is not one of {', '.join(allowed)}") from None
 
-    return Kind(metavar or "|".join(allowed), parse, allowed[0])
+    return Kind(metavar or "|".join(allowed), parse, allowed[0], tuple(allowed))
 
 
 def spelt(kind: Kind, **former: str) -> Kind:
