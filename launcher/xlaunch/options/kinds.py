@@ -59,7 +59,7 @@ def parse_whole_number(text: str) -> int:
 
 def parse_number_list(text: str) -> CPUs:
     """Numbers and ranges, at least one: ``0-3,8``."""
-    numbers = parse_cpu_list(text, what="list")
+    numbers = parse_cpu_list(text, what="")
     if not numbers:
         raise UsageError(f"the list {text!r} is empty; write for example 0-3,8")
     return numbers
