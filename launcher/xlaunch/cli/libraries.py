@@ -21,9 +21,9 @@ from xlaunch.text import align
 @click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
 @click.option("--python", metavar="FILE", help="The interpreter that libraries are for.")
 def command(*, as_json: bool, python: str | None) -> None:
-    """Show the allocators and OpenMP runtimes that can be preloaded, and why others cannot.
+    """Show the allocators and OpenMP runtimes to preload.
 
-    The environment of the active interpreter (or of --python) is searched first, then conda,
+    Those that cannot be used are listed with the reason. The environment of the active interpreter (or of --python) is searched first, then conda,
     LD_LIBRARY_PATH and the system. --allocator and --omp use the first usable library of a kind.
     """
     interpreter, reason = find_interpreter(python, os.environ)

@@ -41,9 +41,9 @@ class Running(NamedTuple):
 @click.option("--json", "as_json", is_flag=True, help="Print the launches as JSON.")
 @click.option("--watch", is_flag=True, help=f"Show them again every {WATCH_S:.0f} seconds.")
 def command(*, as_json: bool, watch: bool) -> None:
-    """Show the launches that run on this host: cores, program, uptime, CPU, memory, last metric.
+    """Show the launches that run on this host.
 
-    Launches of other users are shown, too; those in other containers are not.
+    Each with its cores, program, uptime, CPU time, memory and last metric. Launches of other users are shown, too; those in other containers are not.
     """
     if as_json:
         found = [_to_dict(one) for one in look()]

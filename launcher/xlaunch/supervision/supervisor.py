@@ -150,8 +150,9 @@ class Supervisor:
         self._stolen = StolenTime(cpus)
         self._occupancy: Occupancy | None = None
         if others_run:
-            elsewhere = not cpus.issuperset(plan.allowed_cpus)
-            self._occupancy = Occupancy(cpus, self._started, bound=plan.bound, elsewhere=elsewhere)
+            self._occupancy = Occupancy(
+                cpus, self._started, bound=plan.bound, others=plan.idle_cpus
+            )
         self._measuring: Measuring | None = None
         if run.metric or job.live is not None:
             from xlaunch.metrics.measuring import Measuring

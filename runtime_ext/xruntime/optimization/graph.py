@@ -87,9 +87,7 @@ class CompiledGraph:
 
     def _report(self, error: Exception) -> None:
         reason = str(error) if isinstance(error, CompilationError) else first_line(error)
-        self._runner.warn(
-            "calls of this shape, and others that compiled code does not fit,", reason
-        )
+        self._runner.warn("calls of this shape, and of others that cannot be compiled,", reason)
 
 
 def _usual(outputs: Any) -> Any:

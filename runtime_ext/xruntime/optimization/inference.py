@@ -148,7 +148,7 @@ class _Inference(Run):
         obstacle = graph_obstacle(self.model)
         if self.check.side_effect is not None:
             changed = self.check.side_effect
-            obstacle = f"a call changes the module ({changed}), which compiled code would not"
+            obstacle = f"a call changes the module ({changed}), which compiled code would not do"
         if obstacle is not None and request.graph != "auto":
             raise OptimizationError(
                 f"graph={request.graph!r}: {obstacle}: remove that, or graph='none'"

@@ -207,7 +207,7 @@ def test_calls_that_cannot_be_compiled_later_are_reported() -> None:
     other = torch.randn(3, 4)
     with (
         torch._dynamo.config.patch(recompile_limit=1),
-        pytest.warns(SlowCallWarning, match=r"computed without compiled code.*more shapes"),
+        pytest.warns(SlowCallWarning, match=r"run without compiled code, because .*more shapes"),
     ):
         output = optimized(other)
     agree(output, model(other))
@@ -236,7 +236,9 @@ def test_branch_that_the_sample_did_not_take_is_called_without_compiling_again()
     model, sample = Branching(), torch.ones(2, 4)
     optimized = optimize(model, sample_input=sample, wait=True)
     assert "in 2 graphs" in explain(optimized).step("graph").reason
-    with pytest.warns(SlowCallWarning, match=r"Branching: calls of this shape.*takes a branch"):
+    with pytest.warns(
+        SlowCallWarning, match=r"Branching: from now on calls of this shape.*takes a branch"
+    ):
         agree(optimized(-sample), model(-sample))
     counting.counters.clear()
     for values in (-sample, sample, -2 * sample):
@@ -361,7 +363,9 @@ def test_change_after_optimizing_is_seen(how: str) -> None:
     for changed in (model, optimized, strict):
         torch.manual_seed(1)
         CHANGES[how](changed)
-    with pytest.warns(SlowCallWarning, match=r"Scaled: calls are computed without.*optimize\(\)"):
+    with pytest.warns(
+        SlowCallWarning, match=r"Scaled: from now on calls run without.*optimize\(\)"
+    ):
         agree(optimized(*call), model(*call))
     agree(optimized(*call), model(*call))
     with pytest.raises(CompilationError, match=r"after optimize\(\).*optimize it again"):
