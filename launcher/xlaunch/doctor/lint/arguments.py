@@ -8,48 +8,46 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 
-from xlaunch.doctor.lint.facts import Call, Problem, Scope, dotted, has_stars, keyword
-from xlaunch.doctor.lint.names import Names
+from xlaunch.doctor.lint.facts import Call, Facts, Problem, Scope, dotted, has_stars, keyword
 
 _BOOLEAN_NAME = re.compile(
     r"(^|_)(USE|ENABLED?|DISABLED?|DEBUG|VERBOSE|PROFILE|DRY_RUN|FP16|BF16|CUDA|COMPILE)(_|$)"
 )
 
 
-def check_arguments(names: Names) -> Iterator[Problem]:
+def check_arguments(facts: Facts) -> Iterator[Problem]:
     """Options of argparse, click and typer, and variables of the environment."""
-    facts = names.facts
     imported = facts.modules()
     # jsonargparse reads bool as true and false.
     if "jsonargparse" not in imported:
-        yield from _argparse_options(names)
+        yield from _argparse_options(facts)
     if "click" in imported or "typer" in imported:
-        yield from _decorated_options(names)
+        yield from _decorated_options(facts)
     for call in facts.called.get("bool", ()):
-        if len(call.node.args) == 1 and names.full(call.node.func, call.scope) == "bool":
-            yield from _bool_of_environment(names, call)
+        if len(call.node.args) == 1 and facts.full(call.node.func, call.scope) == "bool":
+            yield from _bool_of_environment(facts, call)
 
 
-def _argparse_options(names: Names) -> Iterator[Problem]:
+def _argparse_options(facts: Facts) -> Iterator[Problem]:
     added = [
         call
-        for call in names.facts.called.get("add_argument", ())
+        for call in facts.called.get("add_argument", ())
         if call.receiver is not None and _option_strings(call.node)
     ]
     changers: dict[str, set[str]] = defaultdict(set)
     for call in added:
         changers[_destination(call.node)].add(_action(call.node))
-    for call in names.facts.called.get("set_defaults", ()):
+    for call in facts.called.get("set_defaults", ()):
         for one in call.node.keywords:
             changers[one.arg or ""].add("set_defaults")
-    converted = _converted_attributes(names)
+    converted = _converted_attributes(facts)
     for call in added:
         if has_stars(call.node):
             continue
         options, action = _option_strings(call.node), _action(call.node)
         option = next((one for one in options if one.startswith("--")), options[0])
         default, kind = keyword(call.node, "default"), keyword(call.node, "type")
-        if not action and _is_bool_call(names, kind, call.scope):
+        if not action and _is_bool_call(facts, kind, call.scope):
             off = option.lstrip("-")
             yield (
                 kind or call.node,
@@ -130,10 +128,10 @@ def _untyped_default(node: ast.Call, option: str, default: ast.expr | None) -> I
         )
 
 
-def _decorated_options(names: Names) -> Iterator[Problem]:
+def _decorated_options(facts: Facts) -> Iterator[Problem]:
     """Flags of click and typer that are on by default."""
-    for call in names.facts.named("option", "Option"):
-        full = names.full(call.node.func, call.scope)
+    for call in facts.named("option", "Option"):
+        full = facts.full(call.node.func, call.scope)
         options = _option_strings(call.node)
         if not options or has_stars(call.node) or any("/" in one for one in options):
             continue
@@ -158,14 +156,14 @@ def _decorated_options(names: Names) -> Iterator[Problem]:
             )
 
 
-def _bool_of_environment(names: Names, call: Call) -> Iterator[Problem]:
+def _bool_of_environment(facts: Facts, call: Call) -> Iterator[Problem]:
     read = call.node.args[0]
     default: ast.expr | None = None
     name: ast.expr | None = None
     sure = False
-    if isinstance(read, ast.Subscript) and names.full(read.value, call.scope) == "os.environ":
+    if isinstance(read, ast.Subscript) and facts.full(read.value, call.scope) == "os.environ":
         name, sure = read.slice, True
-    elif names.call_name(read, call.scope) in ("os.environ.get", "os.getenv"):
+    elif facts.call_name(read, call.scope) in ("os.environ.get", "os.getenv"):
         assert isinstance(read, ast.Call)
         name = read.args[0] if read.args else None
         default = read.args[1] if len(read.args) > 1 else keyword(read, "default")
@@ -185,10 +183,10 @@ def _bool_of_environment(names: Names, call: Call) -> Iterator[Problem]:
         )
 
 
-def _converted_attributes(names: Names) -> set[str]:
+def _converted_attributes(facts: Facts) -> set[str]:
     """Attributes that the file converts. **Ex.:** ``port`` in ``int(args.port)``."""
     found: set[str] = set()
-    for call in names.facts.calls:
+    for call in facts.calls:
         called = (dotted(call.node.func) or "").rpartition(".")[2]
         if called in ("int", "float", "str", "literal_eval", "eval", "loads", "safe_load") or (
             "bool" in called and called != "bool"
@@ -222,12 +220,12 @@ def _action(node: ast.Call) -> str:
     return str(given.value) if isinstance(given, ast.Constant) else "another"
 
 
-def _is_bool_call(names: Names, node: ast.expr | None, scope: Scope) -> bool:
+def _is_bool_call(facts: Facts, node: ast.expr | None, scope: Scope) -> bool:
     """Whether a converter is ``bool``, or ``lambda x: bool(x)``."""
     if isinstance(node, ast.Lambda) and isinstance(node.body, ast.Call):
         call, own = node.body, [one.arg for one in node.args.args]
         return dotted(call.func) == "bool" and [dotted(one) for one in call.args] == own
-    return node is not None and names.full(node, scope) == "bool"
+    return node is not None and facts.full(node, scope) == "bool"
 
 
 def _is_constant(node: ast.expr | None, value: object) -> bool:

@@ -61,7 +61,6 @@ class Binding(NamedTuple):
     text: str
     """Imports: the dotted name that is imported."""
     block: Block
-    position: tuple[int, int]
 
 
 class Scope:
@@ -89,10 +88,13 @@ class Scope:
                 return scope
         return None
 
-    def last_binding(self, name: str, position: tuple[int, int]) -> Binding | None:
-        """How a name of this scope got what it holds at a place, as far as lines tell."""
-        before = [one for one in self.bindings.get(name, ()) if one.position <= position]
-        return max(before, key=lambda one: one.position, default=None)
+    def find_bindings(self, text: str) -> list[Binding]:
+        """How a name, or ``self.NAME``, used here may have got what it holds."""
+        if text.startswith("self."):
+            owner = self.enclosing_class
+            return owner.attributes.get(text[5:], []) if owner is not None else []
+        home = self.find(text)
+        return home.bindings[text] if home is not None else []
 
     def _outwards(self) -> Iterator[Scope]:
         scope: Scope | None = self
@@ -123,19 +125,10 @@ class Call(NamedTuple):
         return self.node.lineno
 
     @property
-    def position(self) -> tuple[int, int]:
-        return self.node.lineno, self.node.col_offset
-
-    @property
     def name(self) -> str:
         """The last part of what is called. **Ex.:** ``to``; empty for other expressions."""
         func = self.node.func
         return func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
-
-    @property
-    def passed(self) -> list[ast.expr]:
-        """All arguments, by position and by keyword."""
-        return [*self.node.args, *(one.value for one in self.node.keywords)]
 
 
 class Facts:
@@ -153,15 +146,8 @@ class Facts:
         """Dotted names, as often as imported."""
         self.attributes: list[tuple[ast.Attribute, ast.AST, Block]] = []
         """Dotted names, whole, with what they are part of. **Ex.:** ``torch.cuda.amp.autocast``."""
-        self.loops: list[Block] = []
-        self.functions: dict[ast.AST, Scope] = {}
-        """Functions, lambdas and classes, by their nodes."""
         self.assignments: list[tuple[ast.expr, ast.expr, Block]] = []
         """Targets with their values."""
-        self.returns: dict[Scope, list[ast.expr | None]] = defaultdict(list)
-        """What functions return; None also for what they yield."""
-        self.differences: list[tuple[ast.BinOp, Block]] = []
-        """Subtractions."""
         self.words: set[str] = set()
         """All names, attributes and keywords."""
         self.texts: set[str] = set()
@@ -176,28 +162,38 @@ class Facts:
         """The calls of what has one of these names."""
         return itertools.chain.from_iterable(self.called.get(name, ()) for name in names)
 
-    def definition(self, call: Call) -> Function | None:
-        """The function or method of this file that a call by name, or by ``self.name``, runs."""
-        return self.function(call.node.func, call.scope)
+    def full(self, node: ast.AST | None, scope: Scope) -> str | None:
+        """The dotted name that an expression means, through aliases of imports.
 
-    def function(self, func: ast.expr, scope: Scope) -> Function | None:
-        """The function or method of this file that `func` names."""
-        bindings: list[Binding] = []
-        if isinstance(func, ast.Name):
-            home = scope.find(func.id)
-            bindings = home.bindings[func.id] if home is not None else []
-        elif isinstance(func, ast.Attribute) and dotted(func.value) == "self":
-            owner = scope.enclosing_class
-            bindings = owner.bindings.get(func.attr, []) if owner is not None else []
-        if len(bindings) == 1 and bindings[0].how == "function":
-            node = bindings[0].node
-            return node if isinstance(node, Function) else None
+        **Ex.:** ``torch.nn.Linear`` for ``nn.Linear``, ``bool`` for the built-in. None for what
+        this file binds otherwise.
+        """
+        text = dotted(node)
+        if text is None:
+            return None
+        first, dot, rest = text.partition(".")
+        bound = scope.find_bindings(first)
+        if not bound:
+            return text
+        imported = {binding.text for binding in bound if binding.how == "import"}
+        others = [b.node for b in bound if b.how != "import"]
+        if len(imported) == 1 and all(isinstance(b, ast.Constant) and not b.value for b in others):
+            return imported.pop() + dot + rest
         return None
+
+    def call_name(self, node: ast.expr | None, scope: Scope) -> str:
+        """The full name of what a call calls; empty for any other expression."""
+        return (self.full(node.func, scope) or "") if isinstance(node, ast.Call) else ""
+
+    def calls_named(self, full: str) -> Iterator[Call]:
+        """The calls of what an import makes known by this full name."""
+        for call in self.named(full.rpartition(".")[2]):
+            if self.full(call.node.func, call.scope) == full:
+                yield call
 
     def calls_of(self, function: Function) -> list[Call]:
         """The calls of a function of this file."""
-        named = self.called.get(function.name, [])
-        return [call for call in named if self.definition(call) is function]
+        return [call for call in self.named(function.name) if _definition(call) is function]
 
     def _walk(self, tree: ast.Module) -> None:
         # A list instead of recursion: expressions may be nested deeper than Python's stack.
@@ -237,14 +233,14 @@ class Facts:
         for alias in node.names:
             self.imports.append((alias.name, node, block))
             name = alias.asname or alias.name.partition(".")[0]
-            self._bind(name, "import", None, block, node, alias.name if alias.asname else name)
+            self._bind(name, "import", None, block, alias.name if alias.asname else name)
 
     def note_import_from(self, node: ast.ImportFrom, parent: ast.AST, block: Block) -> None:
         module = "." * node.level + (node.module or "")
         for alias in node.names:
             full = f"{module}.{alias.name}"
             self.imports.append((full, node, block))
-            self._bind(alias.asname or alias.name, "import", None, block, node, full)
+            self._bind(alias.asname or alias.name, "import", None, block, full)
 
     def note_assign(self, node: ast.Assign | ast.AnnAssign, parent: ast.AST, block: Block) -> None:
         if node.value is not None:
@@ -257,20 +253,10 @@ class Facts:
     ) -> None:
         self._bind_target(node.target, "is", node.value, block)
 
-    def note_operation(self, node: ast.BinOp, parent: ast.AST, block: Block) -> None:
-        if isinstance(node.op, ast.Sub):
-            self.differences.append((node, block))
-
-    def note_result(
-        self, node: ast.Return | ast.Yield | ast.YieldFrom, parent: ast.AST, block: Block
-    ) -> None:
-        self.returns[block.scope].append(node.value if isinstance(node, ast.Return) else None)
-
     def note_loop(
         self, node: ast.For | ast.AsyncFor | ast.While, parent: ast.AST, block: Block
     ) -> Children:
         body = Block(node, "loop", block, block.scope)
-        self.loops.append(body)
         if isinstance(node, ast.While):
             head = _children(node, body, node.test)
         else:
@@ -317,21 +303,21 @@ class Facts:
         return children
 
     def note_function(self, node: Function, parent: ast.AST, block: Block) -> Children:
-        self._bind(node.name, "function", node, block, node)
+        self._bind(node.name, "function", node, block)
         outside = (*node.decorator_list, node.args, *([node.returns] if node.returns else []))
         scope = self._open(node, block)
         for argument in _arguments(node.args):
-            self._bind(argument.arg, "parameter", argument, scope.block, argument)
+            self._bind(argument.arg, "parameter", argument, scope.block)
         return _children(node, block, *outside) + _children(node, scope.block, *node.body)
 
     def note_lambda(self, node: ast.Lambda, parent: ast.AST, block: Block) -> Children:
         scope = self._open(node, block)
         for argument in _arguments(node.args):
-            self._bind(argument.arg, "unknown", None, scope.block, argument)
+            self._bind(argument.arg, "unknown", None, scope.block)
         return _children(node, block, node.args) + _children(node, scope.block, node.body)
 
     def note_class(self, node: ast.ClassDef, parent: ast.AST, block: Block) -> Children:
-        self._bind(node.name, "class", node, block, node)
+        self._bind(node.name, "class", node, block)
         scope = self._open(node, block)
         outside = (*node.decorator_list, *node.bases, *node.keywords)
         return _children(node, block, *outside) + _children(node, scope.block, *node.body)
@@ -339,24 +325,17 @@ class Facts:
     def note_global(self, node: ast.Global | ast.Nonlocal, parent: ast.AST, block: Block) -> None:
         # What the function binds, the module's name may hold.
         for name in node.names:
-            self._bind(name, "unknown", None, self.module.block, node)
+            self._bind(name, "unknown", None, self.module.block)
 
     def _open(self, node: ast.AST, block: Block) -> Scope:
-        scope = self.functions[node] = Scope(node, block.scope)
+        scope = Scope(node, block.scope)
         scope.block.parent = block
         return scope
 
     def _bind(
-        self,
-        name: str,
-        how: str,
-        node: ast.AST | None,
-        block: Block,
-        place: ast.expr | ast.stmt | ast.arg,
-        text: str = "",
+        self, name: str, how: str, node: ast.AST | None, block: Block, text: str = ""
     ) -> None:
-        position = (place.lineno, place.col_offset)
-        block.scope.bindings[name].append(Binding(how, node, text, block, position))
+        block.scope.bindings[name].append(Binding(how, node, text, block))
 
     def _bind_target(
         self, target: ast.expr, how: str, value: ast.expr | None, block: Block
@@ -367,16 +346,24 @@ class Facts:
             for how_each, value_each, part in _parts(target, how, value):
                 self._bind_target(part, how_each, value_each, block)
             return
-        # After its value: `x = x.to(device)` reads the old one.
-        last = value if how == "is" and value is not None else target
-        position = (last.end_lineno or target.lineno, last.end_col_offset or 0)
-        binding = Binding(how, value, "", block, position)
+        binding = Binding(how, value, "", block)
         if isinstance(target, ast.Name):
             block.scope.bindings[target.id].append(binding)
         elif isinstance(target, ast.Attribute) and dotted(target.value) == "self":
             owner = block.scope.enclosing_class
             if owner is not None:
                 owner.attributes[target.attr].append(binding)
+
+
+def _definition(call: Call) -> ast.AST | None:
+    """The function of this file that a call by name, or by ``self.name``, runs."""
+    func, bindings = call.node.func, []
+    if isinstance(func, ast.Name):
+        bindings = call.scope.find_bindings(func.id)
+    elif dotted(call.receiver) == "self" and call.scope.enclosing_class is not None:
+        bindings = call.scope.enclosing_class.bindings.get(call.name, [])
+    single = bindings[0] if len(bindings) == 1 else None
+    return single.node if single is not None and single.how == "function" else None
 
 
 Child = tuple[ast.AST, ast.AST, Block]
@@ -476,8 +463,6 @@ _NOTES: dict[type[ast.AST], Callable[..., Children]] = {
         (Facts.note_import_from, ast.ImportFrom),
         (Facts.note_assign, ast.Assign, ast.AnnAssign),
         (Facts.note_other_assignment, ast.AugAssign, ast.NamedExpr),
-        (Facts.note_operation, ast.BinOp),
-        (Facts.note_result, ast.Return, ast.Yield, ast.YieldFrom),
         (Facts.note_loop, ast.For, ast.AsyncFor, ast.While),
         (Facts.note_comprehension, ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp),
         (Facts.note_if, ast.If, ast.IfExp),
