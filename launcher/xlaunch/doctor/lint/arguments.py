@@ -6,7 +6,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from xlaunch.doctor.lint.facts import Call, Facts, Problem, Scope, dotted, has_stars, keyword
 
@@ -55,77 +55,56 @@ def _argparse_options(facts: Facts) -> Iterator[Problem]:
                 f'type=bool: bool("False") is True, so "{option} False" turns {off} on; '
                 f"use action=argparse.BooleanOptionalAction",
             )
-        if action in ("store_true", "store_false") and _is_constant(
-            default, action == "store_true"
-        ):
+        stored = action == "store_true"
+        if action in ("store_true", "store_false") and _is_constant(default, stored):
             if len(changers[_destination(call.node)]) == 1:
-                value = action == "store_true"
                 yield (
                     call.node,
                     "XL002",
-                    f"{option} stores {value} and is {value} by default, so it changes nothing; use "
+                    f"{option} stores {stored} and is {stored} by default, so it changes nothing; use "
                     f"action=argparse.BooleanOptionalAction, which adds {_opposite(option)}",
                 )
-        elif (
-            kind is None
-            and not action
-            and option.startswith("-")
-            and _destination(call.node) not in converted
-        ):
-            yield from _untyped_default(call.node, option, default)
+        elif kind is None and not action and option.startswith("-"):
+            problem = _untyped_default(call.node, option, default)
+            if problem is not None and _destination(call.node) not in converted:
+                yield call.node, "XL003", problem
 
 
-def _untyped_default(node: ast.Call, option: str, default: ast.expr | None) -> Iterator[Problem]:
-    choices = keyword(node, "choices")
-    numbers = [_number(one) for one in getattr(choices, "elts", ())]
-    if numbers and all(one is not None for one in numbers):
-        name = numbers[0]
-        yield (
-            node,
-            "XL003",
-            f"{option} has choices that are numbers and no type, so what is typed is text and equals "
-            f"none of them; add type={name}",
-        )
-        return
+def _untyped_default(node: ast.Call, option: str, default: ast.expr | None) -> str | None:
+    """What is wrong with an option without a type; None if nothing is."""
+    choices, several = keyword(node, "choices"), keyword(node, "nargs")
     constant = keyword(node, "const")
+    if kind := _number_type(getattr(choices, "elts", ())):
+        return (
+            f"{option} has choices that are numbers and no type, so what is typed is text and equals "
+            f"none of them; add type={kind}"
+        )
     if choices is not None or (
         # Three states on purpose: absent, without a value, with one.
         isinstance(constant, ast.Constant)
         and not (isinstance(default, ast.Constant) and constant.value == default.value)
     ):
-        return
-    several = keyword(node, "nargs")
+        return None
     if isinstance(default, ast.List | ast.Tuple):
-        numbers = [_number(one) for one in default.elts]
-        if default.elts and all(one is not None for one in numbers):
-            name = "float" if "float" in numbers else numbers[0]
+        if kind := _number_type(default.elts):
             more = "" if several is not None else " and nargs='+'"
-            yield (
-                node,
-                "XL003",
+            return (
                 f"{option} has a list of numbers as default and no type, so what is typed is text; "
-                f"add type={name}{more}",
+                f"add type={kind}{more}"
             )
-        elif several is None and isinstance(default, ast.List):
-            yield (
-                node,
-                "XL003",
-                f"{option} has a list as default, and what is typed is one text; add nargs='+'",
-            )
+        if several is None and isinstance(default, ast.List):
+            return f"{option} has a list as default, and what is typed is one text; add nargs='+'"
     elif isinstance(default, ast.Constant) and isinstance(default.value, bool):
-        yield (
-            node,
-            "XL003",
+        return (
             f'{option} is {default.value} by default and has no type, so "{option} False" gives the '
-            f'text "False", which is true; use action=argparse.BooleanOptionalAction',
+            f'text "False", which is true; use action=argparse.BooleanOptionalAction'
         )
-    elif default is not None and (name := _number(default)) is not None:
-        yield (
-            node,
-            "XL003",
+    elif default is not None and (kind := _number_type([default])):
+        return (
             f'{option} has a number as default and no type, so "{option} 1" gives the text "1"; '
-            f"add type={name}",
+            f"add type={kind}"
         )
+    return None
 
 
 def _decorated_options(facts: Facts) -> Iterator[Problem]:
@@ -232,13 +211,13 @@ def _is_constant(node: ast.expr | None, value: object) -> bool:
     return isinstance(node, ast.Constant) and (type(node.value), node.value) == (type(value), value)
 
 
-def _number(node: ast.expr) -> str | None:
-    """``int`` or ``float`` for a number, with a sign or without."""
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        node = node.operand
-    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-        return type(node.value).__name__
-    return None
+def _number_type(nodes: Sequence[ast.expr]) -> str | None:
+    """``int`` or ``float`` for numbers, with a sign or without; None for anything else, and for none."""
+    values = [one.operand if isinstance(one, ast.UnaryOp) else one for one in nodes]
+    found = {type(one.value) if isinstance(one, ast.Constant) else None for one in values}
+    if not found or not found <= {int, float}:
+        return None
+    return "float" if float in found else "int"
 
 
 def _opposite(option: str) -> str:
