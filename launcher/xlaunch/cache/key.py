@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keys: the hardware and the versions that the entries of a cache are valid for.
 
-Features that no compiler uses, which a new kernel may add to /proc/cpuinfo, are not part of a key, nor
-are packages that the cache's row does not name.
+A key leaves out CPU features that no compiler uses, which a new kernel may add to /proc/cpuinfo, and
+packages that the cache's row does not name.
 """
 
 from __future__ import annotations

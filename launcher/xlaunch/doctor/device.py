@@ -13,7 +13,7 @@ from xlaunch.text import size
 
 SCHEMA_VERSION = 1
 
-_CAUSES = ("XL01", "XL00", "XL03", "XL023", "XL04", "XL10")
+_CAUSES = ("XL01", "XL00", "XL03", "XL04", "XL10")
 """Rules, or groups of them, that explain how a device is used; the most likely causes first."""
 _MAX_FINDINGS = 5
 

@@ -59,8 +59,8 @@ class NvidiaCounters:
 
     def _describe(self, handle: Any, index: int, variables: Mapping[str, str]) -> Device:
         memory = self._ask(self._nvml.nvmlDeviceGetMemoryInfo, handle)
-        model = _text(self._ask(self._nvml.nvmlDeviceGetName, handle) or "NVIDIA GPU")
-        uuid = _text(self._ask(self._nvml.nvmlDeviceGetUUID, handle) or "")
+        model = self._ask(self._nvml.nvmlDeviceGetName, handle) or "NVIDIA GPU"
+        uuid = self._ask(self._nvml.nvmlDeviceGetUUID, handle) or ""
         name = torch_name(index, uuid, variables.get("CUDA_VISIBLE_DEVICES"))
         return Device(
             name=name or f"GPU {index}",
@@ -141,8 +141,3 @@ def _pid_namespace() -> str:
         return os.readlink("/proc/self/ns/pid")
     except OSError:
         return ""
-
-
-def _text(value: str | bytes) -> str:
-    """Releases of nvidia-ml-py before 11.5 return bytes."""
-    return value.decode(errors="replace") if isinstance(value, bytes) else value

@@ -16,21 +16,17 @@ from xlaunch.doctor.device_compare import (
     request_for,
     run_all,
 )
-from xlaunch.metrics.collector import MetricSeries, MetricTotal
+from xlaunch.metrics.collector import MetricTotal
 from xlaunch.planning.request import Request
 from xlaunch.report import Report
 
 
 def report(rate: float | None, *, wall_s: float = 2.0, kind: str = "rate", code: int = 0) -> Report:
-    """A run that printed values around `rate`, one each tenth of a second; None: none."""
+    """A run that printed `rate`; None: nothing."""
     total = MetricTotal("images/s", kind, None, None, 0, None, None, None, None, None, ())
-    series = MetricSeries("images/s", 0, (), (), 1)
     if rate is not None:
-        field = "sum" if kind == "rate" else "mean"
-        total = total._replace(count=18, window_from_s=0.1, **{field: rate})
-        times = [0.1 * tick for tick in range(1, 20)]
-        series = series._replace(times_s=times, values=[rate + i % 3 - 1 for i in range(19)])
-    return Report(code, "", wall_s, 1, (), (), (), metrics=(total,), series=(series,))
+        total = total._replace(count=18, **{"sum" if kind == "rate" else "mean": rate})
+    return Report(code, "", wall_s, 1, (), (), (), metrics=(total,))
 
 
 def gpu(root: Path, driver: str, vendor: str) -> str:
@@ -120,13 +116,6 @@ def test_times_are_compared_the_other_way_round():
     found = compare({"cpu": [report(0.60, kind="latency")] * 2, "cuda": [report(0.08, kind="latency")] * 2})  # fmt: skip
     assert not found.larger_is_better
     assert found.speedups[0].mean == pytest.approx(7.5)
-
-
-def test_one_run_of_each_has_the_interval_of_its_parts():
-    found = compare({"cpu": [report(213)], "cuda": [report(1600)]})
-    assert found.basis == "over 6 parts of one run of each: another run may differ by more"
-    assert found.estimates[0].low is not None
-    assert found.estimates[0].low < 213 < (found.estimates[0].high or 0)
 
 
 def test_without_a_metric_the_whole_time_is_compared():
