@@ -95,11 +95,45 @@ def _arguments(specs: Sequence[EmbeddingSpec]) -> dict[str, Any]:
 
 
 class MergedEmbeddingBag(native.MergedEmbeddingBag):
-    """`xruntime.nn.MergedEmbeddingBag` from a list of EmbeddingSpec. Raises EmbeddingBagError."""
+    """`xruntime.nn.MergedEmbeddingBag` from a list of EmbeddingSpec, also of float64.
+
+    Raises EmbeddingBagError.
+    """
 
     def __init__(self, embedding_specs: Sequence[EmbeddingSpec]) -> None:
         arguments = _arguments(embedding_specs)
-        super().__init__(**arguments, sparse=embedding_specs[0].sparse)
+        sparse = embedding_specs[0].sparse
+        if embedding_specs[0].dtype != torch.float64:
+            super().__init__(**arguments, sparse=sparse)
+            return
+        nn.Module.__init__(self)
+        self.weights = nn.ParameterList(arguments["weights"])
+        self.mode, self.include_last_offset = arguments["mode"], arguments["include_last_offset"]
+        self.sparse = sparse
+
+    def forward(
+        self,
+        indices: Sequence[torch.Tensor],
+        offsets: Sequence[torch.Tensor] | None = None,
+        per_sample_weights: Sequence[torch.Tensor] | None = None,
+    ) -> list[torch.Tensor]:
+        """As xruntime's; torch computes bags of float64 tables, one table after the other."""
+        if self.weights[0].dtype != torch.float64:
+            return super().forward(indices, offsets, per_sample_weights)
+        return [
+            nn.functional.embedding_bag(
+                indices[table],
+                weight,
+                None if offsets is None else offsets[table],
+                mode=self.mode,
+                sparse=self.sparse,
+                per_sample_weights=None
+                if per_sample_weights is None
+                else per_sample_weights[table],
+                include_last_offset=self.include_last_offset,
+            )
+            for table, weight in enumerate(self.weights)
+        ]
 
     @classmethod
     def from_embeddingbag_list(cls, tables: Sequence[nn.EmbeddingBag]) -> Self:  # type: ignore[override]
