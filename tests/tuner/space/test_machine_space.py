@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.captures import among_others, own_captures, read_capture
-from tests.launcher.planning.shapes import make_machine
-from tests.launcher.planning.test_gpu_plans import with_gpus
+from tests.launcher.planning.shapes import make_machine, with_gpus
 
 from xlaunch.errors import UsageError
 from xlaunch.machine.topology import Machine
