@@ -4,11 +4,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 
 import pytest
 from tests.captures import read_capture
-from tests.launcher.planning.shapes import make_machine
+from tests.launcher.planning.shapes import make_machine, with_gpus
 
 from xlaunch.errors import UsageError
 from xlaunch.machine.cpu_list import format_cpu_list
@@ -18,15 +17,6 @@ from xlaunch.planning import MAX, LayoutRequest, MemoryPolicy, Mode, Place, Plan
 from xlaunch.planning.ranks import Rank, share_of_rank
 from xlaunch.planning.rendering import plan_to_dict, render_plan
 from xlaunch.planning.request import RankMode, Request
-
-
-def with_gpus(machine: Machine, nodes: Sequence[int | None], **variables: str) -> Machine:
-    """The machine with a GPU next to each of these NUMA nodes."""
-    found = tuple(
-        Gpu(Vendor.NVIDIA, "10de:2330", f"0000:{i:02x}:00.0", node) for i, node in enumerate(nodes)
-    )
-    return machine._replace(gpus=usable_gpus(found, variables))
-
 
 TWO_PACKAGES = make_machine(packages=(16, 16), nodes=(16, 16), l3=(16, 16))
 EIGHT_GPUS = with_gpus(TWO_PACKAGES, [0] * 4 + [1] * 4)
