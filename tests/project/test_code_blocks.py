@@ -34,7 +34,7 @@ PAGES = [
     path.name for path in sorted((ROOT / "docs").glob("*.md")) if BLOCK.search(path.read_text())
 ]
 NOT_RUN, INSIDE = "not run by the tests: ", "run inside: "
-TIMEOUT_S = 600
+TIMEOUT_S = 1500
 NUMBER = re.compile(r"\d+(\.\d+)?")
 SEARCH = re.compile(r"^xtune (?!list|report|export)(?:resume )?", re.MULTILINE)
 BUDGET = re.compile(r"--budget \S+ ?")
@@ -57,6 +57,8 @@ def other_work(): ...
     "instances.md": "import os\n",
 }
 """What the Python of a page takes for granted."""
+SLOW = ("tutorial.md",)
+"""Pages that compile large models and search: tests of the tier `full`."""
 LAUNCHERS = {"allocator.md": "xlaunch --allocator jemalloc "}
 """What the Python of a page runs under."""
 
@@ -114,9 +116,11 @@ def shell(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[
     return run
 
 
-@pytest.mark.long
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.timeout(1600)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(it, marks=pytest.mark.full if it in SLOW else pytest.mark.long) for it in PAGES],
+)
 def test_code_blocks_run(
     page: str,
     shell: Callable[[str], str],
@@ -129,6 +133,8 @@ def test_code_blocks_run(
     if any("wrk" in block.text for block in blocks):
         needs(shutil.which("wrk"), "wrk (Debian: wrk)")
         needs(find_spec("uvicorn"), "uvicorn (the extra `examples`)")
+    if any("curl" in block.text for block in blocks):
+        needs(shutil.which("curl"), "curl (Debian: curl)")
     script = []
     for number, block in enumerate(blocks):
         if block.note.startswith(NOT_RUN):

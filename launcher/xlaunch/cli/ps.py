@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+from xlaunch.console import terminal_width
 from xlaunch.leases import Lease, read_leases
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.options.commands import CONTEXT
-from xlaunch.text import align, size
+from xlaunch.text import fit, size
 
 if TYPE_CHECKING:
     import psutil
@@ -24,6 +25,7 @@ SCHEMA_VERSION = 1
 SAMPLE_S = 0.2
 """Seconds over which CPU time is measured."""
 WATCH_S = 2.0
+STDOUT = 1
 
 
 class Running(NamedTuple):
@@ -123,7 +125,8 @@ def table(found: Sequence[Running]) -> list[str]:
         ("logs", [it.lease.log_dir for it in found]),
     ]
     kept = [(name, cells) for name, cells in columns if any(cells)]
-    return align([[name for name, _ in kept], *zip(*[cells for _, cells in kept], strict=True)])
+    rows = [[name for name, _ in kept], *zip(*[cells for _, cells in kept], strict=True)]
+    return fit(rows, width=terminal_width(STDOUT), optional=("logs", "user"))
 
 
 def uptime(seconds: float) -> str:
