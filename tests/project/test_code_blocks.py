@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every code block of docs/ runs on a machine of two CPUs, as a reader would run it.
 
-The blocks of a page run in its order, in one directory and one shell, with small programs named as the
-pages name them, and searches and measurements are short. Two comments in a page change this for the block that
+The blocks of a page run in its order, in one directory and one shell or one Python, with small programs
+named as the pages name them, and searches and measurements are short. Two comments in a page change this for the block that
 follows them:
 
     <!-- not run by the tests: REASON -->
@@ -45,18 +45,6 @@ for _ in range(12):
     print("125.0 images/s", flush=True)
 """
 """What a page calls infer.py or serve.py: takes any arguments and prints a rate."""
-PRELUDES = {
-    "runtime.md": """\
-import torch
-model = torch.nn.Linear(16, 4).eval()
-batch = torch.rand(8, 16)
-sample = request = batch[:4]
-requests = [request] * 3
-def other_work(): ...
-""",
-    "instances.md": "import os\n",
-}
-"""What the Python of a page takes for granted."""
 SLOW = ("tutorial.md",)
 """Pages that compile large models and search: tests of the tier `full`."""
 LAUNCHERS = {"allocator.md": "xlaunch --allocator jemalloc "}
@@ -147,7 +135,7 @@ def test_code_blocks_run(
             ends = re.search("^exec ", block.script, re.MULTILINE)
             script.append(f"({block.script})" if ends else block.script)
         elif block.language == "python" and block.note:
-            (tmp_path / f"{number}.py").write_text(PRELUDES.get(page, "") + block.text)
+            (tmp_path / f"{number}.py").write_text(block.text)
             script.append(block.command(f"python {number}.py"))
         elif block.language == "console":
             script.append(f"{{ {commands_of(block.script)}\n}} > {number}.out 2>&1")
@@ -161,7 +149,7 @@ def test_code_blocks_run(
             check_console(block.script, (tmp_path / f"{number}.out").read_text())
     together = "".join(b.text for b in blocks if b.language == "python" and not b.note)
     if together:
-        (tmp_path / "page.py").write_text(PRELUDES.get(page, "") + together)
+        (tmp_path / "page.py").write_text(together)
         shell(LAUNCHERS.get(page, "") + "python page.py")
 
 
