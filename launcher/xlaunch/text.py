@@ -52,9 +52,9 @@ def fit(
     right: Collection[str] = (),
     optional: Sequence[str] = (),
 ) -> list[str]:
-    """As `align`, within `width` characters; None: as wide as it is. The first row has the headings.
+    """As `align`, within `width` characters, of any width if that is None.
 
-    While it is wider, the columns with the headings in `optional` are left out one after the other.
+    The first row has the headings. While it is wider, the columns with the headings in `optional` are left out one after the other.
     If that is not enough, each row becomes a block of lines, one for each cell. `right`: headings.
     """
     names = list(rows[0])

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every code block of docs/ runs on a machine of two CPUs, as a reader would run it.
 
-The blocks of a page run in its order, in one directory and one shell or one Python, with small programs
-named as the pages name them, and searches and measurements are short. Two comments in a page change this for the block that
-follows them:
+The blocks of a page run in its order, in one directory and one shell or one Python, with small
+programs named as the pages name them, and searches and measurements are short. Two comments in a
+page change this for the block that follows them:
 
     <!-- not run by the tests: REASON -->
     <!-- run inside: COMMAND -->               as a program of that command

@@ -24,8 +24,8 @@ from xlaunch.text import fit
 def command(*, as_json: bool, python: str | None) -> None:
     """Show the allocators and OpenMP runtimes to preload.
 
-    Those that cannot be used are listed with the reason. The environment of the active interpreter (or of --python) is searched first, then conda,
-    LD_LIBRARY_PATH and the system. --allocator and --omp use the first usable library of a kind.
+    Those that cannot be used are listed with the reason. The environment of the active interpreter
+    (or of --python) is searched first, then conda, LD_LIBRARY_PATH and the system. --allocator and --omp use the first usable library of a kind.
     """
     interpreter, reason = find_interpreter(python, os.environ)
     prefix = prefix_of(interpreter)

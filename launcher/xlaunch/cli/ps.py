@@ -45,7 +45,8 @@ class Running(NamedTuple):
 def command(*, as_json: bool, watch: bool) -> None:
     """Show the launches that run on this host.
 
-    Each with its cores, program, uptime, CPU time, memory and last metric. Launches of other users are shown, too; those in other containers are not.
+    Each with its cores, program, uptime, CPU time, memory and last metric. Launches of other users
+    are shown, too; those in other containers are not.
     """
     if as_json:
         found = [_to_dict(one) for one in look()]
