@@ -29,8 +29,10 @@ def rows(text: str) -> set[str]:
 
 
 def sources() -> list[str]:
-    found = [path for place in ("launcher", "runtime_ext", "tuner") for path in (ROOT / place).rglob("*.py")]  # fmt: skip
-    return [path.read_text() for path in (*found, *(ROOT / "kernels" / "src").rglob("*.cpp"))]
+    found = [*(ROOT / "kernels" / "src").rglob("*.cpp")]
+    for directory in ("launcher", "runtime_ext", "tuner"):
+        found += (ROOT / directory).rglob("*.py")
+    return [path.read_text() for path in found]
 
 
 def test_every_variable_of_the_code_s_tables_has_a_row() -> None:

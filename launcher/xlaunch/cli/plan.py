@@ -36,8 +36,8 @@ OF_A_RUN = (
 def command(asked: Resolved) -> None:
     """Show which instance would run where, and run nothing.
 
-    xlaunch shows the same with --dry-run. PROGRAM may be left out. All options of xlaunch are taken;
-    those that change nothing here are not listed.
+    xlaunch shows the same with --dry-run. PROGRAM may be left out. All options of xlaunch are
+    taken; those that change nothing here are not listed.
     """
     print_plan(prepare_unrecorded(request_from(asked.values), asked), asked)
 

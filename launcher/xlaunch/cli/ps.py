@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+from xlaunch.console import terminal_width
 from xlaunch.leases import Lease, read_leases
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.options.commands import CONTEXT
-from xlaunch.text import align, size
+from xlaunch.text import fit, size
 
 if TYPE_CHECKING:
     import psutil
@@ -24,6 +25,7 @@ SCHEMA_VERSION = 1
 SAMPLE_S = 0.2
 """Seconds over which CPU time is measured."""
 WATCH_S = 2.0
+STDOUT = 1
 
 
 class Running(NamedTuple):
@@ -43,7 +45,8 @@ class Running(NamedTuple):
 def command(*, as_json: bool, watch: bool) -> None:
     """Show the launches that run on this host.
 
-    Each with its cores, program, uptime, CPU time, memory and last metric. Launches of other users are shown, too; those in other containers are not.
+    Each with its cores, program, uptime, CPU time, memory and last metric. Launches of other users
+    are shown, too; those in other containers are not.
     """
     if as_json:
         found = [_to_dict(one) for one in look()]
@@ -124,7 +127,8 @@ def table(found: Sequence[Running]) -> list[str]:
         ("logs", [it.lease.log_dir for it in found]),
     ]
     kept = [(name, cells) for name, cells in columns if any(cells)]
-    return align([[name for name, _ in kept], *zip(*[cells for _, cells in kept], strict=True)])
+    rows = [[name for name, _ in kept], *zip(*[cells for _, cells in kept], strict=True)]
+    return fit(rows, width=terminal_width(STDOUT), optional=("logs", "user"))
 
 
 def uptime(seconds: float) -> str:

@@ -195,7 +195,7 @@ def _without_serials(text: str) -> str:
 
 
 def _group_files(tree: Tree) -> Iterator[tuple[str, str]]:
-    """The control groups of this process, and their tables, with generic names."""
+    """The files of this process's control groups, whose names are replaced by generic ones."""
     groups = ControlGroups(tree)
     names: dict[str, str] = {}
 

@@ -189,9 +189,9 @@ def launch_command(
 ) -> Callable[[Callable[[Resolved], int | None]], LaunchCommand]:
     """Make a function of `Resolved` options a command with the options of a launch.
 
-    `without`: names of options that the command has not. `hidden`: of those that it takes, because
-    they may be on a command line that becomes its own, though they change nothing. `own`: options that
-    are its alone; their values are among the resolved ones.
+    `without`: names of options that the command has not. `hidden`: of those that it takes and does
+    not show: they change nothing, and are on command lines of `xlaunch` that become its own. `own`:
+    options that are its alone; their values are among the resolved ones.
     """
     options = [
         click_option(option, hidden=option.name in hidden)
@@ -255,7 +255,7 @@ def words_for_help(words: Sequence[str], commands: Collection[str], program: str
 def run_launch(
     command: object, arguments: list[str], commands: Collection[str], program: str = "xlaunch"
 ) -> int:
-    """Run the command that starts programs; a missing program may be a misspelt one of `commands`."""
+    """Run the command that starts programs; a missing one may be a misspelt one of `commands`."""
     try:
         return run_click(command, program, arguments, program)
     except ProgramNotFoundError as error:

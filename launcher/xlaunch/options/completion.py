@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Completion of command lines in bash, zsh and fish. The scripts that the shells run are click's."""
+"""Completion of command lines in bash, zsh and fish, by click's scripts."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def complete(
 ) -> int:
     """Print what may follow the words that a shell's script passes on; the exit code.
 
-    `instruction`: the script's, such as ``bash_complete``. `command_of`: the command of a name, and for
-    any other word the one that takes a program.
+    `instruction`: the script's, such as ``bash_complete``. `command_of`: the command of a name, and
+    for any other word the one that takes a program.
     """
     shell, _, what = instruction.partition("_")
     if what != "complete":

@@ -146,7 +146,7 @@ class Lane:
         self.libraries = sorted(found, key=lambda it: len(it.code.served.ranges))
 
     def claim(self, pattern: Pattern, sizes: Sizes) -> str | None:
-        """Note that a library is made; return why none is to be made, or None."""
+        """Record that a library is being made; return the reason if it must not be."""
         if pattern in self.samples or len(self.samples) == MAX_CODES:
             return f"there is code for {len(self.samples)} kinds of sizes already"
         self.samples[pattern] = sizes

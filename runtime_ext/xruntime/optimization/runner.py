@@ -160,7 +160,7 @@ class Runner:
         return True
 
     def warn(self, which: str, reason: str) -> None:
-        """Warn once that some calls are slow, and why. **Ex.:** ``"calls"``, ``"n was changed"``."""
+        """Warn once that some calls are slow, and why: ``"calls"``, ``"n was changed"``."""
         if not self._warned:
             self._warned = True
             warnings.warn(

@@ -33,7 +33,8 @@ def command(
 ) -> int:
     """Continue STUDY, or the latest one.
 
-    Its options are those that it was begun with. The budget is for new launches. Default: the budget that the study was begun with.
+    Its options are those that it was begun with. The budget is for new launches. Default: the budget
+    that the study was begun with.
     """
     if quiet and verbose:
         raise UsageError("--quiet contradicts --verbose; drop one")
