@@ -23,7 +23,13 @@ from typing import NamedTuple
 from xlaunch.errors import UsageError
 from xlaunch.files import MEMORY, try_lock, write_whole
 from xlaunch.machine.cpu_list import format_cpu_list, parse_cpu_list
-from xlaunch.machine.processes import TICKS_PER_SECOND, proc_is_ours, read_file, read_process
+from xlaunch.machine.processes import (
+    TICKS_PER_SECOND,
+    pid_namespace,
+    proc_is_ours,
+    read_file,
+    read_process,
+)
 from xlaunch.machine.topology import CPUs
 
 DIRECTORY = "xlaunch-launches-{uid}"
@@ -216,7 +222,7 @@ def _read(path: str, uid: int) -> Lease | None:
         lease, namespace = _from_text(data.decode(), uid)
     except (KeyError, ValueError, UsageError):
         return None
-    runs = namespace == _pid_namespace() and start_ticks(lease.pid) == lease.start_ticks
+    runs = namespace == pid_namespace() and start_ticks(lease.pid) == lease.start_ticks
     return lease if runs else None
 
 
@@ -232,7 +238,7 @@ def _to_text(lease: Lease) -> str:
         "cpus": format_cpu_list(lease.cpus),
         "exclusive": int(lease.exclusive),
         "gpus": " ".join(lease.gpus),
-        "pid_namespace": _pid_namespace(),
+        "pid_namespace": pid_namespace(),
     }
     return "".join([f"{name} {' '.join(str(value).split())}\n" for name, value in fields.items()])
 
@@ -254,10 +260,3 @@ def _from_text(text: str, uid: int) -> tuple[Lease, str]:
         gpus=tuple(fields["gpus"].split()),
     )
     return lease, fields["pid_namespace"]
-
-
-def _pid_namespace() -> str:
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return ""

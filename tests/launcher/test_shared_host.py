@@ -197,7 +197,7 @@ def shown_by_ranks(command: list[str | Path], **more: str) -> list[list[object]]
     return sorted(json.loads(line) for line in done.out.splitlines())
 
 
-@pytest.mark.parametrize("bind", ["none", "core"])
+@pytest.mark.parametrize("bind", ["none", pytest.param("core", marks=pytest.mark.long)])
 def test_ranks_of_mpirun_have_cores_of_their_own(tmp_path, needs, bind):
     needs(shutil.which("mpirun"), "mpirun (Debian: openmpi-bin)")
     needs(len(os.sched_getaffinity(0)) >= 2, "two CPUs")

@@ -79,7 +79,10 @@ def foreign(base: str) -> list[str]:
 
 
 def _found(base: str) -> Iterator[tuple[CacheDirectory, str | None]]:
-    """Directories and links among the caches, with a reason where xlaunch did not create it. Links are not followed."""
+    """Directories and links among the caches, with a reason where xlaunch did not create them.
+
+    Links are not followed.
+    """
     for cache in BY_NAME:
         place = os.path.join(base, cache)
         try:

@@ -323,8 +323,14 @@ CHANGES: dict[str, Any] = {
 }
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("how", CHANGES)
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param("attribute", marks=pytest.mark.long),
+        pytest.param("hook of a part", marks=pytest.mark.full),
+        pytest.param("part", marks=pytest.mark.full),
+    ],
+)
 def test_change_after_optimizing_is_seen(how: str) -> None:
     torch.manual_seed(0)
     model, call = Scaled(), (torch.randn(2, 4), 2.0)

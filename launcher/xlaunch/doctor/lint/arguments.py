@@ -170,7 +170,11 @@ def _converted_attributes(facts: Facts) -> set[str]:
         if called in ("int", "float", "str", "literal_eval", "eval", "loads", "safe_load") or (
             "bool" in called and called != "bool"
         ):
-            found.update(one.attr for one in call.node.args if isinstance(one, ast.Attribute))
+            read: list[ast.AST | None] = [*call.node.args]
+            for one in call.node.args:  # int(n) for n in args.numbers
+                bound = call.scope.find_bindings(one.id) if isinstance(one, ast.Name) else ()
+                read += [binding.node for binding in bound if binding.how == "each"]
+            found.update(one.attr for one in read if isinstance(one, ast.Attribute))
     return found
 
 

@@ -33,10 +33,8 @@ model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(), nn.Linear(8, 2))
 criterion = nn.CrossEntropyLoss()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 """
-_LARGE = _MODEL.replace("nn.Linear(8, 8)", "nn.TransformerEncoderLayer(8, 2)")
 _LOADERS = """\
 train_loader = torch.utils.data.DataLoader(train_set, batch_size=64)
-test_loader = torch.utils.data.DataLoader(test_set, batch_size=64)
 """
 _ON_DEVICE = """\
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

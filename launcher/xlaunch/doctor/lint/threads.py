@@ -36,7 +36,8 @@ def check_threads(facts: Facts) -> Iterator[Problem]:
 
 
 def _set_late(facts: Facts) -> Iterator[Problem]:
-    starts_others = bool(facts.modules() & _STARTING) or bool(
+    imported = {part for name, _, _ in facts.imports for part in name.split(".")}
+    starts_others = bool(imported & _STARTING) or bool(
         facts.words
         & {"multiprocessing", "Popen", "spawn", "torchrun", "start_processes", "set_num_threads"}
     )

@@ -126,8 +126,9 @@ def test_without_a_metric_the_whole_time_is_compared():
     assert "[one run: no interval]" in found.lines()[1]
 
 
-def test_real_runs_under_two_names(tmp_path: Path):
+def test_real_runs_under_two_names(monkeypatch: pytest.MonkeyPatch):
     """What is compared here is a program that prints what it was told."""
+    monkeypatch.setattr("xlaunch.doctor.device_compare.ROUNDS", 1)
     code = (
         "import sys, time\n"
         "rate = {'cpu': 213, 'cuda': 1600}[sys.argv[1]]\n"

@@ -116,6 +116,8 @@ LEFT_ALONE = {
     "parser.add_argument('--no-x', dest='x', action='store_false')",
     "converted where it is used": PARSER
     + "parser.add_argument('--x', default=1)\nx = int(parser.parse_args().x)",
+    "converted one by one": PARSER
+    + "parser.add_argument('--x', nargs='+', default=(1, 2))\nx = [int(n) for n in parser.parse_args().x]",
     "options from elsewhere": PARSER + "parser.add_argument('--x', default=1, **more)",
     "three states": PARSER + "parser.add_argument('--x', nargs='?', const=True, default=False)",
     "whether a variable is set": "import os\nx = bool(os.environ.get('DISPLAY'))",
@@ -141,6 +143,7 @@ LEFT_ALONE = {
     + "model = Net()\nfor x, y in DataLoader(data):\n    loss = F.cross_entropy(model(x), y)\n"
     "    loss.backward()\n    total += loss.item()\n",
     "threads for children": "import os, subprocess, torch\nos.environ['OMP_NUM_THREADS'] = '1'",
+    "threads for ranks": "import os, torch.multiprocessing as mp\nos.environ['OMP_NUM_THREADS'] = '1'",
     "threads of a test": "import pytest, torch\ntorch.set_num_threads(2)",
     "threads that are compared": "import torch\nfor n in counts:\n    torch.set_num_threads(n)",
     "one thread on purpose": "import torch\ntorch.set_num_threads(1)",
