@@ -280,6 +280,7 @@ class _Alive:
         for lock in (self._gate, self._floor, alive):
             self._stack.callback(os.close, lock)
             fcntl.flock(lock, fcntl.LOCK_EX)
+        own_paths = filter(None, [os.environ.get("PYTHONPATH")])
         clean = {
             name: value for name, value in os.environ.items() if not name.startswith("XLAUNCH_")
         }
@@ -291,7 +292,7 @@ class _Alive:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=self._errors,
-            env=clean | {"PYTHONPATH": str(ROOT)},
+            env=clean | {"PYTHONPATH": os.pathsep.join([str(ROOT), *own_paths])},
             start_new_session=True,
         )
         return self
