@@ -145,7 +145,7 @@ def measure(works: Sequence[NamedWork], peers: Peers, asked: argparse.Namespace)
                 plain = {w: {n: m.plain() for n, m in row.items()} for w, row in rows.items()}
                 values = {"machine": machine_line(), "absent": peers.absent, "raw": plain}
                 write_raw(asked.json, "peers", values)
-                shown = [f"{name} {one.rate() or 0:.1f}" for name, one in row.items()]
+                shown = [f"{name} {one.rate() or 0:.3g}" for name, one in row.items()]
                 print(f"{work.name}, after round {number + 1}: {', '.join(shown)}", flush=True)
     return rows
 
@@ -203,7 +203,7 @@ def cell(row: Mapping[str, tuple[str, Measured]], peer: str, base: str) -> str:
     rate = measured.rate()
     if rate is None:
         return "-"
-    shown = f"{rate:.0f}" if rate >= 100 else f"{rate:.1f}"
+    shown = f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}"
     shown += f" by {count}" if count else ""
     ratio = times(measured, row[base][1]) if base in row and peer != base else None
     return shown if ratio is None else f"{shown}, {ratio}"
