@@ -118,9 +118,8 @@ class Batching:
             try:
                 shape, _ = _shape_of(*sample, self._input_hint)
                 for size in self.sizes[1:]:
-                    joined = Sample(*_joined_call([sample] * size, self._input_hint))
-                    if not module.has_code(*joined):
-                        module.prepare(joined)
+                    joined = _joined_call([sample] * size, self._input_hint)
+                    module.compile_call(Sample(*joined))
             except Exception as error:  # noqa: BLE001 - such calls run one by one
                 self._note(f"a batch of the sample cannot be compiled: {first_line(error)}")
             else:

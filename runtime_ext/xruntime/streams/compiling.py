@@ -121,9 +121,11 @@ class CompiledForStreams(torch.nn.Module):
             self.samples.append(call)
         return self
 
-    def has_code(self, *args: Any, **kwargs: Any) -> bool:
-        """Whether a call of this shape was made before, so that it compiles nothing."""
-        return self._code.has_code(args, kwargs)
+    def compile_call(self, call: Sample) -> None:
+        """Compile for the shape of a call, unless that was done. It is not added to `samples`."""
+        with team_of(self.threads):
+            if not self._code.has_code(*call):
+                self._code(*call)
 
     def check(self, sample: object = None) -> Difference:
         """Compare with the original module as it is now; return the largest difference.

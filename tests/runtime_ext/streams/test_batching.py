@@ -19,6 +19,7 @@ from torch import Tensor
 
 from xruntime.errors import BatchError, ClosedError
 from xruntime.streams.batching import Batching, batch_sizes
+from xruntime.streams.compiling import CompiledForStreams, compile_for_streams
 from xruntime.streams.hints import MultiStreamModuleHint as Hint
 from xruntime.streams.module import MultiStreamModule
 from xruntime.streams.task import Task
@@ -438,6 +439,57 @@ def test_copies_join_calls_of_their_own(rows, first: CPUPool) -> None:
             assert torch.equal(
                 other.submit(rows[1]).result(WAIT_S), streams.submit(rows[1]).result(WAIT_S)
             )
+
+
+@pytest.fixture(scope="module")
+def compiled(compiler: None) -> CompiledForStreams:
+    """Compiled for single items, and then for two and more by the streams that join calls."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)
+    ).eval()
+    options = {"cpp_cache_precompile_headers": False}
+    return compile_for_streams(model, torch.randn(1, 6), threads=1, options=options)
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*")
+def test_compiled_modules_are_compiled_for_batches_when_streams_are_made(
+    compiled: CompiledForStreams, two: CPUPool
+) -> None:
+    rows = torch.randn(100, 1, 6)
+    for _ in range(2):
+        with MultiStreamModule(compiled, 2, two, max_batch=4) as streams:
+            graphs = compiled.describe().split("for all shapes: ")[1]
+            answers = list(streams.map(rows))
+            assert compiled.describe().split("for all shapes: ")[1] == graphs
+            text = streams.describe()
+        # One library for single items, and one for batches of any size.
+        assert graphs == "2"
+        assert "run alone" not in text
+        assert not text.endswith(" 0 of 4")
+        for row, answer in zip(rows, answers, strict=True):
+            torch.testing.assert_close(answer, compiled.eager(row))
+    # After a change of the module all code is made again when it is needed.
+    with torch.no_grad():
+        compiled.model[0].weight.zero_()
+    compiled.prepare()
+    with MultiStreamModule(compiled, 2, two, max_batch=4) as streams:
+        for row, answer in zip(rows, streams.map(rows), strict=True):
+            torch.testing.assert_close(answer, compiled.eager(row))
+        assert "run alone" not in streams.describe()
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*")
+def test_calls_of_a_shape_that_was_not_prepared_run_alone(
+    compiled: CompiledForStreams, two: CPUPool
+) -> None:
+    rows = torch.randn(12, 3, 6)
+    with MultiStreamModule(compiled, 2, two, max_batch=2) as streams:
+        for row, answer in zip(rows, streams.map(rows), strict=True):
+            torch.testing.assert_close(answer, compiled.eager(row))
+        assert "compiled for the shapes of the samples only" in streams.describe()
 
 
 @pytest.mark.parametrize("number", [0, -1, 1.5, True, "4", None])
