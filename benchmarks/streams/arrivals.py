@@ -279,13 +279,17 @@ class Processes:
             link.send(bytes([size]))
 
     def _receive(self, link: socket.socket) -> None:
-        while link.recv(1):
-            with self._lock:
-                batch = self._batches.pop(link)
-                self._free.append(link)
-                self._pump()
-            for done in batch:
-                done()
+        with contextlib.suppress(OSError):  # closed by this side
+            while link.recv(1):
+                self._finish(link)
+
+    def _finish(self, link: socket.socket) -> None:
+        with self._lock:
+            batch = self._batches.pop(link)
+            self._free.append(link)
+            self._pump()
+        for done in batch:
+            done()
 
 
 class Launched:
