@@ -269,6 +269,7 @@ def test_a_plan_shows_the_gpus():
         "       0     16       16  0-15   0     0        0   preferred 0  0,1",
         "       1     16       16  16-31  1     1        1   preferred 1  4,5",
     ]
+    assert "layout: 2 instances x 16 cores - an equal share of 32 cores" in lines
     assert "GPUs: 2 for each instance - 8 GPUs may be used; left over: 2, 3, 6, 7" in lines
     assert plan_to_dict(made)["instances"][1]["gpus"][0] == {
         "name": "4",
