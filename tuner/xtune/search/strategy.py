@@ -112,7 +112,7 @@ class Strategy:
         return None
 
     def proposal(self, records: Sequence[Record]) -> Step | None:
-        """A new configuration, or a repeat of the best one; None if every plan was launched twice."""
+        """A new configuration, or the best again; None if every plan was launched twice."""
         scale = self._scale(records)
         plans = self._proposer.plans
         if plans is not None and len(scale.ratings) >= LAUNCHES_EACH * plans:
