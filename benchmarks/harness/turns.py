@@ -7,15 +7,8 @@ and each launch works for a moment, in a new random order in every turn. What th
 them cancels out in the ratios, and differences between launches are in the confidence intervals. The
 start and the first turn do not count.
 
-A contender is any number of processes, under any launcher, that enter `Turn` for each step:
-
-    turn = Turn(directory)
-    while True:
-        with turn:
-            step()
-
-File locks in a directory decide whose turn it is, without polling. A process ends when the benchmark
-does.
+A contender is any number of processes, under any launcher, that enter `turn.Turn` for each step. File
+locks in a directory decide whose turn it is, without polling.
 """
 
 from __future__ import annotations
@@ -28,7 +21,6 @@ import os
 import random
 import signal
 import statistics
-import struct
 import subprocess
 import sys
 import tempfile
@@ -40,51 +32,14 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from benchmarks.harness.measurement import at_least_2, option_parser, until_stopped, write_raw
+from benchmarks.harness.turn import ALIVE, FLOOR, GATE, STEP
 from xlaunch.supervision.other_work import StolenTime
 from xtune.evidence.distributions import student_quantile
-
-GATE, FLOOR, ALIVE = "gate", "floor", "alive"
-STEP = struct.Struct("=idd")
-"""Slot, beginning and end of a step (time.perf_counter, which all processes share)."""
 
 MIN_STEPS = 3
 """Minimum steps of each slot in a turn; the first one starts the clock."""
 
 MAX_START_S = 600.0
-
-
-class Turn:
-    """Used by the working processes: a `with` block is one step, which waits for its turn.
-
-    directory
-        The benchmark's directory of locks, from the command line.
-    slot, slots
-        The number of this slot, and how many steps of this process may run at once, one for each
-        thread or stream. Each slot has a Turn of its own.
-    """
-
-    def __init__(self, directory: Path, slot: int = 0, slots: int = 1) -> None:
-        self._slot = slot
-        self._gate, self._floor, self._alive = (
-            os.open(directory / name, os.O_RDWR) for name in (GATE, FLOOR, ALIVE)
-        )
-        steps = directory / f"{os.getpid()}-{slots}.steps"
-        self._steps = os.open(steps, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-
-    def __enter__(self) -> Self:
-        # While waiting for the floor it holds the gate, so that no step can begin unnoticed.
-        fcntl.flock(self._gate, fcntl.LOCK_SH)
-        fcntl.flock(self._floor, fcntl.LOCK_SH)
-        fcntl.flock(self._gate, fcntl.LOCK_UN)
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(self._alive, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            os._exit(0)  # the benchmark, which held it, is gone
-        self._began = time.perf_counter()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.write(self._steps, STEP.pack(self._slot, self._began, time.perf_counter()))
-        fcntl.flock(self._floor, fcntl.LOCK_UN)
 
 
 class Contender(NamedTuple):
@@ -325,6 +280,7 @@ class _Alive:
         for lock in (self._gate, self._floor, alive):
             self._stack.callback(os.close, lock)
             fcntl.flock(lock, fcntl.LOCK_EX)
+        own_paths = filter(None, [os.environ.get("PYTHONPATH")])
         clean = {
             name: value for name, value in os.environ.items() if not name.startswith("XLAUNCH_")
         }
@@ -336,7 +292,7 @@ class _Alive:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=self._errors,
-            env=clean | {"PYTHONPATH": str(ROOT)},
+            env=clean | {"PYTHONPATH": os.pathsep.join([str(ROOT), *own_paths])},
             start_new_session=True,
         )
         return self

@@ -3,7 +3,7 @@
 
     python -m benchmarks.harness.workloads DIRECTORY resnet50 --batch 64 --dtype bfloat16
     python -m benchmarks.harness.workloads DIRECTORY served --clients 16
-    python -m benchmarks.harness.workloads DIRECTORY sentences
+    python -m benchmarks.harness.workloads DIRECTORY torchvision:mobilenet_v2 --batch 8
 
 Inputs are random, and so are weights, except those of MiniLM, the sentences and the digits. A step is a
 batch; steps run in the turns of DIRECTORY until the benchmark ends.
@@ -23,7 +23,8 @@ from typing import NamedTuple
 import torch
 
 from benchmarks.harness.measurement import command_parser
-from benchmarks.harness.turns import Turn
+from benchmarks.harness.turn import Turn
+from benchmarks.harness.works import MODULES, model_name
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 
@@ -222,6 +223,28 @@ def recommendation(batch: int, dtype: torch.dtype, *, native: bool = True) -> Wo
     return Work(model, torch.randint(0, model.ROWS, entries))
 
 
+def library_model(name: str, batch: int, dtype: torch.dtype) -> Work:
+    """A model of torchvision or timm, or of a configuration of transformers, and a batch for it."""
+    library, _, which = name.partition(":")
+    if library == "transformers":
+        import transformers
+
+        config = getattr(transformers, which)()
+        tokens = torch.randint(0, config.vocab_size, (batch, SEQUENCE_LENGTH))
+        return Work(transformers.AutoModel.from_config(config).eval().to(dtype), tokens)
+    if library == "timm":
+        import timm
+
+        model = timm.create_model(which, pretrained=False)
+    else:
+        import torchvision
+
+        model = torchvision.models.get_model(which, weights=None)
+    model = model.eval().to(dtype).to(memory_format=torch.channels_last)
+    images = torch.randn(batch, 3, 224, 224).to(dtype).to(memory_format=torch.channels_last)
+    return Work(model, images)
+
+
 MODELS: dict[str, Callable[[int, torch.dtype], Work]] = {
     "dlrm": recommendation,
     "dlrm_torch": partial(recommendation, native=False),
@@ -266,14 +289,16 @@ def serve(directory: Path, step: Callable[[], object], clients: int) -> None:
 def main() -> None:
     parser = command_parser(__doc__)
     parser.add_argument("directory", type=Path, help="directory of the benchmark's turns")
-    parser.add_argument("work", choices=[*MODELS, *OTHERS, "served"])
+    parser.add_argument("work", type=model_name, help=f"{', '.join(MODULES)}, or LIBRARY:MODEL")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
     parser.add_argument("--clients", type=int, default=16, help="threads that call (served)")
     options = parser.parse_args()
     torch.manual_seed(0)
     dtype = DTYPES[options.dtype]
-    if options.work == "served":
+    if ":" in options.work:
+        work_on(options.directory, library_model(options.work, options.batch, dtype).step)
+    elif options.work == "served":
         serve(options.directory, resnet50(1, dtype).step, options.clients)
     else:
         work = (MODELS | OTHERS)[options.work](options.batch, dtype)

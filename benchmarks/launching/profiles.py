@@ -17,25 +17,17 @@ from benchmarks.harness.turns import (
     times,
     turn_parser,
 )
+from benchmarks.harness.works import named_work
 
-WORKS = {
-    "resnet50-fp32-64": (64, ["resnet50", "--dtype", "float32", "--batch", "64"]),
-    "resnet50-bf16-64": (64, ["resnet50", "--dtype", "bfloat16", "--batch", "64"]),
-    "resnet50-fp32-1": (1, ["resnet50", "--dtype", "float32", "--batch", "1"]),
-    "resnet50-bf16-1": (1, ["resnet50", "--dtype", "bfloat16", "--batch", "1"]),
-    "bert-fp32-64": (64, ["bert", "--dtype", "float32", "--batch", "64"]),
-    "bert-bf16-64": (64, ["bert", "--dtype", "bfloat16", "--batch", "64"]),
-    "bert-fp32-1": (1, ["bert", "--dtype", "float32", "--batch", "1"]),
-    "bert-bf16-1": (1, ["bert", "--dtype", "bfloat16", "--batch", "1"]),
-    "blocks": (1, ["blocks", "--batch", "1"]),
-    "sentences": (192, ["sentences", "--batch", "32"]),
-    "digits": (64, ["digits", "--batch", "64"]),
-    "resnet50-fp32-8": (8, ["resnet50", "--dtype", "float32", "--batch", "8"]),
-    "bert-training": (8, ["bert-training", "--dtype", "float32", "--batch", "8"]),
-    "gpt2-bf16": (16, ["gpt2", "--dtype", "bfloat16", "--batch", "1"]),
-    "served-bf16-16x1": (1, ["served", "--dtype", "bfloat16", "--clients", "16"]),
-}
-"""Workloads with the items of a step and their arguments."""
+WORKS = (
+    *(
+        f"{model}-{kind}"
+        for kind in ("fp32-64", "bf16-64", "fp32-1", "bf16-1")
+        for model in ("resnet50", "bert")
+    ),
+    *("blocks-1", "sentences", "digits", "resnet50-fp32-8", "bert-training-8", "gpt2-bf16-1"),
+    "served-bf16-16",
+)
 
 
 def compare_profiles(
@@ -63,20 +55,20 @@ def compare_profiles(
     print(machine_line())
     rows = (
         (
-            work,
+            work.name,
             {
                 name: Contender(
                     [
                         *(sys.executable, "-m", "xlaunch", "-q", option, profile),
                         *(word for entry in environment for word in ("--env", entry)),
-                        *(*WORKLOADS, *WORKS[work][1]),
+                        *(*WORKLOADS, *work.arguments),
                     ],
-                    WORKS[work][0],
+                    work.items,
                 )
                 for name, (profile, environment) in cases.items()
             },
         )
-        for work in options.work or WORKS
+        for work in map(named_work, options.work or WORKS)
     )
     measured = measure_rows(rows, options, option.lstrip("-"))
     first = next(iter(cases))
@@ -126,7 +118,9 @@ def judgements(
 def _parse(description: str | None, profiles: Sequence[str]) -> argparse.Namespace:
     parser = turn_parser(description, seconds=0.5)
     parser.add_argument("--profile", action="append", help=f"default: {', '.join(profiles)}")
-    parser.add_argument("--work", action="append", choices=WORKS, help="default: all")
+    parser.add_argument(
+        "--work", action="append", metavar="NAME", help=f"default: {', '.join(WORKS)}"
+    )
     parser.add_argument(
         "--env",
         action="append",

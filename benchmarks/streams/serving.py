@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.harness.measurement import command_parser
-from benchmarks.harness.turns import Turn
+from benchmarks.harness.turn import Turn
 from benchmarks.harness.workloads import DTYPES, MODELS, Work, work_on
 from xruntime import CPUPool, MultiStreamModule, compile_for_streams
 

@@ -28,7 +28,7 @@ PATIENCE_S = 60.0
 WORKER = """\
 import sys, threading, time
 from pathlib import Path
-from benchmarks.harness.turns import Turn
+from benchmarks.harness.turn import Turn
 directory, log, name, seconds, slots = Path(sys.argv[1]), *sys.argv[2:6]
 def work(slot):
     turn = Turn(directory, slot, int(slots))

@@ -33,6 +33,17 @@ DIRECTORIES = (
 def test_one_version() -> None:
     versions = {module.__version__ for module in (xlaunch, xruntime, xtune)}
     assert versions == {PROJECT["project"]["version"]}
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert f"\nversion: {PROJECT['project']['version']}\n" in citation
+
+
+@pytest.mark.parametrize("name", ["bug_report", "performance"])
+def test_an_issue_asks_for_the_machine(name) -> None:
+    yaml = pytest.importorskip("yaml")
+    template = yaml.safe_load((ROOT / ".github" / "ISSUE_TEMPLATE" / f"{name}.yml").read_text())
+    asked = {part["id"]: part["attributes"]["description"] for part in template["body"]}
+    assert "`xlaunch doctor --json`" in asked["doctor"]
+    assert "`xlaunch topology --capture machine.tar.xz`" in asked["capture"]
 
 
 @pytest.mark.parametrize("package", ["xlaunch", "xruntime", "xtune"])

@@ -96,6 +96,7 @@ _OPENMP = ("auto", "gnu", "intel", "llvm", "none")
 OPTIONS = (
     Option("instances", COUNT, _L, "Instances (default 1); max: all that fit.", "-n"),
     Option("ncores", COUNT, _L, "Cores each, or max (default: equal shares)."),
+    Option("gpus-per-instance", WHOLE_NUMBER, _L, "GPUs of its own, with the cores next to them."),
     Option("mode", one_of(Mode), _L, "4 cores each, or one instance per node."),
     Option("cpus", NUMBER_LIST, _L, "Use only these logical CPUs: 0-3,8."),
     Option("numa-nodes", NUMBER_LIST, _L, "Use only the CPUs of these NUMA nodes."),
@@ -135,6 +136,7 @@ OPTIONS = (
     Option("supervise", FLAG, _S, "Keep a supervisor in any case."),
     Option("verify-device", FLAG, _S, "Report which GPUs worked."),
     Option("log-dir", DIRECTORY, _O, "Write each instance's output to files in DIR."),
+    Option("tee", FLAG, _O, "With --log-dir: show the output as well."),
     Option("tag", FLAG, _O, "Put the instance's number before each line (default: if there are several).", opposite=True),
     Option("pty", FLAG, _O, "Run instances on a pseudo-terminal, for progress bars."),
     Option("metric", METRIC, _O, "Report a number that instances print.", multiple=True),

@@ -50,6 +50,12 @@ def render_report(report: Report, *, explain: bool = False, width: int | None = 
         for instance in report.instances
     ]
     lines = [f"xlaunch: {report.reason}; {report.wall_s:.2f} s"]
+    if any(instance.gpus for instance in report.instances):
+        headings = (*headings, "GPUs")
+        rows = [
+            (*row, ",".join(instance.gpus))
+            for row, instance in zip(rows, report.instances, strict=True)
+        ]
     if any(instance.restarts for instance in report.instances):
         headings = (*headings, "restarts")
         rows = [
