@@ -34,7 +34,7 @@ PAGES = [
     path.name for path in sorted((ROOT / "docs").glob("*.md")) if BLOCK.search(path.read_text())
 ]
 NOT_RUN, INSIDE = "not run by the tests: ", "run inside: "
-TIMEOUT_S = 1500
+TIMEOUT_S = 2400
 NUMBER = re.compile(r"\d+(\.\d+)?")
 SEARCH = re.compile(r"^xtune (?!list|report|export)(?:resume )?", re.MULTILINE)
 BUDGET = re.compile(r"--budget \S+ ?")
@@ -108,7 +108,7 @@ def shell(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[
     return run
 
 
-@pytest.mark.timeout(1600)
+@pytest.mark.timeout(2500)
 @pytest.mark.parametrize(
     "page",
     [pytest.param(it, marks=pytest.mark.full if it in SLOW else pytest.mark.long) for it in PAGES],
