@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiled code that takes over from the modules once it is there: kept by an earlier process, or made aside.
+"""Compiled code that replaces the modules when it is ready: from the cache, or compiled in the background.
 
     aside = CompiledAside(model, runner, tolerance=0.01, input_s=0.1, wait=False)
     outputs = aside(args, kwargs)      # of the modules, until there is code for calls like this one
 
-Calls are told apart by their form and the caller's number of threads, autocast and default dtype. For each
+Calls differ by their form and the caller's number of threads, autocast and default dtype. For each
 such *lane* code is compiled after some calls, when it is known which sizes vary. It is compared with the
 modules on the first calls that it serves, and left if it computes something else or is not faster.
 """
@@ -61,7 +61,7 @@ MAX_COMPARED_SIZES: Final = 4
 
 MODULES_TOLERANCE: Final = 4.0
 """Factor on the tolerance: the modules, which the code is compared with, have an error of their own. It is
-largest in what a model computes for padding and nobody reads."""
+largest in outputs for padding, which are not used."""
 
 MAX_SIZES: Final = 4096
 """So many sizes are remembered."""
@@ -131,7 +131,7 @@ class CompiledAside:
         return self.plain(args, kwargs)
 
     def _outdated(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A global variable has changed, which compiled code does not see."""
+        """Stop using code after a global variable changed: compiled code does not see that."""
         self.runner.compiled = None
         reason = f"the global variable {name} was changed"
         self.note(f"the modules are called again: {reason}")
@@ -141,7 +141,7 @@ class CompiledAside:
 
     @property
     def niceness(self) -> int:
-        """Of the process that compiles: what the passes save is what it may take."""
+        """Niceness of the compiling process: it may take the CPU time that the passes save."""
         return 0 if self.wait else niceness(self.input_s / self.fastest_s)
 
     @property
@@ -175,7 +175,7 @@ class CompiledAside:
 
     @functools.cached_property
     def fingerprint(self) -> Fingerprint:
-        """The model's, with what decides how it is compiled."""
+        """The fingerprint of the model and of the settings that it is compiled with."""
         modes = f"{self.runner.modes}"
         return fingerprint(self.model, self.runner.kind.forward, FORMAT, modes, settings())
 
@@ -192,7 +192,7 @@ _all: weakref.WeakSet[CompiledAside] = weakref.WeakSet()
 
 
 def _renew_locks() -> None:
-    """In a forked child, which has none of the parent's threads."""
+    """Make new locks in a forked child, which has none of the parent's threads."""
     for aside in _all:
         aside.renew_locks()
 
@@ -265,7 +265,7 @@ class _Lane(Lane):
         return served
 
     def _modules(self, call: FlatCall) -> Any:
-        """Call the modules; have code made if such calls take long."""
+        """Call the modules; start compiling if such calls take long."""
         aside, sizes, began = self.aside, call.sizes, time.perf_counter()
         outputs = aside.plain(call.args, call.kwargs)
         spent_s = time.perf_counter() - began
@@ -294,7 +294,7 @@ class _Lane(Lane):
         return outputs
 
     def _start(self, call: FlatCall) -> None:
-        """Have code made in a thread, for calls of all sizes that were seen."""
+        """Compile in a thread, for calls of all sizes that were seen."""
         sizes = call.sizes
         if self.fitting(sizes) is not None:
             return  # it came meanwhile
@@ -341,7 +341,7 @@ class _Lane(Lane):
                 self._spent_s = 0.0
 
     def _drop(self, served: Library, reason: str, *, remove: bool = True) -> None:
-        """Leave code for good; what computes something else is removed from the store, too."""
+        """Stop using code; code with different outputs is removed from the store, too."""
         with self._changing:
             if served not in self.libraries:
                 return
@@ -353,7 +353,7 @@ class _Lane(Lane):
         self.aside.note(f"the modules are called again: {reason}")
 
     def _compared(self, served: Library, call: FlatCall) -> Any:
-        """Return the modules' outputs, and find out whether the code computes the same, and faster."""
+        """Return the modules' outputs; compare the code's outputs and time with them."""
         aside, sizes = self.aside, call.sizes
         with self._changing:
             first = served.outputs is None
@@ -421,7 +421,7 @@ class _Lane(Lane):
 
 
 def compiled_aside(model: nn.Module) -> CompiledAside | None:
-    """Return what compiles a model that `optimize` returned; None if nothing does meanwhile."""
+    """Return the background compilation of a model that `optimize` returned; None without one."""
     runner = model.__dict__.get("_xruntime_optimized")
     compiled = None if runner is None else runner.compiled
     return compiled if isinstance(compiled, CompiledAside) else None

@@ -69,8 +69,8 @@ def optimize_for_inference(
     known
         A call of the model with the sample.
     shares_weights
-        The module has no copies of the weights that the passes leave alone: the caller sees to it that nobody
-        changes the model while the module is used.
+        The module shares the weights that no pass changes: the caller guarantees that the model is not
+        changed while the module is used.
     """
     counterparts: dict[int, Any] = {}
     gradients = torch.is_grad_enabled()

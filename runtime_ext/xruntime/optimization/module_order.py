@@ -52,7 +52,7 @@ def shared_parameters(model: nn.Module) -> set[int]:
 
 
 class Recording(NamedTuple):
-    """What one call showed."""
+    """What was observed in one call."""
 
     calls: Counter[nn.Module]
     follows: dict[nn.Module, nn.Module]

@@ -68,7 +68,7 @@ class PlainWeights:
             self._kept.clear()
 
     def separate(self, subject: nn.Module) -> None:
-        """Give the parameters of `subject` that lie in the source's memory memory of their own."""
+        """Copy the parameters of `subject` that share the source's memory."""
         for parameter in subject.parameters():
             if type(parameter) is nn.Parameter and _address(parameter) in self._memory:
                 parameter.data = parameter.data.clone()

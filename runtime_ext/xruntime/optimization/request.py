@@ -164,7 +164,7 @@ def _check_modes(model: nn.Module) -> None:
 
 
 def sample_problem(model: nn.Module, call: Sample) -> str:
-    """Return a hint at what may be wrong with a sample that the model cannot be called with."""
+    """Return a hint for a sample with which the model fails."""
     weights = {p.dtype for p in model.parameters() if p.is_floating_point()}
     for name, values in (("args", call.args), ("kwargs", call.kwargs)):
         for path, leaf in leaves(values, (name,)):

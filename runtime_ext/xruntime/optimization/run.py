@@ -112,7 +112,7 @@ class Run:
         return outcome is Outcome.APPLIED
 
     def forget_pass(self, name: str) -> None:
-        """Undo the last pass, and drop its step."""
+        """Undo the last pass, and remove its step."""
         self.edits.undo(self._marks.get(name, self.edits.mark()))
         self.steps = [step for step in self.steps if step.name != name]
 

@@ -141,7 +141,7 @@ class Runner:
         return modes.result(outputs)
 
     def is_changed(self, *, thorough: bool = False) -> bool:
-        """Whether the model was changed since it was compiled; compiled code is left for good then.
+        """Whether the model was changed since it was compiled; if so, compiled code is not used again.
 
         Raises CompilationError if it was, and the runner is strict.
         """

@@ -106,7 +106,7 @@ class _Training(Run):
         return f"torch.optim.{_name(self.given)} became xruntime.optim.{_name(self.given)}"
 
     def split_weights(self) -> str:
-        """Make weights bf16, and give the optimizer the rest of their bits."""
+        """Store weights in bf16, and the remaining bits in the optimizer."""
         if self.modes.dtype is not torch.bfloat16:
             raise SkipPassError("calls do not run in bfloat16")
         if not isinstance(self.optimizer, NativeOptimizer):

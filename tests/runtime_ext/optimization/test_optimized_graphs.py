@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optimized modules that torch compiles. The default tier compiles one small model."""
+"""Optimized modules that torch compiles, in the tier `long`; and what is decided before it compiles."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ def agree(optimized: Any, expected: Any, tolerance: float = 1e-4) -> None:
     torch.testing.assert_close(optimized, expected, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.long
 def test_compiled_graph_is_used(no_precompiled_headers: None) -> None:
     model = nn.Sequential(nn.Linear(4, 3), nn.Dropout()).eval()
     model.register_forward_hook(lambda _module, _args, output: output - 5)

@@ -57,6 +57,12 @@ def observed(torchao: None) -> Observed:
 
 
 @pytest.fixture(scope="module")
+def prepared(torchao: None) -> Observed:
+    """`residual()` before its first batch, for calls that are refused."""
+    return prepare(residual(), QuantConf(), images(2))
+
+
+@pytest.fixture(scope="module")
 def module(observed: Observed) -> QuantizedModule:
     return convert(observed)
 
@@ -297,12 +303,11 @@ def test_one_example_beside_a_number_is_enough_for_any_batch() -> None:
         ((("two",), {}), "images is a str, and a tensor is expected"),
     ],
 )
-def test_wrong_calls_are_refused(call: Any, text: str) -> None:
-    observed = prepare(residual(), QuantConf(), images(2))
+def test_wrong_calls_are_refused(prepared: Observed, call: Any, text: str) -> None:
     with pytest.raises(QuantizationError) as caught:
-        observed(*call[0], **call[1])
+        prepared(*call[0], **call[1])
     assert text in str(caught.value)
-    assert observed.batches == 0
+    assert prepared.batches == 0
 
 
 def test_calibration_without_a_batch_is_an_error_and_changes_nothing() -> None:
@@ -497,6 +502,7 @@ def test_an_int8_module_cannot_be_changed(module: QuantizedModule) -> None:
             change()
 
 
+@pytest.mark.long
 def test_without_torchao_or_a_part_of_it_the_error_says_what_to_install() -> None:
     program = """
 import sys

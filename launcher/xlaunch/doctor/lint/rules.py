@@ -25,28 +25,20 @@ class Rule(NamedTuple):
         return self.code.startswith("XL1")
 
 
-_MODEL = """\
+_TRAINING = """\
 import torch
 from torch import nn
 
-model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(), nn.Linear(8, 2))
-criterion = nn.CrossEntropyLoss()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-"""
-_LOADERS = """\
-train_loader = torch.utils.data.DataLoader(train_set, batch_size=64)
-"""
-_ON_DEVICE = """\
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-model.to(device)
-"""
-_STEP = """\
+model = nn.Linear(8, 2).to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+total = torch.zeros((), device=device)
+for x, y in train_loader:
     optimizer.zero_grad()
-    loss = criterion(model(x), y)
+    loss = nn.functional.cross_entropy(model(x.to(device)), y.to(device))
     loss.backward()
     optimizer.step()
 """
-
 
 RULES = (
     Rule(
@@ -110,11 +102,8 @@ RULES = (
         "Every step of a training on a device reads a value of a tensor.",
         "`.item()`, `.cpu()` and `print` wait for all work that the device was given, so the CPU cannot "
         "prepare the next step meanwhile.",
-        f"{_MODEL}{_LOADERS}{_ON_DEVICE}total = 0.0\nfor x, y in train_loader:\n"
-        f"    x, y = x.to(device), y.to(device)\n{_STEP}    total += loss.item()\n",
-        f"{_MODEL}{_LOADERS}{_ON_DEVICE}total = torch.zeros((), device=device)\n"
-        "for x, y in train_loader:\n"
-        f"    x, y = x.to(device), y.to(device)\n{_STEP}    total += loss.detach()\n",
+        f"{_TRAINING}    total += loss.item()\n",
+        f"{_TRAINING}    total += loss.detach()\n",
     ),
     Rule(
         "XL040",

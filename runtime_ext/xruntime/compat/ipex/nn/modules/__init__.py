@@ -49,18 +49,12 @@ class SGDArgs(NamedTuple):
 
 def _specs(modules: Sequence[nn.EmbeddingBag]) -> list[EmbeddingSpec]:
     check_modules(modules)
-    return [
-        EmbeddingSpec(
-            module.weight.shape[0],
-            module.weight.shape[1],
-            module.mode,
-            module.weight.dtype,
-            module.weight,
-            bool(module.sparse),
-            bool(module.include_last_offset),
-        )
-        for module in modules
-    ]
+    specs = []
+    for one in modules:
+        rows, columns = one.weight.shape
+        options = bool(one.sparse), bool(one.include_last_offset)
+        specs.append(EmbeddingSpec(rows, columns, one.mode, one.weight.dtype, one.weight, *options))
+    return specs
 
 
 def _arguments(specs: Sequence[EmbeddingSpec]) -> dict[str, Any]:
@@ -94,7 +88,24 @@ def _arguments(specs: Sequence[EmbeddingSpec]) -> dict[str, Any]:
     }
 
 
-class MergedEmbeddingBag(native.MergedEmbeddingBag):
+class _FromModules:
+    """The constructors and conversions that the classes below share."""
+
+    @classmethod
+    def from_embeddingbag_list(
+        cls, tables: Sequence[nn.EmbeddingBag], *options: float, **named: float
+    ) -> Self:
+        """Merge modules, whose memory is shared, with options of the class. Raises EmbeddingBagError."""
+        made: Any = cls(_specs(tables), *options, **named)  # type: ignore[call-arg]
+        made.train(tables[0].training)
+        return made  # type: ignore[no-any-return]
+
+    def to_bfloat16_train(self: Any) -> None:
+        """Convert the tables to bf16, with remainders that keep their fp32 values if they are updated."""
+        self.to(torch.bfloat16)
+
+
+class MergedEmbeddingBag(_FromModules, native.MergedEmbeddingBag):  # type: ignore[misc]
     """`xruntime.nn.MergedEmbeddingBag` from a list of EmbeddingSpec, also of float64.
 
     Raises EmbeddingBagError.
@@ -135,32 +146,17 @@ class MergedEmbeddingBag(native.MergedEmbeddingBag):
             for table, weight in enumerate(self.weights)
         ]
 
-    @classmethod
-    def from_embeddingbag_list(cls, tables: Sequence[nn.EmbeddingBag]) -> Self:  # type: ignore[override]
-        """Merge modules, whose Parameters are shared. Raises EmbeddingBagError."""
-        return cls(_specs(tables)).train(tables[0].training)
 
-
-class MergedEmbeddingBagWithSGD(native.MergedEmbeddingBagWithSGD):
+class MergedEmbeddingBagWithSGD(_FromModules, native.MergedEmbeddingBagWithSGD):  # type: ignore[misc]
     """`xruntime.nn.MergedEmbeddingBagWithSGD` from a list of EmbeddingSpec.
 
     Backward updates the tables in training mode only. Raises EmbeddingBagError.
     """
 
     def __init__(
-        self,
-        embedding_specs: Sequence[EmbeddingSpec],
-        lr: float = 0.01,
-        weight_decay: float = 0,
+        self, embedding_specs: Sequence[EmbeddingSpec], lr: float = 0.01, weight_decay: float = 0
     ) -> None:
         super().__init__(lr=lr, weight_decay=weight_decay, **_arguments(embedding_specs))
-
-    @classmethod
-    def from_embeddingbag_list(  # type: ignore[override]
-        cls, tables: Sequence[nn.EmbeddingBag], lr: float = 0.01, weight_decay: float = 0
-    ) -> Self:
-        """Merge modules, whose memory is shared. Raises EmbeddingBagError."""
-        return cls(_specs(tables), lr, weight_decay).train(tables[0].training)
 
     @property
     def sgd_args(self) -> SGDArgs:
@@ -172,32 +168,14 @@ class MergedEmbeddingBagWithSGD(native.MergedEmbeddingBagWithSGD):
     def sgd_args(self, value: SGDArgs) -> None:
         self.optimizer.param_groups[0].update(value._asdict())
 
-    def to_bfloat16_train(self) -> None:
-        """Convert the tables to bf16, with remainders that keep their fp32 values."""
-        self.to(torch.bfloat16)
 
-
-class MergedEmbeddingBagWithAdaGrad(native.MergedEmbeddingBagWithAdaGrad):
+class MergedEmbeddingBagWithAdaGrad(_FromModules, native.MergedEmbeddingBagWithAdaGrad):  # type: ignore[misc]
     """`xruntime.nn.MergedEmbeddingBagWithAdaGrad` from a list of EmbeddingSpec."""
 
     def __init__(
-        self,
-        embedding_specs: Sequence[EmbeddingSpec],
-        lr: float = 0.01,
-        eps: float = 1e-10,
+        self, embedding_specs: Sequence[EmbeddingSpec], lr: float = 0.01, eps: float = 1e-10
     ) -> None:
         super().__init__(lr=lr, eps=eps, **_arguments(embedding_specs))
-
-    @classmethod
-    def from_embeddingbag_list(  # type: ignore[override]
-        cls, tables: Sequence[nn.EmbeddingBag], lr: float = 0.01, eps: float = 1e-10
-    ) -> Self:
-        """Merge modules, whose memory is shared. Raises EmbeddingBagError."""
-        return cls(_specs(tables), lr, eps).train(tables[0].training)
-
-    def to_bfloat16_train(self) -> None:
-        """Convert the tables to bf16, with remainders that keep their fp32 values."""
-        self.to(torch.bfloat16)
 
 
 __getattr__ = partial(missing, __name__)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""XL010 and XL030: tensors whose move is lost, and reads that make the device wait at every step."""
+"""XL010, XL030 and the hints: moves that are lost, reads that make the device wait, loaders, optimizers."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ from xlaunch.doctor.lint.facts import (
     Problem,
     Scope,
     dotted,
+    has_stars,
+    keyword,
     looped_over,
     operands,
 )
+from xlaunch.doctor.lint.source import usable_cpus
 
 _CONVERSIONS = (
     "bfloat16", "contiguous", "cpu", "cuda", "double", "float", "half", "long", "to", "xpu",
@@ -41,6 +44,7 @@ _OTHER_BATCHES = frozenset(
     )
 )  # fmt: skip
 """Libraries whose loaders give batches that are not tensors."""
+_FUSED = frozenset(f"torch.optim.{name}" for name in ("Adam", "AdamW", "SGD", "Adagrad"))
 _DEPTH = 30
 """Expressions that are nested deeper are not understood."""
 
@@ -261,3 +265,33 @@ def _is_number(binding: Binding) -> bool:
     func = binding.node.func if isinstance(binding.node, ast.Call) else binding.node
     name = (dotted(func) or "").rpartition(".")[2]
     return isinstance(func, ast.Constant) or name in ("item", "numpy", "tolist", "float", "int")
+
+
+def check_hints(facts: Facts) -> Iterator[Problem]:
+    """What would probably make the script faster."""
+    cpus = usable_cpus()
+    for call in facts.calls_named("torch.utils.data.DataLoader"):
+        workers = keyword(call.node, "num_workers")
+        count = workers.value if isinstance(workers, ast.Constant) else None
+        if isinstance(count, int) and count > cpus:
+            yield (
+                call.node,
+                "XL104",
+                f"num_workers={count} is more than the {cpus} CPUs of this process; take "
+                f"len(os.sched_getaffinity(0))",
+            )
+    for call in facts.calls:
+        if (
+            facts.full(call.node.func, call.scope) not in _FUSED
+            or has_stars(call.node)
+            or keyword(call.node, "fused")
+            or keyword(call.node, "foreach")
+            or (call.node.args and isinstance(call.node.args[0], ast.List))  # a few tensors
+        ):
+            continue
+        yield (
+            call.node,
+            "XL106",
+            "fused=True updates all parameters in one pass over memory, on cpu, cuda, xpu and mps",
+        )
+        return  # once a file
