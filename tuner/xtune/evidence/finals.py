@@ -113,8 +113,6 @@ class Decision(NamedTuple):
     """The state of a final."""
 
     verdict: Verdict
-    is_settled: bool
-    """The result is clear: no further block is needed."""
     blocks: int
     """Complete blocks used for the verdict."""
     level: float
@@ -310,7 +308,7 @@ class Final:
         verdict = self._judge(self._contenders(), in_full=in_full)
         if in_full and verdict.kind is Kind.INCONCLUSIVE:
             verdict = verdict._replace(more=self._more_budget(verdict))
-        return Decision(verdict, self.is_over, self.blocks, self.plan.level(self.blocks))
+        return Decision(verdict, self.blocks, self.plan.level(self.blocks))
 
     def _judge(self, contenders: Mapping[int, Contender], *, in_full: bool = False) -> Verdict:
         if self._ended.startswith("the bare command"):
