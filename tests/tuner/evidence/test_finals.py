@@ -100,7 +100,7 @@ def test_a_gain_ends_the_final_at_a_look() -> None:
     values = {BARE: 100.0, ONE: 130.0, TWO: 90.0}
     final, _ = play(plan(ONE, TWO), scripted(values, noise=0.02))
     decision = final.decision()
-    assert decision.is_settled
+    assert final.is_over
     assert decision.blocks == 4
     assert decision.verdict.kind is Kind.GAIN
     assert decision.verdict.best == ONE
@@ -160,7 +160,7 @@ def test_a_gain_does_not_end_the_final_while_another_finalist_may_be_better() ->
     final, _ = play(plan(ONE, TWO), execute, blocks=4)
     decision = final.decision()
     assert decision.verdict.kind is Kind.GAIN
-    assert not decision.is_settled
+    assert not final.is_over
     assert final.next() is not None
 
 
@@ -168,7 +168,7 @@ def test_when_none_can_gain_it_ends_early() -> None:
     values = {BARE: 100.0, ONE: 80.0, TWO: 79.0}
     final, turns = play(plan(ONE, TWO), scripted(values, noise=0.01))
     assert final.decision().verdict.kind is Kind.NO_GAIN
-    assert final.decision().is_settled
+    assert final.is_over
     assert len(turns) == 12
 
 
@@ -225,7 +225,7 @@ def test_when_every_finalist_is_out_the_final_is_over() -> None:
     assert final.blocks == 2
     assert len(turns) <= 6
     decision = final.decision()
-    assert decision.is_settled
+    assert final.is_over
     assert decision.verdict.kind is Kind.INCONCLUSIVE
     assert decision.verdict.best == BARE
     assert "out of memory" in decision.verdict.reason
@@ -259,7 +259,7 @@ def test_a_default_that_fails_twice_in_a_row_ends_it() -> None:
     final, turns = play(plan(ONE), execute)
     assert turns[-1].block == 2
     decision = final.decision()
-    assert decision.is_settled
+    assert final.is_over
     assert decision.verdict.reason == "the bare command failed twice in a row (crashed)"
     assert decision.verdict.kind is Kind.INCONCLUSIVE
 
@@ -302,7 +302,7 @@ def test_there_is_a_verdict_at_any_moment() -> None:
         decision = final.decision()
         if decision.blocks < 4:
             assert decision.verdict.kind is Kind.INCONCLUSIVE
-            assert not decision.is_settled
+            assert not final.is_over
     assert final.decision().verdict.kind is Kind.GAIN
 
 

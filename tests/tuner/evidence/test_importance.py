@@ -58,7 +58,6 @@ def test_what_mattered_comes_first_with_its_effect() -> None:
     assert first.name == "allocator"
     assert first.matters
     assert first.share > 0.7
-    assert first.share_low < first.share < first.share_high
     assert first.best is not None
     assert first.best.value == "tcmalloc"
     assert first.best.low < 1.30 < first.best.high
@@ -116,7 +115,7 @@ def test_settings_that_do_nothing_are_not_said_to_matter(noise: str, count: int)
         any(
             row.matters
             for row in importance_of(
-                searched({}, count=count, noise=NOISES[noise], seed=seed), SPACE, RATE, seed=seed
+                searched({}, count=count, noise=NOISES[noise], seed=seed), SPACE, RATE
             ).settings
         )
         for seed in range(100)
@@ -129,7 +128,7 @@ def test_intervals_cover_the_effect() -> None:
     hits = 0
     for seed in range(100):
         seen = searched({"allocator": {"tcmalloc": 1.10}}, seed=seed)
-        effects = setting(importance_of(seen, SPACE, RATE, seed=seed), "allocator").effects
+        effects = setting(importance_of(seen, SPACE, RATE), "allocator").effects
         effect = next(row for row in effects if row.value == "tcmalloc")
         hits += effect.low <= 1.10 <= effect.high
     assert hits / 100 > 0.90
@@ -230,6 +229,17 @@ def test_a_value_that_one_configuration_had_is_not_judged() -> None:
     assert flat.note == "no value other than the default was in two configurations"
 
 
-def test_the_same_launches_give_the_same_answer() -> None:
-    seen = searched({"cores": {1: 0.5}})
-    assert importance_of(seen, SPACE, RATE, seed=1) == importance_of(seen, SPACE, RATE, seed=1)
+def test_values_that_always_came_together_are_not_told_apart() -> None:
+    """Which of the two helps is unknown: each may, and neither is said to."""
+    both = [
+        row
+        for row in random_configurations(SPACE, 60, np.random.default_rng(0))
+        if (row["allocator"] == "tcmalloc") == (row["openmp"] == "intel")
+    ]
+    workload = SimulatedWorkload(speed_of({"allocator": {"tcmalloc": 1.3}}), NOISES["1 %"], seed=0)
+    importance = importance_of([workload.measure(row) for row in both], SPACE, RATE)
+    for name, value in (("allocator", "tcmalloc"), ("openmp", "intel")):
+        effect = next(row for row in setting(importance, name).effects if row.value == value)
+        assert 1.0 < effect.ratio < 1.3
+        assert effect.low < 1.0
+        assert not setting(importance, name).matters

@@ -37,7 +37,6 @@ def test_a_clear_gain_is_claimed_with_its_interval() -> None:
     assert verdict.interval.high == pytest.approx(1.10 * math.exp(0.02306), rel=1e-4)
     assert verdict.more is None
     assert verdict.standings[0].chance == 1 / 512
-    assert verdict.standings[0].probability_best > 0.99
     assert "1.100 times the bare command" in verdict.reason
 
 
@@ -141,7 +140,6 @@ def test_a_finalist_that_is_out_claims_nothing() -> None:
     verdict = judged(failed, other)
     assert verdict.best == TWO
     assert verdict.standings[-1].contender is failed
-    assert verdict.standings[-1].probability_best == 0.0
     alone = judged(failed)
     assert alone.kind is Kind.INCONCLUSIVE
     assert alone.reason == "no finalist is left: 2 of 9 launches failed (crashed)"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from xtune.launches.exhaustion import MemoryWatch
+from xtune.launches.readings import MemoryWatch
 
 
 class Machine:

@@ -17,8 +17,8 @@ from xtune.errors import StorageError, StudyError
 from xtune.evidence.verdicts import Kind, Verdict, undecided
 from xtune.launches.launch import Launch, Outcome, Series
 from xtune.launches.objectives import Goal, Objective, Requirement
-from xtune.search.attributes import PIECE
 from xtune.search.budget import Budget
+from xtune.search.encoding import PIECE
 from xtune.search.events import Result
 from xtune.search.history import changed_variables, keep_beginning, shown_records
 from xtune.search.records import Record, Stage, Step

@@ -130,13 +130,12 @@ def test_configurations_are_parallel_categories() -> None:
     assert len(batch["values"]) == len(launched)
 
 
-def test_one_pair_has_neither_interval_nor_probability() -> None:
+def test_one_pair_has_no_interval() -> None:
     found = case("gain").found
     standings = tuple(
         row._replace(
             contender=row.contender._replace(log_ratios=row.contender.log_ratios[:1], frozen=None),
             interval=ratio_interval([log for log in row.contender.log_ratios if log][:1]),
-            probability_best=0.0,
         )
         for row in found.verdict.standings
     )
@@ -148,11 +147,10 @@ def test_one_pair_has_neither_interval_nor_probability() -> None:
     root = read_page(found._replace(verdict=verdict))
     assert "1 pair of launches is too few for a confidence interval" in root.by_id("verdict").words
     for row in root.by_id("decision").rows():
-        assert row[3:6] == [NOTHING, "1", NOTHING]
+        assert row[3:5] == [NOTHING, "1"]
     said = root.words
     assert "\N{INFINITY}" not in said
     assert "0.00\N{MULTIPLICATION SIGN} to" not in said
-    assert "P(best): " not in said
     for trace in charts_of(root)["ratios"]["data"]:
         assert set(trace["error_x"]["array"]) == {0.0}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spaces: exact counts, order, neighbours, encodings, and what is kept of them."""
+"""Spaces: exact counts, order, neighbours, places, and what is kept of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from xtune.errors import SpaceError
 from xtune.space.conditions import parse_condition
 from xtune.space.counting import MAX_COUNTED
-from xtune.space.parameters import BARE, Configuration, Parameter, Value, Where
+from xtune.space.parameters import BARE, Configuration, Parameter, Where
 from xtune.space.spaces import Derived, Space
 
 LAYOUT = Parameter(
@@ -141,34 +141,21 @@ def test_every_configuration_is_drawn_as_often_as_any_other() -> None:
     assert all(abs(count - 200) < 4 * sqrt(200) for count in drawn.values())
 
 
-def test_distances_of_encodings_say_how_alike_two_are() -> None:
-    assert SPACE.columns == (
-        "layout.instances",
-        "layout.ncores",
-        "smt",
-        "allocator=auto",
-        "allocator=glibc",
-        "allocator=tcmalloc",
-        "threads",
-    )
-
-    def distance(**values: Value) -> float:
-        return dist(SPACE.encode(SPACE.default), SPACE.encode(Configuration(values)))
-
-    assert SPACE.encode(Configuration({"layout": "2x1", "threads": 8}))[:3] == (0.5, 0, 0)
-    assert distance(smt=True) == pytest.approx(1)
-    assert distance(allocator="glibc") == distance(allocator="tcmalloc") == pytest.approx(1)
-    assert distance(threads=2) == pytest.approx(1 / 3)
-    assert distance(threads=8) == pytest.approx(1 / 3)
-    assert distance(layout="1x2") == pytest.approx(0.5)
-    assert distance(layout="4x1") == pytest.approx(sqrt(2))
-    assert all(0 <= number <= 1 for one in SPACE for number in SPACE.encode(one))
-    assert len({SPACE.encode(one) for one in SPACE}) == SPACE.size
+def test_distances_of_places_say_how_alike_two_values_are() -> None:
+    threads, layouts = SPACE.places("threads"), SPACE.places("layout")
+    assert threads is not None
+    assert layouts is not None
+    assert dist(threads[0], threads[1]) == pytest.approx(1 / 3)
+    assert dist(threads[0], threads[3]) == pytest.approx(1)
+    # 1xall, 1x1, 1x2, 2x1, 2x2 and 4x1, by the logarithms of instances and cores.
+    assert layouts == ((0, 1), (0, 0), (0, 0.5), (0.5, 0), (0.5, 0.5), (1, 0))
+    assert SPACE.places("allocator") is None
+    assert SPACE.places("smt") is None
 
 
-def test_a_parameter_of_one_value_is_no_column() -> None:
+def test_a_parameter_of_one_value_has_no_places() -> None:
     space = Space([THREADS, Parameter("batch", (8,), 8, Where.PROGRAM, ordered=True)])
-    assert space.columns == ("threads",)
+    assert space.places("batch") is None
     assert space.size == 4
     assert space.default["batch"] == 8
 

@@ -238,6 +238,13 @@ class Asked(NamedTuple):
     cleanup: str | None
 
 
+AS_GIVEN = (
+    "require", "min_effect", "param", "when", "only_params", "allow_numerics", "conf_file", "tried",
+    "budget", "seed", "storage", "study", "prepare", "cleanup",
+)  # fmt: skip
+"""Options that `Asked` holds under their own names."""
+
+
 def asked_from(options: dict[str, Any]) -> Asked:
     """The request that click's `options` make. Raises `UsageError` for contradictions."""
     request = request_from({**options, "metric": (), "timeout": None})
@@ -267,23 +274,10 @@ def asked_from(options: dict[str, Any]) -> Asked:
         request=request,
         metrics=options["metric"],
         goals=options["goal"],
-        require=options["require"],
-        min_effect=options["min_effect"],
         work_shared=options["work"] == SHARED,
-        param=options["param"],
-        when=options["when"],
-        only_params=options["only_params"],
-        allow_numerics=options["allow_numerics"],
-        conf_file=options["conf_file"],
-        tried=options["tried"],
-        budget=options["budget"],
         timeout_s=options["timeout"],
-        seed=options["seed"],
-        storage=options["storage"],
-        study=options["study"],
         service=service,
-        prepare=options["prepare"],
-        cleanup=options["cleanup"],
+        **{name: value for name, value in options.items() if name in AS_GIVEN},
     )
 
 

@@ -113,8 +113,6 @@ class Decision(NamedTuple):
     """The state of a final."""
 
     verdict: Verdict
-    is_settled: bool
-    """The result is clear: no further block is needed."""
     blocks: int
     """Complete blocks used for the verdict."""
     level: float
@@ -265,8 +263,8 @@ class Final:
         if self.blocks < MIN_PAIRS:
             return
         contenders = self._contenders()
-        verdict = self._judge()
-        if verdict.kind is not Kind.INCONCLUSIVE and self._leader_is_clear(verdict):
+        verdict = self._judge(contenders)
+        if verdict.kind is not Kind.INCONCLUSIVE and self._leader_is_clear(verdict, contenders):
             self._is_clear = True
             return
         share = self.plan.level(self.blocks) / len(self.plan.finalists)
@@ -287,11 +285,10 @@ class Final:
                 continue
             self._frozen[number] = interval
 
-    def _leader_is_clear(self, verdict: Verdict) -> bool:
+    def _leader_is_clear(self, verdict: Verdict, contenders: Mapping[int, Contender]) -> bool:
         """Whether no remaining finalist can be better than the winner by the minimal effect."""
         if verdict.kind is Kind.NO_GAIN:
             return True
-        contenders = self._contenders()
         winner = next(c for c in contenders.values() if c.configuration == verdict.best)
         for number, contender in contenders.items():
             if contender is winner or not self._is_in(number):
@@ -306,19 +303,19 @@ class Final:
         """The verdict on the complete blocks; it may be asked for, and the final continued, at any time.
 
         in_full
-            Include advice and probabilities, which take most of the time.
+            Include advice and p-values, which take most of the time.
         """
-        verdict = self._judge(in_full=in_full)
+        verdict = self._judge(self._contenders(), in_full=in_full)
         if in_full and verdict.kind is Kind.INCONCLUSIVE:
             verdict = verdict._replace(more=self._more_budget(verdict))
-        return Decision(verdict, self.is_over, self.blocks, self.plan.level(self.blocks))
+        return Decision(verdict, self.blocks, self.plan.level(self.blocks))
 
-    def _judge(self, *, in_full: bool = False) -> Verdict:
+    def _judge(self, contenders: Mapping[int, Contender], *, in_full: bool = False) -> Verdict:
         if self._ended.startswith("the bare command"):
             return undecided(self.plan.baseline, self._ended)
         return judge(
             self.plan.baseline,
-            tuple(self._contenders().values()),
+            tuple(contenders.values()),
             rule=self.plan.rule,
             level=self.plan.level(self.blocks),
             baseline_kept=[self._kept(block.get(BASELINE)) for block in self._blocks],

@@ -23,7 +23,6 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from xtune.evidence.bootstrap import best_probabilities
 from xtune.evidence.distributions import binomial_at_least
 from xtune.evidence.looks import MIN_PAIRS
 from xtune.evidence.noise import outliers
@@ -81,8 +80,6 @@ class Standing(NamedTuple):
 
     contender: Contender
     interval: RatioInterval | None
-    probability_best: float
-    """Among the finalists and the baseline, by bootstrap of the blocks."""
     chance: float
     """Exact p-value of the sign-flip test, one-sided and uncorrected."""
     outlying: tuple[int, ...]
@@ -112,7 +109,6 @@ class Verdict(NamedTuple):
     reason: str
     standings: tuple[Standing, ...] = ()
     """The best first."""
-    baseline_probability_best: float = 0.0
     more: MoreBudget | None = None
     """The continuation that should settle an inconclusive final; None if unknown."""
 
@@ -145,16 +141,15 @@ def judge(
     baseline_kept
         Whether the baseline met every requirement, for each block.
     with_chances
-        Compute probabilities, which do not affect the verdict and take most of the time.
+        Compute the exact p-values, which do not affect the verdict and take most of the time.
     """
     if not contenders:
         return undecided(baseline, "there was nothing to compare with the bare command")
     share = level / len(contenders)
-    best_shares = _best_shares(contenders, seed if with_chances else None)
     chances = [
         sign_flip_probability(row.seen, seed=seed) if with_chances else 1.0 for row in contenders
     ]
-    standings = _standings(contenders, rule, share, baseline_kept, best_shares[1:], chances)
+    standings = _standings(contenders, rule, share, baseline_kept, chances)
     alive = [row for row in standings if not row.contender.out and row.interval is not None]
     if not alive:
         reasons = "; ".join(dict.fromkeys(c.out or "no pair was measured" for c in contenders))
@@ -185,7 +180,6 @@ def judge(
         interval=leader.interval,
         reason=reason,
         standings=standings,
-        baseline_probability_best=best_shares[0],
     )
 
 
@@ -194,11 +188,10 @@ def _standings(
     rule: Rule,
     share: float,
     baseline_kept: Sequence[bool | None],
-    best_shares: Sequence[float],
     chances: Sequence[float],
 ) -> tuple[Standing, ...]:
     rows = []
-    for contender, best_share, chance in zip(contenders, best_shares, chances, strict=True):
+    for contender, chance in zip(contenders, chances, strict=True):
         interval = contender.frozen
         if interval is None and contender.seen:
             interval = ratio_interval(contender.seen, level=share)
@@ -207,7 +200,6 @@ def _standings(
             Standing(
                 contender=contender,
                 interval=interval,
-                probability_best=best_share,
                 chance=chance,
                 outlying=_outlying(contender),
                 is_gain=is_candidate and interval is not None and _is_gain(interval, rule),
@@ -223,15 +215,6 @@ def _standings(
 def _outlying(contender: Contender) -> tuple[int, ...]:
     blocks = [n for n, value in enumerate(contender.log_ratios) if value is not None]
     return tuple(blocks[place] for place in outliers(contender.seen))
-
-
-def _best_shares(contenders: Sequence[Contender], seed: int | None) -> tuple[float, ...]:
-    rows = [() if contender.out else contender.log_ratios for contender in contenders]
-    blocks = max(len(contender.log_ratios) for contender in contenders)
-    if blocks < 2 or seed is None:
-        return (0.0,) * (len(contenders) + 1)
-    padded = [tuple(row) + (None,) * (blocks - len(row)) for row in rows]
-    return best_probabilities(padded, seed=seed)
 
 
 def _estimate(row: Standing) -> float:

@@ -149,23 +149,23 @@ class _Reader:
         return [(name, DEFAULTS[name] if own is None else own) for name, own in lists.items()]
 
     def _check_values(self, name: str, today: str, own: Any) -> None:
-        key = f"hyperparams.launcher.{name}"
-        if today in COUNTS:
-            if isinstance(own, str) and own in (ALL_PHYSICAL, ALL_LOGICAL):
-                return
-            allowed = f"{ALL_PHYSICAL}, {ALL_LOGICAL} or a list of whole numbers from 1"
-            if not isinstance(own, list) or not own:
-                self._refuse(key, own, allowed)
-            for value in own:
-                if not _is_count(value) and value != NOT_SET:
-                    self._refuse(key, value, allowed)
+        is_count = today in COUNTS
+        if is_count and own in (ALL_PHYSICAL, ALL_LOGICAL):
             return
-        meanings = _SWITCH if today == ALL_NODES else _MEANINGS[today][1]
-        allowed = f"a list of some of {', '.join(map(str, meanings))}"
+        allowed = f"{ALL_PHYSICAL}, {ALL_LOGICAL} or a list of whole numbers from 1"
+        meanings: Mapping[Value, Value] = {}
+        if not is_count:
+            meanings = _SWITCH if today == ALL_NODES else _MEANINGS[today][1]
+            allowed = f"a list of some of {', '.join(map(str, meanings))}"
+        key = f"hyperparams.launcher.{name}"
         if not isinstance(own, list) or not own:
             self._refuse(key, own, allowed)
         for value in own:
-            if not isinstance(value, type(next(iter(meanings)))) or value not in meanings:
+            if is_count:
+                is_allowed = _is_count(value) or value == NOT_SET
+            else:  # 1 is not True
+                is_allowed = isinstance(value, type(next(iter(meanings)))) and value in meanings
+            if not is_allowed:
                 self._refuse(key, value, allowed)
 
     def _mapping(self, content: Any, key: str, known: Sequence[str]) -> Mapping[str, Any]:

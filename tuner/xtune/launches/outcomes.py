@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from xlaunch.report import InstanceReport, Report
 from xtune.launches.announcements import MARK
-from xtune.launches.exhaustion import MemoryWatch
 from xtune.launches.launch import Outcome, Secondary
+from xtune.launches.readings import MemoryWatch
 from xtune.launches.watching import Watched
 
 KILLED = 128 + 9

@@ -28,13 +28,12 @@ from xlaunch.text import number
 from xtune.errors import SpaceError
 from xtune.launches.announcements import MARK, Announced, Announcement, read_announcements
 from xtune.launches.bare import bare_command
-from xtune.launches.energy import EnergyMeter
-from xtune.launches.exhaustion import MemoryWatch
 from xtune.launches.generators import LATENCY, summaries_of
 from xtune.launches.launch import Launch, Outcome, Series, Steadiness
 from xtune.launches.objectives import WALL, Objective
 from xtune.launches.outcomes import describe_unseen, failure_of, secondary_of
 from xtune.launches.outputs import Tail
+from xtune.launches.readings import EnergyMeter, MemoryWatch
 from xtune.launches.requirements import check, metrics_to_read
 from xtune.launches.services import (
     Load,

@@ -34,10 +34,10 @@ from xlaunch.planning import Plan, ProgramRequest, Request, RunRequest
 from xlaunch.supervision.keeper_client import RunningLaunch
 from xlaunch.text import number
 from xtune.launches.bare import bare_command
-from xtune.launches.energy import EnergyMeter
 from xtune.launches.generators import errors_in
 from xtune.launches.launch import Outcome
 from xtune.launches.outputs import Tail
+from xtune.launches.readings import EnergyMeter
 
 FIRST_PORT = 8000
 """Of the commands that are shown; a launch takes free ports."""

@@ -13,10 +13,10 @@ from xlaunch.metrics.metric_lines import Kind
 from xlaunch.supervision.keeper_client import RunningLaunch
 from xlaunch.text import number
 from xtune.launches.cuts import may_be_cut, surely_worse
-from xtune.launches.energy import MAX_PAUSE_S, EnergyMeter
 from xtune.launches.launch import Outcome, Series
 from xtune.launches.objectives import Goal
 from xtune.launches.outputs import Tail
+from xtune.launches.readings import MAX_PAUSE_S, EnergyMeter
 
 FIRST_LOOK_S = 0.25
 SHARE_OF_ONE_CPU = 0.005

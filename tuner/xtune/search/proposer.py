@@ -251,12 +251,11 @@ def improvement(means: Floats, deviations: Floats, best: float) -> Floats:
 
 def _similarities(space: Space, name: str) -> Floats:
     """(values, values): 1 for equal values; with an order it decreases with the distance, else 0."""
-    parameter = space.parameter(name)
-    count = len(parameter.values)
-    columns = [at for at, column in enumerate(space.columns) if column.split(".")[0] == name]
-    if count == 2 or not columns:
+    count = len(space.parameter(name).values)
+    places = space.places(name)
+    if count == 2 or places is None:
         return np.eye(count)
-    points = np.array([space.encode(space.default.with_value(name, v)) for v in parameter.values])
-    distances = np.sqrt(((points[:, None, columns] - points[None, :, columns]) ** 2).sum(axis=2))
+    points = np.array(places)
+    distances = np.sqrt(((points[:, None] - points[None]) ** 2).sum(axis=2))
     found: Floats = np.exp(-SIMILARITY_RATE * distances)
     return found

@@ -17,8 +17,14 @@ from typing import Any, NamedTuple
 from xtune.errors import StudyError
 from xtune.evidence.verdicts import Kind, Verdict
 from xtune.launches.objectives import Goal, Objective
-from xtune.search.attributes import PREFIX, read_pieces, write_pieces
-from xtune.search.encoding import Plain, decode_objective, encode_objective
+from xtune.search.encoding import (
+    PREFIX,
+    Plain,
+    decode_objective,
+    encode_objective,
+    read_pieces,
+    write_pieces,
+)
 from xtune.search.events import Seed
 from xtune.search.storage import Storage
 from xtune.space.identities import MachineIdentity, ProgramIdentity

@@ -24,8 +24,17 @@ from typing import TYPE_CHECKING, Any
 from xtune.evidence.ratios import has_ratio
 from xtune.launches.launch import Launch, Outcome
 from xtune.launches.objectives import Objective, Requirement
-from xtune.search.attributes import PREFIX, pack, read_pieces, unpack, write_pieces
-from xtune.search.encoding import Plain, decode_final_plan, decode_launch, encode_launch
+from xtune.search.encoding import (
+    PREFIX,
+    Plain,
+    decode_final_plan,
+    decode_launch,
+    encode_launch,
+    pack,
+    read_pieces,
+    unpack,
+    write_pieces,
+)
 from xtune.search.records import Record, Stage, Step
 from xtune.search.study import Study
 from xtune.search.workers import BEAT_S, Watch, Worker, this_worker

@@ -291,18 +291,16 @@ def configuration_chart(result: Result, ranking: Sequence[str]) -> Chart | None:
 
 
 def importance_chart(importance: Importance) -> Chart | None:
-    """The share of each setting with its confidence interval; None if nothing is known."""
+    """The share of each setting; None if nothing is known."""
     rows = [row for row in importance.settings if row.effects]
     data = []
     for name, colour, matters in (("matters", ORANGE, True), ("may be chance", GREY, False)):
         mine = [row for row in rows if row.matters is matters]
-        shares = [Estimate(row.share, row.share_low, row.share_high) for row in mine]
         points = [
-            (share.value, text(row.name), text("{}: {}, {} to {}".format(row.name, *map(percent, share))))
-            for row, share in zip(mine, shares, strict=True)
-        ]  # fmt: skip
+            (row.share, text(row.name), text(f"{row.name}: {percent(row.share)}")) for row in mine
+        ]
         bar = {"type": "bar", "orientation": "h", "marker": {"color": colour}}
-        data += [_points(points, name=name, error_x=_bars(shares), **bar)] if mine else []
+        data += [_points(points, name=name, **bar)] if mine else []
     names = [text(row.name) for row in rows]
     title = {"text": "share of the differences between configurations"}
     layout = _layout(

@@ -157,9 +157,8 @@ def _mattered(result: Result) -> Iterator[str]:
             best = row.effects[0]
             ratio, low, high = ratios(best.ratio, best.low, best.high)
             lines.append(
-                f"  mattered: {row.name} ({percent(row.share)} of the differences,"
-                f" {percent(row.share_low)} to {percent(row.share_high)}): {best.value} is {ratio}"
-                f" times its default, {low} to {high}"
+                f"  mattered: {row.name} ({percent(row.share)} of the differences): {best.value} is"
+                f" {ratio} times its default, {low} to {high}"
             )
     yield from lines
     if result.space.size > MAX_CONFIGURATIONS_SHOWN:

@@ -127,7 +127,8 @@ def describe_gains(resolution: Resolution) -> str:
     low, high = (
         f"{100 * one:.{0 if one >= 0.1 else 1}f}" for one in (resolution.low, resolution.high)
     )
-    return f"above {low} to {high} % (noise: {100 * resolution.spread:.1f} % from launch to launch)"
+    span = low if low == high else f"{low} to {high}"
+    return f"above {span} % (noise: {100 * resolution.spread:.1f} % from launch to launch)"
 
 
 def describe_launch(record: Record, space: Space, objective: Objective) -> str:

@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import ast
 import difflib
-import enum
-import itertools
 import re
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -78,40 +76,20 @@ def parse_condition(
     return _Reader(text, names, frozenset(words)).condition()
 
 
-class _Kind(enum.Enum):
-    NUMBER = "a number"
-    TEXT = "text"
-    TRUTH = "true or false"
+NUMBER, TEXT, TRUTH = "a number", "text", "true or false"
+"""The kinds of values."""
 
-
-class _Part(NamedTuple):
-    """A parsed part of a condition."""
-
-    node: ast.expr
-    """With words as text, and lists as tuples."""
-    kind: _Kind
-    values: frozenset[Value] | None = None
-    """All values of a text parameter."""
-    literal: str | None = None
-    """The literal text, without its quotes."""
-    is_bare: bool = False
-    """Written without quotes, so it may be a misspelt name."""
-
+OPERATORS = "== != < <= > >= in, and or not, + - * / // %"
 
 _QUOTED = r"'[^']*'|\"[^\"]*\""
 _PLAIN = re.compile(r"-?[A-Za-z_]\w*|-?(\d+(\.\d*)?|\.\d+)", re.ASCII)
 _BARE = re.compile(r"[\w.:/+-]+", re.ASCII)
-_MISTAKES = (
-    (re.compile(r"(?<![=!<>])=(?!=)"), "= means nothing; write =="),
-    (re.compile(r"&"), "& means nothing; write and"),
-    (re.compile(r"\|"), "| means nothing; write or"),
-    (re.compile(r"!(?!=)"), "! means nothing; write not, or !="),
-)
 _ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod)
+_EQUALITY = (ast.Eq, ast.NotEq, ast.In, ast.NotIn)
 
 
 class _Reader:
-    """Parses one condition and checks the kinds of its parts."""
+    """Parses one condition and checks the kinds of its parts; whatever it does not know is refused."""
 
     def __init__(
         self, text: str, names: Mapping[str, Sequence[Value]], words: frozenset[str]
@@ -120,41 +98,37 @@ class _Reader:
         self._names = names
         self._words = words
         self._used: set[str] = set()
+        self._known: dict[str, Value] = {"true": True, "false": False}
+        """Words that are no names, with their values."""
 
     def condition(self) -> Condition:
         tree = self._parsed()
-        if isinstance(tree, ast.IfExp):
-            parts = [self._read(side, _Kind.TRUTH).node for side in (tree.test, tree.body)]
-            node: ast.expr = ast.IfExp(parts[0], parts[1], ast.Constant(True))
-        else:
-            node = self._read(tree, _Kind.TRUTH).node
+        for side in (tree.test, tree.body) if isinstance(tree, ast.IfExp) else (tree,):
+            self._require(side, TRUTH)
         if not self._used:
-            raise self._error(f"names no parameter; there are {self._known()}")
-        expression = ast.fix_missing_locations(ast.Expression(node))
-        code = compile(expression, "--when", "eval")
+            raise self._error(f"names no parameter; there are {', '.join(self._names) or 'none'}")
+        code = compile(ast.fix_missing_locations(ast.Expression(tree)), "--when", "eval")
 
         def evaluate(values: Values) -> Value:
-            # Only nodes that `_read` made.
-            found: Value = eval(code, {"__builtins__": {}}, values)  # noqa: S307
+            # Only nodes that `_kind` knows.
+            found: Value = eval(code, {"__builtins__": {}}, {**self._known, **values})  # noqa: S307
             return found
 
         return Condition(self._text, frozenset(self._used), evaluate)
 
     def _parsed(self) -> ast.expr:
         """Python's syntax tree, once values such as glibc-tuned are quoted and ``if`` has an ``else``."""
-        outside = re.sub(_QUOTED, "", self._text)
-        for mistake, message in _MISTAKES:
-            if mistake.search(outside):
-                raise self._error(message)
         texts = {str(value) for values in self._names.values() for value in values} | self._words
         bare = [text for text in texts if _BARE.fullmatch(text) and not _PLAIN.fullmatch(text)]
         choices = "|".join(re.escape(text) for text in sorted(bare, key=len, reverse=True))
-        # Quoted text, or a whole value, or a word.
         token = re.compile(
-            rf"{_QUOTED}|(?<![\w.])(?P<bare>{choices or '(?!)'})(?![\w.:/+-])|(?P<word>\b[A-Za-z_]\w*)|\s",
-            re.ASCII,
+            rf"{_QUOTED}|(?<![\w.])(?P<bare>{choices or '(?!)'})(?![\w.:/+-])|\s", re.ASCII
         )
-        text = token.sub(_in_python, self._text).strip()
+
+        def in_python(found: re.Match[str]) -> str:
+            return repr(found["bare"]) if found["bare"] is not None else found[0].strip() or " "
+
+        text = token.sub(in_python, self._text).strip()
         if re.search(r"\bif\b", re.sub(_QUOTED, "", text)):
             text += " else True"
         try:
@@ -163,112 +137,105 @@ class _Reader:
                 return ast.parse(text, mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             reason = error.msg if isinstance(error, SyntaxError) else "nested too deep"
-            raise self._error(f"cannot be read ({reason})") from None
+            raise self._error(f"cannot be read ({reason}); write {OPERATORS}") from None
 
-    def _read(self, node: ast.expr, wanted: _Kind | None = None) -> _Part:
-        part = self._part(node)
-        if wanted is None or (part.kind is wanted and not part.is_bare):
-            return part
-        if part.is_bare:
-            raise self._unknown(part)
-        shown = ast.unparse(node)
-        if wanted is _Kind.NUMBER:
-            raise self._error(f"{shown}: a number is expected here, and this is {part.kind.value}")
-        raise self._error(
-            f"{shown}: this is {part.kind.value} by itself; compare it, as in threads<=ncores"
-        )
+    def _require(self, node: ast.expr, wanted: str) -> None:
+        kind = self._kind(node)
+        if self._is_unknown(node):
+            raise self._unknown(node)
+        if kind != wanted:
+            expected = "compare it, as in threads<=ncores" if wanted is TRUTH else f"not {wanted}"
+            raise self._error(f"{ast.unparse(node)}: this is {kind} by itself; {expected}")
 
-    def _part(self, node: ast.expr) -> _Part:
+    def _kind(self, node: ast.expr) -> str:
+        """The kind of a part; its own parts are checked."""
         match node:
-            case ast.BoolOp(op, sides):
-                read = [self._read(side, _Kind.TRUTH).node for side in sides]
-                return _Part(ast.BoolOp(op, read), _Kind.TRUTH)
-            case ast.UnaryOp(ast.Not() as op, operand):
-                return _Part(ast.UnaryOp(op, self._read(operand, _Kind.TRUTH).node), _Kind.TRUTH)
-            case ast.UnaryOp(ast.USub() as op, operand):
-                return _Part(ast.UnaryOp(op, self._read(operand, _Kind.NUMBER).node), _Kind.NUMBER)
+            case ast.BoolOp(_, sides):
+                for side in sides:
+                    self._require(side, TRUTH)
+                return TRUTH
+            case ast.UnaryOp(ast.Not(), operand):
+                self._require(operand, TRUTH)
+                return TRUTH
+            case ast.UnaryOp(ast.USub(), operand):
+                self._require(operand, NUMBER)
+                return NUMBER
             case ast.BinOp(left, op, right) if isinstance(op, _ARITHMETIC):
-                sides = [self._read(side, _Kind.NUMBER).node for side in (left, right)]
-                return _Part(ast.BinOp(sides[0], op, sides[1]), _Kind.NUMBER)
+                self._require(left, NUMBER)
+                self._require(right, NUMBER)
+                return NUMBER
             case ast.Compare():
-                return self._comparison(node)
-            case ast.Constant(bool()):
-                return _Part(node, _Kind.TRUTH)
-            case ast.Constant(int() | float()):
-                return _Part(node, _Kind.NUMBER)
-            case ast.Constant(str() as literal):
-                return _Part(node, _Kind.TEXT, literal=literal)
+                self._check_comparison(node)
+                return TRUTH
+            case ast.Constant(bool() | int() | float() | str() as value):
+                return _kind_of([value])
             case ast.Name(name) if name in self._names:
                 self._used.add(name)
-                values = self._names[name]
-                kind = _kind_of(values)
-                return _Part(node, kind, frozenset(values) if kind is _Kind.TEXT else None)
+                return _kind_of(self._names[name])
             case ast.Name(name):
-                return _Part(ast.Constant(name), _Kind.TEXT, literal=name, is_bare=True)
+                return _kind_of([self._known.setdefault(name, name)])
         raise self._error(f"{ast.unparse(node)}: is not allowed in a condition")
 
-    def _comparison(self, node: ast.Compare) -> _Part:
-        sides = [node.left, *node.comparators]
-        made = [self._read(node.left)]
-        for operator, (_, right) in zip(node.ops, itertools.pairwise(sides), strict=True):
+    def _check_comparison(self, node: ast.Compare) -> None:
+        left, kind = node.left, self._kind(node.left)
+        for at, (operator, right) in enumerate(zip(node.ops, node.comparators, strict=True)):
+            others = [right]
             if isinstance(operator, ast.In | ast.NotIn):
-                items = right.elts if isinstance(right, ast.Tuple | ast.List) else [right]
-                read = [self._read(item) for item in items]
-                for item in read:
-                    self._check(made[-1], ast.Eq(), item)
-                made.append(_Part(ast.Tuple([item.node for item in read], ast.Load()), _Kind.TRUTH))
-            else:
-                made.append(self._read(right))
-                self._check(made[-2], operator, made[-1])
-        compared = ast.Compare(made[0].node, node.ops, [part.node for part in made[1:]])
-        return _Part(compared, _Kind.TRUTH)
+                others = right.elts if isinstance(right, ast.Tuple | ast.List) else [right]
+                node.comparators[at] = ast.Tuple(others, ast.Load())
+            elif isinstance(operator, ast.Is | ast.IsNot):
+                raise self._error("'is' is not allowed in a condition; write == or !=")
+            kinds = [self._kind(other) for other in others]
+            for other, others_kind in zip(others, kinds, strict=True):
+                self._check_pair((left, other), operator, (kind, others_kind))
+            left, kind = right, kinds[0] if others == [right] else TRUTH
 
-    def _check(self, left: _Part, operator: ast.cmpop, right: _Part) -> None:
-        """Refuse to compare two kinds, to order text, and text that is no value of the parameter."""
-        for part, other in ((left, right), (right, left)):
-            if part.is_bare and other.values is None:
+    def _check_pair(
+        self, sides: tuple[ast.expr, ast.expr], operator: ast.cmpop, kinds: tuple[str, str]
+    ) -> None:
+        """Refuse two kinds, an order of text, and text that is not a value of the parameter."""
+        for part, other in (sides, sides[::-1]):
+            values = self._names.get(other.id) if isinstance(other, ast.Name) else None
+            is_text = values is not None and _kind_of(values) is TEXT
+            if self._is_unknown(part) and not is_text:
                 raise self._unknown(part)
-        if isinstance(operator, ast.Is | ast.IsNot):
-            raise self._error("'is' is not allowed in a condition; write == or !=")
-        if left.kind is not right.kind:
-            quote = "; text is written in quotes" if _Kind.TEXT in (left.kind, right.kind) else ""
-            raise self._error(f"{left.kind.value} is compared with {right.kind.value}{quote}")
-        if left.kind is not _Kind.NUMBER and not isinstance(operator, ast.Eq | ast.NotEq):
-            raise self._error(f"{left.kind.value} has no order; write == or !=")
-        for part, other in ((left, right), (right, left)):
-            if part.literal is None or other.values is None:
-                continue
-            if part.literal in other.values or part.literal in self._words:
-                continue
-            known = sorted(map(str, other.values))
-            near = difflib.get_close_matches(part.literal, [*known, *sorted(self._words)], n=1)
-            hint = f"; did you mean {near[0]}?" if near else f"; it is {' or '.join(known)}"
-            raise self._error(f"the parameter is never {part.literal!r}{hint}")
+            literal = self._literal(part)
+            if is_text and literal is not None and literal not in (*(values or ()), *self._words):
+                known = sorted(map(str, values or ()))
+                near = difflib.get_close_matches(literal, [*known, *sorted(self._words)], n=1)
+                hint = f"; did you mean {near[0]}?" if near else f"; it is {' or '.join(known)}"
+                raise self._error(f"the parameter is never {literal!r}{hint}")
+        if kinds[0] != kinds[1]:
+            quote = "; text is written in quotes" if TEXT in kinds else ""
+            raise self._error(f"{kinds[0]} is compared with {kinds[1]}{quote}")
+        if kinds[0] != NUMBER and not isinstance(operator, _EQUALITY):
+            raise self._error(f"{kinds[0]} has no order; write == or !=")
 
-    def _unknown(self, part: _Part) -> SpaceError:
-        near = difflib.get_close_matches(part.literal or "", self._names, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {self._known()}"
-        return self._error(f"nothing here has the name {part.literal!r}; {hint}")
+    def _is_unknown(self, node: ast.expr) -> bool:
+        """Whether it is a word that is no name: text without quotes, or a misspelt name."""
+        is_name = isinstance(node, ast.Name) and node.id not in self._names
+        return is_name and self._literal(node) is not None
 
-    def _known(self) -> str:
-        return ", ".join(self._names) or "none"
+    def _literal(self, node: ast.expr) -> str | None:
+        """Text that is written as such, with quotes or without."""
+        if isinstance(node, ast.Constant):
+            return node.value if isinstance(node.value, str) else None
+        value = self._known.get(node.id) if isinstance(node, ast.Name) else None
+        return value if isinstance(value, str) else None
+
+    def _unknown(self, node: ast.expr) -> SpaceError:
+        name = self._literal(node) or ""
+        near = difflib.get_close_matches(name, self._names, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(self._names)}"
+        return self._error(f"nothing here has the name {name!r}; {hint}")
 
     def _error(self, message: str) -> SpaceError:
         return SpaceError(f"--when {self._text!r}: {message}")
 
 
-def _in_python(found: re.Match[str]) -> str:
-    """A token in Python's syntax: values in quotes, ``true`` capitalized."""
-    if found["bare"] is not None:
-        return repr(found["bare"])
-    if found["word"] in ("true", "false"):
-        return found["word"].capitalize()
-    return found[0] if found[0].strip() else " "
-
-
-def _kind_of(values: Sequence[Value]) -> _Kind:
+def _kind_of(values: Sequence[Value]) -> str:
     if all(isinstance(value, bool) for value in values):
-        return _Kind.TRUTH
+        return TRUTH
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
-        return _Kind.NUMBER
-    return _Kind.TEXT
+        return NUMBER
+    return TEXT

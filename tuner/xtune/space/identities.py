@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -172,11 +173,7 @@ def _file_of(words: tuple[str, ...]) -> str:
                 return word
     if "/" in name or os.path.isfile(name):
         return name
-    for directory in os.environ.get("PATH", os.defpath).split(os.pathsep):
-        candidate = os.path.join(directory or ".", name)
-        if os.path.isfile(candidate):
-            return candidate
-    return name
+    return shutil.which(name) or name
 
 
 def _content(path: str) -> str:

@@ -81,7 +81,6 @@ class Space:
         if self._checks and not self._members:
             listed = ", ".join([repr(condition.text) for condition in self.conditions])
             raise SpaceError(f"no configuration meets every --when: {listed}")
-        self._columns = _columns(self.parameters, self.derived)
 
     @property
     def size(self) -> int:
@@ -95,11 +94,6 @@ class Space:
         """All defaults; if conditions rule that out, the configuration nearest to it."""
         wanted = self._choices(Configuration({}))
         return self._configuration(nearest(self._sizes, self._checks, wanted))
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The meaning of the numbers of `encode`. **Ex.:** ``"batch"``, ``"allocator=glibc"``."""
-        return tuple([column.name for column in self._columns])
 
     @property
     def name(self) -> str:
@@ -202,14 +196,19 @@ class Space:
             ]
         return tuple(found)
 
-    def encode(self, configuration: Configuration) -> tuple[float, ...]:
-        """A number between 0 and 1 for each of `columns`; distances measure similarity.
+    def places(self, name: str) -> tuple[tuple[float, ...], ...] | None:
+        """A point for each value of a parameter, whose distances measure similarity.
 
-        An ordered parameter is encoded by its rank; one with derived numbers (a layout) by their
-        logarithms; any other by a column for each value, scaled so that two values are 1 apart.
+        An ordered parameter is placed by its rank, one with derived numbers (a layout) by their
+        logarithms; coordinates go from 0 to 1. None for any other, whose values are equally unlike.
         """
-        choices = self._choices(configuration)
-        return tuple([column.numbers[choices[column.position]] for column in self._columns])
+        parameter = self.parameter(name)
+        points = _coordinates(parameter, self.derived)
+        if parameter.ordered:
+            points = tuple([(float(rank),) for rank in range(len(parameter.values))])
+        axes = [axis for axis in zip(*points or (), strict=True) if min(axis) < max(axis)]
+        scaled = [[(n - min(axis)) / (max(axis) - min(axis)) for n in axis] for axis in axes]
+        return tuple(zip(*scaled, strict=True)) or None
 
     def to_plain(self) -> dict[str, Any]:
         """The space as plain lists, dicts, text and numbers, for JSON."""
@@ -308,40 +307,6 @@ class Space:
                 if third not in (chosen, choice)
             )
         ]
-
-
-class _Column(NamedTuple):
-    """One number of an encoded configuration."""
-
-    name: str
-    position: int
-    """The parameter that it depends on."""
-    numbers: tuple[float, ...]
-    """One for each value of the parameter."""
-
-
-def _columns(parameters: Sequence[Parameter], derived: Sequence[Derived]) -> tuple[_Column, ...]:
-    columns = []
-    for at, parameter in enumerate(parameters):
-        count = len(parameter.values)
-        if count == 1:
-            continue
-        points = None if parameter.ordered else _coordinates(parameter, derived)
-        if points is not None:
-            names = [one.name for one in derived if one.parameter == parameter.name]
-            for name, numbers in zip(names, zip(*points, strict=True), strict=True):
-                low, high = min(numbers), max(numbers)
-                if low < high:
-                    scaled = tuple([(number - low) / (high - low) for number in numbers])
-                    columns.append(_Column(f"{parameter.name}.{name}", at, scaled))
-        elif parameter.ordered or count == 2:
-            ranks = tuple([rank / (count - 1) for rank in range(count)])
-            columns.append(_Column(parameter.name, at, ranks))
-        else:
-            for chosen, value in enumerate(parameter.values):
-                hot = tuple([math.sqrt(0.5) * (other == chosen) for other in range(count)])
-                columns.append(_Column(f"{parameter.name}={value}", at, hot))
-    return tuple(columns)
 
 
 def _coordinates(

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Secondary readings during a launch: energy, and the kernel's counters of exhausted memory.
+
+The kernel's powercap tree counts microjoules (Documentation/power/powercap/powercap.rst); since
+CVE-2020-8694 only root may read them. Packages and their memory are summed; a package includes its
+cores and graphics. The counters include other processes.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from xlaunch.machine.cgroups import ControlGroups
+from xlaunch.machine.files import Tree, number
+
+POWERCAP = "/sys/class/powercap"
+CONTROL_TYPE = "intel-rapl"
+"""Also the name for AMD's processors. ``intel-rapl-mmio`` counts the same energy again."""
+
+MAX_PAUSE_S = 60.0
+"""Maximum time between samples: at 4 kW, a counter of 2^32 units of 61 microjoules wraps after 65 s."""
+
+KILLS, FULL = "kills", "full"
+"""Kills by the kernel's out-of-memory killer; how often a control group reached its limit."""
+
+_WORDS = re.compile(
+    r"\bMemoryError\b|\bstd::bad_alloc\b|\bcan(?:no|')t allocate memory\b|\bout of memory\b"
+    r"|\bKilled\b|\bENOMEM\b|\bnot enough memory\b",
+    re.IGNORECASE,
+)
+"""Messages of interpreters, allocators and shells about exhausted memory."""
+
+
+class EnergyMeter:
+    """Measures energy since its creation. Call `sample` at least every `MAX_PAUSE_S`."""
+
+    def __init__(self, root: str = "/") -> None:
+        """`root`: root of the file tree to read."""
+        self._tree = Tree(root)
+        self._ranges_uj = dict(self._find())
+        """By directory; the counter wraps beyond it."""
+        self._last = {path: self._read(path) for path in self._ranges_uj}
+        self._total_uj = 0
+        self._is_lost = not self._last or None in self._last.values()
+
+    def sample(self) -> None:
+        """Add the energy since the last sample."""
+        for path, before in self._last.items():
+            now = self._read(path)
+            if before is None or now is None:
+                self._is_lost = True
+                return
+            moved = now - before
+            self._total_uj += moved if moved >= 0 else moved + self._ranges_uj[path]
+            self._last[path] = now
+
+    def joules(self) -> float | None:
+        """Energy so far; None if a counter cannot be read."""
+        if not self._is_lost:
+            self.sample()
+        return None if self._is_lost else self._total_uj / 1e6
+
+    def _read(self, path: str) -> int | None:
+        return self._tree.read_int(f"{path}/energy_uj")
+
+    def _find(self) -> list[tuple[str, int]]:
+        """The counters of packages and of their memory, each with its range."""
+        found = []
+        for name in sorted(self._tree.names(POWERCAP)):
+            kind, _, numbers = name.partition(":")
+            label = self._tree.read(f"{POWERCAP}/{name}/name") or ""
+            is_package = ":" not in numbers and label.startswith("package-")
+            range_uj = self._tree.read_int(f"{POWERCAP}/{name}/max_energy_range_uj")
+            if kind == CONTROL_TYPE and (is_package or label == "dram") and range_uj is not None:
+                found.append((f"{POWERCAP}/{name}", range_uj))
+        return found
+
+
+class _Counter(NamedTuple):
+    kind: str
+    """`KILLS` or `FULL`."""
+    path: str
+    name: str
+    """Of its line; empty: the file is one number."""
+
+
+class MemoryWatch:
+    """Watches the counters of the system, and of every enclosing control group, from its creation on."""
+
+    def __init__(self, root: str = "/") -> None:
+        """`root`: root of the file tree to read."""
+        self._tree = Tree(root)
+        self._counters = [_Counter(KILLS, "/proc/vmstat", "oom_kill")]
+        for levels in ControlGroups(self._tree).enclosing("memory"):
+            for group in levels:
+                if group.version == 2:
+                    path = f"{group.directory}/memory.events"
+                    self._counters += [
+                        _Counter(KILLS, path, "oom_kill"),
+                        _Counter(FULL, path, "max"),
+                    ]
+                else:
+                    oom, full = (
+                        f"{group.directory}/memory.{name}" for name in ("oom_control", "failcnt")
+                    )
+                    self._counters += [_Counter(KILLS, oom, "oom_kill"), _Counter(FULL, full, "")]
+        self._before = [self._count(one) for one in self._counters]
+
+    def explain(self, *, killed: bool, stderr: str) -> str | None:
+        """Why a failed launch seems to have lacked memory; None without evidence.
+
+        killed
+            SIGKILL ended one of its processes, and was not sent by the tuner.
+        stderr
+            The end of its standard error.
+        """
+        said = _WORDS.search(stderr)
+        kills, full = self._moved(KILLS), self._moved(FULL)
+        if kills > 0 and (killed or said):
+            return f"the kernel's out-of-memory killer ran {_times(kills)} meanwhile"
+        if killed and full > 0:
+            return f"it was killed, and its control group reached its memory limit {_times(full)}"
+        if said is not None:
+            line = next(line for line in stderr.splitlines() if said[0] in line)
+            return f"it printed {line.strip()[:200]!r}"
+        return None
+
+    def _moved(self, kind: str) -> int:
+        """The largest increase; one event is counted in many places."""
+        pairs = zip(self._counters, self._before, strict=True)
+        moved = [self._count(one) - before for one, before in pairs if one.kind == kind]
+        return max(moved, default=0)
+
+    def _count(self, counter: _Counter) -> int:
+        if not counter.name:
+            return self._tree.read_int(counter.path) or 0
+        for line in (self._tree.read(counter.path) or "").splitlines():
+            key, _, value = line.partition(" ")
+            if key == counter.name:
+                return number(value) or 0
+        return 0
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
