@@ -99,8 +99,10 @@ BENCHMARKS = (
         "optimize",
         f"--work mobilenet --mode realtime --form eager --form optimize-eager {TURNS}",
     ),
-    Benchmark("pause", "optimize.pause", "--works minilm --lengths 5", modules=MINILM),
-    Benchmark("warmstart", "optimize.warmstart", "--works minilm", modules=MINILM, timeout_s=300),
+    Benchmark(
+        "pause", "optimize.pause", "--works minilm --lengths 5", modules=MINILM, timeout_s=400
+    ),
+    Benchmark("warmstart", "optimize.warmstart", "--works minilm", modules=MINILM, timeout_s=400),
     Benchmark("priority", "optimize.priority", "--rounds 2", modules=MINILM),
     Benchmark(
         "int8",
