@@ -41,8 +41,8 @@ from benchmarks.harness.measurement import (
     ratio,
     write_json,
 )
+from xruntime.streams.task import Task
 from xruntime.threads.cpu_pool import CPUPool
-from xruntime.threads.task import Task
 
 CALLS = 3000
 TASK = "xruntime Task"

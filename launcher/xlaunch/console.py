@@ -47,6 +47,14 @@ def say(text: str, program: str = "xlaunch") -> None:
         sys.stderr.flush()
 
 
+def terminal_width(descriptor: int) -> int | None:
+    """The columns of the terminal that a descriptor is; None if it is none or has no size."""
+    try:
+        return os.get_terminal_size(descriptor).columns or None
+    except OSError:
+        return None
+
+
 def prepare_streams() -> None:
     """Open /dev/null for each closed standard stream, whose number the next pipe would get.
 

@@ -212,7 +212,8 @@ def _enough_descriptors(plan: Plan, run: RunRequest) -> Iterator[None]:
 
     count = len(plan.instances)
     # A supervisor has two pipes and a process descriptor for each instance, or somewhat more.
-    fewest, needed = 3 * count + 16, 5 * count + 32
+    each = 5 if run.tee else 3  # two log files besides
+    fewest, needed = each * count + 16, (each + 2) * count + 32
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY:
         if hard < fewest:

@@ -21,7 +21,13 @@ from typing import NamedTuple
 from xlaunch.errors import UsageError
 from xlaunch.files import MEMORY, try_lock, write_whole
 from xlaunch.machine.cpu_list import format_cpu_list, parse_cpu_list
-from xlaunch.machine.processes import TICKS_PER_SECOND, proc_is_ours, read_file, read_process
+from xlaunch.machine.processes import (
+    TICKS_PER_SECOND,
+    pid_namespace,
+    proc_is_ours,
+    read_file,
+    read_process,
+)
 from xlaunch.machine.topology import CPUs
 
 DIRECTORY = "xlaunch-launches-{uid}"
@@ -49,6 +55,8 @@ class Lease(NamedTuple):
     log_dir: str = ""
     metric: str = ""
     """The last values of its metrics. **Ex.:** ``"120 images/s"``."""
+    gpus: tuple[str, ...] = ()
+    """The identities of its instances' own GPUs: PCI addresses, or names where these are unknown."""
 
     @property
     def uptime_s(self) -> float:
@@ -59,7 +67,8 @@ class Lease(NamedTuple):
 
     def __str__(self) -> str:
         cpus = f" on CPUs {format_cpu_list(self.cpus)}" if self.cpus else ""
-        return f"{self.program} (PID {self.pid}{cpus})"
+        gpus = f", GPUs {', '.join(self.gpus)}" if self.gpus else ""
+        return f"{self.program} (PID {self.pid}{cpus}{gpus})"
 
 
 def records_directory() -> str:
@@ -94,10 +103,21 @@ def taken_cpus(leases: Iterable[Lease]) -> CPUs:
     return tuple(sorted({cpu for lease in leases for cpu in lease.cpus}))
 
 
-def sharing(leases: Iterable[Lease], cpus: Collection[int]) -> list[Lease]:
-    """The leases that have some of `cpus`."""
-    members = set(cpus)
-    return [lease for lease in leases if not members.isdisjoint(lease.cpus)]
+def taken_gpus(leases: Iterable[Lease]) -> frozenset[str]:
+    """The identities of the GPUs of all leases."""
+    return frozenset([gpu for lease in leases for gpu in lease.gpus])
+
+
+def sharing(
+    leases: Iterable[Lease], cpus: Collection[int], gpus: Collection[str] = ()
+) -> list[Lease]:
+    """The leases that have some of `cpus` or of `gpus`."""
+    members, devices = set(cpus), set(gpus)
+    return [
+        lease
+        for lease in leases
+        if not (members.isdisjoint(lease.cpus) and devices.isdisjoint(lease.gpus))
+    ]
 
 
 @contextlib.contextmanager
@@ -200,7 +220,7 @@ def _read(path: str, uid: int) -> Lease | None:
         lease, namespace = _from_text(data.decode(), uid)
     except (KeyError, ValueError, UsageError):
         return None
-    runs = namespace == _pid_namespace() and start_ticks(lease.pid) == lease.start_ticks
+    runs = namespace == pid_namespace() and start_ticks(lease.pid) == lease.start_ticks
     return lease if runs else None
 
 
@@ -215,7 +235,8 @@ def _to_text(lease: Lease) -> str:
         **lease._asdict(),
         "cpus": format_cpu_list(lease.cpus),
         "exclusive": int(lease.exclusive),
-        "pid_namespace": _pid_namespace(),
+        "gpus": " ".join(lease.gpus),
+        "pid_namespace": pid_namespace(),
     }
     return "".join([f"{name} {' '.join(str(value).split())}\n" for name, value in fields.items()])
 
@@ -234,12 +255,6 @@ def _from_text(text: str, uid: int) -> tuple[Lease, str]:
         job=int(fields["job"]),
         log_dir=fields["log_dir"],
         metric=fields["metric"],
+        gpus=tuple(fields["gpus"].split()),
     )
     return lease, fields["pid_namespace"]
-
-
-def _pid_namespace() -> str:
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return ""

@@ -81,7 +81,14 @@ def plan_beside_others(
                 if exclusive:
                     made = _plan_on_free(request, machine, held, locked=locked)
                 else:
-                    made = plan(request.layout, machine, taken=leases.taken_cpus(held))
+                    # Launches that run one instance each of a layout must see the same layout.
+                    avoided = held if request.layout.instance_index is None else []
+                    made = plan(
+                        request.layout,
+                        machine,
+                        taken=leases.taken_cpus(avoided),
+                        taken_gpus=leases.taken_gpus(avoided),
+                    )
             except _TakenError as error:
                 if time.monotonic() >= deadline:
                     raise XLaunchError(str(error)) from None
@@ -94,6 +101,8 @@ def plan_beside_others(
         time.sleep(WAIT_INTERVAL_S)
     if made.bound and (sharing := leases.sharing(held, _cpus_of(made))):
         notes.append(f"shares cores with {_names(sharing)}")
+    if sharing := leases.sharing(held, (), _gpus_of(made)):
+        notes.append(f"shares GPUs with {_names(sharing)}")
     return Placed(request, made, machine, environment, lease, tuple(warnings), tuple(notes))
 
 
@@ -113,13 +122,17 @@ class _TakenError(Exception):
 def _plan_on_free(
     request: Request, machine: Machine, held: Sequence[Lease], *, locked: bool
 ) -> Plan:
-    """Plan on the cores that no launch has taken. Raises `_TakenError` if that does not fit."""
+    """Plan on cores and GPUs that no launch has taken. Raises `_TakenError` if that does not fit."""
     if not locked:
         raise _TakenError("--exclusive: another launch is being planned, and does not end")
     limits = machine.limits
     taken = set(_whole_cores(machine, leases.taken_cpus(held)))
     free = tuple([cpu for cpu in limits.allowed_cpus if cpu not in taken])
-    blocking = leases.sharing(held, limits.allowed_cpus)
+    gpus, held_gpus = machine.gpus, leases.taken_gpus(held)
+    free_gpus = tuple([gpu for gpu in gpus.usable if gpu.identity not in held_gpus])
+    if request.layout.gpus_per_instance is None:
+        held_gpus = frozenset()
+    blocking = leases.sharing(held, limits.allowed_cpus, held_gpus)
     if not free:
         raise _TakenError(f"--exclusive: no core is free; held by {_names(blocking)}")
     narrowed_by = (
@@ -128,11 +141,12 @@ def _plan_on_free(
         else ()
     )
     inside = machine._replace(
+        gpus=gpus._replace(usable=free_gpus),
         limits=limits._replace(
             allowed_cpus=free,
             narrowed_by=(*limits.narrowed_by, *narrowed_by),
             narrowed_via=(*limits.narrowed_via, *(["other launches"] if taken else [])),
-        )
+        ),
     )
     try:
         made = plan(request.layout, inside)
@@ -157,6 +171,7 @@ def _record(
         exclusive=exclusive,
         job=job,
         log_dir=os.path.abspath(request.run.log_dir) if request.run.log_dir else "",
+        gpus=_gpus_of(made),
     )
     if lease is None or leases.record(lease, directory) is None:
         if exclusive:
@@ -174,6 +189,10 @@ def _whole_cores(machine: Machine, cpus: CPUs) -> list[int]:
 
 def _cpus_of(made: Plan) -> CPUs:
     return tuple(sorted({cpu for instance in made.instances for cpu in instance.cpus}))
+
+
+def _gpus_of(made: Plan) -> tuple[str, ...]:
+    return tuple([gpu.identity for instance in made.instances for gpu in instance.gpus])
 
 
 def _names(held: Collection[Lease]) -> str:

@@ -45,6 +45,32 @@ def align(rows: Sequence[Sequence[str]], *, right: Collection[int] = ()) -> list
     return lines
 
 
+def fit(
+    rows: Sequence[Sequence[str]],
+    *,
+    width: int | None,
+    right: Collection[str] = (),
+    optional: Sequence[str] = (),
+) -> list[str]:
+    """As `align`, within `width` characters, of any width if that is None.
+
+    The first row has the headings. While it is wider, the columns with the headings in `optional` are left out one after the other.
+    If that is not enough, each row becomes a block of lines, one for each cell. `right`: headings.
+    """
+    names = list(rows[0])
+    for left_out in range(len(optional) + 1):
+        kept = [i for i, name in enumerate(names) if name not in optional[:left_out]]
+        shown = [[row[i] for i in kept] for row in rows]
+        lines = align(shown, right=[i for i, name in enumerate(shown[0]) if name in right])
+        if width is None or max(map(len, lines)) <= width:
+            return lines
+    lines = []
+    for first, *others in rows[1:]:
+        lines.append(f"{names[0]} {first}")
+        lines += [f"  {line}" for line in align(list(zip(names[1:], others, strict=True)))]
+    return lines
+
+
 def number(value: float, digits: int = 4) -> str:
     """A number to some significant digits. **Ex.:** ``0.0123``, ``12.34``, ``126,800``."""
     if not math.isfinite(value):

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from xruntime.streams.compiling import CompiledForStreams, compile_for_streams
     from xruntime.streams.hints import MultiStreamModuleHint
     from xruntime.streams.module import MultiStreamModule
+    from xruntime.streams.task import Task
     from xruntime.threads.cpu_pool import (
         CPUPool,
         get_core_list_of_node_id,
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
         is_runtime_ext_enabled,
     )
     from xruntime.threads.pinning import pin
-    from xruntime.threads.task import Task
     from xruntime.threads.team import OpenMPTeam, TeamMember, openmp_team
     from xruntime.threads.worker import TaskFuture
 
@@ -103,7 +103,7 @@ _MODULES = {
     "StreamPackage": "aoti.package",
     "compile_package": "aoti.compiling",
     "load_package": "aoti.package",
-    "Task": "threads.task",
+    "Task": "streams.task",
     "TaskFuture": "threads.worker",
 }
 """The module of each name, which is imported when the name is first used."""

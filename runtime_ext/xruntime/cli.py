@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
+import xruntime
 from xlaunch.console import flush_streams, prepare_streams, report_errors
 from xlaunch.options.commands import run_click
 from xlaunch.text import align
@@ -37,6 +38,7 @@ _STATS_LABELS = {
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
+@click.version_option(xruntime.__version__, message="xruntime %(version)s")
 @click.pass_context
 def commands(context: click.Context) -> None:
     """Show what a process that is started like this one runs on."""

@@ -83,99 +83,67 @@ BAG_MEAN = 1
 BAG_MAX = 2
 
 
+_INT32, _INT64 = ctypes.c_int32, ctypes.c_int64
+_DOUBLE, _ADDRESS = ctypes.c_double, ctypes.c_void_p
+
+
+def _fields(*groups: tuple[type, str]) -> tuple[tuple[str, type], ...]:
+    """The fields of a structure, from types with names, in their order."""
+    return tuple((name, kind) for kind, names in groups for name in names.split())
+
+
 class CTeamMember(ctypes.Structure):
     """xk_team_member of xkernels.h."""
 
-    _fields_ = (
-        ("openmp_id", ctypes.c_int32),
-        ("thread_id", ctypes.c_int32),
-        ("cpu", ctypes.c_int32),
-    )
+    _fields_ = _fields((_INT32, "openmp_id thread_id cpu"))
 
 
 class CTensors(ctypes.Structure):
-    """xk_tensors of xkernels/optimizer.h; the fields without a comment are addresses of arrays."""
+    """xk_tensors of xkernels/optimizer.h. Addresses are of arrays; types are numbers as FLOAT32."""
 
-    _fields_ = (
-        ("count", ctypes.c_int64),
-        ("sizes", ctypes.c_void_p),
-        ("weights", ctypes.c_void_p),
-        ("remainders", ctypes.c_void_p),
-        ("gradients", ctypes.c_void_p),
-        ("first", ctypes.c_void_p),
-        ("second", ctypes.c_void_p),
-        ("steps", ctypes.c_void_p),
-        ("fresh", ctypes.c_void_p),
-        ("seed", ctypes.c_uint64),
-        ("weight_format", ctypes.c_int32),  # WEIGHTS_...
-        ("gradient_type", ctypes.c_int32),  # FLOAT32 or BFLOAT16
-        ("state_type", ctypes.c_int32),
-        ("maximize", ctypes.c_int32),
+    _fields_ = _fields(
+        (_INT64, "count"),
+        (_ADDRESS, "sizes weights remainders gradients first second steps fresh"),
+        (ctypes.c_uint64, "seed"),
+        (_INT32, "weight_format gradient_type state_type maximize"),
     )
 
 
 class CRoiAlignTask(ctypes.Structure):
     """xk_roi_align_task of xkernels/roi_align.h."""
 
-    _fields_ = (
-        ("images", ctypes.c_int64),
-        ("channels", ctypes.c_int64),
-        ("height", ctypes.c_int64),
-        ("width", ctypes.c_int64),
-        ("boxes", ctypes.c_int64),
-        ("output_height", ctypes.c_int64),
-        ("output_width", ctypes.c_int64),
-        ("spatial_scale", ctypes.c_double),
-        ("sampling_ratio", ctypes.c_int32),
-        ("aligned", ctypes.c_int32),
-        ("type", ctypes.c_int32),  # FLOAT32, BFLOAT16 or FLOAT16
-        ("channels_last", ctypes.c_int32),
+    _fields_ = _fields(
+        (_INT64, "images channels height width boxes output_height output_width"),
+        (_DOUBLE, "spatial_scale"),
+        (_INT32, "sampling_ratio aligned type channels_last"),
     )
 
 
 class CBagTable(ctypes.Structure):
     """xk_bag_table of xkernels/embedding.h."""
 
-    _fields_ = (
-        ("rows", ctypes.c_int64),
-        ("dim", ctypes.c_int64),
-        ("index_count", ctypes.c_int64),
-        ("bags", ctypes.c_int64),
-        ("weights", ctypes.c_void_p),
-        ("indices", ctypes.c_void_p),
-        ("offsets", ctypes.c_void_p),
-        ("factors", ctypes.c_void_p),
-        ("output", ctypes.c_void_p),
-        ("max_positions", ctypes.c_void_p),
-        ("gradients", ctypes.c_void_p),
-        ("gradient_rows", ctypes.c_void_p),
-        ("gradient_row_count", ctypes.c_int64),
-        ("remainders", ctypes.c_void_p),
-        ("state", ctypes.c_void_p),
+    _fields_ = _fields(
+        (_INT64, "rows dim index_count bags"),
+        (_ADDRESS, "weights indices offsets factors output max_positions gradients gradient_rows"),
+        (_INT64, "gradient_row_count"),
+        (_ADDRESS, "remainders state"),
     )
 
 
 class CBags(ctypes.Structure):
     """xk_bags of xkernels/embedding.h."""
 
-    _fields_ = (
-        ("count", ctypes.c_int64),
-        ("tables", ctypes.POINTER(CBagTable)),
-        ("value_type", ctypes.c_int32),  # FLOAT32, BFLOAT16 or FLOAT16
-        ("index_type", ctypes.c_int32),  # INT32 or INT64
-        ("mode", ctypes.c_int32),  # BAG_...
-        ("include_last_offset", ctypes.c_int32),
+    _fields_ = _fields(
+        (_INT64, "count"),
+        (ctypes.POINTER(CBagTable), "tables"),
+        (_INT32, "value_type index_type mode include_last_offset"),
     )
 
 
 class CBagProblem(ctypes.Structure):
     """xk_bag_problem of xkernels/embedding.h."""
 
-    _fields_ = (
-        ("table", ctypes.c_int64),
-        ("position", ctypes.c_int64),
-        ("value", ctypes.c_int64),
-    )
+    _fields_ = _fields((_INT64, "table position value"))
 
 
 _PYTHON_FUNCTIONS = (
@@ -236,58 +204,41 @@ def installed_path(name: str) -> Path:
     )
 
 
-_CPUS = ctypes.POINTER(ctypes.c_int32)
-_MAILBOX = ctypes.c_void_p
+_CPUS = ctypes.POINTER(_INT32)
 
 _Signature = tuple[type | None, tuple[type, ...]]
 
 
 def _optimizer(numbers: int, *flags: type) -> _Signature:
-    return ctypes.c_int32, (ctypes.POINTER(CTensors), *[ctypes.c_double] * numbers, *flags)
-
-
-_ADDRESS = ctypes.c_void_p
+    return _INT32, (ctypes.POINTER(CTensors), *[_DOUBLE] * numbers, *flags)
 
 
 def _bags(numbers: int = 0) -> _Signature:
-    problem = ctypes.POINTER(CBagProblem)
-    return ctypes.c_int32, (ctypes.POINTER(CBags), *[ctypes.c_double] * numbers, problem)
+    return _INT32, (ctypes.POINTER(CBags), *[_DOUBLE] * numbers, ctypes.POINTER(CBagProblem))
 
+
+_ROI_ALIGN: _Signature = (_INT32, (ctypes.POINTER(CRoiAlignTask), *[_ADDRESS] * 3))
+_INTERACTION = (_ADDRESS, _ADDRESS, *[_INT64] * 3, _INT32, _ADDRESS)
 
 # Functions that run a parallel region or prepare the OpenMP runtime for one.
 _WAITING: dict[str, _Signature] = {
-    "xk_openmp_team": (ctypes.c_int32, (ctypes.POINTER(CTeamMember), ctypes.c_int32)),
-    "xk_team_keep_workers": (ctypes.c_int32, ()),
-    "xk_team_confine": (ctypes.c_int32, (_CPUS, ctypes.c_int32)),
-    "xk_team_pin": (ctypes.c_int32, (_CPUS, ctypes.c_int32)),
-    "xk_thread_cpus": (ctypes.c_int32, (ctypes.c_int32, _CPUS, ctypes.c_int32)),
-    "xk_sgd": _optimizer(4, ctypes.c_int32),
+    "xk_openmp_team": (_INT32, (ctypes.POINTER(CTeamMember), _INT32)),
+    "xk_team_keep_workers": (_INT32, ()),
+    "xk_team_confine": (_INT32, (_CPUS, _INT32)),
+    "xk_team_pin": (_INT32, (_CPUS, _INT32)),
+    "xk_thread_cpus": (_INT32, (_INT32, _CPUS, _INT32)),
+    "xk_sgd": _optimizer(4, _INT32),
     "xk_adagrad": _optimizer(4),
-    "xk_adam": _optimizer(5, ctypes.c_int32),
-    "xk_lamb": _optimizer(5, ctypes.c_int32),
-    "xk_lars": _optimizer(4, ctypes.c_int32, ctypes.c_double, ctypes.c_double, ctypes.c_int32),
-    "xk_interaction": (
-        ctypes.c_int32,
-        (*(_ADDRESS, _ADDRESS), *[ctypes.c_int64] * 3, ctypes.c_int32, _ADDRESS),
-    ),
-    "xk_interaction_backward": (
-        ctypes.c_int32,
-        (*(_ADDRESS, _ADDRESS), *[ctypes.c_int64] * 3, ctypes.c_int32, _ADDRESS, _ADDRESS),
-    ),
-    "xk_roi_align": (
-        ctypes.c_int32,
-        (ctypes.POINTER(CRoiAlignTask), _ADDRESS, _ADDRESS, _ADDRESS),
-    ),
-    "xk_roi_align_backward": (
-        ctypes.c_int32,
-        (ctypes.POINTER(CRoiAlignTask), _ADDRESS, _ADDRESS, _ADDRESS),
-    ),
+    "xk_adam": _optimizer(5, _INT32),
+    "xk_lamb": _optimizer(5, _INT32),
+    "xk_lars": _optimizer(4, _INT32, _DOUBLE, _DOUBLE, _INT32),
+    "xk_interaction": (_INT32, _INTERACTION),
+    "xk_interaction_backward": (_INT32, (*_INTERACTION, _ADDRESS)),
+    "xk_roi_align": _ROI_ALIGN,
+    "xk_roi_align_backward": _ROI_ALIGN,
     "xk_nms": (
-        ctypes.c_int32,
-        (
-            *(_ADDRESS, ctypes.c_int32, ctypes.c_int64, _ADDRESS, _ADDRESS, ctypes.c_int64),
-            *(ctypes.c_double, _ADDRESS),
-        ),
+        _INT32,
+        (_ADDRESS, _INT32, _INT64, _ADDRESS, _ADDRESS, _INT64, _DOUBLE, _ADDRESS),
     ),
     "xk_bags_forward": _bags(),
     "xk_bags_dense_gradients": _bags(),
@@ -297,16 +248,16 @@ _WAITING: dict[str, _Signature] = {
     "xk_bags_adagrad": _bags(2),
 }
 _QUICK: dict[str, _Signature] = {
-    "xk_abi_version": (ctypes.c_int32, ()),
+    "xk_abi_version": (_INT32, ()),
     "xk_isa_name": (ctypes.c_char_p, ()),
     "xk_isa_supported": (ctypes.c_char_p, ()),
-    "xk_team_size": (ctypes.c_int32, ()),
-    "xk_team_resize": (ctypes.c_int32, (ctypes.c_int32,)),
-    "xk_mailbox_create": (_MAILBOX, (ctypes.c_int32, ctypes.c_int32)),
-    "xk_mailbox_destroy": (None, (_MAILBOX,)),
-    "xk_mailbox_close": (None, (_MAILBOX,)),
-    "xk_mailbox_ready": (ctypes.c_int32, (_MAILBOX, ctypes.c_int64)),
-    "xk_mailbox_python_methods": (ctypes.c_void_p, (ctypes.POINTER(CPython),)),
+    "xk_team_size": (_INT32, ()),
+    "xk_team_resize": (_INT32, (_INT32,)),
+    "xk_mailbox_create": (_ADDRESS, (_INT32, _INT32)),
+    "xk_mailbox_destroy": (None, (_ADDRESS,)),
+    "xk_mailbox_close": (None, (_ADDRESS,)),
+    "xk_mailbox_ready": (_INT32, (_ADDRESS, _INT64)),
+    "xk_mailbox_python_methods": (_ADDRESS, (ctypes.POINTER(CPython),)),
 }
 
 

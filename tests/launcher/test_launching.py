@@ -344,7 +344,7 @@ def test_descriptors_are_given_back():
     with start("") as run:
         run.report()
     before = count()
-    for _ in range(3):
+    for _ in range(2):
         with start("", "x/s") as run:
             run.report()
         xlaunch.launch(*work(""))

@@ -47,6 +47,13 @@ def others(tmp_path):
         process.wait()
 
 
+def test_launches_of_one_instance_each_share_a_layout(others, tmp_path):
+    for index in range(4):
+        made = placed(tmp_path, instances=4, instance_index=(index,)).plan
+        assert made.instances[0].cpus == tuple(range(4 * index, 4 * index + 4))
+        others(*made.instances[0].cpus)
+
+
 def placed(tmp_path: Path, *, exclusive: bool = False, wait_s: float = 0, **options: object):
     return plan_beside_others(
         Request.of("infer.py", **options),
@@ -190,7 +197,7 @@ def shown_by_ranks(command: list[str | Path], **more: str) -> list[list[object]]
     return sorted(json.loads(line) for line in done.out.splitlines())
 
 
-@pytest.mark.parametrize("bind", ["none", "core"])
+@pytest.mark.parametrize("bind", ["none", pytest.param("core", marks=pytest.mark.long)])
 def test_ranks_of_mpirun_have_cores_of_their_own(tmp_path, needs, bind):
     needs(shutil.which("mpirun"), "mpirun (Debian: openmpi-bin)")
     needs(len(os.sched_getaffinity(0)) >= 2, "two CPUs")
@@ -245,6 +252,9 @@ with torch.no_grad():
 if rank == 0:
     print(f"loss {loss:.4f}", flush=True)
 if size > 1:
+    # torch ends some runs by "terminate called" if the model outlives its process group.
+    dist.barrier()
+    del model, loss, optimizer
     dist.destroy_process_group()
 """
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every code block of docs/ runs on a machine of two CPUs, as a reader would run it.
 
-The blocks of a page run in its order, in one directory and one shell, with small programs named as the
-pages name them, and searches and measurements are short. Two comments in a page change this for the block that
-follows them:
+The blocks of a page run in its order, in one directory and one shell or one Python, with small
+programs named as the pages name them, and searches and measurements are short. Two comments in a
+page change this for the block that follows them:
 
     <!-- not run by the tests: REASON -->
     <!-- run inside: COMMAND -->               as a program of that command
@@ -34,7 +34,7 @@ PAGES = [
     path.name for path in sorted((ROOT / "docs").glob("*.md")) if BLOCK.search(path.read_text())
 ]
 NOT_RUN, INSIDE = "not run by the tests: ", "run inside: "
-TIMEOUT_S = 600
+TIMEOUT_S = 1500
 NUMBER = re.compile(r"\d+(\.\d+)?")
 SEARCH = re.compile(r"^xtune (?!list|report|export)(?:resume )?", re.MULTILINE)
 BUDGET = re.compile(r"--budget \S+ ?")
@@ -45,20 +45,14 @@ for _ in range(12):
     print("125.0 images/s", flush=True)
 """
 """What a page calls infer.py or serve.py: takes any arguments and prints a rate."""
-PRELUDES = {
-    "runtime.md": """\
-import torch
-model = torch.nn.Linear(16, 4).eval()
-batch = torch.rand(8, 16)
-sample = request = batch[:4]
-requests = [request] * 3
-def other_work(): ...
-""",
-    "instances.md": "import os\n",
-}
-"""What the Python of a page takes for granted."""
+SLOW = ("tutorial.md",)
+"""Pages that compile large models and search: tests of the tier `full`."""
 LAUNCHERS = {"allocator.md": "xlaunch --allocator jemalloc "}
 """What the Python of a page runs under."""
+
+
+PARSED_ELSEWHERE = ("yaml", "ini")
+"""Manifests and units: see `test_manifests`."""
 
 
 class Block(NamedTuple):
@@ -114,9 +108,11 @@ def shell(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[
     return run
 
 
-@pytest.mark.long
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.timeout(1600)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(it, marks=pytest.mark.full if it in SLOW else pytest.mark.long) for it in PAGES],
+)
 def test_code_blocks_run(
     page: str,
     shell: Callable[[str], str],
@@ -129,6 +125,8 @@ def test_code_blocks_run(
     if any("wrk" in block.text for block in blocks):
         needs(shutil.which("wrk"), "wrk (Debian: wrk)")
         needs(find_spec("uvicorn"), "uvicorn (the extra `examples`)")
+    if any("curl" in block.text for block in blocks):
+        needs(shutil.which("curl"), "curl (Debian: curl)")
     script = []
     for number, block in enumerate(blocks):
         if block.note.startswith(NOT_RUN):
@@ -141,10 +139,12 @@ def test_code_blocks_run(
             ends = re.search("^exec ", block.script, re.MULTILINE)
             script.append(f"({block.script})" if ends else block.script)
         elif block.language == "python" and block.note:
-            (tmp_path / f"{number}.py").write_text(PRELUDES.get(page, "") + block.text)
+            (tmp_path / f"{number}.py").write_text(block.text)
             script.append(block.command(f"python {number}.py"))
         elif block.language == "console":
             script.append(f"{{ {commands_of(block.script)}\n}} > {number}.out 2>&1")
+        elif block.language in PARSED_ELSEWHERE:
+            continue
         elif block.language == "toml":
             check_preset(block.text, tmp_path / f"{number}.toml", shell)
         else:
@@ -155,7 +155,7 @@ def test_code_blocks_run(
             check_console(block.script, (tmp_path / f"{number}.out").read_text())
     together = "".join(b.text for b in blocks if b.language == "python" and not b.note)
     if together:
-        (tmp_path / "page.py").write_text(PRELUDES.get(page, "") + together)
+        (tmp_path / "page.py").write_text(together)
         shell(LAUNCHERS.get(page, "") + "python page.py")
 
 

@@ -46,6 +46,14 @@ def test_an_issue_asks_for_the_machine(name) -> None:
     assert "`xlaunch topology --capture machine.tar.xz`" in asked["capture"]
 
 
+@pytest.mark.parametrize("package", ["xlaunch", "xruntime", "xtune"])
+def test_every_command_prints_the_version(package: str) -> None:
+    words = [sys.executable, "-m", package, "--version"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"{package} {PROJECT['project']['version']}\n"
+
+
 @pytest.mark.parametrize("package", [xlaunch, xruntime, xtune])
 def test_packages_are_typed(package) -> None:
     assert any(Path(directory, "py.typed").is_file() for directory in package.__path__)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+__all__ = ["tune"]
 __version__ = "0.1.0"
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Import bundles: check all of one in a staging directory, then move its files into place one by one.
+"""Import bundles: check a whole bundle in a staging directory, then move its files into place.
 
 Existing files are never replaced, links never followed, and no more is read than the manifest
 announces, however far a compressed file might expand.
@@ -112,7 +112,7 @@ def _require_usable(base: str, directories: Sequence[CacheDirectory] = ()) -> No
 
 
 class _Header(tarfile.TarInfo):
-    """Accepts only headers of regular files and of long names; tarfile reads other ones into memory.
+    """Accepts headers of regular files and of long names only: tarfile would read others into memory.
 
     tarfile of every Python version calls this private method for each header. Some, such as 3.12.3 of
     Ubuntu 24.04, no longer call the public `frombuf`.
@@ -203,7 +203,7 @@ def _check_keys(caches: Sequence[bundle.BundledCache], keys: Mapping[str, Key], 
 
 
 def _runs_on(own: str, theirs: str) -> bool:
-    """Whether libraries that were linked against one C library run with this machine's.
+    """Whether libraries linked against the C library `theirs` run with `own`, this machine's.
 
     **Ex.:** libraries for ``glibc 2.31`` run with ``glibc 2.36``, not the other way round.
     """
@@ -213,7 +213,7 @@ def _runs_on(own: str, theirs: str) -> bool:
 
 
 def _check_room(base: str, needed: int, path: str, max_bytes: int | None) -> None:
-    """Raise `UsageError` if the size limit or the disk has no room for so many bytes."""
+    """Raise `UsageError` if `needed` bytes exceed the size limit or the free disk space."""
     if max_bytes is not None and needed > max_bytes:
         raise UsageError(
             f"{path} contains {needed} bytes, and caches are kept within {max_bytes}; "

@@ -69,13 +69,13 @@ def entries_of(cache: str, relative: str) -> Entries:
 
 
 def is_temporary(relative: str) -> bool:
-    """Whether a file, or a directory that it is in, is named as unfinished work is."""
+    """Whether a file, or a directory above it, has the name of an unfinished file."""
     names = relative.split("/")
     return any(fnmatchcase(name, pattern) for name in names for pattern in _TEMPORARY)
 
 
 def unit_of(cache: str, relative: str) -> str:
-    """What the paths of the files of one unit have in common, see `Cache.unit`."""
+    """The part of a path that all files of a unit share; see `Cache.unit`."""
     unit = BY_NAME[cache].unit
     found = None if unit is None else re.match(unit, relative)
     return relative if found is None else found.group()

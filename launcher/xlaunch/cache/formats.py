@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Formats of files in caches: whether one is intact, and what must be changed in one that moves.
+"""Formats of cached files: whether a file is intact, and what to rewrite when it moves.
 
 Nothing is loaded: pickles are parsed, never executed; the dynamic linker opens no library.
 """
@@ -76,7 +76,7 @@ FileCacheManager in triton/runtime/cache.py. Inductor keeps what Triton compiles
 
 
 def relocate(path: str, place: str) -> None:
-    """Rewrite the paths in the file at `path` if it is one of `GROUP` and is going to be at `place`.
+    """Rewrite the paths in the file at `path`, which will be moved to `place`, if its name matches `GROUP`.
 
     Other content is left as it is. Raises OSError.
     """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keys: the hardware and the versions that the entries of a cache are valid for.
 
-Features that no compiler uses, which a new kernel may add to /proc/cpuinfo, are not part of a key, nor
-are packages that the cache's row does not name.
+A key leaves out CPU features that no compiler uses, which a new kernel may add to /proc/cpuinfo, and
+packages that the cache's row does not name.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from xlaunch.cache.table import CACHES, Cache, Part
 from xlaunch.machine.architecture import glibc_version, parse_cpuinfo
 from xlaunch.machine.files import Tree
-from xlaunch.machine.gpus import Gpu, read_driver_version, read_gpus
+from xlaunch.machine.gpus import Gpu, gpu_models, read_driver_version, read_gpus
 
 UNKNOWN = "unknown"
 ABSENT = "absent"
@@ -101,7 +101,7 @@ def read_hardware(root: str = "/") -> Hardware:
     tree = Tree(root)
     architecture = os.uname().machine if hasattr(os, "uname") else UNKNOWN
     fields = parse_cpuinfo(tree.read_start("/proc/cpuinfo").split("\n\n", 1)[0])
-    gpus = read_gpus(tree)
+    gpus = gpu_models(read_gpus(tree))
     vendors = dict.fromkeys(gpu.vendor for gpu in gpus)
     glibc = glibc_version()
     return Hardware(

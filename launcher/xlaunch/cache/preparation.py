@@ -57,7 +57,7 @@ def seed_directory(environment: Mapping[str, str]) -> str | None:
 
 
 def plant(seed: str, base: str, key: Key) -> bool:
-    """Copy the cache of a key from a seed, unless there is one already; whether it was copied.
+    """Copy the cache of a key from a seed unless it exists. Returns whether it was copied.
 
     The copy appears whole or not at all, even if several launches begin at once. Raises OSError,
     and `UsageError` for a seed that contains links or special files.
@@ -80,7 +80,7 @@ def plant(seed: str, base: str, key: Key) -> bool:
 
 
 def _copy(source: str, target: str, place: str) -> None:
-    """Copy a directory to `target`, which is going to be moved to `place`."""
+    """Copy a directory to `target`, which will be moved to `place`."""
     import shutil
 
     from xlaunch.cache.contents import is_temporary
@@ -108,7 +108,7 @@ def _copy(source: str, target: str, place: str) -> None:
 
 
 def remove_cut_libraries(directory: CacheDirectory, since_s: float) -> None:
-    """Remove libraries that were linked since then (seconds since the epoch) and are not whole.
+    """Remove truncated libraries that were linked after `since_s` (seconds since the epoch).
 
     Linkers write into the final file, and Inductor loads any file of that name: with one that is too
     short every later start would fail (see `_worker_compile_cpp` in torch/_inductor/cpp_builder.py).

@@ -43,7 +43,7 @@ def prune(
 ) -> list[Removal]:
     """Remove what exceeds `max_bytes` on disk, and caches that no launch used for `older_than_s`.
 
-    Never waits for a launch, nor makes one wait. `dry_run`: remove nothing. Raises `XLaunchError` if a
+    Neither waits for launches nor blocks them. `dry_run`: remove nothing. Raises `XLaunchError` if a
     file cannot be removed.
     """
     remover = _Remover(base, dry_run)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Directories of work in progress within the caches; a kill leaves them behind."""
+"""Staging directories within the caches; a killed process leaves them behind."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def remove_leftovers(base: str) -> None:
 
 
 def is_staging(path: str) -> bool:
-    """Whether a directory outside of the caches is named as staging directories are."""
+    """Whether a directory outside the caches has the name of a staging directory."""
     return os.path.basename(path).startswith(_OUTSIDE_CACHES)
 
 
@@ -87,7 +87,7 @@ def _abandoned(base: str, *, timeout_s: float = 0.0) -> Iterator[list[str]]:
 
 
 def _is_abandoned(entry: os.DirEntry[str]) -> bool:
-    """Whether nothing was added for a day, and the process whose PID is in the name has ended."""
+    """Whether nothing was added for a day, and the process whose PID the name contains has ended."""
     number = entry.name.removeprefix(COUNTERS).removeprefix(PARTIAL).partition("-")[0]
     old = time.time() - entry.stat(follow_symlinks=False).st_mtime > DAY_S
     return old and not (number.isdecimal() and os.path.exists(f"/proc/{number}"))

@@ -69,17 +69,20 @@ def directory_of(base: str, key: Key) -> CacheDirectory:
 
 
 def stored(base: str) -> list[CacheDirectory]:
-    """Every cache directory below `base` that a launch or an import has made, by cache and key."""
+    """The cache directories below `base` that xlaunch created, sorted by cache and key."""
     return [directory for directory, reason in _found(base) if reason is None]
 
 
 def foreign(base: str) -> list[str]:
-    """Directories and links among the caches that xlaunch did not make: a path and the reason for each."""
+    """Directories and links among the caches that xlaunch did not create: path and reason of each."""
     return [f"{directory.path} {reason}" for directory, reason in _found(base) if reason]
 
 
 def _found(base: str) -> Iterator[tuple[CacheDirectory, str | None]]:
-    """Directories and links among the caches; with a reason if xlaunch did not make one. Follows no link."""
+    """Directories and links among the caches, with a reason where xlaunch did not create them.
+
+    Links are not followed.
+    """
     for cache in BY_NAME:
         place = os.path.join(base, cache)
         try:
@@ -138,7 +141,7 @@ def remove_below(base: str, path: str) -> bool:
 
 
 def private_base(path: str) -> str:
-    """The base directory of caches if the user names `path`.
+    """The base directory of caches for a `path` that the user names.
 
     It is `path`, except in a sticky directory that others may write, such as /tmp: there it is
     ``xlaunch-UID`` in it.
@@ -168,7 +171,7 @@ def why_unusable(base: str, directories: Iterable[CacheDirectory] = ()) -> str |
 
 
 def why_shared(path: str) -> str | None:
-    """Why others may change what is at `path`; a group that this process is in counts as others."""
+    """Why other users may change `path`; members of this process's groups count as others."""
     found = inspect_ownership(path)
     return found.refusal or found.note
 
@@ -240,7 +243,7 @@ def hold(directory: CacheDirectory) -> int | None:
 
 @contextlib.contextmanager
 def not_in_use(directory: CacheDirectory, named: frozenset[str] | None = None) -> Iterator[bool]:
-    """Whether nobody uses a directory; if so, nobody can begin to during the block.
+    """Whether a directory is unused; if so, no launch can begin to use it during the block.
 
     `named`: the result of `named_by_processes`; None: determined here.
     """
@@ -259,7 +262,7 @@ def not_in_use(directory: CacheDirectory, named: frozenset[str] | None = None) -
 def named_by_processes() -> frozenset[str]:
     """The cache directories that environments of other processes name, with links resolved.
 
-    A daemon, or a program such as sudo, closes the descriptors of `hold` and goes on to use the cache.
+    A daemon, or a program such as sudo, closes the descriptors of `hold` and keeps using the cache.
     """
     prefixes = tuple([f"{name}=".encode() for name in VARIABLES])
     found = set()

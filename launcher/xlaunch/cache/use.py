@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Begin to use caches: which ones, in which directories, and whether these may be used.
+"""Choose the caches of a launch, their directories, and check that these may be used.
 
 A launch points the variable of each cache to a private directory per key. Inductor's default is under
 /tmp with a predictable name, and its entries are loaded as code; the caches of Triton, CUDA and others
@@ -94,7 +94,7 @@ def cache_settings(
     make: bool,
     hardware: Hardware | None = None,
 ) -> CacheSettings:
-    """Choose the directory of every compile cache, and say what is there.
+    """Choose the directory of every compile cache, and report its state.
 
     They are below `asked` (`--cache-dir`, see `store.private_base`): a failure is then a `UsageError`. By
     default they are below XDG_CACHE_HOME: a failure is then a warning, and no cache is moved.
@@ -161,7 +161,7 @@ _USED = "; used: it has code of earlier launches"
 def _header_settings(
     environment: Mapping[str, str], *, make: bool
 ) -> tuple[tuple[Variable, ...], tuple[str, ...]]:
-    """Keep torch from precompiled headers that others may have made: a variable and a warning.
+    """Keep torch from using precompiled headers of other users: a variable and a warning.
 
     torch takes them from a directory for temporary files with a predictable name, wherever its cache is
     (see `_HEADER_DIR` in torch/_inductor/codecache.py). `make`: make that directory before others can.

@@ -3,13 +3,20 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from xlaunch.console import flush_streams, prepare_streams, report_errors
 from xlaunch.errors import UsageError
+
+if TYPE_CHECKING:
+    import click
+
+COMPLETE = "_XLAUNCH_COMPLETE"
+"""The variable by which a shell asks what may follow; see `xlaunch.options.completion`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -36,21 +43,31 @@ def _dispatch(arguments: list[str]) -> int:
 
         print(f"xlaunch {__version__}", flush=True)
         return 0
-    from xlaunch.options.commands import run_click
+    from xlaunch.options.commands import run_click, run_launch, words_for_help
     from xlaunch.options.definitions import COMMANDS, RESERVED
 
-    if word in COMMANDS:
-        from importlib import import_module
+    if COMPLETE in os.environ:
+        from xlaunch.options.completion import complete
 
-        module = import_module(f"xlaunch.cli.{word}")
-        return run_click(module.command, f"xlaunch {word}", arguments[1:])
+        return complete("xlaunch", os.environ[COMPLETE], COMMANDS, _command)
+    if word in COMMANDS:
+        return run_click(_command(word), f"xlaunch {word}", arguments[1:])
     if word == "help":
-        return _dispatch(["--help"])
+        return _dispatch(words_for_help(arguments[1:], COMMANDS, "xlaunch"))
     if word in RESERVED:
         raise UsageError(
             f"the command {word!r} is not in this version; to run a program of that name write "
             f"'xlaunch -- {word}' or a path"
         )
-    from xlaunch.cli.launch import command
+    return run_launch(_command(""), arguments, COMMANDS)
 
-    return run_click(command, "xlaunch", arguments)
+
+def _command(word: str) -> click.Command:
+    """The command of that name, or the one that launches programs."""
+    from importlib import import_module
+
+    from xlaunch.options.definitions import COMMANDS
+
+    module = import_module(f"xlaunch.cli.{word if word in COMMANDS else 'launch'}")
+    command: click.Command = module.command
+    return command

@@ -17,14 +17,14 @@ from xlaunch.cache.prune import DEFAULT_MAX_BYTES, Removal, clear, prune
 from xlaunch.cache.table import BY_NAME
 from xlaunch.cache.use import NO_HOME, default_directory
 from xlaunch.cli.cache_warm import warm_command
-from xlaunch.console import say
+from xlaunch.console import say, terminal_width
 from xlaunch.environment.program import find_interpreter
 from xlaunch.environment.python_environment import find_installed, prefix_of
 from xlaunch.errors import UsageError, XLaunchError
 from xlaunch.options.commands import CONTEXT, Parsed, click_option, resolved_options, with_options
 from xlaunch.options.definitions import BY_KEY
 from xlaunch.options.kinds import POSITIVE_DURATION, SIZE
-from xlaunch.text import align, counted, size
+from xlaunch.text import align, counted, fit, size
 
 SETTINGS = {**CONTEXT, "allow_interspersed_args": True}
 
@@ -85,7 +85,9 @@ def _ls(*, cache_dir: str | None, as_json: bool) -> None:
             it._asdict() | usage._asdict() | {"last_use_s": last_use_s, "in_use": not free}
         )
         rows.append((it.cache, it.key, *cells))
-    lines = [base, *align(rows, right=(2, 3))] if caches else [f"{base}: nothing is kept here yet"]
+    width = terminal_width(1)
+    table = fit(rows, right=("files", "size"), width=width, optional=("files", "last use"))
+    lines = [base, *table] if caches else [f"{base}: nothing is kept here yet"]
     _answer(as_json, lines, base=base, caches=caches)
 
 

@@ -30,6 +30,7 @@ TIMED_OUT = 124
         "sysroot",
         "synthetic",
     ),
+    hidden=("optimize-wait", "supervise"),
 )
 def warm_command(asked: Resolved) -> int:
     """Run PROGRAM until a run compiles nothing new.

@@ -76,7 +76,9 @@ def command(
     compare: str | None,
     words: tuple[str, ...],
 ) -> int:
-    """Check this machine, scripts, or the devices that a program uses; nothing is changed.
+    """Check this machine, scripts, or a program's devices.
+
+    Nothing is changed.
 
     \b
     xlaunch doctor                            the machine: settings, limits, libraries, GPUs

@@ -14,6 +14,7 @@ import click
 
 from xlaunch.cache.table import KEEP_NOTHING
 from xlaunch.cache.table import VARIABLES as CACHE_VARIABLES
+from xlaunch.cli.plan import OF_A_RUN
 from xlaunch.console import say
 from xlaunch.environment import optimization, prepare_environment
 from xlaunch.environment.allocators import AUTO, choose_profile
@@ -79,6 +80,7 @@ class Surroundings(NamedTuple):
         "verbose",
         "quiet",
     ),
+    hidden=OF_A_RUN,
     own=[
         click.option(
             "--format",
@@ -88,14 +90,16 @@ class Surroundings(NamedTuple):
     ],
 )
 def command(asked: Resolved) -> None:
-    """Print the variables that an instance gets beyond the inherited ones; run nothing.
+    """Print the variables that an instance would get.
+
+    They are those beyond the inherited ones. Nothing is run.
 
     \b
     eval "$(xlaunch env --ncores 4)"
     xlaunch env --ncores 4 --format systemd > worker.service.d/place.conf
     eval "docker run $(xlaunch env --ncores 4 --format docker) image python serve.py"
 
-    The options are those of xlaunch. Without PROGRAM it is the environment of a Python program.
+    Without PROGRAM it is the environment of a Python program.
     --instance-index chooses one of several instances.
     """
     options = asked.values

@@ -14,7 +14,7 @@ from xlaunch.errors import UsageError
 from xlaunch.launching import check_startable, prepare, run_plan
 from xlaunch.machine import read_machine
 from xlaunch.options.commands import launch_command
-from xlaunch.options.definitions import BY_KEY, RESERVED
+from xlaunch.options.definitions import BY_KEY, COMMANDS, RESERVED
 from xlaunch.options.layers import Resolved, request_from
 from xlaunch.planning.request import OnFailure, ProgramRequest, RankMode
 from xlaunch.shared_host import plan_beside_others
@@ -33,10 +33,9 @@ def command(asked: Resolved) -> int:
     xlaunch --mode throughput -m my.server        one copy per NUMA node
     xlaunch plan --instances max --ncores 4       only show what would run where
 
-    PROGRAM is a Python script, run by the active environment's interpreter, or any executable.
-    Other commands: xlaunch plan, topology, libraries, env, cache. To run a program with the name of
-    a command put -- before it, or write a path. Options can also be set by variables,
-    XLAUNCH_OPT_NCORES=4, and by files (--preset).
+    PROGRAM is a Python script, run by the active environment's interpreter, or any executable. To
+    run a program with the name of a command put -- before it, or write a path. Options can also be
+    set by variables, XLAUNCH_OPT_NCORES=4, and by files (--preset).
     """
     request, options = request_from(asked.values), asked.values
     _refuse_command_names(request.program, click.get_current_context().obj or ())
@@ -115,6 +114,9 @@ def command(asked: Resolved) -> int:
         explain=options.get("verbose", False),
         lease=placed.lease,
     )
+
+
+command.modules = {name: f"xlaunch.cli.{name}" for name in COMMANDS}
 
 
 def misplaced_options(program: Sequence[str]) -> list[str]:

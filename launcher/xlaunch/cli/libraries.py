@@ -9,22 +9,23 @@ from typing import Any
 
 import click
 
+from xlaunch.console import terminal_width
 from xlaunch.environment.libraries import NAMES, find_libraries, how_to_install, places
 from xlaunch.environment.preload import Judged, judge, preloaded
 from xlaunch.environment.program import find_interpreter
 from xlaunch.environment.python_environment import prefix_of
 from xlaunch.options.commands import CONTEXT
-from xlaunch.text import align
+from xlaunch.text import fit
 
 
 @click.command(context_settings=CONTEXT)
 @click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
 @click.option("--python", metavar="FILE", help="The interpreter that libraries are for.")
 def command(*, as_json: bool, python: str | None) -> None:
-    """Show the allocators and OpenMP runtimes that can be preloaded, and why others cannot.
+    """Show the allocators and OpenMP runtimes to preload.
 
-    The environment of the active interpreter (or of --python) is searched first, then conda,
-    LD_LIBRARY_PATH and the system. --allocator and --omp use the first usable library of a kind.
+    Those that cannot be used are listed with the reason. The environment of the active interpreter
+    (or of --python) is searched first, then conda, LD_LIBRARY_PATH and the system. --allocator and --omp use the first usable library of a kind.
     """
     interpreter, reason = find_interpreter(python, os.environ)
     prefix = prefix_of(interpreter)
@@ -45,7 +46,7 @@ def command(*, as_json: bool, python: str | None) -> None:
 
 
 def _table(judged: Iterable[Judged]) -> list[str]:
-    return align(
+    return fit(
         [("name", "version", "where", "file", "verdict")]
         + [
             (
@@ -56,7 +57,9 @@ def _table(judged: Iterable[Judged]) -> list[str]:
                 entry.verdict,
             )
             for entry in judged
-        ]
+        ],
+        width=terminal_width(1),
+        optional=("where",),
     )
 
 

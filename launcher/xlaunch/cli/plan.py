@@ -14,19 +14,30 @@ from xlaunch.environment.variables import Setting
 from xlaunch.launching import Prepared, prepare
 from xlaunch.machine import read_machine
 from xlaunch.options.commands import launch_command
-from xlaunch.options.definitions import OF_TORCHRUN
+from xlaunch.options.definitions import OF_TORCHRUN, OPTIONS, Group
 from xlaunch.options.layers import Resolved, request_from
 from xlaunch.planning.plans import Plan
 from xlaunch.planning.rendering import plan_to_dict, render_plan
 from xlaunch.planning.request import RankMode, Request
 from xlaunch.shared_host import plan_beside_others
 
+OF_A_RUN = (
+    *[option.name for option in OPTIONS if option.group is Group.SUPERVISION],
+    *("log-dir", "tag", "pty", "metric", "report"),
+)
+"""Options that change what happens while a program runs."""
 
-@launch_command(program_required=False, without=(*OF_TORCHRUN, "wait"))
+
+@launch_command(
+    program_required=False,
+    without=(*OF_TORCHRUN, "wait"),
+    hidden=(*OF_A_RUN, "dry-run", "verbose"),
+)
 def command(asked: Resolved) -> None:
-    """Show which instance would run on which CPUs, and run nothing.
+    """Show which instance would run where, and run nothing.
 
-    The options are those of xlaunch, which shows the same with --dry-run; PROGRAM may be left out.
+    xlaunch shows the same with --dry-run. PROGRAM may be left out. All options of xlaunch are
+    taken; those that change nothing here are not listed.
     """
     print_plan(prepare_unrecorded(request_from(asked.values), asked), asked)
 

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+from xlaunch.console import terminal_width
 from xlaunch.leases import Lease, read_leases
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.options.commands import CONTEXT
-from xlaunch.text import align, size
+from xlaunch.text import fit, size
 
 if TYPE_CHECKING:
     import psutil
@@ -24,6 +25,7 @@ SCHEMA_VERSION = 1
 SAMPLE_S = 0.2
 """Seconds over which CPU time is measured."""
 WATCH_S = 2.0
+STDOUT = 1
 
 
 class Running(NamedTuple):
@@ -41,9 +43,10 @@ class Running(NamedTuple):
 @click.option("--json", "as_json", is_flag=True, help="Print the launches as JSON.")
 @click.option("--watch", is_flag=True, help=f"Show them again every {WATCH_S:.0f} seconds.")
 def command(*, as_json: bool, watch: bool) -> None:
-    """Show the launches that run on this host: cores, program, uptime, CPU, memory, last metric.
+    """Show the launches that run on this host.
 
-    Launches of other users are shown, too; those in other containers are not.
+    Each with its cores, program, uptime, CPU time, memory and last metric. Launches of other users
+    are shown, too; those in other containers are not.
     """
     if as_json:
         found = [_to_dict(one) for one in look()]
@@ -115,6 +118,7 @@ def table(found: Sequence[Running]) -> list[str]:
         ("program", [it.lease.program for it in found]),
         ("instances", [str(it.lease.instances) for it in found]),
         ("CPUs", [format_cpu_list(it.lease.cpus) or "not bound" for it in found]),
+        ("GPUs", [" ".join(it.lease.gpus) for it in found]),
         ("uptime", [uptime(it.lease.uptime_s) for it in found]),
         ("CPU %", [f"{it.cpu_percent:.0f}" for it in found]),
         ("memory", [size(it.rss_bytes) for it in found]),
@@ -123,7 +127,8 @@ def table(found: Sequence[Running]) -> list[str]:
         ("logs", [it.lease.log_dir for it in found]),
     ]
     kept = [(name, cells) for name, cells in columns if any(cells)]
-    return align([[name for name, _ in kept], *zip(*[cells for _, cells in kept], strict=True)])
+    rows = [[name for name, _ in kept], *zip(*[cells for _, cells in kept], strict=True)]
+    return fit(rows, width=terminal_width(STDOUT), optional=("logs", "user"))
 
 
 def uptime(seconds: float) -> str:
@@ -146,6 +151,7 @@ def _to_dict(one: Running) -> dict[str, object]:
         "program": lease.program,
         "instances": lease.instances,
         "cpus": list(lease.cpus),
+        "gpus": list(lease.gpus),
         "exclusive": lease.exclusive,
         "uptime_s": round(lease.uptime_s, 1),
         "cpu_percent": round(one.cpu_percent, 1),

@@ -40,9 +40,10 @@ from xlaunch.planning.request import Request
     click_options(Group.LAYOUT),
 )
 def command(*, as_json: bool, capture: str | None, **typed: Any) -> None:
-    """Show packages, NUMA nodes, L3 caches and cores, and which of them may be used here.
+    """Show packages, NUMA nodes, L3 caches and cores.
 
-    With --instances, --ncores or another layout option: also which instance would run where.
+    CPUs that may not be used here are marked. With --instances, --ncores or another layout option:
+    also which instance would run where.
     """
     given = {key: value for key, value in typed.items() if value is not None}
     variables = variables_layer(os.environ, given)

@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 from xlaunch.planning.request import Request
 from xlaunch.report import Report
 from xlaunch.report.devices import DevicesReport, DeviceUse, Verdict
+from xlaunch.report.json_file import report_to_dict
 from xlaunch.report.run_table import describe_total
 from xlaunch.text import size
 
 SCHEMA_VERSION = 1
 
-_CAUSES = ("XL01", "XL00", "XL03", "XL023", "XL04", "XL10")
+_CAUSES = ("XL01", "XL00", "XL03", "XL04", "XL10")
 """Rules, or groups of them, that explain how a device is used; the most likely causes first."""
 _MAX_FINDINGS = 5
 
@@ -174,18 +175,15 @@ def document(report: Report, request: Request) -> dict[str, Any]:
         {**sample._asdict(), "readings": [reading._asdict() for reading in sample.readings]}
         for sample in devices.samples
     ]
+    whole = report_to_dict(report)
+    shared = ("argv", "exit_code", "reason", "wall_s", "metrics", "warnings")
     return {
         "schema_version": SCHEMA_VERSION,
-        "argv": [word.encode(errors="backslashreplace").decode() for word in report.argv],
-        "exit_code": report.exit_code,
-        "reason": report.reason,
-        "wall_s": report.wall_s,
+        **{name: whole[name] for name in shared},
         **devices.as_dict(),
-        "metrics": [{**total._asdict(), "notes": list(total.notes)} for total in report.metrics],
         "advice": [
             {**one._asdict(), "causes": list(one.causes), "next_steps": list(one.next_steps)}
             for one in advise(devices, request)
         ],
         "samples": samples,
-        "warnings": list(report.warnings),
     }

@@ -34,8 +34,6 @@ ROUNDS = 3
 """Runs of each device, interleaved."""
 MAX_ROUND_S = 300.0
 """After a longer first round there is no second one."""
-BLOCKS = 6
-"""Into so many parts of equal time the values of a single run are divided."""
 
 _T_95 = (12.71, 4.303, 3.182, 2.776, 2.571)
 """Student's t for a two-sided interval of 95 %, by degrees of freedom from 1."""
@@ -198,14 +196,9 @@ def compare(reports: dict[str, list[Report]]) -> Comparison:
         unit = f" {metric.unit}" if metric.unit and metric.unit != metric.name else ""
         what, larger = f"{metric.name}{unit}", metric.kind != Kind.TIME.value
         values = [[_value(run, position) or 0.0 for run in found] for found in reports.values()]
-        if rounds == 1:
-            values = [_blocks(found[0], position) or own for found, own in zip(reports.values(), values, strict=True)]  # fmt: skip
-    if rounds > 1:
-        basis = f"over {counted(rounds, 'interleaved run')} of each"
-    elif min(map(len, values)) > 1:
-        basis = f"over {BLOCKS} parts of one run of each: another run may differ by more"
-    else:
-        basis = "one run of each"
+    basis = (
+        f"over {counted(rounds, 'interleaved run')} of each" if rounds > 1 else "one run of each"
+    )
     first, *rest = values
     return Comparison(
         what=what,
@@ -224,22 +217,6 @@ def _value(run: Report, position: int) -> float | None:
     total = run.metrics[position]
     value = total.sum if total.sum is not None else total.mean
     return value if value is not None and value > 0 else None
-
-
-def _blocks(run: Report, position: int) -> list[float]:
-    """Means of a metric over parts of equal time of a run; empty if some part has no value."""
-    total = run.metrics[position]
-    found = [series for series in run.series if series.metric == total.name]
-    if len(found) != 1:
-        return []
-    times, values = found[0].times_s, found[0].values
-    start = total.window_from_s if total.window_from_s is not None else 0.0
-    end = max(times, default=0.0)
-    blocks: list[list[float]] = [[] for _ in range(BLOCKS)]
-    for at, value in zip(times, values, strict=True):
-        if start < at and value > 0:
-            blocks[min(BLOCKS - 1, int(BLOCKS * (at - start) / (end - start)))].append(value)
-    return [sum(block) / len(block) for block in blocks] if all(blocks) else []
 
 
 def _estimate(values: Sequence[float]) -> Estimate:

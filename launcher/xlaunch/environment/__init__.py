@@ -71,6 +71,10 @@ def prepare_environment(
     not available and for options that contradict each other.
     """
     refuse_contradictions({**request._asdict(), **run._asdict()})
+    if run.tee and run.log_dir is None:
+        raise UsageError(
+            "--tee shows what is written to log files: name their directory, --log-dir DIR"
+        )
     outside = split_inherited(inherited)
     inherited = outside.users_own
     plan = plan._replace(memory_share_bytes=_share_inside(plan, outside))
@@ -131,6 +135,10 @@ def prepare_environment(
     piped = (plan.relayed(run) and not run.pty) or run.log_dir is not None
     # An instance that is not relayed writes to this process's own output.
     piped |= "PYTHONUNBUFFERED" in outside.chosen and not run.pty
+    if plan.layout.gpus_per_instance is not None:
+        from xlaunch.environment.gpus import gpu_settings, refuse_two_choices
+
+        refuse_two_choices(dict(request.env))
     ranks, option = program.starts_ranks, layout_option(plan.layout)
     programs, settings, variables = [], [], []
     for instance in plan.instances:
@@ -140,6 +148,8 @@ def prepare_environment(
             known = {**inherited, **asked}
             threads = thread_settings(instance.threads, program.installed, known, option)
         own = [*proposals, *threads]
+        if plan.layout.gpus_per_instance is not None:
+            own += gpu_settings(instance.gpus, inherited)
         chosen = choose_settings(
             plan, instance, asked, inherited, own, piped=piped, starts_ranks=ranks
         )

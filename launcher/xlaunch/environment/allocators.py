@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from xlaunch.environment.variables import Proposal
 from xlaunch.errors import UsageError
+from xlaunch.text import size
 
 AUTO = "auto"
 AUTO_LIBRARY = "tcmalloc"
@@ -65,7 +66,7 @@ PROFILES = {
             "glibc-tuned",
             None,
             ((TUNABLES, _KEEP_ALL),),
-            "freed blocks are kept and reused, up to {keep_gib:.0f} GiB",
+            "freed blocks are kept and reused, up to {keep_size}",
             "glibc manual, Memory Allocation Tunables; malloc/malloc.c, FASTBIN_CONSOLIDATION_THRESHOLD",
         ),
         AllocatorProfile(
@@ -121,7 +122,7 @@ PROFILES = {
                 ("MIMALLOC_PURGE_DELAY", "-1"),
                 ("MIMALLOC_RESERVE_OS_MEMORY", "{keep_mib}MiB"),
             ),
-            "a reserved region of {keep_gib:.0f} GiB from which large blocks are reused",
+            "a reserved region of {keep_size} from which large blocks are reused",
             "mimalloc's options; the second is 2.1's name for what the first is in 2.0",
         ),
     )
@@ -175,7 +176,7 @@ def allocator_settings(
     keep = MAX_KEPT_BYTES
     if memory_share_bytes is not None:
         keep = min(keep, memory_share_bytes // SHARE_KEPT // (1 + min(threads, MAX_WORKERS)))
-    words = {"keep": keep, "keep_mib": keep >> 20, "keep_gib": keep / 2**30}
+    words = {"keep": keep, "keep_mib": keep >> 20, "keep_size": size(keep)}
     reason = f"allocator {profile.name}: {profile.reason.format(**words)}"
     proposals = []
     for name, template in profile.variables:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from xlaunch.environment.substitution import substitute, words_of
+from xlaunch.machine import usable_gpus
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.planning.plans import Instance, Plan
 from xlaunch.planning.request import LayoutRequest
@@ -27,6 +28,9 @@ the new one (``%@START+LENGTH``)."""
 
 INSTANCE_PREFIX = "XLAUNCH_INSTANCE_"
 """Variables that tell an instance its place. A nested launcher sets its own."""
+
+OF_THE_PLACE = frozenset((*usable_gpus.VARIABLES, *usable_gpus.COUNTING))
+"""Variables that `OURS` does not list: a nested launcher keeps them, and divides the GPUs they name."""
 
 MEMORY = f"{INSTANCE_PREFIX}MEMORY_BYTES"
 """An instance's equal share of the memory in bytes. A nested launcher divides it further."""
@@ -198,7 +202,11 @@ def instance_variables(
     chosen = [setting for setting in settings if not setting.users_own]
     variables.update((setting.name, setting.value) for setting in chosen)
     before = {**inherited, **asked}
-    entries = [_entry(setting, before.get(setting.name)) for setting in chosen]
+    entries = [
+        _entry(setting, before.get(setting.name))
+        for setting in chosen
+        if setting.name not in OF_THE_PLACE
+    ]
     variables[OURS] = _SEPARATOR.join(entries)
     variables[f"{INSTANCE_PREFIX}INDEX"] = str(instance.index)
     variables[f"{INSTANCE_PREFIX}COUNT"] = str(plan.count)

@@ -10,7 +10,7 @@ import os
 import sys
 
 from xlaunch.errors import UsageError
-from xlaunch.machine.files import Tree
+from xlaunch.machine.files import Tree, is_live
 from xlaunch.machine.topology import Limits, Machine, Package, Topology
 
 __all__ = ["read_machine"]
@@ -35,11 +35,16 @@ def read_machine(root: str = "/") -> Machine:
             "--sysroot takes the directory that contains sys and proc of a machine"
         )
     # Imported here: the readers use system calls that other systems do not have.
+    from xlaunch.machine.gpus import read_gpus
     from xlaunch.machine.limits import read_limits
     from xlaunch.machine.sysfs import read_topology
+    from xlaunch.machine.usable_gpus import openable, usable_gpus
 
     topology, notes = read_topology(root)
-    return Machine(root, topology, read_limits(root, topology), notes)
+    live = is_live(root)
+    found = read_gpus(tree, captured=not live)
+    gpus = usable_gpus(openable(found), os.environ) if live else usable_gpus(found, {})
+    return Machine(root, topology, read_limits(root, topology), notes, gpus._replace(found=found))
 
 
 def flat_machine(cpu_count: int, platform: str) -> Machine:

@@ -23,6 +23,7 @@ from xlaunch.files import write_whole
 from xlaunch.machine.architecture import UNKNOWN, read_architecture
 from xlaunch.machine.cgroups import ControlGroups
 from xlaunch.machine.files import Tree, is_live, scratch_directory
+from xlaunch.machine.gpus import DRIVERS, PCI_DRIVERS
 
 SUFFIXES = (".tar.xz", ".tar.gz", ".tar")
 MAX_BYTES = 1 << 30
@@ -124,6 +125,8 @@ def _root_within(directory: str) -> str:
 def _directories(tree: Tree) -> Iterator[str]:
     """Directories and links that matter by their name; links are captured as empty directories."""
     yield CPU.lstrip("/")
+    if tree.has_directory(DRIVERS):
+        yield DRIVERS
     yield from (f"{CPU}/cpu{cpu}" for cpu in tree.numbered(CPU, "cpu"))
     for node in tree.numbered(NODE, "node"):
         directory = f"{NODE}/node{node}"
@@ -180,6 +183,10 @@ def _pci_paths(tree: Tree) -> Iterator[str]:
     for device in sorted(tree.names(bus)):
         if (tree.read(f"{bus}/{device}/class") or "").startswith(PCI_CLASSES):
             yield from (f"{bus}/{device}/{name}" for name in PCI_FILES)
+    for driver, _ in PCI_DRIVERS:
+        for device in sorted(tree.names(f"{DRIVERS}/{driver}")):
+            if ":" in device:
+                yield from (f"{DRIVERS}/{driver}/{device}/{name}" for name in PCI_FILES)
 
 
 def _without_serials(text: str) -> str:
@@ -188,7 +195,7 @@ def _without_serials(text: str) -> str:
 
 
 def _group_files(tree: Tree) -> Iterator[tuple[str, str]]:
-    """The control groups of this process, and their tables, with generic names."""
+    """The files of this process's control groups, whose names are replaced by generic ones."""
     groups = ControlGroups(tree)
     names: dict[str, str] = {}
 

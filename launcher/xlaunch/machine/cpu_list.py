@@ -16,12 +16,13 @@ def parse_cpu_list(text: str, *, what: str = "CPU list") -> CPUs:
     """The numbers that `text` names, ascending, each once. An empty text names none.
 
     Ranges may have a stride. **Ex.:** ``"0-2,8-14:3"`` is ``(0, 1, 2, 8, 11, 14)``.
-    Raises `UsageError`, which names `what`, for anything else.
+    Raises `UsageError`, which begins with `what`, for anything else.
     """
     numbers: set[int] = set()
     text = text.strip()
     if not text:
         return ()
+    beginning = f"{what}: " if what else ""
     for part in text.split(","):
         interval, _, stride = part.strip().partition(":")
         first, dash, last = interval.partition("-")
@@ -30,7 +31,7 @@ def parse_cpu_list(text: str, *, what: str = "CPU list") -> CPUs:
             bounds.append(stride)
         if not all(bound.isascii() and bound.isdigit() for bound in bounds):
             raise UsageError(
-                f"{what}: cannot read {part!r} in {text!r}; "
+                f"{beginning}cannot read {_quoted(part, text)}; "
                 "write numbers and ranges such as 0-3,8 or 0-30:2"
             )
         low = read_digits(first)
@@ -44,9 +45,14 @@ def parse_cpu_list(text: str, *, what: str = "CPU list") -> CPUs:
                 if step == 0
                 else "is too large"
             )
-            raise UsageError(f"{what}: {part!r} in {text!r} {reason}")
+            raise UsageError(f"{beginning}{_quoted(part, text)} {reason}")
         numbers.update(range(low, high + 1, step))
     return tuple(sorted(numbers))
+
+
+def _quoted(part: str, text: str) -> str:
+    """A part of a list, and the list where it has more. **Ex.:** ``'a' in '1,a'``."""
+    return repr(part) if part == text else f"{part!r} in {text!r}"
 
 
 def read_digits(digits: str) -> int:

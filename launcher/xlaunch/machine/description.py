@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 
-from xlaunch.machine.topology import CPUs, Machine, NumaNode
+from xlaunch.machine.topology import CPUs, Gpu, Machine, NumaNode
 
 
 def describe_machine(machine: Machine) -> dict[str, object]:
@@ -45,9 +45,26 @@ def describe_machine(machine: Machine) -> dict[str, object]:
         facts["cpu_quota"] = limits.cpu_quota
     if topology.isolated_cpus:
         facts["isolated_cpus"] = topology.isolated_cpus
+    if machine.gpus.found:
+        usable = {gpu.address: gpu.name for gpu in machine.gpus.usable}
+        facts["gpus"] = [
+            describe_gpu(gpu._replace(name=usable.get(gpu.address, "")))
+            for gpu in machine.gpus.found
+        ]
     if machine.notes:
         facts["notes"] = "; ".join(machine.notes)
     return facts
+
+
+def describe_gpu(gpu: Gpu) -> dict[str, object]:
+    """A GPU as plain values; None for what is unknown, and for the name of one that may not be used."""
+    return {
+        "name": gpu.name or None,
+        "vendor": gpu.vendor.value,
+        "model": gpu.model or None,
+        "pci_address": gpu.address or None,
+        "numa_node": gpu.numa_node,
+    }
 
 
 def format_json(facts: dict[str, object]) -> str:

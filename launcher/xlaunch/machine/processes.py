@@ -176,3 +176,11 @@ def read_file(path: str) -> bytes | None:
         return None
     finally:
         os.close(descriptor)
+
+
+def pid_namespace() -> str:
+    """The PID namespace of this process. **Ex.:** ``pid:[4026531836]``; empty if it cannot be read."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""

@@ -13,10 +13,13 @@ from typing import NamedTuple
 from xlaunch.errors import UsageError
 from xlaunch.machine.cpu_list import format_cpu_list, read_digits
 
-LEVELS = ("package", "die", "node", "l3", "core", "pu")
+LEVELS = ("package", "die", "node", "l3", "gpu", "core", "pu")
 OUTER_LEVELS = LEVELS[:4]
+GPU = {"vendor": "0x10de", "device": "0x2330", "class": "0x030200"}
+"""What each GPU is: an H100."""
 EXAMPLE = "package:2 node:2 l3:4 core:8 pu:2"
 MAX_CPUS = 8192
+MAX_GPUS = 1024
 MEMORY_PER_CORE_KB = 4 << 20
 CACHES = ((1, "Data", "48K"), (1, "Instruction", "32K"), (2, "Unified", "2048K"))
 L3_SIZE = "32768K"
@@ -34,8 +37,8 @@ def parse_levels(text: str) -> tuple[Level, ...]:
     """The levels that a text such as `EXAMPLE` names, the outermost first.
 
     Packages, dies, nodes and L3 caches may be nested in any order, with dies inside packages. Cores
-    and then SMT siblings (pu) are inside all of them; one each if not named. Raises `UsageError`,
-    which lists the levels.
+    and then SMT siblings (pu) are inside all of them; one each if not named. GPUs are beside the cores
+    of the level named before them. Raises `UsageError`, which lists the levels.
     """
 
     def refuse(reason: str) -> UsageError:
@@ -67,8 +70,10 @@ def parse_levels(text: str) -> tuple[Level, ...]:
         levels.insert(names.index("pu") if "pu" in names else len(levels), Level("core", 1))
     if "pu" not in names:
         levels.append(Level("pu", 1))
-    if prod(level.each for level in levels) > MAX_CPUS:
+    if prod(level.each for level in levels if level.name != "gpu") > MAX_CPUS:
         raise refuse(f"that is more than {MAX_CPUS} CPUs")
+    if "gpu" in names and prod([it.each for it in levels[: names.index("gpu") + 1]]) > MAX_GPUS:
+        raise refuse(f"that is more than {MAX_GPUS} GPUs")
     return tuple(levels)
 
 
@@ -108,6 +113,10 @@ class _Shape(NamedTuple):
 
 def write_tree(levels: tuple[Level, ...], directory: str) -> None:
     """Write the sysfs tree of the machine of `levels` to an existing directory."""
+    names = [level.name for level in levels]
+    gpus = levels[names.index("gpu")].each if "gpu" in names else 0
+    beside = names[names.index("gpu") - 1] if gpus and names[0] != "gpu" else ""
+    levels = tuple([level for level in levels if level.name != "gpu"])
     counts = [level.each for level in levels]
     outer = levels[:-2]
     shape = _Shape(
@@ -134,6 +143,12 @@ def write_tree(levels: tuple[Level, ...], directory: str) -> None:
             for name, contents in files.items():
                 _write(f"{cpu_directory}/cpu{core + thread * shape.core_count}/{name}", contents)
     _write_nodes(shape, f"{directory}/sys/devices/system/node")
+    for group in range(shape.groups(beside) if gpus else 0):
+        node = shape.group_of("node", group * shape.cores_in.get(beside, shape.core_count))
+        for number in range(group * gpus, (group + 1) * gpus):
+            address = f"{number >> 8:04x}:{number & 0xFF:02x}:00.0"
+            gpu = {**GPU, "numa_node": str(node)}
+            _write(f"{directory}/sys/bus/pci/drivers/nvidia/{address}", gpu)
 
 
 def _core_files(shape: _Shape, core: int) -> dict[str, dict[str, str]]:

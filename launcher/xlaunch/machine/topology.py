@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model of a machine: packages, dies, caches, NUMA nodes, cores, and limits of this process.
+"""The model of a machine: packages, dies, caches, NUMA nodes, cores, GPUs, and limits of this process.
 
 All numbers are the kernel's. A set of logical CPUs is an ascending tuple of CPU numbers.
 `xlaunch.machine.sysfs` and `xlaunch.machine.limits` create the values, which are immutable.
 """
 
+import enum
 from typing import NamedTuple
 
 CPUs = tuple[int, ...]
@@ -100,6 +101,50 @@ class Limits(NamedTuple):
     **Ex.:** ``("cgroup v2 cpuset at /sys/fs/cgroup", "affinity mask")``."""
 
 
+class Vendor(enum.Enum):
+    """Who makes a GPU. The value is the vendor's name."""
+
+    NVIDIA = "NVIDIA"
+    AMD = "AMD"
+    INTEL = "Intel"
+
+
+class Gpu(NamedTuple):
+    """A GPU; with the first two fields alone, a model of GPU."""
+
+    vendor: Vendor
+    model: str
+    """PCI vendor and device. **Ex.:** ``10de:2335``, an H200. Empty when unknown."""
+    address: str = ""
+    """PCI address. **Ex.:** ``0000:18:00.0``. Empty when unknown."""
+    numa_node: int | None = None
+    """The node that it is next to; None when unknown, as in most virtual machines."""
+    uuid: str = ""
+    """NVIDIA's name of it. **Ex.:** ``GPU-5c1f...``. Empty when unknown."""
+    variable: str = ""
+    """The variable by which a program sees chosen GPUs only. **Ex.:** ``CUDA_VISIBLE_DEVICES``."""
+    name: str = ""
+    """Its name in `variable`. **Ex.:** ``0``, ``GPU-5c1f...``."""
+
+    @property
+    def identity(self) -> str:
+        """What tells it from other GPUs of this host."""
+        return self.address or self.name
+
+
+class Gpus(NamedTuple):
+    """The GPUs of a machine, and those that instances may get."""
+
+    found: tuple[Gpu, ...] = ()
+    """Every GPU that a driver has: NVIDIA's, AMD's, then Intel's, each as its runtime numbers them."""
+    usable: tuple[Gpu, ...] = ()
+    """Those that this process may use, all of one vendor, in the order in which instances get them."""
+    narrowed_by: str = ""
+    """The inherited variable that chooses them. **Ex.:** ``CUDA_VISIBLE_DEVICES=1,0``."""
+    problem: str = ""
+    """Why none can be given to instances, where some are there."""
+
+
 class Machine(NamedTuple):
     """A machine and what may be used of it: the input of planning."""
 
@@ -109,3 +154,4 @@ class Machine(NamedTuple):
     limits: Limits
     notes: tuple[str, ...] = ()
     """Missing or contradictory files, and what was assumed; one line each."""
+    gpus: Gpus = Gpus()

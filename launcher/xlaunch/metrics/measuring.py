@@ -63,7 +63,7 @@ class Measuring:
         poll: select.poll,
     ) -> None:
         """`directory`: to be made for FIFOs. `live`: gets each value. `poll`: the supervisor's."""
-        self._log_directory = run.log_dir
+        self._log_directory = None if run.tee else run.log_dir
         self._directory = directory
         self._poll = poll
         self._live = live

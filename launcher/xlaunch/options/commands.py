@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from xlaunch.console import say
-from xlaunch.errors import UsageError
+from xlaunch.errors import ProgramNotFoundError, UsageError
 from xlaunch.options.definitions import BY_KEY, IN_FILES, OPTIONS, Group, Option
 from xlaunch.options.kinds import FLAG, Kind
 from xlaunch.options.layers import COMMAND_LINE, Layer, Resolved, resolve, variables_layer
@@ -53,9 +55,46 @@ class Parsed(ParamType):
         except UsageError as error:
             return self.fail(str(error), param, ctx)
 
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """The words that the value may be, or files or directories."""
+        words = [word for word in self.kind.words if word.startswith(incomplete.lower())]
+        if words or "FILE" in self.name or "DIR" in self.name:
+            kind = "dir" if self.name == "DIR" else "file"
+            return [CompletionItem(word) for word in words] or [complete_files(incomplete, kind)]
+        return []
+
+
+def complete_files(incomplete: str, kind: str = "file") -> CompletionItem:
+    """Has the shell complete names of files, or with ``"dir"`` of directories."""
+    return CompletionItem(incomplete, type=kind)
+
 
 class GroupedCommand(click.Command):
-    """A command whose help shows its options in groups."""
+    """A command whose help shows its options in groups, and then other commands if it has some."""
+
+    modules: Mapping[str, str] = {}
+    """The module of each other command, whose `command` it is."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write a line for each other command."""
+        others = {
+            name: import_module(module).command for name, module in sorted(self.modules.items())
+        }
+        if others:
+            rows = [
+                (f"{ctx.command_path} {name}", it.get_short_help_str(limit=100))
+                for name, it in others.items()
+            ]
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete options, but not after the program: they would be the program's."""
+        if ctx.params.get("program"):
+            return [complete_files(incomplete)]
+        return super().shell_complete(ctx, incomplete)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write a section for each group, then one for the options that are in none."""
@@ -93,8 +132,11 @@ class LaunchCommand(GroupedCommand):
         return program
 
 
-def click_option(option: Option) -> Callable[[Command], Command]:
-    """An option of the table as click has it; its value is None unless it is typed."""
+def click_option(option: Option, *, hidden: bool = False) -> Callable[[Command], Command]:
+    """An option of the table as click has it; its value is None unless it is typed.
+
+    `hidden`: help does not show it.
+    """
     flag = option.kind is FLAG
     long = f"--{option.name}/--no-{option.name}" if option.opposite else f"--{option.name}"
     return click.option(
@@ -106,6 +148,7 @@ def click_option(option: Option) -> Callable[[Command], Command]:
         multiple=option.multiple,
         default=None,
         help=option.help,
+        hidden=hidden,
     )
 
 
@@ -128,23 +171,35 @@ def with_options(*groups: Sequence[Callable[[Command], Command]]) -> Callable[[C
 def with_program(command: Command, *, required: bool = True) -> Command:
     """Give a command the program's words: all that follows the options."""
     metavar = "[--] PROGRAM [ARGS...]" if required else "[[--] PROGRAM [ARGS...]]"
-    return click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar=metavar)(command)
+    return click.argument(
+        "program",
+        nargs=-1,
+        type=click.UNPROCESSED,
+        metavar=metavar,
+        shell_complete=lambda _context, _parameter, incomplete: [complete_files(incomplete)],
+    )(command)
 
 
 def launch_command(
     *,
     program_required: bool,
     without: Collection[str] = (),
+    hidden: Collection[str] = (),
     own: Sequence[Callable[[Command], Command]] = (),
-) -> Callable[[Callable[[Resolved], int | None]], click.Command]:
+) -> Callable[[Callable[[Resolved], int | None]], LaunchCommand]:
     """Make a function of `Resolved` options a command with the options of a launch.
 
-    `without`: names of options that the command has not. `own`: options that are its alone; their
-    values are among the resolved ones.
+    `without`: names of options that the command has not. `hidden`: of those that it takes and does
+    not show: they change nothing, and are on command lines of `xlaunch` that become its own. `own`:
+    options that are its alone; their values are among the resolved ones.
     """
-    options = [click_option(option) for option in OPTIONS if option.name not in without]
+    options = [
+        click_option(option, hidden=option.name in hidden)
+        for option in OPTIONS
+        if option.name not in without
+    ]
 
-    def decorate(run: Callable[[Resolved], int | None]) -> click.Command:
+    def decorate(run: Callable[[Resolved], int | None]) -> LaunchCommand:
         def callback(**typed: Any) -> int | None:
             return _run(run, typed)
 
@@ -184,6 +239,35 @@ def _run(run: Callable[[Resolved], int | None], typed: dict[str, Any]) -> int | 
         return run(asked)
     except UsageError as error:
         raise UsageError(f"{error}{asked.set_elsewhere()}") from None
+
+
+def words_for_help(words: Sequence[str], commands: Collection[str], program: str) -> list[str]:
+    """The command line that prints what ``help WORDS`` asks for. Raises `UsageError`."""
+    if words and words[0] not in commands:
+        known = ", ".join(sorted(commands))
+        raise UsageError(
+            f"there is no command {words[0]!r}{_near_command(words[0], commands, program)}; "
+            f"the commands are {known}"
+        )
+    return [*words, "--help"]
+
+
+def run_launch(
+    command: object, arguments: list[str], commands: Collection[str], program: str = "xlaunch"
+) -> int:
+    """Run the command that starts programs; a missing one may be a misspelt one of `commands`."""
+    try:
+        return run_click(command, program, arguments, program)
+    except ProgramNotFoundError as error:
+        near = _near_command(arguments[0], commands, program)
+        raise ProgramNotFoundError(f"{error}{near}") from None
+
+
+def _near_command(word: str, commands: Collection[str], program: str) -> str:
+    from difflib import get_close_matches
+
+    near = get_close_matches(word, sorted(commands), n=1)
+    return f"; did you mean '{program} {near[0]}'?" if near else ""
 
 
 def run_click(command: object, name: str, arguments: list[str], program: str = "xlaunch") -> int:

@@ -37,7 +37,9 @@ from xlaunch.planning.request import (
     RankMode,
 )
 
-COMMANDS = frozenset(("cache", "doctor", "env", "libraries", "plan", "ps", "topology"))
+COMMANDS = frozenset(
+    ("cache", "completion", "doctor", "env", "libraries", "plan", "ps", "topology")
+)
 """Each is the object `command` in the module of the same name in `xlaunch.cli`."""
 
 RESERVED = COMMANDS | {"explain", "help", "report", "run", "version"}
@@ -85,50 +87,57 @@ FIELDS = {"timeout": "timeout_s", "grace": "grace_s", "program": "words"}
 _L, _H, _M, _E, _S, _O, _P = Group
 _PRECISION = one_of(Optimize, metavar="DTYPE")
 _POLICY = one_of(MemoryPolicy, metavar="POLICY")
+_ALLOCATORS = (
+    *("auto", "glibc", "glibc-tuned", "glibc-one-arena", "glibc-frugal"),
+    *("jemalloc", "mimalloc", "tcmalloc"),
+)
+_OPENMP = ("auto", "gnu", "intel", "llvm", "none")
 
 OPTIONS = (
-    Option("instances", COUNT, _L, "Number of instances; max: as many as fit.", "-n"),
-    Option("ncores", COUNT, _L, "Physical cores per instance, or max."),
+    Option("instances", COUNT, _L, "Instances (default 1); max: all that fit.", "-n"),
+    Option("ncores", COUNT, _L, "Cores each, or max (default: equal shares)."),
+    Option("gpus-per-instance", WHOLE_NUMBER, _L, "GPUs of its own, with the cores next to them."),
     Option("mode", one_of(Mode), _L, "4 cores each, or one instance per node."),
     Option("cpus", NUMBER_LIST, _L, "Use only these logical CPUs: 0-3,8."),
     Option("numa-nodes", NUMBER_LIST, _L, "Use only the CPUs of these NUMA nodes."),
-    Option("reserve-cores", WHOLE_NUMBER, _L, "Leave this many cores idle."),
+    Option("reserve-cores", WHOLE_NUMBER, _L, "Leave this many cores idle (default 0)."),
     Option("instance-index", NUMBER_LIST, _L, "Run only these instances of the layout."),
     Option("place", one_of(Place), _L, "Side by side (default), or far apart."),
-    Option("smt", FLAG, _L, "Use all SMT siblings of each core.", opposite=True),
+    Option("smt", FLAG, _L, "Use all SMT siblings (default: one a core).", opposite=True),
     Option("ecores", one_of(ECores), _L, "Efficiency cores (default: exclude)."),
     Option("oversubscribe", FLAG, _L, "Let instances share cores."),
     Option("sysroot", DIRECTORY, _L, "Plan for a captured machine.", one_call=True),
     Option("synthetic", TEXT, _L, 'Plan for a made-up machine: "core:8".', one_call=True),
     Option("exclusive", FLAG, _H, "Take only cores that no other launch has.", one_call=True),
     Option("wait", WAIT, _H, "Wait for free cores so long; implies --exclusive.", one_call=True),
-    Option("rank-mode", one_of(RankMode, metavar="MODE"), _H, "Ranks: auto, off, torchrun, mpi, slurm."),
+    Option("rank-mode", one_of(RankMode, metavar="MODE"), _H, "Ranks: auto (default), off, torchrun, mpi, slurm."),
     Option("nproc-per-node", COUNT, _H, "Start so many ranks here, by torchrun.", one_call=True),
-    Option("nnodes", COUNT, _H, "Hosts of the job, with --nproc-per-node.", one_call=True),
+    Option("nnodes", COUNT, _H, "Hosts of the job, with --nproc-per-node (default 1).", one_call=True),
     Option("node-rank", WHOLE_NUMBER, _H, "This host among them, from 0.", one_call=True),
     Option("rendezvous", TEXT, _H, "HOST:PORT of host 0, with --nnodes.", one_call=True),
-    Option("mem-policy", _POLICY, _M, "NUMA memory policy: bind, local, ..."),
-    Option("allocator", spelt(NAME_OR_FILE, default="glibc"), _M, "Allocator profile or library."),
+    Option("mem-policy", _POLICY, _M, "NUMA memory: auto (default), preferred, bind, interleave, local, none."),
+    Option("allocator", spelt(NAME_OR_FILE._replace(words=_ALLOCATORS), default="glibc"), _M, f"{', '.join(_ALLOCATORS)}, or a library (default auto)."),
     Option("thp", one_of(HugePages), _M, "Transparent huge pages (default auto)."),
     Option("module", FLAG, _E, "PROGRAM is a Python module.", "-m"),
-    Option("python", FILE, _E, "Python interpreter for scripts and modules."),
+    Option("python", FILE, _E, "Interpreter of scripts and modules (default: the active environment's)."),
     Option("no-python", FLAG, _E, "Execute PROGRAM itself even if it is a .py file."),
     Option("env", VARIABLE, _E, "Set an environment variable for every instance.", multiple=True),
     Option("substitute", FLAG, _E, "Replace {index}, {cpus} and others in ARGS, as in --env."),
-    Option("optimize", _PRECISION, _E, "Optimize the script's models: auto, fp32, bf16."),
+    Option("optimize", _PRECISION, _E, "Optimize models: auto, fp32, bf16 (default: no)."),
     Option("optimize-wait", FLAG, _E, "Compile before the first call, not aside."),
-    Option("omp", spelt(NAME_OR_FILE, default="gnu"), _E, "OpenMP runtime: auto, gnu, intel, llvm, none or a library."),
-    Option("cache-dir", NAMED_DIRECTORY, _E, "Directory for compile caches."),
-    Option("cache", one_of(Caches), _E, "Which caches; all: also JAX and PGO."),
+    Option("omp", spelt(NAME_OR_FILE._replace(words=_OPENMP), default="gnu"), _E, "OpenMP: auto (default), gnu, intel, llvm, none, or a library."),
+    Option("cache-dir", NAMED_DIRECTORY, _E, "Directory for compile caches (default ~/.cache/xlaunch/compiled)."),
+    Option("cache", one_of(Caches), _E, "Which caches (default auto); all: also JAX and PGO."),
     Option("no-cache", FLAG, _E, "Leave compile caches where they are."),
     Option("on-failure", one_of(OnFailure), _S, "Stop all (default), continue, restart."),
     Option("max-restarts", COUNT, _S, "Restarts per instance; default 3."),
-    Option("timeout", POSITIVE_DURATION, _S, "Stop the run after this time: 90, 10m."),
+    Option("timeout", POSITIVE_DURATION, _S, "Time limit: 90, 10m, 2h (default: none)."),
     Option("grace", DURATION, _S, "SIGTERM to SIGKILL; default 10s."),
     Option("supervise", FLAG, _S, "Keep a supervisor in any case."),
     Option("verify-device", FLAG, _S, "Report which GPUs worked."),
     Option("log-dir", DIRECTORY, _O, "Write each instance's output to files in DIR."),
-    Option("tag", FLAG, _O, "Put the instance's number before each line.", opposite=True),
+    Option("tee", FLAG, _O, "With --log-dir: show the output as well."),
+    Option("tag", FLAG, _O, "Put the instance's number before each line (default: if there are several).", opposite=True),
     Option("pty", FLAG, _O, "Run instances on a pseudo-terminal, for progress bars."),
     Option("metric", METRIC, _O, "Report a number that instances print.", multiple=True),
     Option("report", FILE, _O, "Write a report of the run as JSON."),

@@ -33,6 +33,8 @@ class Kind(NamedTuple):
     """The value that a text stands for. Raises `UsageError`, without the option's name."""
     example: Any = ""
     """A value as a file writes it."""
+    words: tuple[str, ...] = ()
+    """Values that a shell may complete."""
 
 
 def parse_count(text: str) -> int | Max:
@@ -57,7 +59,7 @@ def parse_whole_number(text: str) -> int:
 
 def parse_number_list(text: str) -> CPUs:
     """Numbers and ranges, at least one: ``0-3,8``."""
-    numbers = parse_cpu_list(text, what="list")
+    numbers = parse_cpu_list(text, what="")
     if not numbers:
         raise UsageError(f"the list {text!r} is empty; write for example 0-3,8")
     return numbers
@@ -165,7 +167,7 @@ def one_of(words: type[enum.Enum], metavar: str = "") -> Kind:
         except ValueError:
             raise UsageError(f"{text!r} is not one of {', '.join(allowed)}") from None
 
-    return Kind(metavar or "|".join(allowed), parse, allowed[0])
+    return Kind(metavar or "|".join(allowed), parse, allowed[0], tuple(allowed))
 
 
 def spelt(kind: Kind, **former: str) -> Kind:

@@ -65,9 +65,14 @@ class Resolved(NamedTuple):
         names: dict[str, list[str]] = {}
         for key, origin in self.origins.items():
             if origin != COMMAND_LINE:
-                names.setdefault(origin, []).append(key.replace("_", "-"))
+                names.setdefault(origin, []).append(_typed(key))
         listed = [f"{origin} sets {', '.join(found)}" for origin, found in names.items()]
         return f" ({'; '.join(listed)})" if listed else ""
+
+
+def _typed(key: str) -> str:
+    """A key of `Resolved.origins` as it is typed. **Ex.:** ``log-dir``; ``env MY_NAME``."""
+    return key if key.startswith("env ") else key.replace("_", "-")
 
 
 def resolve(layers: Iterable[Layer]) -> Resolved:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Log files, which the instances write directly."""
+"""Log files, which the instances write directly; with `--tee` the launcher does."""
 
 from __future__ import annotations
 
@@ -42,6 +42,29 @@ def open_logs(directory: str, index: int, *, new: bool = True) -> tuple[int, int
             os.replace(path, f"{path}.1")
         descriptors.append(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666))
     return descriptors[0], descriptors[1]
+
+
+class LogFile:
+    """A log file that the launcher writes, because the output is shown as well (`--tee`)."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor: int | None = descriptor
+
+    def write(self, data: bytes) -> str | None:
+        """Append `data`. If that fails, the reason, and nothing more is written."""
+        try:
+            while data and self._descriptor is not None:
+                data = data[os.write(self._descriptor, data) :]
+        except OSError as error:
+            self.close()
+            return f"cannot write a log file: {error.strerror}"
+        return None
+
+    def close(self) -> None:
+        """Close the file; a second time does nothing."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
 
 
 def last_lines(path: str, count: int = LINES_SHOWN) -> list[str]:

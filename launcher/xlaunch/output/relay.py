@@ -14,7 +14,7 @@ import termios
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from xlaunch.output.logs import STREAMS, open_logs
+from xlaunch.output.logs import STREAMS, LogFile, open_logs
 from xlaunch.output.tagged_lines import (
     ERASE_TO_END,
     LineTagger,
@@ -58,6 +58,8 @@ class _Source(NamedTuple):
     """``out`` or ``err``."""
     tagger: LineTagger | Verbatim
     sink: Sink
+    log: LogFile | None = None
+    """The file that it also goes to (`--tee`)."""
 
 
 class Relay:
@@ -92,23 +94,35 @@ class Relay:
             stdin = 0
             if len(self._plan.instances) > 1:
                 stdin = owned(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+            logs: tuple[int, int] | None = None
             if self._run.log_dir is not None:
-                out, err = map(owned, open_logs(self._run.log_dir, instance.index, new=first))
+                logs = open_logs(self._run.log_dir, instance.index, new=first)
+            if logs is not None and not self._run.tee:
+                out, err = map(owned, logs)
                 yield Streams(stdin, out, err)
             elif self._plan.relayed(self._run):
-                out = owned(self._open_pipe(instance, STREAMS[0], self._stdout))
-                err = owned(self._open_pipe(instance, STREAMS[1], self._stderr))
+                sinks = (self._stdout, self._stderr)
+                out, err = (
+                    owned(self._open_pipe(instance, stream, sink, log))
+                    for stream, sink, log in zip(STREAMS, sinks, logs or (None, None), strict=True)
+                )
                 yield Streams(stdin, out, err)
             else:
                 yield Streams(stdin, 1, 2)
 
-    def _open_pipe(self, instance: Instance, stream: str, sink: Sink) -> int:
+    def _open_pipe(self, instance: Instance, stream: str, sink: Sink, log: int | None) -> int:
         if self._run.pty:
             reader, writer = open_pseudo_terminal()
         else:
             reader, writer = os.pipe()
         os.set_blocking(reader, False)
-        self._sources[reader] = _Source(instance.index, stream, self._tagger(instance, sink), sink)
+        self._sources[reader] = _Source(
+            instance.index,
+            stream,
+            self._tagger(instance, sink),
+            sink,
+            None if log is None else LogFile(log),
+        )
         self._poll.register(reader, select.POLLIN)
         return writer
 
@@ -171,8 +185,7 @@ class Relay:
         chunks = [chunk for index in indices for chunk in self.drain(index)]
         for descriptor, source in self._sources.items():
             self._put(source.sink, source.tagger.finish())
-            self._poll.unregister(descriptor)
-            os.close(descriptor)
+            self._close(descriptor, source)
         self._sources.clear()
         return chunks
 
@@ -194,14 +207,21 @@ class Relay:
         if data is None:
             return []
         self._put(source.sink, source.tagger.feed(data) if data else source.tagger.finish())
-        if not data or source.sink.broken:
+        if source.log is not None and (problem := source.log.write(data)):
+            self.say(f"xlaunch: warning: {problem}; instance {source.index} is no longer logged")
+        if not data or (source.sink.broken and source.log is None):
             # Without a reader, the instance gets the SIGPIPE that it would get without the launcher.
-            self._poll.unregister(descriptor)
-            os.close(descriptor)
+            self._close(descriptor, source)
             del self._sources[descriptor]
         elif source.sink.full:
             self._watch_sources_of(source.sink, readable=False)
         return [Chunk(source.index, source.stream, data)] if data else []
+
+    def _close(self, descriptor: int, source: _Source) -> None:
+        self._poll.unregister(descriptor)
+        os.close(descriptor)
+        if source.log is not None:
+            source.log.close()
 
     def _put(self, sink: Sink, lines: bytes) -> None:
         if sink is self._stderr and lines:

@@ -37,6 +37,7 @@ class Contradiction(NamedTuple):
 CONTRADICTIONS = (
     Contradiction("mode", "instances", "a mode fixes the layout"),
     Contradiction("mode", "ncores", "a mode fixes the layout"),
+    Contradiction("mode", "gpus_per_instance", "a mode fixes the layout"),
     Contradiction("instances", "ncores", "only one of them can be max", value=MAX),
     Contradiction("module", "no_python", "a module needs Python"),
     Contradiction("cache_dir", "no_cache"),

@@ -213,7 +213,9 @@ class _Artist:
             yield Segment(f"{count} {cpus}", ALLOWED if any(states) else DIM)
 
     def others(self) -> Iterator[Line]:
-        """Nodes without CPUs, and CPUs that no core has."""
+        """GPUs, nodes without CPUs, and CPUs that no core has."""
+        for heading, segments in self._gpus():
+            yield from self._wrapped(heading, segments, HEADING)
         for node in self._topology.numa_nodes:
             if not node.cpus:
                 near = f", near {_numbers(node.local_cpus)}" if node.local_cpus else ""
@@ -227,9 +229,29 @@ class _Artist:
             listed = Segment(f"{_numbers(self._topology.isolated_cpus)} by isolcpus=")
             yield from self._wrapped("isolated: ", [listed])
 
+    def _gpus(self) -> Iterator[tuple[str, list[Segment]]]:
+        """For each model and node: its GPUs by name; those that may not be used by address."""
+        gpus = self._machine.gpus
+        instances = () if self._plan is None else self._plan.instances
+        own = {gpu: instance.index for instance in instances for gpu in instance.gpus}
+        addresses = {gpu.address for gpu in gpus.usable}
+        groups: dict[str, list[Segment]] = {}
+        hidden = [gpu for gpu in gpus.found if gpu.address not in addresses]
+        for gpu in (*gpus.usable, *hidden):
+            node = "" if gpu.numa_node is None else f", node {gpu.numa_node}"
+            heading = f"{gpu.vendor.value} GPU {gpu.model}".rstrip() + f"{node}: "
+            if gpu in own:
+                segment = Segment(f"#{own[gpu]} {gpu.name}", INSTANCE)
+            elif gpu.name:
+                segment = Segment(gpu.name, ALLOWED)
+            else:
+                segment = Segment(f"({gpu.address})", DIM)
+            groups.setdefault(heading, []).append(segment)
+        yield from groups.items()
+
     def limits(self) -> Iterator[Line]:
         """What limits this process, and the plan's count."""
-        limits = self._machine.limits
+        limits, gpus = self._machine.limits, self._machine.gpus
         if self._plan is not None:
             where = "marked # on their cores" if self._plan.bound else "not bound to cores"
             yield (Segment(f"plan: {counted(len(self._plan.instances), 'instance')}, {where}"),)
@@ -238,6 +260,9 @@ class _Artist:
             yield from self._wrapped("allowed: ", [allowed])
             for reason in limits.narrowed_by:
                 yield from self._wrapped("  others (in parentheses) by ", [Segment(reason)])
+        if gpus.narrowed_by or gpus.problem:
+            reason = gpus.problem or f"those of {gpus.narrowed_by}"
+            yield from self._wrapped("allowed GPUs: ", [Segment(reason)])
         if limits.cpu_quota is not None:
             quota = f"{limits.cpu_quota:g} CPUs' worth of time"
             yield from self._wrapped("CPU quota: ", _cited(quota, limits.cpu_quota_source))

@@ -52,7 +52,7 @@ class Layout(NamedTuple):
 def choose_layout(request: LayoutRequest, capacity: Capacity) -> Layout:
     """Choose the layout for `request`. Raises `UsageError` if it does not fit."""
     _check_numbers(request)
-    budget = _usable_cores(request, capacity)
+    budget = usable_cores(request, capacity)
     layout = _asked_layout(request, capacity, budget)
     if capacity.quota is None or layout.oversubscribed or layout.threads_at_most:
         return layout
@@ -82,7 +82,7 @@ def _check_numbers(request: LayoutRequest) -> None:
         raise UsageError(f"--reserve-cores {request.reserve_cores}: must be 0 or more cores")
 
 
-def _usable_cores(request: LayoutRequest, capacity: Capacity) -> int:
+def usable_cores(request: LayoutRequest, capacity: Capacity) -> int:
     """Cores that all instances together may use, after reserved cores and the CPU quota."""
     unreserved = capacity.pool - request.reserve_cores
     if unreserved < 1:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
 
 from xlaunch.errors import UsageError
 from xlaunch.machine.cpu_list import name_numbers
@@ -34,11 +35,21 @@ from xlaunch.planning.plans import Instance, Plan
 from xlaunch.planning.pool import select_pool
 from xlaunch.planning.request import ECores, LayoutRequest
 
+if TYPE_CHECKING:
+    from xlaunch.planning.gpus import Division
 
-def plan(request: LayoutRequest, machine: Machine, *, taken: Collection[int] = ()) -> Plan:
+
+def plan(
+    request: LayoutRequest,
+    machine: Machine,
+    *,
+    taken: Collection[int] = (),
+    taken_gpus: Collection[str] = (),
+) -> Plan:
     """Decide what runs where, and why. Equal requests on equal machines give equal plans.
 
-    `taken`: CPUs of other launches, which are avoided where another place is as good.
+    `taken`: CPUs of other launches, which are avoided where another place is as good; `taken_gpus`:
+    identities of their GPUs, which are given last.
     Raises `UsageError` if the request contradicts itself or does not fit the machine.
 
     **Ex.:** two instances on 16 cores in two nodes: CPUs 0-7 with memory preferred on node 0, and
@@ -58,9 +69,17 @@ def plan(request: LayoutRequest, machine: Machine, *, taken: Collection[int] = (
         quota_source=machine.limits.cpu_quota_source,
         bound=bound,
     )
-    layout = choose_layout(request, capacity)
+    division: Division | None = None
+    if request.gpus_per_instance is not None:
+        from xlaunch.planning.gpus import divide_gpus
+
+        division = divide_gpus(request, machine, cores, capacity, taken_gpus)
+    layout = choose_layout(request, capacity) if division is None else division.layout
     if bound:
-        placed = _place(request, layout, cores, by_node)
+        if division is not None and not layout.oversubscribed:
+            placed = division.place(cores)
+        else:
+            placed = _place(request, layout, cores, by_node)
         instances = _bound_instances(request, machine, layout, placed, len(cores))
         used = {core.cpus[0] for slot in placed for core in slot}
         idle = [core for core in cores if core.cpus[0] not in used]
@@ -68,6 +87,11 @@ def plan(request: LayoutRequest, machine: Machine, *, taken: Collection[int] = (
         placed = []
         instances = _unbound_instances(request, machine, layout, cores)
         idle = []
+    if division is not None:
+        instances = [
+            (instance._replace(gpus=share.gpus), reason)
+            for (instance, reason), share in zip(instances, division.shares, strict=True)
+        ]
     crossed = [crossings(slot) for slot in placed]
     idle_cpus = tuple(sorted([cpu for core in idle for cpu in core.cpus]))
     allowed_cpus = pool.cpus if bound else machine.limits.allowed_cpus
@@ -75,6 +99,7 @@ def plan(request: LayoutRequest, machine: Machine, *, taken: Collection[int] = (
     decisions += explain_siblings(request, pool) if bound else []
     decisions += explain_quota(machine, capacity, can_bind=can_bind)
     decisions.append(layout.decision)
+    decisions += [division.explain()] if division is not None else []
     if bound:
         decisions += explain_placement(request, crossed, idle)
     decisions += explain_memory(instances)
@@ -85,8 +110,10 @@ def plan(request: LayoutRequest, machine: Machine, *, taken: Collection[int] = (
         warnings.append(
             "CPUs cannot be bound on this system: --cpus and --numa-nodes only set the counts"
         )
-    if not layout.oversubscribed and not layout.by_node and not takes_everything(request):
+    sized = not takes_everything(request) and (division is None or request.ncores is not None)
+    if not layout.oversubscribed and not layout.by_node and sized:
         warnings += warn_of_crossings(request, machine.topology, cores, placed, crossed)
+    warnings += division.warnings(placed) if division is not None else []
     warnings += warn_of_isolated([i for i, _ in instances], machine.topology, bound=bound)
     return Plan(
         instances=_selected(request, [i for i, _ in instances]),

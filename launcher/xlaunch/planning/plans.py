@@ -3,7 +3,7 @@
 
 from typing import NamedTuple
 
-from xlaunch.machine.topology import CPUs
+from xlaunch.machine.topology import CPUs, Gpu
 from xlaunch.planning.request import LayoutRequest, MemoryPolicy, OnFailure, RunRequest
 
 
@@ -36,6 +36,8 @@ class Instance(NamedTuple):
     """Never `AUTO`."""
     memory_nodes: tuple[int, ...]
     """The nodes that the policy names; empty for `LOCAL` and `NONE`."""
+    gpus: tuple[Gpu, ...] = ()
+    """Its own GPUs; empty if GPUs are not divided, and then it sees all of them."""
 
 
 class Plan(NamedTuple):
@@ -63,15 +65,15 @@ class Plan(NamedTuple):
 
     def tagged(self, run: RunRequest) -> bool:
         """Whether each line of output is prefixed with its instance's number."""
-        if run.log_dir is not None:
+        if run.log_dir is not None and not run.tee:
             return False
         return self.count > 1 if run.tag is None else run.tag
 
     def relayed(self, run: RunRequest) -> bool:
         """Whether output passes through the supervisor, which keeps lines apart and reads along."""
-        if run.log_dir is not None:
+        if run.log_dir is not None and not run.tee:
             return False
-        reads_along = run.pty or bool(run.metric) or run.verify_device
+        reads_along = run.pty or bool(run.metric) or run.verify_device or run.tee
         return self.tagged(run) or len(self.instances) > 1 or reads_along
 
     def supervised(self, run: RunRequest) -> bool:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.machine.topology import Machine
+from xlaunch.planning.gpus import count_instances
 from xlaunch.planning.planner import plan
 from xlaunch.planning.pool import whole_cores
 from xlaunch.planning.request import LayoutRequest, RankMode, Request
@@ -88,22 +89,28 @@ def share_of_rank(
     """
     who = f"local rank {rank.local} of {rank.local_size} under {rank.launcher.value}"
     own = machine.limits.allowed_cpus
-    layout = request.layout
+    layout, gpus = request.layout, machine.gpus
+    each = layout.gpus_per_instance
+    if each is not None:
+        count_instances(LayoutRequest(instances=rank.local_size, gpus_per_instance=each), gpus, 1)
+        first = rank.local * each
+        gpus = gpus._replace(usable=gpus.usable[first : first + each])
     if launcher_cpus is not None and set(own) < set(launcher_cpus):
         cores = len(whole_cores(machine.topology, own))
         all_cores = len(whole_cores(machine.topology, launcher_cpus))
         if cores * rank.local_size <= all_cores:
-            return RankShare(request, machine)
+            return RankShare(request, machine._replace(gpus=gpus))
         return RankShare(
             request,
-            machine,
+            machine._replace(gpus=gpus),
             f"{who} has CPUs {format_cpu_list(own)}, which other ranks have, too: start ranks unbound "
             "(mpirun --bind-to none)",
         )
     available = len(whole_cores(machine.topology, own))
     if available < rank.local_size:
         cores_here = f"{available} {plural(available, 'core')}"
-        return RankShare(request, machine, f"{who}: all share {cores_here}, fewer than ranks")
+        whole = machine._replace(gpus=gpus)
+        return RankShare(request, whole, f"{who}: all share {cores_here}, fewer than ranks")
     chosen = LayoutRequest(
         instances=rank.local_size,
         instance_index=(rank.local,),
@@ -113,13 +120,17 @@ def share_of_rank(
         ecores=layout.ecores,
         place=layout.place,
         smt=True,
+        gpus_per_instance=each,
     )
     share = plan(chosen, machine)
     cpus = share.instances[0].cpus
+    if each is not None:
+        gpus = gpus._replace(usable=share.instances[0].gpus)
     limits = machine.limits
     quota = limits.cpu_quota
     known = [it for it in (limits.memory_limit_bytes, limits.memory_total_bytes) if it is not None]
     inside = machine._replace(
+        gpus=gpus,
         limits=limits._replace(
             allowed_cpus=cpus,
             narrowed_by=(*limits.narrowed_by, who),
@@ -127,7 +138,7 @@ def share_of_rank(
             cpu_quota=None if quota is None else quota / rank.local_size,
             memory_limit_bytes=min(known) // rank.local_size if known else None,
             memory_limit_source=who if known else None,
-        )
+        ),
     )
     rest = layout._replace(cpus=None, numa_nodes=None, reserve_cores=0)
     return RankShare(request._replace(layout=rest), inside)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from xlaunch.machine.cpu_list import format_cpu_list, name_numbers
+from xlaunch.machine.description import describe_gpu
 from xlaunch.machine.topology import Machine
 from xlaunch.planning.plans import Instance, Plan
 from xlaunch.planning.request import MemoryPolicy, Place
@@ -29,7 +30,12 @@ def render_plan(plan: Plan, machine: Machine, *, explain: bool = False) -> str:
     `explain` adds the reasons, and the numactl command that would place each instance the same way.
     """
     rows = [_row(instance, bound=plan.bound, machine=machine) for instance in plan.instances]
-    lines = [_heading(plan), *align([COLUMNS, *rows], right=NUMBERS)]
+    columns = list(COLUMNS)
+    if plan.layout.gpus_per_instance is not None:
+        columns.append("GPU")
+        for row, instance in zip(rows, plan.instances, strict=True):
+            row.append(",".join([gpu.name for gpu in instance.gpus]))
+    lines = [_heading(plan), *align([columns, *rows], right=NUMBERS)]
     if plan.idle_cpus:
         lines.append(f"idle: {name_numbers('CPU', plan.idle_cpus)}{_scatter_hint(plan, machine)}")
     lines += [f"warning: {warning}" for warning in plan.warnings]
@@ -62,6 +68,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
                 "l3_groups_touched": instance.l3_touched,
                 "memory_policy": instance.memory.value,
                 "memory_numa_nodes": list(instance.memory_nodes),
+                "gpus": [describe_gpu(gpu) for gpu in instance.gpus],
             }
             for instance in plan.instances
         ],

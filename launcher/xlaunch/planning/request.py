@@ -152,6 +152,8 @@ class LayoutRequest(NamedTuple):
     oversubscribe: bool = False
     """Let instances share cores if there are too few."""
     mem_policy: MemoryPolicy = MemoryPolicy.AUTO
+    gpus_per_instance: int | None = None
+    """GPUs that each instance has alone, with the cores next to them; None: GPUs are not divided."""
 
 
 class ProgramRequest(NamedTuple):
@@ -190,6 +192,9 @@ class RunRequest(NamedTuple):
     """How the run is supervised, and where output, metrics and the report go."""
 
     log_dir: str | None = None
+    """Write each instance's output to files in this directory."""
+    tee: bool = False
+    """With `log_dir`: show the output as well."""
     tag: bool | None = None
     """Prefix each line with its instance's number; None: if there are several instances."""
     on_failure: OnFailure = OnFailure.STOP

@@ -38,6 +38,7 @@ class InstanceReport(NamedTuple):
     minor_faults: int = 0
     major_faults: int = 0
     started: bool = True
+    gpus: tuple[str, ...] = ()
 
 
 class Report(NamedTuple):

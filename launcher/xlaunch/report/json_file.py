@@ -29,6 +29,7 @@ COLUMNS = {
     "major_faults": "page faults with disk access, of the processes of cpu_s",
     "started": "false when its program could not be executed: no interpreter, too many arguments",
     "metrics": "of each --metric: number of values, the last, and the mean over the window of its total",
+    "gpus": "GPUs of its own (--gpus-per-instance): PCI addresses, or names where these are unknown",
     "restarts": "restarts after a failure; sums are over all its runs",
     "migrations": "migrations between CPUs of its sampled threads; null where the kernel does not count them",
 }

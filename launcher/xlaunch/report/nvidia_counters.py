@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from xlaunch.machine.processes import pid_namespace
 from xlaunch.report.devices import Device, Reading
 
 INITIAL_PID_NAMESPACE = "pid:[4026531836]"
@@ -53,14 +54,14 @@ class NvidiaCounters:
                 self.devices += (self._describe(handle, index, variables),)
                 self._handles.append(handle)
         self.others = [set() for _ in self._handles]
-        self._names_ours = [_pid_namespace() == INITIAL_PID_NAMESPACE] * len(self._handles)
+        self._names_ours = [pid_namespace() == INITIAL_PID_NAMESPACE] * len(self._handles)
         self._read_to_us = [0] * len(self._handles)
         self._own_part: list[float | None] = [None] * len(self._handles)
 
     def _describe(self, handle: Any, index: int, variables: Mapping[str, str]) -> Device:
         memory = self._ask(self._nvml.nvmlDeviceGetMemoryInfo, handle)
-        model = _text(self._ask(self._nvml.nvmlDeviceGetName, handle) or "NVIDIA GPU")
-        uuid = _text(self._ask(self._nvml.nvmlDeviceGetUUID, handle) or "")
+        model = self._ask(self._nvml.nvmlDeviceGetName, handle) or "NVIDIA GPU"
+        uuid = self._ask(self._nvml.nvmlDeviceGetUUID, handle) or ""
         name = torch_name(index, uuid, variables.get("CUDA_VISIBLE_DEVICES"))
         return Device(
             name=name or f"GPU {index}",
@@ -134,15 +135,3 @@ def torch_name(index: int, uuid: str, visible: str | None) -> str | None:
         if not word.isdigit() and not word.startswith(("GPU-", "MIG-")):
             return None
     return None
-
-
-def _pid_namespace() -> str:
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return ""
-
-
-def _text(value: str | bytes) -> str:
-    """Releases of nvidia-ml-py before 11.5 return bytes."""
-    return value.decode(errors="replace") if isinstance(value, bytes) else value

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.report import Report
-from xlaunch.text import align, counted, size
+from xlaunch.text import align, counted, fit, size
 
 if TYPE_CHECKING:
     from xlaunch.metrics.collector import MetricTotal
@@ -20,8 +20,15 @@ EXPLANATION = (
 """What the columns mean, where their heads do not say it."""
 
 
-def render_report(report: Report, *, explain: bool = False) -> str:
-    """The table for the terminal. `explain`: with what its columns mean."""
+OPTIONAL = ("migrations", "ctx-switches", "node", "CPU s")
+"""Columns that a narrow terminal does not show."""
+
+
+def render_report(report: Report, *, explain: bool = False, width: int | None = None) -> str:
+    """The table for a terminal of `width` columns; None: of any.
+
+    `explain`: with all columns, and what they mean.
+    """
     headings: tuple[str, ...] = (
         "instance", "CPUs asked", "CPUs observed", "node", "exit", "wall s", "CPU s",
         "CPU %", "peak RSS MiB", "ctx-switches", "migrations",
@@ -43,6 +50,12 @@ def render_report(report: Report, *, explain: bool = False) -> str:
         for instance in report.instances
     ]
     lines = [f"xlaunch: {report.reason}; {report.wall_s:.2f} s"]
+    if any(instance.gpus for instance in report.instances):
+        headings = (*headings, "GPUs")
+        rows = [
+            (*row, ",".join(instance.gpus))
+            for row, instance in zip(rows, report.instances, strict=True)
+        ]
     if any(instance.restarts for instance in report.instances):
         headings = (*headings, "restarts")
         rows = [
@@ -50,8 +63,9 @@ def render_report(report: Report, *, explain: bool = False) -> str:
             for row, instance in zip(rows, report.instances, strict=True)
         ]
     if rows:
-        right = [i for i, heading in enumerate(headings) if not heading.startswith("CPUs ")]
-        lines += align([headings, *rows], right=right)
+        right = [heading for heading in headings if not heading.startswith("CPUs ")]
+        optional = () if explain else OPTIONAL
+        lines += fit([headings, *rows], right=right, width=width, optional=optional)
         lines += EXPLANATION if explain else ()
     lines += _caches(report)
     if report.devices is not None:

@@ -152,6 +152,7 @@ def _report_of(runs: Sequence[InstanceRun], metrics: tuple[InstanceMetric, ...])
         minor_faults=sum(run.minor_faults for run in runs),
         major_faults=sum(run.major_faults for run in runs),
         started=not last.never_ran,
+        gpus=tuple([gpu.identity for gpu in last.instance.gpus]),
     )
 
 

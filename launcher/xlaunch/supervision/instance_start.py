@@ -26,6 +26,13 @@ if TYPE_CHECKING:
     from xlaunch.supervision.syscalls import InheritedPolicy
 
 
+FILTERED = (errno.EPERM, errno.ENOSYS)
+"""What a seccomp filter answers, whatever the arguments; the kernel itself does not."""
+
+NOT_BOUND = "instances are not bound to CPUs"
+"""How the note about a refused sched_setaffinity begins."""
+
+
 class Child(NamedTuple):
     """A forked process that waits to execute its program."""
 
@@ -55,17 +62,18 @@ def place_of(plan: Plan, instance: Instance, *, forbids_huge_pages: bool) -> Ite
     from xlaunch.supervision.syscalls import forbid_huge_pages, restore_memory_policy
 
     mask = os.sched_getaffinity(0)
-    policy = None
+    policy, refused = None, ["not tried"]
     try:
-        notes = _bind(plan, instance)
+        refused = _bind(plan, instance)
         policy, more = _set_memory_policy(plan, instance)
         if forbids_huge_pages:
             forbid_huge_pages(True)
-        yield notes + more
+        yield refused + more
     finally:
         if forbids_huge_pages:
             forbid_huge_pages(False)
-        os.sched_setaffinity(0, mask)
+        if plan.bound and not refused:
+            os.sched_setaffinity(0, mask)
         if policy is not None:
             restore_memory_policy(policy)
 
@@ -167,11 +175,18 @@ def _bind(plan: Plan, instance: Instance) -> list[str]:
     try:
         os.sched_setaffinity(0, instance.cpus)
     except OSError as error:
+        if error.errno in FILTERED:
+            return [f"{NOT_BOUND}: {_is_filtered('sched_setaffinity', error)}"]
         cpus = name_numbers("CPU", instance.cpus)
         return [
             f"instance {instance.index} runs unbound: the kernel refused {cpus} ({error.strerror})"
         ]
     return []
+
+
+def _is_filtered(call: str, error: OSError) -> str:
+    """The reason of a note, the same for all instances."""
+    return f"{call} is refused ({error.strerror}), as by a container's seccomp profile"
 
 
 def _set_memory_policy(plan: Plan, instance: Instance) -> tuple[InheritedPolicy | None, list[str]]:
@@ -187,6 +202,9 @@ def _set_memory_policy(plan: Plan, instance: Instance) -> tuple[InheritedPolicy 
             return None, [note]
         set_memory_policy(instance.memory, instance.memory_nodes)
     except OSError as error:
+        if error.errno in FILTERED:
+            filtered = _is_filtered("set_mempolicy", error)
+            return None, [f"memory policy {instance.memory.value} is not set: {filtered}"]
         nodes = format_cpu_list(instance.memory_nodes)
         note = (
             f"instance {instance.index} runs without memory policy {instance.memory.value} {nodes}: "

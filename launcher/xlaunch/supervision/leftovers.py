@@ -49,7 +49,7 @@ class Leftovers:
 
     @property
     def waiting(self) -> bool:
-        """Whether to look again soon: a process was asked to end, or its instance may still be found."""
+        """Whether to look again soon: a process may be ending, or its instance may become known."""
         if self._asked:
             return True
         return any(time.monotonic() < seen + UNKNOWN_S for seen in self._unknown.values())

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from xlaunch.errors import RunWarning, WarningKind
-from xlaunch.machine.cpu_list import name_numbers
+from xlaunch.machine.cpu_list import format_cpu_list, name_numbers
 from xlaunch.machine.processes import TICKS_PER_SECOND, read_file, read_status
 
 SAMPLE_S = 0.25
@@ -66,17 +66,18 @@ class Occupancy:
         now: float,
         *,
         bound: bool = True,
-        elsewhere: bool = True,
+        others: Iterable[int] = (),
         root: str = "/proc",
     ) -> None:
         """Start sampling. `now`: on the clock of `time.monotonic()`, here and below.
 
         Not `bound`: the kernel moves instances away from single busy CPUs, so only a large share of
-        all CPUs together gets a warning. `elsewhere`: the instances could have other CPUs.
+        all CPUs together gets a warning. `others`: CPUs that the instances could have instead.
         """
         self.cpus = sorted(set(cpus))
         self._bound = bound
-        self._remedy = "; --cpus takes others" if bound and elsewhere else ""
+        self._others = sorted(others) if bound else []
+        """Those that are idle, once the first sample was taken."""
         self._root = root
         self._before = _times(root)
         self._busy: dict[int, float] = {}
@@ -103,26 +104,29 @@ class Occupancy:
         return self._describe(now, ours) if self._busy and self.due < float("inf") else None
 
     def _find_busy(self, now: float, own: Mapping[int, int]) -> None:
-        self._busy = self._busy_shares(own)
+        shares = self._shares(own)
+        self._busy = {cpu: shares[cpu] for cpu in self.cpus if shares.get(cpu, 0.0) >= BUSY_SHARE}
+        of_run = [share for cpu, share in shares.items() if cpu in self.cpus]
+        if not self._bound and sum(of_run) < BUSY_SHARE * len(of_run):
+            self._busy = {}
+        self._others = [cpu for cpu in self._others if shares.get(cpu, 1.0) < BUSY_SHARE]
         self.due = float("inf")
         if self._busy:
             self._processes = _process_ticks(self._root)
             self._scanned_at = now
             self.due = now + SAMPLE_S
 
-    def _busy_shares(self, own: Mapping[int, int]) -> dict[int, float]:
-        """The share that others used of each CPU where it is at least `BUSY_SHARE`."""
+    def _shares(self, own: Mapping[int, int]) -> dict[int, float]:
+        """The share that others used of each CPU of the run, and of those it could have instead."""
         shares = {}
         after = _times(self._root)
-        for cpu in self.cpus:
+        for cpu in (*self.cpus, *self._others):
             then, now = self._before.get(cpu), after.get(cpu)
             if then is None or now is None or now.total <= then.total:
                 continue
             worked = (now.work - now.stolen) - (then.work - then.stolen)
             shares[cpu] = max(0.0, (worked - own.get(cpu, 0)) / (now.total - then.total))
-        if not self._bound and sum(shares.values()) < BUSY_SHARE * len(shares):
-            return {}
-        return {cpu: share for cpu, share in shares.items() if share >= BUSY_SHARE}
+        return shares
 
     def _describe(self, now: float, ours: Collection[int]) -> str:
         self.due = float("inf")
@@ -135,11 +139,15 @@ class Occupancy:
             named.append("by processes that cannot be seen from here")
         count = len(self._busy)
         share = sum(self._busy.values()) / len(self._busy)
+        idle, remedy = self._others, ""
+        if idle:
+            are = "is" if len(idle) == 1 else "are"
+            remedy = f"; {name_numbers('CPU', idle)} {are} idle: --cpus {format_cpu_list(idle)}"
         return RunWarning(
             f"{name_numbers('CPU', self._busy)} {'is' if count == 1 else 'are'} "
             f"busy with other work ({share:.0%}{'' if count == 1 else ' on average'})"
             f"{': ' if named else ''}{', '.join(named)}"
-            f"{self._remedy}",
+            f"{remedy}",
             WarningKind.SHARED_CPUS,
         )
 

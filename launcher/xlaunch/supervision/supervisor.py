@@ -29,7 +29,7 @@ from xlaunch.planning.plans import Plan
 from xlaunch.planning.request import OnFailure, RunRequest
 from xlaunch.report import Report
 from xlaunch.supervision.instance_run import InstanceRun, describe_escape, reports_of
-from xlaunch.supervision.instance_start import exec_failure, fork_instance, place_of
+from xlaunch.supervision.instance_start import NOT_BOUND, exec_failure, fork_instance, place_of
 from xlaunch.supervision.leftovers import LEFTOVER_INTERVAL_S, Leftovers
 from xlaunch.supervision.other_work import Occupancy, StolenTime
 from xlaunch.supervision.restarts import Restarts
@@ -150,8 +150,9 @@ class Supervisor:
         self._stolen = StolenTime(cpus)
         self._occupancy: Occupancy | None = None
         if others_run:
-            elsewhere = not cpus.issuperset(plan.allowed_cpus)
-            self._occupancy = Occupancy(cpus, self._started, bound=plan.bound, elsewhere=elsewhere)
+            self._occupancy = Occupancy(
+                cpus, self._started, bound=plan.bound, others=plan.idle_cpus
+            )
         self._measuring: Measuring | None = None
         if run.metric or job.live is not None:
             from xlaunch.metrics.measuring import Measuring
@@ -163,7 +164,9 @@ class Supervisor:
         if run.verify_device:
             from xlaunch.report.device_watch import DeviceWatch
 
-            variables = next(iter(job.environment.variables), {})
+            variables = dict(next(iter(job.environment.variables), {}))
+            if own := [gpu for instance in plan.instances for gpu in instance.gpus]:
+                variables[own[0].variable] = ",".join([gpu.name for gpu in own])
             self._devices = DeviceWatch(self._started, len(cpus), variables)
         self.ended_by_ctrl_c = False
         """Ctrl-C ended the instance, which had the terminal."""
@@ -516,7 +519,8 @@ class Supervisor:
 
     def _fail_with(self, run: InstanceRun) -> None:
         """Handle the failure of an instance that is not restarted."""
-        if self._reason is None and self._asked.log_dir is not None and not self._quiet:
+        shown = self._quiet or self._asked.tee
+        if self._reason is None and self._asked.log_dir is not None and not shown:
             self._show_log(log_path(self._asked.log_dir, run.instance.index, "err"))
         restarts = self._restarts.count(run.position)
         after = f" after {counted(restarts, 'restart')}" if restarts else ""
@@ -602,7 +606,8 @@ class Supervisor:
     def _make_report(self) -> Report:
         measured = None if self._measuring is None else self._measuring.results()
         instances = reports_of(self._ended, measured.by_instance if measured else {})
-        for instance in instances if self._plan.bound else ():
+        bound = self._plan.bound and not any(it.startswith(NOT_BOUND) for it in self._warnings)
+        for instance in instances if bound else ():
             self.warn(describe_escape(instance))
         self.warn(self._stolen.describe())
         report = Report(

@@ -9,11 +9,14 @@ import select
 import signal
 
 from xlaunch.cache.warm import CompilationWatch
+from xlaunch.console import terminal_width
 from xlaunch.files import is_special_file
 from xlaunch.report import Report
 from xlaunch.report.json_file import write_report_or_complain
 from xlaunch.report.run_table import render_report
 from xlaunch.supervision.supervisor import ENDING, Job, Supervisor
+
+STDERR = 2
 
 
 def supervise(
@@ -39,7 +42,8 @@ def supervise(
     caches, compilation = watch.finish()
     report = report._replace(caches=caches, compilation=compilation)
     if job.table:
-        supervisor.say_block(render_report(report, explain=job.explain))
+        width = terminal_width(STDERR)
+        supervisor.say_block(render_report(report, explain=job.explain, width=width))
     supervisor.flush()
     if job.report_descriptor is not None:
         _send(report, job.report_descriptor)

@@ -249,7 +249,7 @@ class KeptCode(CompiledCode):
             except Exception as error:  # noqa: BLE001 - it is raised in the thread that waits
                 made.append(error)
 
-        turn.start(make).join()
+        turn.run(make, self.name)
         if isinstance(made[0], Exception):
             raise made[0]
         lane.add(made[0])

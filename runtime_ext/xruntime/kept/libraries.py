@@ -12,7 +12,9 @@ import functools
 import hashlib
 import os
 import shutil
+import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
@@ -35,6 +37,11 @@ from xruntime.threads.torch_modes import Autocast
 
 FORMAT: Final = "2"
 """Of what is kept; entries of another one are not found."""
+
+SILENT_S: Final = 2.0
+"""A wait for the compiler is shown after so long."""
+
+CLEAR_LINE: Final = "\r\033[K"
 
 MAX_CODES: Final = 4
 """So many libraries are made for calls of one key; calls of further sizes are computed in another way."""
@@ -139,7 +146,7 @@ class Lane:
         self.libraries = sorted(found, key=lambda it: len(it.code.served.ranges))
 
     def claim(self, pattern: Pattern, sizes: Sizes) -> str | None:
-        """Note that a library is made; return why none is to be made, or None."""
+        """Record that a library is being made; return the reason if it must not be."""
         if pattern in self.samples or len(self.samples) == MAX_CODES:
             return f"there is code for {len(self.samples)} kinds of sizes already"
         self.samples[pattern] = sizes
@@ -254,6 +261,19 @@ class _Turn:
         thread = threading.Thread(target=run, name="xruntime-compile", daemon=True)
         thread.start()
         return thread
+
+    def run(self, make: Callable[[], None], name: str) -> None:
+        """The same, and wait. A terminal shows for how long, with the model's `name`, after two seconds."""
+        thread, began, shown = self.start(make), time.monotonic(), False
+        thread.join(SILENT_S)
+        while thread.is_alive():
+            if sys.stderr is not None and sys.stderr.isatty():
+                line = f"xruntime: compiling {name}: {time.monotonic() - began:.0f} s"
+                print(CLEAR_LINE + line, end="", file=sys.stderr, flush=True)
+                shown = True
+            thread.join(1.0)
+        if shown:
+            print(CLEAR_LINE, end="", file=sys.stderr, flush=True)
 
 
 turn: Final = _Turn()

@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 import torch
 from torch import nn
 
-from xruntime.aoti.compiling import linking_settings
+from xruntime.aoti.compiling import library_settings
 from xruntime.aoti.files import own_description
 from xruntime.aoti.inputs import input_specs
 from xruntime.compilation.inductor import (
@@ -272,7 +272,7 @@ def compile_library(order: Order, directory: str) -> None:
             raise
         graph: Any = exported.module(check_guards=False)
         written: Any = inductor.aot_compile(
-            graph, tuple(order.tensors), options=linking_settings() | options
+            graph, tuple(order.tensors), options=library_settings() | options
         )
     served = served_by(exported)
     if os.path.exists(os.path.join(work, f"{Path(LIBRARY).stem}.json")):

@@ -161,26 +161,12 @@ class BagAdagrad(BagOptimizer):
 # Forward.
 
 
-def _forward(
-    trigger: torch.Tensor,
-    weights: Tensors,
-    states: Tensors,
-    remainders: Tensors,
-    optimizer: int,
-    *lookups: Any,
-) -> list[torch.Tensor]:
-    return flat(*reduce(weights, Lookups(*lookups)))
+def _forward(_trigger: torch.Tensor, weights: Tensors, *others: Any) -> list[torch.Tensor]:
+    return flat(*reduce(weights, Lookups(*others[3:])))
 
 
-def _forward_fake(
-    trigger: torch.Tensor,
-    weights: Tensors,
-    states: Tensors,
-    remainders: Tensors,
-    optimizer: int,
-    *lookups: Any,
-) -> list[torch.Tensor]:
-    return flat(*empty_results(weights, Lookups(*lookups)))
+def _forward_fake(_trigger: torch.Tensor, weights: Tensors, *others: Any) -> list[torch.Tensor]:
+    return flat(*empty_results(weights, Lookups(*others[3:])))
 
 
 define(

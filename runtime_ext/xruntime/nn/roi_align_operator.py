@@ -153,18 +153,18 @@ def _check_arguments(
         )
 
 
-def _refuse_boxes(images: torch.Tensor, boxes: torch.Tensor) -> None:
+def _refuse_boxes(shape: Sequence[int], boxes: torch.Tensor) -> None:
     """Raise what is wrong with the values of boxes."""
     numbers = boxes[:, 0]
-    wrong = ~((numbers >= 0) & (numbers < images.shape[0]))
+    wrong = ~((numbers >= 0) & (numbers < shape[0]))
     if wrong.any():
         box = int(wrong.nonzero()[0])
         raise OperatorError(
-            f"roi_align: box {box} is of image {numbers[box]:g}; allowed is 0 to {images.shape[0] - 1}"
+            f"roi_align: box {box} is of image {numbers[box]:g}; allowed is 0 to {shape[0] - 1}"
         )
-    if boxes.shape[0] and 0 in images.shape[2:]:
+    if boxes.shape[0] and 0 in shape[2:]:
         raise OperatorError(
-            f"roi_align: input has shape {tuple(images.shape)}, without pixels, for {len(boxes)} boxes"
+            f"roi_align: input has shape {tuple(shape)}, without pixels, for {len(boxes)} boxes"
         )
 
 
@@ -184,26 +184,27 @@ def _format_of_kernel(
     return torch.channels_last
 
 
-def _task(
-    type_: torch.dtype,
-    shape: Sequence[int],
+def _call(
+    name: str,
+    values: torch.Tensor,
     boxes: torch.Tensor,
-    spatial_scale: float,
+    output: torch.Tensor,
+    shape: Sequence[int],
     size: tuple[int, int],
-    sampling_ratio: int,
-    aligned: bool,
+    options: tuple[float, int, bool],
     memory_format: torch.memory_format,
-) -> native.CRoiAlignTask:
-    return native.CRoiAlignTask(
-        *shape,
-        boxes.shape[0],
-        *size,
-        spatial_scale,
-        sampling_ratio,
-        aligned,
-        TYPES[type_],
-        memory_format == torch.channels_last,
+) -> None:
+    """Call a native function for images of `shape`; `options` are the scale, the ratio and `aligned`."""
+    boxes = boxes.to(torch.float32).contiguous()
+    channels_last = memory_format == torch.channels_last
+    task = native.CRoiAlignTask(
+        *(*shape, boxes.shape[0], *size, *options, TYPES[values.dtype], channels_last)
     )
+    addresses = [one.data_ptr() for one in (values, boxes, output)]
+    result = getattr(native.library(), name)(ctypes.byref(task), *addresses)
+    if result in (native.Problem.INVALID_IMAGE, native.Problem.NO_PIXELS):
+        _refuse_boxes(shape, boxes)
+    check(result)
 
 
 def _run(
@@ -221,30 +222,18 @@ def _run(
     memory_format = _format_of_kernel(images.shape, shape, result_format)
     images = images.contiguous(memory_format=memory_format)
     output = torch.empty(shape, dtype=images.dtype, memory_format=memory_format)
-    boxes = boxes.to(torch.float32).contiguous()
-    task = _task(
-        *(images.dtype, images.shape, boxes, spatial_scale, (height, width)),
-        *(sampling_ratio, aligned, memory_format),
+    options = (spatial_scale, sampling_ratio, aligned)
+    _call(
+        *("xk_roi_align", images, boxes, output),
+        *(images.shape, (height, width), options, memory_format),
     )
-    result = native.library().xk_roi_align(
-        ctypes.byref(task), images.data_ptr(), boxes.data_ptr(), output.data_ptr()
-    )
-    if result in (native.Problem.INVALID_IMAGE, native.Problem.NO_PIXELS):
-        _refuse_boxes(images, boxes)
-    check(result)
     return output.contiguous(memory_format=result_format)
 
 
 def _fake(
-    images: torch.Tensor,
-    boxes: torch.Tensor,
-    spatial_scale: float,
-    height: int,
-    width: int,
-    sampling_ratio: int,
-    aligned: bool,
+    images: torch.Tensor, boxes: torch.Tensor, _scale: float, height: int, width: int, *options: Any
 ) -> torch.Tensor:
-    _check_arguments(images.shape, images.dtype, boxes, (height, width), sampling_ratio)
+    _check_arguments(images.shape, images.dtype, boxes, (height, width), options[0])
     shape = (boxes.shape[0], images.shape[1], height, width)
     return torch.empty(
         shape, dtype=images.dtype, device=images.device, memory_format=_format(images)
@@ -264,18 +253,12 @@ def _run_backward(
     result_format = torch.channels_last if channels_last else torch.contiguous_format
     memory_format = _format_of_kernel(shape, gradient.shape, result_format)
     gradient = gradient.contiguous(memory_format=memory_format)
-    boxes = boxes.to(torch.float32).contiguous()
-    task = _task(
-        *(gradient.dtype, shape, boxes, spatial_scale, (gradient.shape[2], gradient.shape[3])),
-        *(sampling_ratio, aligned, memory_format),
-    )
     sums = torch.empty(shape, dtype=torch.float32, memory_format=memory_format).zero_()
-    result = native.library().xk_roi_align_backward(
-        ctypes.byref(task), gradient.data_ptr(), boxes.data_ptr(), sums.data_ptr()
+    options = (spatial_scale, sampling_ratio, aligned)
+    _call(
+        *("xk_roi_align_backward", gradient, boxes, sums),
+        *(shape, (gradient.shape[2], gradient.shape[3]), options, memory_format),
     )
-    if result in (native.Problem.INVALID_IMAGE, native.Problem.NO_PIXELS):
-        _refuse_boxes(sums, boxes)
-    check(result)
     return sums.to(gradient.dtype).contiguous(memory_format=result_format)
 
 

@@ -152,7 +152,7 @@ class Entry:
         self._state = [(name, one, one.data_ptr()) for name, one in self.new_state.items()]
 
     def holds(self) -> bool:
-        """Return whether the parameter, its gradient and its state lie as they did."""
+        """Return whether parameter, gradient and state are where they were in memory."""
         for name, tensor, address in self._state:
             if tensor.data_ptr() != address or self.state.get(name) is not tensor:
                 return False

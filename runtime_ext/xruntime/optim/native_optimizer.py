@@ -301,7 +301,7 @@ class NativeOptimizer(Optimizer):
             self._check_state(parameter, saved["state"].get(number, {}))
 
     def _take_saved(self, saved: dict[str, Any]) -> None:
-        """Copy the states again, which torch has converted to their parameters' dtype."""
+        """Restore the saved states, because torch has converted them to their parameters' dtype."""
         for group, parameter, number in self._numbered(saved):
             if number in saved["state"]:
                 self.state[parameter] = self._converted(group, parameter, saved["state"][number])

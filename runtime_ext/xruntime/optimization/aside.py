@@ -307,9 +307,11 @@ class _Lane(Lane):
             return
         tensors = [tensor.detach().clone() for tensor in call.tensors]
         self._making = True
-        thread = turn.start(functools.partial(self._make, pattern, tensors, call.leaves))
+        make = functools.partial(self._make, pattern, tensors, call.leaves)
         if self.aside.wait:
-            thread.join()
+            turn.run(make, self.aside.runner.kind.__name__)
+        else:
+            turn.start(make)
 
     def _make(self, pattern: Pattern, tensors: list[torch.Tensor], leaves: list[Any]) -> None:
         """Find code in the store or compile it; runs in a thread."""

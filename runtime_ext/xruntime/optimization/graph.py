@@ -1,21 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model as one compiled graph: by torch.compile with frozen weights, or as an AOTInductor package."""
+"""The model as one compiled graph, by torch.compile with frozen weights."""
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from xruntime.aoti.compiling import compile_package
-from xruntime.aoti.package import load_package
 from xruntime.compilation.call_shapes import of_its_own
 from xruntime.compilation.compiled_code import CompiledCode
 from xruntime.compilation.inductor import first_line
-from xruntime.compilation.samples import Sample
 from xruntime.errors import CompilationError
 from xruntime.optimization.module_order import hooks_of
 from xruntime.optimization.outputs import with_tensors
@@ -87,9 +82,7 @@ class CompiledGraph:
 
     def _report(self, error: Exception) -> None:
         reason = str(error) if isinstance(error, CompilationError) else first_line(error)
-        self._runner.warn(
-            "calls of this shape, and others that compiled code does not fit,", reason
-        )
+        self._runner.warn("calls of this shape, and of others that cannot be compiled,", reason)
 
 
 def _usual(outputs: Any) -> Any:
@@ -104,40 +97,6 @@ def _usual(outputs: Any) -> Any:
         return made[id(tensor)]
 
     return with_tensors(usual, outputs)
-
-
-class _Forward(nn.Module):
-    """Calls a module's forward under autocast, which becomes a part of the exported program."""
-
-    def __init__(self, model: nn.Module, runner: Runner) -> None:
-        super().__init__()
-        self.model = model
-        self._forward = runner.kind.forward
-        self._autocast = runner.modes.autocast()
-        self.eval()
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if self._autocast is None:
-            return self._forward(self.model, *args, **kwargs)
-        with torch.autocast("cpu", dtype=self._autocast.dtype):
-            return self._forward(self.model, *args, **kwargs)
-
-
-class Package:
-    """Calls an AOTInductor package of the model."""
-
-    def __init__(self, model: nn.Module, runner: Runner, call: Sample) -> None:
-        self._runner = runner
-        with tempfile.TemporaryDirectory(prefix="xruntime-optimize-") as directory:
-            name = type(model).__name__
-            path = Path(directory, f"{name}.pt2")
-            named: type[_Forward] = type(name, (_Forward,), {})  # errors have the model's name
-            compile_package(named(model, runner), call, path, threads=torch.get_num_threads())
-            self._package = load_package(path, runners=1)
-
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the outputs. Raises what `StreamPackage` raises, for example for other shapes."""
-        return self._runner.modes.result(self._package(*args, **kwargs))
 
 
 def graph_obstacle(model: nn.Module) -> str | None:

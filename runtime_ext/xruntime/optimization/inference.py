@@ -22,7 +22,7 @@ from xruntime.kept.making import CAN_FORK
 from xruntime.kept.watched_state import FrozenModel
 from xruntime.optimization.aside import CompiledAside
 from xruntime.optimization.folding import fold_convolutions, fold_linears, remove_dropouts
-from xruntime.optimization.graph import CompiledGraph, Package, graph_obstacle
+from xruntime.optimization.graph import CompiledGraph, graph_obstacle
 from xruntime.optimization.outputs import copied
 from xruntime.optimization.passes import (
     join_linears,
@@ -58,7 +58,7 @@ MIN_ROUND_S: Final = 0.02
 MAX_CALLS: Final = 100
 """Maximum calls of a candidate in one round."""
 
-Graph = CompiledAside | CompiledGraph | Package
+Graph = CompiledAside | CompiledGraph
 
 
 def optimize_for_inference(
@@ -148,7 +148,7 @@ class _Inference(Run):
         obstacle = graph_obstacle(self.model)
         if self.check.side_effect is not None:
             changed = self.check.side_effect
-            obstacle = f"a call changes the module ({changed}), which compiled code would not"
+            obstacle = f"a call changes the module ({changed}), which compiled code would not do"
         if obstacle is not None and request.graph != "auto":
             raise OptimizationError(
                 f"graph={request.graph!r}: {obstacle}: remove that, or graph='none'"
@@ -214,7 +214,7 @@ class _Inference(Run):
                 raise OptimizationError(f"graph={name!r}: {problem}; allow more by tolerance=...")
             self._not_compiled(Outcome.UNDONE, f"{name}: {problem}")
             return None
-        pieces = call.graphs if isinstance(call, CompiledGraph) else 1
+        pieces = call.graphs
         cut = "in one graph" if pieces == 1 else f"in {pieces} graphs, with Python between them"
         if pieces > 1 and request.graph == "auto" and self.check.may_change_arguments:
             reason = f"{name}: {cut}, and a call may change its arguments: it could not be repeated"
@@ -242,10 +242,7 @@ class _Inference(Run):
         self._skip_graph(outcome, reason)
         self.run_passes({"join_linears": join_linears})
 
-    def _graph(self, name: str) -> Package | CompiledGraph:
-        if name == "package":
-            assert self.request.call is not None
-            return Package(self.model, self.runner, copied(self.request.call))
+    def _graph(self, name: str) -> CompiledGraph:
         joins = self.request.obstacle("join_linears") is None
         cpp = name == "compile_cpp"
         return CompiledGraph(self.model, self.runner, cpp_wrapper=cpp, join_linears=joins)

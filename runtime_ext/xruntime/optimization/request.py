@@ -27,7 +27,6 @@ GRAPHS: Final = {
     "none": "the modules are called one by one",
     "compile": "torch.compile with frozen weights",
     "compile_cpp": "torch.compile with frozen weights and a wrapper in C++",
-    "package": "an AOTInductor package, for calls of the sample's shape only",
 }
 """The values of `graph`, and what each means."""
 

@@ -150,8 +150,8 @@ class Runner:
         if self._change is None:
             return False
         reason = (
-            f"{self._change} after optimize(), and compiled code does not see that: change the original"
-            " module, then optimize it again"
+            f"{self._change} after optimize(), which compiled code does not see; change the original"
+            " module and optimize it again"
         )
         if self.strict:
             raise CompilationError(reason)
@@ -160,11 +160,11 @@ class Runner:
         return True
 
     def warn(self, which: str, reason: str) -> None:
-        """Warn once that some calls are slow, and why."""
+        """Warn once that some calls are slow, and why: ``"calls"``, ``"n was changed"``."""
         if not self._warned:
             self._warned = True
             warnings.warn(
-                f"{self.kind.__name__}: {which} are computed without compiled code from now on: {reason}",
+                f"{self.kind.__name__}: from now on {which} run without compiled code, because {reason}",
                 SlowCallWarning,
                 stacklevel=7,  # of a call of the module without hooks
             )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sees each outermost call of a module in a program, and has the optimized form take those it can.
+"""Intercepts the outermost calls of modules in a program, and routes them to optimized forms.
 
 `torch.nn.Module.__call__` is replaced once, right after torch was imported, and stays replaced:
 torch.compile then takes the replacement for the original. Nothing else of the program is changed: modules
@@ -58,7 +58,7 @@ class _Thread(threading.local):
 
 
 class _Known:
-    """What is known about one module."""
+    """The state of one module."""
 
     def __init__(self) -> None:
         self.routed: Routed | None = None
@@ -123,7 +123,7 @@ class Interception:
             os.register_at_fork(after_in_child=self._turn_off)
 
     def outermost(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
-        """Call `module`, or its optimized form. Calls that these make are not outermost."""
+        """Call `module` or its optimized form. Nested calls are not intercepted."""
         self.thread.inside = True
         try:
             try:
@@ -178,7 +178,7 @@ class Interception:
         return outputs
 
     def _give_up(self, known: _Known, module: torch.nn.Module, failure: Exception) -> None:
-        """There is no optimized form that may run, or no longer; try fp32 if bf16 was our choice."""
+        """Abandon the optimized form; try fp32 if bf16 was chosen automatically."""
         different = isinstance(failure, DifferentError)
         ran, known.routed = known.routed is not None, None
         if different and self._auto and self._dtype_for(known, module) is torch.bfloat16:
@@ -267,7 +267,7 @@ class Interception:
             self._say("nothing is optimized: the program called no module that has parameters")
 
     def _turn_off(self) -> None:
-        """In a forked child, whose torch has not the parent's threads."""
+        """Switch off in a forked child, which lacks the threads of the parent's torch."""
         self.active = False
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why a module, or one call of it, is left to the program's own module."""
+"""Reasons why a module, or one of its calls, is not optimized."""
 
 from __future__ import annotations
 
@@ -33,29 +33,29 @@ Form = tuple[Any, ...]
 
 
 class UnfitError(Exception):
-    """A module has no optimized form, or none that may run any longer. The text says why."""
+    """A module has no optimized form, or its form can no longer be used. The text is the reason."""
 
 
 class NotYetError(UnfitError):
-    """One call is unfit, and the next may be fit: a first call often fills caches of the module."""
+    """One call cannot be optimized, but the next may be: a first call often fills caches of the module."""
 
 
 class PipelineError(UnfitError):
-    """The module hands its arguments from part to part. The parts may be fit.
+    """The module passes one object from part to part. The parts may be optimized.
 
     **Ex.:** a SentenceTransformer, whose parts add their outputs to one dict.
     """
 
 
 class DifferentError(UnfitError):
-    """The optimized form computes something else than the module."""
+    """The outputs of the optimized form differ from the module's."""
 
 
 class Refusal(NamedTuple):
     """**Ex.:** ``Refusal("gradients are on ...", final=False)``"""
 
     reason: str
-    """Empty: nothing that a user would want to know."""
+    """Empty: not reported."""
 
     final: bool
     """The module is left alone for good; otherwise its next calls are considered."""
@@ -93,7 +93,7 @@ def module_refusal(module: torch.nn.Module) -> Refusal | None:
 
 
 def caller_refusal() -> Refusal | None:
-    """Refuse calls by one of `COMPILERS`, from whatever depth."""
+    """Refuse calls by one of `COMPILERS`, at any depth of the stack."""
     frame = sys._getframe()  # noqa: SLF001 - quicker by far than module inspect
     while frame.f_back is not None:
         frame = frame.f_back

@@ -40,7 +40,7 @@ Optimize = Callable[[torch.nn.Module, tuple[Any, Any], Known], torch.nn.Module]
 
 
 class Routed:
-    """Calls the optimized form of `module` where that gives what the module would give.
+    """Calls the optimized form of `module` where its results agree with the module's.
 
     Made for a call, which `prepare` runs and compares; `tolerance` is for that, as in
     `xruntime.compilation.accuracy`. `run` calls the program's module. Raises UnfitError for arguments
@@ -100,7 +100,7 @@ class Routed:
         return expected, None
 
     def __call__(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
-        """Return the outputs. Raises UnfitError if there is no right form any longer."""
+        """Return the outputs. Raises UnfitError if the optimized form can no longer be used."""
         assert self.optimized is not None
         if transformed():
             return self._run(module, *args, **kwargs)
@@ -129,7 +129,7 @@ class Routed:
     def _check_first_call(
         self, args: Any, kwargs: Any, outputs: Any, random_before: torch.Tensor
     ) -> None:
-        """Raise UnfitError if the call did anything but return outputs."""
+        """Raise UnfitError if the call had side effects."""
         try:
             form_of(output=outputs)
         except UnfitError as error:

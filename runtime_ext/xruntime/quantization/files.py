@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import errno
 import io
 import json
 import os
@@ -82,7 +83,12 @@ def load(path: str | os.PathLike[str]) -> QuantizedModule:
         with open(name, "rb") as stream:
             exported = torch.export.load(stream, extra_files=extra)
     except OSError as error:
-        raise QuantizationError(f"{name} cannot be read: {error.strerror}") from None
+        # What is not a file of torch.export may be an invalid argument to its reader.
+        if error.errno != errno.EINVAL:
+            raise QuantizationError(f"{name} cannot be read: {error.strerror}") from None
+        raise QuantizationError(
+            f"{name} is not a file that xruntime.quantization.save wrote"
+        ) from None
     except Exception as error:
         raise QuantizationError(
             f"{name} is not a file of torch.export that torch {torch.__version__} can read:"

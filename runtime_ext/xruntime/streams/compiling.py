@@ -82,7 +82,9 @@ class CompiledForStreams(torch.nn.Module):
         self.threads = threads
         self.dynamic = dynamic
         self._code = code
-        self._sample = call
+        self.samples = [call]
+        """The calls that it was prepared for; the first is the one that it was made with."""
+
         self.eval()
         _log.info(
             "compiling %s for streams of %s; this may take a minute", code.name, _threads(threads)
@@ -112,10 +114,18 @@ class CompiledForStreams(torch.nn.Module):
         """
         if sample is None:
             self._code.discard()
-        call = self._sample if sample is None else sample_call(sample)
+        call = self.samples[0] if sample is None else sample_call(sample)
         with team_of(self.threads):
             self._code.recompile(*call)
+        if sample is not None:
+            self.samples.append(call)
         return self
+
+    def compile_call(self, call: Sample) -> None:
+        """Compile for the shape of a call, unless that was done. It is not added to `samples`."""
+        with team_of(self.threads):
+            if not self._code.has_code(*call):
+                self._code(*call)
 
     def check(self, sample: object = None) -> Difference:
         """Compare with the original module as it is now; return the largest difference.
@@ -123,7 +133,7 @@ class CompiledForStreams(torch.nn.Module):
         `sample` is as for compile_for_streams; None: the one that it was compiled with. Raises
         CompilationError if the difference is above the tolerance.
         """
-        call = self._sample if sample is None else sample_call(sample)
+        call = self.samples[0] if sample is None else sample_call(sample)
         with team_of(self.threads):
             return self._code.compare(*call)
 

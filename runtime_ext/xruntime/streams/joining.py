@@ -187,7 +187,7 @@ class _Joint:
             refuse_hidden(first, path)
             if type(value) is not type(first):
                 raise _unlike_error(first, value, path)
-            if not _are_equal(first, value):
+            if not are_equal(first, value):
                 raise BatchError(
                     f"{place(path)} is not a tensor, and the parts returned different values"
                     f" ({described(first)}, {described(value)}): take the first part's by the output hint"
@@ -196,7 +196,7 @@ class _Joint:
         return first
 
 
-def _are_equal(left: Any, right: Any) -> bool:
+def are_equal(left: Any, right: Any) -> bool:
     try:
         return bool(left == right)
     except (TypeError, ValueError, RuntimeError):  # an array's comparison is an array

@@ -19,6 +19,7 @@ import torch
 from xruntime.aoti.package import StreamPackage
 from xruntime.compilation.gil import gil_enabled, kind_of
 from xruntime.errors import ClosedError, GILWarning, StreamCountError
+from xruntime.streams.batching import Batching
 from xruntime.streams.compiling import CompiledForStreams
 from xruntime.streams.hints import MultiStreamModuleHint
 from xruntime.streams.joining import join
@@ -60,14 +61,21 @@ class MultiStreamModule(torch.nn.Module):
         The number of calls of `submit` and `map` that wait for each stream before the caller does.
     check
         Compare the first batch that is split without hints with a call of the eager module on all of
-        it: without a hint the batch's dimension is a guess. Packages have no eager module.
+        it: without a hint the batch's dimension is a guess. Packages have no eager module. With
+        `max_batch`, also compare the first batch of waiting calls of each shape and size with single calls.
+    max_batch
+        Maximum number of waiting calls of `submit` and `map` that run as one call: those of equal shapes,
+        dtypes and other values, joined along the batch dimension. Each gets its own part of the result. A
+        stream that becomes free takes its share of what waits, and a call that finds a free stream runs at
+        once. A module that was compiled for streams is compiled for batches of its samples here. Calls that
+        cannot be joined run alone; `describe()` says why. If a batch fails, its calls are made one by one.
 
     Streams take over the caller's grad, inference and autocast modes. Streams of an eager module compute
     the right result but wait for each other in Python: one GILWarning says so and names the remedy,
     `compile_for_streams`.
 
-    Raises StreamCountError for an impossible number, TypeError for a model that cannot be called.
-    A call raises BatchError if the module cannot be split: a batch norm or dropout is in training
+    Raises StreamCountError for an impossible number, BatchError for an impossible `max_batch`, TypeError
+    for a model that cannot be called. A call raises BatchError if the module cannot be split: a batch norm or dropout is in training
     mode, arguments or outputs do not fit, or the first comparison fails.
     """
 
@@ -84,6 +92,7 @@ class MultiStreamModule(torch.nn.Module):
         oversubscribe: bool = False,
         queue_length: int = QUEUE_LENGTH,
         check: bool = True,
+        max_batch: int = 1,
     ) -> None:
         super().__init__()
         if not callable(model):
@@ -112,6 +121,8 @@ class MultiStreamModule(torch.nn.Module):
         self._seen: tuple[Measured, ...] = ()
         count = self._checked_count(num_streams)
         self._warn_of_the_gil(count)
+        self._max_batch, self._check = max_batch, check
+        self._batching = self._new_batching()
         self._streams = self._start(count)
 
     @property
@@ -196,6 +207,8 @@ class MultiStreamModule(torch.nn.Module):
                 " dimension 0 of every tensor is the batch"
             )
         lines += [f"  rate with {m.streams}: {m.items_per_s:.1f} items/s" for m in self._seen]
+        if self._batching is not None:
+            lines += [f"  {line}" for line in self._batching.described()]
         return "\n".join(lines)
 
     def extra_repr(self) -> str:
@@ -212,14 +225,28 @@ class MultiStreamModule(torch.nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         # A copy has threads and locks of its own.
         state = self.__dict__.copy()
-        del state["_search_lock"], state["_streams"]
+        del state["_search_lock"], state["_streams"], state["_batching"]
         return state | {"_count": self.num_streams}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         count = state.pop("_count")
         super().__setstate__(state)  # type: ignore[no-untyped-call]  # torch has no types there
         self._search_lock = threading.RLock()
+        self._batching = self._new_batching()
         self._streams = self._start(count)
+
+    def _new_batching(self) -> Batching | None:
+        if self._max_batch == 1 and not isinstance(self._max_batch, bool):
+            return None
+        batching = Batching(
+            self.model,
+            self._max_batch,
+            self.input_split_hint,
+            self.output_concat_hint,
+            check=self._check,
+        )
+        batching.prepare()
+        return batching
 
     def _checked_count(self, asked: int | str) -> int:
         """Return the number to start with; set up the search under "auto"."""
@@ -257,6 +284,7 @@ class MultiStreamModule(torch.nn.Module):
             self._shares(count),
             pin_workers=self._pin_workers,
             queue_length=self._queue_length,
+            batching=self._batching,
         )
 
     def _shares(self, count: int) -> tuple[CPUPool, ...]:

@@ -57,28 +57,26 @@ def split(
     """
     if streams < 1:
         raise BatchError(f"{streams} streams: a call is split over at least one")
-    dim = _lone_dim(args, kwargs, hint)
+    dim = lone_dim(args, kwargs, hint)
     if dim is not None:
         sizes = even_sizes(args[0].shape[dim], streams)
         if len(sizes) < 2:
             return [(args, kwargs)]
         return [((view,), kwargs) for view in _views(args[0], dim, sizes)]
-    search = _Search(args, kwargs, hint)
-    sizes = even_sizes(search.items, streams)
-    if len(sizes) < 2:
-        return [(args, kwargs)]
-    return list(zip(_parts(search.args, sizes), _parts(search.kwargs, sizes), strict=True))
+    plan = SplitPlan(args, kwargs, hint)
+    sizes = even_sizes(plan.items, streams)
+    return [(args, kwargs)] if len(sizes) < 2 else plan.parts(sizes)
 
 
 def count_items(
     args: tuple[Any, ...], kwargs: dict[str, Any], hint: MultiStreamModuleHint | None
 ) -> int:
     """Count the items of a call's batch. Raises as `split` does."""
-    dim = _lone_dim(args, kwargs, hint)
-    return _Search(args, kwargs, hint).items if dim is None else args[0].shape[dim]
+    dim = lone_dim(args, kwargs, hint)
+    return SplitPlan(args, kwargs, hint).items if dim is None else args[0].shape[dim]
 
 
-def _lone_dim(
+def lone_dim(
     args: tuple[Any, ...], kwargs: dict[str, Any], hint: MultiStreamModuleHint | None
 ) -> int | None:
     """The dimension to split along if the call is a single tensor, the common case; else None.
@@ -106,7 +104,7 @@ def even_sizes(items: int, streams: int) -> list[int]:
     return [size + 1] * larger + [size] * (streams - larger)
 
 
-class _Leaf(NamedTuple):
+class Leaf(NamedTuple):
     """A tensor that is split."""
 
     path: Path
@@ -114,30 +112,30 @@ class _Leaf(NamedTuple):
     dim: int
 
 
-class _Branch(NamedTuple):
+class Branch(NamedTuple):
     """A nest in which something is split."""
 
     path: Path
     value: Any
-    inner: list[_Plan]
+    inner: list[Plan]
 
 
-_Plan: TypeAlias = "_Leaf | _Branch | _Whole"
+Plan: TypeAlias = "Leaf | Branch | Whole"
 
 
-class _Whole(NamedTuple):
+class Whole(NamedTuple):
     """A value that all parts receive unchanged."""
 
     value: Any
 
 
-class _Search:
-    """The tensors of one call that are split, and their common number of items."""
+class SplitPlan:
+    """The tensors of one call that are split, and their common number of items. Raises as `split` does."""
 
     def __init__(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], hint: MultiStreamModuleHint | None
     ) -> None:
-        self._found: list[_Leaf] = []
+        self._found: list[Leaf] = []
         self._uncovered: list[tuple[Path, Tensor]] = []
         if hint is None:
             self.args = self._every(args, 0, ("args",))
@@ -148,9 +146,13 @@ class _Search:
             self.kwargs = self._each(kwargs, hint.kwargs, ("kwargs",))
         self.items = self._agreed_items(hint)
 
-    def _visit(self, value: Any, hint: Hinted, path: Path) -> _Plan:
+    def parts(self, sizes: Sequence[int]) -> list[Call]:
+        """Return a part of the call for each size; `sizes` add up to `items`."""
+        return list(zip(_parts(self.args, sizes), _parts(self.kwargs, sizes), strict=True))
+
+    def _visit(self, value: Any, hint: Hinted, path: Path) -> Plan:
         if hint is None:
-            return _Whole(value)
+            return Whole(value)
         if isinstance(value, Tensor):
             if isinstance(hint, int):
                 return self._leaf(value, hint, path)
@@ -158,26 +160,26 @@ class _Search:
                 raise form_error(value, hint, path)
             if value.dim():
                 self._uncovered.append((path, value))
-            return _Whole(value)
+            return Whole(value)
         inner = entries(value)
         if hint is UNMENTIONED:
             if inner is not None:
                 return self._each(value, {}, path)
             refuse_hidden(value, path)
-            return _Whole(value)
+            return Whole(value)
         if value is None:  # an optional argument that is absent
-            return _Whole(value)
+            return Whole(value)
         if inner is None:
             raise form_error(value, hint, path)
         if isinstance(hint, int):
-            if not isinstance(plan := self._every(value, hint, path), _Whole):
+            if not isinstance(plan := self._every(value, hint, path), Whole):
                 return plan
             if any(leaf is not None for _, leaf in leaves(value)):
                 raise form_error(value, hint, path)
             return plan
         return self._each(value, hints_by_key(value, hint, path), path)
 
-    def _each(self, nest: Any, hints: Mapping[Any, HintNode], path: Path) -> _Plan:
+    def _each(self, nest: Any, hints: Mapping[Any, HintNode], path: Path) -> Plan:
         """A nest with a hint for each of its values."""
         return self._branch(
             nest,
@@ -188,26 +190,26 @@ class _Search:
             path,
         )
 
-    def _every(self, value: Any, dim: int, path: Path) -> _Plan:
+    def _every(self, value: Any, dim: int, path: Path) -> Plan:
         """A value in which every tensor is split along `dim`."""
         if isinstance(value, Tensor):
-            return self._leaf(value, dim, path) if value.dim() else _Whole(value)
+            return self._leaf(value, dim, path) if value.dim() else Whole(value)
         inner = entries(value)
         if inner is None:
             refuse_hidden(value, path)
-            return _Whole(value)
+            return Whole(value)
         return self._branch(
             value, [self._every(item, dim, (*path, key)) for key, item in inner], path
         )
 
-    def _branch(self, nest: Any, inner: list[_Plan], path: Path) -> _Plan:
-        if all(type(plan) is _Whole for plan in inner):
-            return _Whole(nest)
-        return _Branch(path, nest, inner)
+    def _branch(self, nest: Any, inner: list[Plan], path: Path) -> Plan:
+        if all(type(plan) is Whole for plan in inner):
+            return Whole(nest)
+        return Branch(path, nest, inner)
 
-    def _leaf(self, tensor: Tensor, dim: int, path: Path) -> _Leaf:
+    def _leaf(self, tensor: Tensor, dim: int, path: Path) -> Leaf:
         check_tensor(tensor, dim, path)
-        leaf = _Leaf(path, tensor, dim)
+        leaf = Leaf(path, tensor, dim)
         self._found.append(leaf)
         return leaf
 
@@ -241,13 +243,13 @@ class _Search:
         return items
 
 
-def _parts(plan: _Plan, sizes: Sequence[int]) -> Sequence[Any]:
+def _parts(plan: Plan, sizes: Sequence[int]) -> Sequence[Any]:
     """A value's parts, one for each size."""
-    if type(plan) is _Whole:
+    if type(plan) is Whole:
         return [plan.value] * len(sizes)
-    if type(plan) is _Leaf:
+    if type(plan) is Leaf:
         return _views(plan.tensor, plan.dim, sizes)
-    assert type(plan) is _Branch
+    assert type(plan) is Branch
     columns = [_parts(inner, sizes) for inner in plan.inner]
     return [rebuilt(plan.value, list(row), plan.path) for row in zip(*columns, strict=True)]
 

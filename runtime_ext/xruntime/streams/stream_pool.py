@@ -11,14 +11,17 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from xruntime.errors import ClosedError
 from xruntime.threads.cpu_pool import CPUPool
 from xruntime.threads.worker import Submission, TaskFuture, Turn, Worker, submission_of
 
+if TYPE_CHECKING:
+    from xruntime.streams.batching import Batching
+
 QUEUE_LENGTH = 2
-"""Number of calls that wait for each stream before `submit` makes its caller wait."""
+"""Number of calls, or batches of them, that wait for each stream before `submit` makes its caller wait."""
 
 
 class Streams:
@@ -26,6 +29,8 @@ class Streams:
 
     A signal handler, such as that of Ctrl-C, may raise anywhere in the main thread. So a submitter only
     adds its call to the queue and wakes a stream; the streams make all other changes of state.
+
+    `batching` lets calls that wait run as one; each stream then has room for `queue_length` batches.
 
     `call_each` gives every stream its own part of a batch. `submit` gives a call to the stream that is
     free first; if `queue_length` calls for each stream wait, the submitter waits too. Many threads may use
@@ -38,11 +43,14 @@ class Streams:
         pools: Sequence[CPUPool],
         *,
         pin_workers: bool = False,
-        queue_length: int = QUEUE_LENGTH,
+        queue_length: float = QUEUE_LENGTH,
+        batching: Batching | None = None,
     ) -> None:
         self.module = module
         self.pools = tuple(pools)
-        self._queue_length = queue_length
+        self._batching = batching
+        self._max_batch = 1 if batching is None else batching.sizes[-1]
+        self._max_waiting = len(self.pools) * queue_length * self._max_batch
         self._closed = False
         self._workers: list[Worker] = []
         try:
@@ -63,9 +71,9 @@ class Streams:
         return len(self.pools)
 
     @property
-    def room(self) -> int:
+    def room(self) -> float:
         """Number of calls that run or wait before `submit` makes its caller wait."""
-        return len(self) * (1 + self._queue_length)
+        return len(self) * self._max_batch + self._max_waiting
 
     def call_each(self, parts: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> list[Any]:
         """Call the module with part i on stream i; return the results in order.
@@ -92,11 +100,13 @@ class Streams:
     def submit(self, /, *args: Any, **kwargs: Any) -> TaskFuture[Any]:
         """Call the module on the next free stream; wait while the queue is full. Raises ClosedError."""
         call = submission_of(self.module, args, kwargs)
+        if self._batching is not None:
+            call = call._replace(group=self._batching.group_of(call))
         gate = None
         with self._lock:
             if self._closed:
                 raise ClosedError("these streams are closed and take no more calls")
-            if len(self._waiting) >= len(self) * self._queue_length and not self._free:
+            if len(self._waiting) >= self._max_waiting and not self._free:
                 gate = threading.Lock()
                 gate.acquire()
                 self._blocked.append((call, gate))
@@ -158,7 +168,7 @@ class Streams:
             self._free.pop(index, None)
 
     def _take_turn(self, index: int, make: Callable[[Submission], None]) -> None:
-        """In a stream's thread: make the call that has waited longest, then queue another turn."""
+        """In a stream's thread: make what has waited longest, then queue another turn."""
         while (call := self._next_call(index)) is not None:
             make(call)
             del call
@@ -170,23 +180,32 @@ class Streams:
 
     def _next_call(self, index: int) -> Submission | None:
         with self._lock:
-            if self._blocked:
-                admitted, gate = self._blocked.popleft()
-                self._waiting.append(admitted)
-                gate.release()
+            self._admit(1)
             if not self._waiting:
                 self._free[index] = None
                 return None
             self._free.pop(index, None)
-            call = self._waiting.popleft()
+            if self._batching is None:
+                call = self._waiting.popleft()
+            else:
+                calls = self._batching.take(self._waiting, len(self))
+                self._admit(len(calls) - 1)
+                call = calls[0] if len(calls) == 1 else self._batching.together(calls)
             if self._waiting and self._free:
                 # A submitter was interrupted before it woke a stream.
                 self._wake(1)
         return call
 
+    def _admit(self, calls: int) -> None:
+        """Let up to `calls` submitters go on that wait for room. The caller holds `_lock`."""
+        for _ in range(min(calls, len(self._blocked))):
+            admitted, gate = self._blocked.popleft()
+            self._waiting.append(admitted)
+            gate.release()
+
 
 def ordered_results(
-    submit: Callable[[Any], TaskFuture[Any]], calls: Iterable[Any], ahead: int
+    submit: Callable[[Any], TaskFuture[Any]], calls: Iterable[Any], ahead: float
 ) -> Iterator[Any]:
     """Submit each item of `calls`, at most `ahead` before the results; yield the results in order.
 

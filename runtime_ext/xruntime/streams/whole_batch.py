@@ -89,7 +89,7 @@ def compare(model: object, original: Original, call: Call, joined: Any) -> None:
     try:
         with torch.no_grad():
             expected = original(*call[0], **call[1])
-        different = difference(expected, joined, _tolerance(model, joined))
+        different = difference(expected, joined, tolerance_of(model, joined))
     except CompilationError as error:
         raise BatchError(
             f"the streams' joined output is not the whole batch's: {error}. {remedy}"
@@ -106,7 +106,8 @@ def compare(model: object, original: Original, call: Call, joined: Any) -> None:
         )
 
 
-def _tolerance(model: object, output: Any) -> float:
+def tolerance_of(model: object, output: Any) -> float:
+    """Return how far outputs of `model` may be from those of the same items in another batch."""
     if isinstance(model, CompiledForStreams):
         return model.tolerance
     autocast = current_autocast() if torch.is_autocast_enabled("cpu") else None

@@ -250,11 +250,11 @@ class CPUPool:
         return tuple([self._part(part) for part in divide(self._machine.topology, cores, count)])
 
     def per_node(self) -> tuple[CPUPool, ...]:
-        """Return a pool for each NUMA node with CPUs in this one; CPUs of no node make the last."""
+        """Return a pool for each NUMA node with CPUs in this one, and a last one of other CPUs."""
         return self._divided([node.cpus for node in self._machine.topology.numa_nodes])
 
     def per_l3(self) -> tuple[CPUPool, ...]:
-        """Return a pool for each L3 cache with CPUs in this one; CPUs of no L3 make the last."""
+        """Return a pool for each L3 cache with CPUs in this one, and a last one of other CPUs."""
         return self._divided(self._machine.topology.l3_groups)
 
     def per_core(self) -> tuple[CPUPool, ...]:

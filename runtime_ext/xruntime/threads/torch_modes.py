@@ -35,6 +35,14 @@ class ThreadModes:
     def __init__(self) -> None:
         self._entered = contextlib.ExitStack()
 
+    def leave(self) -> None:
+        """Restore the modes of before the first call, in the same thread.
+
+        Otherwise torch would set them in the thread in which the last reference is dropped, which an
+        exception's traceback may hold.
+        """
+        self._entered.close()
+
     def take(self, grad: bool, inference: bool, autocast: Autocast | Literal[False]) -> None:
         """Set these modes, whatever the previous call left.
 

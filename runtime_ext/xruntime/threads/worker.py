@@ -15,7 +15,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -51,6 +51,8 @@ class Submission(NamedTuple):
     grad: bool
     inference: bool
     autocast: Autocast | Literal[False]
+    group: Hashable = None
+    """Waiting calls of equal groups may run as one; None: this one runs alone."""
 
 
 class Turn(NamedTuple):
@@ -76,6 +78,7 @@ def submission_of(
             is_grad_enabled(),
             is_inference_mode_enabled(),
             is_autocast_enabled("cpu") and current_autocast(),
+            None,
         ),
     )
 
@@ -273,6 +276,7 @@ def _serve(line: _Line) -> None:
             # No reference stays while the thread waits.
             del work
             done += 1
+    modes.leave()
     # LLVM's and Intel's runtimes pass this team's threads with their masks to another host thread.
     confine_team(sorted(os.sched_getaffinity(os.getpid())))
 
@@ -284,7 +288,7 @@ def _do_in_turn(line: _Line, ticket: int, modes: ThreadModes, call: Submission) 
 
 
 def _do(modes: ThreadModes, call: Submission) -> None:
-    future, function, args, kwargs, context, grad, inference, autocast = call
+    future, function, args, kwargs, context, grad, inference, autocast, _ = call
     if future.set_running_or_notify_cancel():
         try:
             modes.take(grad, inference, autocast)

@@ -132,13 +132,9 @@ def test_help_and_version():
         assert done.out.startswith(b"Usage: xlaunch [OPTIONS]")
     for words in (("--version",), ("version",), ("--version", "no-such-program")):
         assert ask(*words) == (0, f"xlaunch {xlaunch.__version__}\n".encode(), "")
-    for command in ("plan", "topology"):
-        done = ask(command, "--help")
-        assert (done.code, done.err) == (0, "")
-        assert f"Usage: xlaunch {command}".encode() in done.out
 
 
-def test_help_shows_every_option_in_its_group_on_one_line_of_80_columns():
+def test_help_shows_every_option_in_its_group_within_80_columns():
     text = ask("--help").out.decode()
     titles = [group.value for group in Group] + ["Other"]
     starts = [text.index(f"\n{title}:\n") for title in titles]
@@ -146,9 +142,9 @@ def test_help_shows_every_option_in_its_group_on_one_line_of_80_columns():
     parts = dict(zip(titles, itertools.pairwise([*starts, len(text)]), strict=True))
     for option in OPTIONS:
         start, end = parts[option.group.value]
-        lines = [line for line in text[start:end].splitlines() if f"--{option.name} " in line]
-        assert len(lines) == 1
-        assert lines[0].endswith(f"  {option.help}")
+        assert f"--{option.name} " in text[start:end]
+        assert f" {option.help} " in " ".join(text[start:end].split()) + " "
+    assert max(len(line) for line in text.splitlines()) <= 80
 
 
 def test_words_are_taken_in_any_case_and_shown_in_lower_case():

@@ -138,6 +138,16 @@ def test_share_of_memory_bounds_what_is_kept():
     assert unknown.value.endswith("glibc.malloc.hugetlb=1")
 
 
+@pytest.mark.parametrize(
+    ("share_bytes", "shown"), [(1 << 30, "up to 256 MiB"), (12 << 30, "up to 3 GiB")]
+)
+def test_reason_gives_the_size_that_is_kept(share_bytes: int, shown: str):
+    (tunables,) = allocator_settings(
+        PROFILES["glibc-tuned"], {}, memory_share_bytes=share_bytes, threads=1, huge_pages=False
+    )
+    assert tunables.reason.endswith(shown)
+
+
 def test_users_tunables_win_name_by_name():
     merged = merge_tunables("a.b=1:c.d=2", "c.d=3:e.f=4")
     assert dict(entry.split("=") for entry in merged.split(":")) == {

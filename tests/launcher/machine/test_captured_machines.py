@@ -44,8 +44,8 @@ ODD = (
     "vm-x86-cg1quota",
 )
 """Captures of other projects with files that few machines have."""
-MAY_BE_EXTRA = {"isolated_cpus", "notes"}
-"""The answers have isolated CPUs "only where it matters"; our notes are our own."""
+MAY_BE_EXTRA = {"isolated_cpus", "notes", "gpus"}
+"""The answers have isolated CPUs "only where it matters" and no GPUs; our notes are our own."""
 
 
 @pytest.mark.machine

@@ -64,3 +64,17 @@ def test_a_users_bad_list_is_refused_in_one_line(text: str) -> None:
         parse_cpu_list(text, what="--cpus")
     assert text in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "beginning"),
+    [
+        ("abc", "cannot read 'abc'; write"),
+        ("1,abc", "cannot read 'abc' in '1,abc'; write"),
+        ("3-1", "'3-1' runs backwards"),
+    ],
+)
+def test_the_part_of_a_list_is_named_once(text: str, beginning: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_cpu_list(text, what="")
+    assert str(caught.value).startswith(beginning)

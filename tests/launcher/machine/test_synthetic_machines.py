@@ -101,6 +101,6 @@ def test_bad_text_says_what_is_wrong_and_which_levels_there_are(text: str, reaso
     with pytest.raises(UsageError) as caught:
         parse_levels(text)
     assert str(caught.value) == (
-        f"--synthetic {text!r}: {reason}; the levels are package, die, node, l3, core, pu, "
+        f"--synthetic {text!r}: {reason}; the levels are package, die, node, l3, gpu, core, pu, "
         "each as NAME:COUNT, as in 'package:2 node:2 l3:4 core:8 pu:2'"
     )

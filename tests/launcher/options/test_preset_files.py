@@ -360,6 +360,12 @@ def test_error_of_the_plan_says_which_file_is_to_blame(home: Home):
     assert message.endswith("(preset best.toml sets cpus)")
 
 
+def test_variable_of_a_file_that_is_to_blame_keeps_its_name(home: Home):
+    home.write("preset", "cpus = '999999'\n[env]\nTOKENIZERS_PARALLELISM = 'false'")
+    message = ask("--preset", "best", "true", cwd=home.here).refused()
+    assert message.endswith("(preset best.toml sets cpus, env TOKENIZERS_PARALLELISM)")
+
+
 # Within an instance
 
 
@@ -427,10 +433,10 @@ BAD: list[tuple[str | bytes, str]] = [
     ("cache-dir = ''", "best.toml: cache-dir: the directory's name is empty"),
     ("cache-dir = 1", "best.toml: cache-dir: must be in quotes, not a number"),
     ('log-dir = "a\\u0000b"', "holds a null character"),
-    ("cpus = '3-0'", "best.toml: cpus: list: '3-0' in '3-0' runs backwards"),
+    ("cpus = '3-0'", "best.toml: cpus: '3-0' runs backwards"),
     ("cpus = []", "cpus: the list '' is empty"),
     ("cpus = [0, [1]]", "cpus: must be LIST, as a number or in quotes, not a list"),
-    ("cpus = [-1]", "cpus: list: cannot read '-1'"),
+    ("cpus = [-1]", "cpus: cannot read '-1'"),
     ("timeout = 0", "timeout: '0' is not a time above 0"),
     ("timeout = inf", "timeout: 'inf' is not a time"),
     ("timeout = nan", "timeout: 'nan' is not a time"),

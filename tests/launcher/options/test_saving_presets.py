@@ -91,13 +91,13 @@ def test_saved_preset_is_readable(home: Home):
     assert (home.here / "best.toml").read_text() == (
         "# Options for xlaunch. To use them: xlaunch --preset best.toml PROGRAM\n"
         "\n"
-        "# Number of instances; max: as many as fit.\n"
+        "# Instances (default 1); max: all that fit.\n"
         "instances = 4\n"
         "\n"
         "# Use only these logical CPUs: 0-3,8.\n"
         'cpus = "0-2,5"\n'
         "\n"
-        "# Stop the run after this time: 90, 10m.\n"
+        "# Time limit: 90, 10m, 2h (default: none).\n"
         "timeout = 600\n"
         "\n"
         "# Set an environment variable for every instance.\n"

@@ -276,3 +276,63 @@ def test_report_says_when_a_program_moves_itself(tmp_path):
     values = json.loads(report.read_text())
     assert allowed[1] in values["instances"][0]["cpus_observed"]
     assert "changed its own affinity" in values["warnings"][-1]
+
+
+TEE = ("--log-dir", "logs", "--tee", "--allocator", "glibc")
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_tee_writes_to_the_files_and_shows_the_same(tmp_path: Path, count: int) -> None:
+    program = "import sys; print('out', end=''); print('first\\nlast', file=sys.stderr)"
+    launch = TWO if count == 2 else XLAUNCH
+    done = subprocess.run(
+        [*launch, *TEE, "-q", sys.executable, "-c", program],
+        cwd=tmp_path, capture_output=True, check=True, timeout=PATIENCE_S * 3,
+    )  # fmt: skip
+    for index in range(count):
+        assert (tmp_path / f"logs/instance-{index}.out").read_bytes() == b"out"
+        assert (tmp_path / f"logs/instance-{index}.err").read_bytes() == b"first\nlast\n"
+    tags = [b"[%d] " % index for index in range(count)] if count > 1 else [b""]
+    assert sorted(done.stdout.splitlines()) == [tag + b"out" for tag in tags]
+    shown = [tag + line for tag in tags for line in (b"first", b"last")]
+    assert sorted(done.stderr.splitlines()) == sorted(shown)
+
+
+def test_a_log_is_complete_when_the_reader_has_gone(tmp_path: Path) -> None:
+    command = " ".join([*XLAUNCH, *TEE, "-q", "seq", "100000"])
+    shell = ["bash", "-c", f"{command} | head -1; exit ${{PIPESTATUS[0]}}"]
+    done = subprocess.run(
+        shell, cwd=tmp_path, capture_output=True, check=False, timeout=PATIENCE_S * 3
+    )
+    assert (done.returncode, done.stdout) == (0, b"1\n")
+    lines = (tmp_path / "logs/instance-0.out").read_text().splitlines()
+    assert (len(lines), lines[-1]) == (100_000, "100000")
+
+
+def test_a_file_that_cannot_grow_ends_the_log_and_not_the_run(tmp_path: Path) -> None:
+    launch = " ".join([*XLAUNCH, *TEE, "--no-cache", "seq", "1000"])
+    done = subprocess.run(
+        ["bash", "-c", f"ulimit -f 1; exec {launch}"],
+        cwd=tmp_path, capture_output=True, check=False, timeout=PATIENCE_S * 3,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[-1] == b"1000"
+    assert done.stderr.count(b"instance 0 is no longer logged") == 1
+    assert b"cannot write a log file: File too large" in done.stderr
+    assert (tmp_path / "logs/instance-0.out").stat().st_size == 1024
+
+
+def test_metrics_and_failures_under_tee(tmp_path: Path) -> None:
+    program = "print('5.0 items/s'); raise SystemExit(3)"
+    report = tmp_path / "run.json"
+    done = subprocess.run(
+        [*XLAUNCH, *TEE, "--metric", "items/s", "--report", report, sys.executable, "-c", program],
+        cwd=tmp_path, capture_output=True, check=False, timeout=PATIENCE_S * 3,
+    )  # fmt: skip
+    assert done.returncode == 3
+    (instance,) = json.loads(report.read_text())["instances"]
+    assert [metric["count"] for metric in instance["metrics"]] == [1]
+    assert b"the end of" not in done.stderr  # it was shown already
+    refused = subprocess.run([*XLAUNCH, "--tee", "true"], capture_output=True, check=False)
+    assert refused.returncode == 2
+    assert b"--tee shows what is written to log files" in refused.stderr

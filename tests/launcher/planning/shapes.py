@@ -8,12 +8,15 @@ from collections.abc import Sequence
 from xlaunch.machine.topology import (
     CoreKind,
     CPUs,
+    Gpu,
     Limits,
     Machine,
     NumaNode,
     Package,
     Topology,
+    Vendor,
 )
+from xlaunch.machine.usable_gpus import usable_gpus
 
 GIB = 1 << 30
 
@@ -88,3 +91,11 @@ def make_machine(
         memory_limit_source=None,
     )
     return Machine("/captured", topology, limits)
+
+
+def with_gpus(machine: Machine, nodes: Sequence[int | None], **variables: str) -> Machine:
+    """The machine with a GPU next to each of these NUMA nodes."""
+    found = tuple(
+        Gpu(Vendor.NVIDIA, "10de:2330", f"0000:{i:02x}:00.0", node) for i, node in enumerate(nodes)
+    )
+    return machine._replace(gpus=usable_gpus(found, variables))

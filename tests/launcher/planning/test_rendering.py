@@ -99,6 +99,7 @@ def test_a_plan_as_json() -> None:
         "l3_groups_touched": 1,
         "memory_policy": "preferred",
         "memory_numa_nodes": [1],
+        "gpus": [],
     }
     assert {"subject", "value", "reason"} == set(read["decisions"][0])
 

@@ -33,7 +33,7 @@ def test_launch_reports_devices_and_keeps_its_exit_code(tmp_path: Path):
     assert (done.code, done.out) == (3, b"result\n")
     values = json.loads(report.read_text())["devices"]
     assert values["cpus"] == 1
-    assert values["cpus_used"] > 0.1
+    assert 0 < values["cpus_used"] < 1.1  # less where other work shares the CPU
     assert f"device: {values['verdict']}" in done.err
     (message,) = values["messages"]
     assert message.startswith('"Overriding a previously registered kernel" is harmless')

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 
+import pexpect
 import pytest
 
 from xlaunch.cache.warm import CacheReport, TorchCompilation
@@ -55,6 +57,33 @@ def test_table_shows_what_each_instance_did():
         "       2  0-1         -                 -      127    0.00   0.00      -             0"
         "             0           -"
     )
+
+
+def test_table_fits_80_columns():
+    lines = render_report(RUN, width=80).splitlines()[1:]
+    assert max(map(len, lines)) <= 80
+    assert lines[0].split() == (
+        [
+            "instance",
+            "CPUs",
+            "asked",
+            "CPUs",
+            "observed",
+            "exit",
+            "wall",
+            "s",
+            "CPU",
+            "s",
+            "CPU",
+            "%",
+            "peak",
+            "RSS",
+            "MiB",
+        ]
+    )
+    stacked = render_report(RUN, width=80, explain=True).splitlines()
+    assert stacked[1] == "instance 0"
+    assert "  migrations     1" in stacked
 
 
 def test_table_explains_its_columns_on_request():
@@ -166,3 +195,15 @@ def test_report_may_lie_in_a_log_directory_that_is_about_to_be_made(tmp_path: Pa
     for path, directory in ((f"{logs}/below/report.json", logs), (f"{logs}/report.json", None)):
         with pytest.raises(Exception, match="does not exist"):
             check_report_path(path, log_directory=directory)
+
+
+@pytest.mark.parametrize(("columns", "shown"), [(200, True), (80, False)])
+def test_terminal_gets_the_columns_that_fit(columns: int, shown: bool):
+    words = ["-m", "xlaunch", "--supervise", "--ncores", "1", "true"]
+    with pexpect.spawn(sys.executable, words, dimensions=(24, columns), timeout=60) as run:
+        run.expect(pexpect.EOF)
+        lines = run.before.decode().splitlines()
+    table = [line for line in lines if "CPUs asked" in line]
+    assert len(table) == 1
+    assert ("migrations" in table[0]) == shown
+    assert len(table[0]) <= columns

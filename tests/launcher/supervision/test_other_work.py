@@ -75,10 +75,10 @@ class Proc:
         own: Sequence[int] = (0, 0, 0, 0),
         ours: tuple[int, ...] = (),
         bound: bool = True,
-        elsewhere: bool = True,
     ) -> str | None:
         """What is said of a run on `cpus` that used `own` ticks of each in the first sample."""
-        occupancy = Occupancy(cpus, 0.0, bound=bound, elsewhere=elsewhere, root=str(self.root))
+        others = {0, 1, 2, 3}.difference(cpus)
+        occupancy = Occupancy(cpus, 0.0, bound=bound, others=others, root=str(self.root))
         ticks = dict(enumerate(own))
         for _ in range(2):
             self.pass_time()
@@ -110,17 +110,27 @@ def test_work_of_the_run_itself_is_not_that_of_others(proc: Proc):
     proc.processes = {42: ("ours", 8, 0), 43: ("other", 4, 1), 44: ("supervisor", 3, 1)}
     proc.write()
     assert proc.describe(0, 1, 2, own=(8, 4, 6, 0), ours=(42, 44)) == (
-        "CPU 1 is busy with other work (40%): other (PID 43); --cpus takes others"
+        "CPU 1 is busy with other work (40%): other (PID 43)"
     )
 
 
-def test_no_other_cpus_are_offered_where_there_are_none(proc: Proc):
-    proc.work = [8, 8, 8, 8]
-    proc.processes = {43: ("other", 8, 1)}
+@pytest.mark.parametrize(
+    ("cpus", "work", "offered"),
+    [
+        ((0, 1, 2, 3), [8, 0, 0, 0], ""),
+        ((0,), [8, 8, 8, 8], ""),
+        ((0, 1), [8, 0, 8, 0], "; CPU 3 is idle: --cpus 3"),
+        ((0,), [8, 0, 0, 0], "; CPUs 1-3 are idle: --cpus 1-3"),
+    ],
+)
+def test_only_idle_cpus_are_offered_instead(
+    proc: Proc, cpus: tuple[int, ...], work: list[int], offered: str
+):
+    proc.work = work
+    proc.processes = {43: ("other", 8, 0)}
     proc.write()
-    assert proc.describe(0, 1, 2, 3, elsewhere=False, own=(8, 0, 8, 8)) == (
-        "CPU 1 is busy with other work (80%): other (PID 43)"
-    )
+    told = f"CPU 0 is busy with other work (80%): other (PID 43){offered}"
+    assert proc.describe(*cpus) == told
 
 
 def test_time_that_the_host_took_is_not_work_of_others(proc: Proc):
@@ -137,7 +147,7 @@ def test_time_that_the_host_took_is_not_work_of_others(proc: Proc):
     ("ended_at", "told"),
     [
         (0.9 * MIN_SAMPLE_S, None),
-        (1.1 * MIN_SAMPLE_S, "CPU 0 is busy with other work (80%); --cpus takes others"),
+        (1.1 * MIN_SAMPLE_S, "CPU 0 is busy with other work (80%)"),
     ],
 )
 def test_short_run_is_told_of_what_one_sample_showed(proc: Proc, ended_at: float, told: str | None):
@@ -153,7 +163,7 @@ def test_busy_cpu_is_named_with_its_share_and_its_occupant(proc: Proc):
     proc.processes = {42: ("a b) c", 8, 2), 43: ("idler", 0, 2), 44: ("elsewhere", 8, 1)}
     proc.write()
     assert proc.describe(0, 2, 3) == (
-        "CPU 2 is busy with other work (80%): a b) c (PID 42); --cpus takes others"
+        "CPU 2 is busy with other work (80%): a b) c (PID 42); CPU 1 is idle: --cpus 1"
     )
 
 
@@ -163,7 +173,7 @@ def test_several_busy_cpus(proc: Proc):
     proc.write()
     assert proc.describe(0, 1, 2, 3) == (
         "CPUs 0-2 are busy with other work (73% on average): "
-        "p48 (PID 48), p47 (PID 47), p46 (PID 46), 3 more; --cpus takes others"
+        "p48 (PID 48), p47 (PID 47), p46 (PID 46), 3 more"
     )
 
 

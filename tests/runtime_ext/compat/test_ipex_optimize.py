@@ -199,8 +199,3 @@ def test_training_returns_the_optimizer_and_takes_its_switches() -> None:
     assert plain[0].weight.dtype == torch.float32
     with pytest.warns(CompatibilityWarning, match=r"conv_bn_folding=True.* it is for inference"):
         ipex.optimize(model, **given, conv_bn_folding=True)
-
-
-def test_training_mode_needs_an_optimizer() -> None:
-    with pytest.raises(OptimizationError, match="in training mode"):
-        ipex.optimize(small_model().train())

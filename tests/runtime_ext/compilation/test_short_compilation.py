@@ -25,8 +25,6 @@ def test_streams_of_a_compiled_module(needs: Callable[[object, str], None]) -> N
     allowed = sorted(os.sched_getaffinity(0))
     needs(len(allowed) >= 2, "two CPUs")
     model, batch = torch.nn.Linear(4, 3).eval(), torch.randn(4, 4)
-    # Precompiled headers take longer than this one compilation without them.
-    options = {"cpp_cache_precompile_headers": False}
-    compiled = compile_for_streams(model, batch[:2], threads=1, options=options)
+    compiled = compile_for_streams(model, batch[:2], threads=1)
     with MultiStreamModule(compiled, 2, CPUPool(allowed[:2])) as streams:
         torch.testing.assert_close(streams(batch), eager(model, batch))

@@ -131,41 +131,18 @@ def test_sizes_that_vary_are_compiled_once(store: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_second_size_makes_code_for_all(store: Path) -> None:
-    original = Model()
-    model = optimize(original, sample_input=SAMPLE)
-    takes_over(model, 8)
-    said = call_until(model, lambda text: text.count("takes over") == 2, 5)
-    assert "for 8x64" in said
-    assert "for ?x64" in said
-    agree(model, original, 8, 5, 6, 7)
-    assert len(entries(store)) == 2
-
-
-@pytest.mark.long
 def test_waiting_compiles_at_once(store: Path) -> None:
     original = Model()
     model = optimize(original, sample_input=SAMPLE, wait=True)
     assert graph(model).startswith("compiled in ")
     agree(model, original, 8)
     model(torch.randn(5, 64))
-    assert graph(model).count("compiled in ") == 2
+    said = graph(model)  # the second size makes code for all
+    assert said.count("compiled in ") == 2
+    assert "for 8x64" in said
+    assert "for ?x64" in said
     agree(model, original, 5, 6)
-
-
-@pytest.mark.long
-def test_other_arguments_and_modes_have_code_of_their_own(store: Path) -> None:
-    original = Model()
-    model = optimize(original, sample_input=SAMPLE)
-    takes_over(model)
-    assert torch.equal(model(SAMPLE, 0)["hidden"], torch.zeros(8, 64))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert model(SAMPLE)["hidden"].dtype == original(SAMPLE)["hidden"].dtype
-    values = SAMPLE.clone().requires_grad_()
-    model(values)["hidden"].sum().backward()
-    assert values.grad is not None
-    with torch.inference_mode():
-        agree(model, original, 8)
+    assert len(entries(store)) == 2
 
 
 def damage_library(entry: Path) -> None:
@@ -203,6 +180,25 @@ def kept(tmp_path_factory: pytest.TempPathFactory, native: None) -> tuple[nn.Mod
         patch.setattr("xruntime.optimization.aside._Lane._is_faster", lambda *_: True)
         optimize(original, sample_input=SAMPLE, wait=True)
     return original, path
+
+
+@pytest.mark.long
+def test_other_arguments_and_modes_have_code_of_their_own(
+    store: Path, kept: tuple[nn.Module, Path]
+) -> None:
+    original, source = kept
+    shutil.copytree(source, store, dirs_exist_ok=True)
+    model = optimize(original, sample_input=SAMPLE)
+    model(SAMPLE)
+    assert graph(model).startswith("code that was kept")
+    assert torch.equal(model(SAMPLE, 0)["hidden"], torch.zeros(8, 64))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert model(SAMPLE)["hidden"].dtype == original(SAMPLE)["hidden"].dtype
+    values = SAMPLE.clone().requires_grad_()
+    model(values)["hidden"].sum().backward()
+    assert values.grad is not None
+    with torch.inference_mode():
+        agree(model, original, 8)
 
 
 @pytest.mark.long
@@ -284,7 +280,7 @@ def test_without_a_directory_nothing_is_kept(
     assert entries(store) == []
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_a_full_disk_is_said(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(store)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1 << 20))

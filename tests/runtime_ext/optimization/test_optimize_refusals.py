@@ -45,7 +45,7 @@ def test_arguments() -> None:
         dtype=torch.bfloat16,
     )
     refused(OptimizationError, r"measure=True needs sample_input", model, measure=True)
-    refused(OptimizationError, r"graph='package' needs sample_input", model, graph="package")
+    refused(OptimizationError, r"graph='compile' needs sample_input", model, graph="compile")
 
 
 def test_models() -> None:

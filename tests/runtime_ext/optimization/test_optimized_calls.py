@@ -38,7 +38,6 @@ class Calling(nn.Module):
     [
         "none",
         pytest.param("auto", marks=pytest.mark.long),
-        pytest.param("package", marks=pytest.mark.full),
     ],
 )
 def test_own_call_is_applied_once(graph: str, compiler: None) -> None:

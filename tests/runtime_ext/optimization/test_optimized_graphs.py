@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 from tests.runtime_ext.optimization.test_optimized_modules import SAMPLE, Small, snapshot
-from tests.runtime_ext.tiny_models import Layer, Scaled
+from tests.runtime_ext.tiny_models import Scaled
 from torch import Tensor, nn
 
 from xruntime import optimize
-from xruntime.errors import CompilationError, OptimizationError, PackageInputError
+from xruntime.errors import CompilationError, OptimizationError
 from xruntime.optimization import Outcome, SlowCallWarning, explain
 from xruntime.threads.team import team_of
 
@@ -117,21 +117,6 @@ def test_wrapper_in_python() -> None:
 
 
 @pytest.mark.full
-def test_package() -> None:
-    model = Layer()
-    call = {"ids": torch.randint(0, 50, (2, 6)), "mask": torch.ones(2, 6, dtype=torch.bool)}
-    optimized = optimize(model, sample_input=call, graph="package", dtype=torch.bfloat16)
-    assert explain(optimized).step("graph").reason.startswith("package: an AOTInductor package")
-    found, expected = optimized(**call), model(**call)
-    agree(found["hidden"], expected["hidden"], 0.1)
-    agree(found["pooled"][0], expected["pooled"][0], 0.1)
-    assert found["pooled"][1] is None
-    longer = {name: torch.cat((value, value)) for name, value in call.items()}
-    with pytest.raises(PackageInputError):
-        optimized(**longer)
-
-
-@pytest.mark.full
 def test_fastest_form_is_kept() -> None:
     model = Small()
     optimized = optimize(model, sample_input=SAMPLE, measure=True)
@@ -184,20 +169,6 @@ def test_inner_hooks_keep_the_modules() -> None:
         optimize(model, sample_input=sample, graph="compile")
 
 
-def test_what_torch_cannot_export() -> None:
-    class Breaking(nn.Module):
-        """torch.export refuses Python that depends on values."""
-
-        def forward(self, values: Tensor) -> Tensor:
-            return values + 1 if values.sum() > 0 else values - 1
-
-    model = Breaking().eval()
-    before = snapshot(model)
-    with pytest.raises(OptimizationError, match=r"graph='package': Breaking cannot be compiled"):
-        optimize(model, sample_input=torch.randn(3, 3), graph="package")
-    assert snapshot(model) == before
-
-
 @pytest.mark.long
 def test_calls_that_cannot_be_compiled_later_are_reported() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Dropout()).eval()
@@ -207,7 +178,7 @@ def test_calls_that_cannot_be_compiled_later_are_reported() -> None:
     other = torch.randn(3, 4)
     with (
         torch._dynamo.config.patch(recompile_limit=1),
-        pytest.warns(SlowCallWarning, match=r"computed without compiled code.*more shapes"),
+        pytest.warns(SlowCallWarning, match=r"run without compiled code, because .*more shapes"),
     ):
         output = optimized(other)
     agree(output, model(other))
@@ -236,7 +207,9 @@ def test_branch_that_the_sample_did_not_take_is_called_without_compiling_again()
     model, sample = Branching(), torch.ones(2, 4)
     optimized = optimize(model, sample_input=sample, wait=True)
     assert "in 2 graphs" in explain(optimized).step("graph").reason
-    with pytest.warns(SlowCallWarning, match=r"Branching: calls of this shape.*takes a branch"):
+    with pytest.warns(
+        SlowCallWarning, match=r"Branching: from now on calls of this shape.*takes a branch"
+    ):
         agree(optimized(-sample), model(-sample))
     counting.counters.clear()
     for values in (-sample, sample, -2 * sample):
@@ -350,8 +323,14 @@ CHANGES: dict[str, Any] = {
 }
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("how", CHANGES)
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param("attribute", marks=pytest.mark.long),
+        pytest.param("hook of a part", marks=pytest.mark.full),
+        pytest.param("part", marks=pytest.mark.full),
+    ],
+)
 def test_change_after_optimizing_is_seen(how: str) -> None:
     torch.manual_seed(0)
     model, call = Scaled(), (torch.randn(2, 4), 2.0)
@@ -361,7 +340,9 @@ def test_change_after_optimizing_is_seen(how: str) -> None:
     for changed in (model, optimized, strict):
         torch.manual_seed(1)
         CHANGES[how](changed)
-    with pytest.warns(SlowCallWarning, match=r"Scaled: calls are computed without.*optimize\(\)"):
+    with pytest.warns(
+        SlowCallWarning, match=r"Scaled: from now on calls run without.*optimize\(\)"
+    ):
         agree(optimized(*call), model(*call))
     agree(optimized(*call), model(*call))
     with pytest.raises(CompilationError, match=r"after optimize\(\).*optimize it again"):

@@ -464,6 +464,9 @@ def test_files_that_are_no_int8_modules_are_refused(
     path.write_bytes(b"nothing")
     with pytest.raises(QuantizationError, match=r"is not a file of torch.export that torch"):
         load(path)
+    path.write_bytes(b"import torch\n" * 1000)  # torch seeks to a place before its beginning
+    with pytest.raises(QuantizationError, match=r"is not a file that .*save wrote"):
+        load(path)
     torch.export.save(torch.export.export(residual(), (images(2),)), path)
     with pytest.raises(QuantizationError, match=r"was not written by xruntime.quantization.save"):
         load(path)

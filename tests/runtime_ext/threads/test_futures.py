@@ -13,10 +13,10 @@ from types import FrameType
 
 import pytest
 
+from xruntime.streams.task import Task
 from xruntime.threads import futures, worker
 from xruntime.threads.cpu_pool import CPUPool
 from xruntime.threads.futures import LightFuture
-from xruntime.threads.task import Task
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_changed")
 

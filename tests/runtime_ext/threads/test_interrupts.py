@@ -15,19 +15,23 @@ from types import FrameType
 from typing import Any
 
 import pytest
+import torch
 from tests.runtime_ext.threads.test_process_life import run
 
-from xruntime.streams import stream_pool
+from xruntime.streams import batching as batching_module
+from xruntime.streams import stream_pool, task
+from xruntime.streams.batching import Batching
 from xruntime.streams.stream_pool import Streams
-from xruntime.threads import futures, task, worker
+from xruntime.streams.task import Task
+from xruntime.threads import futures, worker
 from xruntime.threads.cpu_pool import CPUPool
-from xruntime.threads.task import Task
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_changed")
 
 PATIENCE_S = 60.0
 
-SOURCES = (futures.__file__, task.__file__, worker.__file__, stream_pool.__file__)
+MODULES = (batching_module, futures, stream_pool, task, worker)
+SOURCES = tuple(module.__file__ for module in MODULES)
 HANDLERS_RUN_AFTER = ("CALL", "RESUME", "JUMP_BACKWARD", "CALL_FUNCTION_EX", "CALL_KW")
 """Instructions of Python after which it runs handlers of signals that came."""
 
@@ -104,6 +108,23 @@ def test_streams_that_were_interrupted_anywhere(first: CPUPool, second: CPUPool)
         calls = [streams.submit(-point) for _ in range(5)]
         assert [call.result(PATIENCE_S) for call in calls] == [point] * 5
     assert point > 10
+    assert closes(streams.close)
+
+
+def test_streams_that_join_calls_and_were_interrupted_anywhere(
+    first: CPUPool, second: CPUPool
+) -> None:
+    batching = Batching(torch.neg, 4, None, None)
+    streams = Streams(torch.neg, (first, second), queue_length=1, batching=batching)
+    row = torch.ones(1)
+    interrupted_at(-1, lambda: streams.submit(row).result(PATIENCE_S))
+    for point in itertools.count():
+        if not interrupted_at(point, lambda: streams.submit(row).result(PATIENCE_S)):
+            break
+        calls = [streams.submit(row * number) for number in range(12)]
+        assert [call.result(PATIENCE_S).item() for call in calls] == [-n for n in range(12)]
+    assert point > 10
+    assert batching.reasons == []
     assert closes(streams.close)
 
 

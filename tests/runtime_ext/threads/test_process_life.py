@@ -24,7 +24,7 @@ import torch
 from xruntime.threads.cpu_pool import CPUPool
 from xruntime.errors import ClosedError, LostInForkError
 from xruntime.threads.pinning import pin
-from xruntime.threads.task import Task
+from xruntime.streams.task import Task
 
 cpus = sorted(os.sched_getaffinity(0))[:2]
 pool = CPUPool(cpus)

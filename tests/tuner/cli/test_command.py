@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import xtune
-from xtune.cli import COMMANDS, main
+from xtune.cli import COMMANDS, COMPLETE, main
 
 HEAVY = ("numpy", "optuna", "rich", "sqlalchemy", "torch", "yaml")
 
@@ -34,6 +35,43 @@ def test_help_names_the_other_commands(
 def test_help_of_each_command(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name, "--help"]) == 0
     assert capsys.readouterr().out.startswith(f"Usage: xtune {name}")
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_help_by_the_word(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help", name]) == 0
+    assert capsys.readouterr().out.startswith(f"Usage: xtune {name}")
+
+
+def test_misspelt_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reprot"]) == 127
+    assert "did you mean 'xtune report'?" in capsys.readouterr().err
+    assert main(["help", "reprot"]) == 2
+    assert "did you mean 'xtune report'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [(["rep"], "report"), (["--goal", "max"], "maximize"), (["--place", "s"], "scatter")],
+)
+def test_completion(
+    words: list[str],
+    offered: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(COMPLETE, "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", " ".join(["xtune", *words]))
+    monkeypatch.setenv("COMP_CWORD", str(len(words)))
+    assert main([]) == 0
+    assert capsys.readouterr().out == f"plain,{offered}\n"
+
+
+def test_completion_script(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", "bash"]) == 0
+    assert f"{COMPLETE}=bash_complete" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("words", [["--version"], ["--help"], ["resume", "--help"], ["nosuch.py"]])

@@ -4,15 +4,11 @@
 from __future__ import annotations
 
 import math
-import statistics
 
 import numpy as np
 import pytest
 
-from xtune.evidence.distributions import student_quantile
 from xtune.evidence.noise import (
-    Trouble,
-    launches_for,
     noise_cautions,
     outliers,
     pooled_spread,
@@ -22,21 +18,7 @@ from xtune.evidence.ratios import NoRatioError
 
 def test_a_value_without_a_logarithm_is_refused() -> None:
     with pytest.raises(NoRatioError, match="is -1;"):
-        noise_cautions([3.0, 1.0, -1.0])
-
-
-def test_launches_for_is_the_least_that_is_enough() -> None:
-    for spread in (0.002, 0.01, 0.03, 0.2):
-        count = launches_for(spread)
-        assert count is not None
-        reach = math.log(1.01)
-        assert student_quantile(0.025, count - 1) * spread / math.sqrt(count) <= reach
-        if count > 2:
-            fewer = count - 1
-            assert student_quantile(0.025, fewer - 1) * spread / math.sqrt(fewer) > reach
-    assert launches_for(0.0) == 2
-    assert launches_for(0.01) == 7
-    assert launches_for(2.0) is None
+        list(noise_cautions([3.0, 1.0, -1.0]))
 
 
 def test_the_pooled_spread_serves_single_launches() -> None:
@@ -65,35 +47,31 @@ def test_outliers_are_named_and_nothing_is_changed() -> None:
     assert outliers([0.0, 0.0, 9.0]) == ()
 
 
-def troubles(values: list[float]) -> list[Trouble]:
-    return [caution.trouble for caution in noise_cautions(values)]
-
-
 def test_quiet_launches_earn_no_caution() -> None:
-    assert troubles([100.0, 100.4, 99.7, 100.1, 99.9]) == []
+    assert list(noise_cautions([100.0, 100.4, 99.7, 100.1, 99.9])) == []
 
 
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ([100.0], [Trouble.TOO_FEW]),
-        ([100.0, 130.0, 80.0, 95.0], [Trouble.WIDE_SPREAD, Trouble.TOO_FEW]),
+        ([100.0, 130.0, 80.0, 95.0], ["launches differ by 21%"]),
         (
             [100.0, 101.0, 99.0, 100.0, 20.0],
-            [Trouble.WIDE_SPREAD, Trouble.WIDE_RANGE, Trouble.OUTLIER, Trouble.TOO_FEW],
+            [
+                "launches differ by 43%",
+                "the lowest launch is 76% away",
+                "launch 5 of 5 is an outlier",
+            ],
         ),
-        ([80.0, 100.0, 100.3, 99.8, 100.1, 99.9, 100.0], [Trouble.SLOW_FIRST, Trouble.TOO_FEW]),
-        ([100.0, 100.1, 99.9, 100.0, 100.1, 99.9, 100.0], [Trouble.MORE_THAN_NEEDED]),
+        ([85.0, 100.0, 100.3, 99.8, 100.1, 99.9, 100.0], ["the first launch is an outlier"]),
     ],
 )
-def test_each_trouble_is_said(values: list[float], expected: list[Trouble]) -> None:
-    found = [row for row in troubles(values) if row is not Trouble.WIDE_SPREAD]
-    assert found == [row for row in expected if row is not Trouble.WIDE_SPREAD]
-    share = statistics.stdev(values) / statistics.fmean(values) if len(values) > 1 else 0.0
-    assert (Trouble.WIDE_SPREAD in troubles(values)) == (share >= 0.10)
-
-
-def test_a_caution_states_the_fact_and_the_remedy_in_a_line() -> None:
-    for caution in noise_cautions([100.0, 101.0, 99.0, 100.0, 20.0]):
-        assert "\n" not in caution.text
-        assert ";" in caution.text
+def test_a_caution_states_the_fact_and_the_remedy_in_a_line(
+    values: list[float], expected: list[str]
+) -> None:
+    found = list(noise_cautions(values))
+    assert len(found) == len(expected)
+    for caution, beginning in zip(found, expected, strict=True):
+        assert caution.startswith(beginning)
+        assert ";" in caution
+        assert "\n" not in caution

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.captures import among_others, own_captures, read_capture
-from tests.launcher.planning.shapes import make_machine
+from tests.launcher.planning.shapes import make_machine, with_gpus
 
 from xlaunch.errors import UsageError
 from xlaunch.machine.topology import Machine
@@ -175,6 +175,13 @@ def test_what_the_user_has_fixed_is_not_searched(
     made = make_space(Request().replace(**fixed), TWO_NODES, TYPICAL)  # type: ignore[arg-type]
     assert name not in names(made)
     assert left(made)[name] == reason
+    assert len(names(made)) > 3
+
+
+def test_gpus_of_instances_fix_the_layout() -> None:
+    machine = with_gpus(TWO_NODES, [0, 1])
+    made = make_space(Request().replace(gpus_per_instance=1), machine, TYPICAL)
+    assert left(made)["layout"] == "given: --gpus-per-instance"
     assert len(names(made)) > 3
 
 

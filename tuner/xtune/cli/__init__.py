@@ -4,21 +4,31 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 import xlaunch.console
 from xlaunch.console import flush_streams, prepare_streams, report_errors
 from xlaunch.errors import UsageError
-from xlaunch.options.commands import run_click
+from xlaunch.options.commands import run_click, run_launch, words_for_help
+
+if TYPE_CHECKING:
+    import click
 
 COMMANDS = {
+    "completion": "xtune.cli.completion",
     "export": "xtune.cli.export",
     "list": "xtune.cli.listing",
     "report": "xtune.cli.report",
     "resume": "xtune.cli.resume",
 }
 """The module of each command; its function `command` runs it."""
+
+COMPLETE = "_XTUNE_COMPLETE"
+"""The variable by which a shell asks what may follow; see `xlaunch.options.completion`."""
 
 RESERVED = frozenset(COMMANDS) | {"help", "version"}
 """Names that mean a program only after ``--`` or in a path."""
@@ -56,18 +66,25 @@ def say(text: str) -> None:
 
 def _dispatch(arguments: list[str]) -> int:
     word = arguments[0] if arguments else ""
-    if not HELP.intersection(arguments) and word not in ("help", "version"):
+    if COMPLETE in os.environ:
+        from xlaunch.options.completion import complete
+
+        return complete("xtune", os.environ[COMPLETE], COMMANDS, _command)
+    if word == "help":
+        return _dispatch(words_for_help(arguments[1:], COMMANDS, "xtune"))
+    if word == "version":
+        return _dispatch(["--version"])
+    if not HELP.intersection(arguments) and word != "completion":
         _require_packages()
     if word in COMMANDS:
-        from importlib import import_module
+        return run_click(_command(word), f"xtune {word}", arguments[1:], "xtune")
+    return run_launch(_command(""), arguments, COMMANDS, "xtune")
 
-        module = import_module(COMMANDS[word])
-        return run_click(module.command, f"xtune {word}", arguments[1:], "xtune")
-    if word in ("help", "version"):
-        return _dispatch([f"--{word}"])
-    from xtune.cli.tune import command
 
-    return run_click(command, "xtune", arguments, "xtune")
+def _command(word: str) -> click.Command:
+    """The command of that name, or the one that searches."""
+    command: click.Command = import_module(COMMANDS.get(word, "xtune.cli.tune")).command
+    return command
 
 
 def _require_packages() -> None:

@@ -27,7 +27,10 @@ SCHEMA_VERSION = 1
     ]
 )
 def command(*, study: str | None, storage: str | None, output: str | None, no_samples: bool) -> int:
-    """Print STUDY, or the latest one, as JSON: machine, program, space and every launch."""
+    """Print STUDY, or the latest one, as JSON.
+
+    That is the machine, the program, the space and every launch.
+    """
     from xlaunch.files import write_output
     from xtune.cli.studies import find_stored, open_named
     from xtune.search.encoding import encode_launch

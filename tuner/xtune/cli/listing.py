@@ -18,7 +18,10 @@ from xtune.cli.options import STORAGE
     [STORAGE, click.option("--json", "as_json", is_flag=True, help="Print the studies as JSON.")]
 )
 def command(*, storage: str | None, as_json: bool) -> int:
-    """List the stored studies, oldest first: name, launches, verdict, metric and program."""
+    """List the stored studies, the oldest first.
+
+    Each with its name, launches, verdict, metric and program.
+    """
     from xtune.cli.studies import open_named
     from xtune.search.study import list_studies
     from xtune.search.study_store import StudyStore

@@ -13,6 +13,7 @@ from xlaunch.errors import UsageError
 from xlaunch.options.commands import (
     CONTEXT,
     Command,
+    GroupedCommand,
     ParamType,
     Parsed,
     click_options,
@@ -193,7 +194,7 @@ def _names_of(group: Sequence[Any]) -> set[Any]:
     return {option.name for option in click.command()(with_options(group)(lambda: None)).params}
 
 
-class GroupedCommand(click.Command):
+class SearchCommand(GroupedCommand):
     """A command whose --help shows the options of `GROUPS` under their headings."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

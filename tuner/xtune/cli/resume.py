@@ -31,9 +31,10 @@ def command(
     verbose: bool,
     quiet: bool,
 ) -> int:
-    """Continue STUDY, or the latest one, with the options that it was begun with.
+    """Continue STUDY, or the latest one.
 
-    The budget is for new launches. Default: the budget that the study was begun with.
+    Its options are those that it was begun with. The budget is for new launches. Default: the budget
+    that the study was begun with.
     """
     if quiet and verbose:
         raise UsageError("--quiet contradicts --verbose; drop one")

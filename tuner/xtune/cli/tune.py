@@ -10,8 +10,8 @@ import click
 import xtune
 from xlaunch.errors import UsageError
 from xlaunch.options.commands import CONTEXT
-from xtune.cli import RESERVED, say
-from xtune.cli.options import GroupedCommand, asked_from, with_search_options
+from xtune.cli import COMMANDS, RESERVED, say
+from xtune.cli.options import SearchCommand, asked_from, with_search_options
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -20,7 +20,7 @@ def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None
         ctx.exit()
 
 
-@click.command(cls=GroupedCommand, context_settings=CONTEXT)
+@click.command(cls=SearchCommand, context_settings=CONTEXT)
 @with_search_options
 @click.option(
     "--version",
@@ -45,8 +45,7 @@ def command(
     with other settings. In a final, the best ones and the bare command take turns. The verdict is a
     gain with its confidence interval, no gain, or inconclusive. Ctrl-C prints the verdict so far.
 
-    Other commands: xtune resume, report, list, export. Write -- or a path before a program that has
-    the name of a command.
+    Write -- or a path before a program that has the name of a command.
     """
     context = click.get_current_context()
     asked = asked_from({**options, "quiet": quiet, "verbose": verbose})
@@ -88,6 +87,9 @@ def command(
         announce(task, verbose=verbose)
     shown = Shown(save_preset, as_json, verbose, quiet)
     return run_search(task, asked, budget, study, shown, tried)
+
+
+command.modules = COMMANDS
 
 
 def _refuse_command_names(program: tuple[str, ...], arguments: Any, *, module: bool) -> None:

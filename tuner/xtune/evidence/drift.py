@@ -18,7 +18,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from xtune.evidence.noise import Caution, Trouble
 from xtune.evidence.ratios import NoRatioError, has_ratio
 
 MIN_CONTROLS = 5
@@ -56,16 +55,15 @@ class Drift(NamedTuple):
     """From the first control to the last."""
 
     @property
-    def caution(self) -> Caution | None:
-        """The warning; None without drift."""
+    def caution(self) -> str:
+        """The warning, in a line; empty without drift."""
         if not self.has_drifted:
-            return None
-        return Caution(
-            Trouble.DRIFT,
+            return ""
+        return (
             f"the machine drifted: control launches of the bare command moved by {self.span:.1%} over"
             f" {self.lasted_s / 60:.0f} min, and differ by {self.noise:.1%} from launch to launch;"
             " values of the search are not corrected; the final is not affected, because its launches"
-            " are interleaved",
+            " are interleaved"
         )
 
 

@@ -252,6 +252,7 @@ class Runner:
             grace_s=min(GRACE_S, run.grace_s),
             timeout_s=None,
             log_dir=None,
+            tee=False,
             report=None,
             pty=False,
             tag=None,

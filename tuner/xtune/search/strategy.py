@@ -32,7 +32,7 @@ FIRST_CONTROLS = (4, 4, 25)
 """The same for the first controls: two come early, to learn the noise soon; the next comes late."""
 
 LAUNCHES_EACH = 2
-"""Once every plan was launched, the best are repeated until there are so many launches of each."""
+"""Once every plan was launched, the best are repeated until there are so many launches for each plan."""
 
 CUT_SHARE = math.log(1.4)
 CUT_SPREADS = 6.0
@@ -112,7 +112,7 @@ class Strategy:
         return None
 
     def proposal(self, records: Sequence[Record]) -> Step | None:
-        """A new configuration, or the best again; None if every plan was launched twice."""
+        """A new configuration, or the best again; None after `LAUNCHES_EACH` times the plans."""
         scale = self._scale(records)
         plans = self._proposer.plans
         if plans is not None and len(scale.ratings) >= LAUNCHES_EACH * plans:

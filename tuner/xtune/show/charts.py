@@ -14,9 +14,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from xlaunch.text import number
-from xtune.evidence.fronts import front_of
+from xtune.evidence.fronts import Estimate, front_of
 from xtune.evidence.importance import Importance
-from xtune.evidence.pareto import Estimate, Place
 from xtune.launches.launch import Launch, Outcome
 from xtune.launches.objectives import WALL
 from xtune.launches.summaries import name_of
@@ -323,12 +322,11 @@ def front_chart(result: Result) -> Chart | None:
     other = quantity_of(result.second.metric, result.second.goal)
     points = front_of(result.launches, result.objective, result.second)
     data = []
-    for place, name, symbol, colour in (
-        (Place.DOMINATED, "surely behind", "circle-open", GREY),
-        (Place.MAYBE_DOMINATED, "probably behind", "circle", GREY),
-        (Place.FRONT, "front", "diamond", ORANGE),
+    for is_beaten, name, symbol, colour in (
+        (True, "behind", "circle", GREY),
+        (False, "front", "diamond", ORANGE),
     ):
-        rows = [point for point in points if point.place is place]
+        rows = [point for point in points if point.is_beaten is is_beaten]
         told = [f"{first.of(row.first.value)}, {other.of(row.other.value)}" for row in rows]
         trace = _points(
             [
@@ -336,7 +334,7 @@ def front_chart(result: Result) -> Chart | None:
                 for row, both in zip(rows, told, strict=True)
             ],
             name=name,
-            mode="lines+markers" if place is Place.FRONT else "markers",
+            mode="markers" if is_beaten else "lines+markers",
             line={"width": 1, "dash": "dot"},
             marker={"symbol": symbol, "color": colour, "size": 10},
             error_x=_bars([row.first for row in rows]),

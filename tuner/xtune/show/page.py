@@ -20,7 +20,6 @@ from xlaunch.planning.drawing import draw_machine
 from xlaunch.planning.rendering import numactl_line, render_plan
 from xlaunch.text import number
 from xtune.evidence.fronts import front_of
-from xtune.evidence.pareto import Place
 from xtune.evidence.verdicts import Kind, Standing
 from xtune.launches.launch import Outcome
 from xtune.show import quantities
@@ -104,7 +103,7 @@ def render_page(result: Result, plotly: str) -> str:
         cut=sum(launch.outcome is Outcome.CUT for launch in result.launches),
         drawing=str(draw_machine(result.resolver.machine)),
         failures=result.failures,
-        front=[point for point in points if point.place is Place.FRONT],
+        front=[point for point in points if not point.is_beaten],
         headline=headline[0].upper() + headline[1:],
         importance=importance,
         interval_of=lambda interval: describe_interval(interval, "\N{MULTIPLICATION SIGN}"),

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 from xlaunch.text import number
 from xtune.evidence.fronts import front_of
-from xtune.evidence.pareto import Place
 from xtune.evidence.ratios import RatioInterval, has_ratio
 from xtune.evidence.verdicts import Kind
 from xtune.launches.launch import Outcome
@@ -192,10 +191,7 @@ def _failures(result: Result) -> Iterator[str]:
 
 
 def _front(result: Result) -> Iterator[str]:
-    """The Pareto front of two goals, best by the objective first; the bare command is a candidate.
-
-    Configurations that are behind, but not surely, are left out.
-    """
+    """The Pareto front of two goals, best by the objective first; the bare command is a candidate."""
     second = result.second
     if second is None:
         return
@@ -204,7 +200,7 @@ def _front(result: Result) -> Iterator[str]:
     if not points:
         yield f"  {title}: none, because {_no_front(result)}"
         return
-    front = [point for point in points if point.place is Place.FRONT]
+    front = [point for point in points if not point.is_beaten]
     yield f"  {title} ({len(front)} of {len(points)}):"
     for point in front[:MAX_FRONT_SHOWN]:
         both = ", ".join(

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from xlaunch.text import number
 from xtune.evidence.drift import Control, drift_of
-from xtune.evidence.noise import Trouble, noise_cautions, pooled_spread
+from xtune.evidence.noise import noise_cautions, pooled_spread
 from xtune.evidence.ratios import has_ratio
 from xtune.evidence.verdicts import Kind, Standing
 from xtune.launches.launch import Launch, Outcome, Steadiness
@@ -34,8 +34,6 @@ ENDINGS = {
     Ended.INTERRUPTED.value: "the last search was interrupted; this is the verdict so far",
     Ended.STORAGE.value: "the last search ended early: its storage could not be written",
 }
-
-_MINOR = (Trouble.TOO_FEW, Trouble.MORE_THAN_NEEDED)
 
 
 class Warned(NamedTuple):
@@ -65,9 +63,9 @@ def launch_warnings(records: Sequence[Record]) -> Iterator[Warned]:
             hosts.setdefault(record.host, []).append(control)
     for host, controls in enumerate(hosts.values(), start=1):
         caution = drift_of(controls).caution
-        if caution is not None:
+        if caution:
             where = f"host {host}: " if len(hosts) > 1 else ""
-            yield Warned("drift", where + caution.text)
+            yield Warned("drift", where + caution)
     medians = [statistics.median(one.value for one in controls) for controls in hosts.values()]
     if len(medians) > 1 and max(medians) > (1.0 + MIN_HOST_DIFFERENCE) * min(medians):
         yield Warned(
@@ -168,8 +166,7 @@ def _search_and_final(result: Result, leader: Standing) -> Iterator[Warned]:
 def _noise(result: Result) -> Iterator[Warned]:
     values = [value for value in result.values(BARE) if has_ratio(value)]
     for caution in noise_cautions(values) if len(values) > 1 else ():
-        if caution.trouble not in _MINOR:
-            yield Warned("noise", f"the bare command: {caution.text}")
+        yield Warned("noise", f"the bare command: {caution}")
     names = {result.shown: "the best finalist", BARE: "the bare command"}
     for configuration, name in reversed(names.items()):
         mine = [one for one in result.launches if one.configuration == configuration]

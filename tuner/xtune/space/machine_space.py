@@ -131,6 +131,7 @@ class _Maker:
                 ("ncores", self._request.layout.ncores),
                 ("mode", self._request.layout.mode),
                 ("instance-index", self._request.layout.instance_index),
+                ("gpus-per-instance", self._request.layout.gpus_per_instance),
                 ("oversubscribe", self._request.layout.oversubscribe or None),
             )
             if value is not None

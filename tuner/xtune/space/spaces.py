@@ -347,7 +347,7 @@ def _columns(parameters: Sequence[Parameter], derived: Sequence[Derived]) -> tup
 def _coordinates(
     parameter: Parameter, derived: Sequence[Derived]
 ) -> tuple[tuple[float, ...], ...] | None:
-    """For each value of a parameter, the logarithms of the numbers derived from it; None without any.
+    """For each value of a parameter, the logarithms of what is derived from it, or None.
 
     So twice and half the instances are equally far away.
     """

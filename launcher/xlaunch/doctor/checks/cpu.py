@@ -37,8 +37,6 @@ ONEDNN_LEVELS = (
     ("sse41", ("sse4_1",)),
 )
 """oneDNN developer guide, CPU Dispatcher Control."""
-ONEDNN_FP16 = ("avx512_core_amx_fp16", "avx512_core_fp16")
-"""Levels above those of their kind without fp16, which are not told apart here."""
 
 
 def show_governor(facts: Facts) -> Iterator[Finding]:

@@ -7,12 +7,15 @@ import os
 from collections.abc import Iterator
 
 from xlaunch.doctor.checks.findings import Check, Facts, Finding, Severity, is_live
-from xlaunch.machine.gpus import PCI_DRIVERS, Vendor, read_driver_version
+from xlaunch.machine.gpus import (
+    CLASSES,
+    DEVICES,
+    PCI_DRIVERS,
+    VENDORS,
+    Vendor,
+    read_driver_version,
+)
 
-PCI = "/sys/bus/pci/devices"
-VENDORS = {"0x10de": Vendor.NVIDIA, "0x1002": Vendor.AMD, "0x8086": Vendor.INTEL}
-CLASSES = ("0x0300", "0x0302", "0x0380", "0x12")
-"""Display controllers, 3D controllers, other displays, processing accelerators."""
 INSTALL = {
     Vendor.NVIDIA: "sudo apt-get install nvidia-driver-580",
     Vendor.AMD: "sudo modprobe amdgpu",
@@ -31,9 +34,9 @@ def show_driver(facts: Facts) -> Iterator[Finding]:
     taken = {*bound, *facts.tree.names("/sys/bus/pci/drivers/vfio-pci")}  # the latter: by a guest
     # A captured tree without drivers says nothing about them.
     drivers = facts.live or bool(facts.tree.names("/sys/bus/pci/drivers"))
-    for address in sorted(facts.tree.names(PCI)):
-        kind = facts.tree.read(f"{PCI}/{address}/class") or ""
-        vendor = VENDORS.get(facts.tree.read(f"{PCI}/{address}/vendor") or "")
+    for address in sorted(facts.tree.names(DEVICES)):
+        kind = facts.tree.read(f"{DEVICES}/{address}/class") or ""
+        vendor = VENDORS.get(facts.tree.read(f"{DEVICES}/{address}/vendor") or "")
         if vendor is None or not kind.startswith(CLASSES) or address in taken or not drivers:
             continue
         yield Finding(

@@ -24,9 +24,12 @@ from xlaunch.errors import UsageError
 CHILD_TIMEOUT_S = 300.0
 
 _CHILD = """
-import importlib, json, sys
-failed = {}
-for name in sys.argv[1:]:
+import importlib.util, json, sys
+names = sys.argv[1:]
+# Before torch is imported, which takes seconds.
+absent = [name for name in names[1:] if importlib.util.find_spec(name.partition(".")[0]) is None]
+failed = {name: [True, "no such module"] for name in absent}
+for name in () if absent else names:
     try:
         importlib.import_module(name)
     except BaseException as error:

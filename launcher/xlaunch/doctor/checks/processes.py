@@ -41,7 +41,7 @@ def show_load(facts: Facts) -> Iterator[Finding]:
     if busy is not None:
         yield Finding(
             Severity.WARNING,
-            busy.removesuffix("; --cpus takes others"),
+            busy,
             slowest,
             "ps -eo pid,pcpu,psr,args --sort=-pcpu | head\nxlaunch --cpus LIST PROGRAM",
         )

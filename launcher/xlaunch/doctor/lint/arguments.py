@@ -6,50 +6,48 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from xlaunch.doctor.lint.facts import Call, Problem, Scope, dotted, has_stars, keyword
-from xlaunch.doctor.lint.names import Names
+from xlaunch.doctor.lint.facts import Call, Facts, Problem, Scope, dotted, has_stars, keyword
 
 _BOOLEAN_NAME = re.compile(
     r"(^|_)(USE|ENABLED?|DISABLED?|DEBUG|VERBOSE|PROFILE|DRY_RUN|FP16|BF16|CUDA|COMPILE)(_|$)"
 )
 
 
-def check_arguments(names: Names) -> Iterator[Problem]:
+def check_arguments(facts: Facts) -> Iterator[Problem]:
     """Options of argparse, click and typer, and variables of the environment."""
-    facts = names.facts
     imported = facts.modules()
     # jsonargparse reads bool as true and false.
     if "jsonargparse" not in imported:
-        yield from _argparse_options(names)
+        yield from _argparse_options(facts)
     if "click" in imported or "typer" in imported:
-        yield from _decorated_options(names)
+        yield from _decorated_options(facts)
     for call in facts.called.get("bool", ()):
-        if len(call.node.args) == 1 and names.full(call.node.func, call.scope) == "bool":
-            yield from _bool_of_environment(names, call)
+        if len(call.node.args) == 1 and facts.full(call.node.func, call.scope) == "bool":
+            yield from _bool_of_environment(facts, call)
 
 
-def _argparse_options(names: Names) -> Iterator[Problem]:
+def _argparse_options(facts: Facts) -> Iterator[Problem]:
     added = [
         call
-        for call in names.facts.called.get("add_argument", ())
+        for call in facts.called.get("add_argument", ())
         if call.receiver is not None and _option_strings(call.node)
     ]
     changers: dict[str, set[str]] = defaultdict(set)
     for call in added:
         changers[_destination(call.node)].add(_action(call.node))
-    for call in names.facts.called.get("set_defaults", ()):
+    for call in facts.called.get("set_defaults", ()):
         for one in call.node.keywords:
             changers[one.arg or ""].add("set_defaults")
-    converted = _converted_attributes(names)
+    converted = _converted_attributes(facts)
     for call in added:
         if has_stars(call.node):
             continue
         options, action = _option_strings(call.node), _action(call.node)
         option = next((one for one in options if one.startswith("--")), options[0])
         default, kind = keyword(call.node, "default"), keyword(call.node, "type")
-        if not action and _is_bool_call(names, kind, call.scope):
+        if not action and _is_bool_call(facts, kind, call.scope):
             off = option.lstrip("-")
             yield (
                 kind or call.node,
@@ -57,83 +55,62 @@ def _argparse_options(names: Names) -> Iterator[Problem]:
                 f'type=bool: bool("False") is True, so "{option} False" turns {off} on; '
                 f"use action=argparse.BooleanOptionalAction",
             )
-        if action in ("store_true", "store_false") and _is_constant(
-            default, action == "store_true"
-        ):
+        stored = action == "store_true"
+        if action in ("store_true", "store_false") and _is_constant(default, stored):
             if len(changers[_destination(call.node)]) == 1:
-                value = action == "store_true"
                 yield (
                     call.node,
                     "XL002",
-                    f"{option} stores {value} and is {value} by default, so it changes nothing; use "
+                    f"{option} stores {stored} and is {stored} by default, so it changes nothing; use "
                     f"action=argparse.BooleanOptionalAction, which adds {_opposite(option)}",
                 )
-        elif (
-            kind is None
-            and not action
-            and option.startswith("-")
-            and _destination(call.node) not in converted
-        ):
-            yield from _untyped_default(call.node, option, default)
+        elif kind is None and not action and option.startswith("-"):
+            problem = _untyped_default(call.node, option, default)
+            if problem is not None and _destination(call.node) not in converted:
+                yield call.node, "XL003", problem
 
 
-def _untyped_default(node: ast.Call, option: str, default: ast.expr | None) -> Iterator[Problem]:
-    choices = keyword(node, "choices")
-    numbers = [_number(one) for one in getattr(choices, "elts", ())]
-    if numbers and all(one is not None for one in numbers):
-        name = numbers[0]
-        yield (
-            node,
-            "XL003",
-            f"{option} has choices that are numbers and no type, so what is typed is text and equals "
-            f"none of them; add type={name}",
-        )
-        return
+def _untyped_default(node: ast.Call, option: str, default: ast.expr | None) -> str | None:
+    """What is wrong with an option without a type; None if nothing is."""
+    choices, several = keyword(node, "choices"), keyword(node, "nargs")
     constant = keyword(node, "const")
+    if kind := _number_type(getattr(choices, "elts", ())):
+        return (
+            f"{option} has choices that are numbers and no type, so what is typed is text and equals "
+            f"none of them; add type={kind}"
+        )
     if choices is not None or (
         # Three states on purpose: absent, without a value, with one.
         isinstance(constant, ast.Constant)
         and not (isinstance(default, ast.Constant) and constant.value == default.value)
     ):
-        return
-    several = keyword(node, "nargs")
+        return None
     if isinstance(default, ast.List | ast.Tuple):
-        numbers = [_number(one) for one in default.elts]
-        if default.elts and all(one is not None for one in numbers):
-            name = "float" if "float" in numbers else numbers[0]
+        if kind := _number_type(default.elts):
             more = "" if several is not None else " and nargs='+'"
-            yield (
-                node,
-                "XL003",
+            return (
                 f"{option} has a list of numbers as default and no type, so what is typed is text; "
-                f"add type={name}{more}",
+                f"add type={kind}{more}"
             )
-        elif several is None and isinstance(default, ast.List):
-            yield (
-                node,
-                "XL003",
-                f"{option} has a list as default, and what is typed is one text; add nargs='+'",
-            )
+        if several is None and isinstance(default, ast.List):
+            return f"{option} has a list as default, and what is typed is one text; add nargs='+'"
     elif isinstance(default, ast.Constant) and isinstance(default.value, bool):
-        yield (
-            node,
-            "XL003",
+        return (
             f'{option} is {default.value} by default and has no type, so "{option} False" gives the '
-            f'text "False", which is true; use action=argparse.BooleanOptionalAction',
+            f'text "False", which is true; use action=argparse.BooleanOptionalAction'
         )
-    elif default is not None and (name := _number(default)) is not None:
-        yield (
-            node,
-            "XL003",
+    elif default is not None and (kind := _number_type([default])):
+        return (
             f'{option} has a number as default and no type, so "{option} 1" gives the text "1"; '
-            f"add type={name}",
+            f"add type={kind}"
         )
+    return None
 
 
-def _decorated_options(names: Names) -> Iterator[Problem]:
+def _decorated_options(facts: Facts) -> Iterator[Problem]:
     """Flags of click and typer that are on by default."""
-    for call in names.facts.named("option", "Option"):
-        full = names.full(call.node.func, call.scope)
+    for call in facts.named("option", "Option"):
+        full = facts.full(call.node.func, call.scope)
         options = _option_strings(call.node)
         if not options or has_stars(call.node) or any("/" in one for one in options):
             continue
@@ -158,14 +135,14 @@ def _decorated_options(names: Names) -> Iterator[Problem]:
             )
 
 
-def _bool_of_environment(names: Names, call: Call) -> Iterator[Problem]:
+def _bool_of_environment(facts: Facts, call: Call) -> Iterator[Problem]:
     read = call.node.args[0]
     default: ast.expr | None = None
     name: ast.expr | None = None
     sure = False
-    if isinstance(read, ast.Subscript) and names.full(read.value, call.scope) == "os.environ":
+    if isinstance(read, ast.Subscript) and facts.full(read.value, call.scope) == "os.environ":
         name, sure = read.slice, True
-    elif names.call_name(read, call.scope) in ("os.environ.get", "os.getenv"):
+    elif facts.call_name(read, call.scope) in ("os.environ.get", "os.getenv"):
         assert isinstance(read, ast.Call)
         name = read.args[0] if read.args else None
         default = read.args[1] if len(read.args) > 1 else keyword(read, "default")
@@ -185,15 +162,19 @@ def _bool_of_environment(names: Names, call: Call) -> Iterator[Problem]:
         )
 
 
-def _converted_attributes(names: Names) -> set[str]:
+def _converted_attributes(facts: Facts) -> set[str]:
     """Attributes that the file converts. **Ex.:** ``port`` in ``int(args.port)``."""
     found: set[str] = set()
-    for call in names.facts.calls:
+    for call in facts.calls:
         called = (dotted(call.node.func) or "").rpartition(".")[2]
         if called in ("int", "float", "str", "literal_eval", "eval", "loads", "safe_load") or (
             "bool" in called and called != "bool"
         ):
-            found.update(one.attr for one in call.node.args if isinstance(one, ast.Attribute))
+            read: list[ast.AST | None] = [*call.node.args]
+            for one in call.node.args:  # int(n) for n in args.numbers
+                bound = call.scope.find_bindings(one.id) if isinstance(one, ast.Name) else ()
+                read += [binding.node for binding in bound if binding.how == "each"]
+            found.update(one.attr for one in read if isinstance(one, ast.Attribute))
     return found
 
 
@@ -222,25 +203,25 @@ def _action(node: ast.Call) -> str:
     return str(given.value) if isinstance(given, ast.Constant) else "another"
 
 
-def _is_bool_call(names: Names, node: ast.expr | None, scope: Scope) -> bool:
+def _is_bool_call(facts: Facts, node: ast.expr | None, scope: Scope) -> bool:
     """Whether a converter is ``bool``, or ``lambda x: bool(x)``."""
     if isinstance(node, ast.Lambda) and isinstance(node.body, ast.Call):
         call, own = node.body, [one.arg for one in node.args.args]
         return dotted(call.func) == "bool" and [dotted(one) for one in call.args] == own
-    return node is not None and names.full(node, scope) == "bool"
+    return node is not None and facts.full(node, scope) == "bool"
 
 
 def _is_constant(node: ast.expr | None, value: object) -> bool:
     return isinstance(node, ast.Constant) and (type(node.value), node.value) == (type(value), value)
 
 
-def _number(node: ast.expr) -> str | None:
-    """``int`` or ``float`` for a number, with a sign or without."""
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        node = node.operand
-    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-        return type(node.value).__name__
-    return None
+def _number_type(nodes: Sequence[ast.expr]) -> str | None:
+    """``int`` or ``float`` for numbers, with a sign or without; None for anything else, and for none."""
+    values = [one.operand if isinstance(one, ast.UnaryOp) else one for one in nodes]
+    found = {type(one.value) if isinstance(one, ast.Constant) else None for one in values}
+    if not found or not found <= {int, float}:
+        return None
+    return "float" if float in found else "int"
 
 
 def _opposite(option: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -61,7 +61,6 @@ class Binding(NamedTuple):
     text: str
     """Imports: the dotted name that is imported."""
     block: Block
-    position: tuple[int, int]
 
 
 class Scope:
@@ -89,10 +88,13 @@ class Scope:
                 return scope
         return None
 
-    def last_binding(self, name: str, position: tuple[int, int]) -> Binding | None:
-        """How a name of this scope got what it holds at a place, as far as lines tell."""
-        before = [one for one in self.bindings.get(name, ()) if one.position <= position]
-        return max(before, key=lambda one: one.position, default=None)
+    def find_bindings(self, text: str) -> list[Binding]:
+        """How a name, or ``self.NAME``, used here may have got what it holds."""
+        if text.startswith("self."):
+            owner = self.enclosing_class
+            return owner.attributes.get(text[5:], []) if owner is not None else []
+        home = self.find(text)
+        return home.bindings[text] if home is not None else []
 
     def _outwards(self) -> Iterator[Scope]:
         scope: Scope | None = self
@@ -123,19 +125,10 @@ class Call(NamedTuple):
         return self.node.lineno
 
     @property
-    def position(self) -> tuple[int, int]:
-        return self.node.lineno, self.node.col_offset
-
-    @property
     def name(self) -> str:
         """The last part of what is called. **Ex.:** ``to``; empty for other expressions."""
         func = self.node.func
         return func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
-
-    @property
-    def passed(self) -> list[ast.expr]:
-        """All arguments, by position and by keyword."""
-        return [*self.node.args, *(one.value for one in self.node.keywords)]
 
 
 class Facts:
@@ -153,15 +146,8 @@ class Facts:
         """Dotted names, as often as imported."""
         self.attributes: list[tuple[ast.Attribute, ast.AST, Block]] = []
         """Dotted names, whole, with what they are part of. **Ex.:** ``torch.cuda.amp.autocast``."""
-        self.loops: list[Block] = []
-        self.functions: dict[ast.AST, Scope] = {}
-        """Functions, lambdas and classes, by their nodes."""
         self.assignments: list[tuple[ast.expr, ast.expr, Block]] = []
         """Targets with their values."""
-        self.returns: dict[Scope, list[ast.expr | None]] = defaultdict(list)
-        """What functions return; None also for what they yield."""
-        self.differences: list[tuple[ast.BinOp, Block]] = []
-        """Subtractions."""
         self.words: set[str] = set()
         """All names, attributes and keywords."""
         self.texts: set[str] = set()
@@ -176,187 +162,172 @@ class Facts:
         """The calls of what has one of these names."""
         return itertools.chain.from_iterable(self.called.get(name, ()) for name in names)
 
-    def definition(self, call: Call) -> Function | None:
-        """The function or method of this file that a call by name, or by ``self.name``, runs."""
-        return self.function(call.node.func, call.scope)
+    def full(self, node: ast.AST | None, scope: Scope) -> str | None:
+        """The dotted name that an expression means, through aliases of imports.
 
-    def function(self, func: ast.expr, scope: Scope) -> Function | None:
-        """The function or method of this file that `func` names."""
-        bindings: list[Binding] = []
-        if isinstance(func, ast.Name):
-            home = scope.find(func.id)
-            bindings = home.bindings[func.id] if home is not None else []
-        elif isinstance(func, ast.Attribute) and dotted(func.value) == "self":
-            owner = scope.enclosing_class
-            bindings = owner.bindings.get(func.attr, []) if owner is not None else []
-        if len(bindings) == 1 and bindings[0].how == "function":
-            node = bindings[0].node
-            return node if isinstance(node, Function) else None
+        **Ex.:** ``torch.nn.Linear`` for ``nn.Linear``, ``bool`` for the built-in. None for what
+        this file binds otherwise.
+        """
+        text = dotted(node)
+        if text is None:
+            return None
+        first, dot, rest = text.partition(".")
+        bound = scope.find_bindings(first)
+        if not bound:
+            return text
+        imported = {binding.text for binding in bound if binding.how == "import"}
+        others = [b.node for b in bound if b.how != "import"]
+        if len(imported) == 1 and all(isinstance(b, ast.Constant) and not b.value for b in others):
+            return imported.pop() + dot + rest
         return None
+
+    def call_name(self, node: ast.expr | None, scope: Scope) -> str:
+        """The full name of what a call calls; empty for any other expression."""
+        return (self.full(node.func, scope) or "") if isinstance(node, ast.Call) else ""
+
+    def calls_named(self, full: str) -> Iterator[Call]:
+        """The calls of what an import makes known by this full name."""
+        for call in self.named(full.rpartition(".")[2]):
+            if self.full(call.node.func, call.scope) == full:
+                yield call
 
     def calls_of(self, function: Function) -> list[Call]:
         """The calls of a function of this file."""
-        named = self.called.get(function.name, [])
-        return [call for call in named if self.definition(call) is function]
+        return [call for call in self.named(function.name) if _definition(call) is function]
 
     def _walk(self, tree: ast.Module) -> None:
         # A list instead of recursion: expressions may be nested deeper than Python's stack.
         pending: list[Child] = [(tree, tree, self.module.block)]
         while pending:
             node, parent, block = pending.pop()
-            note = _NOTES.get(type(node))
-            children = note(self, node, parent, block) if note is not None else None
-            if children is None:
-                children = _children(node, block, *ast.iter_child_nodes(node))
+            if isinstance(node, _OPENING):
+                children = self._opened(node, block)
+            else:
+                self._note(node, parent, block)
+                children = [(child, node, block) for child in ast.iter_child_nodes(node)]
             pending.extend(reversed(children))
 
-    # Each notes one node, and returns its children with their blocks if those differ.
+    def _note(self, node: ast.AST, parent: ast.AST, block: Block) -> None:
+        """Note a node whose parts stand in the same block."""
+        match node:
+            case ast.Name(id=name):
+                self.words.add(name)
+            case ast.Attribute(attr=name):
+                self.words.add(name)
+                if not isinstance(parent, ast.Attribute):
+                    self.attributes.append((node, parent, block))
+            case ast.keyword(arg=arg):
+                self.words.add(arg or "**")
+            case ast.Constant(value=str(text)) if len(text) < 100:
+                self.texts.add(text)
+            case ast.Call():
+                call = Call(node, parent, block)
+                self.calls.append(call)
+                self.within[block.scope].append(call)
+                self.called[call.name].append(call)
+            case ast.Import(names=aliases):
+                for alias in aliases:
+                    self.imports.append((alias.name, node, block))
+                    first = alias.name.partition(".")[0]
+                    full = alias.name if alias.asname else first
+                    self._bind(alias.asname or first, "import", None, block, full)
+            case ast.ImportFrom(names=aliases):
+                for alias in aliases:
+                    full = f"{'.' * node.level}{node.module or ''}.{alias.name}"
+                    self.imports.append((full, node, block))
+                    self._bind(alias.asname or alias.name, "import", None, block, full)
+            case ast.Assign(targets=targets, value=value):
+                self._assign(targets, value, block)
+            case ast.AnnAssign(target=target, value=ast.expr() as value):
+                self._assign([target], value, block)
+            case (
+                ast.AugAssign(target=target, value=value)
+                | ast.NamedExpr(target=target, value=value)
+            ):
+                self._bind_target(target, "is", value, block)
+            case ast.Global(names=names) | ast.Nonlocal(names=names):
+                # What the function binds, the module's name may hold.
+                for name in names:
+                    self._bind(name, "unknown", None, self.module.block)
 
-    def note_call(self, node: ast.Call, parent: ast.AST, block: Block) -> None:
-        call = Call(node, parent, block)
-        self.calls.append(call)
-        self.within[block.scope].append(call)
-        self.called[call.name].append(call)
+    def _assign(self, targets: list[ast.expr], value: ast.expr, block: Block) -> None:
+        for target in targets:
+            self.assignments.append((target, value, block))
+            self._bind_target(target, "is", value, block)
 
-    def note_attribute(self, node: ast.Attribute, parent: ast.AST, block: Block) -> None:
-        self.words.add(node.attr)
-        if not isinstance(parent, ast.Attribute):
-            self.attributes.append((node, parent, block))
+    def _opened(self, node: ast.AST, block: Block) -> list[Child]:
+        """The parts of a node, some of which stand in blocks or scopes of their own."""
 
-    def note_name(self, node: ast.Name, parent: ast.AST, block: Block) -> None:
-        self.words.add(node.id)
+        def inner(part: str) -> Block:
+            return Block(node, part, block, block.scope)
 
-    def note_keyword(self, node: ast.keyword, parent: ast.AST, block: Block) -> None:
-        self.words.add(node.arg or "**")
+        parts: list[tuple[Block, Sequence[ast.AST]]]
+        match node:
+            case ast.For() | ast.AsyncFor():
+                body = inner("loop")
+                self._bind_target(node.target, "each", node.iter, body)
+                parts = [(block, [node.iter]), (body, [node.target, *node.body])]
+                parts += [(block, node.orelse)]
+            case ast.While():
+                parts = [(inner("loop"), [node.test, *node.body]), (block, node.orelse)]
+            case ast.ListComp() | ast.SetComp() | ast.GeneratorExp() | ast.DictComp():
+                parts = []
+                for part in node.generators:
+                    parts.append((block, [part.iter]))
+                    block = Block(part, "loop", block, block.scope)
+                    self._bind_target(part.target, "each", part.iter, block)
+                    parts.append((block, [part.target, *part.ifs]))
+                made = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
+                parts.append((block, made))
+            case ast.If():
+                parts = [(block, [node.test]), (inner("body"), node.body)]
+                parts += [(inner("orelse"), node.orelse)]
+            case ast.IfExp():
+                parts = [(block, [node.test]), (inner("body"), [node.body])]
+                parts += [(inner("orelse"), [node.orelse])]
+            case ast.With() | ast.AsyncWith():
+                for item in node.items:
+                    if item.optional_vars is not None:
+                        self._bind_target(item.optional_vars, "unknown", None, block)
+                parts = [(block, node.items), (inner("body"), node.body)]
+            case ast.Try() | ast.TryStar():
+                # Only what stands in "body" and "handlers" may be left out when the code runs.
+                parts = [(inner("body"), node.body), (inner("handlers"), node.handlers)]
+                parts += [(block, [*node.orelse, *node.finalbody])]
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                self._bind(node.name, "function", node, block)
+                own = self._open(node, block)
+                self._bind_arguments(node.args, "parameter", own)
+                returns = [node.returns] if node.returns else []
+                parts = [(block, [*node.decorator_list, node.args, *returns]), (own, node.body)]
+            case ast.Lambda():
+                own = self._open(node, block)
+                self._bind_arguments(node.args, "unknown", own)
+                parts = [(block, [node.args]), (own, [node.body])]
+            case ast.ClassDef():
+                self._bind(node.name, "class", node, block)
+                parts = [(block, [*node.decorator_list, *node.bases, *node.keywords])]
+                parts += [(self._open(node, block), node.body)]
+            case _:
+                raise AssertionError(node)
+        return [(child, node, where) for where, children in parts for child in children]
 
-    def note_constant(self, node: ast.Constant, parent: ast.AST, block: Block) -> None:
-        if isinstance(node.value, str) and len(node.value) < 100:
-            self.texts.add(node.value)
-
-    def note_import(self, node: ast.Import, parent: ast.AST, block: Block) -> None:
-        for alias in node.names:
-            self.imports.append((alias.name, node, block))
-            name = alias.asname or alias.name.partition(".")[0]
-            self._bind(name, "import", None, block, node, alias.name if alias.asname else name)
-
-    def note_import_from(self, node: ast.ImportFrom, parent: ast.AST, block: Block) -> None:
-        module = "." * node.level + (node.module or "")
-        for alias in node.names:
-            full = f"{module}.{alias.name}"
-            self.imports.append((full, node, block))
-            self._bind(alias.asname or alias.name, "import", None, block, node, full)
-
-    def note_assign(self, node: ast.Assign | ast.AnnAssign, parent: ast.AST, block: Block) -> None:
-        if node.value is not None:
-            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-                self.assignments.append((target, node.value, block))
-                self._bind_target(target, "is", node.value, block)
-
-    def note_other_assignment(
-        self, node: ast.AugAssign | ast.NamedExpr, parent: ast.AST, block: Block
-    ) -> None:
-        self._bind_target(node.target, "is", node.value, block)
-
-    def note_operation(self, node: ast.BinOp, parent: ast.AST, block: Block) -> None:
-        if isinstance(node.op, ast.Sub):
-            self.differences.append((node, block))
-
-    def note_result(
-        self, node: ast.Return | ast.Yield | ast.YieldFrom, parent: ast.AST, block: Block
-    ) -> None:
-        self.returns[block.scope].append(node.value if isinstance(node, ast.Return) else None)
-
-    def note_loop(
-        self, node: ast.For | ast.AsyncFor | ast.While, parent: ast.AST, block: Block
-    ) -> Children:
-        body = Block(node, "loop", block, block.scope)
-        self.loops.append(body)
-        if isinstance(node, ast.While):
-            head = _children(node, body, node.test)
-        else:
-            self._bind_target(node.target, "each", node.iter, body)
-            head = _children(node, block, node.iter) + _children(node, body, node.target)
-        return head + _children(node, body, *node.body) + _children(node, block, *node.orelse)
-
-    def note_comprehension(
-        self,
-        node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp,
-        parent: ast.AST,
-        block: Block,
-    ) -> Children:
-        children: list[Child] = []
-        for part in node.generators:
-            children.append((part.iter, part, block))
-            block = Block(part, "loop", block, block.scope)
-            self._bind_target(part.target, "each", part.iter, block)
-            children += _children(part, block, part.target, *part.ifs)
-        made = (node.key, node.value) if isinstance(node, ast.DictComp) else (node.elt,)
-        return children + _children(node, block, *made)
-
-    def note_if(self, node: ast.If | ast.IfExp, parent: ast.AST, block: Block) -> Children:
-        children = _children(node, block, node.test)
-        for part in ("body", "orelse"):
-            inner = getattr(node, part)
-            nodes = inner if isinstance(node, ast.If) else [inner]
-            children += _children(node, Block(node, part, block, block.scope), *nodes)
-        return children
-
-    def note_with(self, node: ast.With | ast.AsyncWith, parent: ast.AST, block: Block) -> Children:
-        body = Block(node, "body", block, block.scope)
-        for item in node.items:
-            if item.optional_vars is not None:
-                self._bind_target(item.optional_vars, "unknown", None, block)
-        return _children(node, block, *node.items) + _children(node, body, *node.body)
-
-    def note_try(self, node: ast.Try | ast.TryStar, parent: ast.AST, block: Block) -> Children:
-        children: list[Child] = []
-        for part in ("body", "handlers", "orelse", "finalbody"):
-            # Only what stands in "body" and "handlers" may be left out when the code runs.
-            inner = Block(node, part, block, block.scope) if part in ("body", "handlers") else block
-            children += _children(node, inner, *getattr(node, part))
-        return children
-
-    def note_function(self, node: Function, parent: ast.AST, block: Block) -> Children:
-        self._bind(node.name, "function", node, block, node)
-        outside = (*node.decorator_list, node.args, *([node.returns] if node.returns else []))
-        scope = self._open(node, block)
-        for argument in _arguments(node.args):
-            self._bind(argument.arg, "parameter", argument, scope.block, argument)
-        return _children(node, block, *outside) + _children(node, scope.block, *node.body)
-
-    def note_lambda(self, node: ast.Lambda, parent: ast.AST, block: Block) -> Children:
-        scope = self._open(node, block)
-        for argument in _arguments(node.args):
-            self._bind(argument.arg, "unknown", None, scope.block, argument)
-        return _children(node, block, node.args) + _children(node, scope.block, node.body)
-
-    def note_class(self, node: ast.ClassDef, parent: ast.AST, block: Block) -> Children:
-        self._bind(node.name, "class", node, block, node)
-        scope = self._open(node, block)
-        outside = (*node.decorator_list, *node.bases, *node.keywords)
-        return _children(node, block, *outside) + _children(node, scope.block, *node.body)
-
-    def note_global(self, node: ast.Global | ast.Nonlocal, parent: ast.AST, block: Block) -> None:
-        # What the function binds, the module's name may hold.
-        for name in node.names:
-            self._bind(name, "unknown", None, self.module.block, node)
-
-    def _open(self, node: ast.AST, block: Block) -> Scope:
-        scope = self.functions[node] = Scope(node, block.scope)
+    def _open(self, node: ast.AST, block: Block) -> Block:
+        """The block of a new scope."""
+        scope = Scope(node, block.scope)
         scope.block.parent = block
-        return scope
+        return scope.block
+
+    def _bind_arguments(self, arguments: ast.arguments, how: str, block: Block) -> None:
+        listed = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+        listed += [one for one in (arguments.vararg, arguments.kwarg) if one is not None]
+        for argument in listed:
+            self._bind(argument.arg, how, argument, block)
 
     def _bind(
-        self,
-        name: str,
-        how: str,
-        node: ast.AST | None,
-        block: Block,
-        place: ast.expr | ast.stmt | ast.arg,
-        text: str = "",
+        self, name: str, how: str, node: ast.AST | None, block: Block, text: str = ""
     ) -> None:
-        position = (place.lineno, place.col_offset)
-        block.scope.bindings[name].append(Binding(how, node, text, block, position))
+        block.scope.bindings[name].append(Binding(how, node, text, block))
 
     def _bind_target(
         self, target: ast.expr, how: str, value: ast.expr | None, block: Block
@@ -367,10 +338,7 @@ class Facts:
             for how_each, value_each, part in _parts(target, how, value):
                 self._bind_target(part, how_each, value_each, block)
             return
-        # After its value: `x = x.to(device)` reads the old one.
-        last = value if how == "is" and value is not None else target
-        position = (last.end_lineno or target.lineno, last.end_col_offset or 0)
-        binding = Binding(how, value, "", block, position)
+        binding = Binding(how, value, "", block)
         if isinstance(target, ast.Name):
             block.scope.bindings[target.id].append(binding)
         elif isinstance(target, ast.Attribute) and dotted(target.value) == "self":
@@ -379,13 +347,19 @@ class Facts:
                 owner.attributes[target.attr].append(binding)
 
 
+def _definition(call: Call) -> ast.AST | None:
+    """The function of this file that a call by name, or by ``self.name``, runs."""
+    func, bindings = call.node.func, []
+    if isinstance(func, ast.Name):
+        bindings = call.scope.find_bindings(func.id)
+    elif dotted(call.receiver) == "self" and call.scope.enclosing_class is not None:
+        bindings = call.scope.enclosing_class.bindings.get(call.name, [])
+    single = bindings[0] if len(bindings) == 1 else None
+    return single.node if single is not None and single.how == "function" else None
+
+
 Child = tuple[ast.AST, ast.AST, Block]
 """A node, what it is part of, and its block."""
-Children = list[Child] | None
-
-
-def _children(parent: ast.AST, block: Block, *nodes: ast.AST) -> list[Child]:
-    return [(node, parent, block) for node in nodes]
 
 
 def dotted(node: ast.AST | None) -> str | None:
@@ -459,34 +433,9 @@ def _parts(
         )
 
 
-def _arguments(arguments: ast.arguments) -> list[ast.arg]:
-    listed = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-    return listed + [one for one in (arguments.vararg, arguments.kwarg) if one is not None]
-
-
-_NOTES: dict[type[ast.AST], Callable[..., Children]] = {
-    kind: note
-    for note, *kinds in (
-        (Facts.note_call, ast.Call),
-        (Facts.note_attribute, ast.Attribute),
-        (Facts.note_name, ast.Name),
-        (Facts.note_keyword, ast.keyword),
-        (Facts.note_constant, ast.Constant),
-        (Facts.note_import, ast.Import),
-        (Facts.note_import_from, ast.ImportFrom),
-        (Facts.note_assign, ast.Assign, ast.AnnAssign),
-        (Facts.note_other_assignment, ast.AugAssign, ast.NamedExpr),
-        (Facts.note_operation, ast.BinOp),
-        (Facts.note_result, ast.Return, ast.Yield, ast.YieldFrom),
-        (Facts.note_loop, ast.For, ast.AsyncFor, ast.While),
-        (Facts.note_comprehension, ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp),
-        (Facts.note_if, ast.If, ast.IfExp),
-        (Facts.note_with, ast.With, ast.AsyncWith),
-        (Facts.note_try, ast.Try, ast.TryStar),
-        (Facts.note_function, ast.FunctionDef, ast.AsyncFunctionDef),
-        (Facts.note_lambda, ast.Lambda),
-        (Facts.note_class, ast.ClassDef),
-        (Facts.note_global, ast.Global, ast.Nonlocal),
-    )
-    for kind in kinds
-}
+_OPENING = (
+    ast.For, ast.AsyncFor, ast.While, ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp,
+    ast.If, ast.IfExp, ast.With, ast.AsyncWith, ast.Try, ast.TryStar, ast.FunctionDef,
+    ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef,
+)  # fmt: skip
+"""Nodes with parts that stand in a block or scope of their own."""

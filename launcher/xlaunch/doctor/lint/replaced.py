@@ -7,8 +7,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from xlaunch.doctor.lint.facts import Block, Function, Problem
-from xlaunch.doctor.lint.names import Names
+from xlaunch.doctor.lint.facts import Block, Facts, Function, Problem
 
 _AMP = {
     f"torch.{device}.amp.{name}": (f"torch.amp.{name}", device)
@@ -17,15 +16,15 @@ _AMP = {
 }
 
 
-def check_replaced(names: Names) -> Iterator[Problem]:
+def check_replaced(facts: Facts) -> Iterator[Problem]:
     """Imports and names with a successor."""
-    yield from _archived_extension(names)
-    yield from _old_autocast(names)
+    yield from _archived_extension(facts)
+    yield from _old_autocast(facts)
 
 
-def _archived_extension(names: Names) -> Iterator[Problem]:
+def _archived_extension(facts: Facts) -> Iterator[Problem]:
     seen = set()
-    for name, node, block in names.facts.imports:
+    for name, node, block in facts.imports:
         if name.partition(".")[0] != "intel_extension_for_pytorch" or node in seen:
             continue
         seen.add(node)
@@ -39,20 +38,20 @@ def _archived_extension(names: Names) -> Iterator[Problem]:
             )
 
 
-def _old_autocast(names: Names) -> Iterator[Problem]:
+def _old_autocast(facts: Facts) -> Iterator[Problem]:
     versions = ("version", "hasattr", "greater", "is_torch", "_ge_", "gte", "lt_")
     seen = set()
-    for name, node, block in names.facts.imports:
+    for name, node, block in facts.imports:
         if name in _AMP and node not in seen and not _is_optional(block, versions):
             seen.add(node)
             yield node, "XL051", _use(name)
-    for attribute, parent, block in names.facts.attributes:
+    for attribute, parent, block in facts.attributes:
         called = isinstance(parent, ast.Call) and parent.func is attribute
         if not called and not isinstance(parent, Function):  # as a decorator
             continue
         if attribute.attr not in ("autocast", "GradScaler", "custom_fwd", "custom_bwd"):
             continue
-        full = names.full(attribute, block.scope)
+        full = facts.full(attribute, block.scope)
         if full in _AMP and not _is_optional(block, versions):
             yield attribute, "XL051", _use(full)
 

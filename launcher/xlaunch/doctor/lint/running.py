@@ -11,10 +11,8 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import Any, NamedTuple
 
 from xlaunch.doctor.lint.arguments import check_arguments
-from xlaunch.doctor.lint.devices import check_devices
 from xlaunch.doctor.lint.facts import Facts
 from xlaunch.doctor.lint.hints import check_hints
-from xlaunch.doctor.lint.names import Names
 from xlaunch.doctor.lint.replaced import check_replaced
 from xlaunch.doctor.lint.rules import BY_CODE, RULES
 from xlaunch.doctor.lint.source import (
@@ -25,16 +23,14 @@ from xlaunch.doctor.lint.source import (
     syntax_finding,
     usable_cpus,
 )
+from xlaunch.doctor.lint.tensors import check_tensors
 from xlaunch.doctor.lint.threads import check_threads
 from xlaunch.doctor.lint.torchfix import CODES as TORCHFIX_CODES
 from xlaunch.doctor.lint.torchfix import run_torchfix
-from xlaunch.doctor.lint.training import check_training
-from xlaunch.doctor.lint.waiting import check_waiting
-from xlaunch.doctor.lint.work import Work
 from xlaunch.errors import UsageError
 
 CHECKS = (check_arguments, check_threads, check_replaced)
-TORCH_CHECKS = (check_devices, check_training, check_waiting, check_hints)
+TORCH_CHECKS = (check_tensors, check_hints)
 
 _SUBJECTS = re.compile(
     r"\b(torch|torchvision|timm|argparse|click|typer|add_argument|environ|getenv)\b|_pytorch"
@@ -44,7 +40,7 @@ _SUBJECTS = re.compile(
 _IS_TEST = re.compile(r"(^|[/\\])(test_[^/\\]*|[^/\\]*_test|conftest)\.py$")
 _TESTS = re.compile(r"(unittest|pytest|torch\.testing)\b(?!\.mock)")
 """What tests, and the helpers of tests, import."""
-_SPEED = ("XL1", "XL030", "XL031", "XL041")
+_SPEED = ("XL1", "XL030", "XL041")
 """Rules about speed, which tests do not need."""
 
 _FEW_FILES = 48
@@ -185,12 +181,10 @@ def check_file(task: tuple[str, Selection, bool]) -> Outcome:
     text = "\n".join(source.lines)
     if not _SUBJECTS.search(text):
         return [], 0, "", False
-    names = Names(Facts(source.tree))
-    problems = [problem for check in CHECKS for problem in check(names)]
-    if names.facts.modules() & {"torch", "torchvision", "timm"}:
-        work = Work(names)
-        problems += [problem for check in TORCH_CHECKS for problem in check(work)]
-    if _IS_TEST.search(path) or any(_TESTS.match(name) for name, _, _ in names.facts.imports):
+    facts = Facts(source.tree)
+    checks = CHECKS + TORCH_CHECKS if facts.modules() & {"torch", "torchvision", "timm"} else CHECKS
+    problems = [problem for check in checks for problem in check(facts)]
+    if _IS_TEST.search(path) or any(_TESTS.match(name) for name, _, _ in facts.imports):
         problems = [one for one in problems if not one[1].startswith(_SPEED)]
     findings = {source.finding(*problem) for problem in problems}
     loud = [one for one in sorted(findings) if not source.is_silenced(one)]

@@ -6,8 +6,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from xlaunch.doctor.lint.facts import Block, Problem, dotted
-from xlaunch.doctor.lint.names import Names
+from xlaunch.doctor.lint.facts import Block, Facts, Problem, dotted
 
 VARIABLES = frozenset(
     (
@@ -30,15 +29,15 @@ _STARTING = frozenset(("subprocess", "multiprocessing", "joblib", "ray", "dask",
 """A program that starts others may set variables for those."""
 
 
-def check_threads(names: Names) -> Iterator[Problem]:
+def check_threads(facts: Facts) -> Iterator[Problem]:
     """Variables that are set late, and counts that are fixed."""
-    yield from _set_late(names)
-    yield from _fixed(names)
+    yield from _set_late(facts)
+    yield from _fixed(facts)
 
 
-def _set_late(names: Names) -> Iterator[Problem]:
-    facts = names.facts
-    starts_others = bool(facts.modules() & _STARTING) or bool(
+def _set_late(facts: Facts) -> Iterator[Problem]:
+    imported = {part for name, _, _ in facts.imports for part in name.split(".")}
+    starts_others = bool(imported & _STARTING) or bool(
         facts.words
         & {"multiprocessing", "Popen", "spawn", "torchrun", "start_processes", "set_num_threads"}
     )
@@ -49,7 +48,7 @@ def _set_late(names: Names) -> Iterator[Problem]:
         for name, node, block in facts.imports
         if block.scope is facts.module and name.partition(".")[0] in _LOADING and not _typing(block)
     ]
-    for node, variable, block in _settings(names):
+    for node, variable, block in _settings(facts):
         # A function runs after the imports at the top, wherever it stands.
         before = [
             library
@@ -65,27 +64,27 @@ def _set_late(names: Names) -> Iterator[Problem]:
             )
 
 
-def _settings(names: Names) -> Iterator[tuple[ast.expr | ast.stmt, str, Block]]:
+def _settings(facts: Facts) -> Iterator[tuple[ast.expr | ast.stmt, str, Block]]:
     """Where variables of this process are set."""
-    for target, _, block in names.facts.assignments:
+    for target, _, block in facts.assignments:
         if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant):
             variable = target.slice.value
-            if variable in VARIABLES and names.full(target.value, block.scope) == "os.environ":
+            if variable in VARIABLES and facts.full(target.value, block.scope) == "os.environ":
                 yield target, str(variable), block
     for method in ("setdefault", "putenv"):
-        for call in names.facts.called.get(method, ()):
+        for call in facts.called.get(method, ()):
             first = call.node.args[0] if call.node.args else None
-            full = names.full(call.node.func, call.scope)
+            full = facts.full(call.node.func, call.scope)
             sets = full in ("os.environ.setdefault", "os.putenv")
             if sets and isinstance(first, ast.Constant) and first.value in VARIABLES:
                 yield call.node, str(first.value), call.block
 
 
-def _fixed(names: Names) -> Iterator[Problem]:
+def _fixed(facts: Facts) -> Iterator[Problem]:
     # Counts that are compared or restored are meant, and so is one thread.
-    if "get_num_threads" in names.facts.words:
+    if "get_num_threads" in facts.words:
         return
-    for call in names.calls_named("torch.set_num_threads"):
+    for call in facts.calls_named("torch.set_num_threads"):
         count = call.node.args[0] if call.node.args else None
         if isinstance(count, ast.Constant) and type(count.value) is int and count.value > 1:
             yield (

@@ -41,11 +41,13 @@ def test_verdict_is_on_stderr_and_the_exit_code_is_the_programs(script: Path):
     assert any(line.startswith("xlaunch doctor:   images/s: 12.5") for line in lines)
 
 
-def test_json_has_stdout_for_itself(script: Path):
-    done = xlaunch(*DOCTOR, "--json", "--", "--ncores", "1", script, "0")
+def test_json_has_stdout_for_itself_and_variables_set_options(script: Path):
+    env = clean_environment(XLAUNCH_OPT_NCORES="1", XLAUNCH_OPT_METRIC="images/s")
+    done = xlaunch(*DOCTOR, "--json", "--", script, "0", env=env)
     document = json.loads(done.out)
     assert (done.code, document["exit_code"], document["cpus"]) == (0, 0, 1)
     assert "CPUs busy" in document["verdict"]
+    assert document["metrics"][0]["name"] == "images/s"
     assert {"samples", "advice", "devices", "messages"} <= document.keys()
     assert {"to stdout", "to stderr"} <= set(done.err.splitlines())
 
@@ -69,13 +71,6 @@ def test_ctrl_c_ends_the_program_and_the_verdict_is_printed():
         _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 128 + signal.SIGINT
     assert "CPUs busy)" in err
-
-
-def test_files_and_variables_set_options_of_the_launch(script: Path):
-    env = clean_environment(XLAUNCH_OPT_NCORES="1", XLAUNCH_OPT_METRIC="images/s")
-    done = xlaunch(*DOCTOR, "--json", "--", script, "0", env=env)
-    assert json.loads(done.out)["cpus"] == 1
-    assert json.loads(done.out)["metrics"][0]["name"] == "images/s"
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from xruntime.compat.ipex.replacements import missing
 from xruntime.streams.hints import MultiStreamModuleHint
 from xruntime.streams.module import AUTO
 from xruntime.streams.module import MultiStreamModule as _MultiStreamModule
+from xruntime.streams.task import Task as _Task
 from xruntime.threads.cpu_choice import read_core_ids
 from xruntime.threads.cpu_pool import (
     get_core_list_of_node_id,
@@ -25,7 +26,6 @@ from xruntime.threads.cpu_pool import (
     is_runtime_ext_enabled,
 )
 from xruntime.threads.pinning import pin as _pin
-from xruntime.threads.task import Task as _Task
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -97,7 +97,7 @@ def train():
                 print(
                     "Epoch:" + repr(epoch) + " || Totel iter " + repr(iteration)
                     + " || Loss: %.4f" % (loss.item())
-                    + " || Batch time: %.4f s" % (end_time - start_time)  # expect: XL031
+                    + " || Batch time: %.4f s" % (end_time - start_time)
                 )
         torch.save(lprnet.state_dict(), f"lprnet_{epoch}.pth")
 

@@ -18,9 +18,9 @@ from tests.runtime_ext.conftest import Needs
 from tests.runtime_ext.teams import Team, read_team
 
 from xruntime.errors import AffinityRefusedError, ClosedError
+from xruntime.streams.task import Task
 from xruntime.threads.cpu_pool import CPUPool
 from xruntime.threads.pinning import pin
-from xruntime.threads.task import Task
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_changed")
 
@@ -155,6 +155,17 @@ def test_modes_travel_with_each_submission(second: CPUPool) -> None:
                     assert task.run_sync() == (True, False, False, None)
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 assert task.run_sync() == (True, False, True, torch.bfloat16)
+
+
+def test_an_exception_that_outlives_its_task_changes_no_modes(second: CPUPool) -> None:
+    """Its traceback holds the thread's last frames, with the modes that torch restores when they go."""
+    with Task(lambda: {}[0], second) as task, torch.inference_mode():
+        error = task().exception(60)
+    assert isinstance(error, KeyError)
+    with torch.no_grad():
+        del error
+        gc.collect()
+        assert not torch.is_grad_enabled()
 
 
 def test_modes_that_a_call_leaves_behind_do_not_reach_the_next(second: CPUPool) -> None:

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parameters in docstrings, each a name above an indented text, as lists of the site."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from griffe import Extension, Object
+
+PARAMETER = re.compile(r"^([\w*]+(?:, [\w*]+)*)\n((?: {4}.*(?:\n|\Z))+)", re.MULTILINE)
+
+
+class ParameterLists(Extension):
+    """Rewrites each docstring that is read."""
+
+    def on_object(self, *, obj: Object, **_: Any) -> None:
+        """Rewrite one docstring."""
+        if obj.docstring is not None:
+            obj.docstring.value = PARAMETER.sub(_item, obj.docstring.value)
+
+
+def _item(found: re.Match[str]) -> str:
+    return f"- **{found[1]}**: {' '.join(found[2].split())}\n"

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Completion of command lines in bash, zsh and fish, by click's scripts."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Callable, Collection
+
+import click
+from click.shell_completion import CompletionItem, ShellComplete, get_completion_class
+
+from xlaunch.errors import UsageError
+from xlaunch.options.commands import CONTEXT
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+def completion_command(program: str) -> click.Command:
+    """The command `completion` of `program`."""
+
+    @click.command(context_settings=CONTEXT)
+    @click.argument("shell", type=click.Choice(SHELLS), metavar="|".join(SHELLS))
+    def command(shell: str) -> None:
+        click.echo(_of_shell(shell, program).source())
+
+    command.help = f"""Print a script for completion in bash, zsh or fish.
+
+    It completes commands, options and their values:
+
+    \b
+    bash: eval "$({program} completion bash)"   in ~/.bashrc
+    zsh:  eval "$({program} completion zsh)"    in ~/.zshrc
+    fish: {program} completion fish > ~/.config/fish/completions/{program}.fish
+    """
+    return command
+
+
+def complete(
+    program: str,
+    instruction: str,
+    commands: Collection[str],
+    command_of: Callable[[str], click.Command],
+) -> int:
+    """Print what may follow the words that a shell's script passes on; the exit code.
+
+    `instruction`: the script's, such as ``bash_complete``. `command_of`: the command of a name, and
+    for any other word the one that takes a program.
+    """
+    shell, _, what = instruction.partition("_")
+    if what != "complete":
+        raise UsageError(f"{instruction!r} is not bash_complete, zsh_complete or fish_complete")
+    words, incomplete = _of_shell(shell, program).get_completion_args()
+    items = _first_word(commands, incomplete) if not words else []
+    if words == ["help"]:
+        items = _beginning(commands, incomplete)
+    word = words[0] if words else ""
+    asked = _of_shell(shell, program, command_of(word))
+    items = items or asked.get_completions(words[word in commands :], incomplete)
+    click.echo("\n".join([asked.format_completion(item) for item in items]))
+    return 0
+
+
+def _first_word(commands: Collection[str], incomplete: str) -> list[CompletionItem]:
+    """Commands and, where one matches, also the files; nothing where no command matches."""
+    matching = _beginning((*commands, "help"), incomplete)
+    files = glob.glob(f"{glob.escape(incomplete)}*") if incomplete and matching else []
+    return [*matching, *map(CompletionItem, sorted(files))]
+
+
+def _beginning(words: Collection[str], incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(word) for word in sorted(words) if word.startswith(incomplete)]
+
+
+def _of_shell(shell: str, program: str, command: click.Command | None = None) -> ShellComplete:
+    made = get_completion_class(shell)
+    if made is None:
+        raise UsageError(
+            f"there is no completion for {shell!r}; the shells are {', '.join(SHELLS)}"
+        )
+    return made(command or click.Command(program), {}, program, f"_{program.upper()}_COMPLETE")

@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GPUs divided among instances: a machine, a request, and the exact plan."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from tests.captures import read_capture
+from tests.launcher.planning.shapes import make_machine, with_gpus
+
+from xlaunch.errors import UsageError
+from xlaunch.machine.cpu_list import format_cpu_list
+from xlaunch.machine.topology import Gpu, Machine, Vendor
+from xlaunch.machine.usable_gpus import usable_gpus
+from xlaunch.planning import MAX, LayoutRequest, MemoryPolicy, Mode, Place, Plan, plan
+from xlaunch.planning.ranks import Rank, share_of_rank
+from xlaunch.planning.rendering import plan_to_dict, render_plan
+from xlaunch.planning.request import RankMode, Request
+
+TWO_PACKAGES = make_machine(packages=(16, 16), nodes=(16, 16), l3=(16, 16))
+EIGHT_GPUS = with_gpus(TWO_PACKAGES, [0] * 4 + [1] * 4)
+DGX = with_gpus(
+    make_machine(packages=(64, 64), nodes=(16,) * 8, l3=(4,) * 32, smt=2),
+    [3, 3, 1, 1, 7, 7, 5, 5],
+)
+"""The nodes of the GPUs of an NVIDIA DGX A100."""
+UNKNOWN = with_gpus(make_machine(packages=(8,), nodes=(8,)), [None, None])
+
+
+def request(**options: object) -> LayoutRequest:
+    return LayoutRequest(**{"gpus_per_instance": 1, **options})  # type: ignore[arg-type]
+
+
+def places(made: Plan) -> list[tuple[str, str]]:
+    """The GPUs and CPUs of each instance. **Ex.:** ``[("0,1", "0-7")]``."""
+    return [
+        (",".join([gpu.name for gpu in instance.gpus]), format_cpu_list(instance.cpus))
+        for instance in made.instances
+    ]
+
+
+def error(wanted: LayoutRequest, machine: Machine) -> str:
+    with pytest.raises(UsageError) as raised:
+        plan(wanted, machine)
+    return str(raised.value)
+
+
+def test_an_instance_for_each_gpu_next_to_it():
+    made = plan(request(), EIGHT_GPUS)
+    assert places(made) == [
+        ("0", "0-3"), ("1", "4-7"), ("2", "8-11"), ("3", "12-15"),
+        ("4", "16-19"), ("5", "20-23"), ("6", "24-27"), ("7", "28-31"),
+    ]  # fmt: skip
+    assert [i.memory_nodes for i in made.instances] == [(0,)] * 4 + [(1,)] * 4
+    assert {i.memory for i in made.instances} == {MemoryPolicy.PREFERRED}
+    assert (made.idle_cpus, made.warnings) == ((), ())
+    assert plan(request(instances=MAX), EIGHT_GPUS).instances == made.instances
+    assert plan(request(instances=8), EIGHT_GPUS).instances == made.instances
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        # As many cores each as there can be: one instance in each package.
+        ({"instances": 2}, [("0", "0-15"), ("4", "16-31")]),
+        ({"instances": 3}, [("0", "0-7"), ("1", "8-15"), ("4", "16-23")]),
+        ({"instances": 1}, [("0", "0-15")]),
+        ({"instances": 2, "ncores": 2}, [("0", "0-1"), ("1", "2-3")]),
+        ({"instances": 2, "ncores": 2, "place": Place.SCATTER}, [("0", "0-1"), ("4", "16-17")]),
+        ({"instances": 3, "ncores": 6}, [("0", "0-5"), ("1", "6-11"), ("4", "16-21")]),
+        ({"ncores": 12}, [("0", "0-11"), ("4", "16-27")]),
+        ({"instances": 1, "ncores": MAX}, [("0", "0-31")]),
+        ({"gpus_per_instance": 2, "instances": 2}, [("0,1", "0-15"), ("4,5", "16-31")]),
+        ({"gpus_per_instance": 3}, [("0,1,2", "0-15"), ("4,5,6", "16-31")]),
+        ({"gpus_per_instance": 8}, [("0,1,2,3,4,5,6,7", "0-31")]),
+        ({"numa_nodes": (1,), "instances": 4}, [(str(i), f"{i * 4}-{i * 4 + 3}") for i in range(4, 8)]),
+        ({"instances": 2, "ncores": 16, "reserve_cores": 0}, [("0", "0-15"), ("4", "16-31")]),
+    ],
+)  # fmt: skip
+def test_the_number_of_instances_and_cores(
+    options: dict[str, object], expected: list[tuple[str, str]]
+):
+    assert places(plan(request(**options), EIGHT_GPUS)) == expected
+
+
+def test_nodes_without_a_gpu_serve_their_package():
+    """Eight nodes, GPUs at four: each instance has its share of its GPU's node and a neighbour's."""
+    made = plan(request(), DGX)
+    assert [instance.ncores for instance in made.instances] == [16] * 8
+    for instance in made.instances:
+        node = instance.gpus[0].numa_node
+        assert instance.packages_touched == 1
+        own = set(DGX.topology.numa_nodes[node or 0].cpus)
+        assert len(own.intersection(instance.cpus)) == 8
+    small = plan(request(ncores=8), DGX)
+    assert [i.nodes for i in small.instances] == [(n,) for n in (3, 3, 1, 1, 7, 7, 5, 5)]
+
+
+def test_a_pair_is_of_one_node_where_it_can_be():
+    machine = with_gpus(TWO_PACKAGES, [0, 1, 0, 1])
+    assert places(plan(request(gpus_per_instance=2), machine)) == [
+        ("0,2", "0-15"),
+        ("1,3", "16-31"),
+    ]
+    uneven = with_gpus(TWO_PACKAGES, [0, 0, 0, 1, 1, 1])
+    pairs = plan(request(gpus_per_instance=2), uneven)
+    assert [gpus for gpus, _ in places(pairs)] == ["0,1", "2,5", "3,4"]
+
+
+def test_gpus_without_a_known_place_are_divided_all_the_same():
+    assert places(plan(request(), UNKNOWN)) == [("0", "0-3"), ("1", "4-7")]
+    captured = read_capture("xeon-vm-32-cpus")
+    assert places(plan(request(), captured)) == [("0", "0-15"), ("1", "16-31")]
+
+
+def test_the_order_of_an_inherited_variable_is_kept():
+    turned = with_gpus(TWO_PACKAGES, [0, 1], CUDA_VISIBLE_DEVICES="1,0")
+    assert places(plan(request(), turned)) == [("1", "16-31"), ("0", "0-15")]
+
+
+def test_a_quota_binds_to_no_cpu_and_gives_gpus():
+    machine = with_gpus(make_machine(packages=(8,), quota=3.5), [None] * 4)
+    made = plan(request(), machine)
+    assert places(made) == [("0", "0-7"), ("1", "0-7"), ("2", "0-7")]
+    assert [i.threads for i in made.instances] == [1, 1, 1]
+    assert made.warnings == ("1 GPU left over: 3",)
+    both = plan(request(gpus_per_instance=2), machine)
+    assert [gpus for gpus, _ in places(both)] == ["0,1", "2,3"]
+
+
+def test_fewer_cores_than_gpus():
+    machine = with_gpus(make_machine(packages=(2,)), [None] * 3)
+    made = plan(request(), machine)
+    assert places(made) == [("0", "0"), ("1", "1")]
+    assert made.warnings == ("1 GPU left over: 2",)
+    assert error(request(instances=3), machine).startswith(
+        "3 instances x 1 core need 3 cores and 2"
+    )
+    shared = plan(request(instances=3, oversubscribe=True), machine)
+    assert [gpus for gpus, _ in places(shared)] == ["0", "1", "2"]
+
+
+def test_a_gpu_far_from_all_allowed_cpus_comes_last_and_is_named():
+    machine = make_machine(packages=(4, 4), nodes=(4, 4), allowed=(0, 1, 2, 3))
+    machine = with_gpus(machine, [1, 0])
+    made = plan(request(), machine)
+    assert places(made) == [("0", "2-3"), ("1", "0-1")]
+    assert made.warnings == ("instance 0 has GPU 0 of NUMA node 1, and no CPU in its package",)
+    one = plan(request(instances=1, ncores=2), machine)
+    assert [gpus for gpus, _ in places(one)] == ["1"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "machine", "text"),
+    [
+        (
+            request(instances=3),
+            with_gpus(TWO_PACKAGES, [0, 1], CUDA_VISIBLE_DEVICES="0,1"),
+            "3 instances x 1 GPU need 3 GPUs, and 2 GPUs may be used (CUDA_VISIBLE_DEVICES=0,1): "
+            "at most 2 instances",
+        ),
+        (
+            request(instances=3, gpus_per_instance=4),
+            EIGHT_GPUS,
+            "3 instances x 4 GPUs need 12 GPUs, and 8 GPUs may be used: at most 2 instances, or "
+            "--gpus-per-instance 2",
+        ),
+        (
+            request(gpus_per_instance=9),
+            EIGHT_GPUS,
+            "--gpus-per-instance 9: 8 GPUs may be used: at most --gpus-per-instance 8",
+        ),
+        (
+            request(),
+            TWO_PACKAGES,
+            "--gpus-per-instance 1: no driver has a GPU here; xlaunch doctor checks the machine",
+        ),
+        (
+            request(),
+            with_gpus(TWO_PACKAGES, [0, 1], CUDA_VISIBLE_DEVICES=""),
+            "--gpus-per-instance 1: none of 2 GPUs may be used (CUDA_VISIBLE_DEVICES=)",
+        ),
+        (
+            request(),
+            with_gpus(TWO_PACKAGES, [0, 1], CUDA_VISIBLE_DEVICES="0,0"),
+            "--gpus-per-instance: CUDA_VISIBLE_DEVICES=0,0 names a GPU twice",
+        ),
+        (
+            request(mode=Mode.LATENCY),
+            EIGHT_GPUS,
+            "--mode contradicts --gpus-per-instance: a mode fixes the layout; drop one",
+        ),
+        (
+            request(instances=2, ncores=20),
+            EIGHT_GPUS,
+            "2 instances x 20 cores need 40 cores and 32 are allowed: at most 1 instance of 20 cores, "
+            "or 2 of 16; or --oversubscribe",
+        ),
+        (request(gpus_per_instance=0), EIGHT_GPUS, "--gpus-per-instance 0: must be at least 1; 8 GPUs may be used"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_one_line_that_says_what_would(
+    wanted: LayoutRequest, machine: Machine, text: str
+):
+    assert error(wanted, machine) == text
+
+
+def test_every_plan_is_disjoint_and_whole():
+    for machine in (EIGHT_GPUS, DGX, UNKNOWN, with_gpus(TWO_PACKAGES, [0, 0, 1, None, 1, 0])):
+        for each, instances, ncores, place in itertools.product(
+            (1, 2, 3), (None, 1, 2), (None, 3), Place
+        ):
+            wanted = request(
+                gpus_per_instance=each, instances=instances, ncores=ncores, place=place
+            )
+            try:
+                made = plan(wanted, machine)
+            except UsageError:
+                assert each * (instances or 1) > len(machine.gpus.usable)
+                continue
+            gpus = [gpu for i in made.instances for gpu in i.gpus]
+            cpus = [cpu for i in made.instances for cpu in i.cpus]
+            assert len(set(gpus)) == len(gpus) == each * made.count
+            assert len(set(cpus)) == len(cpus)
+            assert len({i.ncores for i in made.instances}) == 1
+            assert ncores is None or made.instances[0].ncores == ncores
+            assert plan(wanted, machine) == made
+
+
+def test_gpus_of_other_launches_come_last():
+    taken = {gpu.identity for gpu in EIGHT_GPUS.gpus.usable[:3]}
+    made = plan(request(instances=1, ncores=2), EIGHT_GPUS, taken_gpus=taken)
+    assert places(made) == [("3", "0-1")]
+    made = plan(request(instances=6, ncores=2), EIGHT_GPUS, taken_gpus=taken)
+    assert [gpus for gpus, _ in places(made)] == ["0", "3", "4", "5", "6", "7"]
+
+
+def test_ranks_have_gpus_of_their_own_only_if_asked():
+    def of_rank(number: int, **options: object) -> Plan:
+        rank = Rank(RankMode.TORCHRUN, number, 4, number, "LOCAL_RANK")
+        share = share_of_rank(
+            Request.of("train.py", **options), EIGHT_GPUS, rank, launcher_cpus=None
+        )
+        return plan(share.request.layout, share.machine)
+
+    assert [places(of_rank(n)) for n in (0, 3)] == [[("", "0-7")], [("", "24-31")]]
+    own = [places(of_rank(n, gpus_per_instance=1)) for n in range(4)]
+    assert own == [[("0", "0-7")], [("1", "8-15")], [("4", "16-23")], [("5", "24-31")]]
+    with pytest.raises(
+        UsageError, match="4 instances x 3 GPUs need 12 GPUs, and 8 GPUs may be used"
+    ):
+        of_rank(0, gpus_per_instance=3)
+
+
+def test_ranks_with_masks_of_their_own_divide_the_gpus_in_order():
+    inside = EIGHT_GPUS._replace(limits=EIGHT_GPUS.limits._replace(allowed_cpus=(8, 9, 10, 11)))
+    rank = Rank(RankMode.MPI, 2, 4, 2, "OMPI_COMM_WORLD_LOCAL_RANK")
+    wanted = Request.of("train.py", gpus_per_instance=2)
+    share = share_of_rank(wanted, inside, rank, launcher_cpus=range(32))
+    assert [gpu.name for gpu in share.machine.gpus.usable] == ["4", "5"]
+
+
+def test_a_plan_shows_the_gpus():
+    made = plan(request(instances=2, gpus_per_instance=2), EIGHT_GPUS)
+    lines = render_plan(made, EIGHT_GPUS, explain=True).splitlines()
+    assert lines[1:4] == [
+        "instance  cores  threads  CPUs   node  package  L3  memory       GPU",
+        "       0     16       16  0-15   0     0        0   preferred 0  0,1",
+        "       1     16       16  16-31  1     1        1   preferred 1  4,5",
+    ]
+    assert "GPUs: 2 for each instance - 8 GPUs may be used; left over: 2, 3, 6, 7" in lines
+    assert plan_to_dict(made)["instances"][1]["gpus"][0] == {
+        "name": "4",
+        "vendor": "NVIDIA",
+        "model": "10de:2330",
+        "pci_address": "0000:04:00.0",
+        "numa_node": 1,
+    }
+
+
+def test_other_vendors_gpus_are_left_alone():
+    found = (*EIGHT_GPUS.gpus.found, Gpu(Vendor.INTEL, "8086:4680", "0000:ff:02.0"))
+    machine = EIGHT_GPUS._replace(gpus=usable_gpus(found, {}))
+    explained = render_plan(plan(request(), machine), machine, explain=True)
+    assert "those of Intel are left alone" in explained

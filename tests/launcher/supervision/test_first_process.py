@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""xlaunch as PID 1 of a namespace with a /proc of its own, as in a container: it waits for orphans, passes
+signals on, and ends with the program's exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.launcher.cli.commands import XLAUNCH, clean_environment
+from tests.launcher.launching import PATIENCE_S, children_of, wait_until
+
+UNSHARE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+QUIET = ("--supervise", "--allocator", "glibc", "-q")
+
+pytestmark = pytest.mark.machine
+
+
+@pytest.fixture
+def first(
+    tmp_path: Path, needs: Callable[[object, str], None]
+) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start a launch as PID 1."""
+    try:
+        tried = subprocess.run((*UNSHARE, "true"), capture_output=True, check=False).returncode
+    except FileNotFoundError:
+        tried = 1
+    needs(tried == 0, "unshare (util-linux), as root")
+    begun: list[subprocess.Popen[str]] = []
+
+    def start(*words: str) -> subprocess.Popen[str]:
+        run = subprocess.Popen(
+            (*UNSHARE, *XLAUNCH, *QUIET, *words), cwd=tmp_path, env=clean_environment(), text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        begun.append(run)
+        return run
+
+    yield start
+    for run in begun:
+        run.kill()
+        run.communicate()
+
+
+@pytest.mark.parametrize(
+    ("options", "program", "code"),
+    [
+        ((), "exit 0", 0),
+        ((), "exit 7", 7),
+        ((), "kill -9 $$", 137),
+        (("--instances", "2", "--ncores", "1", "--oversubscribe"), "exit $((XLAUNCH_INSTANCE_INDEX * 5))", 5),
+        (("--timeout", "200ms"), "sleep 600", 124),
+    ],
+)  # fmt: skip
+def test_it_ends_with_the_code_of_the_program(
+    first: Callable[..., subprocess.Popen[str]], options: tuple[str, ...], program: str, code: int
+) -> None:
+    run = first(*options, "sh", "-c", program)
+    run.communicate(timeout=3 * PATIENCE_S)
+    assert run.returncode == code
+
+
+def test_orphans_are_waited_for(first: Callable[..., subprocess.Popen[str]]) -> None:
+    """Fifty orphans end while the program runs, and none of them stays a zombie."""
+    orphans = "for i in $(seq 50); do (sleep 0.05 &) ; done; sleep 0.5"
+    count = (
+        "while grep -sh '^State:.Z' /proc/[0-9]*/status; do sleep 0.1; done; echo none; echo $PPID"
+    )
+    run = first("bash", "-c", f"{orphans}; {count}")
+    out, err = run.communicate(timeout=3 * PATIENCE_S)
+    assert (run.returncode, err) == (0, "")
+    assert out.splitlines()[-2] == "none"
+    assert out.splitlines()[-1] not in ("0", "1"), "the supervisor is another process"
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP"])
+def test_signals_reach_the_program(
+    first: Callable[..., subprocess.Popen[str]], tmp_path: Path, name: str
+) -> None:
+    trap = f"trap 'echo got {name}; exit 9' {name.removeprefix('SIG')}"
+    run = first("bash", "-c", f"{trap}; touch ready; while :; do sleep 0.05; done")
+    wait_until((tmp_path / "ready").exists, "the program")
+    (keeper,) = children_of(run.pid)
+    status = Path(f"/proc/{keeper}/status").read_text().splitlines()
+    assert [line.split()[-1] for line in status if line.startswith("NSpid")] == ["1"]
+    os.kill(keeper, signal.Signals[name])
+    out, _ = run.communicate(timeout=PATIENCE_S)
+    assert (out, run.returncode) == (f"got {name}\n", 9)
+
+
+def test_nothing_survives_it(first: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
+    run = first("bash", "-c", "setsid sleep 600 & touch ready; wait")
+    wait_until((tmp_path / "ready").exists, "the program")
+    (keeper,) = children_of(run.pid)
+    os.kill(keeper, signal.SIGTERM)
+    run.communicate(timeout=PATIENCE_S)
+    assert run.returncode == 128 + signal.SIGTERM

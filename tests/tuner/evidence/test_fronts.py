@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A front holds what nothing beats in both goals."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.tuner.evidence.contenders import RATE, launch
+
+from xtune.evidence.fronts import Point, SecondGoal, front_of
+from xtune.launches.launch import Launch
+from xtune.launches.objectives import Goal
+from xtune.space.parameters import Configuration
+
+WAIT = SecondGoal("wait", Goal.MINIMIZE)
+
+
+def launches(rows: list[tuple[float, float]]) -> list[Launch]:
+    """Two launches of a configuration for each rate and time to wait."""
+    return [
+        launch(Configuration({"n": number}), rate)._replace(metrics=(("wait", wait),))
+        for number, (rate, wait) in enumerate(rows)
+        for _ in range(2)
+    ]
+
+
+def front(rows: list[tuple[float, float]]) -> dict[object, Point]:
+    points = front_of(launches(rows), RATE, WAIT)
+    return {point.configuration["n"]: point for point in points if not point.is_beaten}
+
+
+def test_throughput_against_latency() -> None:
+    """In images a second, and in milliseconds; the best by the first goal comes first."""
+    assert list(front([(100, 20), (200, 35), (150, 40), (90, 20), (50, 5)])) == [1, 0, 4]
+
+
+def test_equal_points_share_the_front() -> None:
+    assert list(front([(1, 1), (1, 1)])) == [0, 1]
+
+
+def test_intervals_come_from_the_noise_of_all() -> None:
+    made = launches([(100, 20), (200, 35)])
+    made[0] = made[0]._replace(value=110.0)
+    points = {one.configuration["n"]: one for one in front_of(made, RATE, WAIT)}
+    assert points[1].first.value == pytest.approx(200.0)
+    assert points[1].first.low < 190.0
+    assert points[1].first.high > 210.0
+    assert points[1].other == pytest.approx((35.0, 35.0, 35.0))
+
+
+def test_there_is_no_front_without_two_configurations_or_without_noise() -> None:
+    assert front_of([], RATE, WAIT) == ()
+    assert front_of(launches([(100, 20)]), RATE, WAIT) == ()
+    assert front_of(launches([(100, 20), (200, 35)])[::2], RATE, WAIT) == ()
+
+
+@given(st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6)), min_size=2, max_size=12))
+def test_a_front_is_what_nothing_beats(rows: list[tuple[float, float]]) -> None:
+    kept = front(rows)
+    for number, (rate, wait) in enumerate(rows):
+        beaten = any(r >= rate and w <= wait and (r > rate or w < wait) for r, w in rows)
+        assert (number in kept) == (not beaten)
