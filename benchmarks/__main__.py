@@ -88,6 +88,12 @@ BENCHMARKS = (
         "streams",
         f"--work layers --dtype float32 --split 2x1 --form eager {TURNS}",
     ),
+    Benchmark(
+        "arrivals",
+        "streams.arrivals",
+        "--works cnn --dtype float32 --seconds 0.5 --max-batch 2",
+        timeout_s=400,
+    ),
     Benchmark("optimizers", "optimizers", "--elements 2_000_000 --rounds 3 --layout large"),
     Benchmark(
         "operators",
