@@ -88,6 +88,12 @@ BENCHMARKS = (
         "streams",
         f"--work layers --dtype float32 --split 2x1 --form eager {TURNS}",
     ),
+    Benchmark(
+        "arrivals",
+        "streams.arrivals",
+        "--works cnn --dtype float32 --seconds 0.5 --max-batch 2",
+        timeout_s=400,
+    ),
     Benchmark("optimizers", "optimizers", "--elements 2_000_000 --rounds 3 --layout large"),
     Benchmark(
         "operators",
@@ -99,8 +105,10 @@ BENCHMARKS = (
         "optimize",
         f"--work mobilenet --mode realtime --form eager --form optimize-eager {TURNS}",
     ),
-    Benchmark("pause", "optimize.pause", "--works minilm --lengths 5", modules=MINILM),
-    Benchmark("warmstart", "optimize.warmstart", "--works minilm", modules=MINILM, timeout_s=300),
+    Benchmark(
+        "pause", "optimize.pause", "--works minilm --lengths 5", modules=MINILM, timeout_s=400
+    ),
+    Benchmark("warmstart", "optimize.warmstart", "--works minilm", modules=MINILM, timeout_s=400),
     Benchmark("priority", "optimize.priority", "--rounds 2", modules=MINILM),
     Benchmark(
         "int8",

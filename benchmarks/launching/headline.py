@@ -19,24 +19,17 @@ import sys
 
 from benchmarks.harness.measurement import machine_line, print_table
 from benchmarks.harness.turns import WORKLOADS, Contender, measure_rows, rate_cell, turn_parser
+from benchmarks.harness.works import named_work
 
-WORKS = {
-    "resnet50-fp32": ["resnet50", "--dtype", "float32"],
-    "resnet50-bf16": ["resnet50", "--dtype", "bfloat16"],
-    "bert-fp32": ["bert", "--dtype", "float32"],
-    "bert-bf16": ["bert", "--dtype", "bfloat16"],
-    "minilm-fp32": ["minilm", "--dtype", "float32"],
-}
-DEFAULT = [name for name in WORKS if not name.startswith("minilm")]
+DEFAULT = ("resnet50-fp32", "resnet50-bf16", "bert-fp32", "bert-bf16")
 PLAIN = "python"
 BATCH = 64
 
 
 def contenders(work: str, layouts: list[str]) -> dict[str, Contender]:
     """Return the cases of a row."""
-    script = [*WORKLOADS, *WORKS[work]]
+    large, small = ([*WORKLOADS, *named_work(f"{work}-{size}").arguments] for size in (BATCH, 1))
     xlaunch = [sys.executable, "-m", "xlaunch", "-q"]
-    large = [*script, "--batch", str(BATCH)]
     found = {
         PLAIN: Contender([sys.executable, *large], BATCH),
         "run_cpu": Contender([sys.executable, "-m", "torch.backends.xeon.run_cpu", *large], BATCH),
@@ -45,14 +38,25 @@ def contenders(work: str, layouts: list[str]) -> dict[str, Contender]:
     for layout in layouts:
         instances, cores = layout.split("x")
         options = ["--instances", instances, "--ncores", cores, "--no-tag"]
-        command = [*xlaunch, *options, *script, "--batch", "1"]
+        command = [*xlaunch, *options, *small]
         found[f"xlaunch {layout}"] = Contender(command, processes=int(instances))
     return found
 
 
+def name_of(text: str) -> str:
+    """Check the name of a work."""
+    return named_work(text).name
+
+
 def main() -> int:
     parser = turn_parser(__doc__, seconds=1.0)
-    parser.add_argument("--work", action="append", choices=WORKS, help="default: all but MiniLM")
+    parser.add_argument(
+        "--work",
+        action="append",
+        type=name_of,
+        metavar="NAME",
+        help=f"default: {', '.join(DEFAULT)}",
+    )
     parser.add_argument("--layout", action="append", help="instances x cores; default 16x4, 64x1")
     options = parser.parse_args()
     print(machine_line())

@@ -68,7 +68,7 @@ def compare_profiles(
                 for name, (profile, environment) in cases.items()
             },
         )
-        for work in map(named_work, options.work or WORKS)
+        for work in options.work or map(named_work, WORKS)
     )
     measured = measure_rows(rows, options, option.lstrip("-"))
     first = next(iter(cases))
@@ -119,7 +119,11 @@ def _parse(description: str | None, profiles: Sequence[str]) -> argparse.Namespa
     parser = turn_parser(description, seconds=0.5)
     parser.add_argument("--profile", action="append", help=f"default: {', '.join(profiles)}")
     parser.add_argument(
-        "--work", action="append", metavar="NAME", help=f"default: {', '.join(WORKS)}"
+        "--work",
+        action="append",
+        type=named_work,
+        metavar="NAME",
+        help=f"default: {', '.join(WORKS)}",
     )
     parser.add_argument(
         "--env",

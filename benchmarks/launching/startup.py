@@ -45,7 +45,9 @@ IPEXRUN = "ipexrun"
 
 def run_once(command: Sequence[str | Path]) -> float:
     """Run a command and return its seconds; a failure ends the benchmark."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("XLAUNCH_")}
+    # As installed: Python keeps the code of modules that it has compiled.
+    left_out = ("XLAUNCH_", "PYTHONDONTWRITEBYTECODE")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(left_out)}
     start = time.perf_counter()
     done = subprocess.run(
         command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, check=False

@@ -10,8 +10,6 @@ Containers do not see each other's records: each has its own /dev/shm and PID na
 XLAUNCH_RECORDS_DIR names another directory than /dev/shm.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -4,8 +4,6 @@
 Autotuning results and the graphs of AOTAutograd are in Inductor's directory.
 """
 
-from __future__ import annotations
-
 import enum
 from typing import NamedTuple
 

@@ -5,8 +5,6 @@ A variable is set only if the library is installed with the program, which the n
 directories show, or if it can do no harm.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from typing import NamedTuple

@@ -5,8 +5,6 @@ The order of precedence: ``--env``, values that an option asks for, inherited va
 own choice. An empty variable counts as unset.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 

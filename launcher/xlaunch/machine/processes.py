@@ -5,8 +5,6 @@ Processes can end at any moment: each reader returns None for one that has ended
 Without a /proc of this PID namespace no process is found: see `proc_is_ours`.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 from typing import NamedTuple

@@ -5,8 +5,6 @@ All numbers are the kernel's. A set of logical CPUs is an ascending tuple of CPU
 `xlaunch.machine.sysfs` and `xlaunch.machine.limits` create the values, which are immutable.
 """
 
-from __future__ import annotations
-
 import enum
 from typing import NamedTuple
 

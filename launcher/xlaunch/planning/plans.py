@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A plan: what will run where, and why."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from xlaunch.machine.topology import CPUs, Gpu

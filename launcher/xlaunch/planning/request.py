@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A request: what the user wants, independent of the machine."""
 
-from __future__ import annotations
-
 import enum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from xlaunch.machine.topology import CPUs
 
@@ -229,18 +227,18 @@ class Request(NamedTuple):
     run: RunRequest = RunRequest()
 
     @classmethod
-    def of(cls, *words: str, **options: Any) -> Request:
+    def of(cls, *words: str, **options: Any) -> Self:
         """The program and its arguments, and options by the names of their fields in any part."""
         return cls().replace(words=words, **options)
 
-    def replace(self, **options: Any) -> Request:
+    def replace(self, **options: Any) -> Self:
         """The same request with other values of some options. Raises TypeError for an unknown name."""
         if unknown := options.keys() - self.options().keys():
             raise TypeError(f"a request has no option {', '.join(sorted(unknown))}")
         layout, program, run = [
             {name: options[name] for name in part._fields if name in options} for part in self
         ]
-        return Request(
+        return type(self)(
             self.layout._replace(**layout),
             self.program._replace(**program),
             self.run._replace(**run),
