@@ -40,10 +40,10 @@ from xruntime.kept.watched_state import WatchedState
 from xruntime.threads.torch_modes import Autocast
 
 MAX_FORMS: Final = 64
-"""Calls of further forms are compiled by torch."""
+"""Maximum number of forms with libraries; torch compiles calls of further ones."""
 
 MAX_SIZES: Final = 4096
-"""So many calls are remembered; at this number all are forgotten."""
+"""Maximum number of shapes whose library is remembered; at this number all are forgotten."""
 
 _log = logging.getLogger("xruntime")
 
@@ -89,7 +89,7 @@ class KeptCode(CompiledCode):
         self._threads = threads
         self._dynamic = dynamic
         self._asked = dict(options or {})
-        # Enough for streams on all CPUs; they share the weights.
+        # One for each stream that fits on the CPUs; they share the weights.
         self._runners = max(1, (os.cpu_count() or 1) // threads)
         self._choosing = threading.RLock()
         self._found = _Found()
@@ -107,7 +107,7 @@ class KeptCode(CompiledCode):
         return super().__call__(args, kwargs)
 
     def discard(self) -> None:
-        """Leave all code: the next call of each shape looks for it, or compiles it, for the model as it is."""
+        """Discard all code: the next call of each shape loads or compiles it for the model as it is then."""
         super().discard()
         self._found = _Found()
 

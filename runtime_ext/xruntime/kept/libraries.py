@@ -36,7 +36,7 @@ from xruntime.kept.store import Code, Refused, Store, open_store, write_refusal
 from xruntime.threads.torch_modes import Autocast
 
 FORMAT: Final = "2"
-"""Of what is kept; entries of another one are not found."""
+"""Version of the stored format; entries of other versions are ignored."""
 
 SILENT_S: Final = 2.0
 """A wait for the compiler is shown after so long."""
@@ -44,10 +44,10 @@ SILENT_S: Final = 2.0
 CLEAR_LINE: Final = "\r\033[K"
 
 MAX_CODES: Final = 4
-"""So many libraries are made for calls of one key; calls of further sizes are computed in another way."""
+"""Maximum number of libraries for calls of one key; calls of other sizes run without one."""
 
 ROOM_BYTES: Final = 64 << 20
-"""Must be free on a disk, beside twice the weights, for code to be kept there."""
+"""Free disk space that keeping code needs, in addition to twice the size of the weights."""
 
 
 class CallKey(NamedTuple):
@@ -99,7 +99,7 @@ class Library:
         self.code = code
         self.name = name
         self.kept = kept
-        """By an earlier process."""
+        """Whether an earlier process compiled it."""
 
         self.outputs: Nest | None = None
         self.compared: set[Sizes] = set()
@@ -109,7 +109,7 @@ class Library:
 class Lane:
     """The libraries of one model for calls of one key: found in the store, or made.
 
-    `fingerprint` returns the model's. `note` is told in one line what is removed from the store, and why.
+    `fingerprint` returns the model's. `note` is called with one line for each entry that is removed, and why.
     """
 
     def __init__(
@@ -122,10 +122,10 @@ class Lane:
         self.key = key
         self.libraries: list[Library] = []
         self.samples: dict[Pattern, Sizes] = {}
-        """The patterns that there are libraries for, or will be, and the sizes of their samples."""
+        """The sizes of the sample by pattern, for each library that exists or is being made."""
 
         self.over: str | None = None
-        """Why nothing more is made."""
+        """Why no more libraries are made; None while they may be."""
 
         self._fingerprint = fingerprint
         self._runners = runners
@@ -141,7 +141,7 @@ class Lane:
         return next((it for it in self.libraries if it.code.served.fits(sizes)), None)
 
     def add(self, library: Library) -> None:
-        """Those in which fewer sizes may vary come first: they are faster."""
+        """Add a library. Those in which fewer sizes may vary come first, because they are faster."""
         found = [*self.libraries, library]
         self.libraries = sorted(found, key=lambda it: len(it.code.served.ranges))
 

@@ -45,12 +45,12 @@ from xruntime.threads.team import team_of
 CAN_FORK: Final = hasattr(os, "fork") and sys.platform == "linux"
 
 KEPT_SPEED: Final = {5: 0.64, 10: 0.81, 19: 0.98}
-"""What a program keeps of its speed beside a process of that niceness, measured by ``benchmarks/priority`` with
+"""Share of its speed that a program keeps beside a process of that niceness, measured by ``benchmarks/priority`` with
 two OpenMP threads on two CPUs: one thread that waits holds up the other. The last one runs under SCHED_IDLE, and
 only while a CPU is idle."""
 
 ALLOWED_LOSS: Final = 1.05
-"""A program may take so many times the time of one in which nothing was optimized."""
+"""Maximum time of a program, relative to the same program without `optimize`."""
 
 
 class Order(NamedTuple):
@@ -199,7 +199,7 @@ def _become_background(nice: int, kept: set[int]) -> None:
     torch.cuda.device_count = lambda: 0
     warnings.resetwarnings()
     warnings.simplefilter("ignore")
-    # Those of the program may write to what was closed.
+    # The program's streams may use descriptors that are closed now.
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
     logging.disable()
     os.nice(nice)

@@ -128,7 +128,7 @@ class Store:
         return Code(directory, description, runners)
 
     def remove(self, name: str) -> None:
-        """Remove an entry; what cannot be removed stays."""
+        """Remove an entry, ignoring files that cannot be removed."""
         shutil.rmtree(os.path.join(self.path, name), ignore_errors=True)
 
     @contextlib.contextmanager
@@ -185,7 +185,7 @@ def _remove_unfinished() -> None:
         _remove(path)
 
 
-# After the processes that work there were ended by `making`, which registers later.
+# Runs after the exit handler of `making`, which is registered later and ends the processes that write there.
 atexit.register(_remove_unfinished)
 os.register_at_fork(after_in_child=_paths.clear)
 

@@ -48,7 +48,7 @@ class WatchedState:
     ) -> None:
         self._holders: list[_Holder] = []
         self._empty: list[Any] = []
-        """Containers in which nothing was, such as the forward hooks of most layers."""
+        """Containers that were empty, such as the forward hooks of most layers."""
 
         tensors: dict[int, tuple[str, torch.Tensor]] = {}
         ignored = [] if own_hooks else [vars(module)[name] for name in _HOOKS]
@@ -89,7 +89,7 @@ class WatchedState:
 
 
 class FrozenModel:
-    """Whether a model is as it was when compiled code was made of it, which does not see changes.
+    """Detects changes of a model since it was compiled; compiled code does not see them.
 
     Its own hooks run around compiled code, and may change.
     """

@@ -202,14 +202,26 @@ class Batching:
             # Waiters for a call wait for the batch. In this order: a waiting thread reads them in the other.
             call.future.ticket, call.future.line = batch.ticket, batch.line
         begun = [call for call in calls if call.future.set_running_or_notify_cancel()]
-        while begun:
-            size = self._size(calls[0].group, len(begun))
-            self._run_batch(begun[:size])
-            begun = begun[size:]
+        try:
+            made = 0
+            while made < len(begun):
+                size = self._size(calls[0].group, len(begun) - made)
+                self._run_batch(begun[made : made + size])
+                made += size
+        except BaseException as error:  # noqa: BLE001 - result() raises it
+            for call in begun:
+                if not call.future.done():
+                    call.future.set_exception(error)
+        finally:
+            # An exception's traceback refers to this frame, which would keep the arguments alive.
+            calls.clear()
+            begun.clear()
+            del call
 
     def _run_batch(self, calls: list[Submission]) -> None:
         if len(calls) == 1:
             _give(calls, [_outcome(calls[0])])
+            calls.clear()
             return
         key = (calls[0].group, len(calls))
         results = self._joint_results(calls)
@@ -217,12 +229,9 @@ class Batching:
             _give(calls, results)
             return
         before = [copied((call.args, call.kwargs)) for call in calls]
-        outcomes = [_outcome(call) for call in calls]
+        outcomes = list(map(_outcome, calls))  # without a frame that would keep the last call
         if not any(isinstance(outcome, _Failed) for outcome in outcomes):
-            if isinstance(results, _Failed):
-                problem: str | None = f"fails, and single calls do not: {first_line(results.error)}"
-            else:
-                problem = self._problem(calls, before, outcomes, results)
+            problem = self._problem(calls, before, outcomes, results)
             remembered = self._checked if problem is None else self._refused
             if len(remembered) >= MAX_REMEMBERED:
                 remembered.clear()
@@ -230,6 +239,9 @@ class Batching:
             if problem is not None:
                 self._note(f"a batch of {len(calls)} {problem}")
         _give(calls, outcomes)
+        # As in `_run`.
+        calls.clear()
+        del results, before, outcomes
 
     def _joint_results(self, calls: list[Submission]) -> list[Any] | _Failed:
         """Call the module once; return the results of all calls, or why there are none."""
@@ -265,9 +277,11 @@ class Batching:
         calls: list[Submission],
         before: list[Call],
         outcomes: list[Any],
-        results: list[Any],
+        results: list[Any] | _Failed,
     ) -> str | None:
-        """Return how the results of a batch differ from those of single calls; None if they do not."""
+        """Return how a batch differs from its single calls, which all succeeded; None if it does not."""
+        if isinstance(results, _Failed):
+            return f"fails, and single calls do not: {first_line(results.error)}"
         for call, (args, kwargs) in zip(calls, before, strict=True):
             if not difference((args, kwargs), (call.args, call.kwargs), 0.0).allowed:
                 return "does not change the caller's arguments, and single calls do"
@@ -325,9 +339,12 @@ def _outcome(call: Submission) -> Any:
         return call.context.run(call.function, *call.args, **call.kwargs)
     except BaseException as error:  # noqa: BLE001 - result() raises it
         return _Failed(error)
+    finally:
+        del call  # as in `Batching._run`
 
 
 def _give(calls: Sequence[Submission], outcomes: Sequence[Any]) -> None:
+    """Set the futures of calls."""
     for call, outcome in zip(calls, outcomes, strict=True):
         if isinstance(outcome, _Failed):
             call.future.set_exception(outcome.error)

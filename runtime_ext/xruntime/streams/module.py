@@ -58,7 +58,8 @@ class MultiStreamModule(torch.nn.Module):
     pin_workers
         Run each worker of a stream's team on one CPU.
     queue_length
-        The number of calls of `submit` and `map` that wait for each stream before the caller does.
+        The number of calls of `submit` and `map`, or batches of `max_batch` calls, that wait for each stream
+        before the caller does.
     check
         Compare the first batch that is split without hints with a call of the eager module on all of
         it: without a hint the batch's dimension is a guess. Packages have no eager module. With

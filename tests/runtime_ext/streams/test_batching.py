@@ -327,7 +327,7 @@ def test_a_call_cancelled_when_its_batch_is_chosen() -> None:
     batching = Batching(torch.neg, 4, None, None, check=False)
     calls = [submission_of(torch.neg, (torch.ones(1),), {}) for _ in range(4)]
     calls = [call._replace(group=batching.group_of(call)) for call in calls]
-    together = batching.together(calls)
+    together = batching.together([*calls])
     assert calls[2].future.cancel()
     together.context.run(together.function, *together.args)
     assert [call.future.cancelled() for call in calls] == [False, False, True, False]
@@ -429,6 +429,41 @@ def test_nothing_of_a_batch_is_kept(first: CPUPool) -> None:
         streams.submit(torch.ones(1, 3)).result(WAIT_S)
         gc.collect()
         assert [it() for it in gone] == [None] * 8
+
+
+def test_an_exception_keeps_no_other_call(first: CPUPool) -> None:
+    def compute(x: Tensor) -> Tensor:
+        if (x < 0).any():
+            raise ValueError("negative")
+        return x + 1
+
+    module = Gated(compute)
+    rows = [torch.full((1, 3), float(number)) for number in (1, -1, 2, 3)]
+    gone = [weakref.ref(row) for row in rows]
+    with one_stream(module, first) as streams:
+        futures = behind(module, streams, torch.ones(1, 3), rows)
+        error = futures[1].exception(WAIT_S)
+        assert [futures[at].result(WAIT_S)[0, 0].item() for at in (0, 2, 3)] == [2, 3, 4]
+        streams.submit(torch.ones(1, 3)).result(WAIT_S)
+        del rows, futures
+        gc.collect()
+        assert isinstance(error, ValueError)
+        # The traceback refers to the call that failed.
+        assert [it() is None for it in gone] == [True, False, True, True]
+
+
+def test_a_comparison_that_fails_leaves_no_call_without_an_outcome(
+    rows, first: CPUPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("xruntime.streams.batching.copied", no_memory)
+    module = Gated(torch.neg)
+    with one_stream(module, first) as streams:
+        for future in behind(module, streams, rows[0], rows[:4]):
+            assert isinstance(future.exception(WAIT_S), MemoryError)
+        assert torch.equal(streams.submit(rows[0]).result(WAIT_S), -rows[0])
 
 
 def test_copies_join_calls_of_their_own(rows, first: CPUPool) -> None:
