@@ -29,7 +29,7 @@ from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.harness.measurement import command_parser, machine_line
+from benchmarks.harness.measurement import command_parser, machine_line, until_stopped
 
 TURNS = "--launches 2 --turns 2 --seconds 0.3"
 DIGITS = "benchmarks/tuner/recordings/digits.jsonl.gz"
@@ -270,16 +270,19 @@ def main() -> int:
     directory = asked.out.resolve()
     directory.mkdir(parents=True, exist_ok=True)
     outcomes: list[Outcome] = []
-    for benchmark in BENCHMARKS:
-        if benchmark.name not in asked.only:
-            continue
-        print(f"{benchmark.name} ...", end=" ", file=sys.stderr, flush=True)
-        outcome = run(benchmark, directory, quick=asked.quick)
-        print(f"{outcome.failure or 'ran'}, {outcome.seconds:.0f} s", file=sys.stderr, flush=True)
-        outcomes.append(outcome)
-        text = markdown(outcomes)
-        (directory / "report.md").write_text(text)
-        (directory / "report.html").write_text(html(text))
+    with until_stopped():
+        for benchmark in BENCHMARKS:
+            if benchmark.name not in asked.only:
+                continue
+            print(f"{benchmark.name} ...", end=" ", file=sys.stderr, flush=True)
+            outcome = run(benchmark, directory, quick=asked.quick)
+            print(
+                f"{outcome.failure or 'ran'}, {outcome.seconds:.0f} s", file=sys.stderr, flush=True
+            )
+            outcomes.append(outcome)
+            text = markdown(outcomes)
+            (directory / "report.md").write_text(text)
+            (directory / "report.html").write_text(html(text))
     print(directory / "report.md", directory / "report.html", sep="\n")
     failed = [it for it in outcomes if it.failure and not it.failure.startswith("not run")]
     return 1 if failed else 0
