@@ -19,7 +19,7 @@ from tests.runtime_ext.runtimes import intel_runtime, llvm_runtime
 
 SUITE = [
     Path(__file__).parent / name
-    for name in ("threads/test_pin.py", "threads/test_task.py", "streams/test_multi_stream.py")
+    for name in ("threads/test_pin.py", "streams/test_task.py", "streams/test_multi_stream.py")
 ]
 
 
