@@ -271,6 +271,51 @@ def test_training_by_placed_ranks_gives_the_same_loss(tmp_path, needs):
     assert alone.out == ranks.out
 
 
+@pytest.fixture
+def two_hosts(needs):
+    """Two network namespaces, with a cable between them; their names."""
+    needs(shutil.which("ip"), "ip (Debian: iproute2)")
+    needs(os.geteuid() == 0, "root")
+    names = [f"xlaunch-{os.getpid()}-{host}" for host in "ab"]
+    try:
+        for name in names:
+            subprocess.run(["ip", "netns", "add", name], check=True)
+        ends = [["name", "cable", "netns", name] for name in names]
+        subprocess.run(
+            ["ip", "link", "add", *ends[0], "type", "veth", "peer", *ends[1]], check=True
+        )
+        for number, name in enumerate(names, 1):
+            for words in (
+                ["addr", "add", f"10.77.0.{number}/24", "dev", "cable"],
+                ["link", "set", "cable", "up"],
+                ["link", "set", "lo", "up"],
+            ):
+                subprocess.run(["ip", "-n", name, *words], check=True)
+        yield names
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], check=False)
+
+
+@pytest.mark.full
+@pytest.mark.machine
+def test_ranks_of_two_hosts_train_together(tmp_path, two_hosts):
+    script = tmp_path / "train.py"
+    script.write_text(DDP)
+    words = ["--nnodes", "2", "--nproc-per-node", "1", "--rendezvous", "10.77.0.1:29555"]
+    environment = {**clean_environment(), "GLOO_SOCKET_IFNAME": "cable"}
+    hosts = [
+        subprocess.Popen(
+            ["ip", "netns", "exec", name, *XLAUNCH, *words, "--node-rank", str(number), script],
+            env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for number, name in enumerate(two_hosts)
+    ]  # fmt: skip
+    ended = [host.communicate(timeout=PATIENCE_S) for host in hosts]
+    assert [host.returncode for host in hosts] == [0, 0], ended
+    assert [out for out, _ in ended] == [xlaunch(script).out.decode(), ""]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
