@@ -116,7 +116,7 @@ def _varying(module: torch.nn.Module, call: Sample) -> dict[str, Any]:
 def library_settings() -> dict[str, object]:
     """Return settings of Inductor for building a library.
 
-    torch's headers are not precompiled: that takes 20 seconds of CPU time in an empty cache, and would save two in
+    torch's headers are not precompiled: that takes 8 seconds of CPU time in an empty cache, and would save 2 in
     each later build. On Linux, each library uses its own copy of the functions that it defines.
 
     A package's library parses a device's name with std::regex, whose code is compiled into every library
