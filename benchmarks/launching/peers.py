@@ -11,7 +11,7 @@ Peers: plain python, python with tcmalloc or jemalloc preloaded, torch's run_cpu
 compiled. `run_cpu+instances` and `xlaunch+instances` divide the CPUs among so many processes, whose rates
 are added; of several counts the best is shown. The batch is the same everywhere.
 
-In each round every peer is started anew, and all work in turns (turns.py). `sentences` is the work of
+In each round every peer is restarted, and all take turns (turns.py). `sentences` is the work of
 examples/infer.py, `digits` that of examples/train.py; harness/works.py has the names. Works whose packages
 are not installed are skipped, and peers that cannot run are named, with the reason. Goal: xlaunch is at
 least 0.97 times python with tcmalloc on every work.
