@@ -4,46 +4,26 @@ signals on, and ends with the program's exit code."""
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.launcher.cli.commands import XLAUNCH, clean_environment
+from tests.launcher.cli.commands import XLAUNCH
 from tests.launcher.launching import PATIENCE_S, children_of, wait_until
 
-UNSHARE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 QUIET = ("--supervise", "--allocator", "glibc", "-q")
 
 pytestmark = pytest.mark.machine
 
 
 @pytest.fixture
-def first(
-    tmp_path: Path, needs: Callable[[object, str], None]
-) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def first(unshared: Callable[..., subprocess.Popen[str]]) -> Callable[..., subprocess.Popen[str]]:
     """Start a launch as PID 1."""
-    try:
-        tried = subprocess.run((*UNSHARE, "true"), capture_output=True, check=False).returncode
-    except FileNotFoundError:
-        tried = 1
-    needs(tried == 0, "unshare (util-linux), as root")
-    begun: list[subprocess.Popen[str]] = []
-
-    def start(*words: str) -> subprocess.Popen[str]:
-        run = subprocess.Popen(
-            (*UNSHARE, *XLAUNCH, *QUIET, *words), cwd=tmp_path, env=clean_environment(), text=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
-        begun.append(run)
-        return run
-
-    yield start
-    for run in begun:
-        run.kill()
-        run.communicate()
+    return functools.partial(unshared, "--mount-proc", *XLAUNCH, *QUIET)
 
 
 @pytest.mark.parametrize(

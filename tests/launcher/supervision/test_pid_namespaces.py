@@ -5,49 +5,21 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.launcher.cli.commands import XLAUNCH, clean_environment
+from tests.launcher.cli.commands import XLAUNCH
 from tests.launcher.launching import PATIENCE_S, children_of, wait_until
 
-UNSHARE = ("unshare", "--fork", "--pid", "--kill-child")
 WARNING = "/proc does not show the processes of this PID namespace"
-
-
-@pytest.fixture
-def begin(
-    tmp_path: Path, needs: Callable[[object, str], None]
-) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    try:
-        allowed = subprocess.run((*UNSHARE, "true"), capture_output=True, check=False).returncode
-    except FileNotFoundError:
-        allowed = 1
-    needs(allowed == 0, "unshare (util-linux), as root")
-    begun: list[subprocess.Popen[str]] = []
-
-    def start(*words: str) -> subprocess.Popen[str]:
-        run = subprocess.Popen(
-            (*UNSHARE, *words), cwd=tmp_path, env=clean_environment(), text=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
-        begun.append(run)
-        return run
-
-    yield start
-    for run in begun:
-        run.kill()
-        run.communicate()
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
 @pytest.mark.parametrize("ignores", [False, True])
-def test_signal_ends_the_run(begin, tmp_path: Path, name: str, ignores: bool):  # type: ignore[no-untyped-def]
+def test_signal_ends_the_run(unshared, tmp_path: Path, name: str, ignores: bool):  # type: ignore[no-untyped-def]
     ignoring = "trap '' TERM INT; " if ignores else ""
     program = f"{ignoring}touch ready; sleep 600 & while :; do sleep 0.1; done"
-    run = begin(*XLAUNCH, "--supervise", "--grace", "200ms", "sh", "-c", program)
+    run = unshared(*XLAUNCH, "--supervise", "--grace", "200ms", "sh", "-c", program)
     wait_until((tmp_path / "ready").exists, "the program")
     (keeper,) = children_of(run.pid)
     os.kill(keeper, signal.Signals[name])
@@ -58,9 +30,9 @@ def test_signal_ends_the_run(begin, tmp_path: Path, name: str, ignores: bool):  
 
 
 @pytest.mark.parametrize("first", [(), ("sh", "-c", '"$@"; exit $?', "sh")], ids=["1", "other"])
-def test_run_ends_with_its_program_and_what_that_leaves_behind(begin, first: tuple[str, ...]):  # type: ignore[no-untyped-def]
+def test_run_ends_with_its_program_and_what_that_leaves_behind(unshared, first: tuple[str, ...]):  # type: ignore[no-untyped-def]
     """As PID 1 of the namespace and as another one."""
     program = "trap '' TERM; sleep 600 & exit 3"
-    run = begin(*first, *XLAUNCH, "--supervise", "-q", "--grace", "200ms", "sh", "-c", program)
+    run = unshared(*first, *XLAUNCH, "--supervise", "-q", "--grace", "200ms", "sh", "-c", program)
     run.communicate(timeout=PATIENCE_S)  # the end of the leftover's output too
     assert run.returncode == 3
