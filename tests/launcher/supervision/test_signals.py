@@ -40,7 +40,10 @@ def test_every_signal_that_a_process_can_get_is_passed_on(start):
         run.wait_for(1, name)
     run.send(signal.SIGTERM)
     assert run.end()[0] == 143
-    assert sorted(run.log(0)) == sorted({"ready", "SIGTERM"} | names)
+    log = run.log(0)
+    assert set(log) == {"ready", "SIGTERM"} | names
+    # SIGCONT follows SIGTERM, for suspended programs; this one may note it before it ends.
+    assert [name for name in log if log.count(name) > 1] in ([], ["SIGCONT"] * 2)
 
 
 def test_alarm_that_was_set_before_the_start_ends_the_program():
