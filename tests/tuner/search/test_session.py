@@ -308,7 +308,7 @@ def follow_into(
     [
         (1, 25, 4),
         pytest.param(1, 300, 15, marks=pytest.mark.long),
-        pytest.param(3, 200, 10, marks=pytest.mark.long),
+        pytest.param(3, 300, 15, marks=pytest.mark.long),
     ],
 )
 def test_a_search_interrupted_at_every_launch_claims_no_gain_that_is_none(
