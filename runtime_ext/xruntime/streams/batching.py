@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextvars
 import logging
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, Final, Literal, NamedTuple
@@ -32,6 +33,12 @@ from xruntime.threads.worker import Submission, TaskFuture
 
 MAX_REMEMBERED: Final = 1024
 """Groups and sizes of which the outcome of the first batch is remembered; at this number all are forgotten."""
+
+COMPARED_BATCHES: Final = 3
+"""So many batches of a shape and size run as single calls, too: all must agree, and their shortest times count."""
+
+WORTHWHILE: Final = 0.97
+"""A batch must take at most this share of the time of its single calls."""
 
 MAX_REASONS: Final = 8
 
@@ -64,12 +71,12 @@ class Batching:
     input_hint, output_hint
         As of MultiStreamModule.
     check
-        Compare the first batch of each shape and size with single calls, which then give the results.
+        Compare the first three batches of each shape and size with single calls, which then give the results.
 
     A call that cannot be joined runs alone, and `reasons` says why: a layer is in training mode, there is
     nothing to split, the module was compiled for other shapes. Batches of a shape and size are given up if
-    the first one fails or its results are not those of single calls, or if a later one fails for another
-    reason than one of its calls.
+    one of the first fails, if its results are not those of single calls, or if they take as long as single
+    calls do; also if a later one fails for another reason than one of its calls.
 
     Raises BatchError for a `max_batch` that is no number of calls.
     """
@@ -105,6 +112,8 @@ class Batching:
         self._training_dependent = training_dependent(module)
         self._refused: set[tuple[Hashable, int]] = set()
         self._checked: set[tuple[Hashable, int]] = set()
+        self._timed: dict[tuple[Hashable, int], list[tuple[float, float]]] = {}
+        """Seconds of batches that are being compared, and of their single calls."""
         self._compiled: set[Hashable] | None = None
         """The shapes for which batches were compiled; None: any."""
 
@@ -224,24 +233,44 @@ class Batching:
             calls.clear()
             return
         key = (calls[0].group, len(calls))
+        began = time.perf_counter()
         results = self._joint_results(calls)
+        together_s = time.perf_counter() - began
         if isinstance(results, list) and (key in self._checked or not self._check):
             _give(calls, results)
             return
         before = [copied((call.args, call.kwargs)) for call in calls]
+        began = time.perf_counter()
         outcomes = list(map(_outcome, calls))  # without a frame that would keep the last call
+        alone_s = time.perf_counter() - began
         if not any(isinstance(outcome, _Failed) for outcome in outcomes):
             problem = self._problem(calls, before, outcomes, results)
-            remembered = self._checked if problem is None else self._refused
-            if len(remembered) >= MAX_REMEMBERED:
-                remembered.clear()
-            remembered.add(key)
-            if problem is not None:
-                self._note(f"a batch of {len(calls)} {problem}")
+            self._judge(key, problem, together_s, alone_s)
         _give(calls, outcomes)
         # As in `_run`.
         calls.clear()
         del results, before, outcomes
+
+    def _judge(
+        self, key: tuple[Hashable, int], problem: str | None, together_s: float, alone_s: float
+    ) -> None:
+        """Give up batches of a shape and size, or accept them when enough were compared."""
+        timed = self._timed.setdefault(key, [])
+        timed.append((together_s, alone_s))
+        if problem is None:
+            if len(timed) < COMPARED_BATCHES:
+                return
+            ratio = min(one for one, _ in timed) / min(other for _, other in timed)
+            if ratio > WORTHWHILE:
+                problem = f"takes {ratio:.2f} times as long as its single calls"
+        self._timed.pop(key, None)
+        remembered: set[tuple[Hashable, int]] = self._checked if problem is None else self._refused
+        for memory in (remembered, self._timed):
+            if len(memory) >= MAX_REMEMBERED:
+                memory.clear()
+        remembered.add(key)
+        if problem is not None:
+            self._note(f"a batch of {key[1]} {problem}")
 
     def _joint_results(self, calls: list[Submission]) -> list[Any] | _Failed:
         """Call the module once; return the results of all calls, or why there are none."""

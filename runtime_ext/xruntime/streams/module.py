@@ -63,7 +63,8 @@ class MultiStreamModule(torch.nn.Module):
     check
         Compare the first batch that is split without hints with a call of the eager module on all of
         it: without a hint the batch's dimension is a guess. Packages have no eager module. With
-        `max_batch`, also compare the first batch of waiting calls of each shape and size with single calls.
+        `max_batch`, also compare the first three batches of waiting calls of each shape and size with single calls:
+        their results, and their time.
     max_batch
         Maximum number of waiting calls of `submit` and `map` that run as one call: those of equal shapes,
         dtypes and other values, joined along the batch dimension. Each gets its own part of the result. A

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import copy
 import gc
+import math
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -74,6 +76,13 @@ def rows() -> list[Tensor]:
 
 
 @pytest.fixture(autouse=True)
+def judged_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One batch of a shape and size is compared, and what it takes here is no reason to give batches up."""
+    monkeypatch.setattr("xruntime.streams.batching.COMPARED_BATCHES", 1)
+    monkeypatch.setattr("xruntime.streams.batching.WORTHWHILE", math.inf)
+
+
+@pytest.fixture(autouse=True)
 def no_gradients() -> Iterator[None]:
     with torch.no_grad():
         yield
@@ -105,6 +114,32 @@ def test_a_call_that_finds_a_free_stream_runs_alone(rows, first: CPUPool) -> Non
         for row in rows:
             assert torch.equal(streams.submit(row).result(WAIT_S), -row)
     assert module.sizes == [1] * len(rows)
+
+
+def test_batches_that_are_no_faster_are_given_up(
+    first: CPUPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three of each size are compared. A module takes the square of its rows, or the same for all."""
+    monkeypatch.setattr("xruntime.streams.batching.COMPARED_BATCHES", 3)
+    monkeypatch.setattr("xruntime.streams.batching.WORTHWHILE", 0.97)
+
+    def slow(values: Tensor) -> Tensor:
+        time.sleep(0.005 * values.shape[0] ** power)
+        return -values
+
+    sizes = {}
+    for power in (2.0, 0.0):
+        module = Gated(slow)
+        rows = [torch.randn(1, 6) for _ in range(17)]
+        with one_stream(module, first, queue_length=8) as streams:
+            for row, result in zip(rows, behind(module, streams, rows[0], rows), strict=True):
+                assert torch.equal(result.result(WAIT_S), -row)
+            said = streams.describe()
+            sizes[power] = module.sizes
+        assert ("calls run alone: a batch of 4 takes" in said) == (power > 0)
+    assert sizes[2.0][:16] == [1, *(4, 1, 1, 1, 1) * 3]
+    assert 4 not in sizes[2.0][16:]
+    assert sizes[0.0] == [1, *(4, 1, 1, 1, 1) * 3, 4, 1]
 
 
 def test_results_of_map_are_in_order(two: CPUPool) -> None:
