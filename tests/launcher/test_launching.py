@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.launcher.launching import PATIENCE_S, is_alive, wait_until
+from tests.launcher.launching import PATIENCE_S, children_of, is_alive, wait_until
 
 import xlaunch
 from xlaunch.metrics.live import (
@@ -289,6 +289,43 @@ while True: signal.pause()
         wait_until(all_told, "two processes of each instance")
         assert all(map(is_alive, pids))
     assert not any(map(is_alive, pids))
+
+
+@pytest.fixture
+def ignored_signals() -> Iterator[None]:
+    """This process ignores what `nohup`, or a shell script, lets its background commands ignore, and more."""
+    numbers = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("end", [xlaunch.RunningLaunch.end, xlaunch.RunningLaunch.kill])
+def test_a_caller_that_ignores_signals_ends_its_run(
+    ignored_signals: None, end: Callable[[xlaunch.RunningLaunch], None]
+):
+    code = """
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
+print(f"{signal.getsignal(signal.SIGINT) == signal.SIG_IGN:d} x/s", flush=True)
+while True: signal.pause()
+"""
+    with start(code, "x/s") as run:
+        found: list[float] = []
+
+        def told() -> bool:
+            found.extend(one.value for one in run.live() if isinstance(one, LiveValue))
+            return found == [1]  # the program is run as its caller runs
+
+        wait_until(told, "the program")
+        (instance,) = children_of(children_of(run._keeper.process.pid)[0])
+        os.kill(run._keeper.process.pid, signal.SIGINT)
+        if end is xlaunch.RunningLaunch.kill:
+            end(run)
+        else:
+            end(run)
+            assert run.report().exit_code == 5
+    assert not is_alive(instance)
 
 
 def test_nothing_is_started_for_a_caller_that_was_killed_at_once():

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Collection
 
 from xlaunch.errors import XLaunchError
 from xlaunch.leases import Lease, own_lease, record
@@ -31,13 +32,17 @@ def keep(job: Job, *, caller: int | None = None) -> int:
 
     A Ctrl-C that ended the run ends this process by SIGINT as well, so that a shell script stops.
     `caller`: PID of a process that forwards its own SIGINTs. One that this process has had as well,
-    from the terminal as a rule, counts once.
+    from the terminal as a rule, counts once. What the caller sends ends the run even where the run
+    ignores the signal, as in the background of a shell script.
     """
     if job.lease is None:
         job = job._replace(lease=_lease_of(job))
     others_run = proc_is_ours() and anything_runs()
     fifo_directory = _choose_fifo_directory(job)
-    passed_on = {number for number in PASSED_ON if signal.getsignal(number) != signal.SIG_IGN}
+    ignored = {number for number in PASSED_ON if signal.getsignal(number) == signal.SIG_IGN}
+    passed_on = PASSED_ON - ignored
+    if caller is not None:
+        passed_on |= {signal.SIGINT, signal.SIGTERM}  # while it is blocked, no signal is ignored
     # SIGTTIN, SIGTTOU: the supervisor joins a group that the terminal may stop, and sets the
     # foreground group from the background.
     blocked = passed_on | {signal.SIGCHLD, signal.SIGTTIN, signal.SIGTTOU}
@@ -56,7 +61,7 @@ def keep(job: Job, *, caller: int | None = None) -> int:
         _supervise_and_exit(job, commands_in, mask, fifo_directory, others_run=others_run)
     os.close(commands_in)
     numbers: set[int] = {*passed_on, signal.SIGCHLD}
-    status, interrupted = _pass_signals_on(supervisor, commands_out, numbers, caller)
+    status, interrupted = _pass_signals_on(supervisor, commands_out, numbers, ignored, caller)
     _end_all_descendants(preexisting)
     _remove_fifo_directory(fifo_directory)
     return _exit_code(status, interrupted=interrupted)
@@ -105,13 +110,22 @@ def _supervise_and_exit(
 
 
 def _pass_signals_on(
-    supervisor: int, commands: int, numbers: set[int], caller: int | None
+    supervisor: int,
+    commands: int,
+    numbers: set[int],
+    ignored: Collection[int],
+    caller: int | None,
 ) -> tuple[int, bool]:
-    """Wait for the supervisor. Return its wait status, and whether the terminal sent SIGINT."""
+    """Wait for the supervisor. Return its wait status, and whether the terminal sent SIGINT.
+
+    Of the signals in `ignored`, only the caller's are passed on.
+    """
     interrupted = False
     not_by_caller = 0
     while True:
         info = signal.sigwaitinfo(numbers)
+        if info.si_signo in ignored and info.si_pid != caller:
+            continue
         if info.si_signo == signal.SIGINT and caller is not None:
             if info.si_code != SI_KERNEL and info.si_pid == caller:
                 if not_by_caller:
