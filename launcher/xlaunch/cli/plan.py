@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import click
 
+from xlaunch.console import terminal_width
 from xlaunch.environment import Environment
 from xlaunch.environment.variables import Setting
 from xlaunch.launching import Prepared, prepare
@@ -87,7 +88,8 @@ def describe(found: Prepared, asked: Resolved) -> str:
     """The plan and the environment as text; with --explain with the reasons and the options."""
     machine, made, environment = found
     explain = asked.values.get("explain", False)
-    lines = [render_plan(made, machine, explain=explain)]
+    width = terminal_width(1)
+    lines = [render_plan(made, machine, explain=explain, width=width)]
     lines += asked.explain() if explain else []
     if environment is None:
         return "\n".join(lines)

@@ -11,7 +11,7 @@ from xlaunch.machine.description import describe_gpu
 from xlaunch.machine.topology import Machine
 from xlaunch.planning.plans import Instance, Plan
 from xlaunch.planning.request import MemoryPolicy, Place
-from xlaunch.text import align, counted
+from xlaunch.text import counted, fit
 
 SCHEMA_VERSION = 1
 """Of `plan_to_dict`: rises when a key changes its meaning or goes."""
@@ -20,13 +20,19 @@ MAX_CELL = 28
 """A list of nodes, packages or caches that is longer is shown as their number."""
 
 COLUMNS = ("instance", "cores", "threads", "CPUs", "node", "package", "L3", "memory")
-NUMBERS = (0, 1, 2)
+NUMBERS = ("instance", "cores", "threads")
 """The columns that are aligned to the right."""
 
+OPTIONAL = ("L3", "package", "threads")
+"""Columns that a narrow terminal does not show."""
 
-def render_plan(plan: Plan, machine: Machine, *, explain: bool = False) -> str:
+
+def render_plan(
+    plan: Plan, machine: Machine, *, explain: bool = False, width: int | None = None
+) -> str:
     """The plan as text: a heading, a table with a row for each instance, notes. No newline at the end.
 
+    The table is for a terminal of `width` columns; None: of any.
     `explain` adds the reasons, and the numactl command that would place each instance the same way.
     """
     rows = [_row(instance, bound=plan.bound, machine=machine) for instance in plan.instances]
@@ -35,7 +41,10 @@ def render_plan(plan: Plan, machine: Machine, *, explain: bool = False) -> str:
         columns.append("GPU")
         for row, instance in zip(rows, plan.instances, strict=True):
             row.append(",".join([gpu.name for gpu in instance.gpus]))
-    lines = [_heading(plan), *align([columns, *rows], right=NUMBERS)]
+    lines = [
+        _heading(plan),
+        *fit([columns, *rows], right=NUMBERS, width=width, optional=() if explain else OPTIONAL),
+    ]
     if plan.idle_cpus:
         lines.append(f"idle: {name_numbers('CPU', plan.idle_cpus)}{_scatter_hint(plan, machine)}")
     lines += [f"warning: {warning}" for warning in plan.warnings]

@@ -9,7 +9,7 @@ import pytest
 from tests.launcher.planning.shapes import make_machine
 
 from xlaunch.planning import LayoutRequest, MemoryPolicy, Place, plan
-from xlaunch.planning.rendering import numactl_line, plan_to_dict, render_plan
+from xlaunch.planning.rendering import COLUMNS, numactl_line, plan_to_dict, render_plan
 
 TWO_NODES = make_machine(packages=(6, 6), nodes=(6, 6), l3=(6, 6))
 
@@ -113,3 +113,11 @@ def test_planning_imports_nothing_slow() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     ).stdout.split()
     assert not {"dataclasses", "json", "click", "rich", "psutil", "inspect"} & set(loaded)
+
+
+def test_a_narrow_terminal_gets_fewer_columns_and_then_blocks():
+    made = plan(LayoutRequest(instances=2), TWO_NODES)
+    for width, left_out in ((200, ()), (60, ("L3",)), (50, ("L3", "package"))):
+        heading = render_plan(made, TWO_NODES, width=width).splitlines()[1]
+        assert heading.split() == [name for name in COLUMNS if name not in left_out]
+    assert "instance 1" in render_plan(made, TWO_NODES, width=20).splitlines()
