@@ -27,7 +27,8 @@ def read_machine(root: str = "/") -> Machine:
     tree = Tree(root)
     if not root or not tree.has_directory("/"):
         raise UsageError(
-            f"{root or repr(root)}: not a directory; --sysroot takes a directory that holds sys/devices/system/cpu"
+            f"{root or repr(root)}: no such file or directory; --sysroot takes a directory that holds "
+            "sys/devices/system/cpu, or the file that `xlaunch topology --capture` wrote"
         )
     if not tree.has_directory("/sys/devices/system/cpu"):
         raise UsageError(

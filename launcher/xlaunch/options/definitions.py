@@ -7,6 +7,7 @@ import enum
 from typing import NamedTuple
 
 from xlaunch.options.kinds import (
+    CAPTURED,
     COUNT,
     DIRECTORY,
     DURATION,
@@ -106,7 +107,7 @@ OPTIONS = (
     Option("smt", FLAG, _L, "Use all SMT siblings (default: one a core).", opposite=True),
     Option("ecores", one_of(ECores), _L, "Efficiency cores (default: exclude)."),
     Option("oversubscribe", FLAG, _L, "Let instances share cores."),
-    Option("sysroot", DIRECTORY, _L, "Plan for a captured machine.", one_call=True),
+    Option("sysroot", CAPTURED, _L, "Plan for a captured machine.", one_call=True),
     Option("synthetic", TEXT, _L, 'Plan for a made-up machine: "core:8".', one_call=True),
     Option("exclusive", FLAG, _H, "Take only cores that no other launch has.", one_call=True),
     Option("wait", WAIT, _H, "Wait for free cores so long; implies --exclusive.", one_call=True),

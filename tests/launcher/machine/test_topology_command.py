@@ -121,9 +121,12 @@ def test_capture_and_read_back_through_the_command(
     [
         (
             ["--sysroot", "/proc/gone"],
-            "/proc/gone: not a directory; --sysroot takes a directory that holds",
+            "/proc/gone: no such file or directory; --sysroot takes a directory that holds",
         ),
-        (["--sysroot", ""], "'': not a directory; --sysroot takes a directory that holds"),
+        (
+            ["--sysroot", ""],
+            "'': no such file or directory; --sysroot takes a directory that holds",
+        ),
         (["--sysroot", "/proc"], "/proc: holds no sys/devices/system/cpu; --sysroot takes"),
         (["--sysroot", "/etc/passwd"], "/etc/passwd: not a capture that can be unpacked"),
         (
