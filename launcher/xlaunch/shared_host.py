@@ -65,10 +65,11 @@ def plan_beside_others(
     notes: list[str] = []
     rank, job = _rank_of(environment, rank_mode), 0
     if rank is not None:
-        from xlaunch.planning.ranks import share_of_rank, with_own_files
+        from xlaunch.planning.ranks import cpus_of_slurm_step, share_of_rank, with_own_files
 
         job = ancestor_without(rank.variable) or 0
-        shared = share_of_rank(request, machine, rank, launcher_cpus=_mask_of(job))
+        by_srun = cpus_of_slurm_step(environment) if rank.launcher is RankMode.SLURM else ()
+        shared = share_of_rank(request, machine, rank, launcher_cpus=by_srun or _mask_of(job))
         request, machine = with_own_files(shared.request, rank), shared.machine
         warnings += [] if shared.warning is None else [shared.warning]
         environment, replaced = _without_torchruns_threads(environment, rank, job)
@@ -164,9 +165,12 @@ def _record(
     request: Request, made: Plan, exclusive: bool, job: int, directory: str | None
 ) -> Lease | None:
     words = request.program.words
+    program = os.path.basename(words[0]) if words else ""
+    # srun only waits: Slurm's daemon starts the ranks, which leave records of their own.
+    holds_cores = made.bound and program != "srun"
     lease = leases.own_lease(
-        _cpus_of(made) if made.bound else (),
-        os.path.basename(words[0]) if words else "",
+        _cpus_of(made) if holds_cores else (),
+        program,
         instances=len(made.instances),
         exclusive=exclusive,
         job=job,
