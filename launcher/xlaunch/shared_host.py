@@ -126,8 +126,15 @@ def _plan_on_free(
     """Plan on cores and GPUs that no launch has taken. Raises `_TakenError` if that does not fit."""
     if not locked:
         raise _TakenError("--exclusive: another launch is being planned, and does not end")
-    limits = machine.limits
+    limits, layout, whole = machine.limits, request.layout, None
     taken = set(_whole_cores(machine, leases.taken_cpus(held)))
+    if layout.instance_index is not None:
+        # Other instances of the layout, each a launch of its own, may hold their cores already.
+        whole = plan(layout, machine)
+        if taken.isdisjoint(_cpus_of(whole)) and not leases.sharing(held, (), _gpus_of(whole)):
+            return _bound(whole)
+        count, ncores = len(whole.instances), max([it.ncores for it in whole.instances])
+        layout = layout._replace(instances=count, ncores=ncores, mode=None, instance_index=None)
     free = tuple([cpu for cpu in limits.allowed_cpus if cpu not in taken])
     gpus, held_gpus = machine.gpus, leases.taken_gpus(held)
     free_gpus = tuple([gpu for gpu in gpus.usable if gpu.identity not in held_gpus])
@@ -150,10 +157,23 @@ def _plan_on_free(
         ),
     )
     try:
-        made = plan(request.layout, inside)
+        made = plan(layout, inside)
     except UsageError as error:
         plan(request.layout, machine)  # what does not fit on the whole machine never will
         raise _TakenError(f"--exclusive: {error}; held by {_names(blocking)}") from None
+    if whole is not None:
+        pairs = zip(made.instances, whole.instances, strict=True)
+        made = whole._replace(
+            instances=tuple([new._replace(index=old.index) for new, old in pairs]),
+            allowed_cpus=made.allowed_cpus,
+            idle_cpus=made.idle_cpus,
+            decisions=made.decisions,
+            warnings=made.warnings,
+        )
+    return _bound(made)
+
+
+def _bound(made: Plan) -> Plan:
     if not made.bound:
         raise UsageError(
             "--exclusive takes cores, and a CPU quota binds to none: name CPUs with --cpus"
