@@ -135,9 +135,13 @@ def share_of_rank(
         place=layout.place,
         smt=True,
         gpus_per_instance=each,
+        near_gpus=each is None,
     )
     share = plan(chosen, machine)
-    cpus = share.instances[0].cpus
+    cpus, near = share.instances[0].cpus, ""
+    if each is None and any(it.subject == "GPUs" for it in share.decisions):
+        device = gpus.usable[rank.local]
+        near = f", near GPU {device.name}" if device.numa_node in share.instances[0].nodes else ""
     if each is not None:
         gpus = gpus._replace(usable=share.instances[0].gpus)
     limits = machine.limits
@@ -147,7 +151,7 @@ def share_of_rank(
         gpus=gpus,
         limits=limits._replace(
             allowed_cpus=cpus,
-            narrowed_by=(*limits.narrowed_by, who),
+            narrowed_by=(*limits.narrowed_by, who + near),
             narrowed_via=(*limits.narrowed_via, "rank"),
             cpu_quota=None if quota is None else quota / rank.local_size,
             memory_limit_bytes=min(known) // rank.local_size if known else None,
