@@ -131,14 +131,31 @@ def _writers(path: str, status: os.stat_result) -> tuple[set[int], set[int]]:
     users: set[int] = set()
     groups = {status.st_gid}
     # If there is an access list, the mode's bits for the group are the most that it can allow.
-    with contextlib.suppress(OSError, AttributeError):  # there is none, or no Linux
-        data = os.getxattr(path, "system.posix_acl_access", follow_symlinks=False)
+    with contextlib.suppress(OSError):  # there is none
+        data = _access_list(path)
         for tag, permissions, number in struct.iter_unpack("<HHI", data[4:]):
             if permissions & ACL_WRITE and tag in (ACL_USER, ACL_GROUP):
                 (users if tag == ACL_USER else groups).add(number)
     return users, {group for group in groups if not _is_own(group)}
 
 
+def _access_list(path: str) -> bytes:
+    """The file's access list in the kernel's form; empty without Linux. Raises OSError if it has none."""
+    if sys.platform != "linux":
+        return b""
+    if hasattr(os, "getxattr"):
+        return os.getxattr(path, ACL_NAME, follow_symlinks=False)
+    import ctypes  # CPython offers os.getxattr with glibc only
+
+    data = ctypes.create_string_buffer(ACL_MAX_BYTES)
+    name, size = os.fsencode(path), ctypes.c_size_t(ACL_MAX_BYTES)
+    length = ctypes.CDLL(None).lgetxattr(name, ACL_NAME.encode(), data, size)
+    return data.raw[: max(0, length)]
+
+
+ACL_NAME = "system.posix_acl_access"
+ACL_MAX_BYTES = 1 << 16
+"""XATTR_SIZE_MAX of linux/limits.h."""
 ACL_USER, ACL_GROUP, ACL_WRITE = 0x02, 0x08, 0x02
 """Of named users and groups, from linux/posix_acl_xattr.h."""
 

@@ -65,10 +65,11 @@ def plan_beside_others(
     notes: list[str] = []
     rank, job = _rank_of(environment, rank_mode), 0
     if rank is not None:
-        from xlaunch.planning.ranks import share_of_rank, with_own_files
+        from xlaunch.planning.ranks import cpus_of_slurm_step, share_of_rank, with_own_files
 
         job = ancestor_without(rank.variable) or 0
-        shared = share_of_rank(request, machine, rank, launcher_cpus=_mask_of(job))
+        by_srun = cpus_of_slurm_step(environment) if rank.launcher is RankMode.SLURM else ()
+        shared = share_of_rank(request, machine, rank, launcher_cpus=by_srun or _mask_of(job))
         request, machine = with_own_files(shared.request, rank), shared.machine
         warnings += [] if shared.warning is None else [shared.warning]
         environment, replaced = _without_torchruns_threads(environment, rank, job)
@@ -125,8 +126,15 @@ def _plan_on_free(
     """Plan on cores and GPUs that no launch has taken. Raises `_TakenError` if that does not fit."""
     if not locked:
         raise _TakenError("--exclusive: another launch is being planned, and does not end")
-    limits = machine.limits
+    limits, layout, whole = machine.limits, request.layout, None
     taken = set(_whole_cores(machine, leases.taken_cpus(held)))
+    if layout.instance_index is not None:
+        # Other instances of the layout, each a launch of its own, may hold their cores already.
+        whole = plan(layout, machine)
+        if taken.isdisjoint(_cpus_of(whole)) and not leases.sharing(held, (), _gpus_of(whole)):
+            return _bound(whole)
+        count, ncores = len(whole.instances), max([it.ncores for it in whole.instances])
+        layout = layout._replace(instances=count, ncores=ncores, mode=None, instance_index=None)
     free = tuple([cpu for cpu in limits.allowed_cpus if cpu not in taken])
     gpus, held_gpus = machine.gpus, leases.taken_gpus(held)
     free_gpus = tuple([gpu for gpu in gpus.usable if gpu.identity not in held_gpus])
@@ -149,10 +157,23 @@ def _plan_on_free(
         ),
     )
     try:
-        made = plan(request.layout, inside)
+        made = plan(layout, inside)
     except UsageError as error:
         plan(request.layout, machine)  # what does not fit on the whole machine never will
         raise _TakenError(f"--exclusive: {error}; held by {_names(blocking)}") from None
+    if whole is not None:
+        pairs = zip(made.instances, whole.instances, strict=True)
+        made = whole._replace(
+            instances=tuple([new._replace(index=old.index) for new, old in pairs]),
+            allowed_cpus=made.allowed_cpus,
+            idle_cpus=made.idle_cpus,
+            decisions=made.decisions,
+            warnings=made.warnings,
+        )
+    return _bound(made)
+
+
+def _bound(made: Plan) -> Plan:
     if not made.bound:
         raise UsageError(
             "--exclusive takes cores, and a CPU quota binds to none: name CPUs with --cpus"
@@ -164,9 +185,12 @@ def _record(
     request: Request, made: Plan, exclusive: bool, job: int, directory: str | None
 ) -> Lease | None:
     words = request.program.words
+    program = os.path.basename(words[0]) if words else ""
+    # srun only waits: Slurm's daemon starts the ranks, which leave records of their own.
+    holds_cores = made.bound and program != "srun"
     lease = leases.own_lease(
-        _cpus_of(made) if made.bound else (),
-        os.path.basename(words[0]) if words else "",
+        _cpus_of(made) if holds_cores else (),
+        program,
         instances=len(made.instances),
         exclusive=exclusive,
         job=job,

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from tests.launcher.planning.shapes import make_machine
 
 from xlaunch import leases
 from xlaunch.errors import UsageError, XLaunchError
-from xlaunch.planning.request import Request
+from xlaunch.planning.request import Mode, Request
 from xlaunch.shared_host import plan_beside_others
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's /proc")
@@ -115,6 +116,38 @@ def test_exclusive_takes_free_cores_or_names_who_has_them(tmp_path, others):
         placed(tmp_path, exclusive=True, ncores=1)
 
 
+@pytest.mark.parametrize(
+    ("taken", "expected"),
+    [
+        ((), [(0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11), (12, 13, 14, 15)]),
+        ((0,), [(4, 5, 6, 7), (8, 9, 10, 11), (12, 13, 14, 15)]),  # none is left for the last one
+        ((20,), [(0, 1, 2, 3), (8, 9, 10, 11), (12, 13, 14, 15)]),  # a sibling of core 4
+    ],
+)
+def test_exclusive_instances_of_one_layout_may_each_be_a_launch(tmp_path, others, taken, expected):
+    if taken:
+        others(*taken)
+    layout = {"instances": 4, "ncores": 4}
+    for index, cores in enumerate(expected):
+        made = placed(tmp_path, exclusive=True, instance_index=(index,), **layout).plan
+        assert [(it.index, it.cpus) for it in made.instances] == [(index, cores)]
+        assert made.count == 4
+        assert made.memory_share_bytes == placed(tmp_path, **layout).plan.memory_share_bytes
+        others(*cores)
+    if taken:
+        with pytest.raises(XLaunchError, match=r"--exclusive: 1 instance x 4 cores needs 4 cores"):
+            placed(tmp_path, exclusive=True, instance_index=(3,), **layout)
+
+
+def test_an_exclusive_instance_of_a_layout_by_nodes_keeps_its_number(tmp_path, others):
+    layout = {"mode": Mode.THROUGHPUT, "instance_index": (1,)}
+    made = placed(tmp_path, exclusive=True, **layout).plan
+    assert [(it.index, it.cpus) for it in made.instances] == [(1, tuple(range(8, 16)))]
+    others(*range(8, 16))
+    made = placed(tmp_path, exclusive=True, **layout).plan
+    assert [(it.index, it.cpus) for it in made.instances] == [(1, tuple(range(8)))]
+
+
 def test_what_fits_on_no_machine_is_not_waited_for(tmp_path, others):
     others(0)
     with pytest.raises(UsageError, match="17 cores"):
@@ -140,6 +173,7 @@ def start(*words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [*XLAUNCH, *words],
         env=clean_environment(),
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -164,6 +198,27 @@ def test_a_running_launch_is_seen_by_ps_and_avoided(needs, options):
         assert f"PID {first.pid}" in ask("plan", "--exclusive", "--ncores", everything).err
         first.terminate()
     assert str(first.pid) not in ask("ps").out.decode()
+
+
+def test_two_exclusive_launches_run_the_instances_of_a_layout(needs):
+    needs(len(os.sched_getaffinity(0)) >= 2, "two CPUs")
+    program = (
+        "import os; print(sorted(os.sched_getaffinity(0)), os.environ['XLAUNCH_INSTANCE_INDEX'], "
+        "os.environ['XLAUNCH_INSTANCE_COUNT'], flush=True); input()"
+    )
+    words = ["--no-tag", "--exclusive", "--instances", "2", "--ncores", "1"]
+    shown = []
+    with ExitStack() as launches:
+        for index in "01":
+            launch = launches.enter_context(
+                start(*words, "--instance-index", index, "--", sys.executable, "-c", program)
+            )
+            launches.callback(launch.kill)
+            assert launch.stdout is not None
+            shown.append(launch.stdout.readline().partition("] "))
+    (first, _, first_place), (second, _, second_place) = shown
+    assert (first_place, second_place) == ("0 2\n", "1 2\n")
+    assert first != second
 
 
 def test_the_last_metric_is_shown():

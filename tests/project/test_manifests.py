@@ -26,6 +26,7 @@ from tests.launcher.launching import PATIENCE_S
 from tests.project.test_code_blocks import blocks_of
 
 PAGES = ("kubernetes.md", "containers.md")
+GUNICORN = (sys.executable, "-m", "gunicorn", "--no-control-socket")
 SHOW = (
     "import json, os, sys\n"
     "told = [os.environ.get('OMP_NUM_THREADS'), len(os.sched_getaffinity(0)), sys.argv[1:]]\n"
@@ -204,11 +205,7 @@ class TestService:
     ) -> None:
         (port,) = free_ports(1)
         process = serve("serve.py", str(port))
-        answers: set[str] = set()
-        deadline = time.monotonic() + 3 * PATIENCE_S
-        while answers != {"0", "1"} and time.monotonic() < deadline:
-            answers |= {ask(port)} - {""}
-        assert answers == {"0", "1"}
+        assert both_answer(port)
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_S) in (0, 128 + signal.SIGTERM)
 
@@ -217,11 +214,51 @@ class TestService:
     ) -> None:
         first, second = free_ports(2)
         serve("--substitute", "serve.py", f"{{{first}+index}}")
-        deadline = time.monotonic() + 3 * PATIENCE_S
-        answers = ("", "")
-        while "" in answers and time.monotonic() < deadline:
-            answers = (ask(first), ask(second))
-        assert answers == ("0", "1")
+        assert answers_of(first, second) == ("0", "1")
+
+    @pytest.fixture
+    def arguments(self, needs: Callable[[object, str], None]) -> list[str]:
+        """The arguments of gunicorn in the page's commands: with one port, and with a port each."""
+        needs(find_spec("uvicorn_worker"), "uvicorn-worker (the extra `full`)")
+        text = "".join(it.text for it in blocks_of("instances.md") if it.language == "sh")
+        return re.findall(r"(?<= gunicorn ).*", text)
+
+    @pytest.mark.full
+    def test_gunicorns_behind_one_port(
+        self, serve: Callable[..., subprocess.Popen[bytes]], arguments: list[str]
+    ) -> None:
+        (port,) = free_ports(1)
+        process = serve(*GUNICORN, *arguments[0].replace("8000", str(port)).split())
+        assert both_answer(port)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 0
+
+    @pytest.mark.full
+    def test_each_gunicorn_on_its_own_port(
+        self, serve: Callable[..., subprocess.Popen[bytes]], arguments: list[str]
+    ) -> None:
+        first, second = free_ports(2)
+        words = arguments[1].replace("8000", str(first)).split()
+        serve("--substitute", *GUNICORN, *words)
+        assert answers_of(first, second) == ("0", "1")
+
+
+def both_answer(port: int) -> bool:
+    """Whether the kernel spreads connections over both instances."""
+    answers: set[str] = set()
+    deadline = time.monotonic() + 3 * PATIENCE_S
+    while answers != {"0", "1"} and time.monotonic() < deadline:
+        answers |= {ask(port)} - {""}
+    return answers == {"0", "1"}
+
+
+def answers_of(first: int, second: int) -> tuple[str, str]:
+    """What the services on two ports answer, once they do."""
+    deadline = time.monotonic() + 3 * PATIENCE_S
+    answers = ("", "")
+    while "" in answers and time.monotonic() < deadline:
+        answers = (ask(first), ask(second))
+    return answers
 
 
 def ask(port: int) -> str:

@@ -105,6 +105,8 @@ def describe(found: Prepared, asked: Resolved) -> str:
         lines.append(f"  interpreter: {program.interpreter_reason}")
     if explain and program.starts_ranks:
         lines.append("  thread counts: left to the program, which starts ranks of its own")
+    if explain and environment.allocator_left_alone is not None:
+        lines.append(f"  allocator: left alone; {environment.allocator_left_alone}")
     lines += _variables(environment.settings, explain=explain)
     return "\n".join(lines)
 

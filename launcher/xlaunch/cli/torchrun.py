@@ -37,6 +37,7 @@ def run_torchrun(request: Request, asked: Resolved, typed: Sequence[str]) -> Non
         if not options.get("json"):
             click.echo(f"command: {shlex.join(command)}")
         layout = request.layout._replace(instances=options["nproc_per_node"])
+        layout = layout._replace(near_gpus=layout.gpus_per_instance is None)
         print_plan(prepare_unrecorded(request._replace(layout=layout), asked), asked)
         return
     _execute(interpreter, command)

@@ -17,6 +17,7 @@ from xlaunch.environment.allocators import (
     allocator_settings,
     choose_profile,
 )
+from xlaunch.environment.elf import Elf, read_program
 from xlaunch.environment.huge_pages import glibc_asks, page_settings, page_warning, system_mode
 from xlaunch.environment.openmp import choose_openmp
 from xlaunch.environment.program import Program, resolve_program
@@ -53,6 +54,8 @@ class Environment(NamedTuple):
     """One line each."""
     caches: CacheSettings = CacheSettings()
     forbids_huge_pages: bool = False
+    allocator_left_alone: str | None = None
+    """Why ``--allocator auto`` sets nothing; None: it sets something, or an allocator was named."""
 
 
 def prepare_environment(
@@ -81,10 +84,12 @@ def prepare_environment(
     program = resolve_program(request, inherited)
     warnings: list[str] = []
     given = {**inherited, **dict(request.env)}
-    mode, glibc = system_mode(), glibc_version()
+    loads = read_program(program.interpreter or program.executable)
+    problem = None if loads is None else _tunables_problem(loads)
+    mode, glibc = system_mode(), None if problem else glibc_version()
     openmp = choose_openmp(request.omp, plan, program, given, outside=outside.chosen)
     warnings += openmp.warnings
-    allocator = _choose_allocator(request.allocator, program, given, glibc)
+    allocator = _choose_allocator(request.allocator, program, given, glibc, problem)
     warnings += allocator.warnings
     threads_each = max([instance.threads for instance in plan.instances], default=1)
     proposals = [
@@ -167,6 +172,7 @@ def prepare_environment(
         tuple(warnings),
         caches,
         forbids_huge_pages=request.thp is HugePages.NEVER,
+        allocator_left_alone=allocator.left_alone,
     )
 
 
@@ -175,6 +181,19 @@ class _Allocator(NamedTuple):
     library: str | None = None
     """The file to preload."""
     warnings: tuple[str, ...] = ()
+    left_alone: str | None = None
+    """See `Environment.allocator_left_alone`."""
+
+
+def _tunables_problem(program: Elf) -> str | None:
+    """Why tunables of glibc's are not set for a program; None: they are."""
+    if program.c_library == "glibc":
+        if glibc_version() is None:
+            return "xlaunch's Python does not run on glibc, whose version is not known here"
+        return None
+    if program.static:
+        return "the program is linked statically"
+    return f"the program is linked to {program.c_library or 'another C library'}, not to glibc"
 
 
 def _choose_allocator(
@@ -182,8 +201,9 @@ def _choose_allocator(
     program: Program,
     given: Mapping[str, str],
     glibc: tuple[int, int] | None,
+    problem: str | None,
 ) -> _Allocator:
-    """The profile that `--allocator` asks for, and its library.
+    """The profile that `--allocator` asks for, and its library; `problem`: see `_tunables_problem`.
 
     `auto` preloads into Python alone, and nothing where the user has chosen: by an allocator in
     LD_PRELOAD, which is kept as it is, or by tunables of glibc's.
@@ -196,7 +216,7 @@ def _choose_allocator(
                 return _Allocator(PROFILES["glibc"])
         chosen = "glibc.malloc" in given.get(TUNABLES, "")
         if sys.platform != "linux" or program.interpreter is None or chosen:
-            return _Allocator(choose_profile(AUTO, glibc=glibc))
+            return _Allocator(choose_profile(AUTO, glibc=glibc), left_alone=problem)
         from xlaunch.environment.preload import find_preloadable
 
         tried = find_preloadable("--allocator auto", AUTO_LIBRARY, program, given)
@@ -204,7 +224,8 @@ def _choose_allocator(
         if tried.library is not None:
             return _Allocator(profile, tried.library.path, tried.notes)
         refused = "".join(f"; refused: {text}" for text in tried.refused)
-        return _Allocator(profile._replace(reason=profile.reason + refused))
+        left_alone = None if problem is None else problem + refused
+        return _Allocator(profile._replace(reason=profile.reason + refused), left_alone=left_alone)
     profile = choose_profile(asked, glibc=glibc)
     if profile.library is None:
         return _Allocator(profile)

@@ -155,7 +155,7 @@ def choose_profile(
         )
     if asked.startswith("glibc-") and not has_tunables:
         raise UsageError(
-            f"--allocator: {asked} needs glibc 2.26, and programs do not run on it here"
+            f"--allocator: {asked} needs glibc 2.26 or newer, and the program does not run on it"
         )
     return PROFILES[asked]
 

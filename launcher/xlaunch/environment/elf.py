@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read an ELF file's target machine, soname and needed libraries; a few hundred bytes, see elf(5)."""
+"""Read an ELF file's target machine, loader, soname and needed libraries; a few hundred bytes, see elf(5)."""
 
 from __future__ import annotations
 
 import os
 import struct
+import sys
 from typing import NamedTuple
 
-PT_LOAD, PT_DYNAMIC = 1, 2
+PT_LOAD, PT_DYNAMIC, PT_INTERP = 1, 2, 3
 DT_NEEDED, DT_STRTAB, DT_SONAME = 1, 5, 14
 ET_DYN = 3
 
@@ -49,12 +50,24 @@ class Elf(NamedTuple):
     soname: str | None
     needed: tuple[str, ...]
     """Sonames of the libraries that it is linked to."""
+    loader: str | None = None
+    """A program's dynamic loader. **Ex.:** ``/lib64/ld-linux-x86-64.so.2``."""
 
+    @property
+    def static(self) -> bool:
+        """As a program, it loads no library."""
+        return self.loader is None and not self.needed
 
-def read_target(path: str) -> Target:
-    """Read what the file was built for, 20 bytes. Raises `ElfError`."""
-    with _Reader(path) as reader:
-        return _target(reader.at(0, 20))
+    @property
+    def c_library(self) -> str | None:
+        """``"glibc"`` or ``"musl"``, as the loader's or the C library's name says; else None."""
+        for name in (os.path.basename(self.loader or ""), *self.needed):
+            if name.startswith(("ld-linux", "libc.so.6")):
+                return "glibc"
+            # Debian's musl has the soname libc.so, Alpine's libc.musl-x86_64.so.1.
+            if name.startswith(("ld-musl-", "libc.musl-")) or name == "libc.so":
+                return "musl"
+        return None
 
 
 def read_elf(path: str) -> Elf:
@@ -66,6 +79,23 @@ def read_elf(path: str) -> Elf:
             return _read(reader, header, target)
         except struct.error:
             raise ElfError("is truncated") from None
+
+
+def read_program(path: str | None) -> Elf | None:
+    """Read what loads a program's libraries: its executable, or its Python.
+
+    A script (such as pyenv's shims) counts as the running Python: what it starts has this system's target.
+    None if nothing can be read, and on other systems than Linux.
+    """
+    if sys.platform != "linux":
+        return None
+    for candidate in (path, sys.executable, "/proc/self/exe"):
+        try:
+            if candidate:
+                return read_elf(candidate)
+        except ElfError:
+            continue
+    return None
 
 
 class _Reader:
@@ -120,7 +150,7 @@ def _read(reader: _Reader, header: bytes, target: Target) -> Elf:
     if size != (56 if wide else 32) or not 0 < count <= MAX_HEADERS:
         raise ElfError("has invalid program headers")
     loaded: list[tuple[int, int, int]] = []  # virtual address, offset in the file, bytes
-    dynamic = (0, 0)
+    dynamic = interpreter = (0, 0)
     headers = reader.at(start, size * count)
     for index in range(count):
         if wide:
@@ -137,8 +167,11 @@ def _read(reader: _Reader, header: bytes, target: Target) -> Elf:
             loaded.append((address, offset, length))
         elif segment == PT_DYNAMIC:
             dynamic = offset, min(length, MAX_DYNAMIC_BYTES)
+        elif segment == PT_INTERP:
+            interpreter = offset, min(length, MAX_NAME_BYTES)
     soname, needed = _names(reader, target, dynamic, loaded)
-    return Elf(target, kind == ET_DYN, soname, needed)
+    loader = os.fsdecode(reader.at(*interpreter).split(b"\0")[0]) or None
+    return Elf(target, kind == ET_DYN, soname, needed, loader)
 
 
 def _names(

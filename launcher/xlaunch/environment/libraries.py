@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from xlaunch.environment.elf import ElfError, Target, read_elf, read_target
+from xlaunch.environment.elf import Elf, ElfError, read_elf, read_program
 from xlaunch.environment.python_environment import base_of, site_directories
 from xlaunch.errors import UsageError
 from xlaunch.ownership import inspect_ownership
@@ -143,7 +142,7 @@ def find_libraries(
         if name not in _KINDS:
             raise UsageError(f"unknown library {name!r}; there are {', '.join(NAMES)}")
     wanted = re.compile("|".join(f"(?P<{name}>{_KINDS[name].pattern})" for name in names))
-    target = _target_of(interpreter or _python_in(prefix))
+    program = read_program(interpreter or _python_in(prefix))
     found: dict[tuple[str, str], Library] = {}
     for origin, directory, file in _files(wanted, prefix, environment, root):
         match = wanted.fullmatch(file)
@@ -153,15 +152,15 @@ def find_libraries(
         path = os.path.join(directory, file)
         real = os.path.realpath(path)
         if (name, real) not in found and os.path.exists(real):
-            found[name, real] = inspect_library(name, path, target, origin=origin)
+            found[name, real] = inspect_library(name, path, program, origin=origin)
     order = {name: index for index, name in enumerate(names)}
     return tuple(sorted(found.values(), key=lambda it: (order[it.name], it.refusal is not None)))
 
 
 def inspect_library(
-    name: str, path: str, target: Target | None, *, origin: str, named: bool = False
+    name: str, path: str, program: Elf | None, *, origin: str, named: bool = False
 ) -> Library:
-    """Check whether a program built for `target` can use the library at `path`.
+    """Check whether `program` can load the library at `path`.
 
     `named`: the user typed its path, see `inspect_ownership`.
     """
@@ -171,8 +170,8 @@ def inspect_library(
     except ElfError as error:
         return Library(name, real, None, origin, str(error))
     refusal, note = None, None
-    if target is not None and elf.target != target:
-        refusal = f"built for {elf.target}; the program is {target}"
+    if program is not None and (problem := _mismatch(elf, program)):
+        refusal = problem
     elif not elf.shared:
         refusal = "a program, not a library"
     elif any(character in real for character in ": $"):
@@ -182,6 +181,18 @@ def inspect_library(
     else:
         refusal, note = inspect_ownership(path, named=named)
     return Library(name, real, _version(name, real), origin, refusal, note)
+
+
+def _mismatch(library: Elf, program: Elf) -> str | None:
+    """Why the two cannot share a process."""
+    if library.target != program.target:
+        return f"built for {library.target}; the program is {program.target}"
+    if program.static:
+        return "the program is linked statically, and loads no library"
+    c_libraries = {library.c_library, program.c_library} - {None}
+    if len(c_libraries) > 1:
+        return f"linked to {library.c_library}; the program is linked to {program.c_library}"
+    return None
 
 
 def places(
@@ -194,27 +205,11 @@ def places(
     return tuple(found.values())
 
 
-def program_target(prefix: str | None, interpreter: str | None = None) -> Target | None:
-    """The target that libraries must have to be loaded by the program's interpreter."""
-    return _target_of(interpreter or _python_in(prefix))
-
-
 def _python_in(prefix: str | None) -> str | None:
     path = os.path.join(prefix, "bin", "python") if prefix else ""
     if path and not os.path.exists(path):
         path += "3"
     return path if path and os.path.exists(path) else None
-
-
-def _target_of(interpreter: str | None) -> Target | None:
-    # The interpreter may be a script (pyenv's shims); the one it starts has this system's target.
-    for path in (interpreter, sys.executable, "/proc/self/exe"):
-        try:
-            if path:
-                return read_target(path)
-        except ElfError:
-            continue
-    return None
 
 
 def _files(

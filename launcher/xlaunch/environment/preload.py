@@ -144,29 +144,35 @@ def require_library(
     """
     import sys
 
+    from xlaunch.environment.elf import read_program
     from xlaunch.environment.libraries import (
         find_libraries,
         how_to_install,
         inspect_library,
         kind_of,
-        program_target,
     )
 
     if not sys.platform.startswith("linux"):
         raise UsageError(f"{option}: libraries can be preloaded on Linux only")
     prefix, interpreter = program.prefix, program.interpreter or program.executable
+    loads = read_program(interpreter)
     if "/" in wanted:
-        target = program_target(prefix, interpreter)
         path = os.path.abspath(wanted)
         found: tuple[Library, ...] = (
             inspect_library(
-                kind_of(path) or "", path, target, origin="named by the user", named=True
+                kind_of(path) or "", path, loads, origin="named by the user", named=True
             ),
         )
     else:
         found = find_libraries((wanted,), prefix, environment, interpreter=interpreter)
-    # Only Python can list its own libraries. For any other program our own interpreter is tried.
+    # Only Python can list its own libraries. For any other program our own interpreter is tried, unless
+    # it has another C library.
     prover = interpreter if prefix is not None else sys.executable
+    fitting = next((it for it in found if it.refusal is None), None)
+    own = read_program(sys.executable)
+    if fitting and prefix is None and loads and own and loads.c_library != own.c_library:
+        note = f"{option}: {fitting.path} was not tried: xlaunch's Python has another C library"
+        return fitting, (note,)
     library, notes, refused = _first_preloadable(option, found, prover, environment)
     if library is not None:
         return library, notes
@@ -174,6 +180,8 @@ def require_library(
         raise UsageError(f"{option}: {'; '.join(refused)}")
     looked = _where_it_was_looked_for(prefix, environment)
     what = f"refused: {'; '.join(refused)}" if refused else f"no such library in {looked}"
+    if refused and loads is not None and loads.c_library != "glibc":
+        raise UsageError(f"{option}: {what}; leave the option out, or name a library's path")
     raise UsageError(f"{option}: {what}. To install it: {how_to_install(wanted)}")
 
 

@@ -41,7 +41,10 @@ def read_limits(root: str, topology: Topology) -> Limits:
             narrowed_by.append(f"{limit.kind} {format_cpu_list(limit.cpus)}{where}")
             narrowed_via.append(_mount_of(limit.group) if limit.group else limit.kind)
 
-    quota, quota_source = _tightest(_cpu_quotas(tree, groups))
+    quotas = _cpu_quotas(tree, groups)
+    if is_live(root):
+        quotas += _slurm_quota(topology, allowed)
+    quota, quota_source = _tightest(quotas)
     memory, memory_source = _tightest(_memory_limits(tree, groups))
     return Limits(
         allowed_cpus=allowed,
@@ -143,6 +146,20 @@ def _cpu_quotas(tree: Tree, groups: ControlGroups) -> list[tuple[float, str]]:
                 period = fields[1] if len(fields) > 1 and fields[1].isdecimal() else "100000"
                 quotas.append((int(fields[0]) / (int(period) or 100000), _describe(group)))
     return quotas
+
+
+def _slurm_quota(topology: Topology, allowed: CPUs) -> list[tuple[float, str]]:
+    """The CPUs that Slurm counts for this job here, where it confines the job to none (TaskPlugin=task/none).
+
+    Slurm counts cores or their SMT siblings, as its administrator chose: only fewer CPUs than cores are
+    a limit.
+    """
+    count = os.environ.get("SLURM_CPUS_ON_NODE", "")
+    members = frozenset(allowed)
+    cores = sum(not members.isdisjoint(core) for core in topology.cores)
+    if not count.isdecimal() or not 0 < int(count) < cores:
+        return []
+    return [(float(count), "SLURM_CPUS_ON_NODE")]
 
 
 def _memory_limits(tree: Tree, groups: ControlGroups) -> list[tuple[float, str]]:

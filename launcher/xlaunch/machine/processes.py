@@ -111,13 +111,14 @@ def initial_environment(pid: int) -> dict[str, str]:
 def ancestor_without(variable: str) -> int | None:
     """The nearest ancestor that was started without a variable which this process has.
 
-    **Ex.:** ``LOCAL_RANK``: torchrun, though a shell may be between. None: it cannot be found.
+    **Ex.:** ``LOCAL_RANK``: torchrun, though a shell may be between. Another user's process counts as
+    such a one: slurmstepd, which starts the ranks of srun, is root's. None: it cannot be found.
     """
     pid = os.getppid()
     while pid and (status := read_process(pid)) is not None:
         found = initial_environment(pid)
         if not found:
-            return None  # it ended, or is another user's
+            return pid if _is_of_other_user(pid) else None
         if variable not in found:
             return pid
         pid = status.parent
@@ -148,6 +149,13 @@ def migrations(pid: int, thread: int) -> int | None:
     text = read_file(f"/proc/{pid}/task/{thread}/sched")
     _, found, rest = (text or b"").partition(b"nr_migrations")
     return int(rest.split(b"\n", 1)[0].strip(b" :")) if found else None
+
+
+def _is_of_other_user(pid: int) -> bool:
+    try:
+        return os.stat(f"/proc/{pid}").st_uid != os.geteuid()
+    except OSError:
+        return False
 
 
 def _children_by_scan(pid: int) -> list[int]:

@@ -75,6 +75,10 @@ class Division(NamedTuple):
 
     def explain(self) -> Decision:
         """How many GPUs each instance has, and why there are no more."""
+        if self.request.near_gpus:
+            return Decision(
+                "GPUs", "left alone", "instance i is near GPU i as far as there is room"
+            )
         gpus, used = self.machine.gpus, self.shares[0].gpus[0].vendor
         reason = _held(gpus)
         if idle := self._idle():
@@ -85,6 +89,8 @@ class Division(NamedTuple):
 
     def warnings(self, placed: Sequence[Sequence[Core]]) -> list[str]:
         """GPUs that are left over though nobody has fixed the number of instances, and remote ones."""
+        if self.request.near_gpus:
+            return []
         topology, warnings = self.machine.topology, []
         if (idle := self._idle()) and not isinstance(self.request.instances, int):
             warnings.append(f"{counted(len(idle), 'GPU')} left over: {', '.join(idle)}")
@@ -136,6 +142,24 @@ def divide_gpus(
     layout = choose_layout(request._replace(instances=count, ncores=size), capacity)
     layout = layout._replace(decision=layout.decision._replace(reason=reason))
     return Division(request, machine, shares, layout)
+
+
+def place_near_gpus(
+    request: LayoutRequest, machine: Machine, cores: Sequence[Core], capacity: Capacity
+) -> Division | None:
+    """Place instance i next to GPU i, with as many cores as without GPUs.
+
+    None where it is not known which GPU that is, or where they are: GPUs of several models have
+    another order in CUDA than in the driver.
+    """
+    gpus = machine.gpus.usable[: request.instances] if isinstance(request.instances, int) else ()
+    models, nodes = {gpu.model for gpu in gpus}, {gpu.numa_node for gpu in gpus}
+    several_nodes = len(machine.topology.numa_nodes) > 1 and None not in nodes
+    if not several_nodes or len(models) != 1 or len(gpus) != request.instances:
+        return None
+    machine = machine._replace(gpus=machine.gpus._replace(usable=gpus))
+    request = request._replace(gpus_per_instance=1, ncores=request.ncores or MAX)
+    return divide_gpus(request, machine, cores, capacity)
 
 
 class _Packages:

@@ -74,6 +74,10 @@ def plan(
         from xlaunch.planning.gpus import divide_gpus
 
         division = divide_gpus(request, machine, cores, capacity, taken_gpus)
+    elif request.near_gpus:
+        from xlaunch.planning.gpus import place_near_gpus
+
+        division = place_near_gpus(request, machine, cores, capacity)
     layout = choose_layout(request, capacity) if division is None else division.layout
     if bound:
         if division is not None and not layout.oversubscribed:
@@ -87,7 +91,7 @@ def plan(
         placed = []
         instances = _unbound_instances(request, machine, layout, cores)
         idle = []
-    if division is not None:
+    if division is not None and not request.near_gpus:
         instances = [
             (instance._replace(gpus=share.gpus), reason)
             for (instance, reason), share in zip(instances, division.shares, strict=True)

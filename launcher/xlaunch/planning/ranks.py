@@ -12,7 +12,8 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from xlaunch.machine.cpu_list import format_cpu_list
-from xlaunch.machine.topology import Machine
+from xlaunch.machine.files import parse_mask
+from xlaunch.machine.topology import CPUs, Machine
 from xlaunch.planning.gpus import count_instances
 from xlaunch.planning.planner import plan
 from xlaunch.planning.pool import whole_cores
@@ -71,6 +72,19 @@ def _size(text: str, node: str) -> int:
     return sizes[index] if index < len(sizes) else sizes[0]
 
 
+def cpus_of_slurm_step(environment: Mapping[str, str]) -> CPUs:
+    """The CPUs that srun gave to the ranks on this host, together; empty where it bound none.
+
+    **Ex.:** ``SLURM_CPU_BIND_LIST=0x3,0xC`` for two ranks with two CPUs each: 0 to 3.
+    """
+    masks = environment.get("SLURM_CPU_BIND_LIST", "").split(",")
+    if "mask_cpu" not in environment.get("SLURM_CPU_BIND_TYPE", ""):
+        return ()
+    if not all(re.fullmatch(r"0x[0-9A-Fa-f]{1,4096}", mask) for mask in masks):
+        return ()
+    return tuple(sorted({cpu for mask in masks for cpu in parse_mask(mask[2:])}))
+
+
 class RankShare(NamedTuple):
     """What a rank plans with."""
 
@@ -84,7 +98,7 @@ def share_of_rank(
 ) -> RankShare:
     """Narrow `machine` to the rank's share; the options that choose it are removed from `request`.
 
-    `launcher_cpus`: the mask of the process that started the ranks; None if unknown. With fewer cores
+    `launcher_cpus`: what its launcher had for all ranks of this host; None if unknown. With fewer cores
     than ranks the machine stays whole.
     """
     who = f"local rank {rank.local} of {rank.local_size} under {rank.launcher.value}"
@@ -104,7 +118,7 @@ def share_of_rank(
             request,
             machine._replace(gpus=gpus),
             f"{who} has CPUs {format_cpu_list(own)}, which other ranks have, too: start ranks unbound "
-            "(mpirun --bind-to none)",
+            "(mpirun --bind-to none, srun --cpu-bind=none)",
         )
     available = len(whole_cores(machine.topology, own))
     if available < rank.local_size:
@@ -121,9 +135,13 @@ def share_of_rank(
         place=layout.place,
         smt=True,
         gpus_per_instance=each,
+        near_gpus=each is None,
     )
     share = plan(chosen, machine)
-    cpus = share.instances[0].cpus
+    cpus, near = share.instances[0].cpus, ""
+    if each is None and any(it.subject == "GPUs" for it in share.decisions):
+        device = gpus.usable[rank.local]
+        near = f", near GPU {device.name}" if device.numa_node in share.instances[0].nodes else ""
     if each is not None:
         gpus = gpus._replace(usable=share.instances[0].gpus)
     limits = machine.limits
@@ -133,7 +151,7 @@ def share_of_rank(
         gpus=gpus,
         limits=limits._replace(
             allowed_cpus=cpus,
-            narrowed_by=(*limits.narrowed_by, who),
+            narrowed_by=(*limits.narrowed_by, who + near),
             narrowed_via=(*limits.narrowed_via, "rank"),
             cpu_quota=None if quota is None else quota / rank.local_size,
             memory_limit_bytes=min(known) // rank.local_size if known else None,

@@ -154,6 +154,8 @@ class LayoutRequest(NamedTuple):
     mem_policy: MemoryPolicy = MemoryPolicy.AUTO
     gpus_per_instance: int | None = None
     """GPUs that each instance has alone, with the cores next to them; None: GPUs are not divided."""
+    near_gpus: bool = False
+    """Place instance i next to GPU i, which it chooses itself as a rank does; GPUs are not divided."""
 
 
 class ProgramRequest(NamedTuple):

@@ -7,11 +7,8 @@ import copy
 import json
 import os
 import shutil
-import stat
 import subprocess
-import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -29,31 +26,12 @@ from tests.launcher.cache.compiling import (
     is_root,
     only_cache,
 )
+from tests.launcher.other_user import AS_NOBODY, NOBODY, open_directory, opened
 
 from xlaunch.cache.preparation import VARIABLE as SEED
 
-NOBODY = 65534
 STRANGER = 65533
-AS_NOBODY = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
-OPEN = """
-mount -t tmpfs tmpfs "$1"
-mkdir "$1/changed" "$1/work"
-mount -t overlay overlay -o "lowerdir=$2,upperdir=$1/changed,workdir=$1/work" "$2"
-chmod a+rx "$2"
-shift 2
-exec "$@"
-"""
-"""Runs a command for which the private directory $2 is open to every user, such as root's home with the
-interpreter in it. $1 is an empty directory. Nothing changes outside of a mount namespace."""
-
 Needs = Callable[[object, str], None]
-
-
-def open_directory() -> Iterator[Path]:
-    """A directory that every user can reach, as a container's ``/`` is; pytest's are private."""
-    with tempfile.TemporaryDirectory() as directory:
-        Path(directory).chmod(0o755)
-        yield Path(directory)
 
 
 place = pytest.fixture(open_directory)
@@ -64,25 +42,12 @@ place_of_module = pytest.fixture(open_directory, scope="module")
 def as_nobody(place: Path, needs: Needs) -> tuple[str, ...]:
     """The start of a command that runs as another user."""
     needs(is_root() and shutil.which("setpriv"), "root, and setpriv (util-linux)")
-    words = AS_NOBODY
-    for number, closed in enumerate(sorted(closed_directories(), reverse=True)):
-        empty = place / f"mount-{number}"
-        empty.mkdir()
-        unshare = ("unshare", "--mount", "--propagation", "private", "sh", "-ec", OPEN, "sh")
-        words = (*unshare, str(empty), str(closed), *words)
+    words = (*opened(place), *AS_NOBODY)
     # In /: the current directory may be one that the other user cannot read.
     version = [*words, *XLAUNCH, "--version"]
     done = subprocess.run(version, check=False, capture_output=True, text=True, cwd="/")
     needs(done.returncode == 0, f"a mount namespace: {done.stderr}")
     return words
-
-
-def closed_directories() -> set[Path]:
-    """The directories that keep other users from the interpreter, packages and this checkout."""
-    needed = [Path(sys.prefix), Path(sys.base_prefix), Path(__file__).parent]
-    needed += [Path(path) for path in sys.path if os.path.isabs(path) and os.path.isdir(path)]
-    above = {directory for path in needed for directory in (path, *path.parents)}
-    return {directory for directory in above if not directory.stat().st_mode & stat.S_IXOTH}
 
 
 class Image:

@@ -227,7 +227,7 @@ def test_the_machine_is_the_interpreter_s_and_not_ours(root: Path, tmp_path: Pat
     foreign = library(root / "usr/lib/one-linux-gnu/libomp.so.5", machine=OTHER)
     ours = library(root / "usr/lib/two-linux-gnu/libomp.so.5")
     interpreter = tmp_path / "interpreter"
-    interpreter.write_bytes(elf_bytes(machine=OTHER))
+    interpreter.write_bytes(elf_bytes(machine=OTHER, needed=["libc.so.6"]))
     found = find_libraries(("llvm",), None, {}, interpreter=str(interpreter), root=str(root))
     assert [(one.path, one.refusal is None) for one in found] == [
         (str(foreign), True),

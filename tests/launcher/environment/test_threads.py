@@ -165,7 +165,7 @@ def test_launch_that_needs_no_library_searches_for_none(tmp_path: Path):
         f"asked = ProgramRequest(({__file__!r},), allocator='glibc-tuned')\n"
         "made = plan(LayoutRequest(), read_machine())\n"
         "prepare_environment(made, asked, os.environ)\n"
-        "costly = {'elf', 'libraries', 'preload'}\n"
+        "costly = {'libraries', 'preload'}\n"
         "print(sorted(n for n in costly if f'xlaunch.environment.{n}' in sys.modules))\n"
     )
     import subprocess

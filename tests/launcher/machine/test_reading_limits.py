@@ -70,6 +70,21 @@ def test_affinity_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_machine().limits.allowed_cpus == (cpu,)
 
 
+@pytest.mark.parametrize(
+    ("count", "quota"), [("2", 2.0), ("4", None), ("8", None), ("0", None), ("x", None)]
+)
+def test_a_job_that_slurm_confines_to_no_cpus_has_time_for_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: str, quota: float | None
+) -> None:
+    monkeypatch.setenv("SLURM_CPUS_ON_NODE", count)
+    assert limits(tmp_path / "captured").cpu_quota is None
+    monkeypatch.setattr("xlaunch.machine.limits.is_live", lambda root: True)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
+    found = limits(tmp_path)
+    assert found.cpu_quota == quota
+    assert found.cpu_quota_source == ("SLURM_CPUS_ON_NODE" if quota else None)
+
+
 # Version 2
 
 

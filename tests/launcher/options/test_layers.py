@@ -185,6 +185,7 @@ def test_request_takes_what_it_has_a_field_for() -> None:
 
 def test_every_field_of_a_request_is_an_option() -> None:
     fields = {FIELDS.get(option.key, option.key) for option in OPTIONS}
-    assert Request().options().keys() - fields == {"words"}
+    # The program's words are arguments; near_gpus is set for ranks.
+    assert Request().options().keys() - fields == {"words", "near_gpus"}
     assert {option.key for option in IN_FILES} - {"verbose", "quiet"} <= BY_KEY.keys()
     assert len(BY_KEY) == len(OPTIONS)

@@ -10,7 +10,7 @@ from tests.captures import read_capture
 from tests.launcher.planning.shapes import make_machine, with_gpus
 
 from xlaunch.errors import UsageError
-from xlaunch.machine.cpu_list import format_cpu_list
+from xlaunch.machine.cpu_list import format_cpu_list, parse_cpu_list
 from xlaunch.machine.topology import Gpu, Machine, Vendor
 from xlaunch.machine.usable_gpus import usable_gpus
 from xlaunch.planning import MAX, LayoutRequest, MemoryPolicy, Mode, Place, Plan, plan
@@ -251,6 +251,68 @@ def test_ranks_have_gpus_of_their_own_only_if_asked():
         UsageError, match="4 instances x 3 GPUs need 12 GPUs, and 8 GPUs may be used"
     ):
         of_rank(0, gpus_per_instance=3)
+
+
+def shares_of_ranks(machine: Machine, size: int) -> list[tuple[str, str]]:
+    """The CPUs of each rank's share, and why they are allowed."""
+    shares = [
+        share_of_rank(
+            Request(),
+            machine,
+            Rank(RankMode.TORCHRUN, number, size, number, "LOCAL_RANK"),
+            launcher_cpus=None,
+        ).machine
+        for number in range(size)
+    ]
+    assert all(share.gpus == machine.gpus for share in shares), "each rank sees all GPUs"
+    return [
+        (format_cpu_list(share.limits.allowed_cpus), share.limits.narrowed_by[0].partition(", ")[2])
+        for share in shares
+    ]
+
+
+def test_each_rank_is_near_the_gpu_of_its_number():
+    turned = with_gpus(TWO_PACKAGES, [1, 0, 1, 0])
+    assert shares_of_ranks(turned, 4) == [
+        ("16-23", "near GPU 0"),
+        ("0-7", "near GPU 1"),
+        ("24-31", "near GPU 2"),
+        ("8-15", "near GPU 3"),
+    ]
+    inherited = with_gpus(TWO_PACKAGES, [0, 1], CUDA_VISIBLE_DEVICES="1,0")
+    assert shares_of_ranks(inherited, 2) == [("16-31", "near GPU 1"), ("0-15", "near GPU 0")]
+    for share, node in zip(shares_of_ranks(DGX, 8), [3, 3, 1, 1, 7, 7, 5, 5], strict=True):
+        own = set(DGX.topology.numa_nodes[node].cpus)
+        assert len(own.intersection(parse_cpu_list(share[0]))) == 16, "8 cores and their siblings"
+
+
+def test_ranks_near_their_gpus_have_as_many_cores_as_without():
+    one_side = with_gpus(TWO_PACKAGES, [1, 1])
+    assert shares_of_ranks(one_side, 2) == [("16-31", "near GPU 0"), ("0-15", "")]
+
+
+@pytest.mark.parametrize(
+    "machine",
+    [
+        TWO_PACKAGES,
+        with_gpus(TWO_PACKAGES, [1]),
+        with_gpus(TWO_PACKAGES, [1, None]),
+        with_gpus(TWO_PACKAGES, [1, 0], CUDA_VISIBLE_DEVICES=""),
+        with_gpus(TWO_PACKAGES, [1, 0], CUDA_VISIBLE_DEVICES="MIG-1,MIG-2"),
+    ],
+    ids=["none", "fewer than ranks", "unknown node", "hidden", "MIG"],
+)
+def test_ranks_are_placed_as_ever_where_their_gpus_are_not_known(machine: Machine):
+    assert shares_of_ranks(machine, 2) == [("0-15", ""), ("16-31", "")]
+
+
+def test_ranks_are_placed_as_ever_beside_gpus_of_several_models():
+    found = (
+        Gpu(Vendor.NVIDIA, "10de:2330", "0000:00:00.0", 1),
+        Gpu(Vendor.NVIDIA, "10de:1eb8", "0000:01:00.0", 0),
+    )
+    machine = TWO_PACKAGES._replace(gpus=usable_gpus(found, {}))
+    assert shares_of_ranks(machine, 2) == [("0-15", ""), ("16-31", "")]
 
 
 def test_ranks_with_masks_of_their_own_divide_the_gpus_in_order():

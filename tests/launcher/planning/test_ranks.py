@@ -7,7 +7,14 @@ import pytest
 from tests.launcher.planning.shapes import make_machine as machine
 
 from xlaunch.planning.planner import plan
-from xlaunch.planning.ranks import VARIABLES, Rank, rank_of, share_of_rank, with_own_files
+from xlaunch.planning.ranks import (
+    VARIABLES,
+    Rank,
+    cpus_of_slurm_step,
+    rank_of,
+    share_of_rank,
+    with_own_files,
+)
 from xlaunch.planning.request import RANK_VARIABLES, RankMode, Request
 
 
@@ -102,6 +109,29 @@ def test_a_mask_that_the_launcher_gave_is_used_whole():
     assert "CPUs 0-3, which other ranks have, too" in (found.warning or "")
     # The launcher itself has no more: the mask is the job's, and is divided.
     assert share_of_rank(Request(), shared, rank, launcher_cpus=range(4)).machine != shared
+
+
+@pytest.mark.parametrize(
+    ("bind", "masks", "expected"),
+    [
+        ("mask_cpu:", "0x3,0xC", (0, 1, 2, 3)),
+        ("sockets,mask_cpu:", "0x100000000", (32,)),
+        ("mask_cpu:", "0x3,nonsense", ()),
+        ("mask_cpu:", "", ()),
+        ("map_cpu:", "0,1", ()),
+        ("none", "", ()),
+    ],
+)
+def test_srun_says_which_cpus_its_ranks_have_together(bind, masks, expected):
+    environment = {"SLURM_CPU_BIND_TYPE": bind, "SLURM_CPU_BIND_LIST": masks}
+    assert cpus_of_slurm_step(environment) == expected
+
+
+def test_ranks_to_which_srun_gave_the_same_cpus_divide_them():
+    host = machine(packages=(8,), allowed=(2, 3))
+    for rank, cpus in zip(ranks(2), [(2,), (3,)], strict=True):
+        found = share_of_rank(Request(), host, rank, launcher_cpus=(2, 3))
+        assert (found.machine.limits.allowed_cpus, found.warning) == (cpus, None)
 
 
 def test_more_ranks_than_cores_share_all_of_them():

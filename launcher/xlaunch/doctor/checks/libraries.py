@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from xlaunch.doctor.checks.findings import Check, Facts, Finding, Severity
+from xlaunch.environment.elf import read_program
 from xlaunch.environment.libraries import (
     ALLOCATORS,
     OPENMP,
@@ -57,6 +58,10 @@ def show_allocator(facts: Facts) -> Iterator[Finding]:
     others = [f"{library.name} {library.version or ''}".strip() for library in chosen]
     if any(library.name == "tcmalloc" for library in chosen):
         yield Finding(Severity.OK, f"allocators: {', '.join(others)}; xlaunch preloads tcmalloc")
+        return
+    loads = read_program(facts.interpreter)
+    if loads is not None and loads.c_library != "glibc":
+        yield Finding(Severity.OK, "allocator: the C library's, which xlaunch cannot tune")
         return
     yield Finding(
         Severity.ADVICE,
