@@ -46,7 +46,7 @@ MANIFESTS = dict(manifests())
 PODS = {
     name: manifest["spec"].get("template", manifest)["spec"]
     for name, manifest in MANIFESTS.items()
-    if manifest["kind"] != "Service"
+    if manifest["kind"] not in ("BalloonsPolicy", "Service")
 }
 
 
@@ -85,7 +85,7 @@ def environment_value(container: dict[str, Any], entry: dict[str, Any]) -> str:
 def test_there_are_manifests() -> None:
     assert len(MANIFESTS) >= 7
     assert {manifest["kind"] for manifest in MANIFESTS.values()} == {
-        "Pod", "Deployment", "Service", "StatefulSet",
+        "BalloonsPolicy", "Pod", "Deployment", "Service", "StatefulSet",
     }  # fmt: skip
 
 
@@ -109,6 +109,18 @@ def test_a_pod_is_consistent(name: str) -> None:
         assert grace is None or int(grace[1]) < pod["terminationGracePeriodSeconds"]
 
 
+def test_a_balloon_has_the_cpus_that_its_pod_requests() -> None:
+    policy = MANIFESTS["kubernetes.md:BalloonsPolicy/default"]["spec"]
+    pod = MANIFESTS["kubernetes.md:Pod/floating"]
+    wanted = pod["metadata"]["annotations"]["balloon.balloons.resource-policy.nri.io"]
+    (balloon,) = [one for one in policy["balloonTypes"] if one["name"] == wanted]
+    (container,) = pod["spec"]["containers"]
+    assert (
+        balloon["minCPUs"] == balloon["maxCPUs"] == cpus(container["resources"]["requests"]["cpu"])
+    )
+    assert "limits" not in container["resources"]
+
+
 def test_the_service_reaches_its_pods() -> None:
     service, deployment = (
         MANIFESTS[f"kubernetes.md:{kind}/serve"]["spec"] for kind in ("Service", "Deployment")
@@ -127,6 +139,7 @@ def test_the_service_reaches_its_pods() -> None:
         ("kubernetes.md:Pod/embed", "1", 1),
         ("kubernetes.md:Pod/small", None, None),
         ("kubernetes.md:Pod/burst", "2", None),
+        ("kubernetes.md:Pod/floating", "1", 1),
         ("kubernetes.md:Deployment/serve", None, None),
         ("containers.md:StatefulSet/serve", "2", 2),
     ],
