@@ -29,7 +29,7 @@ def command(*, storage: str | None, as_json: bool) -> int:
 
     rows: list[dict[str, Any]] = []
     for study in list_studies(open_named(storage)):
-        records = StudyStore(study, read_only=True).records()
+        records = StudyStore(study).records()
         verdict = study.notes.get("verdict") or {}
         rows.append(
             {

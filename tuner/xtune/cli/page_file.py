@@ -9,7 +9,6 @@ from xlaunch.errors import UsageError
 from xlaunch.files import write_output
 from xtune.cli import say
 from xtune.cli.studies import StoredStudy
-from xtune.search.provenance import made_with
 from xtune.show.page import render_page
 from xtune.show.results import Result
 
@@ -41,7 +40,6 @@ def write_page(path: str, plotly: str, result: Result, stored: StoredStudy) -> N
 
     Raises `UsageError` if it cannot be written.
     """
-    made = made_with(stored.study, result.records)
-    text = render_page(result._replace(directory=stored.directory, made=made), plotly)
+    text = render_page(result._replace(directory=stored.directory), plotly)
     write_output(path, text, option="--html")
     say(f"page: {path} ({len(text.encode()) / MIB:.1f} MiB)")

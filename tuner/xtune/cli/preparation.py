@@ -27,7 +27,7 @@ from xtune.launches.summaries import kind_in
 from xtune.search.events import Seed
 from xtune.search.host_turn import HostTurn, runtime_directory
 from xtune.search.measurer import require_baseline
-from xtune.search.provenance import Provenance
+from xtune.search.provenance import Provenance, digests
 from xtune.search.study import Subject
 from xtune.space.identities import identify_machine, identify_program, measured_by
 from xtune.space.installed import installed
@@ -189,7 +189,8 @@ def prepare(
 
 def current_provenance(task: Task) -> Provenance:
     """The program's version and environment now."""
-    return Provenance(task.subject.program.content, installed(task.request))
+    variables = digests(task.resolver.inherited)
+    return Provenance(task.subject.program.content, installed(task.request), variables)
 
 
 def presets_to_try(task: Task, asked: Asked, *, quiet: bool = False) -> list[Seed]:

@@ -33,9 +33,8 @@ from xtune.launches.launch import Launch
 from xtune.search.budget import Budget, parse_budget
 from xtune.search.events import Allowance, Ended, Observer, Seed
 from xtune.search.events import Result as Searched
-from xtune.search.history import changed_variables, keep_beginning, shown_records
 from xtune.search.host_turn import HostTurn, runtime_directory
-from xtune.search.provenance import Provenance, keep_provenance, made_with, outdated
+from xtune.search.provenance import changed_variables, outdated, shown_records
 from xtune.search.records import Record, Stage, Step
 from xtune.search.storage import Storage
 from xtune.search.strategy import Strategy
@@ -219,8 +218,6 @@ def search(
     """
     study.keep_note("ended", None)
     store = open_store(task, study, quiet=quiet)
-    keep_beginning(study, store.left_out, task.resolver.inherited)
-    made = _keep_provenance(task, study, store, quiet=quiet)
     if task.probe is not None:
         _keep_probe(task, store, task.probe)
     first = [*tried, *seeds(task), *earlier_winners(study.storage, task.subject)]
@@ -229,14 +226,11 @@ def search(
 
     @contextlib.contextmanager
     def turn() -> Iterator[None]:
-        nonlocal made
         check()
         with host_turn():
             content = identify_program(task.request).content
-            if content not in ("", made.content):
-                made = made._replace(content=content)
-                now = open_study(study.storage, study.subject, study.name)
-                keep_provenance(now, store.host, StudyStore(study, read_only=True).records(), made)
+            if content not in ("", store.made.content):
+                store.made = store.made._replace(content=content)
                 screen.edited()
             yield
 
@@ -254,17 +248,31 @@ def search(
 
 
 def open_store(task: Task, study: Study, *, quiet: bool) -> StudyStore:
-    """The launches of a study that `task` would start in the same way; the others are reported."""
+    """The launches of a study that `task` would start in the same way.
+
+    Reports the others, and those with another provenance.
+    """
+    now = current_provenance(task)
     store = StudyStore(study, plan_hash=task.resolver.plan_hash)
-    store.records()
-    if store.left_out and not quiet:
-        names, only_they = changed_variables(study, store.left_out, task.resolver.inherited)
+    records = store.records()
+    store.made = now._replace(left_out=tuple([one.number for one in store.left_out]))
+    if quiet:
+        return store
+    if store.left_out:
+        names, only_they = changed_variables(store.left_out, now)
         inherited = f"the inherited {', '.join(names)}" if names else "inherited variables"
         if only_they:
             what = f"{inherited} {'has' if len(names) == 1 else 'have'} changed"
         else:
             what = f"--cpus, --python, caches, {inherited} or libraries have changed"
         say(_left_out(len(store.left_out), what))
+    numbers, changes = outdated(records, now)
+    if numbers:
+        were = "was" if len(numbers) == 1 else "were"
+        say(
+            f"warning: {launches(len(numbers))} of this study {were} made with {', '.join(changes)}; if"
+            " that affects speed, start a new study with --study NAME"
+        )
     return store
 
 
@@ -285,24 +293,11 @@ def _keep_probe(task: Task, store: StudyStore, probe: Launch) -> None:
         store.finish(number, probe)
 
 
-def _keep_provenance(task: Task, study: Study, store: StudyStore, *, quiet: bool) -> Provenance:
-    """Store the current provenance, and warn if earlier launches have another."""
-    records, now = store.records(), current_provenance(task)
-    numbers, changes = outdated(made_with(study, records), now)
-    if numbers and not quiet:
-        were = "was" if len(numbers) == 1 else "were"
-        say(
-            f"warning: {launches(len(numbers))} of this study {were} made with {', '.join(changes)}; if"
-            " that affects speed, start a new study with --study NAME"
-        )
-    keep_provenance(study, store.host, StudyStore(study, read_only=True).records(), now)
-    return now
-
-
 def recall(task: Task, asked: Asked, study: Study) -> Result:
     """The result from the launches of a study, whatever this process inherits."""
-    records, others = shown_records(study)
-    if others:
+    kept = StudyStore(study).records()
+    records = shown_records(kept)
+    if others := len(kept) - len(records):
         say(_left_out(others, "they were started in another way (xtune export has them)"))
     plans = {record.step.configuration: record.step.plan_hash for record in records}
     strategy = _strategy(task, asked, plans.get)

@@ -121,14 +121,10 @@ def importance_of(
     whole = sum(variances.values()) + missed
     settings = []
     for row in (one for one in parameters if len(one.values) > 1):
-        each = [
-            ValueEffect(
-                columns[at][1],
-                *map(math.exp, (effects[at], effects[at] - reach[at], effects[at] + reach[at])),
-                counts[columns[at]],
-            )
-            for at in mine[row.name]
-        ]
+        each = []
+        for at in mine[row.name]:
+            ratio, low, high = (math.exp(effects[at] + way * reach[at]) for way in (0, -1, 1))
+            each.append(ValueEffect(columns[at][1], ratio, low, high, counts[columns[at]]))
         each.sort(key=lambda one: -one.ratio)
         share = variances[row.name] / whole
         matters = bool(sure[mine[row.name]].any())

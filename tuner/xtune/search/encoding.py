@@ -17,6 +17,7 @@ from xtune.evidence.finals import Finalist, FinalPlan
 from xtune.evidence.verdicts import Rule
 from xtune.launches.launch import Launch, Outcome, Secondary, Series, Steadiness
 from xtune.launches.objectives import Goal, Objective, Requirement
+from xtune.search.records import Stage, Step
 from xtune.space.parameters import Configuration
 
 Plain = dict[str, Any]
@@ -99,6 +100,20 @@ def _decode_series(plain: Plain) -> Series:
     return Series(
         plain["instance"], plain["metric"], tuple(plain["times_s"]), tuple(plain["values"])
     )
+
+
+def encode_step(step: Step) -> Plain:
+    return {
+        **step._asdict(),
+        "stage": step.stage.value,
+        "configuration": dict(step.configuration),
+        "details": dict(step.details),
+    }
+
+
+def decode_step(plain: Plain) -> Step:
+    configuration, stage = Configuration(plain["configuration"]), Stage(plain["stage"])
+    return Step(**{**plain, "stage": stage, "configuration": configuration})
 
 
 def encode_final_plan(plan: FinalPlan) -> Plain:

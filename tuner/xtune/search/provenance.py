@@ -1,110 +1,84 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Provenance of launches: the program's content and the installed versions at the time.
+"""Provenance of launches: the program's content, installed versions and variables at the time.
 
-A change of these does not start another study, as another machine does, because an edit may not affect
-speed. Instead, each provenance is stored by host with its first launch, and differences are reported.
+A change of these does not start another study, as another machine does, because it may not affect
+speed. Instead, each launch is stored with its provenance, and differences are reported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from xtune.launches.launch import Outcome
-from xtune.search.records import Record
-from xtune.search.study import Study
-from xtune.space.installed import INTERPRETER, PROGRAM, SYSTEM, TUNER, Installed
+from xtune.space.installed import INTERPRETER, PROGRAM, SYSTEM, TUNER
+
+if TYPE_CHECKING:
+    from xtune.search.records import Record
 
 COMPARED_OF_TUNER = ("xtune",)
 """The packages of the tuner that affect launches; the others only read results."""
 
-_NOTE = "made with on "
-"""Followed by the host."""
+DIGEST_DIGITS = 8
+"""Hexadecimal digits kept of each variable: enough to notice a change, too few to guess a secret by."""
 
 
 class Provenance(NamedTuple):
-    """The program's content and the installed versions."""
+    """What a launch was made with, and which earlier launches did not count then."""
 
-    content: str
+    content: str = ""
     """Digest of the program's file; empty if there is none or it is very large."""
-    installed: Installed
+    installed: Mapping[str, Mapping[str, str]] = {}
+    variables: Mapping[str, str] = {}
+    """Digests of the inherited variables that may change how the program computes, by name."""
+    left_out: tuple[int, ...] = ()
+    """Numbers of the launches that did not count in its search."""
 
     def differences(self, other: Provenance) -> tuple[str, ...]:
         """The differences to `other`. **Ex.:** ``torch 2.11.0 (now 2.13.0)``."""
         found = ["the program as it was before an edit"] if self.content != other.content else []
         for group in (PROGRAM, SYSTEM, TUNER):
             ours, theirs = self.installed.get(group, {}), other.installed.get(group, {})
-            names = COMPARED_OF_TUNER if group == TUNER else {**ours, **theirs}
-            for name in names:
-                if name == INTERPRETER:
-                    continue
+            for name in COMPARED_OF_TUNER if group == TUNER else {**ours, **theirs}:
                 before, now = ours.get(name, "none"), theirs.get(name, "none")
-                if before != now:
+                if before != now and name != INTERPRETER:
                     found.append(f"{name} {before} (now {now})")
         return tuple(found)
 
 
-class Made(NamedTuple):
-    """Launches of a study with one provenance."""
-
-    provenance: Provenance
-    numbers: tuple[int, ...]
-    """Their numbers among the ended launches, from 1."""
-
-
-def keep_provenance(study: Study, host: str, records: Sequence[Record], now: Provenance) -> None:
-    """Store the provenance of the launches of `host` after `records`.
-
-    Raises StorageError.
-    """
-    known = _kept(study, host)
-    if known and known[-1][1] == now:
-        return
-    since = max((record.number for record in records), default=-1) + 1
-    plain = [[first, *one] for first, one in (*known, (since, now))]
-    study.keep_note(f"{_NOTE}{host}", plain)
+def digests(variables: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: hashlib.sha256(value.encode(errors="surrogateescape")).hexdigest()[:DIGEST_DIGITS]
+        for name, value in sorted(variables.items())
+    }
 
 
-def made_with(study: Study, records: Sequence[Record]) -> tuple[Made, ...]:
-    """The launches of a study by provenance, those with the latest launch last.
-
-    Failed launches and launches without a stored provenance are left out.
-    """
-    known = {host: _kept(study, host) for host in {record.host for record in records}}
-    ended = [record for record in records if record.launch is not None]
-    found: list[tuple[Provenance, list[int]]] = []
-    for number, record in enumerate(ended, start=1):
-        before = [one for since, one in known[record.host] if since <= record.number]
-        if not before or not _has_value(record):
-            continue
-        numbers = next((numbers for one, numbers in found if one == before[-1]), None)
-        if numbers is None:
-            found.append((before[-1], numbers := []))
-        numbers.append(number)
-    found.sort(key=lambda pair: pair[1][-1])
-    return tuple([Made(one, tuple(numbers)) for one, numbers in found])
-
-
-def outdated(made: Sequence[Made], now: Provenance) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """The launches with another provenance than `now`, and the differences, each once."""
+def outdated(records: Sequence[Record], now: Provenance) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """The numbers, from 1, of the launches with a value and another provenance, and the differences."""
     numbers: list[int] = []
     told: dict[str, None] = {}
-    for one in made:
-        differences = one.provenance.differences(now)
-        if differences:
-            numbers += one.numbers
+    ended = [record for record in records if record.launch is not None]
+    for number, record in enumerate(ended, start=1):
+        assert record.launch is not None
+        has_value = record.launch.outcome in (Outcome.MEASURED, Outcome.CUT)
+        if has_value and (differences := record.made.differences(now)):
+            numbers.append(number)
             told.update(dict.fromkeys(differences))
-    return tuple(sorted(numbers)), tuple(told)
+    return tuple(numbers), tuple(told)
 
 
-def _has_value(record: Record) -> bool:
-    return record.launch is not None and record.launch.outcome in (Outcome.MEASURED, Outcome.CUT)
+def shown_records(records: Sequence[Record]) -> tuple[Record, ...]:
+    """The records that counted in the search of the latest launch, whatever this process inherits."""
+    ended = [record for record in records if record.launch is not None]
+    left_out = ended[-1].made.left_out if ended else ()
+    return tuple([record for record in records if record.number not in left_out])
 
 
-def _kept(study: Study, host: str) -> list[tuple[int, Provenance]]:
-    return [_from_plain(plain) for plain in study.notes.get(f"{_NOTE}{host}") or ()]
-
-
-def _from_plain(plain: Sequence[Any]) -> tuple[int, Provenance]:
-    since, content, installed = plain
-    return since, Provenance(content, installed)
+def changed_variables(records: Sequence[Record], now: Provenance) -> tuple[list[str], bool]:
+    """Names of the variables that differ from those of these launches, and whether all have one."""
+    found = [
+        {name for name in {**then, **now.variables} if then.get(name) != now.variables.get(name)}
+        for then in (record.made.variables for record in records)
+    ]
+    return sorted(set().union(*found)), all(found)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from xtune.launches.launch import Launch
 from xtune.launches.objectives import Objective
+from xtune.search.provenance import Provenance
 from xtune.space.parameters import Configuration
 
 
@@ -55,6 +56,7 @@ class Record(NamedTuple):
     """The host that made it; launches of one host share its drift."""
     launch: Launch | None
     """None: under way."""
+    made: Provenance = Provenance()
 
 
 class Rating(NamedTuple):

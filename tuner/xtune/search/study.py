@@ -31,7 +31,7 @@ from xtune.space.identities import MachineIdentity, ProgramIdentity
 from xtune.space.parameters import BARE, Configuration
 from xtune.space.spaces import Space
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Of xtune's attributes; increased when a key changes its meaning or is removed."""
 
 

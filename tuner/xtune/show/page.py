@@ -213,9 +213,6 @@ def _placement(result: Result) -> dict[str, Any] | str:
 
 def _versions(result: Result) -> dict[str, dict[str, str]]:
     """What the latest launches were made with, or what is installed now if that was not kept."""
-    found: Installed = (
-        result.made[-1].provenance.installed
-        if result.made
-        else installed(result.resolver.request(BARE))
-    )
+    kept = result.records[-1].made.installed
+    found: Installed = kept or installed(result.resolver.request(BARE))
     return {title: dict(found[group]) for group, title in GROUPS.items() if found.get(group)}

@@ -18,7 +18,6 @@ from xtune.launches.objectives import Objective
 from xtune.search.ablation import Ablation, ablations_of
 from xtune.search.encoding import decode_final_plan
 from xtune.search.events import Favourite, Resolution
-from xtune.search.provenance import Made
 from xtune.search.records import Record, Stage
 from xtune.search.scale import Scale
 from xtune.search.study import Subject
@@ -88,8 +87,6 @@ class Result(NamedTuple):
     """How the last search ended; empty if unknown."""
     directory: str = ""
     """The working directory of the launches, for the page."""
-    made: tuple[Made, ...] = ()
-    """The launches by program version and environment, as far as that was kept; for the page."""
 
     @property
     def space(self) -> Space:

@@ -92,9 +92,9 @@ def warnings_of(result: Result) -> tuple[Warned, ...]:
 
 
 def _provenance(result: Result) -> Iterator[Warned]:
-    if not result.made:
+    if not result.records:
         return
-    numbers, changes = outdated(result.made, result.made[-1].provenance)
+    numbers, changes = outdated(result.records, result.records[-1].made)
     if numbers:
         yield Warned(
             "provenance",

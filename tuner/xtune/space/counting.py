@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -44,7 +43,10 @@ def admitted(sizes: Sequence[int], checks: Sequence[Check]) -> Iterator[Choices]
             return
         made += len(due[at]) * sizes[at]
         if made > MAX_CHECKS:
-            raise SpaceError(_TOO_MANY)
+            raise SpaceError(
+                "the conditions combine too many parameters to be solved; leave out a --when, or give"
+                " parameters fewer values"
+            )
         for choice in range(sizes[at]):
             choices.append(choice)
             if all(admits(choices) for admits in due[at]):
@@ -52,38 +54,3 @@ def admitted(sizes: Sequence[int], checks: Sequence[Check]) -> Iterator[Choices]
             choices.pop()
 
     return complete([])
-
-
-def nearest(sizes: Sequence[int], checks: Sequence[Check], wanted: Choices) -> Choices:
-    """The admissible choices that differ from `wanted` in the fewest parameters.
-
-    Ties go to the later parameters, then to the smaller difference. Raises `SpaceError` after too
-    many checks.
-    """
-    tried = 0
-    for count in range(len(sizes) + 1):
-        # The later parameters first.
-        for positions in sorted(itertools.combinations(range(len(sizes)), count), reverse=True):
-            others = [
-                sorted(
-                    (choice for choice in range(sizes[at]) if choice != wanted[at]),
-                    key=lambda choice, at=at: abs(choice - wanted[at]),  # type: ignore[misc]
-                )
-                for at in positions
-            ]
-            for values in itertools.product(*others):
-                tried += len(checks)
-                if tried > MAX_CHECKS:
-                    raise SpaceError(_TOO_MANY)
-                choices = list(wanted)
-                for at, value in zip(positions, values, strict=True):
-                    choices[at] = value
-                if all(check.admits(choices) for check in checks):
-                    return tuple(choices)
-    raise SpaceError("no configuration meets every --when")
-
-
-_TOO_MANY = (
-    "the conditions combine too many parameters to be solved; leave out a --when, or give parameters"
-    " fewer values"
-)

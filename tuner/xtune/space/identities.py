@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 from xlaunch.machine.topology import CPUs, Machine, Topology
 from xlaunch.planning import Request
-from xtune.errors import StudyError
 from xtune.space.processors import Processor
 
 MEMORY_STEPS = 8
@@ -130,11 +129,8 @@ class ProgramIdentity(NamedTuple):
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> ProgramIdentity:
-        """The inverse of `to_plain`. Raises `StudyError` for anything else."""
-        try:
-            return cls(**{**plain, "words": tuple(plain["words"])})
-        except (KeyError, TypeError) as error:
-            raise StudyError(f"the stored program cannot be read ({error!r})") from None
+        """The inverse of `to_plain`."""
+        return cls(**{**plain, "words": tuple(plain["words"])})
 
 
 def inherited_by_program(users_own: Mapping[str, str]) -> dict[str, str]:
