@@ -6,10 +6,10 @@ The search follows only the first goal; the front contains what it happened to l
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from xtune.evidence.noise import pooled_spread
 from xtune.evidence.ratios import has_ratio
 from xtune.launches.launch import Launch
 from xtune.launches.objectives import WALL, Goal, Objective
@@ -31,32 +31,20 @@ class SecondGoal(NamedTuple):
         return dict(launch.metrics).get(name_of(self.metric))
 
 
-class Estimate(NamedTuple):
-    """A value with its interval. **Ex.:** ``Estimate(120.0, 115.0, 125.0)``"""
-
-    value: float
-    low: float
-    high: float
-
-
 class Point(NamedTuple):
-    """A configuration's values of both goals, with 95 % confidence intervals."""
+    """A configuration's medians of both goals."""
 
     configuration: Configuration
-    first: Estimate
-    other: Estimate
+    first: float
+    other: float
     is_beaten: bool = False
-    """Another estimate is better in one goal and as good in the other."""
+    """Another one is better in one goal and as good in the other."""
 
 
 def front_of(
     launches: Sequence[Launch], objective: Objective, second: SecondGoal
 ) -> tuple[Point, ...]:
-    """Every configuration that has both values, the best by the objective first.
-
-    The bare command is among them. The intervals use the noise of all configurations that were
-    launched more than once. Empty without such, or for a single configuration.
-    """
+    """Every configuration that has both values, the bare command too, the best by the objective first."""
     rows: dict[Configuration, list[tuple[float, float]]] = {}
     for launch in launches:
         mine, theirs = launch.value, second.of(launch)
@@ -64,17 +52,12 @@ def front_of(
             assert mine is not None
             assert theirs is not None
             rows.setdefault(launch.configuration, []).append((mine, theirs))
-    columns = {one: tuple(zip(*both, strict=True)) for one, both in rows.items()}
-    first, other = (pooled_spread([both[at] for both in columns.values()]) for at in (0, 1))
-    if len(rows) < 2 or first is None or other is None:
-        return ()
     points = [
-        Point(one, Estimate(*first.interval(mine)), Estimate(*other.interval(theirs)))
-        for one, (mine, theirs) in columns.items()
+        Point(one, *map(statistics.median, zip(*both, strict=True))) for one, both in rows.items()
     ]
     ways = (objective.sign, 1.0 if second.goal is Goal.MAXIMIZE else -1.0)
-    points.sort(key=lambda one: -ways[0] * one.first.value)
-    gains = [(ways[0] * one.first.value, ways[1] * one.other.value) for one in points]
+    points.sort(key=lambda one: -ways[0] * one.first)
+    gains = [(ways[0] * one.first, ways[1] * one.other) for one in points]
     return tuple(
         point._replace(is_beaten=any(a >= x and b >= y and (a, b) != (x, y) for a, b in gains))
         for point, (x, y) in zip(points, gains, strict=True)

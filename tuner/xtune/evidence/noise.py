@@ -13,7 +13,6 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from xtune.evidence.distributions import student_quantile
 from xtune.evidence.ratios import NoRatioError, has_ratio
 
 OUTLIER_Z = 3.5
@@ -33,18 +32,6 @@ class PooledSpread(NamedTuple):
     spread: float
     degrees: int
     """Launches beyond the first of each configuration."""
-
-    def interval(
-        self, values: Sequence[float], *, confidence: float = 0.95
-    ) -> tuple[float, float, float]:
-        """Estimate, low and high of a configuration's value, even from a single launch.
-
-        Uses the pooled spread, as in an analysis of variance.
-        """
-        centre = statistics.fmean(_logs(values))
-        reach = student_quantile(0.5 * (1.0 - confidence), self.degrees) * self.spread
-        reach /= math.sqrt(len(values))
-        return math.exp(centre), math.exp(centre - reach), math.exp(centre + reach)
 
 
 def pooled_spread(groups: Iterable[Sequence[float]]) -> PooledSpread | None:

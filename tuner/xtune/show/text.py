@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from xlaunch.text import number
 from xtune.evidence.fronts import front_of
-from xtune.evidence.ratios import RatioInterval, has_ratio
+from xtune.evidence.ratios import RatioInterval
 from xtune.evidence.verdicts import Kind
 from xtune.launches.launch import Outcome
 from xtune.show.quantities import amount, counted, duration, launches, percent, ratios
@@ -196,31 +196,18 @@ def _front(result: Result) -> Iterator[str]:
         return
     points = front_of(result.launches, result.objective, second)
     title = f"front of {result.objective.metric} and {second.metric}"
-    if not points:
-        yield f"  {title}: none, because {_no_front(result)}"
+    if len(points) < 2:
+        yield f"  {title}: none, because {_too_few(len(points), result)}"
         return
     front = [point for point in points if not point.is_beaten]
     yield f"  {title} ({len(front)} of {len(points)}):"
     for point in front[:MAX_FRONT_SHOWN]:
-        both = ", ".join(
-            f"{number(one.value)} ({number(one.low)} to {number(one.high)})"
-            for one in (point.first, point.other)
-        )
+        both = f"{number(point.first)}, {number(point.other)}"
         yield f"    {settings(point.configuration, result.space)}: {both}"
     if len(front) > MAX_FRONT_SHOWN:
         yield f"    and {len(front) - MAX_FRONT_SHOWN} more"
 
 
-def _no_front(result: Result) -> str:
-    assert result.second is not None
-    second = result.second
-    both = [one for one in result.launches if has_ratio(one.value) and has_ratio(second.of(one))]
-    kept = {one.configuration for one in both if result.objective.is_feasible(one)}
-    if not both:
-        return "no launch has both values"
-    if not kept:
-        return "no launch with both values meets the requirements"
-    if len(kept) == 1:
-        meets = " and meets the requirements" if result.objective.requirements else ""
-        return f"only one configuration has both values{meets}"
-    return "no configuration was launched twice, so the noise is unknown"
+def _too_few(count: int, result: Result) -> str:
+    meets = " and meets the requirements" if result.objective.requirements else ""
+    return f"{'only one configuration' if count else 'no launch'} has both values{meets}"
