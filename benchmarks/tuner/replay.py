@@ -39,8 +39,7 @@ from xtune.launches.launch import Launch, Outcome, Secondary
 from xtune.search.budget import Budget
 from xtune.search.events import Allowance, Result
 from xtune.search.measurer import Measurer
-from xtune.search.records import Rating, Record, Stage, Step
-from xtune.search.scale import Scale
+from xtune.search.records import Rating, Record, Scale, Stage, Step
 from xtune.search.strategy import Strategy
 from xtune.space.parameters import BARE, Configuration
 from xtune.tuning import Search, next_step

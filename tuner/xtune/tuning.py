@@ -18,8 +18,7 @@ from typing import TypeVar
 
 from xtune.errors import BudgetError, StorageError
 from xtune.evidence.verdicts import Verdict, undecided
-from xtune.launches.launch import Outcome
-from xtune.launches.objectives import Objective
+from xtune.launches.launch import Objective, Outcome
 from xtune.search.budget import MIN_FINAL, Budget, final_size, min_launches_for_final
 from xtune.search.events import (
     Allowance,
@@ -30,9 +29,8 @@ from xtune.search.events import (
     Progress,
     Result,
 )
-from xtune.search.measurer import Measurer, require_baseline
+from xtune.search.measurer import Measurer, Store, require_baseline
 from xtune.search.records import Record, Stage, Step
-from xtune.search.store import Store
 from xtune.search.strategy import Strategy, final_records
 from xtune.space.parameters import BARE
 from xtune.space.spaces import Space

@@ -15,7 +15,7 @@ import sys
 import pytest
 from tests.tuner.cli.commands import RATE, XTUNE, Desk
 
-from xtune.search.host_turn import HostTurn, runtime_directory
+from xtune.search.workers import HostTurn, runtime_directory
 
 KEYS = [
     "verdict",

@@ -24,8 +24,7 @@ from tests.tuner.evidence.contenders import (
 
 from xtune.evidence.finals import Final, Finalist, FinalPlan, Turn, plan_final
 from xtune.evidence.verdicts import Kind, Rule
-from xtune.launches.launch import Launch, Outcome
-from xtune.launches.objectives import Goal, Objective
+from xtune.launches.launch import Goal, Launch, Objective, Outcome
 from xtune.space.parameters import BARE, Configuration
 
 EQUAL = {BARE: 100.0, ONE: 100.0, TWO: 100.0, THREE: 100.0}

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from tests.tuner.evidence.contenders import RATE, launch
 
 from xtune.evidence.fronts import Point, SecondGoal, front_of
-from xtune.launches.launch import Launch
-from xtune.launches.objectives import Goal
+from xtune.launches.launch import Goal, Launch
 from xtune.space.parameters import Configuration
 
 WAIT = SecondGoal("wait", Goal.MINIMIZE)

@@ -18,8 +18,7 @@ from tests.tuner.evidence.simulation import (
 )
 
 from xtune.evidence.importance import Importance, SettingImportance, importance_of
-from xtune.launches.launch import Launch, Outcome
-from xtune.launches.objectives import Goal, Objective
+from xtune.launches.launch import Goal, Launch, Objective, Outcome
 from xtune.space.parameters import BARE, Configuration, Parameter, Value, Where
 
 SPACE = [

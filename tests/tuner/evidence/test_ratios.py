@@ -22,7 +22,7 @@ from xtune.evidence.ratios import (
     ratio_interval,
     sign_flip_probability,
 )
-from xtune.launches.objectives import Goal
+from xtune.launches.launch import Goal
 
 Noise = Callable[[np.random.Generator, tuple[int, int, int]], np.ndarray]
 REPETITIONS = 4000

@@ -26,8 +26,7 @@ from tests.tuner.evidence.simulation import (
 )
 
 from xtune.evidence.verdicts import Kind, Verdict
-from xtune.launches.launch import Outcome
-from xtune.launches.objectives import Goal, Objective
+from xtune.launches.launch import Goal, Objective, Outcome
 from xtune.search.measurer import Measurer
 from xtune.space.parameters import Configuration, Parameter, Where
 

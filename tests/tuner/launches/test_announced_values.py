@@ -10,8 +10,7 @@ import pytest
 from tests.tuner.launches.conftest import MakeRunner
 
 from xtune.launches.announcements import Announcement
-from xtune.launches.launch import Outcome
-from xtune.launches.objectives import Goal
+from xtune.launches.launch import Goal, Outcome
 from xtune.space.parameters import BARE, Configuration
 
 DEFAULT = Configuration({})

@@ -16,7 +16,7 @@ from xtune.launches.announcements import (
     parse_announcement,
     read_announcements,
 )
-from xtune.launches.objectives import Goal, Objective
+from xtune.launches.launch import Goal, Objective
 
 LATENCY = "@hypertune {'name': 'latency (ms)'}"
 RATE = "@hypertune {'name': 'rate', 'higher_is_better': True, 'target_val': 100}"

@@ -11,7 +11,7 @@ from tests.tuner.search.studies import store_of, worker
 from tests.tuner.search.test_study import again, launch, step
 
 from xlaunch.planning import Request
-from xtune.search.provenance import Provenance, outdated
+from xtune.search.records import Provenance, outdated
 from xtune.search.storage import Storage, open_storage
 from xtune.space.installed import installed
 

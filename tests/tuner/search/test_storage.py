@@ -11,8 +11,8 @@ import pytest
 
 from xtune.errors import StorageError
 from xtune.search import storage as storing
-from xtune.search.host_turn import HostTurn
 from xtune.search.storage import default_url, file_system_of, file_url, open_storage
+from xtune.search.workers import HostTurn
 
 MOUNTS = """\
 22 1 8:1 / / rw - ext4 /dev/sda1 rw

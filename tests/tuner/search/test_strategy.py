@@ -22,8 +22,7 @@ from tests.tuner.search.scripted import (
 
 from xtune.evidence.advice import smallest_gain
 from xtune.evidence.verdicts import Kind
-from xtune.launches.launch import Launch, Outcome
-from xtune.launches.objectives import Goal, Objective, Requirement
+from xtune.launches.launch import Goal, Launch, Objective, Outcome, Requirement
 from xtune.search.budget import MAX_BLOCKS
 from xtune.search.events import Allowance, Seed
 from xtune.search.records import Record, Stage

@@ -15,13 +15,19 @@ from tests.tuner.search.studies import SUBJECT, store_of, worker
 
 from xtune.errors import StorageError, StudyError
 from xtune.evidence.verdicts import Kind, Verdict, undecided
-from xtune.launches.launch import Launch, Outcome, Series
-from xtune.launches.objectives import Goal, Objective, Requirement
+from xtune.launches.launch import Goal, Launch, Objective, Outcome, Requirement, Series
 from xtune.search.budget import Budget
 from xtune.search.encoding import PIECE
 from xtune.search.events import Result
-from xtune.search.provenance import Provenance, changed_variables, digests, shown_records
-from xtune.search.records import Record, Stage, Step
+from xtune.search.records import (
+    Provenance,
+    Record,
+    Stage,
+    Step,
+    changed_variables,
+    digests,
+    shown_records,
+)
 from xtune.search.storage import Storage, open_storage
 from xtune.search.strategy import Strategy
 from xtune.search.study import Subject, earlier_winners, find_study, list_studies, open_study

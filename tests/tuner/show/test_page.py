@@ -16,12 +16,11 @@ from xlaunch.planning.drawing import draw_machine
 from xlaunch.text import number
 from xtune.evidence.ratios import ratio_interval
 from xtune.evidence.verdicts import Kind, undecided
-from xtune.launches.launch import Launch, Outcome, Secondary
-from xtune.launches.objectives import Objective, Requirement
+from xtune.launches.launch import Launch, Objective, Outcome, Requirement, Secondary
 from xtune.search.events import Resolution
-from xtune.search.provenance import Provenance
-from xtune.show.quantities import NOTHING
+from xtune.search.records import Provenance
 from xtune.show.text import result_lines
+from xtune.show.words import NOTHING
 from xtune.space.parameters import BARE
 from xtune.space.spaces import Space
 

@@ -7,8 +7,7 @@ import pytest
 from tests.tuner.show.made_up import FOUR, RATE, launch
 from tests.tuner.show.made_up import SPACE as RATES
 
-from xtune.launches.launch import Launch, Outcome, Secondary
-from xtune.launches.objectives import WALL, Goal, Objective
+from xtune.launches.launch import WALL, Goal, Launch, Objective, Outcome, Secondary
 from xtune.launches.requirements import parse_requirement
 from xtune.search.budget import Budget
 from xtune.search.events import Favourite, Outline, Progress, Resolution

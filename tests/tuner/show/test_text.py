@@ -13,8 +13,7 @@ from xlaunch.planning import Request
 from xtune.evidence.fronts import SecondGoal
 from xtune.evidence.ratios import RatioInterval
 from xtune.evidence.verdicts import Kind, MoreBudget, Verdict, undecided
-from xtune.launches.launch import Launch, Outcome
-from xtune.launches.objectives import Goal, Objective
+from xtune.launches.launch import Goal, Launch, Objective, Outcome
 from xtune.launches.requirements import parse_requirement
 from xtune.search.events import Favourite, Resolution
 from xtune.search.study import Subject

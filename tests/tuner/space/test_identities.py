@@ -19,11 +19,12 @@ from xlaunch.machine.topology import Machine
 from xlaunch.planning import Request
 from xtune.space.identities import (
     MachineIdentity,
+    Processor,
     ProgramIdentity,
     identify_machine,
     identify_program,
+    read_processor,
 )
-from xtune.space.processors import Processor, read_processor
 
 XEON = Processor(("vendor_id=GenuineIntel, model name=Xeon",), ("amx_bf16", "avx512f"))
 TWINS = {"hwloc-40intel64-2g2n4c+pcilocality", "hwloc-40intel64-4n10c+pci-conflicts"}

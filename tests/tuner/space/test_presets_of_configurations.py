@@ -26,8 +26,7 @@ from xtune.space.launch_options import with_option
 from xtune.space.machine_space import make_space
 from xtune.space.offers import SWITCHES, Offers
 from xtune.space.parameters import Configuration, Parameter, Value, Where
-from xtune.space.presets import command_of
-from xtune.space.resolution import Resolver
+from xtune.space.resolution import Resolver, command_of
 from xtune.space.spaces import Space
 from xtune.space.user_parameters import parse_parameters
 

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 
 from xtune.errors import SpaceError
 from xtune.space.conditions import parse_condition
-from xtune.space.counting import MAX_COUNTED
 from xtune.space.parameters import BARE, Configuration, Parameter, Where
-from xtune.space.spaces import Derived, Space
+from xtune.space.spaces import MAX_COUNTED, Derived, Space
 
 LAYOUT = Parameter(
     "layout", ("1xall", "1x1", "1x2", "2x1", "2x2", "4x1"), "1xall", Where.OPTION, reason="why not"

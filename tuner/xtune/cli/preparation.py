@@ -18,18 +18,17 @@ from xtune.errors import ObjectiveError, StudyError
 from xtune.evidence.fronts import SecondGoal
 from xtune.launches.announcements import MARK, Announcement
 from xtune.launches.hypertune import HypertuneSettings, parameters_of, read_settings
-from xtune.launches.launch import Launch
-from xtune.launches.objectives import WALL, Goal, Objective
+from xtune.launches.launch import WALL, Goal, Launch, Objective
 from xtune.launches.requirements import parse_requirement
 from xtune.launches.runner import Runner
 from xtune.launches.services import cores_kept_free, require_service
 from xtune.launches.summaries import kind_in
 from xtune.search.events import Seed
-from xtune.search.host_turn import HostTurn, runtime_directory
 from xtune.search.measurer import require_baseline
-from xtune.search.provenance import Provenance, digests
+from xtune.search.records import Provenance, digests
 from xtune.search.study import Subject
-from xtune.space.identities import identify_machine, identify_program, measured_by
+from xtune.search.workers import HostTurn, runtime_directory
+from xtune.space.identities import identify_machine, identify_program, measured_by, read_processor
 from xtune.space.installed import installed
 from xtune.space.launch_options import (
     ALL_CORES,
@@ -44,10 +43,8 @@ from xtune.space.launch_options import (
 from xtune.space.machine_space import make_space
 from xtune.space.offers import LeftOut, Offers, read_offers
 from xtune.space.parameters import BARE, Configuration, Parameter
-from xtune.space.processors import read_processor
-from xtune.space.resolution import Resolver
+from xtune.space.resolution import Resolver, starting_point
 from xtune.space.spaces import Derived, Space
-from xtune.space.starting_points import starting_point
 from xtune.space.user_parameters import parse_parameters
 
 SHARED_CORES = (

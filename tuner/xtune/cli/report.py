@@ -36,9 +36,8 @@ def command(
     """Print the verdict of STUDY, or of the latest one, so far. Nothing is launched."""
     from xlaunch.options.presets import check_preset_path
     from xtune.cli import say
-    from xtune.cli.page_file import check_page, write_page
+    from xtune.cli.output_files import check_page, write_page, write_preset
     from xtune.cli.preparation import prepare
-    from xtune.cli.preset_file import write_preset
     from xtune.cli.searching import print_result, recall, require_launched
     from xtune.cli.studies import enter, find_stored, open_named
     from xtune.show.page import require_libraries

@@ -17,6 +17,7 @@ import click
 from xlaunch.errors import XLaunchError
 from xtune.cli import EXIT_INTERRUPTED, say
 from xtune.cli.options import DEFAULT_BUDGET, Asked, parse_search
+from xtune.cli.output_files import write_preset
 from xtune.cli.preparation import (
     Task,
     current_provenance,
@@ -25,7 +26,6 @@ from xtune.cli.preparation import (
     second_goal,
     seeds,
 )
-from xtune.cli.preset_file import write_preset
 from xtune.cli.studies import open_named
 from xtune.errors import StorageError
 from xtune.evidence.verdicts import Kind, Rule, Verdict, undecided
@@ -33,18 +33,16 @@ from xtune.launches.launch import Launch
 from xtune.search.budget import Budget, parse_budget
 from xtune.search.events import Allowance, Ended, Observer, Seed
 from xtune.search.events import Result as Searched
-from xtune.search.host_turn import HostTurn, runtime_directory
-from xtune.search.provenance import changed_variables, outdated, shown_records
-from xtune.search.records import Record, Stage, Step
+from xtune.search.records import Record, Stage, Step, changed_variables, outdated, shown_records
 from xtune.search.storage import Storage
 from xtune.search.strategy import Strategy
 from xtune.search.study import Study, earlier_winners, list_studies, open_study
 from xtune.search.study_store import StudyStore
-from xtune.show.quantities import launches
+from xtune.search.workers import HostTurn, runtime_directory
 from xtune.show.results import Result
 from xtune.show.screens import PlainScreen
 from xtune.show.text import result_lines
-from xtune.show.words import aim, describe_space, settings
+from xtune.show.words import aim, describe_space, launches, settings
 from xtune.space.identities import identify_program
 from xtune.space.parameters import BARE, Configuration
 from xtune.tuning import Search

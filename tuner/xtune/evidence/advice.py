@@ -6,15 +6,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from xtune.evidence.distributions import (
-    chi_square_quantile,
-    noncentral_quantile,
-    student_quantile,
-    student_tail,
-)
-from xtune.evidence.looks import MIN_PAIRS, look_level
-from xtune.evidence.ratios import RatioInterval, degrees_of_freedom
-from xtune.evidence.verdicts import Rule
+from scipy import special
+
+from xtune.evidence.ratios import RatioInterval, degrees_of_freedom, student_quantile
+from xtune.evidence.verdicts import MIN_PAIRS, Rule, look_level
 
 POWER = 0.8
 """Probability that a final finds the reported smallest gain."""
@@ -46,15 +41,18 @@ def smallest_gain(
     """
     rule = rule or Rule()
     level = look_level(blocks, blocks, rule.error) / finalists
-    reach = noncentral_quantile(level, degrees_of_freedom(blocks), POWER)
+    degrees = degrees_of_freedom(blocks)
+    reach = float(special.nctdtrinc(degrees, 1.0 - POWER, student_quantile(level, degrees)))
     return max(math.expm1(reach * spread * math.sqrt(2.0 / blocks)), rule.min_effect)
 
 
 def spread_range(spread: float, degrees: int) -> tuple[float, float]:
     """The 90 % confidence interval of a noise that was estimated with so many degrees of freedom."""
     miss = 0.5 * (1.0 - NOISE_CONFIDENCE)
-    high, low = (chi_square_quantile(one, degrees) for one in (miss, 1.0 - miss))
-    return spread * math.sqrt(degrees / low), spread * math.sqrt(degrees / high)
+    low, high = (
+        spread * math.sqrt(degrees / special.chdtri(degrees, tail)) for tail in (miss, 1.0 - miss)
+    )
+    return low, high
 
 
 def blocks_for(
@@ -116,6 +114,5 @@ def settle_probability(interval: RatioInterval, more: int, level: float, rule: R
     reach = student_quantile(level, degrees_of_freedom(pairs)) * spread / math.sqrt(pairs)
     minimal, estimate = math.log1p(rule.min_effect), math.log(interval.estimate)
     degrees = degrees_of_freedom(interval.pairs)
-    gain = student_tail((max(reach, minimal) - estimate) / moves, degrees)
-    no_gain = student_tail((estimate - (minimal - reach)) / moves, degrees)
-    return gain + no_gain
+    short = (max(reach, minimal) - estimate, estimate - (minimal - reach))
+    return sum(float(special.stdtr(degrees, -one / moves)) for one in short)

@@ -22,9 +22,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from xtune.evidence.advice import settling_blocks
-from xtune.evidence.looks import MIN_PAIRS, look_level
 from xtune.evidence.ratios import RatioInterval, has_ratio, log_ratio, ratio_interval
 from xtune.evidence.verdicts import (
+    MIN_PAIRS,
     Contender,
     Kind,
     MoreBudget,
@@ -32,10 +32,10 @@ from xtune.evidence.verdicts import (
     Verdict,
     differences,
     judge,
+    look_level,
     undecided,
 )
-from xtune.launches.launch import Launch, Outcome
-from xtune.launches.objectives import Objective
+from xtune.launches.launch import Launch, Objective, Outcome
 from xtune.space.parameters import Configuration
 
 MAX_FAILURES = 1

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from xtune.evidence.ratios import has_ratio
-from xtune.launches.launch import Launch
-from xtune.launches.objectives import WALL, Goal, Objective
+from xtune.launches.launch import WALL, Goal, Launch, Objective
 from xtune.launches.summaries import name_of
 from xtune.space.parameters import Configuration
 

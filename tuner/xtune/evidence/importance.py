@@ -16,10 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from xtune.evidence.distributions import student_quantile
-from xtune.evidence.ratios import has_ratio
-from xtune.launches.launch import Launch, Outcome
-from xtune.launches.objectives import Objective
+from xtune.evidence.ratios import has_ratio, student_quantile
+from xtune.launches.launch import Launch, Objective, Outcome
 from xtune.space.parameters import Configuration, Parameter, Value
 
 MIN_OF_A_VALUE = 2

@@ -27,16 +27,17 @@ its t interval.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import special
 
 from xtune.errors import ObjectiveError
-from xtune.evidence.distributions import student_quantile
-from xtune.launches.objectives import Goal
+from xtune.launches.launch import Goal
 
 TRIMMED_FROM = 10
 """Minimum number of pairs for the trimmed mean."""
@@ -155,6 +156,12 @@ def _student(values: NDArray[np.float64], level: float, cut: int) -> tuple[float
     held = np.clip(ordered, ordered[cut], ordered[count - cut - 1])
     error = float(held.std(ddof=1)) / ((1.0 - 2.0 * cut / count) * math.sqrt(count))
     return centre, error, student_quantile(level, degrees) * error
+
+
+@functools.lru_cache(maxsize=4096)
+def student_quantile(tail: float, degrees: float) -> float:
+    """The t that Student's t exceeds with the probability `tail`: 2.262 for ``(0.025, 9)``."""
+    return -float(special.stdtrit(degrees, tail))
 
 
 def sign_flip_probability(log_ratios: Sequence[float], *, seed: int = 0) -> float:

@@ -23,8 +23,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from xtune.evidence.distributions import binomial_at_least
-from xtune.evidence.looks import MIN_PAIRS
+from scipy import special
+
 from xtune.evidence.noise import outliers
 from xtune.evidence.ratios import RatioInterval, ratio_interval, sign_flip_probability
 from xtune.space.parameters import Configuration
@@ -248,7 +248,7 @@ def _keeps_more(
     worse = sum(
         mine is False and theirs is True for mine, theirs in zip(kept, baseline_kept, strict=False)
     )
-    return better > 0 and binomial_at_least(better, better + worse, 0.5) <= share
+    return better > 0 and bool(special.bdtrc(better - 1, better + worse, 0.5) <= share)
 
 
 def _fewest_changes(gains: Sequence[Standing], rule: Rule) -> Standing:
@@ -341,3 +341,44 @@ def _where(leader: Standing) -> str:
     if interval.estimate < 1.0:
         return f"no finalist is ahead of the bare command: the best is at {_percent(interval.estimate)} ({span})"
     return f"the best finalist is at {_percent(interval.estimate)} ({span})"
+
+
+MIN_PAIRS = 4
+"""Minimum number of pairs for a claim. Three pairs of bimodal values agree too easily by chance."""
+
+SHARES = {
+    4: 0.9,
+    5: 0.74,
+    6: 0.67,
+    7: 0.63,
+    8: 0.59,
+    10: 0.55,
+    12: 0.53,
+    15: 0.5,
+    20: 0.47,
+    30: 0.43,
+}
+LEAST_SHARE = 0.39
+"""The level at the end of a plan of so many blocks, and of up to 60, relative to the error."""
+
+ATTEMPT_SHARE = 0.91
+"""Factor for half the error: rarer crossings are less dependent."""
+
+BEYOND = 0.05
+"""The level just beyond the plan, relative to the error; at twice as many blocks it is half of that."""
+
+
+def look_level(block: int, planned: int, error: float, attempt: int = 0) -> float:
+    """The one-sided level of the look after a block, so that all looks have a total error of `error`.
+
+    planned
+        Blocks of the plan, up to 60; more are allowed.
+    attempt
+        How often `error` has been halved.
+    """
+    planned = max(planned, MIN_PAIRS)
+    error *= ATTEMPT_SHARE**attempt
+    if block > planned:
+        return error * BEYOND * planned / block
+    share = next((share for blocks, share in SHARES.items() if blocks >= planned), LEAST_SHARE)
+    return error * share * (block / planned) ** 2

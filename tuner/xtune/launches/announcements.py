@@ -18,8 +18,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from xlaunch.metrics.live import LINES_AFTER_MARK, LiveLine
-from xtune.launches.launch import Series
-from xtune.launches.objectives import Goal, Objective
+from xtune.launches.launch import Goal, Objective, Series
 
 MARK = "@hypertune"
 """Marks a line that announces a value. Before a name: the metric announced under that name."""

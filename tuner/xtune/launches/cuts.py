@@ -20,8 +20,7 @@ from collections.abc import Sequence
 
 from xlaunch.metrics.metric_lines import Kind
 from xlaunch.text import number
-from xtune.launches.launch import Series, Steadiness
-from xtune.launches.objectives import Goal
+from xtune.launches.launch import Goal, Series, Steadiness
 from xtune.launches.steadiness import judge
 
 MIN_VALUES = 20

@@ -27,12 +27,8 @@ from xlaunch.report import Report
 from xlaunch.text import number
 from xtune.errors import SpaceError
 from xtune.launches.announcements import MARK, Announced, Announcement, read_announcements
-from xtune.launches.bare import bare_command
 from xtune.launches.generators import LATENCY, summaries_of
-from xtune.launches.launch import Launch, Outcome, Series, Steadiness
-from xtune.launches.objectives import WALL, Objective
-from xtune.launches.outcomes import describe_unseen, failure_of, secondary_of
-from xtune.launches.outputs import Tail
+from xtune.launches.launch import WALL, Launch, Objective, Outcome, Series, Steadiness
 from xtune.launches.readings import EnergyMeter, MemoryWatch
 from xtune.launches.requirements import check, metrics_to_read
 from xtune.launches.services import (
@@ -40,6 +36,7 @@ from xtune.launches.services import (
     Running,
     Service,
     at_ports,
+    bare_command,
     confined,
     cores_kept_free,
     cpus_of_bare,
@@ -55,7 +52,15 @@ from xtune.launches.summaries import (
     series_of,
     summaries_of_run,
 )
-from xtune.launches.watching import Race, Watched, watch
+from xtune.launches.watching import (
+    Race,
+    Tail,
+    Watched,
+    describe_unseen,
+    failure_of,
+    secondary_of,
+    watch,
+)
 from xtune.space.parameters import BARE, Configuration
 
 PADDING_VARIABLE = "XTUNE_PADDING"

@@ -20,8 +20,7 @@ from xlaunch.metrics.collector import MIN_FOR_P99, MetricTotal, durations, perce
 from xlaunch.metrics.metric_lines import SECONDS_PER_UNIT, Kind, kind_of, parse_metric
 from xlaunch.report import Report
 from xtune.launches.announcements import MARK, Announced
-from xtune.launches.launch import Series, Steadiness
-from xtune.launches.objectives import Goal, Objective
+from xtune.launches.launch import Goal, Objective, Series, Steadiness
 from xtune.launches.steadiness import Judgement, judge
 
 INSTANCES_NAMED = 3

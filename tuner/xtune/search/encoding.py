@@ -15,8 +15,16 @@ from typing import Any
 
 from xtune.evidence.finals import Finalist, FinalPlan
 from xtune.evidence.verdicts import Rule
-from xtune.launches.launch import Launch, Outcome, Secondary, Series, Steadiness
-from xtune.launches.objectives import Goal, Objective, Requirement
+from xtune.launches.launch import (
+    Goal,
+    Launch,
+    Objective,
+    Outcome,
+    Requirement,
+    Secondary,
+    Series,
+    Steadiness,
+)
 from xtune.search.records import Stage, Step
 from xtune.space.parameters import Configuration
 

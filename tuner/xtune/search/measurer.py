@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface through which a search measures: real launches, recorded or simulated ones."""
+"""The interfaces of a search: how it measures, and where it keeps its records."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from xtune.errors import MetricNotSeenError, TunerError
 from xtune.evidence.ratios import log_ratio
-from xtune.launches.launch import Launch, Outcome
-from xtune.launches.objectives import Objective
+from xtune.launches.launch import Launch, Objective, Outcome
+from xtune.search.records import Record, Step
 from xtune.space.parameters import Configuration
 
 
@@ -61,3 +62,31 @@ def require_baseline(launch: Launch, objective: Objective) -> None:
         f"the program cannot be measured as it is, without xlaunch: it {launch.outcome.value}{code}"
         f"{said}{f' ({told})' if told else ''}; run it by hand first"
     )
+
+
+class Store(Protocol):
+    """Stores records; several workers may share the storage behind it."""
+
+    @property
+    def host(self) -> str:
+        """The host of this worker."""
+        ...
+
+    def records(self) -> Sequence[Record]:
+        """All records that count, by number: finished launches and those under way anywhere.
+
+        Launches whose worker is dead are left out.
+        """
+        ...
+
+    def claim(self, step: Step) -> int | None:
+        """The number of the new record; None if another worker has its key."""
+        ...
+
+    def finish(self, number: int, launch: Launch) -> bool:
+        """Store the result. False: another worker considered the launch lost; nothing is stored."""
+        ...
+
+    def abandon(self, number: int, reason: str) -> None:
+        """Withdraw a launch that was not finished; it does not count."""
+        ...

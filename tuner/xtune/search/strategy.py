@@ -13,15 +13,13 @@ from collections.abc import Callable, Sequence
 from xtune.evidence.advice import blocks_for, smallest_gain, spread_range
 from xtune.evidence.finals import Final, Finalist, plan_final
 from xtune.evidence.verdicts import Rule
-from xtune.launches.launch import Outcome
-from xtune.launches.objectives import Objective
+from xtune.launches.launch import Objective, Outcome
 from xtune.search.ablation import without_each
 from xtune.search.budget import MAX_BLOCKS, MIN_FINAL, FinalSize, final_size
 from xtune.search.encoding import decode_final_plan, encode_final_plan
 from xtune.search.events import Allowance, Favourite, Resolution, Seed
 from xtune.search.proposer import Belief, Proposer
-from xtune.search.records import Record, Stage, Step, unscore
-from xtune.search.scale import Scale
+from xtune.search.records import Record, Scale, Stage, Step, unscore
 from xtune.space.parameters import BARE, Configuration, Value, Where
 from xtune.space.spaces import Space
 

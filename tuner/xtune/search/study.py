@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from xtune.errors import StudyError
 from xtune.evidence.verdicts import Kind, Verdict
-from xtune.launches.objectives import Goal, Objective
+from xtune.launches.launch import Goal, Objective
 from xtune.search.encoding import (
     PREFIX,
     Plain,

@@ -22,8 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from xtune.evidence.ratios import has_ratio
-from xtune.launches.launch import Launch, Outcome
-from xtune.launches.objectives import Objective, Requirement
+from xtune.launches.launch import Launch, Objective, Outcome, Requirement
 from xtune.search.encoding import (
     PREFIX,
     Plain,
@@ -37,8 +36,7 @@ from xtune.search.encoding import (
     unpack,
     write_pieces,
 )
-from xtune.search.provenance import Provenance
-from xtune.search.records import Record, Stage, Step
+from xtune.search.records import Provenance, Record, Stage, Step
 from xtune.search.study import Study
 from xtune.search.workers import BEAT_S, Watch, Worker, this_worker
 from xtune.space.parameters import BARE, Configuration
@@ -52,7 +50,7 @@ NOT_MADE = "not made"
 
 
 class StudyStore:
-    """See `xtune.search.store.Store`. Raises StorageError if the storage fails."""
+    """See `xtune.search.measurer.Store`. Raises StorageError if the storage fails."""
 
     def __init__(
         self,

@@ -9,13 +9,15 @@ and its journals have none.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from xlaunch import files
 from xlaunch.leases import start_ticks
 from xlaunch.machine.processes import pid_namespace
 
@@ -75,3 +77,29 @@ class Watch:
         if self._seen.get(number, (-1, 0.0))[0] != beat:
             self._seen[number] = beat, now_s
         return now_s - self._seen[number][1] >= self._lease_s
+
+
+def runtime_directory(environment: Mapping[str, str]) -> Path:
+    """Make the user's private directory for locks on this host. Raises XLaunchError."""
+    return Path(files.runtime_directory("xtune", environment))
+
+
+class HostTurn:
+    """A context manager factory for launches; the context excludes other launches on this host."""
+
+    def __init__(self, directory: Path, waiting: Callable[[str], None] | None = None) -> None:
+        """`directory`: see `runtime_directory`. `waiting`: called with the holder's name before waiting."""
+        self._path = str(directory / "launching.lock")
+        self._waiting = waiting
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[None]:
+        with files.locked(self._path, waiting=self._report) as descriptor:
+            # The last holder's name stays until it is overwritten, so a waiting process reads a name.
+            files.write_record(descriptor, f"PID {os.getpid()}".encode())
+            yield
+
+    def _report(self, descriptor: int) -> None:
+        if self._waiting is not None:
+            holder = files.read_record(descriptor).decode(errors="replace")
+            self._waiting(holder or "another process")

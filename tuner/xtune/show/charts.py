@@ -17,14 +17,12 @@ from xlaunch.text import number
 from xtune.evidence.fronts import front_of
 from xtune.evidence.importance import Importance
 from xtune.evidence.ratios import RatioInterval
-from xtune.launches.launch import Launch, Outcome
-from xtune.launches.objectives import WALL
+from xtune.launches.launch import WALL, Launch, Outcome
 from xtune.launches.summaries import name_of
 from xtune.search.records import Record, Stage
-from xtune.show.quantities import objective_quantity, percent, quantity_of, ratios
 from xtune.show.results import Result
 from xtune.show.text import describe_interval
-from xtune.show.words import STAGES, settings_of
+from xtune.show.words import STAGES, objective_quantity, percent, quantity_of, ratios, settings_of
 from xtune.space.parameters import BARE, Configuration, Parameter
 
 GREY, ORANGE, BLUE, GREEN, PINK, YELLOW, RED = (

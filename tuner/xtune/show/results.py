@@ -13,16 +13,14 @@ from xtune.evidence.finals import FinalPlan
 from xtune.evidence.fronts import SecondGoal
 from xtune.evidence.importance import Importance, importance_of
 from xtune.evidence.verdicts import Kind, Verdict
-from xtune.launches.launch import Launch, Outcome
-from xtune.launches.objectives import Objective
+from xtune.launches.launch import Launch, Objective, Outcome
 from xtune.search.ablation import Ablation, ablations_of
 from xtune.search.encoding import decode_final_plan
 from xtune.search.events import Favourite, Resolution
-from xtune.search.records import Record, Stage
-from xtune.search.scale import Scale
+from xtune.search.records import Record, Scale, Stage
 from xtune.search.study import Subject
-from xtune.show.quantities import launches as counted_launches
 from xtune.show.words import broken_requirements
+from xtune.show.words import launches as counted_launches
 from xtune.space.parameters import BARE, Configuration, Value, Where
 from xtune.space.resolution import Resolver
 from xtune.space.spaces import Space

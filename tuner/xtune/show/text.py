@@ -12,10 +12,19 @@ from xtune.evidence.fronts import front_of
 from xtune.evidence.ratios import RatioInterval
 from xtune.evidence.verdicts import Kind
 from xtune.launches.launch import Outcome
-from xtune.show.quantities import amount, counted, duration, launches, percent, ratios
 from xtune.show.results import HEADLINES, Result
 from xtune.show.warnings import launch_warnings
-from xtune.show.words import describe_gains, settings, unmet
+from xtune.show.words import (
+    amount,
+    counted,
+    describe_gains,
+    duration,
+    launches,
+    percent,
+    ratios,
+    settings,
+    unmet,
+)
 from xtune.space.parameters import BARE, Configuration
 
 MIN_EFFECT_SHOWN = 0.005

@@ -15,10 +15,9 @@ from xtune.evidence.ratios import has_ratio
 from xtune.evidence.verdicts import Kind, Standing
 from xtune.launches.launch import Launch, Outcome, Steadiness
 from xtune.search.events import Ended
-from xtune.search.provenance import outdated
-from xtune.search.records import Record, Stage
-from xtune.show.quantities import launches, percent, ratios, spans
+from xtune.search.records import Record, Stage, outdated
 from xtune.show.results import Result
+from xtune.show.words import launches, percent, ratios, spans
 from xtune.space.parameters import BARE
 
 MIN_HOST_DIFFERENCE = 0.10

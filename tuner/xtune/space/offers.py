@@ -22,6 +22,7 @@ from xlaunch.environment.variables import split_inherited
 from xlaunch.machine.topology import Machine
 from xlaunch.planning import Request
 from xlaunch.planning.request import HugePages
+from xtune.space.identities import Processor
 from xtune.space.launch_options import (
     ACTIVE,
     ALLOCATOR,
@@ -31,7 +32,6 @@ from xtune.space.launch_options import (
     WAITING_VARIABLES,
 )
 from xtune.space.parameters import Configuration, Parameter, Where
-from xtune.space.processors import Processor
 from xtune.space.resolution import Resolver
 from xtune.space.spaces import Space
 

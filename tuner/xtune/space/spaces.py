@@ -10,13 +10,60 @@ import json
 import math
 import random
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from xtune.errors import SpaceError
 from xtune.space.conditions import Condition, parse_condition
-from xtune.space.counting import MAX_COUNTED, Check, Choices, admitted
 from xtune.space.parameters import Configuration, Parameter, Value, Where
+
+MAX_COUNTED = 10_000
+"""A space with conditions is counted up to this size."""
+
+MAX_CHECKS = 400_000
+"""Maximum number of evaluations of conditions: some seconds."""
+
+Choices = tuple[int, ...]
+"""The position of each parameter's value."""
+
+
+class Check(NamedTuple):
+    """A condition on the values of some parameters."""
+
+    positions: tuple[int, ...]
+    """The parameters that it depends on, ascending; at least one."""
+    admits: Callable[[Sequence[int]], bool]
+    """Called with at least the choices up to the last of `positions`."""
+
+
+def admitted(sizes: Sequence[int], checks: Sequence[Check]) -> Iterator[Choices]:
+    """Yield the choices that every check admits, the last parameter changing fastest.
+
+    Raises `SpaceError` after too many checks.
+    """
+    due = [[c.admits for c in checks if c.positions[-1] == at] for at in range(len(sizes))]
+    made = 0
+
+    def complete(choices: list[int]) -> Iterator[Choices]:
+        nonlocal made
+        at = len(choices)
+        if at == len(sizes):
+            yield tuple(choices)
+            return
+        made += len(due[at]) * sizes[at]
+        if made > MAX_CHECKS:
+            raise SpaceError(
+                "the conditions combine too many parameters to be solved; leave out a --when, or give"
+                " parameters fewer values"
+            )
+        for choice in range(sizes[at]):
+            choices.append(choice)
+            if all(admits(choices) for admits in due[at]):
+                yield from complete(choices)
+            choices.pop()
+
+    return complete([])
+
 
 SCHEMA_VERSION = 1
 """Of `Space.to_plain`: increased when a key changes its meaning or is removed."""
