@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from xtune.evidence.finals import Final, Finalist, plan_final
+from xtune.evidence.finals import Final, Finalist, FinalPlan
 from xtune.evidence.verdicts import Rule, Verdict
 from xtune.launches.launch import Goal, Launch, Objective, Outcome, Secondary
 from xtune.space.parameters import Configuration, Parameter, Value
@@ -190,7 +190,7 @@ def simulate_search(
         Finalist(launch.configuration, changes_of(launch.configuration, parameters))
         for launch in measured[:finalists]
     ]
-    final = Final(plan_final(baseline, chosen, blocks=blocks, rule=rule, seed=seed), objective)
+    final = Final(FinalPlan(baseline, chosen, planned=blocks, rule=rule, seed=seed), objective)
     while final.blocks < blocks and (turn := final.next()) is not None:
         final.record(turn, workload.measure(turn.configuration))
         if stops_when is not None and turn.block < final.blocks:

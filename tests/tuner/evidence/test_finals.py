@@ -22,7 +22,7 @@ from tests.tuner.evidence.contenders import (
     scripted,
 )
 
-from xtune.evidence.finals import Final, Finalist, FinalPlan, Turn, plan_final
+from xtune.evidence.finals import Final, Finalist, FinalPlan, Turn
 from xtune.evidence.verdicts import Kind, Rule
 from xtune.launches.launch import Goal, Launch, Objective, Outcome
 from xtune.space.parameters import BARE, Configuration
@@ -32,7 +32,7 @@ EQUAL = {BARE: 100.0, ONE: 100.0, TWO: 100.0, THREE: 100.0}
 
 def plan(*configurations: Configuration, blocks: int = 12, **more: object) -> FinalPlan:
     chosen = [Finalist(row, len(row)) for row in configurations]
-    return plan_final(BARE, chosen, blocks=blocks, **more)  # type: ignore[arg-type]
+    return FinalPlan(BARE, chosen, planned=blocks, **more)  # type: ignore[arg-type]
 
 
 def test_two_take_turns_as_abba_or_baab() -> None:
@@ -47,7 +47,7 @@ def test_every_place_and_every_neighbour_comes_equally_often(count: int, seed: i
     everyone = count + 1
     group = everyone if everyone % 2 == 0 else 2 * everyone
     chosen = [Finalist(Configuration({"n": number})) for number in range(count)]
-    made = plan_final(BARE, chosen, blocks=2 * group, seed=seed)
+    made = FinalPlan(BARE, chosen, planned=2 * group, seed=seed)
     orders = [made.order(block) for block in range(2 * group)]
     assert all(sorted(order) == list(range(everyone)) for order in orders)
     for part in (orders[:group], orders[group:]):
@@ -62,17 +62,6 @@ def test_the_seed_is_the_plan() -> None:
     assert plan(ONE, TWO, seed=3) == plan(ONE, TWO, seed=3)
     one, other = plan(ONE, TWO, seed=3), plan(ONE, TWO, seed=4)
     assert [one.order(at) for at in range(6)] != [other.order(at) for at in range(6)]
-
-
-def test_a_final_of_nothing_is_none() -> None:
-    with pytest.raises(ValueError, match="no finalist"):
-        plan()
-    with pytest.raises(ValueError, match="0 blocks"):
-        plan(ONE, blocks=0)
-    with pytest.raises(ValueError, match="twice"):
-        plan(ONE, ONE)
-    with pytest.raises(ValueError, match="twice"):
-        plan(BARE)
 
 
 def test_turns_follow_the_plan() -> None:
@@ -414,7 +403,7 @@ def test_whatever_launches_do_the_final_comes_to_an_end(data: st.DataObject) -> 
     count = data.draw(st.integers(1, 4))
     blocks = data.draw(st.integers(1, 9))
     chosen = [Finalist(Configuration({"n": number}), number) for number in range(count)]
-    made = plan_final(BARE, chosen, blocks=blocks, seed=data.draw(st.integers(0, 9)))
+    made = FinalPlan(BARE, chosen, planned=blocks, seed=data.draw(st.integers(0, 9)))
     final = Final(made, RATE_UNDER_P99)
     taken = 0
     while (turn := final.next()) is not None and turn.block < blocks:

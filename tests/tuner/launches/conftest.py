@@ -61,7 +61,6 @@ def make_runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeRunner:
         return Runner(
             Resolver(Space(parameters), request, inherited, machine),
             Objective(metric, goal, tuple(map(parse_requirement, requirements))),
-            machine=machine,
             environment=inherited,
             **options,  # type: ignore[arg-type]
         )

@@ -443,7 +443,7 @@ from xtune.space.spaces import Space
 machine = read_machine()
 request = Request.of(sys.executable, "-c", sys.argv[1], grace_s=0.1)
 resolver = Resolver(Space([]), request, os.environ, machine)
-runner = Runner(resolver, Objective("x/s", Goal.MAXIMIZE), machine=machine)
+runner = Runner(resolver, Objective("x/s", Goal.MAXIMIZE))
 try:
     runner.measure(Configuration({}))
 except KeyboardInterrupt:

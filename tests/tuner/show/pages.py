@@ -85,7 +85,7 @@ def findings(
         result.records,
         second=second,
         resolution=result.resolution,
-        ended=result.ended.value,
+        ended=result.ended,
         directory="/srv",
     )
 

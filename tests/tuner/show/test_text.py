@@ -15,7 +15,7 @@ from xtune.evidence.ratios import RatioInterval
 from xtune.evidence.verdicts import Kind, MoreBudget, Verdict, undecided
 from xtune.launches.launch import Goal, Launch, Objective, Outcome
 from xtune.launches.requirements import parse_requirement
-from xtune.search.events import Favourite, Resolution
+from xtune.search.events import Ended, Favourite, Resolution
 from xtune.search.study import Subject
 from xtune.show.results import Result
 from xtune.show.text import result_lines, resume_command
@@ -183,15 +183,15 @@ def test_failed_launches_are_counted_by_how_they_failed() -> None:
         launch(TWO, None),
         launch(TWO, None, outcome=Outcome.CUT),
     )
-    lost = "the storage cannot be reached"
-    found = concluded(EARLY, launches, trouble=lost, earlier="an earlier search found a gain")
+    earlier = "an earlier search found a gain"
+    found = concluded(EARLY, launches, ended=Ended.INTERRUPTED, earlier=earlier)
     assert list(result_lines(found)) == [
         "inconclusive: neither a gain nor its absence is established",
         "  interrupted before the final",
         "  to continue: xtune resume rates",
         "  an earlier search found a gain",
         "  failed launches: 2 crashed, 1 out of memory (xtune export has their standard error)",
-        f"  {lost}",
+        "  the last search was interrupted; this is the verdict so far",
         "  run it: echo 1",
         "  5 launches, 10 s in all; details: xtune report rates",
     ]

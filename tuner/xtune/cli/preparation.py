@@ -135,7 +135,6 @@ def prepare(
         return Runner(
             resolver,
             objective,
-            machine=machine,
             metrics=[text for text in asked.metrics[1:] if text != WALL],
             work_shared=asked.work_shared,
             show_output=show_output,
@@ -301,9 +300,9 @@ def _make_space(asked: Asked, machine: Machine, *, one_instance: bool) -> _Made:
 def _hypertune_space(asked: Asked, machine: Machine, own: Sequence[Parameter]) -> _Made:
     assert asked.conf_file is not None
     settings = read_settings(asked.conf_file)
-    found = parameters_of(settings, asked.request, machine)
+    found, told = parameters_of(settings, asked.request, machine)
     derived = []
-    for parameter in found.parameters:
+    for parameter in found:
         if parameter.name == LAYOUT:
             plans = [
                 plan(with_option(asked.request, LAYOUT, text).layout, machine)
@@ -312,13 +311,13 @@ def _hypertune_space(asked: Asked, machine: Machine, own: Sequence[Parameter]) -
             counts = tuple([made.count for made in plans])
             cores = tuple([min(i.ncores for i in made.instances) for made in plans])
             derived = [Derived(INSTANCES, LAYOUT, counts), Derived(NCORES, LAYOUT, cores)]
-    notes = list(found.notes)
+    notes = list(told)
     if settings.output_dir is not None:
         notes.append(
             f"output_dir {settings.output_dir!r} of {asked.conf_file} is not used: launches are kept"
             " in the study (xtune export)"
         )
-    space = Space([*found.parameters, *own], asked.when, derived, words=WORDS | {ALL_CORES})
+    space = Space([*found, *own], asked.when, derived, words=WORDS | {ALL_CORES})
     return _Made(space, (), tuple(notes), settings)
 
 

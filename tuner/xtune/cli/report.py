@@ -8,23 +8,12 @@ import os
 import click
 
 from xlaunch.options.commands import CONTEXT, with_options
-from xtune.cli.options import STORAGE
+from xtune.cli.options import REPORTING
 
 
 @click.command(context_settings={**CONTEXT, "allow_interspersed_args": True})
 @click.argument("study", required=False)
-@with_options(
-    [
-        STORAGE,
-        click.option(
-            "--html",
-            metavar="FILE",
-            help="Write an HTML page too: one file, with charts.",
-        ),
-        click.option("--save-preset", metavar="FILE", help="Preset to write for a gain."),
-        click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON."),
-    ]
-)
+@with_options(REPORTING)
 def command(
     *,
     study: str | None,

@@ -33,14 +33,13 @@ from xtune.launches.launch import Launch
 from xtune.search.budget import Budget, parse_budget
 from xtune.search.events import Allowance, Ended, Observer, Seed
 from xtune.search.events import Result as Searched
-from xtune.search.records import Record, Stage, Step, changed_variables, outdated, shown_records
-from xtune.search.storage import Storage
+from xtune.search.records import Stage, Step, changed_variables, outdated, shown_records
 from xtune.search.strategy import Strategy
 from xtune.search.study import Study, earlier_winners, list_studies, open_study
 from xtune.search.study_store import StudyStore
 from xtune.search.workers import HostTurn, runtime_directory
 from xtune.show.results import Result
-from xtune.show.screens import PlainScreen
+from xtune.show.screens import WAITING, PlainScreen
 from xtune.show.text import result_lines
 from xtune.show.words import aim, describe_space, launches, settings
 from xtune.space.identities import identify_program
@@ -58,6 +57,17 @@ class Shown(NamedTuple):
     as_json: bool
     verbose: bool
     quiet: bool
+
+
+class Begun(NamedTuple):
+    """A search that can start."""
+
+    task: Task
+    asked: Asked
+    budget: Budget
+    study: Study
+    tried: Sequence[Seed]
+    """The user's presets."""
 
 
 class Interruption(KeyboardInterrupt):
@@ -108,29 +118,36 @@ def announce(task: Task, *, verbose: bool = False) -> None:
         say(f"note: {note}")
 
 
-def begin_study(
-    storage: Storage, task: Task, asked: Asked, arguments: Sequence[str], *, quiet: bool
-) -> Study:
-    """The study of a task, new or continued, with the command line for `xtune resume`.
+def begin(
+    asked: Asked, arguments: Sequence[str], *, quiet: bool = True, verbose: bool = False
+) -> Begun:
+    """Prepare a search: its task, budget and study, with the command line for `xtune resume`.
 
-    Raises `StudyError` if --study names a study of something else, and `StorageError`.
+    Raises `StudyError` if --study names a study of something else, `StorageError` and what `prepare`
+    raises.
     """
+    if asked.budget is not None:
+        parse_budget(asked.budget)
+    task = prepare(
+        asked,
+        kept=lambda: [study.subject for study in list_studies(open_named(asked.storage))],
+        waiting=lambda holder: None if quiet else say(WAITING.format(holder=holder)),
+        show_output=verbose,
+    )
+    budget = budget_of(asked, task)
+    tried = presets_to_try(task, asked, quiet=quiet)
     directory = os.getcwd()
-    study = open_study(storage, task.subject, asked.study)
+    study = open_study(open_named(asked.storage), task.subject, asked.study)
     if study.notes and not quiet:
         say(f"continuing study {study.name!r}")
     study.keep_note("options", {"arguments": list(arguments), "folder": directory})
-    return study
-
-
-def store_presets(study: Study, presets: Sequence[Seed]) -> None:
-    """Store the user's presets in the study, so that resuming does not need the files."""
-    if presets:
-        study.keep_note("tried", [[seed.origin, dict(seed.configuration)] for seed in presets])
+    if tried:  # so that resuming does not need the files
+        study.keep_note("tried", [[seed.origin, dict(seed.configuration)] for seed in tried])
+    return Begun(task, asked, budget, study, tried)
 
 
 def stored_presets(study: Study) -> list[Seed]:
-    """The presets that `store_presets` stored."""
+    """The presets that `begin` stored."""
     return [Seed(origin, Configuration(values)) for origin, values in study.notes.get("tried", ())]
 
 
@@ -149,15 +166,8 @@ def tune(*program: str, observer: Observer | None = None, **options: Any) -> Res
     Ctrl-C ends the search with the verdict so far. Raises the errors of `xtune.errors` and of xlaunch.
     """
     arguments = [*_as_arguments(options), "--", *program]
-    asked = parse_search(arguments)
-    storage = open_named(asked.storage)
-    task = prepare(asked, kept=lambda: [study.subject for study in list_studies(storage)])
-    tried = presets_to_try(task, asked, quiet=True)
-    study = begin_study(storage, task, asked, arguments, quiet=True)
-    store_presets(study, tried)
-    budget = budget_of(asked, task)
-    found = search(task, asked, budget, study, tried, observer or Observer(), quiet=True)
-    return conclude(task, asked, study, found)
+    begun = begin(parse_search(arguments), arguments)
+    return conclude(begun, search(begun, observer or Observer(), quiet=True))
 
 
 def _as_arguments(options: Mapping[str, Any]) -> Iterator[str]:
@@ -171,19 +181,11 @@ def _as_arguments(options: Mapping[str, Any]) -> Iterator[str]:
                 yield f"{option}={one}"
 
 
-def run_search(
-    task: Task, asked: Asked, budget: Budget, study: Study, shown: Shown, tried: Sequence[Seed]
-) -> int:
-    """Search and print the verdict; return the exit code.
-
-    tried
-        The user's presets.
-    """
-    with _Signals() as signals, _screen(task, shown) as screen:
-        found = search(
-            task, asked, budget, study, tried, screen, quiet=shown.quiet, check=signals.check
-        )
-    result = conclude(task, asked, study, found)
+def run_search(begun: Begun, shown: Shown) -> int:
+    """Search and print the verdict; return the exit code."""
+    with _Signals() as signals, _screen(begun.task, shown) as screen:
+        found = search(begun, screen, quiet=shown.quiet, check=signals.check)
+    result = conclude(begun, found)
     path, why = write_preset(result, shown.save_preset)
     print_result(result._replace(preset=path), as_json=shown.as_json)
     if why and not shown.quiet:
@@ -197,23 +199,14 @@ def run_search(
 
 
 def search(
-    task: Task,
-    asked: Asked,
-    budget: Budget,
-    study: Study,
-    tried: Sequence[Seed],
-    screen: Observer,
-    *,
-    quiet: bool,
-    check: Callable[[], None] = lambda: None,
+    begun: Begun, screen: Observer, *, quiet: bool, check: Callable[[], None] = lambda: None
 ) -> Searched:
     """Search in a study, whose launches that still count are used.
 
-    tried
-        The user's presets.
     check
         Called before each launch; may raise an interruption.
     """
+    task, asked, budget, study, tried = begun
     study.keep_note("ended", None)
     store = open_store(task, study, quiet=quiet)
     if task.probe is not None:
@@ -300,24 +293,14 @@ def recall(task: Task, asked: Asked, study: Study) -> Result:
     plans = {record.step.configuration: record.step.plan_hash for record in records}
     strategy = _strategy(task, asked, plans.get)
     final = strategy.final(records)
-    if final is None:
-        verdict = undecided(BARE, "there was no final yet")
-    else:
-        verdict = final.decision().verdict
-    favourite = strategy.favourite(records)
-    return Result(
-        study.name,
-        study.subject,
-        task.resolver,
-        verdict,
-        favourite,
-        _ended(records),
-        second=second_goal(asked),
-        storage=asked.storage,
-        earlier=_earlier(study, verdict),
-        resolution=strategy.resolution(records, Allowance(0.0, 0.0)),
-        ended=study.notes.get("ended") or "",
+    verdict = (
+        undecided(BARE, "there was no final yet") if final is None else final.decision().verdict
     )
+    favourite = strategy.favourite(records)
+    resolution = strategy.resolution(records, Allowance(0.0, 0.0))
+    ended = Ended(study.notes.get("ended") or Ended.UNKNOWN.value)
+    found = Searched(verdict, favourite, None, resolution, records, 0, ended)
+    return _result(Begun(task, asked, Budget(), study, ()), found)
 
 
 def print_result(result: Result, *, as_json: bool) -> None:
@@ -329,38 +312,33 @@ def print_result(result: Result, *, as_json: bool) -> None:
         click.echo(line)
 
 
-def conclude(task: Task, asked: Asked, study: Study, found: Searched) -> Result:
+def conclude(begun: Begun, found: Searched) -> Result:
     """The result of a search; it is also stored in the study if that can be reached."""
-    earlier = _earlier(study, found.verdict)
+    study = begun.study
     try:
         study.keep_note("ended", found.ended.value)
-        if not earlier:
+        if not _earlier(study, found.verdict):
             study.keep_verdict(found.verdict)
     except StorageError as error:
         if found.ended is not Ended.STORAGE:  # which is reported
             say(f"warning: the verdict is not stored: {error}")
-    ended = {
-        Ended.INTERRUPTED: "interrupted: this is the verdict so far",
-        Ended.STORAGE: "ended early: the storage could not be written",
-    }
+    return _result(begun, found)
+
+
+def _result(begun: Begun, found: Searched) -> Result:
     return Result(
-        study.name,
-        task.subject,
-        task.resolver,
+        begun.study.name,
+        begun.task.subject,
+        begun.task.resolver,
         found.verdict,
         found.favourite,
-        _ended(found.records),
-        second=second_goal(asked),
-        storage=asked.storage,
-        trouble=ended.get(found.ended, ""),
-        earlier=earlier,
+        tuple([record for record in found.records if record.launch is not None]),
+        second=second_goal(begun.asked),
+        storage=begun.asked.storage,
+        earlier=_earlier(begun.study, found.verdict),
         resolution=found.resolution,
-        ended=found.ended.value,
+        ended=found.ended,
     )
-
-
-def _ended(records: Sequence[Record]) -> tuple[Record, ...]:
-    return tuple([record for record in records if record.launch is not None])
 
 
 def _earlier(study: Study, verdict: Verdict) -> str:

@@ -60,11 +60,12 @@ class FinalPlan(NamedTuple):
     """Everything that a final depends on, except its launches."""
 
     baseline: Configuration
-    finalists: tuple[Finalist, ...]
-    planned: int
+    finalists: Sequence[Finalist]
+    """At least one."""
+    planned: int = 12
     """Blocks that the error is planned for, from 1 to 60; more may follow."""
-    rule: Rule
-    seed: int
+    rule: Rule = Rule()
+    seed: int = 0
     attempt: int = 0
     """0 for the first final of a study. A final after a clear verdict, in a resumed search, gets half
     of the error of the previous one, so that all finals of a study together claim a false gain in at
@@ -117,26 +118,6 @@ class Decision(NamedTuple):
     """Complete blocks used for the verdict."""
     level: float
     """One-sided error of this look, all finalists together."""
-
-
-def plan_final(
-    baseline: Configuration,
-    finalists: Sequence[Finalist],
-    *,
-    blocks: int = 12,
-    rule: Rule | None = None,
-    seed: int = 0,
-    attempt: int = 0,
-) -> FinalPlan:
-    """Plan a final of `blocks` blocks. Raises ValueError without finalists."""
-    if not finalists:
-        raise ValueError("plan_final: no finalist; give at least one besides the baseline")
-    if blocks < 1:
-        raise ValueError(f"plan_final: {blocks} blocks; need at least 1, usually 12")
-    everyone = [baseline, *(finalist.configuration for finalist in finalists)]
-    if len(set(everyone)) < len(everyone):
-        raise ValueError("plan_final: a configuration occurs twice in the final")
-    return FinalPlan(baseline, tuple(finalists), blocks, rule or Rule(), seed, attempt)
 
 
 def _williams_design(count: int) -> list[list[int]]:

@@ -92,6 +92,7 @@ class Ended(enum.Enum):
     INTERRUPTED = "interrupted"
     STORAGE = "storage"
     """The storage failed."""
+    UNKNOWN = "unknown"
 
 
 class Result(NamedTuple):

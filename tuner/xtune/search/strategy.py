@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from xtune.evidence.advice import blocks_for, smallest_gain, spread_range
-from xtune.evidence.finals import Final, Finalist, plan_final
+from xtune.evidence.finals import Final, Finalist, FinalPlan
 from xtune.evidence.verdicts import Rule
 from xtune.launches.launch import Objective, Outcome
 from xtune.search.ablation import without_each
@@ -233,10 +233,10 @@ class Strategy:
             return None
         earlier = final_records(records)
         attempt = earlier[-1].step.details["attempt"] + 1 if earlier else 0
-        plan = plan_final(
+        plan = FinalPlan(
             BARE,
-            [Finalist(one, len(self._space.changes(one))) for one in finalists],
-            blocks=min(size.launches // (len(finalists) + 1), max(size.blocks, MAX_BLOCKS)),
+            tuple([Finalist(one, len(self._space.changes(one))) for one in finalists]),
+            planned=min(size.launches // (len(finalists) + 1), max(size.blocks, MAX_BLOCKS)),
             rule=self._rule,
             seed=self._seed + attempt,
             attempt=attempt,

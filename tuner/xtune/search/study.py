@@ -35,6 +35,10 @@ SCHEMA_VERSION = 3
 """Of xtune's attributes; increased when a key changes its meaning or is removed."""
 
 
+NOTE = "note "
+"""Prefix of the notes' names."""
+
+
 class Subject(NamedTuple):
     """The subject of a study. Launches of different subjects are never compared."""
 
@@ -101,22 +105,19 @@ class Study(NamedTuple):
     def keep_note(self, name: str, value: Any) -> None:
         """Store a plain value with the study. Raises StorageError."""
         with self.storage.reaching(), self.storage.writing():
-            write_pieces(self.set_attribute, f"note {name}", json.dumps(value))
+            write_pieces(self.set_attribute, f"{NOTE}{name}", json.dumps(value))
 
     def keep_verdict(self, verdict: Verdict) -> None:
         """Store the verdict of a search, for later searches."""
         interval = verdict.interval
-        self.keep_note(
-            "verdict",
-            {
-                "kind": verdict.kind.value,
-                "best": dict(verdict.best),
-                "leader": None if verdict.leader is None else dict(verdict.leader),
-                "reason": verdict.reason,
-                "interval": None if interval is None else [interval.low, interval.high],
-                "estimate": None if interval is None else interval.estimate,
-            },
-        )
+        kept: Plain = {
+            "kind": verdict.kind.value,
+            "best": dict(verdict.best),
+            "reason": verdict.reason,
+        }
+        if interval is not None:
+            kept |= {"interval": [interval.low, interval.high], "estimate": interval.estimate}
+        self.keep_note("verdict", kept)
 
     def set_attribute(self, key: str, value: Any) -> None:
         """Set a user attribute of the Optuna study."""
@@ -140,8 +141,13 @@ def open_study(storage: Storage, subject: Subject, name: str | None = None) -> S
                 return matching[0]
             name = subject.name
         for one in studies:
+            if one.name == name and (difference := subject.difference(one.subject)) is not None:
+                raise StudyError(
+                    f"study {name!r} cannot be continued: {difference}; leave out --study, or give"
+                    " another name"
+                )
             if one.name == name:
-                return _require_same(one, subject)
+                return one
         return _create(storage, subject, name)
 
 
@@ -174,19 +180,14 @@ def earlier_winners(storage: Storage, subject: Subject) -> list[Seed]:
         if verdict and is_other and same and subject.program.agrees(other.program):
             winner = Configuration(verdict["best"])
             if verdict["kind"] == Kind.GAIN.value and winner != BARE:
-                configuration = _within(subject.space, winner)
+                known = {
+                    one.name: winner[one.name]
+                    for one in subject.space.parameters
+                    if winner.get(one.name) in one.values
+                }
+                configuration = subject.space.complete(known)
                 found.append(Seed(f"winner of study {study.name!r}", configuration))
     return found
-
-
-def _within(space: Space, configuration: Configuration) -> Configuration:
-    """The part of a configuration that the space contains; the rest at defaults."""
-    kept = {
-        parameter.name: configuration[parameter.name]
-        for parameter in space.parameters
-        if configuration.get(parameter.name) in parameter.values
-    }
-    return space.complete(kept)
 
 
 def _all(storage: Storage) -> list[Study]:
@@ -205,9 +206,9 @@ def _all(storage: Storage) -> list[Study]:
             continue  # being made
         names = {key.removeprefix(PREFIX).partition("#")[0] for key in frozen.user_attrs}
         notes = {
-            name.removeprefix("note "): json.loads(read_pieces(frozen.user_attrs, name) or "null")
+            name[len(NOTE) :]: json.loads(read_pieces(frozen.user_attrs, name) or "null")
             for name in names
-            if name.startswith("note ")
+            if name.startswith(NOTE)
         }
         subject = Subject.from_plain(json.loads(text))
         study_id = storage.backend.get_study_id_from_name(frozen.study_name)
@@ -239,16 +240,6 @@ def _create(storage: Storage, subject: Subject, name: str) -> Study:
     # Last, so that readers who see it see the rest.
     study.set_attribute(f"{PREFIX}version", SCHEMA_VERSION)
     return study
-
-
-def _require_same(study: Study, subject: Subject) -> Study:
-    difference = subject.difference(study.subject)
-    if difference is None:
-        return study
-    raise StudyError(
-        f"study {study.name!r} cannot be continued: {difference}; leave out --study, or give another"
-        " name"
-    )
 
 
 def _words(subject: Subject) -> str:

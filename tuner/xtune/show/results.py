@@ -16,7 +16,7 @@ from xtune.evidence.verdicts import Kind, Verdict
 from xtune.launches.launch import Launch, Objective, Outcome
 from xtune.search.ablation import Ablation, ablations_of
 from xtune.search.encoding import decode_final_plan
-from xtune.search.events import Favourite, Resolution
+from xtune.search.events import Ended, Favourite, Resolution
 from xtune.search.records import Record, Scale, Stage
 from xtune.search.study import Subject
 from xtune.show.words import broken_requirements
@@ -75,14 +75,12 @@ class Result(NamedTuple):
     """--storage; None: the default storage."""
     preset: str | None = None
     """The file with the winner's settings."""
-    trouble: str = ""
-    """Why the search ended early."""
     earlier: str = ""
     """The verdict of an earlier search of the study, if this one is inconclusive."""
     resolution: Resolution | None = None
     """The gains that the search could show."""
-    ended: str = ""
-    """How the last search ended; empty if unknown."""
+    ended: Ended = Ended.DONE
+    """How the last search ended."""
     directory: str = ""
     """The working directory of the launches, for the page."""
 

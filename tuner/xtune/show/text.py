@@ -13,7 +13,7 @@ from xtune.evidence.ratios import RatioInterval
 from xtune.evidence.verdicts import Kind
 from xtune.launches.launch import Outcome
 from xtune.show.results import HEADLINES, Result
-from xtune.show.warnings import launch_warnings
+from xtune.show.warnings import ENDINGS, launch_warnings
 from xtune.show.words import (
     amount,
     counted,
@@ -65,8 +65,8 @@ def result_lines(result: Result) -> Iterator[str]:
     yield from _front(result)
     for warned in launch_warnings(result.records):
         yield f"  warning: {warned.text}"
-    if result.trouble:
-        yield f"  {result.trouble}"
+    if result.ended in ENDINGS:
+        yield f"  {ENDINGS[result.ended]}"
     yield f"  run it: {result.command}"
     if result.preset is not None:
         yield f"  preset: {result.preset}"

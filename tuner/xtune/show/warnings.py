@@ -30,8 +30,8 @@ MAX_P_VALUE = 0.05
 """A gain with a larger p-value in the exact test is a disagreement between two tests."""
 
 ENDINGS = {
-    Ended.INTERRUPTED.value: "the last search was interrupted; this is the verdict so far",
-    Ended.STORAGE.value: "the last search ended early: its storage could not be written",
+    Ended.INTERRUPTED: "the last search was interrupted; this is the verdict so far",
+    Ended.STORAGE: "the last search ended early: its storage could not be written",
 }
 
 
