@@ -195,7 +195,7 @@ def test_the_name_says_what_is_searched_and_no_more() -> None:
         ({}, "the stored space has format version None; this xtune reads 1"),
         (
             {**SPACE.to_plain(), "conditions": ["speed>1"]},
-            "nothing here has the name 'speed'",
+            "nothing here has the name or the value 'speed'",
         ),
     ],
 )

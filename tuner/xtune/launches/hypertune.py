@@ -95,7 +95,7 @@ def read_settings(path: str) -> HypertuneSettings:
     def refuse(key: str, value: object, allowed: str) -> NoReturn:
         raise SpaceError(f"{path}: {key}: {value!r} is not possible here; it takes {allowed}")
 
-    def mapping(content: Any, key: str, known: Sequence[str]) -> Mapping[str, Any]:
+    def mapping(content: Any, key: str, known: Sequence[str]) -> dict[str, Any]:
         if not isinstance(content, dict):
             refuse(key, content, f"a mapping with {', '.join(known)}")
         for name in content:
@@ -127,7 +127,8 @@ def read_settings(path: str) -> HypertuneSettings:
         for name in names:
             if name not in known:
                 refuse("hyperparams.launcher.hp", name, ", ".join(known))
-            today, own = OLD_SPELLINGS.get(name, name), launcher.get(name)
+            today = OLD_SPELLINGS.get(name) or str(name)
+            own = launcher.get(name)
             key = f"hyperparams.launcher.{name}"
             if own is None:
                 lists.setdefault(today, None)
