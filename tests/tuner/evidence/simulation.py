@@ -190,7 +190,9 @@ def simulate_search(
         Finalist(launch.configuration, changes_of(launch.configuration, parameters))
         for launch in measured[:finalists]
     ]
-    final = Final(FinalPlan(baseline, chosen, planned=blocks, rule=rule, seed=seed), objective)
+    final = Final(
+        FinalPlan(baseline, chosen, planned=blocks, rule=rule or Rule(), seed=seed), objective
+    )
     while final.blocks < blocks and (turn := final.next()) is not None:
         final.record(turn, workload.measure(turn.configuration))
         if stops_when is not None and turn.block < final.blocks:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.tuner.evidence.contenders import RATE, launch
 
-from xtune.evidence.fronts import Point, SecondGoal, front_of
+from xtune.evidence.readings import Point, SecondGoal, front_of
 from xtune.launches.launch import Goal, Launch
 from xtune.space.parameters import Configuration
 

@@ -17,7 +17,7 @@ from tests.tuner.evidence.simulation import (
     speed_of,
 )
 
-from xtune.evidence.importance import Importance, SettingImportance, importance_of
+from xtune.evidence.readings import Importance, SettingImportance, importance_of
 from xtune.launches.launch import Goal, Launch, Objective, Outcome
 from xtune.space.parameters import BARE, Configuration, Parameter, Value, Where
 

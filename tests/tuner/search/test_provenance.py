@@ -13,7 +13,7 @@ from tests.tuner.search.test_study import again, launch, step
 from xlaunch.planning import Request
 from xtune.search.records import Provenance, outdated
 from xtune.search.storage import Storage, open_storage
-from xtune.space.installed import installed
+from xtune.space.identities import installed
 
 OLD = Provenance("abc", {"program": {"torch": "2.11.0", "numpy": "2.2"}, "system": {}, "tuner": {}})
 NEW = Provenance("abc", {"program": {"torch": "2.13.0", "numpy": "2.2"}, "system": {}, "tuner": {}})

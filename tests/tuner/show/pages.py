@@ -15,7 +15,7 @@ from tests.tuner.search.scripted import RATE, SPACE, ScriptedMeasurer, gain
 
 from xlaunch.machine import read_machine
 from xlaunch.planning import Request
-from xtune.evidence.fronts import SecondGoal
+from xtune.evidence.readings import SecondGoal
 from xtune.launches.launch import Launch, Objective, Outcome
 from xtune.search.budget import Budget
 from xtune.search.strategy import Strategy

@@ -10,8 +10,8 @@ from tests.captures import read_capture
 from tests.tuner.show.made_up import FOUR, RATE, SPACE, TWO, launch, recorded
 
 from xlaunch.planning import Request
-from xtune.evidence.fronts import SecondGoal
 from xtune.evidence.ratios import RatioInterval
+from xtune.evidence.readings import SecondGoal
 from xtune.evidence.verdicts import Kind, MoreBudget, Verdict, undecided
 from xtune.launches.launch import Goal, Launch, Objective, Outcome
 from xtune.launches.requirements import parse_requirement

@@ -15,7 +15,7 @@ from xlaunch.planning import Mode, Request, plan
 from xtune.cli import say
 from xtune.cli.options import Asked
 from xtune.errors import ObjectiveError, StudyError
-from xtune.evidence.fronts import SecondGoal
+from xtune.evidence.readings import SecondGoal
 from xtune.launches.announcements import MARK, Announcement
 from xtune.launches.hypertune import HypertuneSettings, parameters_of, read_settings
 from xtune.launches.launch import WALL, Goal, Launch, Objective
@@ -28,8 +28,13 @@ from xtune.search.measurer import require_baseline
 from xtune.search.records import Provenance, digests
 from xtune.search.study import Subject
 from xtune.search.workers import HostTurn, runtime_directory
-from xtune.space.identities import identify_machine, identify_program, measured_by, read_processor
-from xtune.space.installed import installed
+from xtune.space.identities import (
+    identify_machine,
+    identify_program,
+    installed,
+    measured_by,
+    read_processor,
+)
 from xtune.space.launch_options import (
     ALL_CORES,
     BY_NODE,

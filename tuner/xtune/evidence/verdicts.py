@@ -371,6 +371,12 @@ BEYOND = 0.05
 def look_level(block: int, planned: int, error: float, attempt: int = 0) -> float:
     """The one-sided level of the look after a block, so that all looks have a total error of `error`.
 
+    The looks are repeated confidence intervals (Jennison and Turnbull 1989), so a final may be stopped
+    anywhere, and continued any number of times. Within the plan, levels grow with the square of the
+    blocks (Kim and DeMets 1987): large gains are found early, and the end keeps half of the error. They
+    use 90 % of it; looks beyond the plan share the rest. `SHARES` was computed by integrating the density
+    of a Brownian motion that has crossed no boundary (Armitage, McPherson and Rowe 1969).
+
     planned
         Blocks of the plan, up to 60; more are allowed.
     attempt

@@ -116,16 +116,11 @@ def parse_announcement(line: str) -> Announcement:
         raise ValueError(f"{shown!r}: the dictionary needs a 'name', which is text")
     if higher not in (True, False):
         raise ValueError(f"{shown!r}: 'higher_is_better' is True or False")
-    return Announcement(name.strip(), bool(higher), _target(target, shown))
-
-
-def _target(said: Any, shown: str) -> float | None:
-    if said is None:
-        return None
-    if isinstance(said, bool) or not isinstance(said, (int, float)):
-        raise ValueError(f"{shown!r}: 'target_val' is a number")  # noqa: TRY004 - of a user's text
+    if target is not None and (isinstance(target, bool) or not isinstance(target, int | float)):
+        raise ValueError(f"{shown!r}: 'target_val' is a number")
     # Hypertune's default is -inf, for no target.
-    return float(said) if math.isfinite(said) else None
+    is_target = target is not None and math.isfinite(target)
+    return Announcement(name.strip(), bool(higher), float(target) if is_target else None)
 
 
 def _dictionary(text: str) -> Any:

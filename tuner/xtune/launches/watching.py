@@ -116,24 +116,15 @@ def watch(
     race: Race | None = None,
 ) -> Watched:
     """Wait for the end of all processes. Reads `tail` and samples `meter` meanwhile."""
-    return _Watch(run, tail, meter, limit_s, race).until_the_end()
+    return _Watch(run, tail, meter).until_the_end(limit_s, race)
 
 
 class _Watch:
-    def __init__(
-        self,
-        run: RunningLaunch,
-        tail: Tail,
-        meter: EnergyMeter,
-        limit_s: float | None,
-        race: Race | None,
-    ) -> None:
-        self._run = run
-        self._tail = tail
-        self._meter = meter
-        self._race = race
+    def __init__(self, run: RunningLaunch, tail: Tail, meter: EnergyMeter) -> None:
+        self._run, self._tail, self._meter = run, tail, meter
+        self._limit_s: float | None = None
+        self._race: Race | None = None
         self._started = time.monotonic()
-        self._limit_s = limit_s
         self._began: float | None = None
         self._lines: list[LiveLine] = []
         self._values: dict[int, tuple[list[float], list[float]]] = {}
@@ -142,10 +133,11 @@ class _Watch:
         self._look_at = self._started + FIRST_LOOK_S
         self._look_pause_s = FIRST_LOOK_S
         self._sample_at = self._started + MAX_PAUSE_S
-        if race is not None and race.metric is not None and not may_be_cut(race.kind, race.goal):
-            self._race = None
 
-    def until_the_end(self) -> Watched:
+    def until_the_end(self, limit_s: float | None, race: Race | None) -> Watched:
+        self._limit_s = limit_s
+        if race is not None and (race.metric is None or may_be_cut(race.kind, race.goal)):
+            self._race = race
         while not self._run.wait(0):
             # select.select fails for descriptors from 1,024 on.
             poll = select.poll()

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from xtune.evidence.ratios import has_ratio
 from xtune.launches.launch import Launch, Objective, Outcome
-from xtune.space.installed import INTERPRETER, PROGRAM, SYSTEM, TUNER
+from xtune.space.identities import INTERPRETER, PROGRAM, SYSTEM, TUNER
 from xtune.space.parameters import BARE, Configuration
 
 COMPARED_OF_TUNER = ("xtune",)

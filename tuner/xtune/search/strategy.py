@@ -111,7 +111,7 @@ class Strategy:
 
     def proposal(self, records: Sequence[Record]) -> Step | None:
         """A new configuration, or the best again; None after `LAUNCHES_EACH` times the plans."""
-        scale = self._scale(records)
+        scale = Scale(records, self._objective)
         plans = self._proposer.plans
         if plans is not None and len(scale.ratings) >= LAUNCHES_EACH * plans:
             return None
@@ -162,7 +162,7 @@ class Strategy:
 
     def _clear_best(self, records: Sequence[Record]) -> Configuration | None:
         """The favourite if it is ahead of the bare command by more than noise."""
-        scale = self._scale(_without_checks(records))
+        scale = Scale(_without_checks(records), self._objective)
         if scale.bare is None or scale.lead <= self._rule.min_effect:
             return None
         return next(iter(self._favourites(scale, 1)), None)
@@ -173,7 +173,7 @@ class Strategy:
 
     def _lean(self, records: Sequence[Record], best: Configuration) -> Configuration:
         """The best without the changes whose loss was within the noise; the best if that was slower."""
-        scale = self._scale(records)
+        scale = Scale(records, self._objective)
         whole = scale.mean_of(self._hash(best))
         if whole is None:
             return best
@@ -255,7 +255,7 @@ class Strategy:
         if rest:
             size = (size or MIN_FINAL).with_rest(allowance.left)
             size = size if size.launches <= allowance.left else None
-        scale = self._scale(records)
+        scale = Scale(records, self._objective)
         if size is None or scale.bare is None or scale.lead <= self._rule.min_effect:
             return size
         gain = math.expm1(scale.lead)
@@ -267,7 +267,7 @@ class Strategy:
     def _finalists(self, records: Sequence[Record], count: int) -> list[Configuration]:
         """The best, and its lean form if there is room for both, or in its place."""
         # A check with one lucky launch must not become a finalist.
-        scale = self._scale(_without_checks(records))
+        scale = Scale(_without_checks(records), self._objective)
         found = self._favourites(scale, count)
         if not found:
             return []
@@ -292,7 +292,7 @@ class Strategy:
 
     def favourite(self, records: Sequence[Record]) -> Favourite | None:
         """The configuration that is probably best so far; None before anything was measured."""
-        scale = self._scale(records)
+        scale = Scale(records, self._objective)
         found = self._favourites(scale, 1)
         if not found:
             return None
@@ -302,7 +302,7 @@ class Strategy:
 
     def resolution(self, records: Sequence[Record], allowance: Allowance) -> Resolution | None:
         """The gains that the search can show; None before a plan was repeated, or without a final."""
-        spread, degrees = self._scale(records).noise_seen
+        spread, degrees = Scale(records, self._objective).noise_seen
         final = self.final(records)
         if final is not None:
             size = FinalSize(len(final.plan.finalists), max(final.plan.planned, final.blocks))
@@ -325,9 +325,6 @@ class Strategy:
 
     def _belief(self, scale: Scale) -> Belief:
         return Belief(self._proposer, scale.ratings, scale.spread)
-
-    def _scale(self, records: Sequence[Record]) -> Scale:
-        return Scale(records, self._objective)
 
     def _step(self, stage: Stage, configuration: Configuration, key: str, origin: str = "") -> Step:
         return Step(stage, configuration, self._hash(configuration), key, origin)

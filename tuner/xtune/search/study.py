@@ -105,7 +105,7 @@ class Study(NamedTuple):
     def keep_note(self, name: str, value: Any) -> None:
         """Store a plain value with the study. Raises StorageError."""
         with self.storage.reaching(), self.storage.writing():
-            write_pieces(self.set_attribute, f"{NOTE}{name}", json.dumps(value))
+            write_pieces(self.set_attribute, f"{NOTE}{name}", value)
 
     def keep_verdict(self, verdict: Verdict) -> None:
         """Store the verdict of a search, for later searches."""
@@ -193,8 +193,8 @@ def earlier_winners(storage: Storage, subject: Subject) -> list[Seed]:
 def _all(storage: Storage) -> list[Study]:
     studies = []
     for frozen in storage.backend.get_all_studies():
-        text = read_pieces(frozen.user_attrs, "subject")
-        if text is None:
+        plain = read_pieces(frozen.user_attrs, "subject")
+        if plain is None:
             continue
         version = frozen.user_attrs.get(f"{PREFIX}version")
         if version is not None and version != SCHEMA_VERSION:
@@ -206,11 +206,11 @@ def _all(storage: Storage) -> list[Study]:
             continue  # being made
         names = {key.removeprefix(PREFIX).partition("#")[0] for key in frozen.user_attrs}
         notes = {
-            name[len(NOTE) :]: json.loads(read_pieces(frozen.user_attrs, name) or "null")
+            name[len(NOTE) :]: read_pieces(frozen.user_attrs, name)
             for name in names
             if name.startswith(NOTE)
         }
-        subject = Subject.from_plain(json.loads(text))
+        subject = Subject.from_plain(plain)
         study_id = storage.backend.get_study_id_from_name(frozen.study_name)
         studies.append(Study(storage, study_id, frozen.study_name, subject, notes))
     return sorted(studies, key=lambda study: study.id)
@@ -234,7 +234,7 @@ def _create(storage: Storage, subject: Subject, name: str) -> Study:
             f"{name!r} in {storage.shown} is a study of another tool; choose another name"
         )
     study = Study(storage, study_id, name, subject, {})
-    write_pieces(study.set_attribute, "subject", json.dumps(subject.to_plain()))
+    write_pieces(study.set_attribute, "subject", subject.to_plain())
     study.set_attribute("program", _words(subject))
     study.set_attribute("machine", subject.machine.to_plain())
     # Last, so that readers who see it see the rest.

@@ -31,9 +31,7 @@ from xtune.search.encoding import (
     decode_step,
     encode_launch,
     encode_step,
-    pack,
     read_pieces,
-    unpack,
     write_pieces,
 )
 from xtune.search.records import Provenance, Record, Stage, Step
@@ -178,11 +176,11 @@ class StudyStore:
         made = Provenance(**claim["made"] | {"left_out": tuple(claim["made"]["left_out"])})
         record: Record | None = Record(number, step, worker.host, None, made)
         if trial.state.is_finished():
-            text = read_pieces(attributes, LAUNCH)
-            if text is None or NOT_MADE in attributes:
+            plain = read_pieces(attributes, LAUNCH)
+            if plain is None or NOT_MADE in attributes:
                 record = None
             elif record is not None:
-                record = record._replace(launch=decode_launch(unpack(text)))
+                record = record._replace(launch=decode_launch(plain))
             self._finished[number] = record
         elif number not in self._claimed:
             # Claimed here but not under way: the storage failed during the claim.
@@ -234,7 +232,7 @@ class StudyStore:
                 write(name, value)
             for name, excesses in _constraints(launch, self._study.subject.objective).items():
                 backend.set_trial_system_attr(trial_id, name, excesses)
-            write_pieces(write, LAUNCH, pack(encode_launch(launch)))
+            write_pieces(write, LAUNCH, encode_launch(launch))
             if launch.outcome is Outcome.MEASURED and has_ratio(launch.value):
                 assert launch.value is not None
                 backend.set_trial_state_values(trial_id, TrialState.COMPLETE, [launch.value])

@@ -14,9 +14,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from xlaunch.text import number
-from xtune.evidence.fronts import front_of
-from xtune.evidence.importance import Importance
 from xtune.evidence.ratios import RatioInterval
+from xtune.evidence.readings import Importance, front_of
 from xtune.launches.launch import WALL, Launch, Outcome
 from xtune.launches.summaries import name_of
 from xtune.search.records import Record, Stage

@@ -19,7 +19,7 @@ from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.planning.drawing import draw_machine
 from xlaunch.planning.rendering import numactl_line, render_plan
 from xlaunch.text import number
-from xtune.evidence.fronts import front_of
+from xtune.evidence.readings import front_of
 from xtune.evidence.verdicts import Kind, Standing
 from xtune.launches.launch import Outcome
 from xtune.show import words
@@ -28,7 +28,7 @@ from xtune.show.results import HEADLINES, Result, finite
 from xtune.show.text import advice, describe_interval, result_lines, resume_command
 from xtune.show.warnings import warnings_of
 from xtune.show.words import aim, settings_of
-from xtune.space.installed import PROGRAM, SYSTEM, TUNER, Installed, installed
+from xtune.space.identities import PROGRAM, SYSTEM, TUNER, Installed, installed
 from xtune.space.parameters import BARE, Where
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 from xlaunch.errors import UsageError
 from xtune.evidence.finals import FinalPlan
-from xtune.evidence.fronts import SecondGoal
-from xtune.evidence.importance import Importance, importance_of
+from xtune.evidence.readings import Importance, SecondGoal, importance_of
 from xtune.evidence.verdicts import Kind, Verdict
 from xtune.launches.launch import Launch, Objective, Outcome
 from xtune.search.ablation import Ablation, ablations_of

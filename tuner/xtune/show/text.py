@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from xlaunch.text import number
-from xtune.evidence.fronts import front_of
 from xtune.evidence.ratios import RatioInterval
+from xtune.evidence.readings import front_of
 from xtune.evidence.verdicts import Kind
 from xtune.launches.launch import Outcome
 from xtune.show.results import HEADLINES, Result

@@ -9,8 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from xlaunch.text import number
-from xtune.evidence.drift import Control, drift_of
-from xtune.evidence.noise import noise_cautions, pooled_spread
+from xtune.evidence.noise import Control, drift_of, noise_cautions, pooled_spread
 from xtune.evidence.ratios import has_ratio
 from xtune.evidence.verdicts import Kind, Standing
 from xtune.launches.launch import Launch, Outcome, Steadiness

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Importance of settings: the main effects of their values, from all launches of a search.
+"""Secondary readings of all launches: the main effects of settings, and the front of two goals.
 
 A search varies several settings at once and prefers good regions, so the mean of all launches with a
 value also depends on the other settings. An additive model of the logarithms separates them. Values
@@ -11,13 +11,15 @@ one observation, because repeated launches say nothing about others.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from xtune.evidence.ratios import has_ratio, student_quantile
-from xtune.launches.launch import Launch, Objective, Outcome
+from xtune.launches.launch import WALL, Goal, Launch, Objective, Outcome
+from xtune.launches.summaries import name_of
 from xtune.space.parameters import Configuration, Parameter, Value
 
 MIN_OF_A_VALUE = 2
@@ -130,3 +132,50 @@ def importance_of(
     settings.sort(key=lambda row: -row.share)
     explained = max(0.0, 1.0 - missed / max(float(target.var()), 1e-12))
     return found._replace(settings=tuple(settings), explained=explained)
+
+
+class SecondGoal(NamedTuple):
+    """A second goal besides the objective."""
+
+    metric: str
+    """As for xlaunch's --metric, or `WALL`."""
+    goal: Goal
+
+    def of(self, launch: Launch) -> float | None:
+        """The value of a launch."""
+        if self.metric == WALL:
+            return launch.secondary.wall_s
+        return dict(launch.metrics).get(name_of(self.metric))
+
+
+class Point(NamedTuple):
+    """A configuration's medians of both goals."""
+
+    configuration: Configuration
+    first: float
+    other: float
+    is_beaten: bool = False
+    """Another one is better in one goal and as good in the other."""
+
+
+def front_of(
+    launches: Sequence[Launch], objective: Objective, second: SecondGoal
+) -> tuple[Point, ...]:
+    """Every configuration that has both values, the bare command too, the best by the objective first."""
+    rows: dict[Configuration, list[tuple[float, float]]] = {}
+    for launch in launches:
+        mine, theirs = launch.value, second.of(launch)
+        if objective.is_feasible(launch) and has_ratio(mine) and has_ratio(theirs):
+            assert mine is not None
+            assert theirs is not None
+            rows.setdefault(launch.configuration, []).append((mine, theirs))
+    points = [
+        Point(one, *map(statistics.median, zip(*both, strict=True))) for one, both in rows.items()
+    ]
+    ways = (objective.sign, 1.0 if second.goal is Goal.MAXIMIZE else -1.0)
+    points.sort(key=lambda one: -ways[0] * one.first)
+    gains = [(ways[0] * one.first, ways[1] * one.other) for one in points]
+    return tuple(
+        point._replace(is_beaten=any(a >= x and b >= y and (a, b) != (x, y) for a, b in gains))
+        for point, (x, y) in zip(points, gains, strict=True)
+    )
