@@ -16,8 +16,8 @@ from xtune.cli import say
 from xtune.cli.options import Asked
 from xtune.errors import ObjectiveError, StudyError
 from xtune.evidence.readings import SecondGoal
-from xtune.launches.announcements import MARK, Announcement
-from xtune.launches.hypertune import HypertuneSettings, parameters_of, read_settings
+from xtune.launches.announcements import MARK
+from xtune.launches.hypertune import parameters_of, read_settings
 from xtune.launches.launch import WALL, Goal, Launch, Objective
 from xtune.launches.requirements import parse_requirement
 from xtune.launches.runner import Runner
@@ -45,8 +45,8 @@ from xtune.space.launch_options import (
     Layout,
     with_option,
 )
-from xtune.space.machine_space import make_space
-from xtune.space.offers import LeftOut, Offers, read_offers
+from xtune.space.machine_space import MadeSpace, make_space
+from xtune.space.offers import Offers, read_offers
 from xtune.space.parameters import BARE, Configuration, Parameter
 from xtune.space.resolution import Resolver, starting_point
 from xtune.space.spaces import Derived, Space
@@ -64,12 +64,9 @@ class Task(NamedTuple):
     subject: Subject
     request: Request
     machine: Machine
-    left_out: tuple[LeftOut, ...]
-    notes: tuple[str, ...]
-    """Notes to print before the search."""
+    made: MadeSpace
     resolver: Resolver
     runner: Runner
-    hypertune: HypertuneSettings | None = None
     probe: Launch | None = None
     """The launch of the bare command that announced the objective; the study counts it."""
 
@@ -80,13 +77,6 @@ class Task(NamedTuple):
     @property
     def objective(self) -> Objective:
         return self.subject.objective
-
-
-class _Made(NamedTuple):
-    space: Space
-    left_out: tuple[LeftOut, ...]
-    notes: tuple[str, ...]
-    hypertune: HypertuneSettings | None = None
 
 
 def prepare(
@@ -127,11 +117,8 @@ def prepare(
             f"wall time cannot compare {count} instances with the bare command: they do "
             f"{count} times the work; give a --metric, or --work shared if they divide it"
         )
-    made = (
-        _Made(known.space, (), ())
-        if known is not None
-        else _make_space(asked, machine, one_instance=metric == WALL and not asked.work_shared)
-    )
+    one_instance = metric == WALL and not asked.work_shared
+    made = MadeSpace(known.space) if known else _make_space(asked, machine, one_instance)
     made.space.require_choice()
     resolver = Resolver(made.space, request, os.environ, machine)
     resolver.command(BARE)  # raises if the program is missing
@@ -165,27 +152,21 @@ def prepare(
             with HostTurn(runtime_directory(os.environ), waiting)():
                 probe = runner.measure(BARE, limit_s=asked.timeout_s)
             require_baseline(probe, unknown)
-            found = _announced(metric, runner.announcements, unknown)
+            told = [one.objective for one in runner.announcements if metric in (MARK, one.metric)]
+            found = (told or [unknown])[0]._replace(requirements=requirements)
         objective = found
     else:
         objective = Objective(metric, _goal(metric, asked.goals[:1]), requirements)
     subject = Subject(*identities, made.space, objective)
     if launches and known is not None:
-        _require_same(subject, known)
-    notes = made.notes
+        difference = subject.difference(known)
+        if difference is not None:
+            raise StudyError(
+                f"the study cannot be continued: {difference}; begin a new one with xtune PROGRAM"
+            )
     if asked.service is not None and not cores_kept_free(request, machine):
-        notes += (SHARED_CORES,)
-    return Task(
-        subject,
-        request,
-        machine,
-        made.left_out,
-        notes,
-        resolver,
-        runner_for(objective),
-        made.hypertune,
-        probe,
-    )
+        made = made._replace(notes=(*made.notes, SHARED_CORES))
+    return Task(subject, request, machine, made, resolver, runner_for(objective), probe)
 
 
 def current_provenance(task: Task) -> Provenance:
@@ -272,24 +253,14 @@ def _kept_objective(unknown: Subject, kept: Sequence[Subject]) -> Objective | No
     return None
 
 
-def _announced(
-    metric: str, announcements: Sequence[Announcement], otherwise: Objective
-) -> Objective:
-    """The objective that the program announced; `otherwise` if it announced none for the metric."""
-    for one in announcements:
-        if metric in (MARK, one.metric):
-            return one.objective._replace(requirements=otherwise.requirements)
-    return otherwise
-
-
-def _make_space(asked: Asked, machine: Machine, *, one_instance: bool) -> _Made:
+def _make_space(asked: Asked, machine: Machine, one_instance: bool) -> MadeSpace:
     own = parse_parameters(asked.param, asked.request)
     if asked.conf_file is not None:
-        return _hypertune_space(asked, machine, own)
+        return _hypertune_space(asked, asked.conf_file, machine, own)
     offers = Offers()
     if not asked.only_params:
         offers = read_offers(asked.request, os.environ, machine, read_processor())
-    made = make_space(
+    return make_space(
         asked.request,
         machine,
         offers,
@@ -299,12 +270,12 @@ def _make_space(asked: Asked, machine: Machine, *, one_instance: bool) -> _Made:
         allow_numerics=asked.allow_numerics,
         only_parameters=asked.only_params,
     )
-    return _Made(made.space, made.left_out, ())
 
 
-def _hypertune_space(asked: Asked, machine: Machine, own: Sequence[Parameter]) -> _Made:
-    assert asked.conf_file is not None
-    settings = read_settings(asked.conf_file)
+def _hypertune_space(
+    asked: Asked, path: str, machine: Machine, own: Sequence[Parameter]
+) -> MadeSpace:
+    settings = read_settings(path)
     found, told = parameters_of(settings, asked.request, machine)
     derived = []
     for parameter in found:
@@ -316,19 +287,10 @@ def _hypertune_space(asked: Asked, machine: Machine, own: Sequence[Parameter]) -
             counts = tuple([made.count for made in plans])
             cores = tuple([min(i.ncores for i in made.instances) for made in plans])
             derived = [Derived(INSTANCES, LAYOUT, counts), Derived(NCORES, LAYOUT, cores)]
-    notes = list(told)
     if settings.output_dir is not None:
-        notes.append(
-            f"output_dir {settings.output_dir!r} of {asked.conf_file} is not used: launches are kept"
-            " in the study (xtune export)"
+        unused = (
+            f"output_dir {settings.output_dir!r} of {path} is not used: launches are kept in the"
         )
+        told += (f"{unused} study (xtune export)",)
     space = Space([*found, *own], asked.when, derived, words=WORDS | {ALL_CORES})
-    return _Made(space, (), tuple(notes), settings)
-
-
-def _require_same(subject: Subject, known: Subject) -> None:
-    difference = subject.difference(known)
-    if difference is not None:
-        raise StudyError(
-            f"the study cannot be continued: {difference}; begin a new one with xtune PROGRAM"
-        )
+    return MadeSpace(space, (), told, max(2, settings.max_trials))

@@ -104,17 +104,17 @@ class _Signals:
 
 def budget_of(asked: Asked, task: Task) -> Budget:
     """The budget of the search. Raises `BudgetError`."""
-    if asked.budget is None and task.hypertune is not None:
-        return Budget(launches=max(2, task.hypertune.max_trials))
+    if asked.budget is None and task.made.launches is not None:
+        return Budget(launches=task.made.launches)
     return parse_budget(asked.budget or DEFAULT_BUDGET)
 
 
 def announce(task: Task, *, verbose: bool = False) -> None:
     """Print the objective and the space; with the reasons for what is left out if `verbose`."""
     say(f"objective: {aim(task.objective)}")
-    for line in describe_space(task.space, task.left_out, verbose=verbose):
+    for line in describe_space(task.space, task.made.left_out, verbose=verbose):
         _line(line)
-    for note in task.notes:
+    for note in task.made.notes:
         say(f"note: {note}")
 
 

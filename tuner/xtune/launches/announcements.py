@@ -119,8 +119,8 @@ def parse_announcement(line: str) -> Announcement:
     if target is not None and (isinstance(target, bool) or not isinstance(target, int | float)):
         raise ValueError(f"{shown!r}: 'target_val' is a number")
     # Hypertune's default is -inf, for no target.
-    is_target = target is not None and math.isfinite(target)
-    return Announcement(name.strip(), bool(higher), float(target) if is_target else None)
+    aim = float(target) if target is not None and math.isfinite(target) else None
+    return Announcement(name.strip(), bool(higher), aim)
 
 
 def _dictionary(text: str) -> Any:

@@ -189,7 +189,11 @@ class MadeSpace(NamedTuple):
     """A space, and the parameters left out of it."""
 
     space: Space
-    left_out: tuple[LeftOut, ...]
+    left_out: tuple[LeftOut, ...] = ()
+    notes: tuple[str, ...] = ()
+    """For the user."""
+    launches: int | None = None
+    """The budget, if the user's file gives one."""
 
 
 def make_space(
