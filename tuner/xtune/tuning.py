@@ -67,14 +67,18 @@ def next_step(strategy: Strategy, records: Sequence[Record], allowance: Allowanc
         return None
 
     # A final that has begun is continued until its result is clear or the budget is used up. After a
-    # clear one of an earlier search, this search goes on and has a final of its own.
+    # clear one of an earlier search, this search goes on and has a final of its own, and so it does if
+    # every finalist failed and there is room for others.
     final = strategy.final(records)
     if final is not None:
         made = final_records(records)
         if _is_under_way(made):
             return None
         step = strategy.final_step(final, allowance.left)
-        if step is not None or not final.is_over or made[-1].number >= allowance.since:
+        goes_on = made[-1].number < allowance.since or (
+            final.is_deserted and allowance.left > MIN_FINAL.launches
+        )
+        if step is not None or not (final.is_over and goes_on):
             return step
 
     # First of all the bare command: everything is compared with it.

@@ -98,6 +98,25 @@ def test_a_gain_is_found_and_claimed() -> None:
     assert result.decision is not None
 
 
+def test_a_search_goes_on_where_every_finalist_failed() -> None:
+    """The fastest allocator crashes in its first final: the rest of the budget is for the others."""
+    launched = 0
+
+    def end(one: Configuration) -> Outcome:
+        nonlocal launched
+        launched += 1
+        is_spoilt = launched > 20 and one.get("allocator") == "tcmalloc"
+        return Outcome.CRASHED if is_spoilt else Outcome.MEASURED
+
+    measurer = ScriptedMeasurer(noise=0.02, outcomes=end)
+    result = make(measurer, Budget(launches=60), space=SMALL).run()
+    finals = [one.step for one in result.records if one.step.stage is Stage.FINAL]
+    attempts = {one.details["attempt"] for one in finals}
+    assert attempts == {0, 1}
+    assert result.verdict.kind is Kind.GAIN
+    assert result.verdict.best == SMALL.complete({"allocator": "jemalloc"})
+
+
 def test_no_gain_is_an_answer() -> None:
     measurer = ScriptedMeasurer(lambda _: 0.0, noise=0.001)
     result = make(measurer, Budget(launches=60)).run()

@@ -44,6 +44,8 @@ MAX_FAILURES = 1
 DROP_LEVEL = 0.005
 """One-sided error of dropping a finalist that is as good as the leader, at each look."""
 
+NOBODY = "no finalist is left"
+
 BASELINE = 0
 """The baseline's number among the candidates; finalists count from 1."""
 
@@ -170,6 +172,11 @@ class Final:
         return bool(self._ended) or self._is_clear
 
     @property
+    def is_deserted(self) -> bool:
+        """Every finalist is out."""
+        return self._ended == NOBODY
+
+    @property
     def is_open_block(self) -> bool:
         """Some launch of the next block was made."""
         return any(block == self.blocks for block, _ in self._made)
@@ -239,7 +246,7 @@ class Final:
             self._ended = f"the bare command failed twice in a row ({_failure_reason(last[-1])})"
             return
         if not any(self._is_in(number) for number in range(1, len(self.plan.configurations))):
-            self._ended = "no finalist is left"
+            self._ended = NOBODY
             return
         if self.blocks < MIN_PAIRS:
             return

@@ -18,7 +18,7 @@ from xtune.search.ablation import without_each
 from xtune.search.budget import MAX_BLOCKS, MIN_FINAL, FinalSize, final_size
 from xtune.search.encoding import decode_final_plan, encode_final_plan
 from xtune.search.events import Allowance, Favourite, Resolution, Seed
-from xtune.search.proposer import Belief, Proposer
+from xtune.search.proposer import Belief, Proposer, failed_plans
 from xtune.search.records import Record, Scale, Stage, Step, unscore
 from xtune.space.parameters import BARE, Configuration, Value, Where
 from xtune.space.spaces import Space
@@ -268,7 +268,11 @@ class Strategy:
         """The best, and its lean form if there is room for both, or in its place."""
         # A check with one lucky launch must not become a finalist.
         scale = Scale(_without_checks(records), self._objective)
-        found = self._favourites(scale, count)
+        # What failed in most of its launches of finals is not tried in another one.
+        finals = [record for record in records if record.step.stage is Stage.FINAL]
+        out = failed_plans(Scale(finals, self._objective).ratings)
+        found = self._favourites(scale, count + len(out))
+        found = [one for one in found if self._hash(one) not in out][:count]
         if not found:
             return []
         means, deviations = self._belief(scale).of(found)
@@ -277,7 +281,8 @@ class Strategy:
             one for one, is_near in zip(found, means >= means[0] - reach, strict=True) if is_near
         ]
         best = self._clear_best(records)
-        lean = found[0] if best is None else self._lean(records, best)
+        is_out = best is None or self._hash(best) in out
+        lean = found[0] if best is None or is_out else self._lean(records, best)
         launched = {record.step.plan_hash for record in records}
         if self._hash(lean) == self._hash(near[0]) or (count == 1 and self._hash(lean) in launched):
             near = [lean, *near[1:]]
