@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 from scipy import special
 
+from xlaunch.text import counted
 from xtune.evidence.noise import outliers
 from xtune.evidence.ratios import RatioInterval, ratio_interval, sign_flip_probability
 from xtune.space.parameters import Configuration
@@ -297,7 +298,8 @@ def _percent(ratio: float) -> str:
 def _gain_reason(winner: Standing, first: Standing) -> str:
     interval = winner.interval
     assert interval is not None
-    text = f"{interval.estimate:.3f} times the bare command in {_pairs(interval)}" + (
+    pairs = counted(interval.pairs, "pair")
+    text = f"{interval.estimate:.3f} times the bare command in {pairs}" + (
         f", with 95 % confidence at least {interval.low:.3f}" if interval.low > 0.0 else ""
     )
     if winner.keeps_more and not winner.is_gain:
@@ -318,7 +320,7 @@ def _open_reason(leader: Standing) -> str:
     interval = leader.interval
     assert interval is not None
     if interval.pairs < MIN_PAIRS:
-        few = f"{_pairs(interval)} {'is' if interval.pairs == 1 else 'are'} too few"
+        few = f"{counted(interval.pairs, 'pair')} {'is' if interval.pairs == 1 else 'are'} too few"
         return f"{few}; a verdict needs at least {MIN_PAIRS}"
     if interval.low > 1.0 and interval.plain <= 1.0:
         return (
@@ -326,11 +328,6 @@ def _open_reason(leader: Standing) -> str:
             f" the mean is {_percent(interval.plain)}"
         )
     return _where(leader)
-
-
-def _pairs(interval: RatioInterval) -> str:
-    """**Ex.:** ``1 pair``."""
-    return f"{interval.pairs} {'pair' if interval.pairs == 1 else 'pairs'}"
 
 
 def _where(leader: Standing) -> str:

@@ -107,7 +107,7 @@ class Result(NamedTuple):
         """The command to use: with the preset, or with all options without one."""
         best = self.verdict.best
         if best != BARE and self.preset is not None:
-            return shlex.join(self.resolver.preset_command(best, use=self.preset))
+            return shlex.join(self.resolver.command(best, preset=self.preset))
         return shlex.join(self.resolver.command(best))
 
     @property

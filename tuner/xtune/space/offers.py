@@ -19,6 +19,7 @@ from xlaunch.environment.preload import VARIABLE as LD_PRELOAD
 from xlaunch.environment.preload import preloaded
 from xlaunch.environment.program import PYTHON_SUFFIXES, resolve_program
 from xlaunch.environment.variables import split_inherited
+from xlaunch.errors import XLaunchError
 from xlaunch.machine.topology import Machine
 from xlaunch.planning import Request
 from xlaunch.planning.request import HugePages
@@ -136,15 +137,15 @@ def read_offers(
         found: dict[str, str] = {}
         for value in listed:
             configuration = Configuration({name: value})
-            plan_hash = resolver.plan_hash(configuration)
-            if plan_hash is not None and plan_hash not in found:
-                found[plan_hash] = value
-            elif plan_hash is None:
-                reason = resolver.refusal(configuration) or ""
-                left_out.append(LeftOut(f"{name}={value}", reason))
-            else:
+            try:
+                plan_hash = resolver.resolve(configuration).plan_hash
+            except XLaunchError as error:
+                left_out.append(LeftOut(f"{name}={value}", str(error)))
+                continue
+            if plan_hash in found:
                 reason = f"the same as {found[plan_hash]} here"
                 left_out.append(LeftOut(f"{name}={value}", reason))
+            found.setdefault(plan_hash, value)
         return tuple(found.values())
 
     allocators: tuple[str, ...] = ("auto",)

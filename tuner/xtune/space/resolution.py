@@ -136,25 +136,16 @@ class Resolver:
         except XLaunchError:
             return None
 
-    def refusal(self, configuration: Configuration) -> str | None:
-        """Why a configuration cannot be carried out here, in one line; None if it can."""
-        self.space.complete(configuration)
-        try:
-            self.resolve(configuration)
-        except XLaunchError as error:
-            return str(error)
-        return None
-
     def environment(self, configuration: Configuration) -> Environment:
         """The environment of the instances. Raises what `resolve` raises."""
         found = self.resolve(configuration)
         return self._prepare(found.plan, found.request)
 
-    def command(self, configuration: Configuration, *, isolated: bool = False) -> list[str]:
+    def command(self, configuration: Configuration, *, preset: str | None = None) -> list[str]:
         """The equivalent xlaunch command line; for `BARE` the program as it is executed.
 
-        isolated
-            Make xlaunch ignore option files, which would change the result.
+        preset
+            A file that holds the options.
 
         Raises `SpaceError` for a configuration that is not in the space; for `BARE` what
         `resolve_program` raises.
@@ -163,20 +154,16 @@ class Resolver:
             words = self._bare_program().argv
             only = {"index": "0", "count": "1"}
             return [substitute(w, only) if self._request.program.substitute else w for w in words]
-        return command_of(self.request(configuration), isolated=isolated)
+        return command_of(self.request(configuration), preset=preset)
 
     def preset(self, configuration: Configuration, *, use: str = "best.toml") -> str:
         """The text of a preset file named `use`, for ``xlaunch --preset best.toml PROGRAM``.
 
-        It does not hold the program and its arguments: see `preset_command`. Raises `SpaceError` for a
+        It does not hold the program and its arguments: see `command`. Raises `SpaceError` for a
         configuration that is not in the space, `UsageError` for a value that TOML cannot hold.
         """
         searched = [p.name for p in self.space.parameters if p.where is Where.OPTION]
         return preset_of(self.request(configuration), searched, use=use)
-
-    def preset_command(self, configuration: Configuration, *, use: str = "best.toml") -> list[str]:
-        """The command line that uses the preset, with the values filled into the program's arguments."""
-        return command_of(self.request(configuration), preset=use)
 
     def _resolve(self, complete: Configuration) -> Resolved | XLaunchError:
         try:
@@ -277,18 +264,15 @@ NAMING = ("module", "no_python")
 """Options that say how to read the program's words; they belong to the command, not the preset."""
 
 
-def command_of(request: Request, *, preset: str | None = None, isolated: bool = False) -> list[str]:
+def command_of(request: Request, *, preset: str | None = None) -> list[str]:
     """The xlaunch command that makes `request`, with its program.
 
     preset
         A file that holds the options; only the program and `NAMING` are added to it.
-    isolated
-        Make xlaunch ignore the option files of the project and the user.
     """
     if request.layout.instances == 1 and request.layout.ncores is MAX:
         request = request.replace(instances=None, ncores=None)  # the same in fewer words
     words = ["xlaunch"]
-    words += ["--isolated"] if isolated else []
     words += ["--preset", preset] if preset is not None else []
     for option, value in _changed(request):
         if preset is None or option.key in NAMING:
