@@ -24,12 +24,14 @@ from xtune.search.events import (
     Allowance,
     Ended,
     Favourite,
+    Measurer,
     Observer,
     Outline,
     Progress,
     Result,
+    Store,
+    require_baseline,
 )
-from xtune.search.measurer import Measurer, Store, require_baseline
 from xtune.search.records import Record, Stage, Step
 from xtune.search.strategy import Strategy, final_records
 from xtune.space.parameters import BARE

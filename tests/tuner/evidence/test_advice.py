@@ -10,16 +10,17 @@ import pytest
 from tests.tiers import quick_first
 from tests.tuner.evidence.contenders import RATE, launch
 
-from xtune.evidence.advice import (
+from xtune.evidence.finals import Final, Finalist, FinalPlan
+from xtune.evidence.ratios import ratio_interval
+from xtune.evidence.verdicts import (
     SETTLING_POWER,
+    Kind,
+    Rule,
     blocks_for,
     settle_probability,
     settling_blocks,
     smallest_gain,
 )
-from xtune.evidence.finals import Final, Finalist, FinalPlan
-from xtune.evidence.ratios import ratio_interval
-from xtune.evidence.verdicts import Kind, Rule
 from xtune.space.parameters import BARE, Configuration
 
 RULE = Rule()

@@ -27,7 +27,7 @@ from tests.tuner.evidence.simulation import (
 
 from xtune.evidence.verdicts import Kind, Verdict
 from xtune.launches.launch import Goal, Objective, Outcome
-from xtune.search.measurer import Measurer
+from xtune.search.events import Measurer
 from xtune.space.parameters import Configuration, Parameter, Where
 
 SPACE = [

@@ -20,8 +20,7 @@ from tests.tuner.search.scripted import (
     stages,
 )
 
-from xtune.evidence.advice import smallest_gain
-from xtune.evidence.verdicts import Kind
+from xtune.evidence.verdicts import Kind, smallest_gain
 from xtune.launches.launch import Goal, Launch, Objective, Outcome, Requirement
 from xtune.search.budget import MAX_BLOCKS
 from xtune.search.events import Allowance, Seed

@@ -23,8 +23,7 @@ from xtune.launches.requirements import parse_requirement
 from xtune.launches.runner import Runner
 from xtune.launches.services import cores_kept_free, require_service
 from xtune.launches.summaries import kind_in
-from xtune.search.events import Seed
-from xtune.search.measurer import require_baseline
+from xtune.search.events import Seed, require_baseline
 from xtune.search.records import Provenance, digests
 from xtune.search.study import Subject
 from xtune.search.workers import HostTurn, runtime_directory

@@ -21,7 +21,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from xtune.evidence.advice import settling_blocks
 from xtune.evidence.ratios import RatioInterval, has_ratio, log_ratio, ratio_interval
 from xtune.evidence.verdicts import (
     MIN_PAIRS,
@@ -33,6 +32,7 @@ from xtune.evidence.verdicts import (
     differences,
     judge,
     look_level,
+    settling_blocks,
     undecided,
 )
 from xtune.launches.launch import Launch, Objective, Outcome

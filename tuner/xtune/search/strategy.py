@@ -10,9 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from xtune.evidence.advice import blocks_for, smallest_gain, spread_range
 from xtune.evidence.finals import Final, Finalist, FinalPlan
-from xtune.evidence.verdicts import Rule
+from xtune.evidence.verdicts import Rule, blocks_for, smallest_gain, spread_range
 from xtune.launches.launch import Objective, Outcome
 from xtune.search.ablation import without_each
 from xtune.search.budget import MAX_BLOCKS, MIN_FINAL, FinalSize, final_size

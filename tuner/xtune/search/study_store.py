@@ -48,7 +48,7 @@ NOT_MADE = "not made"
 
 
 class StudyStore:
-    """See `xtune.search.measurer.Store`. Raises StorageError if the storage fails."""
+    """See `xtune.search.events.Store`. Raises StorageError if the storage fails."""
 
     def __init__(
         self,
