@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verdict on the finalists: a gain, no gain, or inconclusive.
+"""The verdict on the finalists (a gain, no gain, or inconclusive), its levels and its power.
 
 gain
     A finalist's corrected interval is above 1, its estimate above the minimal effect, and the plain

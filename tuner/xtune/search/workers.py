@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Liveness of the workers that make launches.
+"""Workers: which of them are alive, and the lock that gives them turns on a host.
 
 A worker on the same system is dead if its PID is free or belongs to another process. A worker on
 another system increments a counter while it launches, and is considered dead if the counter has not
-changed for `LEASE_S`. Clocks of two systems are never compared. Optuna's own heartbeat compares them,
-and its journals have none.
+changed for `LEASE_S`. Clocks of two systems are never compared. Optuna's own heartbeat would need a
+database: its journals have none.
 """
 
 from __future__ import annotations

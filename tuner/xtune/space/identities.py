@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kind of machine and the program that a study belongs to.
+"""The kind of machine and the program that a study belongs to, and what is installed.
 
 Machines of one kind have the same processor, caches, nodes and memory, and the same usable part of
 them. CPU numbers, kernel, microcode and host name may differ. So a fleet of equal machines can share

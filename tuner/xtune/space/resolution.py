@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Resolution of a configuration on a machine: its request, plan, environment, and a hash of them.
 
+Also its command line and preset file, and a preset file as a configuration.
+
 No program is started and no directory made; only a preload is tried once in a child process, as for
 every launch. Configurations with equal hashes start in exactly the same way and are measured as one:
 one instance on all cores is the same compact or scattered.
