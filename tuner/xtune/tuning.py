@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager
 from typing import TypeVar
 
 from xtune.errors import BudgetError, StorageError
-from xtune.evidence.verdicts import Verdict, undecided
+from xtune.evidence.verdicts import undecided
 from xtune.launches.launch import Objective, Outcome
 from xtune.search.budget import MIN_FINAL, Budget, final_size, min_launches_for_final
 from xtune.search.events import (
@@ -304,14 +304,11 @@ class Search:
 
     def _conclude(self, ended: Ended) -> Result:
         final = self._strategy.final(self._records)
-        decision = None if final is None else final.decision()
-        verdict: Verdict = (
-            undecided(BARE, self._no_final(ended)) if decision is None else decision.verdict
-        )
+        verdict = undecided(BARE, self._no_final(ended)) if final is None else final.verdict()
         return Result(
             verdict,
             self._strategy.favourite(self._records),
-            decision,
+            final,
             self._strategy.resolution(self._records, self._allowance()),
             self._records,
             len(self._walls),

@@ -196,7 +196,7 @@ def simulate_search(
     while final.blocks < blocks and (turn := final.next()) is not None:
         final.record(turn, workload.measure(turn.configuration))
         if stops_when is not None and turn.block < final.blocks:
-            verdict = final.decision().verdict
+            verdict = final.verdict()
             if stops_when(verdict):
                 return verdict, len(final.launches)
-    return final.decision().verdict, len(final.launches)
+    return final.verdict(), len(final.launches)

@@ -348,11 +348,11 @@ def test_launches_count_only_while_they_are_started_in_the_same_way(tmp_path: Pa
         return store, Search(SPACE, strategy, measurer, store, RATE, budget).run()
 
     _, first = search("one", 30)
-    assert first.decision is not None
+    assert first.final is not None
     again, second = search("other", 30)
     assert len(again.left_out) == len(first.records)
     assert {record.step.plan_hash.split()[0] for record in second.records} == {"other"}
-    assert second.decision is not None
+    assert second.final is not None
     store, third = search("one", 2)
     assert third.records[: len(first.records)] == first.records
     assert len(store.left_out) == len(second.records)
@@ -416,7 +416,7 @@ def test_a_final_counts_as_a_whole(tmp_path: Path) -> None:
     store, second = search("new")
     assert second.records[: len(others)] == tuple(others)
     assert len(store.left_out) == len(first.records) - len(others)
-    assert second.decision is not None
+    assert second.final is not None
     _, again = search("old")
     assert [one for one in again.records if one in finals] == finals
 

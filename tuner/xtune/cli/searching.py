@@ -293,9 +293,7 @@ def recall(task: Task, asked: Asked, study: Study) -> Result:
     plans = {record.step.configuration: record.step.plan_hash for record in records}
     strategy = _strategy(task, asked, plans.get)
     final = strategy.final(records)
-    verdict = (
-        undecided(BARE, "there was no final yet") if final is None else final.decision().verdict
-    )
+    verdict = undecided(BARE, "there was no final yet") if final is None else final.verdict()
     favourite = strategy.favourite(records)
     resolution = strategy.resolution(records, Allowance(0.0, 0.0))
     ended = Ended(study.notes.get("ended") or Ended.UNKNOWN.value)

@@ -112,16 +112,6 @@ class Turn(NamedTuple):
     configuration: Configuration
 
 
-class Decision(NamedTuple):
-    """The state of a final."""
-
-    verdict: Verdict
-    blocks: int
-    """Complete blocks used for the verdict."""
-    level: float
-    """One-sided error of this look, all finalists together."""
-
-
 def _williams_design(count: int) -> list[list[int]]:
     """A design in which each number has each place, and follows each other number, equally often."""
     first, low, high = [0], 1, count - 1
@@ -287,7 +277,7 @@ class Final:
                 return False
         return True
 
-    def decision(self, *, in_full: bool = True) -> Decision:
+    def verdict(self, *, in_full: bool = True) -> Verdict:
         """The verdict on the complete blocks; it may be asked for, and the final continued, at any time.
 
         in_full
@@ -296,7 +286,7 @@ class Final:
         verdict = self._judge(self._contenders(), in_full=in_full)
         if in_full and verdict.kind is Kind.INCONCLUSIVE:
             verdict = verdict._replace(more=self._more_budget(verdict))
-        return Decision(verdict, self.blocks, self.plan.level(self.blocks))
+        return verdict
 
     def _judge(self, contenders: Mapping[int, Contender], *, in_full: bool = False) -> Verdict:
         if self._ended.startswith("the bare command"):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from xtune.errors import MetricNotSeenError, TunerError
-from xtune.evidence.finals import Decision
+from xtune.evidence.finals import Final
 from xtune.evidence.ratios import log_ratio
 from xtune.evidence.verdicts import Verdict
 from xtune.launches.launch import Launch, Objective, Outcome
@@ -104,8 +104,8 @@ class Result(NamedTuple):
     verdict: Verdict
     favourite: Favourite | None
     """The configuration that is probably best; only the verdict is evidence."""
-    decision: Decision | None
-    """The state of the final; None without one."""
+    final: Final | None
+    """The last final; None without one."""
     resolution: Resolution | None
     """The gains that its budget could show."""
     records: tuple[Record, ...]
