@@ -9,7 +9,6 @@ verdict is computed, is raised to the caller. `xtune.tune` is the library call.
 from __future__ import annotations
 
 import contextlib
-import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -286,11 +285,8 @@ class Search:
         return Allowance(left, made + left, self._since, self._earlier)
 
     def _progress(self, allowance: Allowance, stage: Stage) -> Progress:
-        left_s = None
-        if self._walls and math.isfinite(allowance.left):
-            left_s = allowance.left * statistics.fmean(self._walls)
         elapsed_s = self._measurer.now_s() - self._began_s
-        return Progress(len(self._walls), allowance.left, elapsed_s, left_s, stage)
+        return Progress(len(self._walls), allowance.left, elapsed_s, stage)
 
     def _limit(self) -> float | None:
         if self._limit_s is not None:

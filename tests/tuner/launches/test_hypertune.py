@@ -41,7 +41,7 @@ def machine_of(*cores: int, smt: int = 1) -> Machine:
 
 
 def launcher(**values: Any) -> HypertuneSettings:
-    return HypertuneSettings("grid", 100, None, tuple(values.items()))
+    return HypertuneSettings(100, None, tuple(values.items()))
 
 
 def made(settings: HypertuneSettings, machine: Machine) -> dict[str, tuple[Any, ...]]:
@@ -66,7 +66,6 @@ hyperparams:                                 # mandatory.
     ninstances:  [1, 2]
 """
     assert read(text) == HypertuneSettings(
-        "grid",
         50,
         "/path/to/saving/directory",
         (("ncores_per_instance", "all_physical_cores"), ("ninstances", [1, 2])),
@@ -75,7 +74,7 @@ hyperparams:                                 # mandatory.
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "tuning: {}\n", "{}"])
 def test_empty_file_searches_all_that_the_launcher_has(read: Any, text: str):
-    assert read(text) == HypertuneSettings("grid", 100, None, tuple(DEFAULTS.items()))
+    assert read(text) == HypertuneSettings(100, None, tuple(DEFAULTS.items()))
 
 
 def test_launcher_may_be_left_out(read: Any):

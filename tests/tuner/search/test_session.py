@@ -392,7 +392,6 @@ def test_everything_is_told_in_order() -> None:
     assert all(one != other for one, other in itertools.pairwise(changes))
     assert [one.launches for one in diary.progress[1::2]] == list(range(1, result.launches + 1))
     assert diary.progress[0].left == 40
-    assert diary.progress[1].left_s == 390.0
 
 
 def test_which_gains_the_budget_shows_is_told_once_the_noise_is_known() -> None:

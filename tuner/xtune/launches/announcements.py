@@ -24,6 +24,7 @@ MARK = "@hypertune"
 """Marks a line that announces a value. Before a name: the metric announced under that name."""
 
 KEYS = ("name", "higher_is_better", "target_val")
+"""The last one, at which hypertune stopped, is not used: a budget ends a search."""
 
 
 class Announcement(NamedTuple):
@@ -31,8 +32,6 @@ class Announcement(NamedTuple):
 
     name: str
     higher_is_better: bool = False
-    target: float | None = None
-    """The value at which the search may stop, if any."""
 
     @property
     def metric(self) -> str:
@@ -110,17 +109,13 @@ def parse_announcement(line: str) -> Announcement:
         ) from None
     if not isinstance(said, dict) or not set(said) <= set(KEYS):
         raise ValueError(f"{shown!r}: the dictionary may have {', '.join(KEYS)}")
-    name, target = said.get("name"), said.get("target_val")
+    name = said.get("name")
     higher = said.get("higher_is_better", False)
     if not isinstance(name, str) or not name.strip():
         raise ValueError(f"{shown!r}: the dictionary needs a 'name', which is text")
     if higher not in (True, False):
         raise ValueError(f"{shown!r}: 'higher_is_better' is True or False")
-    if target is not None and (isinstance(target, bool) or not isinstance(target, int | float)):
-        raise ValueError(f"{shown!r}: 'target_val' is a number")
-    # Hypertune's default is -inf, for no target.
-    aim = float(target) if target is not None and math.isfinite(target) else None
-    return Announcement(name.strip(), bool(higher), aim)
+    return Announcement(name.strip(), bool(higher))
 
 
 def _dictionary(text: str) -> Any:

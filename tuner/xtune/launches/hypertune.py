@@ -73,7 +73,6 @@ DEFAULTS: dict[str, Any] = {
 class HypertuneSettings(NamedTuple):
     """The contents of a configuration file."""
 
-    strategy: str
     max_trials: int
     output_dir: str | None
     searched: tuple[tuple[str, Any], ...]
@@ -140,7 +139,7 @@ def read_settings(path: str) -> HypertuneSettings:
                     refuse(key, wrong[0], allowed)
                 lists[today] = own
     searched = [(name, DEFAULTS[name] if own is None else own) for name, own in lists.items()]
-    return HypertuneSettings(strategy.lower(), max_trials, directory, tuple(searched))
+    return HypertuneSettings(max_trials, directory, tuple(searched))
 
 
 def _wrong(name: str, own: Any) -> tuple[list[Any], str]:

@@ -81,8 +81,6 @@ class Progress(NamedTuple):
     left: float
     """Estimated remaining launches; infinite before a launch was timed."""
     elapsed_s: float
-    left_s: float | None
-    """None before a launch was timed."""
     stage: Stage
 
 
