@@ -35,6 +35,9 @@ MAX_CONFIGURATIONS_SHOWN = 8
 
 MAX_FRONT_SHOWN = 12
 
+MIN_DEGREES_SHOWN = 2
+"""With one degree of freedom, the range of gains reaches several hundred percent."""
+
 MAX_MORE = 8
 """More launches than this many times those made are not advised."""
 
@@ -55,7 +58,7 @@ def result_lines(result: Result) -> Iterator[str]:
         yield f"  {verdict.reason}"
     if verdict.kind is Kind.INCONCLUSIVE:
         yield from _lead(result)
-        if result.resolution is not None:
+        if result.resolution is not None and result.resolution.degrees >= MIN_DEGREES_SHOWN:
             yield f"  this budget detects gains {describe_gains(result.resolution)}"
         yield f"  {advice(result)}: {resume_command(result)}"
     if result.earlier:
